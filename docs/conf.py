@@ -1,7 +1,9 @@
 """Sphinx configuration: `make docs` builds and checks the pages."""
 
+import importlib
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 from docutils.nodes import SkipNode
@@ -11,12 +13,20 @@ from medfedaug import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "examples/tutorials"))  # `shell`, which the tutorials share, and `archive`
+sys.path.insert(0, str(ROOT / "docs"))
 
 # What the tutorials start finds the commands of this environment, and leaves cores to others.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import forked_commands  # noqa: E402
 from archive import find_orthanc  # noqa: E402
+from docutils import nodes  # noqa: E402
+from docutils.parsers.rst import Directive  # noqa: E402
+from docutils.statemachine import StringList  # noqa: E402
+
+from medfedaug.config.options import settings_table  # noqa: E402
+from medfedaug.utils.docstrings import plain  # noqa: E402
 
 project = "medfedaug"
 copyright = "the medfedaug authors"
@@ -80,7 +90,43 @@ def _formula_apart(translator, node):
     raise SkipNode
 
 
+class SettingsTable(Directive):
+    """A table of a class of settings, whose path is the argument."""
+
+    required_arguments = 1
+
+    def run(self):
+        """Return the table."""
+        module, _, name = self.arguments[0].rpartition(".")
+        rows = settings_table(getattr(importlib.import_module(module), name))
+        cells = ((f"`{setting}`", f"`{default or ' '}`", plain(text)) for setting, default, text in rows)
+        lines = ["| setting | default | meaning |", "|---|---|---|"]
+        lines += [
+            "| " + " | ".join(cell.replace("|", "\\|").replace("*", "\\*") for cell in row) + " |"
+            for row in cells
+        ]
+        found = nodes.container()
+        self.state.nested_parse(StringList(lines), 0, found)
+        return found.children
+
+
+def _fork_commands(app, config):
+    """Let the tutorials' commands share one import of PyTorch and MONAI, where tutorials run."""
+    if sys.platform == "linux" and str(config.plot_gallery) not in ("0", "False"):
+        app.commands_folder = tempfile.TemporaryDirectory(prefix="medfedaug-docs-")
+        app.commands = forked_commands.start(Path(app.commands_folder.name))
+
+
+def _end_commands(app, error):
+    if hasattr(app, "commands"):
+        app.commands.stdin.close()
+        app.commands.wait()
+
+
 def setup(app):
     """Called by Sphinx."""
+    app.connect("config-inited", _fork_commands)
+    app.connect("build-finished", _end_commands)
     app.add_html_math_renderer("mathml", (_formula, None), (_formula_apart, None))
+    app.add_directive("settings", SettingsTable)
     app.connect("autodoc-process-docstring", _escape_shapes)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from medfedaug.errors import warn
 from medfedaug.utils.files import parse_versioned, write_versioned
 
 __all__ = [
@@ -60,6 +61,8 @@ _SMALLEST = 1e-15
 
 # Voxels converted to float64 at a time, 512 kB: they stay in a core's cache for what follows.
 _BLOCK = 2**16
+_MOST_CHANNELS = 16
+"""More than these in an image of two axes are taken for rows."""
 
 # Share of a sum of squares; a sum around the mean that is smaller has lost four of its sixteen digits, and is
 # computed in a second pass.
@@ -67,9 +70,9 @@ _CANCELLED = 1e-4
 
 
 def _vector(value: Any, name: str) -> Tensor:
-    if isinstance(value, Tensor):
-        value = value.detach().cpu()
     try:
+        if isinstance(value, Tensor):
+            value = value.detach().cpu().numpy()
         vector = torch.from_numpy(np.array(value, dtype=np.float64))
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{name} is not a sequence of numbers: {value!r}") from error
@@ -231,7 +234,22 @@ def channel_statistics(images: Iterable[Any]) -> ChannelStatistics:
     """
     # Fresh memory for every image would take longer than its statistics.
     scratch = torch.empty(_BLOCK, dtype=torch.float64)
-    return average_moments(_image_statistics(image, index, scratch) for index, image in enumerate(images))
+
+    def moments() -> Iterator[Mapping[str, Tensor]]:
+        for index, image in enumerate(images):
+            if index == 0:
+                _doubt_axes(tuple(np.shape(image)))
+            yield _image_statistics(image, index, scratch)
+
+    return average_moments(moments())
+
+
+def _doubt_axes(shape: tuple[int, ...]) -> None:
+    """Warn about an image whose first axis is hardly that of its channels."""
+    if len(shape) == 2 and shape[0] > _MOST_CHANNELS:
+        warn(f"an image of shape {shape} is taken for {shape[0]} channels; of (H, W) make (1, H, W)")
+    elif len(shape) > 3 and shape[0] > 1 and shape[1] == 1:
+        warn(f"an image of shape {shape} is taken for {shape[0]} channels; give a batch image by image")
 
 
 def image_moments(image: Any) -> dict[str, Tensor]:

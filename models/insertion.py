@@ -115,6 +115,7 @@ def insert_ffa(
         `net` itself.
 
     Raises:
+        TypeError: for a class in place of a network.
         ValueError: when the network already has inserted layers, it is compiled or scripted, its stages are
             not known (names the part of it whose stages are, or modules to choose from), a stage is unknown
             (lists what there is), or a number of channels cannot be found; at the first forward pass in
@@ -155,6 +156,9 @@ def insert_layers(
     Raises:
         ValueError: as `insert_ffa`.
     """
+    if isinstance(net, type):
+        name = net.__name__
+        raise TypeError(f"{name} is a class: make a network of it first, as {name}(...)")
     if any(_is_inserted(layer, kind) for layer in net.modules()):
         raise ValueError(f"the network already has {kind.kind} layers: remove them first")
     _check_changeable(net, kind)

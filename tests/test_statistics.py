@@ -12,6 +12,7 @@ from monai.data import MetaTensor
 
 from medfedaug import statistics
 from medfedaug.data.preparation.resizing import resize_in_plane
+from medfedaug.errors import MedFedAugWarning
 from medfedaug.statistics import (
     ChannelStatistics,
     channel_statistics,
@@ -336,3 +337,15 @@ def test_examples():
     results = doctest.testmod(statistics)
     assert results.attempted >= 4
     assert results.failed == 0
+
+
+@pytest.mark.parametrize("shape", [(64, 48), (4, 1, 32, 32)])
+def test_axes_that_are_hardly_channels_are_doubted(shape):
+    with pytest.warns(MedFedAugWarning, match=f"is taken for {shape[0]} channels"):
+        channel_statistics([np.random.default_rng(0).random(shape)])
+
+
+@pytest.mark.parametrize("shape", [(3, 48), (1, 64, 48), (1, 1, 32, 32), (2, 8, 32, 32)])
+def test_axes_that_may_be_channels_are_not(shape, recwarn):
+    channel_statistics([np.random.default_rng(0).random(shape)])
+    assert not [one for one in recwarn if one.category is MedFedAugWarning]

@@ -3,6 +3,10 @@
 Everything heavy is imported inside the commands, so that ``medfedaug --help`` answers at once.
 """
 
+from collections.abc import Callable
+
+import typer
+
 from medfedaug.cli.app import app, main
 from medfedaug.cli.benchmark import ValuesInARow, benchmark
 from medfedaug.cli.bundle import bundle, card
@@ -14,6 +18,7 @@ from medfedaug.cli.enrol import enrol
 from medfedaug.cli.evaluate import evaluate, report
 from medfedaug.cli.import_ import import_
 from medfedaug.cli.methods import datasets, methods, networks
+from medfedaug.cli.options import rare_options
 from medfedaug.cli.plan import plan
 from medfedaug.cli.predict import predict
 from medfedaug.cli.prospect import prospect
@@ -26,38 +31,61 @@ from medfedaug.cli.watch import watch
 
 __all__ = ["app", "err_console", "main", "out_console"]
 
-app.command()(demo)
-app.command()(methods)
-app.command()(networks)
-app.command()(datasets)
-app.command()(phantom)
-app.command("import")(import_)
-app.command()(init)
-app.command()(inspect)
-app.command()(prospect)
-app.command()(compare)
-app.command()(statistics)
-app.command()(plan)
-app.command()(simulate)
-app.command(cls=ValuesInARow)(benchmark)
-app.command()(export)
-app.command()(evaluate)
-app.command()(predict)
-app.command()(report)
-app.command()(bundle)
-app.command()(card)
-app.command()(project)
-app.add_typer(enrol, name="enrol")
-app.command()(site_config)
-app.command()(doctor)
-app.command()(start)
-app.command()(stop)
-app.command()(restart)
-app.command()(health)
-app.command()(jobs)
-app.command()(approve)
-app.command()(ledger)
-app.command()(names)
-app.command()(clean)
-app.command()(watch)
-app.command()(schema)
+# By the panels of `medfedaug --help`, each command with an example.
+_COMMANDS: dict[str, dict[Callable[..., None] | typer.Typer, str]] = {
+    "Start": {
+        demo: "demo --out demo --seed 1 --json demo.json",
+        methods: "methods fedrdn",
+        networks: "networks dynunet",
+        datasets: "datasets prostate_mri",
+        phantom: "phantom --out hospitals --sites 3",
+        schema: "schema experiment > experiment.schema.json",
+    },
+    "Data": {
+        import_: "import --dicomweb https://pacs.example.org/wado --studies studies.csv --out data/site_A",
+        init: "init data/site_A",
+        inspect: "inspect --data data",
+        statistics: "statistics --data data/site_A --out statistics.json",
+        plan: "plan --data data --out plan.json",
+    },
+    "Train": {
+        prospect: "prospect --data hospitals --pilot --json prospect.json",
+        compare: "compare --data hospitals",
+        simulate: "simulate --data hospitals --methods fedrdn --rounds 50 --out runs/fedrdn",
+        benchmark: "benchmark --data hospitals --methods fedavg fedrdn --seeds 5 --out runs",
+        export: "export --methods fedrdn --rounds 50 --out jobs/fedrdn",
+    },
+    "Use": {
+        evaluate: "evaluate --model runs/fedrdn --data hospitals",
+        predict: "predict --model runs/fedrdn --images new --out predicted --site site_A",
+        report: "report runs/* --reference fedrdn",
+        bundle: "bundle --model runs/fedrdn --out bundle --site site_A",
+        card: "card runs/fedrdn",
+    },
+    "A site": {
+        project: "project --server fl-server.example.org --out project",
+        enrol: "enrol request hospital-a",
+        site_config: "site-config --kit hospital-a --data /srv/images --min-images 20",
+        doctor: "doctor --kit hospital-a --json doctor.json",
+        start: "start hospital-a",
+        stop: "stop hospital-a",
+        restart: "restart hospital-a",
+        health: "health hospital-a",
+        jobs: "jobs hospital-a",
+        approve: "approve hospital-a 1f3c",
+        ledger: "ledger hospital-a",
+        names: "names hospital-a",
+        clean: "clean --kit hospital-a --older-than 30",
+        watch: "watch hospital-a --prometheus /var/lib/node_exporter/hospital-a.prom",
+    },
+}
+
+for _panel, _commands in _COMMANDS.items():
+    for _command, _example in _commands.items():
+        _name, _told = _example.split()[0], f"Example: medfedaug {_example}"
+        if _command is enrol:
+            app.add_typer(enrol, name=_name, rich_help_panel=_panel, epilog=_told)
+        else:
+            _class = ValuesInARow if _command is benchmark else None
+            _rare = rare_options(_command)
+            app.command(_name, cls=_class, rich_help_panel=_panel, epilog=f"{_rare}{_told}")(_command)

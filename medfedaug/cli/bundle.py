@@ -22,8 +22,11 @@ SiteNames = Annotated[
 
 
 def bundle(
-    run: Run,
     out: Annotated[Path, typer.Option(help="A new or empty folder.")],
+    run: Annotated[
+        Path | None, typer.Argument(metavar="[RUN]", help="The folder of a run, or its global_model.pt.")
+    ] = None,
+    model: Annotated[Path | None, typer.Option(help="The same as RUN, as predict has it.")] = None,
     site: Annotated[
         str | None,
         typer.Option(
@@ -59,10 +62,7 @@ def bundle(
         typer.Option("--license", help="A text with the terms under which the weights may be used."),
     ] = None,
 ) -> None:
-    """Write the model as a MONAI Bundle, which runs with MONAI alone and gives the same label maps.
-
-    Example: medfedaug bundle runs/fedrdn --out bundle --site site_A --map application
-    """
+    """Write the model as a MONAI Bundle, which runs with MONAI alone and gives the same label maps."""
     from medfedaug.analysis.model_card import write_model_card
     from medfedaug.data.io.segment_codes import read_segment_codes
     from medfedaug.runs.bundle import write_bundle
@@ -70,7 +70,10 @@ def bundle(
     from medfedaug.runs.finished_run import FinishedRun
     from medfedaug.runs.input_statistics import Origin
 
-    opened = FinishedRun.open(run, state=state)
+    named = [path for path in (run, model) if path is not None]
+    if len(named) != 1:
+        raise ConfigError("name one run, as RUN or with --model")
+    opened = FinishedRun.open(named[0], state=state)
     if codes is not None and application is None:
         raise ConfigError("--codes goes with --map DIR: a bundle alone writes no DICOM")
     if application is not None:

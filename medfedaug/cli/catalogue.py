@@ -16,7 +16,7 @@ from typing import Any
 from medfedaug.cli.described import FILE, Argument, Described
 from medfedaug.errors import ConfigError
 from medfedaug.utils import plugins
-from medfedaug.utils.validation import match_case, not_known
+from medfedaug.utils.validation import match_case, not_known, split_names
 
 __all__ = [
     "check_methods",
@@ -59,7 +59,7 @@ def check_methods(text: str) -> None:
         ConfigError: for a name that is not known, or a package that may not be used.
     """
     known = known_methods()
-    for part in filter(None, map(str.strip, text.split(","))):
+    for part in split_names("methods", text):
         name = match_case(part, [one.name for one in known])
         if plugins.find(plugins.METHODS, name, _built_in("methods")) is None:
             _find("method", name, known)

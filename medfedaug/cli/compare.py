@@ -55,7 +55,7 @@ def compare(
     """Try training alone, plain averaging and remedies on your own data, and recommend what to do next.
 
     Nothing is recommended while plain averaging still improves. An interrupted trial is continued by the
-    same command. Example: medfedaug compare --data hospitals
+    same command.
     """
     with err_console.status(f"reading {data}"):
         from medfedaug.analysis.calibration_table import Calibration

@@ -15,7 +15,6 @@ from rich.status import Status
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from medfedaug.metrics.registry import find_metric
 from medfedaug.utils.printable import printable, printable_lines
 
 __all__ = ["Table", "err_console", "number", "out_console", "print_page", "print_scores", "say", "wrapped"]
@@ -104,6 +103,8 @@ def print_scores(scores: dict[str, Any], title: str, scored: Mapping[str, str]) 
         title: of the table.
         scored: whose model the scores are of: by site, or ``"test"`` and ``"unseen"`` for these groups.
     """
+    from medfedaug.metrics.registry import find_metric  # which imports NumPy
+
     metrics = list(scores["mean"])
     units = {entry.get("unit") for entry in scores["sites"].values()} - {None}
     heads = [

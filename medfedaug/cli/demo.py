@@ -63,10 +63,7 @@ def demo(
         Path | None, typer.Option("--json", metavar="FILE", help="Also write the scores to this file.")
     ] = None,
 ) -> None:
-    """Show in two minutes what one odd scanner does to a federation, and what a remedy does about it.
-
-    Example: medfedaug demo --out demo --seed 1 --json demo.json
-    """
+    """Show in two minutes what one odd scanner does to a federation, and what a remedy does about it."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not an empty folder; give a new one with --out")
     if norm not in ("batch", "instance"):

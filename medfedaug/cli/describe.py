@@ -21,10 +21,10 @@ from torch import nn
 
 from medfedaug.cli.described import BESIDE_THE_MODEL, FILE, ONLY_FOR, Argument, Described
 from medfedaug.cli.schema import File
+from medfedaug.config.options import json_schema
 from medfedaug.config.plan import Plan
-from medfedaug.config.run import RunConfig
+from medfedaug.config.run import Execution, RunConfig
 from medfedaug.config.site_description import SiteDescription
-from medfedaug.config.validated import json_schema
 from medfedaug.data.benchmarks import BENCHMARKS
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.experiments.experiment import Experiment
@@ -34,7 +34,6 @@ from medfedaug.methods.base import Method
 from medfedaug.methods.compatibility import included_methods
 from medfedaug.models import build_network, networks
 from medfedaug.models.stages import known_stages
-from medfedaug.privacy import JobRules, PrivacyPolicy
 from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.utils import plugins
 from medfedaug.utils.class_paths import constructor_parameters
@@ -71,12 +70,15 @@ def schemas() -> dict[File, dict[str, Any]]:
     experiment = json_schema(Experiment)
     del experiment["required"]  # options of the command may give the rest
     known = [*fields(RunConfig), *fields(Plan)]
-    texts = {one.name: {"description": plain(one.metadata["text"])} for one in known if one.metadata}
+    texts = {one.name: {"description": plain(one.metadata["description"])} for one in known if one.metadata}
     for name in ("settings", "vary"):
         experiment["properties"][name]["properties"] = texts
+    run = json_schema(RunConfig)
+    run["properties"] |= json_schema(Execution)["properties"]
     return {
         File.experiment: experiment,
-        File.site_settings: json_schema(SiteSettings, PrivacyPolicy, JobRules, SiteDescription),
+        File.run: run,
+        File.site_settings: json_schema(SiteSettings),
         File.site_description: json_schema(SiteDescription),
     }
 

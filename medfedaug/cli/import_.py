@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from medfedaug.cli.archive_options import ArchiveOptions, takes_archive
+from medfedaug.cli.archive_options import DicomWeb, Dimse, Parallel, TokenFile, archive_access
 from medfedaug.cli.console import Table, out_console, say
-from medfedaug.cli.options import named_pairs
+from medfedaug.cli.options import Given, named_pairs, takes
 from medfedaug.cli.progress import ImportProgress, resumable
 from medfedaug.config.storage import CACHE_VARIABLE
+from medfedaug.data.pacs.archive import Access
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import parse_json, write_json
 
@@ -26,10 +27,15 @@ if TYPE_CHECKING:
 __all__ = ["import_"]
 
 
-@takes_archive
+@takes(Access)
 def import_(
-    archive: ArchiveOptions,
     out: Annotated[Path, typer.Option(help="The site's data folder.")],
+    *,
+    given: Given,
+    dicomweb: DicomWeb = None,
+    dimse: Dimse = None,
+    token_file: TokenFile = None,
+    parallel: Parallel = 2,
     studies: Annotated[
         Path | None,
         typer.Option(help="CSV with a column StudyInstanceUID, AccessionNumber or PatientID."),
@@ -159,9 +165,7 @@ def import_(
 ) -> None:
     """Make a site's data folder of studies from a PACS or a folder of DICOM files.
 
-    Called again, it goes on where it stopped. Example: medfedaug import --dicomweb
-    https://pacs.example.org/dicom-web --studies studies.csv --labels seg --segments "Tumour core=tumour"
-    --out data/site_A
+    Called again, it goes on where it stopped.
     """
     from medfedaug.data.pacs.archive import require_pacs
     from medfedaug.data.pacs.studies_file import read_studies
@@ -214,13 +218,16 @@ def import_(
         overlap=overlap,
         anonymise=anonymise,
         allow_burned_in=allow_burned_in,
-        parallel=archive.parallel,
+        parallel=parallel,
         refresh=refresh,
         keep_versions=keep_versions,
     )
+    from medfedaug.data.pacs.open_archive import open_archive
+
     wanted = read_studies(studies)
     pseudonyms = Pseudonyms.of_site(own)
-    with resumable(), archive.open(folder) as source:
+    access = archive_access(given, token_file)
+    with resumable(), open_archive(dicomweb=dicomweb, dimse=dimse, folder=folder, access=access) as source:
         with ImportProgress() as progress:
             plans = plan_import(source, wanted, pseudonyms.of, settings, progress.show)
         changed = find_changes(source, plans, wanted, pseudonyms.of, StudyList(own).studies)

@@ -8,19 +8,23 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
+import yaml
 
+from medfedaug.config.options import Settings, default_of, hints_of, kinds_of, read_text
 from medfedaug.config.plan import PLAN_MEMORY
-from medfedaug.config.run import TASK_DEFAULTS
-from medfedaug.errors import ConfigError, DataError
+from medfedaug.config.run import recorded_settings
+from medfedaug.errors import ConfigError, DataError, first_line
 from medfedaug.federation.job_folder import GLOBAL_MODEL, RESULTS
-from medfedaug.utils.files import parse_json
+from medfedaug.utils.docstrings import plain
+from medfedaug.utils.validation import check_keys
 
 __all__ = [
-    "Arguments",
+    "Assignments",
     "Bundle",
+    "Config",
     "CrossSite",
     "Data",
     "Device",
@@ -38,11 +42,17 @@ __all__ = [
     "Tracking",
     "existing_folder",
     "existing_run",
+    "is_given",
     "named_pairs",
+    "rare_options",
+    "read_groups",
     "split_pairs",
     "takes",
 ]
 
+
+_CONTEXT = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+_LONGEST_LIST = 20  # characters
 
 Given = Mapping[type, dict[str, Any]]
 
@@ -93,16 +103,14 @@ Limit = Annotated[int | None, typer.Option(min=1, help="At most this many cases 
 Init = Annotated[
     Path | None,
     typer.Option(
-        help="Start from the weights in this file: a state dict, as torch.save writes it or as safetensors. "
-        "All entries are used that fit the network by name and shape; the others are listed."
+        help="File with weights to start from, of torch.save or safetensors; entries that fit are used."
     ),
 ]
 Loop = Annotated[
     str | None,
     typer.Option(
         metavar="FILE.py|NAME",
-        help="A training loop of your own, which sites run in the place of medfedaug's: a script that calls "
-        "medfedaug.client.join, or the name of one that an installed package adds.",
+        help="A training loop of your own: a script that calls medfedaug.client.join, or a package's.",
     ),
 ]
 Local = Annotated[
@@ -122,30 +130,36 @@ CrossSite = Annotated[
 ]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads per site; 0 shares the cores among sites.")]
 Pictures = Annotated[
-    bool, typer.Option("--pictures/--no-pictures", help="Show images of the sites in report.html, or not.")
+    bool,
+    typer.Option(
+        "--pictures/--no-pictures", help="Show images of the sites in report.html, or not.", hidden=True
+    ),
 ]
 Report = Annotated[
     bool,
-    typer.Option("--report/--no-report", help="Write report.html, or leave it to `medfedaug report` later."),
+    typer.Option(
+        "--report/--no-report",
+        help="Write report.html, or leave it to `medfedaug report` later.",
+        hidden=True,
+    ),
 ]
 Bundle = Annotated[
     str | None,
     typer.Option(
         metavar="DIR|NAME",
-        help="A MONAI Bundle that defines the training, in the place of network, loss, optimiser, plan and "
-        "augmentation: its folder, or its name in the folder that MEDFEDAUG_BUNDLES names. Its expressions "
-        "are run here: it is code.",
+        help="A MONAI Bundle that defines the training: a folder, or a name in that of MEDFEDAUG_BUNDLES. "
+        "It is code, and runs here.",
         rich_help_panel="The run",
     ),
 ]
-Methods = Annotated[str, typer.Option(help="Methods, separated by commas, for instance fedrdn,fedfa.")]
+Methods = Annotated[str | None, typer.Option(help="Methods, separated by commas, for instance fedrdn,fedfa.")]
 PlanFile = Annotated[
     str | None,
     typer.Option(
         "--plan",
         metavar="FILE|auto",
-        help="A plan of volumes: a JSON file that `medfedaug plan` wrote; or auto: before training the sites "
-        "send summaries of their volumes, of which the plan is made. The options below settle single values.",
+        help="File of `medfedaug plan`; or auto: it is made of summaries that the sites send first. "
+        "Options settle single values.",
         rich_help_panel="The plan of volumes",
     ),
 ]
@@ -153,67 +167,72 @@ PlanMemory = Annotated[
     float | None,
     typer.Option(
         min=0.01,
-        help=f"GiB that a training step may take at a site, for --plan auto. [default: {PLAN_MEMORY:g}]",
+        help=f"GiB that a training step may take at a site, for --plan auto; by default {PLAN_MEMORY:g}.",
         rich_help_panel="The plan of volumes",
+        hidden=True,
     ),
 ]
-Arguments = Annotated[
+Assignments = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="METHOD.ARG=VALUE", help="An argument of a method; repeatable."),
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="An argument of a method, as METHOD.ARG=VALUE, or a setting; repeatable.",
+    ),
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Settings in YAML or JSON (medfedaug schema run), or a run's results.json; options come first.",
+    ),
 ]
 Tracking = Annotated[
     str | None,
     typer.Option(help="tensorboard, mlflow or wandb: write the sites' metrics of each round there, too."),
 ]
 
-# What is not given is left to a file, which is an option of its own.
-_OPEN = {"Plan": "what the plan says", "JobRules": "what the kit says"}
-# Settings whose default follows from the data as well as from the task, or from where the run takes place.
-_OF_THE_RUN = ("augmentation", "max_step")
-_PANELS = {
-    "RunConfig": "The run",
-    "Plan": "The plan of volumes",
-    "Execution": "How the run is carried out",
-    "JobRules": "Which jobs the site takes part in",
-}
-
 
 def takes(
-    *settings: type, without: tuple[str, ...] = (), **texts: str
+    *groups: type[Settings], without: tuple[str, ...] = (), **texts: str
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command an option for each field of dataclasses of settings.
+    """Give a command an option for each field of classes of settings.
 
-    The command receives ``given``: for each dataclass, what was given or has a default, by field. Defaults
-    that follow from the task are left out of it.
+    The command receives ``given``: for each class, what was given or has a default, by field. Defaults that
+    follow from other settings are left out of it. Where the command has a parameter ``config``, what is not
+    given on the command line is taken from that file.
 
     Args:
-        *settings: dataclasses whose fields are `medfedaug.config.options.setting`.
+        *groups: the classes; a field of the first one may hold one of the others.
         without: fields that are no options of this command.
         **texts: help texts in the place of the fields' own.
     """
-    options: dict[str, tuple[type, inspect.Parameter]] = {}
-    for cls in settings:
-        hints = get_type_hints(cls)
-        for entry in dataclasses.fields(cls):
-            if entry.metadata["flags"] is not None and entry.name not in without:
-                text = texts.get(entry.name, entry.metadata["text"])
-                options[entry.name] = cls, _parameter(cls, entry, hints[entry.name], text)
+    options = {
+        entry.name: (cls, _parameter(cls, entry, texts.get(entry.name, entry.metadata["description"])))
+        for cls in groups
+        for entry in dataclasses.fields(cls)  # type: ignore[arg-type]
+        if entry.metadata["flags"] is not None and entry.name not in without
+    }
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
-        def call(**values: Any) -> None:
-            given: dict[type, dict[str, Any]] = {cls: {} for cls in settings}
-            for name, (cls, parameter) in options.items():
+        def call(context: typer.Context, **values: Any) -> None:
+            file = values.get("config")
+            given = read_groups(file, groups) if file is not None else {cls: {} for cls in groups}
+            for name, (cls, _) in options.items():
                 value = values.pop(name)
-                if value is not None:
-                    given[cls][name] = _value(value, cls, name, parameter)
+                if value is not None and (file is None or name not in given[cls] or is_given(context, name)):
+                    kept = tuple(value) if isinstance(value, list) else value
+                    given[cls][name] = read_text(cls, name, value) if isinstance(value, str) else kept
+            if "context" in taken:
+                values["context"] = context
             command(**values, given=given)
 
-        own = inspect.signature(command, eval_str=True).parameters.values()
+        taken = inspect.signature(command, eval_str=True).parameters
+        own = [parameter for parameter in taken.values() if parameter.name not in ("context", "given")]
         first = [parameter for parameter in own if parameter.default is parameter.empty]
         last = [parameter for parameter in own if parameter.default is not parameter.empty]
-        order = [*first, *(parameter for _, parameter in options.values()), *last]
-        order = [parameter for parameter in order if parameter.name != "given"]
+        order = [_CONTEXT, *first, *(parameter for _, parameter in options.values()), *last]
         call.__signature__ = inspect.Signature(order)  # type: ignore[attr-defined]
         call.__annotations__ = {parameter.name: parameter.annotation for parameter in order}
         return call
@@ -221,64 +240,109 @@ def takes(
     return decorate
 
 
-def _parameter(cls: type, entry: dataclasses.Field[Any], hint: Any, text: str) -> inspect.Parameter:
-    rules = entry.metadata
-    least, default = rules["at_least"], entry.default
-    if callable(entry.default_factory):
-        default = entry.default_factory()
-    kind: Any
-    if isinstance(default, dict):
+def rare_options(command: Callable[..., Any]) -> str:
+    """A paragraph that names a command's options which few need, for the end of its help; empty without."""
+    found = [
+        f"--{name.replace('_', '-')}"
+        for name, one in inspect.signature(command).parameters.items()
+        for option in getattr(one.annotation, "__metadata__", ())
+        if option.hidden
+    ]
+    return f"Rarely needed; medfedaug schema has the texts: {', '.join(found)}\n\n" if found else ""
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """Return whether a parameter was given on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def read_groups(file: Path, groups: Sequence[type[Settings]]) -> dict[type, dict[str, Any]]:
+    """Read the settings of a YAML or JSON file, such as a run's ``results.json``, by their classes.
+
+    Args:
+        file: an object with fields of all classes; or a record that holds it under ``config``.
+        groups: the classes; a field of the first one may hold one of the others.
+
+    Raises:
+        ConfigError: for a file that cannot be read, and unknown settings.
+    """
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{file}: not readable as YAML or JSON ({first_line(error)})") from error
+    if isinstance(content, dict) and isinstance(content.get("config"), dict):
+        content = {**recorded_settings(content), **content.get("execution", {})}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file}: names and values are needed, such as rounds: 50")
+    found: dict[type, dict[str, Any]] = {}
+    nested = {kind: name for name, kind in hints_of(groups[0]).items() if kind in groups}  # type: ignore[arg-type]
+    for cls in groups:
+        known = {entry.name for entry in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        own = content.pop(nested[cls], {}) if cls in nested else {}
+        if not isinstance(own, dict):
+            raise ConfigError(f"{file}: {nested[cls]} must be an object of settings")
+        check_keys(f"{file}: unknown keys", own, known)
+        found[cls] = {
+            **own,
+            **{name: content.pop(name) for name in known & content.keys() - set(nested.values())},
+        }
+    everything = [entry.name for cls in groups for entry in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    check_keys(f"{file}: unknown keys", content, everything)
+    return found
+
+
+def _parameter(cls: type[Settings], entry: dataclasses.Field[Any], text: str) -> inspect.Parameter:
+    rules, text = entry.metadata, first_sentence(plain(text))
+    hint = hints_of(cls)[entry.name]  # type: ignore[arg-type]
+    default = default_of(entry)
+    kinds = kinds_of(hint)
+    least = rules.get("ge")
+    kind: Any = hint
+    if any((get_origin(one) or one) in (dict, Mapping) for one in kinds):
         kind, default = str, json.dumps(default)
-    elif _is_list(hint) and default is None:
-        kind = str | None
-    elif isinstance(default, tuple):
-        kind, default = (list[str] | None, None) if not default else (str, ",".join(default))
-    else:
-        kind = hint
-        if least is None and rules["above"] is not None and int in (hint, *get_args(hint)):
-            least = int(rules["above"]) + 1
-    by_task = {task: values[entry.name] for task, values in TASK_DEFAULTS.items() if entry.name in values}
-    if by_task or entry.name in _OF_THE_RUN:
+    elif default == ():
+        kind, default = list[str] | None, None
+    elif any(get_origin(one) is tuple for one in kinds):
+        kind, default = (str | None, None) if default is None else (str, ",".join(default))
+    elif least is None and "gt" in rules and int in kinds:
+        least = int(rules["gt"]) + 1
+    if rules["follows"]:
         kind, default = kind | None, None
-    if by_task:
-        text += f" By default {', '.join(f'{value} for {task}' for task, value in by_task.items())}."
-    if cls.__name__ in _OPEN and default is not None:
-        shown = str(default).lower() if isinstance(default, bool) else default
-        kind, default, text = kind | None, None, f"{text} [default: {shown}, or {_OPEN[cls.__name__]}]"
+    if default not in (None, False, "", "{}") and "default" not in text:
+        shown = f"{default:g}" if isinstance(default, float) else "true" if default is True else default
+        text = f"{text} By default {shown}{f', or {cls.OPEN}' if cls.OPEN else ''}."
+    if cls.OPEN:
+        kind, default = kind | None, None
     option = typer.Option(
         *rules["flags"],
         help=text,
         min=least if kind is not str else None,
-        metavar="|".join(rules["choices"]) or None,
-        rich_help_panel=_PANELS.get(cls.__name__, cls.__name__),
+        metavar=_metavar(kinds, rules["choices"]),
+        show_default=False,
+        rich_help_panel=cls.PANEL,
+        hidden=rules["rare"],
     )
     return inspect.Parameter(
         entry.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
     )
 
 
-def _value(value: Any, cls: type, name: str, parameter: inspect.Parameter) -> Any:
-    """The value of a field from that of its option: text may stand for an object or a list."""
-    hint = get_type_hints(cls)[name]
-    if get_origin(hint) is dict:
-        return _json_object(value, f"--{name.replace('_', '-')}")
-    if _is_list(hint) and isinstance(value, str):
-        return tuple(part.strip() for part in value.split(","))
-    return tuple(value) if isinstance(value, list) else value
+def _metavar(kinds: Sequence[Any], choices: Sequence[str]) -> str | None:
+    """A short word for the values of an option, which leaves room for its text."""
+    words = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
+    listed = "|".join(choices)
+    known = (words.get(get_args(one)[0] if get_origin(one) is tuple else one) for one in kinds)
+    return (
+        (listed if 0 < len(listed) <= _LONGEST_LIST else "NAME")
+        if choices
+        else next(filter(None, known), None)
+    )
 
 
-def _is_list(hint: Any) -> bool:
-    return any(get_origin(kind) is tuple for kind in (hint, *get_args(hint)))
-
-
-def _json_object(text: str, option: str) -> dict[str, Any]:
-    try:
-        value = parse_json(text)
-    except ValueError as error:
-        raise ConfigError(f"{option}: not JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{option}: a JSON object is needed, got {text}")
-    return value
+def first_sentence(text: str) -> str:
+    """The first sentence of a setting's text: the rest is in its schema, and on the pages."""
+    return text.partition(". ")[0].rstrip(".") + "."
 
 
 def split_pairs(

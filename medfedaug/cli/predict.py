@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from medfedaug.cli.archive_options import PANEL, ArchiveOptions, takes_archive
+from medfedaug.cli.archive_options import DicomWeb, Dimse, Parallel, TokenFile, archive_access
 from medfedaug.cli.console import Table, out_console, say
-from medfedaug.cli.options import Device, State, existing_run, named_pairs
+from medfedaug.cli.options import Given, State, existing_run, named_pairs, takes
 from medfedaug.cli.progress import CaseProgress, resumable
+from medfedaug.data.pacs.archive import Access, Archive
 from medfedaug.errors import ConfigError
+from medfedaug.runs.prediction.options import PredictionOptions, StudyOptions
 
 if TYPE_CHECKING:
     from medfedaug.runs.model_score import ModelScore
@@ -25,9 +29,8 @@ __all__ = ["predict"]
 _MOST_ROWS = 20
 
 
-@takes_archive
+@takes(PredictionOptions, StudyOptions, Access)
 def predict(
-    archive: ArchiveOptions,
     model: Annotated[
         list[Path],
         typer.Option(
@@ -44,6 +47,8 @@ def predict(
             "own format, PNG of photographs, DICOM SEG of a DICOM series), pictures, and predictions.json."
         ),
     ],
+    *,
+    given: Given,
     images: Annotated[
         Path | None,
         typer.Option(
@@ -58,50 +63,7 @@ def predict(
             metavar="FILE",
             help="Studies of the archive, in place of --images: a CSV with a column StudyInstanceUID, "
             "AccessionNumber or PatientID.",
-            rich_help_panel=PANEL,
-        ),
-    ] = None,
-    store: Annotated[
-        bool,
-        typer.Option(
-            "--store",
-            help="Store DICOM SEG, contours and report in the archive. It is asked first: a study that has "
-            "the objects of this model already gets no others.",
-            rich_help_panel=PANEL,
-        ),
-    ] = False,
-    again: Annotated[
-        bool,
-        typer.Option(
-            "--again",
-            help="Store other objects where the archive has this model's already.",
-            rich_help_panel=PANEL,
-        ),
-    ] = False,
-    site: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="The site of the federation that the images come from: its own statistics and layers are "
-            "used, where the run's methods have any. By default the images come from a place that took no "
-            "part, and statistics are those of the images given.",
-        ),
-    ] = None,
-    statistics: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Statistics to normalise with, in place of those of the images given: a JSON file of "
-            "`medfedaug statistics`, or the statistics.json of an earlier prediction.",
-        ),
-    ] = None,
-    series: Annotated[
-        str | None,
-        typer.Option(
-            metavar="REGEX|UID",
-            help="DICOM series to predict, where a study has several: a SeriesInstanceUID, or a regular "
-            "expression that is searched for in number, description, echo or phase, modality and UID of a "
-            "series. The others are left out.",
+            rich_help_panel=Access.PANEL,
         ),
     ] = None,
     channel: Annotated[
@@ -111,136 +73,63 @@ def predict(
             help="In place of --series, a channel of the model and the series of each study that it is, "
             "'FLAIR=.*flair.*'; once for each channel. The objects refer to the first one, to whose grid the "
             "others are brought.",
-            rich_help_panel=PANEL,
+            rich_help_panel=Access.PANEL,
         ),
     ] = None,
-    pseudonyms: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Folder with the site's key of pseudonyms, such as data/site_A.state of an import: studies "
-            "have the same names there and here, and patients who are withdrawn there are left out. By "
-            "default that of --data, or else OUT.state.",
-            rich_help_panel=PANEL,
-        ),
-    ] = None,
-    probabilities: Annotated[
-        bool, typer.Option("--probabilities", help="Write the probabilities of the classes, too.")
-    ] = False,
-    previews: Annotated[
-        bool, typer.Option("--previews/--no-previews", help="Write a picture of each case, or not.")
-    ] = True,
-    codes: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Codes of the classes for DICOM SEG, such as those of SNOMED CT: a JSON file with category, "
-            "type and, where wanted, anatomic_region of each class. Without it a class has its name as code.",
-        ),
-    ] = None,
-    rtstruct: Annotated[
-        bool, typer.Option("--rtstruct", help="Write an RTSTRUCT of each DICOM series, too: contours.")
-    ] = False,
-    report: Annotated[
-        bool,
-        typer.Option(
-            "--report",
-            help="Write a DICOM structured report of each DICOM series, too: the volume of each class.",
-        ),
-    ] = False,
-    flips: Annotated[
-        bool,
-        typer.Option(
-            "--flips",
-            help="Predict each image flipped, too (test-time augmentation): the agreement of all passes "
-            "tells which cases are uncertain. The label map stays that of the image as it is. In 2D four "
-            "passes in place of one, in 3D eight.",
-        ),
-    ] = False,
-    uncertainty_map: Annotated[
-        bool,
-        typer.Option(
-            "--uncertainty-map",
-            help="Write a NIfTI to the folder uncertainty for each image: the standard deviation of the "
-            "probabilities over the passes, 0 to 0.5. Needs --flips or several models.",
-        ),
-    ] = False,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="The site's own data folder. Sizes are compared with those of its training label maps, and "
-            "nothing of it leaves the site.",
-        ),
-    ] = None,
+    dicomweb: DicomWeb = None,
+    dimse: Dimse = None,
+    token_file: TokenFile = None,
+    parallel: Parallel = 2,
     state: State = None,
-    device: Device = "auto",
-    overwrite: Annotated[
-        bool,
-        typer.Option("--overwrite", help="Delete what an earlier prediction wrote to --out, and start anew."),
-    ] = False,
 ) -> None:
     """Predict new images with a finished model: label maps, or classes, of images without labels.
 
     Called again, it goes on where it stopped, also with more images. An image that cannot be
     predicted does not stop the others: it is named at the end, and the exit code is 1. Files, folders
     and DICOM series that are left out are named with the reason, also in predictions.json.
-    Example: medfedaug predict --model runs/fedrdn --images new --out predicted --site site_A.
     From an archive, and back: medfedaug predict --model runs/fedrdn --dicomweb
     https://pacs.example.org/dicom-web --studies studies.csv --store --out predicted
     """
     from medfedaug.analysis.page import check_page
     from medfedaug.analysis.predictions_page import PAGE, write_predictions_page
-    from medfedaug.data.io.dicom_identity import ObjectKind
     from medfedaug.runs.prediction.ensemble import Ensemble
     from medfedaug.runs.prediction.predict import predict_images
 
-    if (images is None) == (not archive.given):
+    in_archive = bool(dicomweb or dimse)
+    if (images is None) != in_archive:
         raise ConfigError("give one of --images PATH, --dicomweb URL and --dimse AET@HOST:PORT")
-    if archive.given != (studies is not None):
+    if in_archive != (studies is not None):
         raise ConfigError("give --studies FILE together with --dicomweb URL or --dimse AET@HOST:PORT")
-    for option, given in (("--channel", channel), ("--pseudonyms", pseudonyms)):
-        if given and not archive.given:
+    of_studies = StudyOptions(
+        **given[StudyOptions],
+        channels=named_pairs("--channel", "'FLAIR=.*flair.*'", channel, first=True),
+        parallel=parallel,
+    )
+    for option, value in (("--channel", channel), ("--pseudonyms", of_studies.pseudonyms)):
+        if value and not in_archive:
             raise ConfigError(f"{option} goes with an archive: --dicomweb URL or --dimse AET@HOST:PORT")
-    if store and not archive.given:
+    if of_studies.store and not in_archive:
         raise ConfigError("--store needs an archive: --dicomweb URL or --dimse AET@HOST:PORT, with --studies")
     check_page(out / PAGE)
     models = Ensemble.open(model, state=state)
     settings = models.first.config
-    options: dict[str, Any] = {
-        "site": site,
-        "statistics": statistics,
-        "device": device,
-        "probabilities": probabilities,
-        "previews": previews,
-        "codes": codes,
-        "objects": [
-            *([ObjectKind.RTSTRUCT] if rtstruct else []),
-            *([ObjectKind.REPORT] if report else []),
-        ],
-        "flips": flips,
-        "uncertainty_map": uncertainty_map,
-        "data": data,
-        "overwrite": overwrite,
-    }
+    options = PredictionOptions(**given[PredictionOptions])
     with CaseProgress() as progress:
         if studies is not None:
-            options |= {
-                "series": series,
-                "channels": named_pairs("--channel", "'FLAIR=.*flair.*'", channel, first=True),
-                "pseudonyms": pseudonyms or key_folder(data),
-                "store": store,
-                "again": again,
-            }
-            found = _predict_studies(models, archive, studies, out, options, progress)
+            of_studies = replace(of_studies, pseudonyms=of_studies.pseudonyms or key_folder(options.data))
+            from medfedaug.data.pacs.open_archive import open_archive
+
+            access = archive_access(given, token_file)
+            archive = partial(open_archive, dicomweb=dicomweb, dimse=dimse, access=access)
+            found = _predict_studies(models, archive, studies, out, options, of_studies, progress)
             cases, failed = found.cases, found.problems
         else:
             assert images is not None
-            predicted = predict_images(models, images, out, series=series, on_event=progress.show, **options)
+            predicted = predict_images(models, images, out, options, on_event=progress.show)
             cases = predicted.cases
             failed = {name: entry["error"] for name, entry in predicted.failed.items()}
     page = write_predictions_page(out)
-    _print(cases, settings.task, settings.classes[1:], out, models.score(site or ""))
+    _print(cases, settings.task, settings.classes[1:], out, models.score(options.site or ""))
     if page is not None:
         say(f"page: {page}")
     if studies is not None:
@@ -253,10 +142,11 @@ def predict(
 
 def _predict_studies(
     models: Ensemble,
-    archive: ArchiveOptions,
+    archive: Callable[[], Archive],
     studies: Path,
     out: Path,
-    options: Mapping[str, Any],
+    options: PredictionOptions,
+    of_studies: StudyOptions,
     progress: CaseProgress,
 ) -> StudyPredictions:
     from medfedaug.data.pacs.archive import require_pacs
@@ -266,16 +156,8 @@ def _predict_studies(
     from medfedaug.runs.prediction.studies import predict_studies
 
     wanted = read_studies(studies)
-    with resumable(), archive.open() as source:
-        return predict_studies(
-            models,
-            source,
-            wanted,
-            out,
-            parallel=archive.parallel,
-            on_event=progress.show,
-            **options,
-        )
+    with resumable(), archive() as source:
+        return predict_studies(models, source, wanted, out, options, of_studies, on_event=progress.show)
 
 
 def key_folder(data: Path | None) -> Path | None:

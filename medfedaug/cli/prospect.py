@@ -76,8 +76,6 @@ def prospect(
     Fingerprints say how far the sites are apart and in what, and predict no gain. A gain is predicted from a
     pilot alone, for the methods of which such predictions held and beat the yardstick (always 0, plus and
     minus what was measured elsewhere) in recorded federations whose whole family was left out.
-
-    Example: medfedaug prospect --data hospitals --pilot --json prospect.json
     """
     with err_console.status("starting"), importing():
         from medfedaug.analysis.calibration_table import Calibration

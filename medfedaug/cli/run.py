@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,8 +16,9 @@ from medfedaug.cli.catalogue import check_methods
 from medfedaug.cli.console import Table, err_console, number, out_console, print_scores, say
 from medfedaug.cli.loading import importing
 from medfedaug.cli.options import (
-    Arguments,
+    Assignments,
     Bundle,
+    Config,
     CrossSite,
     Data,
     Device,
@@ -31,17 +32,31 @@ from medfedaug.cli.options import (
     PlanMemory,
     Report,
     Tracking,
+    first_sentence,
+    is_given,
     takes,
 )
 from medfedaug.cli.progress import RoundProgress, resumable
-from medfedaug.config.bundle_reference import described_data, locate
+from medfedaug.config.bundle_reference import content_hash, described_data, locate
+from medfedaug.config.options import read_text
 from medfedaug.config.plan import Plan, load_plan, planning_settings
 from medfedaug.config.run import Execution, RunConfig
-from medfedaug.config.storage import CACHE_VARIABLE, DEFAULT_MEMORY, MEMORY_VARIABLE, Storage
+from medfedaug.config.storage import (
+    CACHE_VARIABLE,
+    DEFAULT_MEMORY,
+    DETERMINISTIC_TEXT,
+    DETERMINISTIC_VARIABLE,
+    GRAPHS,
+    GRAPHS_TEXT,
+    GRAPHS_VARIABLE,
+    MEMORY_VARIABLE,
+    Storage,
+)
 from medfedaug.errors import ConfigError
 from medfedaug.metrics.registry import UNSEEN
 from medfedaug.nvflare_jobs.simulator.simulator_process import discard, prepare
 from medfedaug.utils.files import parse_json
+from medfedaug.utils.validation import check_choice
 
 if TYPE_CHECKING:
     from medfedaug.data.base import SiteFolder
@@ -57,31 +72,33 @@ _NVFLARE = "nvflare"
     Plan,
     Execution,
     without=("task", "in_channels", "channel_names", "classes"),
-    holdout="A site that does not train although it could, and is tested as an unseen site; repeatable. all: "
-    "each site in turn.",
+    holdout="A site that does not train and is tested as an unseen one; repeatable; all for each in turn.",
 )
 def simulate(
     context: typer.Context,
     data: Data,
-    methods: Methods,
     out: Annotated[
         Path, typer.Option(help="Folder for results.json, global_model.pt, statistics.json, report.html.")
     ],
     *,
     given: Given,
-    set_: Arguments = None,
+    methods: Methods = None,
+    config: Config = None,
+    set_: Assignments = None,
     plan: PlanFile = None,
     plan_memory: PlanMemory = None,
     bundle: Bundle = None,
     task: Annotated[
-        str | None, typer.Option(help="segmentation or classification; by default it follows from the data.")
+        str | None,
+        typer.Option(
+            help="segmentation or classification; by default it follows from the data.", hidden=True
+        ),
     ] = None,
     engine: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="nvflare: every site is a process; inprocess: the sites take turns; or an engine that an "
-            "installed package adds.",
+            help="nvflare, every site a process; inprocess, they take turns; or a package's engine.",
         ),
     ] = _NVFLARE,
     device: Device = "auto",
@@ -91,8 +108,7 @@ def simulate(
         bool,
         typer.Option(
             "--check",
-            help="With --loop: run one batch of the script at the first site, without NVFlare, and say "
-            "what of the federation it is connected to.",
+            help="With --loop: run one batch of it without NVFlare, and say what it is connected to.",
         ),
     ] = False,
     tracking: Tracking = None,
@@ -101,16 +117,22 @@ def simulate(
         typer.Option(
             min=0,
             envvar=MEMORY_VARIABLE,
-            help="GiB of memory per site for prepared images; the rest of them is kept in files.",
+            help="GiB of memory per site for prepared images; the rest is in files.",
         ),
     ] = DEFAULT_MEMORY,
     cache: Annotated[
         Path | None,
         typer.Option(
             envvar=CACHE_VARIABLE,
-            help="Folder for these files, which later runs find there; by default a temporary one.",
+            help="Folder for these files, which later runs find there.",
         ),
     ] = None,
+    graphs: Annotated[
+        str, typer.Option(metavar="|".join(GRAPHS), envvar=GRAPHS_VARIABLE, help=GRAPHS_TEXT)
+    ] = "auto",
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", envvar=DETERMINISTIC_VARIABLE, help=DETERMINISTIC_TEXT)
+    ] = False,
     pictures: Pictures = True,
     report: Report = True,
     overwrite: Annotated[
@@ -121,7 +143,7 @@ def simulate(
     ] = False,
 ) -> None:
     """Train a federation on this machine, and test it at every site."""
-    check_methods(methods)
+    check_methods(methods or "")
     if engine == _NVFLARE and not check:
         _prepare_simulation(context, data, given[Execution].get("threads"))
     with err_console.status("starting"), importing():
@@ -133,19 +155,21 @@ def simulate(
         from medfedaug.runs.folder import REPORT
         from medfedaug.runs.input_scaling import recorded_input
 
-    options = {**_of_loop(loop), **given[RunConfig], "task": task, "methods": _specification(methods, set_)}
+    options = {**_of_loop(loop), **_settings(given, methods, set_, bundle=bundle, init=init, loop=loop)}
+    for name in ("in_channels", "channel_names", "classes"):  # they follow from the data
+        options.pop(name, None)
+    options["task"] = task or options.get("task")
     options.update(_plan(plan, plan_memory, given))
-    options["bundle"] = locate(bundle) if bundle else None
     in_turn = options.get("holdout") == ("all",)
     if in_turn:
         options["holdout"] = ()
     with err_console.status(f"reading {data}"):
         sites = find_sites(data, limit=options.get("limit"))
-        config = configure(sites, **options)
+        settled = configure(sites, **options)
     if check:
-        _check_loop(loop, config, sites, device)
+        _check_loop(loop, settled, sites, device)
         return
-    with resumable("--resume"), RoundProgress(config.rounds) as progress:
+    with resumable("--resume"), RoundProgress(settled.rounds) as progress:
         settings: dict[str, Any] = {
             "engine": engine,
             "device": device,
@@ -156,16 +180,21 @@ def simulate(
             "pictures": pictures,
             "report": report,
             "execution": Execution(**given[Execution]),
-            "storage": Storage(int(memory * 2**30), cache),
+            "storage": Storage(
+                int(memory * 2**30),
+                cache,
+                graphs=graphs,
+                deterministic=deterministic,
+            ),
             "init": init,
             "loop": loop,
         }
         if in_turn:
-            results = leave_one_site_out(data, out, config, **settings)
+            results = leave_one_site_out(data, out, settled, **settings)
         else:
-            results = run(data, out, config, sites=sites, **settings)
+            results = run(data, out, settled, sites=sites, **settings)
     if in_turn:
-        _print_holdout(results, methods)
+        _print_holdout(results, ",".join(one["name"] for one in settled.methods))
         say(f"{out}/holdout.json")
         return
     title = f"test, model of round {results['selected_round']}"
@@ -192,9 +221,8 @@ def export(
     out: Annotated[Path, typer.Option(help="The job folder to write, for `nvflare job submit`.")],
     *,
     given: Given,
-    methods: Annotated[
-        str | None, typer.Option(help="Methods, separated by commas, for instance fedrdn,fedfa.")
-    ] = None,
+    methods: Methods = None,
+    config: Config = None,
     evaluate: Annotated[
         Path | None,
         typer.Option(
@@ -207,19 +235,20 @@ def export(
         bool,
         typer.Option(
             "--prospect",
-            help=RunConfig.__dataclass_fields__["prospect"].metadata["text"],
+            help=first_sentence(RunConfig.__dataclass_fields__["prospect"].metadata["description"]),
         ),
     ] = False,
     pilot: Annotated[
         bool,
         typer.Option(
             "--pilot",
+            hidden=True,
             help="With --prospect: the job then trains FedAvg and each site alone, small and short.",
         ),
     ] = False,
     local: Local = None,
     cross_site: CrossSite = False,
-    set_: Arguments = None,
+    set_: Assignments = None,
     plan: PlanFile = None,
     plan_memory: PlanMemory = None,
     bundle: Bundle = None,
@@ -242,7 +271,7 @@ def export(
     """Write a run, an evaluation or a prospect as an NVFlare job: no code (but for --loop), data or paths."""
     if out.exists():
         raise ConfigError(f"{out} is there already; choose another folder")
-    if prospect and methods is not None:
+    if prospect and (methods is not None or "methods" in given[RunConfig]):
         raise ConfigError("--prospect trains no method of one's choice: leave out --methods")
     if pilot and not prospect:
         raise ConfigError("--pilot goes with --prospect")
@@ -255,39 +284,38 @@ def export(
     from medfedaug.federation.messages.initial_weights import InitialWeights
     from medfedaug.nvflare_jobs import MedFedAugRecipe
 
-    execution = Execution(**given[Execution], min_sites=min_sites, round_timeout=round_timeout)
+    execution = Execution(**{**given[Execution], "min_sites": min_sites, "round_timeout": round_timeout})
     if evaluate is not None:
         _export_evaluation(context, evaluate, local or [], cross_site, execution, out)
         return
     if prospect:
         methods = "fedavg"
-    if methods is None or local or cross_site:
+    if (methods is None and "methods" not in given[RunConfig]) or local or cross_site:
         raise ConfigError(
             "a job is a run (--methods), an evaluation (--evaluate, --local, --cross-site) or a prospect "
             "(--prospect)"
         )
-    options = {**_of_loop(loop), **given[RunConfig], "methods": _specification(methods, set_)}
+    options = {**_of_loop(loop), **_settings(given, methods, set_, bundle=bundle, init=init, loop=loop)}
     options.update(_plan(plan, plan_memory, given))
     options["prospect"] = prospect
     if pilot:
         small = small_settings(options["task"], options.get("network"))
-        options |= {name: value for name, value in small.items() if not _is_given(context, name)}
+        options |= {name: value for name, value in small.items() if not is_given(context, name)}
         options["pilot"] = METHODS
-    if bundle:
-        options["bundle"] = locate(bundle)
-        given_here = {name for name in options if _is_given(context, name)}
+    if options["bundle"]:
+        given_here = {name for name in options if is_given(context, name)}
         told = described_data(options["bundle"])
         options.update({name: value for name, value in told.items() if name not in given_here})
-    config = RunConfig.from_dict(usual_settings(options["task"], options, own_data=True))
+    settled = RunConfig.from_dict(usual_settings(options["task"], options, own_data=True))
     if "max_step" not in options:
-        config = with_step_limit(config)
+        settled = with_step_limit(settled)
     initial = None
     if init is not None:
-        initial = InitialWeights.read(init, Composition(config).network.state_dict())
-        config = replace(config, init=initial.digest)
+        initial = InitialWeights.read(init, Composition(settled).network.state_dict())
+        settled = replace(settled, init=initial.digest)
     reference, script = loop_reference(loop) if loop is not None else (None, None)
     recipe = MedFedAugRecipe(
-        config=replace(config, loop=reference),
+        config=replace(settled, loop=reference),
         name=out.name,
         resume=resume,
         tracking=tracking,
@@ -304,7 +332,7 @@ def export(
         for line in initial.summary():
             say(line)
     if not prospect:
-        say(f"augmentation: {config.augmentation}")
+        say(f"augmentation: {settled.augmentation}")
     say(f"{out}: submit it with `nvflare job submit -j {quote(str(out))}`")
 
 
@@ -317,7 +345,7 @@ def _export_evaluation(
     from medfedaug.experiments.cross_evaluation import evaluated_runs
     from medfedaug.nvflare_jobs.job.evaluation import EvaluationRecipe
 
-    given = {name for name in context.params if _is_given(context, name)}
+    given = {name for name in context.params if is_given(context, name)}
     if other := sorted(given - _OF_EVALUATIONS):
         flag = other[0].rstrip("_").replace("_", "-")
         raise ConfigError(f"--{flag} is for a run; the settings of an evaluation are those of its models")
@@ -331,11 +359,6 @@ def _export_evaluation(
     )
     recipe.export(job_dir=str(out.parent))
     say(f"{out}: submit it with `nvflare job submit -j {quote(str(out))}`")
-
-
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _plan(file: str | None, memory: float | None, given: Given) -> dict[str, Any]:
@@ -393,6 +416,7 @@ def _check_loop(loop: str | None, config: RunConfig, sites: Sequence[SiteFolder]
 
 
 def _print_holdout(results: dict[str, Any], methods: str) -> None:
+
     metrics = results["metrics"]
     heads = [f"{metric} {where}" for metric in metrics for where in ("there", "at the others")]
     others = results.get("scored", {}).get("seen", "not recorded")
@@ -406,24 +430,54 @@ def _print_holdout(results: dict[str, Any], methods: str) -> None:
     out_console.print(table)
 
 
-def _specification(methods: str, settings: list[str] | None) -> tuple[dict[str, Any], ...]:
+def _settings(
+    given: Given,
+    methods: str | None,
+    assigned: Sequence[str] | None,
+    *,
+    bundle: str | None,
+    init: Path | None,
+    loop: str | None,
+) -> dict[str, Any]:
+    """The settings of the run, with the methods; ``--set`` settles those of all groups in ``given`` too.
+
+    Raises:
+        ConfigError: for what cannot be set, and for a file's settings that need an option of their own.
+    """
     from medfedaug.methods import build_methods, parse_methods
 
-    specs = tuple(parse_methods(methods, _settings(settings or [])))
-    build_methods(specs)  # whether they go together, before anything is read
-    return specs
-
-
-def _settings(items: list[str]) -> dict[str, dict[str, Any]]:
-    """``["fedfa.prob=0.3"]`` as ``{"fedfa": {"prob": 0.3}}``; values are JSON, or text where they are not."""
-    settings: dict[str, dict[str, Any]] = {}
-    for item in items:
+    arguments: dict[str, dict[str, Any]] = {}
+    for item in assigned or ():
         target, equals, value = item.partition("=")
-        method, dot, name = target.partition(".")
-        if not (equals and dot and method and name):
-            raise ConfigError(f"--set {item!r}: write METHOD.ARG=VALUE, for instance fedfa.prob=0.3")
-        try:
-            settings.setdefault(method, {})[name] = parse_json(value)
-        except ValueError:
-            settings.setdefault(method, {})[name] = value
+        method, dot, name = target.strip().rpartition(".")
+        if not (equals and name):
+            raise ConfigError(
+                f"--set {item!r}: write METHOD.ARG=VALUE, such as fedfa.prob=0.3, or NAME=VALUE, such as "
+                "image_size=32"
+            )
+        if dot:
+            try:
+                arguments.setdefault(method, {})[name] = parse_json(value)
+            except ValueError:
+                arguments.setdefault(method, {})[name] = value
+        else:
+            groups = {entry.name: cls for cls in given for entry in fields(cls)}
+            check_choice("--set: setting", name, groups)
+            given[groups[name]][name] = read_text(groups[name], name, value.strip())
+    settings = dict(given[RunConfig])
+    if methods is not None or not settings.get("methods"):
+        if methods is None:
+            raise ConfigError("--methods is missing: name one or more, such as --methods fedrdn,fedfa")
+        settings["methods"] = parse_methods(methods, arguments)
+    elif arguments:
+        raise ConfigError(f"--set {next(iter(arguments))}.…: give its method with --methods too")
+    build_methods(settings["methods"])  # whether they go together, before anything is read
+    for name, option in (("init", init), ("loop", loop)):
+        if settings.pop(name, None) and option is None:
+            raise ConfigError(f"--{name} is missing: the settings of --config are of a run with it")
+    reference = settings.get("bundle") or {}
+    named = bundle or reference.get("name")
+    settings["bundle"] = locate(named) if named else {}
+    if reference and not bundle and content_hash(settings["bundle"]) != reference["hash"]:
+        raise ConfigError(f"--bundle {named}: it has another content than that of --config; give the Bundle")
     return settings

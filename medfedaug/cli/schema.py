@@ -18,6 +18,7 @@ class File(str, Enum):
     """Files that have a schema."""
 
     experiment = "experiment"
+    run = "run"
     site_settings = "site-settings"
     site_description = "site-description"
 
@@ -31,14 +32,13 @@ def schema(
     file: Annotated[
         File,
         typer.Argument(
-            help="experiment, of benchmark --experiment; site-settings, local/medfedaug.json of a kit; or "
-            "site-description, of site-config --describe."
+            help="experiment, of benchmark --experiment; run, of simulate and export --config; "
+            "site-settings, local/medfedaug.json of a kit; or site-description, of site-config --describe."
         ),
     ],
 ) -> None:
     """Print the JSON Schema of a file, with which an editor completes and checks it.
 
-    Example: medfedaug schema experiment > experiment.schema.json, and as the first line of the experiment:
-    # yaml-language-server: $schema=experiment.schema.json
+    The first line of the file names it: # yaml-language-server: $schema=experiment.schema.json
     """
     typer.echo(file.path.read_text(encoding="utf-8"), nl=False)

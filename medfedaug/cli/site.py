@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +12,8 @@ from rich.text import Text
 from medfedaug.cli.console import Table, err_console, out_console, print_page, say
 from medfedaug.cli.options import Given, split_pairs, takes
 from medfedaug.errors import ConfigError
-from medfedaug.privacy import JobRules
+from medfedaug.privacy import JobRules, PrivacyPolicy
+from medfedaug.privacy.site_settings import SiteSettings
 
 if TYPE_CHECKING:
     from medfedaug.nvflare_jobs.kit.doctor import Check
@@ -22,70 +22,17 @@ Kit = Annotated[Path, typer.Option(help="An NVFlare kit, the server's or a site'
 SiteKit = Annotated[Path, typer.Argument(metavar="KIT", help="A site's NVFlare kit.")]
 
 
-class Scores(str, Enum):
-    """Form in which scores leave a site."""
-
-    summary = "summary"
-    cases = "cases"
-
-
-@takes(JobRules)
+@takes(SiteSettings, PrivacyPolicy, JobRules)
 def site_config(
     kit: Kit,
     *,
     given: Given,
-    data: Annotated[Path | None, typer.Option(help="Folder with the site's images.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ... or auto.")] = None,
-    min_images: Annotated[
-        int | None,
+    config: Annotated[
+        Path | None,
         typer.Option(
-            min=1,
-            help="Statistics leave the site only if they summarise at least this many images; by default 10.",
-        ),
-    ] = None,
-    scores: Annotated[
-        Scores | None,
-        typer.Option(
-            help="Form in which validation and test scores leave the site: summary, as rounded means over "
-            "at least --min-images cases (the default); or cases, one by one under pseudonyms."
-        ),
-    ] = None,
-    losses: Annotated[
-        bool | None,
-        typer.Option(
-            "--losses/--keep-losses",
-            help="Let losses over training cases leave the site, each patient's clipped to a public range, "
-            "as rounded means over at least --min-images patients, within --max-validation-scores; or keep "
-            "them, and refuse methods that exchange losses (fedce, feddg_ga). By default they are kept.",
-        ),
-    ] = None,
-    max_validation_scores: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Most models whose scores on the validation cases, or losses on the training cases, may "
-            "leave within 30 days, over all jobs; by default 100. A training job gets one for each of its "
-            "rounds.",
-        ),
-    ] = None,
-    max_test_scores: Annotated[
-        int | None,
-        typer.Option(min=1, help="The same of the test cases; by default 20. A training job gets one."),
-    ] = None,
-    max_unknown_models: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Most models in an evaluation job that the site did not meet in a training job; by "
-            "default 1. --cross-site needs more.",
-        ),
-    ] = None,
-    lend_models: Annotated[
-        bool | None,
-        typer.Option(
-            "--lend-models/--keep-models",
-            help="Let models that the site trained for itself be scored at other sites, or keep them; by "
-            "default they are kept.",
+            metavar="FILE",
+            help="JSON with settings of the site, as local/medfedaug.json of a kit has them (medfedaug "
+            "schema site-settings); options of the command come first.",
         ),
     ] = None,
     name_scanner: Annotated[
@@ -95,9 +42,15 @@ def site_config(
             metavar="MANUFACTURER=MODEL",
             help="Tell other sites a scanner of the site in an exchange of fingerprints (export --prospect), "
             "repeatable; in place of those that were set. By default none is told.",
+            rich_help_panel=PrivacyPolicy.PANEL,
         ),
     ] = None,
-    keep_scanners: Annotated[bool, typer.Option("--keep-scanners", help="Tell no scanner any more.")] = False,
+    keep_scanners: Annotated[
+        bool,
+        typer.Option(
+            "--keep-scanners", help="Tell no scanner any more.", rich_help_panel=PrivacyPolicy.PANEL
+        ),
+    ] = False,
     describe: Annotated[
         Path | None,
         typer.Option(
@@ -105,41 +58,7 @@ def site_config(
             help="YAML or JSON that describes the site's patients, scanners and outlines for the model card "
             "(medfedaug schema site-description). Its content leaves in every job; that of {} takes an "
             "earlier one back.",
-        ),
-    ] = None,
-    state: Annotated[
-        Path | None, typer.Option(help="Folder for what must survive a restart; by default KIT/medfedaug.")
-    ] = None,
-    save_every: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            help="Minutes of a round's training after which its state is written; after a restart the site "
-            "goes on from there. By default 5; 0 for never.",
-        ),
-    ] = None,
-    memory: Annotated[
-        float | None,
-        typer.Option(min=0, help="GiB of memory for prepared images; by default 2. The rest is in files."),
-    ] = None,
-    cache: Annotated[
-        Path | None,
-        typer.Option(help="Folder for these files, which later jobs find there; by default a temporary one."),
-    ] = None,
-    forbid_code: Annotated[bool, typer.Option("--forbid-code", help="Refuse jobs that carry code.")] = False,
-    only_medfedaug: Annotated[
-        bool,
-        typer.Option(
-            "--only-medfedaug",
-            help="Refuse jobs that name classes other than those that medfedaug's jobs need.",
-        ),
-    ] = False,
-    allow_plugin: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-plugin",
-            metavar="PACKAGE",
-            help="Let jobs use the methods and networks of an installed package, repeatable.",
+            rich_help_panel=PrivacyPolicy.PANEL,
         ),
     ] = None,
     allow_bundle: Annotated[
@@ -149,8 +68,21 @@ def site_config(
             metavar="DIR",
             help="Let jobs use a MONAI Bundle, by its folder's name and with the content that it has now; "
             "repeatable. It is code: look at it before.",
+            rich_help_panel=JobRules.PANEL,
         ),
     ] = None,
+    forbid_code: Annotated[
+        bool,
+        typer.Option("--forbid-code", help="Refuse jobs that carry code.", rich_help_panel=JobRules.PANEL),
+    ] = False,
+    only_medfedaug: Annotated[
+        bool,
+        typer.Option(
+            "--only-medfedaug",
+            help="Refuse jobs that name classes other than those that medfedaug's jobs need.",
+            rich_help_panel=JobRules.PANEL,
+        ),
+    ] = False,
     check: Annotated[
         bool,
         typer.Option("--check", help="Print what is missing and exit with 1 if anything is; write nothing."),
@@ -162,32 +94,15 @@ def site_config(
     from medfedaug.nvflare_jobs.kit.kit import open_kit
 
     opened = open_kit(kit)
-    files = opened.plan(
-        data=data,
-        device=device,
-        state=state,
-        memory=memory,
-        save_every=save_every,
-        cache=cache,
-        min_images=min_images,
-        scores=scores.value if scores else None,
-        losses=losses,
-        lend_models=lend_models,
-        scanners=_named_scanners(name_scanner or [], keep=keep_scanners),
-        description=SiteDescription.of_file(describe) if describe else None,
-        limits={
-            "max_validation_scores": max_validation_scores,
-            "max_test_scores": max_test_scores,
-            "max_unknown_models": max_unknown_models,
-        },
-        forbid=forbid_code,
-        only=only_medfedaug,
-        plugins=allow_plugin or [],
-        bundles=[AllowedBundle.of(folder) for folder in allow_bundle or []],
-        jobs={name: list(v) if isinstance(v, tuple) else v for name, v in given[JobRules].items()},
-    )
+    bundles = [AllowedBundle.of(folder) for folder in allow_bundle or []]
+    scanners = _named_scanners(name_scanner or [], keep=keep_scanners)
+    privacy = {**given[PrivacyPolicy], **({} if scanners is None else {"scanners": scanners})}
+    privacy |= {"description": SiteDescription.of_file(describe)} if describe else {}
+    named = {**given[SiteSettings].get("bundles", {}), **{one.name: one for one in bundles}}
+    changes = {**given[SiteSettings], "privacy": privacy, "jobs": given[JobRules], "bundles": named}
+    files = opened.plan(changes, forbid=forbid_code, only=only_medfedaug)
     if not check:
-        if data:
+        if "data" in given[SiteSettings]:
             opened.bind_account(files)
         opened.write(files)
     changed = [(file.path, change) for file in files for change in file.changes]
@@ -234,7 +149,7 @@ def doctor(
 ) -> None:
     """Check whether a site is ready: software, kit, its process, certificates, server, device, data, disk.
 
-    Exit code 1 if it is not. Example: medfedaug doctor --kit hospital-a --json doctor.json
+    Exit code 1 if it is not.
     """
     from medfedaug.nvflare_jobs.kit.doctor import examine
 
@@ -304,7 +219,6 @@ def jobs(
     from medfedaug.federation.job_summary import record as record_of
     from medfedaug.nvflare_jobs.kit.kit import open_kit
     from medfedaug.privacy.job_log import WAITING
-    from medfedaug.privacy.site_settings import SiteSettings
     from medfedaug.utils import plugins
 
     opened = open_kit(kit)
@@ -374,7 +288,6 @@ def names(kit: SiteKit) -> None:
     from medfedaug.data.sites import open_site
     from medfedaug.federation.site.data_folder import resolve_data_folder
     from medfedaug.nvflare_jobs.kit.kit import open_kit
-    from medfedaug.privacy.site_settings import SiteSettings
 
     opened = open_kit(kit)
     pseudonyms = opened.pseudonyms()

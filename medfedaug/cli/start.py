@@ -17,19 +17,16 @@ Timeout = Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Longest 
 
 
 def start(kit: Kit, timeout: Timeout = 60.0) -> None:
-    """Start a kit, and wait until it runs; at a site, until the server has answered.
-
-    Example: medfedaug start hospital-a
-    """
+    """Start a kit, and wait until it runs; at a site, until the server has answered."""
     from medfedaug.nvflare_jobs.kit import kit_process
 
     _do(kit_process.start, kit, timeout)
 
 
 def stop(kit: Kit, timeout: Timeout = 60.0) -> None:
-    """Stop a kit without a question, and wait until its processes have ended. Running jobs wait for the site.
+    """Stop a kit without a question, and wait until its processes have ended.
 
-    Example: medfedaug stop hospital-a
+    Running jobs wait for the site.
     """
     from medfedaug.nvflare_jobs.kit import kit_process
 
@@ -40,8 +37,6 @@ def restart(kit: Kit, timeout: Timeout = 60.0) -> None:
     """Restart a kit without a question, and wait until it runs. The site comes back into its running jobs.
 
     A kit in a service or a container stays there. One that does not run is started.
-
-    Example: medfedaug restart hospital-a
     """
     from medfedaug.nvflare_jobs.kit import kit_process
 
@@ -53,8 +48,6 @@ def health(kit: Kit) -> None:
 
     For the healthcheck of a container or a service: a site works while it runs and the server
     answers it. The process writes that to a file, so that this connects to nothing.
-
-    Example: medfedaug health hospital-a
     """
     from medfedaug.nvflare_jobs.kit.kit import open_kit
     from medfedaug.nvflare_jobs.kit.kit_process import find_trouble

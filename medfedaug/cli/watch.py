@@ -44,8 +44,6 @@ def watch(
 ) -> None:
     """Watch the latest job of a kit: rounds, sites, losses and scores, until it ends.
 
-    Example: medfedaug watch hospital-a --prometheus /var/lib/node_exporter/hospital-a.prom
-
     A job that waits for a site that is down is stalled, and so is one whose process is down and comes back. A
     job whose process is gone for good is dead, which ends the command with code 1.
     """

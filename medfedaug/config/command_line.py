@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from medfedaug.config.options import defaults
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import RunConfig, task_defaults
 
@@ -37,14 +38,14 @@ def command_of(settings: Mapping[str, Any], *, simulated: bool) -> str:
             parts += ["--set", f"{method['name']}.{name}={_text(value)}"]
     if config.planning:
         parts += ["--plan", "auto", "--plan-memory", f"{config.planning.get('memory', 0):g}"]
-    usual = {**_defaults(RunConfig), **task_defaults(config.task, config.plan)}
+    usual = {**defaults(RunConfig), **task_defaults(config.task, config.plan)}
     if not simulated:
         del usual["max_step"]  # a job's default follows from its methods
     left_out = () if not simulated else _FROM_THE_DATA
     for cls, values in ((RunConfig, config), (Plan, config.plan)):
         for entry in dataclasses.fields(cls):
             flags, value = entry.metadata["flags"], getattr(values, entry.name)
-            default = usual.get(entry.name) if cls is RunConfig else _defaults(Plan)[entry.name]
+            default = usual.get(entry.name) if cls is RunConfig else defaults(Plan)[entry.name]
             if flags is None or entry.name in left_out or value == default:
                 continue
             flag = flags[0] if flags else f"--{entry.name.replace('_', '-')}"
@@ -54,13 +55,6 @@ def command_of(settings: Mapping[str, Any], *, simulated: bool) -> str:
     if config.init:
         parts += ["--init", "WEIGHTS"]
     return shlex.join(["medfedaug", *parts, "--out", "OUT"])
-
-
-def _defaults(cls: type) -> dict[str, Any]:
-    return {
-        entry.name: entry.default_factory() if callable(entry.default_factory) else entry.default
-        for entry in dataclasses.fields(cls)
-    }
 
 
 def _text(value: Any) -> str:

@@ -1,7 +1,9 @@
-"""Settings that are dataclass fields with a text of their own.
+"""Settings: dataclasses whose fields say once, in one form, all that there is to say about them.
 
-The text is written once: `documented` puts it into the docstring of the dataclass, and the command makes an
-option of the field (`medfedaug.cli.options`).
+`setting` gives a field its text, its limits and its name as an option, and `settings` makes a class of such
+fields, which pydantic checks. From the same fields follow the docstring, the JSON Schema (`json_schema`), the
+options of commands (`medfedaug.cli.options.takes`), the variables of a site's environment and its kit's file
+(`medfedaug.privacy.site_settings`), and the tables of the pages (`settings_table`).
 """
 
 from __future__ import annotations
@@ -11,32 +13,70 @@ import inspect
 import math
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from pydantic import ConfigDict, Strict, TypeAdapter, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import ArgsKwargs
+from typing_extensions import Self, dataclass_transform
 
 from medfedaug.errors import ConfigError
-from medfedaug.utils.validation import check_choice, check_printable
+from medfedaug.utils.files import parse_json
+from medfedaug.utils.validation import check_choice, check_keys, check_printable
 
-__all__ = ["check_fields", "documented", "setting"]
+__all__ = [
+    "File",
+    "Settings",
+    "default_of",
+    "defaults",
+    "hints_of",
+    "json_schema",
+    "kinds_of",
+    "read_text",
+    "setting",
+    "settings",
+    "settings_table",
+    "to_json",
+]
 
 Class = TypeVar("Class", bound=type)
 
+File = Annotated[Path, Strict(False)]
+"""A path, or text."""
+
 _WIDTH = 106
+_LONGEST = 200  # characters of a wrong value that a message repeats
 _LARGEST_NUMBER, _LARGEST_COUNT = 1e15, 2**63 - 1
-# By annotation; `true` is a whole number to Python and to nobody else.
-_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
-    "str": ((str,), "text"),
-    "str | None": ((str, type(None)), "text or null"),
-    "bool": ((bool,), "true or false"),
-    "int": ((int,), "a whole number"),
-    "int | None": ((int, type(None)), "a whole number or null"),
-    "float": ((int, float), "a number"),
-    "float | None": ((int, float, type(None)), "a number or null"),
-    "dict[str, Any]": ((dict,), "a JSON object"),
-    "tuple[str, ...] | None": ((tuple, type(None)), "a list of texts or null"),
-    "tuple[int, ...] | None": ((tuple, type(None)), "a list of whole numbers or null"),
-    "tuple[float, ...] | None": ((tuple, type(None)), "a list of numbers or null"),
+
+_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
+"""A text is no number, ``true`` is no 1, and an unknown key is an error."""
+
+# By the kinds of pydantic's errors; what is not here keeps its words.
+_WORDS = {
+    "bool_type": "must be true or false",
+    "dict_type": "must be a JSON object",
+    "finite_number": "must be a number",
+    "float_type": "must be a number",
+    "greater_than": "must be above {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "int_type": "must be a whole number",
+    "less_than": "must be below {lt:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "mapping_type": "must be a JSON object",
+    "path_type": "must be a path",
+    "string_too_long": "must be text of at most {max_length} characters",
+    "string_too_short": "must be text of at least {min_length} characters",
+    "string_type": "must be text",
+    "tuple_type": "must be a list",
+    "value_error": "{error}",
 }
+_OF_NOTHING = {"greater_than": "must be positive", "greater_than_equal": "cannot be negative"}
+"""Words of these limits where they are 0."""
 
 
 def setting(
@@ -46,105 +86,175 @@ def setting(
     above: float | None = None,
     at_least: float | None = None,
     at_most: float | None = None,
+    below: float | None = None,
     choices: Sequence[str] = (),
     flags: Sequence[str] | None = (),
+    unit: str = "",
+    follows: bool = False,
+    rare: bool = False,
+    secret: bool = False,
 ) -> Any:
-    """A field of a dataclass of settings.
+    """A field of a class of settings.
 
     Args:
-        default: the default value, or a type that makes it, such as ``dict``.
+        default: the default value, or a type that makes it, such as ``dict``; ``MISSING`` for none.
         text: what the setting is, in plain text: for the documentation and for the command's help.
         above: values must be greater.
         at_least: values must not be less.
         at_most: values must not be more; no number may be beyond what 64 bits hold, or 1e15 with a fraction.
+        below: values must be less.
         choices: the values that it may have.
-        flags: names of the command's option, if not that of the field; ``None`` for no option.
+        flags: names of the command's option, if not that of the field; ``None`` for neither an option nor a
+            variable.
+        unit: of the number, for messages.
+        follows: whether the default follows from the data or other settings; the option then has none.
+        rare: whether few need it: a command's help names its option alone.
+        secret: whether no text of the object shows it.
     """
+    limits = {"gt": above, "ge": at_least, "le": at_most, "lt": below}
     metadata = {
-        "text": text,
-        "above": above,
-        "at_least": at_least,
-        "at_most": at_most,
-        "choices": choices,
+        "description": text,
+        "choices": tuple(choices),
         "flags": flags,
+        "unit": unit,
+        "follows": follows,
+        "rare": rare,
+        **({"json_schema_extra": {"enum": list(choices)}} if choices else {}),
+        **{name: limit for name, limit in limits.items() if limit is not None},
     }
     if isinstance(default, type):
-        return dataclasses.field(default_factory=default, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+        return dataclasses.field(default_factory=default, metadata=metadata, repr=not secret)
+    return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
 
-def documented(cls: Class) -> Class:
-    """Put the fields' texts into the docstring of a dataclass, as its ``Args``, before ``Raises``.
+@dataclass_transform(frozen_default=True)
+def settings(cls: Class) -> Class:
+    """Make a frozen dataclass of settings, checked by pydantic, of a class of `Settings`.
+
+    The fields' texts become the ``Args`` of its docstring, before ``Raises``.
 
     Example:
-        >>> @documented
-        ... @dataclasses.dataclass
-        ... class Size:
+        >>> @settings
+        ... class Room(Settings):
         ...     '''The size of a room.'''
-        ...     width: float = setting(1.0, "Width in metres.")
-        >>> print(Size.__doc__)
+        ...     width: float = setting(1.0, "Width in metres.", above=0)
+        >>> print(Room.__doc__)
         The size of a room.
         <BLANKLINE>
         Args:
             width: Width in metres.
-    """
-    texts = [
-        textwrap.fill(f"{entry.name}: {entry.metadata['text']}", _WIDTH, subsequent_indent="    ")
-        for entry in dataclasses.fields(cls)
-    ]
-    before, raises, after = inspect.cleandoc(cls.__doc__ or "").partition("\n\nRaises:")
-    cls.__doc__ = f"{before}\n\nArgs:\n{textwrap.indent(chr(10).join(texts), '    ')}{raises}{after}"
-    return cls
-
-
-def check_fields(settings: Any) -> None:
-    """Check the type of every field, that its texts are printable, and what `setting` says of its values.
-
-    Args:
-        settings: an object of a dataclass.
-
-    Raises:
-        ConfigError: naming the field and its value.
-
-    Example:
-        >>> @dataclasses.dataclass
-        ... class Room:
-        ...     width: float = setting(1.0, "Width in metres.", above=0)
-        >>> check_fields(Room(width=-1.0))
+        >>> Room(width=-1.0)
         Traceback (most recent call last):
         medfedaug.errors.ConfigError: width must be positive, got -1.0
     """
-    for entry in dataclasses.fields(settings):
-        check_printable(entry.name, getattr(settings, entry.name))  # first: others repeat the value
-    for entry in dataclasses.fields(settings):
-        value, (kinds, needed) = getattr(settings, entry.name), _KINDS.get(str(entry.type), ((object,), ""))
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds and needed):
-            raise ConfigError(f"{entry.name} must be {needed}, got {value!r}")
-    for entry in dataclasses.fields(settings):
-        value, rules = getattr(settings, entry.name), entry.metadata
-        if rules.get("choices"):
-            check_choice(entry.name, value, rules["choices"])
-        if value is None:
-            continue
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{entry.name} must be a finite number, got {value}")
-        if isinstance(value, dict) and (wrong := _not_finite(value)):
-            raise ConfigError(f"{entry.name}: {wrong} must be a finite number")
-        most = rules.get("at_most")
-        if most is None:
-            most = _LARGEST_NUMBER if isinstance(value, float) else _LARGEST_COUNT
-        if isinstance(value, int | float) and value > most:
-            raise ConfigError(f"{entry.name} must be at most {most:g}, got {_short(value)}")
-        above, least = rules.get("above"), rules.get("at_least")
-        if above is not None and not value > above:
-            raise ConfigError(f"{entry.name} must be {_bound('above', above)}, got {value}")
-        if least is not None and not value >= least:
-            raise ConfigError(f"{entry.name} {_bound('at_least', least)}, got {value}")
+    made: Any = dataclass(cls, frozen=True, config=_STRICT)
+    texts = [
+        textwrap.fill(f"{entry.name}: {entry.metadata['description']}", _WIDTH, subsequent_indent="    ")
+        for entry in dataclasses.fields(made)
+    ]
+    found = inspect.cleandoc(cls.__doc__ or "")
+    head, mark, tail = min((found.partition(f"\n\n{word}:") for word in ("Raises", "Example")), key=_length)
+    made.__doc__ = f"{head}\n\nArgs:\n{textwrap.indent(chr(10).join(texts), '    ')}{mark}{tail}"
+    return made
 
 
-def _short(value: float) -> str:
-    """A number, of which one of hundreds of digits is no part of a line."""
-    return f"{value:g}" if abs(value) <= sys.float_info.max else "more than any float"
+def _length(parts: tuple[str, str, str]) -> int:
+    return len(parts[0])
+
+
+class Settings:
+    """A base of settings: one line for a mistake, and plain JSON types out and in.
+
+    Attributes:
+        TITLE: the beginning of a message, such as ``"privacy: "``.
+        PANEL: the title of the options in a command's help.
+        OPEN: the origin of a value that a command is not given; empty where the default counts.
+    """
+
+    TITLE: ClassVar[str] = ""
+    PANEL: ClassVar[str] = "Options"
+    OPEN: ClassVar[str] = ""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _check(cls, values: Any, handler: Callable[[Any], Any]) -> Any:
+        if isinstance(values, ArgsKwargs):
+            names = [entry.name for entry in dataclasses.fields(cls)]  # type: ignore[arg-type]
+            given = {**dict(zip(names, values.args, strict=False)), **(values.kwargs or {})}
+            for name, value in given.items():
+                check_printable(f"{cls.TITLE}{name}", value)  # first: messages about others repeat the value
+            given = {name: _prepared(cls, name, value) for name, value in given.items()}
+            values = ArgsKwargs(values.args[len(names) :], given)
+        try:
+            return handler(values)
+        except ValidationError as error:
+            raise ConfigError(f"{cls.TITLE}{_line(cls, error)}") from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as plain JSON types."""
+        return {entry.name: to_json(getattr(self, entry.name)) for entry in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+    @classmethod
+    def from_dict(cls, values: Any) -> Self:
+        """The inverse of `to_dict`; what is not there keeps its default.
+
+        Raises:
+            ConfigError: for unknown keys, which would silently do nothing, and impossible values.
+        """
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{cls.TITLE}expected an object of settings, got {type(values).__name__}")
+        check_keys(f"{cls.TITLE}unknown keys", values, _fields(cls))  # type: ignore[arg-type]
+        return cls(**dict(values))
+
+
+@cache
+def _fields(cls: type) -> dict[str, dataclasses.Field[Any]]:
+    return {entry.name: entry for entry in dataclasses.fields(cls)}
+
+
+@cache
+def hints_of(cls: type) -> dict[str, Any]:
+    """The types of the fields, without what is annotated."""
+    return get_type_hints(cls)
+
+
+def defaults(cls: type) -> dict[str, Any]:
+    """The default of each field that has one."""
+    found = {entry.name: default_of(entry) for entry in dataclasses.fields(cls)}
+    return {name: value for name, value in found.items() if value is not dataclasses.MISSING}
+
+
+def default_of(entry: dataclasses.Field[Any]) -> Any:
+    """The default of a field, or `dataclasses.MISSING`."""
+    return entry.default_factory() if callable(entry.default_factory) else entry.default
+
+
+def _prepared(cls: type[Settings], name: str, value: Any) -> Any:
+    """A value as pydantic takes it: of JSON, lists and groups; what it lets through is refused."""
+    entry, kind = _fields(cls).get(name), hints_of(cls).get(name)  # type: ignore[arg-type]
+    if entry is None or kind is None:  # pydantic names it
+        return value
+    if isinstance(kind, type) and issubclass(kind, Settings) and not isinstance(value, kind):
+        return kind.from_dict(value)
+    if entry.metadata.get("choices"):
+        check_choice(f"{cls.TITLE}{name}", value, entry.metadata["choices"])
+    if isinstance(value, dict) and (wrong := _not_finite(value)):
+        raise ConfigError(f"{cls.TITLE}{name}: {wrong} must be a finite number")
+    most = _LARGEST_NUMBER if isinstance(value, float) else _LARGEST_COUNT
+    if isinstance(value, int | float) and most < value < math.inf:
+        raise ConfigError(f"{cls.TITLE}{name} must be at most {most:g}, got {_short(value)}")
+    return tuple(value) if isinstance(value, list) else value
+
+
+def to_json(value: Any) -> Any:
+    """A value of a setting in plain JSON types."""
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if isinstance(value, Mapping):
+        return {key: to_json(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(entry) for entry in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def _not_finite(values: Any, where: str = "") -> str:
@@ -159,7 +269,108 @@ def _not_finite(values: Any, where: str = "") -> str:
     return next((w for key, value in found if (w := _not_finite(value, f"{where}.{key}".lstrip(".")))), "")
 
 
-def _bound(kind: str, limit: float) -> str:
-    if kind == "above":
-        return "positive" if limit == 0 else f"above {limit:g}"
-    return "cannot be negative" if limit == 0 else f"must be at least {limit:g}"
+def _line(cls: type, error: ValidationError) -> str:
+    """The first mistake in one line: the field, the words and the value."""
+    first = error.errors(include_url=False)[0]
+    kind, context = first["type"], first.get("ctx", {})
+    words = _WORDS.get(kind)
+    if words is None:
+        words = first["msg"][:1].lower() + first["msg"][1:]
+    elif kind in _OF_NOTHING and not context.get("gt") and not context.get("ge"):
+        words = _OF_NOTHING[kind]
+    else:
+        words = words.format_map(context) if "{" in words else words
+    path = [str(part) for part in first["loc"]]
+    entry = _fields(cls).get(path[0]) if path else None
+    unit = entry.metadata.get("unit") if entry is not None and words.endswith("number") else ""
+    got = "" if entry is not None and not entry.repr else f", got {_short(first['input'])}"
+    return f"{'.'.join(path)} {words}{f' of {unit}' if unit else ''}{got}"
+
+
+def _short(value: Any) -> str:
+    """A value, of which one of hundreds of digits is no part of a line."""
+    if isinstance(value, int) and abs(value) > _LARGEST_COUNT:
+        return f"{value:g}" if abs(value) <= sys.float_info.max else "more than any float"
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def read_text(cls: type, name: str, text: str) -> Any:
+    """The value of a setting from text, of an option, a variable or ``NAME=VALUE``.
+
+    What is no value of its type stays text, of which the check then says what is needed.
+
+    Raises:
+        ConfigError: for text that is no JSON object where one is needed.
+
+    Example:
+        >>> @settings
+        ... class Room(Settings):
+        ...     '''A room.'''
+        ...     size: tuple[float, ...] = setting((), "Edges in metres.")
+        ...     name: str = setting("", "Its name.")
+        >>> read_text(Room, "size", "3, 4.5"), read_text(Room, "name", "12")
+        ((3, 4.5), '12')
+    """
+    kind = hints_of(cls)[name]
+    return _of_text(kind, text, name.replace("_", "-"))
+
+
+def _of_text(kind: Any, text: str, option: str) -> Any:
+    kinds = kinds_of(kind)
+    if rows := [one for one in kinds if get_origin(one) is tuple]:
+        return tuple(_of_text(get_args(rows[0])[0], part.strip(), option) for part in text.split(","))
+    if any((get_origin(one) or one) in (dict, Mapping) for one in kinds):
+        try:
+            value = parse_json(text)
+        except ValueError as error:
+            raise ConfigError(f"--{option}: not JSON ({error})") from error
+        if not isinstance(value, dict):
+            raise ConfigError(f"--{option}: a JSON object is needed, got {text}")
+        return value
+    if any(one in (bool, int, float) for one in kinds):
+        try:
+            return parse_json(text)
+        except ValueError:
+            return text
+    return text
+
+
+def kinds_of(hint: Any) -> list[Any]:
+    """The types that a value may have, without ``None``.
+
+    Example:
+        >>> kinds_of(int | None), kinds_of(tuple[int, ...])
+        ([<class 'int'>], [tuple[int, ...]])
+    """
+    union = get_origin(hint) in (Union, UnionType)
+    return [one for one in (get_args(hint) if union else (hint,)) if one is not type(None)]
+
+
+def json_schema(cls: type) -> dict[str, Any]:
+    """The JSON Schema of settings, with the texts of their fields."""
+    schema: dict[str, Any] = TypeAdapter(cls).json_schema(schema_generator=_ShortSchema)
+    return {"$schema": GenerateJsonSchema.schema_dialect, **schema}
+
+
+class _ShortSchema(GenerateJsonSchema):
+    """Names of fields say what their titles would say again, and the first paragraph what a class is."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def dataclass_schema(self, schema: Any) -> Any:
+        found = super().dataclass_schema(schema)
+        found["description"] = " ".join(
+            inspect.cleandoc(schema["cls"].__doc__ or "").split("\n\n")[0].split()
+        )
+        return found
+
+
+def settings_table(cls: type) -> list[tuple[str, str, str]]:
+    """The rows of a table of settings: name, default and text."""
+    given = defaults(cls)
+    return [
+        (entry.name, str(to_json(given.get(entry.name, ""))), entry.metadata["description"])
+        for entry in dataclasses.fields(cls)
+    ]

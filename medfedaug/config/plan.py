@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from medfedaug.config.options import check_fields, documented, setting
+from medfedaug.config.options import Settings, setting, settings
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import check_version, parse_json, write_versioned
-from medfedaug.utils.validation import check_choice, check_keys
+from medfedaug.utils.validation import check_choice
 
 __all__ = [
     "NORMALISATIONS",
@@ -40,9 +39,8 @@ _AXES = ({"R", "L"}, {"A", "P"}, {"S", "I"})
 _LARGEST_PATCH = 4096
 
 
-@documented
-@dataclass(frozen=True)
-class Plan:
+@settings
+class Plan(Settings):
     """Orientation, spacing and patches of volumes for the network.
 
     With the defaults, networks see whole slices along a volume's last axis, as stored; training takes those
@@ -56,70 +54,77 @@ class Plan:
         (96, 96, 32)
     """
 
+    PANEL: ClassVar[str] = "The plan of volumes"
+    OPEN: ClassVar[str] = "what the plan says"
+
     spatial_dims: int = setting(
-        2, "2: the network sees slices along the last axis, or photographs. 3: it sees volumes.", at_least=2
+        2, "2 for slices along the last axis, or photographs; 3 for volumes.", at_least=2
     )
     orientation: str | None = setting(
         None,
         "Orientation of a volume's axes, for instance RAS: flips and permutations alone, without "
         "interpolation. By default they stay as stored.",
+        rare=True,
     )
     spacing: tuple[float, ...] | None = setting(
         None,
-        "Edges of a voxel in mm, along x, y and z, to which volumes are resampled: linearly, of a "
-        "label map the classes' shares, of which the largest wins. By default they keep their own.",
+        "Edges of a voxel in mm, along x, y and z, to which volumes are resampled. Images are interpolated "
+        "linearly, and of a label map the classes' shares, of which the largest wins. By default they keep "
+        "their own.",
     )
     crop: str = setting(
         "none",
         "none, or foreground: volumes are cut to the box of the voxels that are brighter, in any channel, "
         "than the darkest one. What was cut away is background.",
         choices=("none", "foreground"),
+        rare=True,
     )
     patch_size: tuple[int, ...] | None = setting(
         None,
-        "Voxels of a training patch along each axis that the network sees, and of the window that slides "
-        "over a volume in evaluation. By default whole slices, or whole volumes.",
+        "Voxels of a training patch along each axis. The window that slides over a volume in evaluation has "
+        "the same. By default whole slices, or whole volumes.",
     )
     patches_per_volume: int = setting(
-        2, "Patches that are cut from a volume for each epoch; of a slice it is one.", above=0
+        2, "Patches that are cut from a volume for each epoch; of a slice it is one.", above=0, rare=True
     )
     foreground: float = setting(
         0.5,
         "Share of the training patches that are centred on a foreground voxel, of a class that is drawn "
         "first; the others are centred anywhere.",
         at_least=0,
+        at_most=1,
+        rare=True,
     )
     overlap: float = setting(
-        0.5, "Overlap of neighbouring windows in evaluation, as a share of their size.", at_least=0
+        0.5,
+        "Overlap of neighbouring windows in evaluation, as a share of their size.",
+        at_least=0,
+        below=1,
+        rare=True,
     )
-
     normalisation: tuple[str, ...] | None = setting(
         None,
-        "Normalisation of each channel, in the place of --intensity: z_score, by the mean and deviation of "
-        "the image itself; ct, clipped to two intensities and normalised by a mean and a deviation that are "
-        "the same for all images (ct_intensities); or none, as stored. One word counts for all channels. By "
-        "default, and with none for all channels, --intensity says what is done.",
+        "Normalisation of each channel, in the place of --intensity: z_score, ct or none. z_score goes by "
+        "the mean and deviation of the image itself; ct, clipped to two intensities and normalised by a "
+        "mean and a deviation that are the same for all images (ct_intensities); or none, as stored. One "
+        "word counts for all channels. By default, and with none for all channels, --intensity says what "
+        "is done.",
     )
     ct_intensities: tuple[float, ...] | None = setting(
         None,
         "Four numbers for each channel with normalisation ct: the lowest and the highest intensity, to which "
         "it is clipped, then mean and deviation. A plan that is made takes those of the federation's "
         "foreground.",
+        rare=True,
     )
     deep_supervision: bool = setting(
         False,
         "Give the network heads at several levels of its decoder, of which each weighs half of the finer one "
         "in the loss. Networks that have them are basicunetplusplus, dynunet, mednext and segresnetds.",
+        rare=True,
     )
 
     def __post_init__(self) -> None:
-        if isinstance(self.normalisation, list):
-            object.__setattr__(self, "normalisation", tuple(self.normalisation))
-        for name, kind in (("spacing", float), ("patch_size", int), ("ct_intensities", float)):
-            value = getattr(self, name)
-            if isinstance(value, list | tuple):
-                object.__setattr__(self, name, tuple(_number(name, kind, v) for v in value))
-        check_fields(self)
         if self.spatial_dims not in (2, 3):
             raise ConfigError(f"spatial_dims must be 2 or 3, got {self.spatial_dims}")
         if self.orientation is not None and not (
@@ -142,10 +147,6 @@ class Plan:
                 f"spatial_dims {self.spatial_dims}; got {list(self.patch_size)}"
             )
         self._check_normalisation()
-        if not self.foreground <= 1:
-            raise ConfigError(f"foreground is a share of the patches, got {self.foreground}")
-        if not self.overlap < 1:
-            raise ConfigError(f"overlap is a share of the window below 1, got {self.overlap}")
 
     def _check_normalisation(self) -> None:
         words = self.normalisation or ()
@@ -194,23 +195,6 @@ class Plan:
         """Training samples that a volume, or a slice of one, gives for an epoch."""
         return self.patches_per_volume if self.spatial_dims == 3 and self.patch_size else 1
 
-    def to_dict(self) -> dict[str, Any]:
-        """The plan as plain JSON types."""
-        values = dataclasses.asdict(self)
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Plan:
-        """The inverse of `to_dict`.
-
-        Raises:
-            ConfigError: for unknown keys and impossible values.
-        """
-        if not isinstance(values, Mapping):
-            raise ConfigError(f"a plan must be a JSON object, got {values!r}")
-        check_keys("unknown keys of a plan:", values, sorted(entry.name for entry in dataclasses.fields(cls)))
-        return cls(**dict(values))
-
 
 PLAN_FIELDS = tuple(field.name for field in dataclasses.fields(Plan))
 """Settings of `Plan`, which can be given one by one."""
@@ -255,14 +239,3 @@ def load_plan(path: str | Path) -> Plan:
         return Plan.from_dict(content)
     except (OSError, ValueError, ConfigError) as error:
         raise ConfigError(f"{path}: not a plan ({error})") from error
-
-
-def _number(name: str, kind: type, value: Any) -> Any:
-    if isinstance(value, str):
-        try:
-            return kind(value)
-        except ValueError as error:
-            raise ConfigError(f"{name}: {value!r} is not a number") from error
-    if isinstance(value, bool) or not isinstance(value, int | float) or (kind is int and value != int(value)):
-        raise ConfigError(f"{name}: {value!r} is not a {'whole ' if kind is int else ''}number")
-    return kind(value)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
+
+from typing_extensions import Self
 
 from medfedaug.config.bundle_reference import check_reference
-from medfedaug.config.options import check_fields, documented, setting
+from medfedaug.config.options import Settings, defaults, setting, settings
 from medfedaug.config.plan import Plan
 from medfedaug.config.training_scripts import check_loop
 from medfedaug.errors import ConfigError
@@ -40,6 +41,12 @@ TASK_DEFAULTS: dict[str, dict[str, Any]] = {
     "classification": {"network": "alexnet", "optimizer": "sgd", "learning_rate": 1e-2, "batch_size": 32},
 }
 """Default settings of a run, by task."""
+
+
+def _by_task(name: str) -> str:
+    return f"By default {', '.join(f'{values[name]} for {task}' for task, values in TASK_DEFAULTS.items())}."
+
+
 USUAL_AUGMENTATION = {"segmentation": "full", "classification": "none"}
 """``RunConfig.augmentation`` of a run on the sites' own data, where none is given, by task."""
 SCALING = {"segmentation": "each volume", "classification": "fixed"}
@@ -60,14 +67,15 @@ _OF_A_BUNDLE = (
 )
 
 
-@documented
-@dataclass(frozen=True)
-class RunConfig:
+@settings
+class RunConfig(Settings):
     """Settings that decide what a run computes.
 
     Raises:
         ConfigError: for a value of another type or out of range.
     """
+
+    PANEL: ClassVar[str] = "The run"
 
     methods: tuple[dict[str, Any], ...] = setting(
         ({"name": "fedavg", "args": {}},),
@@ -78,12 +86,15 @@ class RunConfig:
         "",
         "Purpose of the model in one line, for the sites' administrators and ethics boards. It is on the "
         "page that they approve, and changes no result.",
+        rare=True,
     )
     task: str = setting("segmentation", "segmentation or classification.", choices=tuple(TASK_DEFAULTS))
     network: str = setting(
         "basicunet",
-        "Name of the network (an unknown name lists them all), or the class path of a network of MONAI, such "
-        "as monai.networks.nets.HighResNet.",
+        "Name of the network, or the class path of one of MONAI. An unknown name lists them all; a class "
+        "path "
+        f"is such as monai.networks.nets.HighResNet. {_by_task('network')}",
+        follows=True,
     )
     network_args: dict[str, Any] = setting(dict, "Arguments of the network, as a JSON object.")
     loss: str | None = setting(
@@ -93,7 +104,7 @@ class RunConfig:
         "(the default) or focal. Or the class path of a loss of MONAI, such as "
         "monai.losses.HausdorffDTLoss, or a name that another package adds.",
     )
-    loss_args: dict[str, Any] = setting(dict, "Arguments of the loss, as a JSON object.")
+    loss_args: dict[str, Any] = setting(dict, "Arguments of the loss, as a JSON object.", rare=True)
     in_channels: int = setting(1, "Channels of an image; photographs have 3.", above=0, flags=("--channels",))
     channel_names: tuple[str, ...] = setting(
         (),
@@ -134,8 +145,8 @@ class RunConfig:
     )
     image_size: int | None = setting(
         None,
-        "Pixels in both directions to which photographs, or the slices of volumes, are resized for the "
-        "network; by default they keep their size. Segmentations are resized back, and scored on the volume "
+        "Pixels of photographs or slices, each way, to which they are resized. By default they keep their "
+        "size. Segmentations are resized back, and scored on the volume "
         "as it is.",
         at_least=1,
         at_most=2**14,
@@ -147,39 +158,49 @@ class RunConfig:
         "one; the best of these rounds is tested. More than 1 saves time where whole volumes take longer to "
         "score than patches to train, and fewer scores leave the sites.",
         above=0,
+        rare=True,
     )
     local_epochs: int = setting(1, "Passes over a site's training samples per round.", above=0)
     local_steps: int = setting(
         0,
-        "Training steps per round, in place of local epochs; the samples are shuffled again whenever all of "
-        "them were used. 0 for whole epochs.",
+        "Training steps per round, in place of local epochs; 0 for whole epochs. The samples are shuffled "
+        "again whenever all of them were used.",
         at_least=0,
     )
-    batch_size: int = setting(16, "Samples per training step.", above=0)
+    batch_size: int = setting(
+        16, f"Samples per training step. {_by_task('batch_size')}", above=0, follows=True
+    )
     optimizer: str = setting(
         "adam",
-        "adam or sgd, started afresh in every round, so that a site has no hidden state; with a Bundle: "
-        "bundle, its own.",
+        "Optimiser, started afresh in every round. A site so keeps no hidden state. bundle is that of a "
+        f"Bundle. {_by_task('optimizer')}",
         choices=("adam", "sgd", "bundle"),
+        follows=True,
     )
     learning_rate: float = setting(
-        1e-3, "Learning rate of the optimiser.", above=0, flags=("--learning-rate", "--lr")
+        1e-3,
+        f"Learning rate of the optimiser. {_by_task('learning_rate')}",
+        above=0,
+        flags=("--learning-rate", "--lr"),
+        follows=True,
     )
     schedule: str = setting(
         "constant",
         "Learning rate in round r of R: constant; poly, multiplied by (1 - (r-1)/R)^0.9; or cosine, "
         "multiplied by (1 + cos(pi (r-1)/R)) / 2. It does not change within a round.",
         choices=("constant", "poly", "cosine"),
+        rare=True,
     )
-    momentum: float = setting(0.0, "Momentum of sgd.", at_least=0)
+    momentum: float = setting(0.0, "Momentum of sgd.", at_least=0, rare=True)
     weight_decay: float = setting(
-        0.0, "Weight decay of the optimiser, an L2 term of the gradient.", at_least=0
+        0.0, "Weight decay of the optimiser, an L2 term of the gradient.", at_least=0, rare=True
     )
     weighting: str = setting(
         "samples",
         "Weights of the sites in the average: samples, their numbers of training samples (FedAvg, and FedRDN "
         "Eq. 1), or uniform (FedFA+ Eq. 1).",
         choices=("samples", "uniform"),
+        rare=True,
     )
     compare_sites: str = setting(
         "updates",
@@ -188,6 +209,7 @@ class RunConfig:
         "grow with the number of sites, the lengths of their steps are not compared, and a share is limited "
         "by the samples of all sites that the round asks.",
         choices=("updates", "statistics"),
+        rare=True,
     )
     max_share: float = setting(
         MAX_SHARE,
@@ -196,6 +218,8 @@ class RunConfig:
         "The default counts where three or more sites train; 1 gives every site the share of its "
         "samples, as the papers do.",
         above=0,
+        at_most=1,
+        rare=True,
     )
     max_step: float = setting(
         0.0,
@@ -205,12 +229,14 @@ class RunConfig:
         "validation does not improve. It needs three updates that the server sees. 0 for no limit. A job of "
         f"medfedaug export has {MAX_STEP:g} unless another is given.",
         at_least=0,
+        follows=True,
+        rare=True,
     )
     secure_aggregation: bool = setting(
         False,
-        "Let the server learn the sum of the sites' weights and statistics, and none of a single site: each "
-        "site adds masks that cancel out in the sum. It needs three sites in every round, and methods that "
-        "can do with sums; checks of single updates are lost.",
+        "Let the server learn sums over the sites alone, and nothing of a single one. Each site adds to "
+        "its weights and statistics masks that cancel out in the sum. It needs three sites in every round, "
+        "and methods that can do with sums; checks of single updates are lost.",
         flags=("--secure-aggregation",),
     )
     precision: str = setting(
@@ -218,6 +244,7 @@ class RunConfig:
         "float32, or bfloat16 for the network's convolutions and matrix products (torch.autocast), in "
         "training and evaluation; weights, losses and statistics stay float32.",
         choices=("float32", "bfloat16"),
+        rare=True,
     )
     intensity: str = setting(
         "scale",
@@ -230,7 +257,8 @@ class RunConfig:
     )
     augmentation: str = setting(
         "none",
-        "Augmentation of training images, before anything that a method does: none; flip, which mirrors left "
+        "Augmentation of training images: none, flip, flip_rotate, intensity or full. It comes before "
+        "anything that a method does. flip, which mirrors left "
         "and right with probability 1/2 (of volumes the axis R or L of the plan's orientation, without one "
         "the first axis as stored; slices across it stay as they are); flip_rotate, which also rotates by an "
         "angle between -30 and 30 degrees (FedFA appendix E.2), volumes in the plane of their first two "
@@ -239,17 +267,20 @@ class RunConfig:
         "along. Segmentation on the sites' own data has full unless another is given; published data sets, "
         "the phantom and classification have none.",
         choices=("none", "flip", "flip_rotate", "intensity", "full"),
+        follows=True,
     )
     surface_tolerance: float = setting(
         2.0,
         "Largest distance of two surfaces that count as one in the normalised surface Dice (NSD), in "
         "millimetres; in pixels for images that have no spacing.",
         at_least=0,
+        rare=True,
     )
     metrics: tuple[str, ...] = setting(
         (),
         "A further metric of the test, by the name under which an installed package adds it "
         "(`medfedaug.metrics.base`); repeatable. The server and every site need the package.",
+        rare=True,
     )
     bundle: dict[str, Any] = setting(
         dict,
@@ -262,6 +293,7 @@ class RunConfig:
         "Place of the methods' transforms, such as FedRDN's, among a Bundle's training transforms: "
         "deterministic, before the first random one; or end, after all of them.",
         choices=("deterministic", "end"),
+        rare=True,
     )
     init: str | None = setting(
         None, "Fingerprint of the weights that the network starts from, where they are given.", flags=None
@@ -270,6 +302,7 @@ class RunConfig:
         (),
         "Entries of the network that are not trained, as a pattern such as 'encoder.*', in which a star "
         "stands for any text; repeatable. Batch norms whose running statistics match use them in training.",
+        rare=True,
     )
     loop: str | None = setting(
         None,
@@ -279,34 +312,28 @@ class RunConfig:
         flags=None,
     )
     seed: int = setting(
-        0, "Seed of all random numbers: those of the initial network, and those of each site and round."
+        0, "Seed of all random numbers. They are those of the initial network, of each site and round."
     )
     limit: int | None = setting(
         None, "At most this many cases per split and site; by default all.", at_least=1
     )
     holdout: tuple[str, ...] = setting(
-        (), "A site that does not train although it could, and is tested as an unseen site; repeatable."
+        (), "A site that does not train and is tested as an unseen one; repeatable."
     )
     participation: float = setting(
-        1.0, "Share of the training sites that take part in a round, drawn anew every round.", above=0
+        1.0,
+        "Share of the training sites that take part in a round, drawn anew every round.",
+        above=0,
+        at_most=1,
+        rare=True,
     )
 
     def __post_init__(self) -> None:
-        if not isinstance(self.methods, list | tuple) or not self.methods:
-            raise ConfigError(f"methods must be a list of one or more, got {str(self.methods)[:80]}")
-        for method in self.methods:
-            if not isinstance(method, Mapping) or not isinstance(method.get("name"), str):
-                raise ConfigError(f"a method is an object with a name, got {str(method)[:80]}")
-            if not isinstance(method.get("args", {}), Mapping):
-                raise ConfigError(f"the args of {method['name']} must be a JSON object")
-        object.__setattr__(self, "methods", tuple(dict(m) for m in self.methods))
-        for name in ("holdout", "classes", "channel_names", "freeze", "metrics"):
-            given = getattr(self, name)
-            if not isinstance(given, list | tuple) or not all(isinstance(entry, str) for entry in given):
-                raise ConfigError(f"{name} must be a list of texts, got {str(given)[:80]}")
-        for name in ("holdout", "classes", "channel_names", "freeze", "metrics", "pilot"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        check_fields(self)
+        for method in self.methods or ({},):
+            if not isinstance(method.get("name"), str) or not isinstance(method.get("args", {}), Mapping):
+                raise ConfigError(
+                    f"a method is an object with a name, and args that are one too, got {str(method)[:80]}"
+                )
         named = len(self.channel_names)
         if self.in_channels == 1 and named:
             object.__setattr__(self, "in_channels", named)
@@ -318,8 +345,6 @@ class RunConfig:
             raise ConfigError(
                 f"two or more classes with different names are needed, got {list(self.classes)}"
             )
-        if not isinstance(self.plan, Plan):
-            object.__setattr__(self, "plan", Plan.from_dict(self.plan))
         if self.loop is not None:
             check_loop(self.loop)
             if self.bundle:
@@ -337,10 +362,6 @@ class RunConfig:
                 "a pilot follows an exchange of fingerprints, and has neither secure aggregation nor a plan "
                 "that is yet to be made"
             )
-        if not self.participation <= 1:
-            raise ConfigError(f"participation is a share of the sites, got {self.participation}")
-        if not self.max_share <= 1:
-            raise ConfigError(f"max_share is a share of the average, got {self.max_share}")
         if 0 < self.max_step < 1:
             raise ConfigError(f"max_step is 0, or 1 or more, got {self.max_step}")
         if self.max_step and self.compare_sites != "updates":
@@ -352,10 +373,9 @@ class RunConfig:
                 raise ConfigError("optimizer bundle, and normalise_at, need a Bundle (--bundle)")
             return
         check_reference(self.bundle)
-        for entry in dataclasses.fields(self):
-            default = entry.default_factory() if callable(entry.default_factory) else entry.default
-            if entry.name in _OF_A_BUNDLE and getattr(self, entry.name) != default:
-                raise ConfigError(f"{entry.name} follows from the Bundle; leave it out")
+        for name in _OF_A_BUNDLE:
+            if getattr(self, name) != defaults(RunConfig)[name]:
+                raise ConfigError(f"{name} follows from the Bundle; leave it out")
         if self.plan != Plan(spatial_dims=self.plan.spatial_dims):
             raise ConfigError("a plan follows from the transforms of the Bundle; leave it out")
         settled = {"network": self.bundle["name"], "optimizer": "bundle", "intensity": "raw"}
@@ -417,22 +437,8 @@ class RunConfig:
             return dataclasses.replace(self.plan, normalisation=None, ct_intensities=None)
         return self.plan
 
-    def to_dict(self) -> dict[str, Any]:
-        """The configuration as plain JSON types."""
-        return {
-            **dataclasses.asdict(self),
-            "methods": list(self.methods),
-            "holdout": list(self.holdout),
-            "freeze": list(self.freeze),
-            "pilot": list(self.pilot),
-            "metrics": list(self.metrics),
-            "classes": list(self.classes),
-            "channel_names": list(self.channel_names),
-            "plan": self.plan.to_dict(),
-        }
-
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> RunConfig:
+    def from_dict(cls, values: Any) -> Self:
         """The inverse of `to_dict`; an unknown key is an error, since it would silently do nothing.
 
         Raises:
@@ -444,19 +450,18 @@ class RunConfig:
         except ValueError as error:
             raise ConfigError(f"configuration: {error}") from error
         moved = {entry.name for entry in dataclasses.fields(Execution)}
-        given = {name: value for name, value in values.items() if name not in moved}
-        _check_keys(cls, given)
-        return cls(**given)
+        return super().from_dict({name: value for name, value in values.items() if name not in moved})
 
 
-@documented
-@dataclass(frozen=True)
-class Execution:
+@settings
+class Execution(Settings):
     """Settings of a run's execution: none changes what a round computes from the sites' updates.
 
     Raises:
         ConfigError: for a value of another type, or below 0.
     """
+
+    PANEL: ClassVar[str] = "How the run is carried out"
 
     threads: int = setting(
         0,
@@ -466,39 +471,21 @@ class Execution:
         at_least=0,
     )
     min_sites: int = setting(
-        0, "Good updates that a round needs; 0 for those of all sites that it asks.", at_least=0
+        0, "Good updates that a round needs; 0 for those of all sites that it asks.", at_least=0, rare=True
     )
     round_timeout: float = setting(
-        0.0, "Seconds after which a site's answer is no longer waited for; 0 for no limit.", at_least=0
+        0.0,
+        "Seconds after which a site's answer is no longer waited for; 0 for no limit.",
+        at_least=0,
+        rare=True,
     )
     grace: float | None = setting(
         None,
         "Seconds for which the other sites are waited for once there are enough good updates (min_sites); by "
         "default until the timeout.",
         at_least=0,
+        rare=True,
     )
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The settings as plain JSON types."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Execution:
-        """The inverse of `to_dict`.
-
-        Raises:
-            ConfigError: for unknown keys and impossible values.
-        """
-        _check_keys(cls, values)
-        return cls(**dict(values))
-
-
-def _check_keys(settings: type[RunConfig | Execution], values: Mapping[str, Any]) -> None:
-    known = sorted(entry.name for entry in dataclasses.fields(settings))
-    check_keys("unknown configuration keys:", values, known)
 
 
 def task_defaults(task: str, plan: Plan | None = None, *, own_data: bool = False) -> dict[str, Any]:

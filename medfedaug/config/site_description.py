@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from dataclasses import field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import yaml
 from annotated_types import Ge, Le, MaxLen
-from pydantic import AfterValidator, BeforeValidator, Strict, WithJsonSchema
-from pydantic.dataclasses import dataclass
+from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
+from typing_extensions import Self
 
+from medfedaug.config.options import Settings, setting, settings
 from medfedaug.config.scanners import SCANNERS_SCHEMA, Scanners, check_scanners
-from medfedaug.config.validated import STRICT, OneLineErrors
 from medfedaug.errors import ConfigError, first_line
-from medfedaug.utils.printable import is_printable
-from medfedaug.utils.validation import check_keys
 
 __all__ = ["DESCRIPTION", "SiteDescription"]
 
@@ -25,14 +21,6 @@ DESCRIPTION = "description"
 """The name under which a description leaves a site."""
 
 _LARGEST_FILE = 100_000  # bytes
-_MOST = 999_999
-
-
-def _visible(value: str) -> str:
-    text = " ".join(value.split())  # a paragraph of YAML is one line
-    if not is_printable(text):
-        raise ValueError("holds a control character or one that cannot be seen")
-    return text
 
 
 def _ordered(value: tuple[int, ...]) -> tuple[int, ...]:
@@ -41,26 +29,15 @@ def _ordered(value: tuple[int, ...]) -> tuple[int, ...]:
     return value
 
 
-Short = Annotated[str, MaxLen(100), AfterValidator(_visible)]
-Long = Annotated[str, MaxLen(1000), AfterValidator(_visible)]
-Count = Annotated[int, Ge(1), Le(_MOST)]
+Short = Annotated[str, MaxLen(100)]
+Long = Annotated[str, MaxLen(1000)]
+Count = Annotated[int, Ge(1), Le(999_999)]
 Year = Annotated[int, Ge(1895), Le(2200)]
 
 
-@dataclass(frozen=True, config=STRICT)
-class SiteDescription(OneLineErrors):
+@settings
+class SiteDescription(Settings):
     """A site's images and patients in its own words; whatever it leaves out is not said.
-
-    Args:
-        patients: the number of patients whose images the site trains with; by default it is counted.
-        studies: the number of their studies; by default the cases are counted.
-        modality: of the images, such as ``MR, FLAIR``.
-        body_part: the part of the body, such as ``brain``.
-        scanners: manufacturers of the scanners, each with its models.
-        years: the first and the last year in which the images were taken.
-        inclusion: which patients are included, and which are not.
-        annotators: who drew the outlines, how, and who checked them.
-        contact: a person or an office that answers questions; the card has it with the names of sites only.
 
     Raises:
         ConfigError: for values that make no sense.
@@ -70,38 +47,42 @@ class SiteDescription(OneLineErrors):
         {'modality': 'MR', 'years': [2019, 2024]}
     """
 
-    patients: Count | None = None
-    studies: Count | None = None
-    modality: Short = ""
-    body_part: Short = ""
-    scanners: Annotated[Scanners, BeforeValidator(check_scanners), WithJsonSchema(SCANNERS_SCHEMA)] = field(
-        default_factory=dict
+    TITLE: ClassVar[str] = f"{DESCRIPTION}: "
+
+    patients: Count | None = setting(
+        None, "Number of patients whose images the site trains with; by default it is counted."
     )
-    years: Annotated[tuple[Year, ...], Strict(False), AfterValidator(_ordered)] = ()
-    inclusion: Long = ""
-    annotators: Long = ""
-    contact: Long = ""
+    studies: Count | None = setting(None, "Number of their studies; by default the cases are counted.")
+    modality: Short = setting("", "Modality of the images, such as ``MR, FLAIR``.")
+    body_part: Short = setting("", "Part of the body, such as ``brain``.")
+    scanners: Annotated[Scanners, BeforeValidator(check_scanners), WithJsonSchema(SCANNERS_SCHEMA)] = setting(
+        dict, "Manufacturers of the scanners, each with its models."
+    )
+    years: Annotated[tuple[Year, ...], AfterValidator(_ordered)] = setting(
+        (), "First and last year in which the images were taken."
+    )
+    inclusion: Long = setting("", "Patients who are included, and those who are not.")
+    annotators: Long = setting("", "Persons who drew the outlines, how, and who checked them.")
+    contact: Long = setting(
+        "", "A person or an office that answers questions; the card has it with the names of sites only."
+    )
 
     def to_dict(self) -> dict[str, Any]:
         """Return what is said, as plain JSON types."""
-        values = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
-        values |= {"scanners": dict(self.scanners), "years": list(self.years)}
-        return {name: value for name, value in values.items() if value}
+        return {name: value for name, value in super().to_dict().items() if value}
 
     @classmethod
-    def from_dict(cls, values: Any) -> SiteDescription:
-        """Build from `to_dict`.
+    def from_dict(cls, values: Any) -> Self:
+        """Build from `to_dict`; a paragraph of YAML is one line.
 
         Raises:
             ConfigError: for unknown keys, which would silently say nothing, and impossible values.
         """
-        if not isinstance(values, Mapping):
-            raise ConfigError(f"{DESCRIPTION}: expected an object, got {type(values).__name__}")
-        check_keys(f"{DESCRIPTION}: unknown keys", values, [entry.name for entry in dataclasses.fields(cls)])
-        try:
-            return cls(**values)
-        except ConfigError as error:
-            raise ConfigError(f"{DESCRIPTION}: {error}") from error
+        if isinstance(values, Mapping):
+            values = {
+                key: " ".join(one.split()) if isinstance(one, str) else one for key, one in values.items()
+            }
+        return super().from_dict(values)
 
     @classmethod
     def of_file(cls, path: Path) -> SiteDescription:

@@ -74,6 +74,9 @@ def site_folders(root: Path) -> list[Path]:
     folders = [path for path in visible if path.is_dir()]
     found = [p for p in folders if is_site(p)]
     if not found:
+        if is_site(root):
+            parent = root.resolve().parent
+            raise DataError("is a site itself", path=root, hint=f"Name the folder that holds it: {parent}")
         raise DataError(
             "no site found",
             path=root,

@@ -16,19 +16,18 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import MISSING
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import yaml
-from pydantic import BeforeValidator, Strict, WithJsonSchema
-from pydantic.dataclasses import dataclass
+from pydantic import BeforeValidator, WithJsonSchema
 
 from medfedaug._version import __version__
+from medfedaug.config.options import File, Settings, setting, settings
 from medfedaug.config.plan import PLAN_FIELDS, Plan, load_plan, planning_settings
 from medfedaug.config.run import RunConfig, task_defaults
-from medfedaug.config.validated import STRICT, OneLineErrors
 from medfedaug.data.base import is_own_data
 from medfedaug.data.benchmarks import (
     OWN_DATA,
@@ -63,7 +62,6 @@ def _several(value: Any) -> tuple[str, ...]:
 
 _NAME = {"type": ["string", "number"]}
 
-File = Annotated[Path, Strict(False)]
 Several = Annotated[
     tuple[str, ...],
     BeforeValidator(_several),
@@ -71,45 +69,38 @@ Several = Annotated[
 ]
 
 
-@dataclass(frozen=True, config=STRICT)
-class Experiment(OneLineErrors):
+@settings
+class Experiment(Settings):
     """Methods x seeds x folds x settings.
-
-    Args:
-        data: the folder with one folder per site, or with the files of the protocol's data set.
-        methods: combinations of methods.
-        out: the folder for runs, tables and page.
-        protocol: a paper's (`medfedaug.experiments.presets.PRESETS`); empty for data of one's own.
-        settings: settings of all runs: ``METHOD.ARG``, a field of `RunConfig` or of
-            `medfedaug.config.plan.Plan`, an option of the data, or ``plan``: a plan's file or ``auto``.
-        vary: settings that take several values in turn.
-        seeds: number of seeds, which are 0, 1, ...
-        folds: number of folds by patient; 0 for the sites' own splits.
-        holdout: sites to leave out in turn, or ``all``.
-        limit: at most this many cases per split and site.
-        scale: share of the rounds that are run.
-        init: a file with weights to start from.
-        cross_site: whether each site's local model is tested at every site.
 
     Raises:
         ConfigError: for values of another kind.
     """
 
-    SETTINGS: ClassVar[str] = "experiment: "
+    TITLE: ClassVar[str] = "experiment: "
 
-    data: File
-    methods: Several
-    out: File
-    protocol: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    vary: Mapping[str, Any] = field(default_factory=dict)
-    seeds: int = 5
-    folds: int = 0
-    holdout: Several = ()
-    limit: int | None = None
-    scale: float = 1.0
-    init: File | None = None
-    cross_site: bool = False
+    data: File = setting(
+        MISSING, "Folder with one folder per site, or with the files of the protocol's data set."
+    )
+    methods: Several = setting(MISSING, "Combinations of methods.")
+    out: File = setting(MISSING, "Folder for runs, tables and page.")
+    protocol: str = setting(
+        "",
+        "Protocol of a paper (`medfedaug.experiments.presets.PRESETS`); empty for data of one's own.",
+    )
+    settings: Mapping[str, Any] = setting(
+        dict,
+        "Settings of all runs: ``METHOD.ARG``, a field of `RunConfig` or of `medfedaug.config.plan.Plan`, an "
+        "option of the data, or ``plan``: a plan's file or ``auto``.",
+    )
+    vary: Mapping[str, Any] = setting(dict, "Settings that take several values in turn.")
+    seeds: int = setting(5, "Number of seeds, which are 0, 1, ...")
+    folds: int = setting(0, "Number of folds by patient; 0 for the sites' own splits.")
+    holdout: Several = setting((), "Sites to leave out in turn, or ``all``.")
+    limit: int | None = setting(None, "At most this many cases per split and site.")
+    scale: float = setting(1.0, "Share of the rounds that are run.")
+    init: File | None = setting(None, "A file with weights to start from.")
+    cross_site: bool = setting(False, "Test each site's local model at every site, too.")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "methods", tuple(parse_methods_list(self.methods)))

@@ -15,7 +15,7 @@ from medfedaug.privacy.job_log import JobBook, JobEntry
 if TYPE_CHECKING:
     from medfedaug.methods.base import ServerExchange
 
-__all__ = ["job_state", "record", "summary"]
+__all__ = ["changed_settings", "job_state", "record", "summary"]
 
 
 def record(entry: JobEntry, book: JobBook, site: str) -> list[str]:
@@ -127,10 +127,16 @@ def summary(entry: JobEntry) -> list[str]:
 
 
 def _changed(config: RunConfig) -> list[str]:
-    defaults = RunConfig().to_dict()
-    changed = {name: value for name, value in config.to_dict().items() if value != defaults[name]}
     lines = ["", "Settings that are not the default"]
-    return [*lines, *(f"  {name}: {json.dumps(value)}" for name, value in changed.items())]
+    return [*lines, *(f"  {line}" for line in changed_settings(config))]
+
+
+def changed_settings(config: RunConfig) -> list[str]:
+    """A line for each setting of a job that is not the default."""
+    usual = type(config)().to_dict()
+    return [
+        f"{name}: {json.dumps(value)}" for name, value in config.to_dict().items() if value != usual[name]
+    ]
 
 
 def _prospect(config: RunConfig) -> list[str]:

@@ -13,7 +13,7 @@ from medfedaug.methods.arguments import check_arguments
 from medfedaug.methods.base import Method
 from medfedaug.methods.compatibility import check_compatible, constraints
 from medfedaug.utils import plugins
-from medfedaug.utils.validation import match_case, not_known
+from medfedaug.utils.validation import match_case, not_known, split_names
 
 __all__ = [
     "BUILT_IN_NAMES",
@@ -68,7 +68,7 @@ def parse_methods(text: str, settings: Mapping[str, Mapping[str, Any]] | None = 
     [{'name': 'fedrdn', 'args': {}}, {'name': 'fedfa', 'args': {}}, {'name': 'fedfa_h', 'args': {'bins': 16}}]
     """
     settings = dict(settings or {})
-    given = [canonical_name(name.strip()) for name in text.split(",") if name.strip()]
+    given = [canonical_name(name) for name in split_names("methods", text)]
     if not given:
         raise ConfigError(f"no method was named; choose from {', '.join(method_names())}")
     for name in given:

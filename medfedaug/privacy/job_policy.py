@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn
 
-from medfedaug.config.options import check_fields, documented, setting
+from annotated_types import MinLen
+
+from medfedaug.config.options import Settings, setting, settings
 from medfedaug.config.run import RunConfig
-from medfedaug.errors import ConfigError, JobRefused, withheld
-from medfedaug.utils.validation import check_keys
+from medfedaug.errors import JobRefused, withheld
 
 if TYPE_CHECKING:
     import torch
@@ -22,9 +21,11 @@ __all__ = ["JobRules"]
 _FILE = re.compile(r"^[/~.\\]|^[A-Za-z]:[\\/]|\.\.[\\/]|://")
 
 
-@documented
-@dataclass(frozen=True)
-class JobRules:
+Name = Annotated[str, MinLen(1)]
+
+
+@settings
+class JobRules(Settings):
     """A site's rules for jobs; JSON in the site's settings.
 
     Raises:
@@ -38,20 +39,24 @@ class JobRules:
 min_batch_size is 4
     """
 
-    methods: tuple[str, ...] | None = setting(
+    TITLE: ClassVar[str] = "jobs: "
+    PANEL: ClassVar[str] = "Jobs in which the site takes part"
+    OPEN: ClassVar[str] = "what the kit says"
+
+    methods: tuple[Name, ...] | None = setting(
         None,
         "Methods that jobs may use, separated by commas; by default all (of packages: --allow-plugin).",
         flags=("--allow-methods",),
     )
-    networks: tuple[str, ...] | None = setting(
+    networks: tuple[Name, ...] | None = setting(
         None,
         "Networks that jobs may use, by name or class path, separated by commas; by default all.",
         flags=("--allow-networks",),
     )
-    tasks: tuple[str, ...] | None = setting(
+    tasks: tuple[Name, ...] | None = setting(
         None, "Tasks of jobs, segmentation or classification; by default both.", flags=("--allow-tasks",)
     )
-    loops: tuple[str, ...] = setting(
+    loops: tuple[Name, ...] = setting(
         (),
         "A training loop that jobs may bring (FILE.py@SHA-256, as `medfedaug export` prints it) or name (of "
         "packages: also --allow-plugin), repeatable; by default none. A loop is code that sees the site's "
@@ -60,7 +65,7 @@ min_batch_size is 4
     )
     min_batch_size: int = setting(2, "Least samples per training step.", above=0)
     min_local_steps: int = setting(
-        5, "Least training steps per round, for a job that counts steps and not epochs.", above=0
+        5, "Least training steps per round, for a job that counts steps and not epochs.", above=0, rare=True
     )
     min_cases: int = setting(
         10,
@@ -74,13 +79,17 @@ min_batch_size is 4
         1024.0,
         "Largest exchange of the methods in a message, either way and without the model, in MB.",
         above=0,
+        rare=True,
     )
-    max_jobs_per_day: int = setting(20, "Most jobs that begin within 24 hours.", above=0)
+    max_jobs_per_day: int = setting(20, "Most jobs that begin within 24 hours.", above=0, rare=True)
     secure_only: bool = setting(False, "Take part only in jobs under secure aggregation.")
     min_summed: int = setting(
-        3, "Least sites, this one too, in a sum that the server learns under secure aggregation.", at_least=2
+        3,
+        "Least sites, this one too, in a sum that the server learns under secure aggregation.",
+        at_least=2,
+        rare=True,
     )
-    known_sites: tuple[str, ...] | None = setting(
+    known_sites: tuple[Name, ...] | None = setting(
         None,
         "The federation's sites, by the names in their certificates, separated by commas; by default those "
         "whose certificates this site has seen.",
@@ -90,6 +99,8 @@ min_batch_size is 4
         0.66,
         "Least share of the known sites that must take part in a sum under secure aggregation, 0 to 1.",
         at_least=0,
+        at_most=1,
+        rare=True,
     )
     max_sum_sets: int = setting(
         3,
@@ -97,6 +108,7 @@ min_batch_size is 4
         "says that a site is gone learns about it from the difference. 1 is the safest; a site that misses a "
         "round then ends the job.",
         at_least=1,
+        rare=True,
     )
     approve: bool = setting(
         False, "Let a job wait until the site's administrator has approved it (medfedaug approve)."
@@ -106,20 +118,8 @@ min_batch_size is 4
         "Most configurations that wait for an approval; one more, and the oldest of them is refused and "
         "forgotten.",
         above=0,
+        rare=True,
     )
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}  # for its JSON Schema
-
-    def __post_init__(self) -> None:
-        for name in ("methods", "networks", "tasks", "loops", "known_sites"):
-            value = getattr(self, name)
-            if value is not None:
-                if not isinstance(value, list | tuple) or not all(isinstance(v, str) and v for v in value):
-                    raise ConfigError(f"{name} must be a list of names, got {value!r}")
-                object.__setattr__(self, name, tuple(value))
-        check_fields(self)
-        if self.min_known_share > 1:
-            raise ConfigError(f"min_known_share must be at most 1, got {self.min_known_share:g}")
 
     def check(self, site: str, config: RunConfig) -> None:
         """Check what a job says of itself, before anything is built for it.
@@ -213,26 +213,6 @@ min_batch_size is 4
                 else "no approval needed",
             ]
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """The rules as plain JSON types."""
-        found = dataclasses.asdict(self)
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
-
-    @classmethod
-    def from_dict(cls, values: Any) -> JobRules:
-        """The inverse of `to_dict`; what is not there keeps its default.
-
-        Raises:
-            ConfigError: for unknown keys, which would silently refuse nothing, and impossible values.
-        """
-        if not isinstance(values, Mapping):
-            raise ConfigError(f"jobs: expected an object of rules, got {values!r}")
-        check_keys("jobs: unknown rules", values, [f.name for f in dataclasses.fields(cls)])
-        try:
-            return cls(**dict(values))
-        except ConfigError as error:
-            raise ConfigError(f"jobs: {error}") from error
 
 
 def _refuse(site: str, found: str, rule: str) -> NoReturn:

@@ -8,27 +8,24 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from annotated_types import Ge, MinLen
-from pydantic import BeforeValidator, Strict, WithJsonSchema
-from pydantic.dataclasses import dataclass
+from annotated_types import MinLen
+from pydantic import BeforeValidator, WithJsonSchema
 
 from medfedaug.config.bundle_reference import AllowedBundle
-from medfedaug.config.storage import CACHE_VARIABLE, DEFAULT_MEMORY, MEMORY_VARIABLE, Storage
-from medfedaug.config.validated import STRICT, OneLineErrors
+from medfedaug.config.options import Settings, read_text, setting, settings
+from medfedaug.config.storage import DEFAULT_MEMORY, DETERMINISTIC_TEXT, GRAPHS, GRAPHS_TEXT, Storage
 from medfedaug.errors import ConfigError
-from medfedaug.privacy import JobRules, PrivacyPolicy
+from medfedaug.privacy.job_policy import JobRules
+from medfedaug.privacy.policy import PrivacyPolicy
 from medfedaug.utils.files import parse_json
-from medfedaug.utils.validation import check_keys
 
 __all__ = [
     "DATA_VARIABLE",
     "DEVICE_VARIABLE",
-    "PROCESSES_VARIABLE",
     "SETTINGS_FILE",
     "STATE_VARIABLE",
     "SiteSettings",
@@ -40,42 +37,14 @@ DEVICE_VARIABLE = "MEDFEDAUG_DEVICE"
 """Environment variable with the device to compute on."""
 STATE_VARIABLE = "MEDFEDAUG_STATE"
 """Environment variable with the folder for what must survive a restart."""
-PROCESSES_VARIABLE = "MEDFEDAUG_PROCESSES"
-"""Environment variable with the number of processes in which a script's loop trains."""
 SETTINGS_FILE = "local/medfedaug.json"
 """File of the settings in a site's kit."""
 
-_VARIABLES = {
-    "data": DATA_VARIABLE,
-    "device": DEVICE_VARIABLE,
-    "state": STATE_VARIABLE,
-    "memory": MEMORY_VARIABLE,
-    "cache": CACHE_VARIABLE,
-    "processes": PROCESSES_VARIABLE,
-}
-
-
-def _text(value: Any) -> Any:
-    if value is not None and not isinstance(value, Path) and not (isinstance(value, str) and value):
-        raise ValueError("must be text")
-    return value
-
 
 def _folder(value: Any) -> Path | None:
-    found = _text(value)
-    return Path(found) if found else None
-
-
-def _number(value: Any) -> Any:
-    try:  # a variable of the environment is text
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
-
-
-def _built_by(cls: Any) -> Callable[[Any], Any]:
-    """Build a group of settings from its mapping, whose unknown keys then get the names that are near."""
-    return lambda value: value if isinstance(value, cls) else cls.from_dict(value)
+    if value is not None and not isinstance(value, Path) and not (isinstance(value, str) and value):
+        raise ValueError("must be text")
+    return None if value is None else Path(value)
 
 
 def _bundles(value: Any) -> Any:
@@ -92,78 +61,89 @@ _BUNDLE = {
 
 _PATH = {"anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}]}
 
+Name = Annotated[str, MinLen(1)]
 Folder = Annotated[Path | None, BeforeValidator(_folder), WithJsonSchema(_PATH)]
-Number = Annotated[float, Ge(0), BeforeValidator(_number)]
 
 
-@dataclass(frozen=True, config=STRICT)
-class SiteSettings(OneLineErrors):
+@settings
+class SiteSettings(Settings):
     """Settings of a site, which no job carries.
-
-    Args:
-        data: the folder with the site's images; see `medfedaug.federation.resolve_data_folder`.
-        device: ``"cpu"``, ``"cuda"``, ... or ``"auto"``: CUDA where there is one.
-        state: the folder for what must survive a restart of the site.
-        privacy: the limits of what may leave the site.
-        plugins: names of installed packages whose methods and networks a job may use
-            (`medfedaug.utils.plugins`).
-        bundles: the Bundles that a job may use, by name, each with its folder and the hash of the content
-            that was allowed (`medfedaug.config.bundle_reference`).
-        memory: GiB of memory for prepared images; the rest of them is kept in files.
-        jobs: which jobs the site takes part in.
-        simulation: whether the server and all sites are on one machine, so that nothing leaves it and the
-            rules for jobs do not hold. Simulations set it; it has no place in a kit.
-        cache: the folder of these files, which then serve later jobs too and are never removed; ``None`` for
-            a temporary one, which goes with the job.
-        processes: processes of the site, one for each GPU, in which a training loop of a script trains
-            together (`medfedaug.nvflare_jobs.job.ranks`); the federation's own loop has one.
-        save_every: minutes of a round's training after which its state is written to the state folder: after
-            a restart the site goes on from there. 0 for never, which repeats the round.
 
     Example:
         >>> SiteSettings.from_dict({"privacy": {"min_images": 20}}, "medfedaug.json").privacy.min_images
         20
     """
 
-    UNITS: ClassVar[dict[str, str]] = {"memory": "GiB", "save_every": "minutes"}
+    PANEL: ClassVar[str] = "The site"
+    OPEN: ClassVar[str] = "what the kit says"
 
-    data: Folder = None
-    device: Annotated[str, BeforeValidator(lambda value: _text(value) or "auto")] = "auto"
-    state: Folder = None
-    privacy: Annotated[PrivacyPolicy, BeforeValidator(_built_by(PrivacyPolicy))] = field(
-        default_factory=PrivacyPolicy
+    data: Folder = setting(
+        None, "Folder with the site's images; see `medfedaug.federation.resolve_data_folder`."
     )
-    plugins: Annotated[tuple[Annotated[str, MinLen(1)], ...], Strict(False)] = ()
+    device: Name = setting("auto", "cpu, cuda, cuda:1, ... or auto: CUDA where there is one.")
+    state: Folder = setting(
+        None, "Folder for what must survive a restart of the site; of a kit by default KIT/medfedaug."
+    )
+    privacy: PrivacyPolicy = setting(PrivacyPolicy, "The limits of what may leave the site.", flags=None)
+    plugins: tuple[Name, ...] = setting(
+        (),
+        "An installed package whose methods and networks a job may use (`medfedaug.utils.plugins`), besides "
+        "those that are allowed already; repeatable.",
+        flags=("--allow-plugin",),
+    )
     bundles: Annotated[
         Mapping[str, AllowedBundle],
         BeforeValidator(_bundles),
         WithJsonSchema({"type": "object", "additionalProperties": _BUNDLE}),
-    ] = field(default_factory=dict)
-    memory: Number = DEFAULT_MEMORY
-    cache: Folder = None
-    jobs: Annotated[JobRules, BeforeValidator(_built_by(JobRules))] = field(default_factory=JobRules)
-    simulation: bool = False
-    save_every: Number = 5.0
-    processes: Annotated[int, Ge(1), Strict(False)] = 1
+    ] = setting(
+        dict,
+        "The Bundles that a job may use, by name, each with its folder and the hash of the content that was "
+        "allowed (`medfedaug.config.bundle_reference`).",
+        flags=None,
+    )
+    memory: float = setting(
+        DEFAULT_MEMORY,
+        "GiB of memory for prepared images; the rest of them is kept in files.",
+        at_least=0,
+        unit="GiB",
+    )
+    cache: Folder = setting(
+        None,
+        "Folder of these files, which then serve later jobs too and are never removed; by default a "
+        "temporary one, which goes with the job.",
+    )
+    graphs: str = setting("auto", GRAPHS_TEXT, choices=GRAPHS)
+    deterministic: bool = setting(False, DETERMINISTIC_TEXT)
+    jobs: JobRules = setting(JobRules, "The jobs that the site takes part in.", flags=None)
+    simulation: bool = setting(
+        False,
+        "Let no rule for jobs hold, since the server and all sites are on one machine. Simulations set it; "
+        "it has no place in a kit.",
+        flags=None,
+    )
+    save_every: float = setting(
+        5.0,
+        "Minutes of a round's training after which its state is written to the state folder: after a restart "
+        "the site goes on from there. 0 for never, which repeats the round.",
+        at_least=0,
+        unit="minutes",
+    )
+    processes: int = setting(
+        1,
+        "Processes, one for each GPU, in which a training loop of a script trains together; the federation's "
+        "own loop has one.",
+        at_least=1,
+    )
 
     @property
     def storage(self) -> Storage:
-        """Return where the site keeps its prepared images."""
-        return Storage(int(self.memory * 2**30), self.cache)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The settings as plain JSON types."""
-        values = {
-            **dataclasses.asdict(self),
-            "privacy": self.privacy.to_dict(),
-            "plugins": list(self.plugins),
-            "bundles": {name: bundle.to_dict() for name, bundle in self.bundles.items()},
-            "jobs": self.jobs.to_dict(),
-        }
-        return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+        """Return where the site keeps its prepared images, and how it computes."""
+        return Storage(
+            int(self.memory * 2**30), self.cache, graphs=self.graphs, deterministic=self.deterministic
+        )
 
     @classmethod
-    def from_dict(cls, values: Any, source: object) -> SiteSettings:
+    def from_dict(cls, values: Any, source: object = "") -> SiteSettings:
         """Settings from JSON; an unknown key is an error, since it would silently do nothing.
 
         Args:
@@ -173,11 +153,8 @@ class SiteSettings(OneLineErrors):
         Raises:
             ConfigError: naming the source and the key.
         """
-        if not isinstance(values, dict):
-            raise ConfigError(f"{source}: a JSON object is needed, got {type(values).__name__}")
-        check_keys(f"{source}: unknown keys", values, [f.name for f in dataclasses.fields(cls)])
         try:
-            return cls(**values)
+            return super().from_dict(values)
         except ConfigError as error:
             raise ConfigError(f"{source}: {error}") from error
 
@@ -194,8 +171,8 @@ class SiteSettings(OneLineErrors):
 
         Args:
             kit: the folder that holds ``local`` and ``startup``; ``None`` for the environment alone.
-            environment: ``MEDFEDAUG_`` with ``DATA``, ``DEVICE``, ``STATE``, ``MEMORY``, ``CACHE`` and
-                ``PROCESSES`` in it come first.
+            environment: ``MEDFEDAUG_`` and the name of a setting with an option, such as
+                ``MEDFEDAUG_DATA``, come first.
             content: of the file, in place of what it has now.
 
         Returns:
@@ -205,10 +182,13 @@ class SiteSettings(OneLineErrors):
             ConfigError: naming the file and what is wrong with it.
         """
         settings = cls() if kit is None else cls._from_kit(Path(kit), content)
-        given = {name: environment[key] for name, key in _VARIABLES.items() if environment.get(key)}
-        # As everywhere, a folder in a variable is relative to the working folder.
-        for name in given.keys() - {"device", "memory", "processes"}:
-            given[name] = os.path.abspath(given[name])
+        given = {}
+        for entry in dataclasses.fields(cls):
+            text = environment.get(f"MEDFEDAUG_{entry.name.upper()}")
+            if text and entry.metadata["flags"] is not None:
+                # As everywhere, a folder in a variable is relative to the working folder.
+                folder = entry.name in _FOLDERS
+                given[entry.name] = os.path.abspath(text) if folder else read_text(cls, entry.name, text)
         if given:
             settings = cls.from_dict({**settings.to_dict(), **given}, "environment")
         return settings
@@ -231,3 +211,7 @@ class SiteSettings(OneLineErrors):
             cache=kit / settings.cache if settings.cache else None,
             state=kit / (settings.state or "medfedaug"),
         )
+
+
+_FOLDERS = ("data", "state", "cache")
+"""Settings that name folders."""

@@ -18,6 +18,7 @@ __all__ = [
     "match_case",
     "not_known",
     "number_or_none",
+    "split_names",
 ]
 
 _LONGEST = 1_000
@@ -57,6 +58,26 @@ def not_known(name: Any, choices: Iterable[str]) -> str:
     near = near or get_close_matches(text, choices)
     meant = f"did you mean {' or '.join(near)}? All: " if near else "choose from "
     return f"is not known; {meant}{', '.join(choices)}"
+
+
+def split_names(what: str, text: str) -> list[str]:
+    """Return the names in a text, which commas separate.
+
+    Args:
+        what: the kind of the names, for the message.
+        text: the names; empty ones are left out.
+
+    Raises:
+        ConfigError: where a space stands in the place of a comma.
+
+    Example:
+        >>> split_names("methods", "fedrdn, fedfa")
+        ['fedrdn', 'fedfa']
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if spaced := next((name for name in names if len(name.split()) > 1), ""):
+        raise ConfigError(f"{what} {spaced!r}: commas separate them, as in {','.join(spaced.split())}")
+    return names
 
 
 def match_case(name: str, known: Iterable[str]) -> str:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from medfedaug.config.bundle_reference import AllowedBundle
-from medfedaug.config.site_description import SiteDescription
+from medfedaug.config.options import to_json
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.nvflare_jobs.kit import allowed
 from medfedaug.privacy import JOBS_FOLDER, LEDGER_FILE, JobBook, PrivacyLedger, PrivacyPolicy, Pseudonyms
@@ -54,6 +53,9 @@ OWN_COMPONENTS: dict[bool, dict[str, str]] = {
 """Components of this package in the server's (``True``) and in a site's parent process, by their identifiers.
 
 NVFlare builds them from ``local/resources.json``, without arguments, before it takes any job."""
+
+_OF_A_SERVER = {"plugins", "bundles"}
+"""Settings of a site that a server has too: it builds the same methods and networks."""
 
 # NVFlare's default folder for the jobs and snapshots of all servers of a machine.
 _SHARED_FOLDER = "/tmp/nvflare/"
@@ -100,76 +102,31 @@ class Kit:
         return str((startup.get("client") or {}).get("fqsn") or self.path.resolve().name).rsplit(".", 1)[-1]
 
     def plan(
-        self,
-        *,
-        data: str | Path | None = None,
-        device: str | None = None,
-        state: str | Path | None = None,
-        memory: float | None = None,
-        cache: str | Path | None = None,
-        save_every: float | None = None,
-        min_images: int | None = None,
-        scores: str | None = None,
-        losses: bool | None = None,
-        lend_models: bool | None = None,
-        scanners: Mapping[str, Sequence[str]] | None = None,
-        description: SiteDescription | None = None,
-        limits: Mapping[str, int | None] | None = None,
-        forbid: bool = False,
-        only: bool = False,
-        plugins: Sequence[str] = (),
-        bundles: Sequence[AllowedBundle] = (),
-        jobs: Mapping[str, Any] | None = None,
+        self, changes: Mapping[str, Any] | None = None, *, forbid: bool = False, only: bool = False
     ) -> list[KitFile]:
         """The files that medfedaug needs, with the changes to each. Nothing is written.
 
         Args:
-            data: the folder with the site's images; ``None`` keeps the current setting, here and below.
-            device: the site's device.
-            state: the folder for what must survive a restart.
-            memory: GiB of memory for prepared images.
-            cache: the folder for those that do not fit.
-            save_every: minutes between two writes of a round that is under way.
-            min_images: statistics leave the site only if they summarise at least this number of images.
-            scores: ``"summary"`` or ``"cases"``, see `medfedaug.privacy.PrivacyPolicy`, as for lend_models.
-            losses: whether rounded losses over training cases leave the site.
-            lend_models: whether the site sends models of its own to be scored at other sites.
-            scanners: models by manufacturer that an exchange of fingerprints tells other sites, in place of
-                those that are set.
-            description: of the site for the model card, in place of the one that is set.
-            limits: of scores that leave, by their names in `medfedaug.privacy.PrivacyPolicy`:
-                ``max_validation_scores``, ``max_test_scores``, ``max_unknown_models``.
+            changes: settings of the site that change, as `medfedaug.privacy.site_settings.SiteSettings` has
+                them in JSON; its groups keep what is not named. Plug-ins and Bundles are allowed in addition
+                to those that are set; of Bundles with one name, the new one from now on.
             forbid: refuse jobs that carry code.
             only: allow only jobs of this package.
-            plugins: packages whose methods and networks jobs may use, in addition to those that are already
-                set.
-            bundles: Bundles that jobs may use, in addition; of one with the same name, this one from now on.
-            jobs: rules for jobs (`medfedaug.privacy.JobRules`) that change.
 
         Raises:
-            ConfigError: naming the file that cannot be used, or an option that a server does not have.
+            ConfigError: naming the file that cannot be used, or a setting that a server does not have.
         """
         files = [self._resources(only)]
-        if data and not Path(data).is_dir():
-            raise ConfigError(f"{data}: no such folder")
-        folders = {"data": data, "state": state, "cache": cache}
-        own: dict[str, Any] = {name: str(Path(path).resolve()) for name, path in folders.items() if path}
-        own |= {"device": device} if device else {}
-        own |= {"memory": memory} if memory is not None else {}
-        own |= {"save_every": save_every} if save_every is not None else {}
-        told = None if description is None else description.to_dict()
-        policy: dict[str, Any] = {"min_images": min_images, "scores": scores, "losses": losses}
-        policy |= {"lend_models": lend_models, "scanners": scanners, "description": told, **(limits or {})}
-        policy = {name: value for name, value in policy.items() if value is not None}
-        if self.server and (own or policy or jobs):
-            raise ConfigError(
-                f"{self.path}: a server has no data, device, state, memory, cache, save_every, "
-                "min_images, scores, losses, models, scanners, description or job rules of its own"
-            )
-        if not self.server or plugins or bundles:
-            named = {bundle.name: bundle.to_dict() for bundle in bundles}
-            groups = {"privacy": policy, "jobs": dict(jobs or {}), "bundles": named}
-            files.append(self._settings(own, groups, plugins))
+        changes = {name: value for name, value in (changes or {}).items() if value not in ({}, (), [])}
+        changes = {k: v.resolve() if isinstance(v, Path) else v for k, v in changes.items()}
+        if changes.get("data") and not (self.path / changes["data"]).is_dir():
+            raise ConfigError(f"{changes['data']}: no such folder")
+        own = {name: value for name, value in changes.items() if name not in _OF_A_SERVER}
+        if self.server and own:
+            named = (", ".join(value) if isinstance(value, Mapping) else name for name, value in own.items())
+            raise ConfigError(f"{self.path}: a server has no {', '.join(named)} of its own")
+        if not self.server or changes:
+            files.append(self._settings(to_json(changes)))
         if forbid:
             files.append(self._policy())
         return files
@@ -349,25 +306,23 @@ class Kit:
         places += [("jobs-storage", one.get("args") or {}, "uri_root") for one in _components(resources)]
         return {name: (values, key) for name, values, key in places if values.get(key)}
 
-    def _settings(
-        self, own: dict[str, Any], groups: Mapping[str, dict[str, Any]], plugins: Sequence[str]
-    ) -> KitFile:
+    def _settings(self, changes: Mapping[str, Any]) -> KitFile:
         path = self.path / SETTINGS_FILE
         found = _read(path)
         if found is not None:
             SiteSettings.from_dict(found, path)
         limits = {} if self.server else {"privacy": {"min_images": PrivacyPolicy().min_images}}
-        wanted: dict[str, Any] = {**limits, **copy.deepcopy(found or {}), **own}
-        for name, given in groups.items():
-            if given:
-                wanted[name] = {**wanted.get(name, {}), **given}
-        set_already = list(wanted.get("plugins", []))
-        if new := [name for name in dict.fromkeys(plugins) if name not in set_already]:
-            wanted["plugins"] = [*set_already, *new]
+        wanted: dict[str, Any] = {**limits, **copy.deepcopy(found or {})}
+        for name, value in changes.items():
+            if isinstance(value, Mapping):
+                value = {**wanted.get(name, {}), **value}
+            elif name == "plugins":
+                value = list(dict.fromkeys([*wanted.get(name, []), *value]))
+            wanted[name] = value
         SiteSettings.from_dict(wanted, path)
         before = found or {}
-        changes = [f"{key}: {json.dumps(value)}" for key, value in wanted.items() if before.get(key) != value]
-        return KitFile(path, found, wanted, changes)
+        changed = [f"{key}: {json.dumps(value)}" for key, value in wanted.items() if before.get(key) != value]
+        return KitFile(path, found, wanted, changed)
 
     def _policy(self) -> KitFile:
         path = self.path / "local/authorization.json"

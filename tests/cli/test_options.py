@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, fields
+import shlex
+from dataclasses import fields
 
 import pytest
 import typer
 from cli_arguments import simulate_args
+from running import TINY_OPTIONS
 from typer.testing import CliRunner
 
 from medfedaug import cli
 from medfedaug.cli.options import Given, takes
-from medfedaug.config.options import documented, setting
+from medfedaug.config.options import setting, settings
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import Execution, RunConfig
 
 FOLLOW_FROM_DATA = {"in_channels", "channel_names", "classes"}
 FOR_SIMULATIONS = {"limit"}
 FOR_JOBS = {"prospect", "pilot"}
+ARGS = ("simulate", "--engine", "inprocess", "--device", "cpu", "--no-report")
 
 
 def words(text: str) -> str:
@@ -40,22 +43,15 @@ def test_documentation_and_help_have_one_text(run, monkeypatch, cls):
     monkeypatch.setenv("COLUMNS", "1000")
     shown = words(run("simulate", "--help")[1] + run("export", "--help")[1])
     for entry in fields(cls):
-        assert words(f"{entry.name}: {entry.metadata['text']}") in words(cls.__doc__)
-        if entry.name not in (
-            "methods",
-            "plan",
-            "planning",
-            "init",
-            "bundle",
-            "loop",
-            "pilot",
-        ):  # a specification and files have options of their own
-            assert words(entry.metadata["text"]) in shown
+        assert words(f"{entry.name}: {entry.metadata['description']}") in words(cls.__doc__)
+        if entry.metadata["flags"] is not None and entry.name not in ("holdout", "task"):
+            flag = entry.metadata["flags"][0] if entry.metadata["flags"] else f"--{entry.name}"
+            text = flag.replace("_", "-") if entry.metadata["rare"] else entry.metadata["description"]
+            assert words(text.partition(". ")[0].rstrip(".").replace("`", "")) in shown
 
 
 def test_a_new_field_is_an_option_by_itself():
-    @documented
-    @dataclass(frozen=True)
+    @settings
     class Extended(RunConfig):
         warmup: float = setting(0.5, "Share of the rounds with a smaller learning rate.", at_least=0)
 
@@ -80,6 +76,106 @@ def test_a_new_field_is_an_option_by_itself():
     assert "Share of the rounds" in CliRunner().invoke(app, ["--help"]).output
 
 
+def every_command():
+    """Return all commands by their names, those of groups too."""
+    found = {}
+    for name, command in typer.main.get_command(cli.app).commands.items():
+        for inner, one in getattr(command, "commands", {"": command}).items():
+            found[f"{name} {inner}".strip()] = (command, one)
+    return found
+
+
+@pytest.mark.parametrize("name", every_command())
+def test_help_ends_with_an_example_that_the_command_takes(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("data/site_A", "hospitals", "runs/fedrdn"):  # which the examples name
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "runs" / "results.json").touch()
+    group, command = every_command()[name]
+    examples = re.findall(r"Example: medfedaug (.+?)\s*$", group.epilog or "") or [f"{name} --help"]
+    arguments = shlex.split(examples[-1].partition(" > ")[0])[1:]
+    if arguments[0:1] == name.split()[1:2] or group is command:
+        arguments = arguments if group is command else arguments[1:]
+        context = command.make_context(name, arguments) if arguments != ["--help"] else None
+        assert context is None or not context.args
+    assert "Example: medfedaug" in (command.epilog or command.help or "")
+
+
+@pytest.mark.parametrize("name", every_command())
+def test_a_command_has_at_most_forty_options_and_simulate_two_screens(run, monkeypatch, name):
+    _, command = every_command()[name]
+    assert sum(not getattr(one, "hidden", False) for one in command.params) <= 40
+    if name == "simulate":
+        monkeypatch.setenv("COLUMNS", "100")
+        assert len(run("simulate", "--help")[1].splitlines()) <= 100
+
+
+def test_commands_are_in_panels(run):
+    shown = run("--help")[1]
+    panels = ["Start", "Data", "Train", "Use", "A site"]
+    assert [panel for panel in panels if f"─ {panel} ─" in shown] == panels
+    assert "─ Commands ─" not in shown
+
+
+def test_a_file_gives_what_is_not_given_and_set_gives_rare_settings(run, phantom_dir, tmp_path):
+    file = tmp_path / "run.yml"
+    file.write_text("methods: [{name: fedavg}]\nmomentum: 0.5\nseed: 3\nrounds: 7\nplan: {overlap: 0.25}\n")
+    options = (
+        "--config",
+        file,
+        "--rounds",
+        1,
+        "--set",
+        "image_size=32",
+        *TINY_OPTIONS,
+    )
+    code, _, err = run(*ARGS, "--data", phantom_dir, "--out", tmp_path / "a", *options)
+    assert code == 0, err
+    config = json.loads((tmp_path / "a/results.json").read_text())["config"]
+    assert (config["momentum"], config["seed"], config["rounds"], config["image_size"]) == (0.5, 3, 1, 32)
+    assert config["plan"]["overlap"] == 0.25
+    # The record of a run is such a file.
+    code, _, err = run(
+        *ARGS, "--data", phantom_dir, "--out", tmp_path / "b", "--config", tmp_path / "a/results.json"
+    )
+    assert code == 0, err
+    assert json.loads((tmp_path / "b/results.json").read_text())["config"] == config
+    job = ("export", "--config", tmp_path / "a/results.json", "--out", tmp_path / "job")
+    code, _, err = run(*job)
+    assert code == 0, err
+    client = json.loads((tmp_path / "job/app/config/config_fed_client.json").read_text())
+    assert client["executors"][0]["executor"]["args"]["config"]["momentum"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "words"),
+    [
+        ("roundes: 3", (), "unknown keys roundes (did you mean rounds?)"),
+        ("[1", (), "not readable as YAML or JSON"),
+        ("3", (), "names and values are needed"),
+        ("plan: 3", (), "plan must be an object"),
+        ("rounds: {a: 1}", ("--methods", "fedavg"), "rounds must be a whole number"),
+        ("init: abc", ("--methods", "fedavg"), "--init is missing"),
+        ("rounds: 3", (), "--methods is missing"),
+        ("rounds: 3", ("--methods", "fedavg", "--set", "imagesize=3"), "did you mean image_size"),
+        (
+            "rounds: 3",
+            ("--methods", "fedavg", "--set", "image_size=big"),
+            "image_size must be a whole number",
+        ),
+        ("rounds: 3", ("--methods", "fedavg", "--set", "image_size"), "write METHOD.ARG=VALUE"),
+        ("bundle: {name: nowhere, hash: x}", ("--methods", "fedavg"), "nowhere"),
+    ],
+)
+def test_a_mistake_in_a_file_is_one_line(run, phantom_dir, tmp_path, text, options, words):
+    (tmp_path / "run.yml").write_text(text)
+    out = ("--data", phantom_dir, "--out", tmp_path / "out", "--config", tmp_path / "run.yml")
+    code, _, err = run(*ARGS, *out, *options)
+    assert code == 2
+    assert words in " ".join(err.split())
+    assert "Traceback" not in err
+
+
 def test_local_steps_reach_a_simulation_and_a_job(run, phantom_dir, tmp_path):
     code, _, err = run(*simulate_args(phantom_dir, tmp_path / "out", "fedavg"), "--local-steps", 2)
     assert code == 0, err
@@ -88,3 +184,18 @@ def test_local_steps_reach_a_simulation_and_a_job(run, phantom_dir, tmp_path):
     assert code == 0, err
     client = json.loads((tmp_path / "job/app/config/config_fed_client.json").read_text())
     assert client["executors"][0]["executor"]["args"]["config"]["local_steps"] == 3
+
+
+def test_methods_with_a_space_between_them_are_shown_with_a_comma(run, phantom_dir, tmp_path):
+    code, _, err = run(*ARGS, "--data", phantom_dir, "--out", tmp_path, "--methods", "fedrdn fedfa")
+    assert code == 2
+    assert "commas separate them, as in fedrdn,fedfa" in err
+
+
+@pytest.mark.parametrize("runs", [(), ("run", "--model", "run")])
+def test_a_bundle_is_of_one_run(run, tmp_path, runs):
+    code, _, err = run("bundle", *runs, "--out", tmp_path / "bundle")
+    assert code == 2
+    assert "name one run, as RUN or with --model" in err
+    code, _, err = run("bundle", "--model", tmp_path / "none", "--out", tmp_path / "bundle")
+    assert "none" in err

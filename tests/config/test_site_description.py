@@ -36,7 +36,7 @@ OWN = {
 IMPOSSIBLE = [
     ({"modalities": "MR"}, "unknown keys"),
     ({"modality": "\x1b[31mMR"}, "control character"),
-    ({"inclusion": "x" * 1001}, "at most 1000"),
+    ({"inclusion": "x" * 1001}, "more than 1000"),
     ({"modality": 7}, "must be text"),
     ({"years": [2024, 2019]}, "first and the last year"),
     ({"years": [2024]}, "first and the last year"),

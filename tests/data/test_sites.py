@@ -307,3 +307,11 @@ def test_lgg_is_five_sites_one_of_them_unseen():
     }
     assert [name for name, site in sites.items() if not site.trains] == ["EZ"]
     assert check_federation(list(sites.values())) == ("segmentation", 1, ("background", "FLAIR abnormality"))
+
+
+def test_a_site_in_place_of_its_parent_is_named(phantom_dir):
+    with pytest.raises(
+        DataError, match=r"site_A: is a site itself.*Name the folder that holds it: "
+    ) as raised:
+        find_sites(phantom_dir / "site_A")
+    assert str(phantom_dir) in str(raised.value)

@@ -475,3 +475,8 @@ def test_a_network_of_unknown_stages_names_the_commands_way(run, phantom_dir, tm
 
 def test_type_checkers_know_every_argument_of_the_layer():
     assert [*inspect.signature(FFALayer).parameters] == ["num_channels", *FFAArguments.__annotations__]
+
+
+def test_a_class_in_place_of_a_network_is_named():
+    with pytest.raises(TypeError, match=r"^UNet is a class: make a network of it first, as UNet\(\.\.\.\)$"):
+        insert_ffa(UNet)

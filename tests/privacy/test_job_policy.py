@@ -461,11 +461,11 @@ def test_threads_of_a_job_are_at_most_the_cores_of_the_site(hospital, tiny_confi
 @pytest.mark.parametrize(
     ("rules", "words"),
     [
-        ({"batch": 3}, "jobs: unknown rules batch"),
+        ({"batch": 3}, "jobs: unknown keys batch"),
         ({"min_cases": 0}, "jobs: min_cases must be positive"),
         ({"min_batch_size": True}, "jobs: min_batch_size must be a whole number"),
-        ({"methods": "fedavg"}, "jobs: methods must be a list of names"),
-        ([], "jobs: expected an object of rules"),
+        ({"methods": "fedavg"}, "jobs: methods must be a list"),
+        ([], "jobs: expected an object"),
     ],
 )
 def test_a_mistake_in_the_rules_is_one_line(hospital, deploy, tiny_config, rules, words):
@@ -495,4 +495,4 @@ def test_site_config_sets_the_rules_and_doctor_shows_them(kits, run):
     assert next(check for check in examine(kit) if check.name == "jobs").ok is False
     code, _, err = run("site-config", "--kit", kits / "fl-server.example.org", "--approve")
     assert code == 2
-    assert "job rules" in err
+    assert "of its own" in err

@@ -223,8 +223,8 @@ def test_simulate_names_a_site_with_several_scales(run, three_scales, tmp_path, 
 
 def test_doctor_names_a_site_with_several_scales(run, three_scales, kits):
     kit = kits / "hospital-a"
-    few = {"min_images": 1, "jobs": {"min_cases": 1}}
-    open_kit(kit).write(open_kit(kit).plan(data=three_scales / "site_A", **few))
+    few = {"privacy": {"min_images": 1}, "jobs": {"min_cases": 1}}
+    open_kit(kit).write(open_kit(kit).plan({"data": three_scales / "site_A", **few}))
     code, out, _ = run("doctor", "--kit", kit, "--offline")
     assert code == 0
     assert "intensities" in out

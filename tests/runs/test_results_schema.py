@@ -102,7 +102,7 @@ OPTIONS = {
     ),
     "a device that computes nothing": (("--device", "meta"), "device meta cannot be used"),
     "weight decay of 1e300": (("--weight-decay", "1e300"), "weight_decay must be at most 1e+15"),
-    "a momentum of infinity": (("--momentum", "inf"), "momentum must be a finite number"),
+    "a momentum of infinity": (("--momentum", "inf"), "momentum must be a number, got inf"),
 }
 
 

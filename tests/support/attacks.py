@@ -77,7 +77,7 @@ ATTACKS: dict[str, Callable[[Path], Component]] = {
     )
 }
 
-REASON = r"is not in allow_list|is not a package|unknown configuration keys"
+REASON = r"is not in allow_list|is not a package|unknown keys"
 """The class is not allowed, or no module is where the path leads, or the class refuses its arguments."""
 
 

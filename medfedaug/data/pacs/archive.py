@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
+from medfedaug.config.options import File, Settings, setting, settings
 from medfedaug.errors import ConfigError, MedFedAugError
 
 if TYPE_CHECKING:
@@ -229,49 +230,52 @@ def in_order(series: Iterable[FoundSeries]) -> list[FoundSeries]:
     return sorted(series, key=lambda one: (one.number.zfill(9), one.uid))
 
 
-@dataclass(frozen=True)
-class Access:
+@settings
+class Access(Settings):
     """The way to an archive, apart from its address.
 
-    Args:
-        timeout: seconds that the archive may be silent.
-        attempts: how often a request is made before it counts as failed.
-        user: name for HTTP's basic authentication.
-        password: of this user.
-        token: bearer token of HTTP, in place of user and password.
-        tls: whether a DIMSE association is encrypted; a DICOMweb URL says so itself.
-        authority: PEM file of the authority that signed the archive's certificate.
-        certificate: PEM file of the own certificate.
-        key: PEM file of its private key.
-        aet: own AE title.
-        receive: port of the own receiver, to which the archive sends (C-MOVE); ``None``: C-GET.
-        receive_on: address of this machine on which the receiver listens; by default the one from which the
-            archive is reached.
-        sender: ``AET@HOST`` from which the archive sends to the receiver, where it is not the archive's own.
-        connections: objects that a DICOMweb archive is asked for at a time, of all series together, where a
-            series did not come in one request.
+    Raises:
+        ConfigError: for values that make no sense, and files that cannot be used.
     """
 
-    timeout: float = 60.0
-    attempts: int = 3
-    user: str | None = None
-    password: str | None = field(default=None, repr=False)
-    token: str | None = field(default=None, repr=False)
-    tls: bool = False
-    authority: Path | None = None
-    certificate: Path | None = None
-    key: Path | None = None
-    aet: str = "MEDFEDAUG"
-    receive: int | None = None
-    receive_on: str | None = None
-    sender: str | None = None
-    connections: int = 4
+    PANEL: ClassVar[str] = "The archive"
+
+    timeout: float = setting(60.0, "Seconds that the archive may be silent.", above=0)
+    attempts: int = setting(
+        3, "Times that a request is made before it counts as failed.", at_least=1, flags=None
+    )
+    user: str | None = setting(
+        None,
+        "User of DICOMweb; the password is in MEDFEDAUG_PACS_PASSWORD (basic authentication).",
+    )
+    password: str | None = setting(None, "Password of this user.", flags=None, secret=True)
+    token: str | None = setting(
+        None, "Bearer token of HTTP, in place of user and password.", flags=None, secret=True
+    )
+    tls: bool = setting(False, "Encrypt DIMSE; a DICOMweb URL says so itself.", flags=("--tls",))
+    authority: File | None = setting(None, "PEM file of the authority of the archive's certificate.")
+    certificate: File | None = setting(None, "PEM file of the own certificate, where the archive wants one.")
+    key: File | None = setting(None, "PEM file of its private key, where --certificate does not hold it.")
+    aet: str = setting("MEDFEDAUG", "Own AE title.")
+    receive: int | None = setting(None, "Port to receive on by C-MOVE, in place of C-GET.")
+    receive_on: str | None = setting(
+        None,
+        "Address of this machine on which --receive listens; by default the one from which the archive is "
+        "reached.",
+    )
+    sender: str | None = setting(
+        None,
+        "AET@HOST that sends to --receive, where it is not the AE title and host of --dimse; others are "
+        "refused.",
+    )
+    connections: int = setting(
+        4,
+        "Objects that DICOMweb is asked for at a time, of all series together, where a series did not come "
+        "in one request.",
+        at_least=1,
+    )
 
     def __post_init__(self) -> None:
-        if self.timeout <= 0 or self.attempts < 1 or self.connections < 1:
-            raise ConfigError(
-                "the time-out of an archive is above 0 s, and its attempts and connections are at least 1"
-            )
         for file in (self.authority, self.certificate, self.key):
             if file is not None and not file.is_file():
                 raise ConfigError(f"{file}: there is no such file")

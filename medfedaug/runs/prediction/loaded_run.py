@@ -7,6 +7,7 @@ from typing import Any
 
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.prediction.ensemble import Ensemble
+from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.predict import predict_images
 from medfedaug.runs.prediction.predictions_file import Predictions
 
@@ -45,7 +46,7 @@ class LoadedRun(FinishedRun):
         Args:
             images: a file or a folder.
             out: the folder to write to.
-            **options: of `medfedaug.runs.prediction.predict.predict_images`, ``site`` among them.
+            **options: fields of `medfedaug.runs.prediction.options.PredictionOptions`, ``site`` among them.
 
         Returns:
             The content of ``predictions.json``.
@@ -53,4 +54,4 @@ class LoadedRun(FinishedRun):
         Raises:
             MedFedAugError: one line that says what is wrong and where.
         """
-        return predict_images(Ensemble((self,)), images, out, **options)
+        return predict_images(Ensemble((self,)), images, out, PredictionOptions(**options))

@@ -32,6 +32,7 @@ from medfedaug.runs.prediction.case_quality import case_quality
 from medfedaug.runs.prediction.ensemble import Ensemble, mean_prediction
 from medfedaug.runs.prediction.input_drift import Familiar
 from medfedaug.runs.prediction.object_identity import further_series, object_identity, read_codes
+from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.pass_agreement import PassAgreement
 from medfedaug.runs.prediction.prediction_image import draw_classified, draw_label_map, write_picture
 from medfedaug.runs.prediction.predictions_file import Predictions
@@ -41,7 +42,7 @@ from medfedaug.statistics import save_statistics
 from medfedaug.tasks import Prediction
 from medfedaug.utils.versions import software_versions
 
-__all__ = ["Event", "object_files", "predict_images", "uses_given_images"]
+__all__ = ["Event", "object_files", "object_kinds", "predict_images", "uses_given_images"]
 
 Event = Callable[[dict[str, Any]], None]
 """Receives events, case by case."""
@@ -54,22 +55,11 @@ def predict_images(
     models: Ensemble,
     images: str | Path,
     out: str | Path,
+    options: PredictionOptions | None = None,
     *,
-    site: str | None = None,
-    statistics: str | Path | None = None,
-    series: str | None = None,
-    device: str = "auto",
-    probabilities: bool = False,
-    previews: bool = True,
-    codes: str | Path | None = None,
-    objects: Sequence[ObjectKind] = (),
-    flips: bool = False,
-    uncertainty_map: bool = False,
-    data: str | Path | None = None,
     again: str = "",
     further: Mapping[str, Mapping[str, str]] | None = None,
     among: Collection[str] = (),
-    overwrite: bool = False,
     on_event: Event | None = None,
     on_case: Callable[[str], object] | None = None,
 ) -> Predictions:
@@ -82,30 +72,12 @@ def predict_images(
         images: a file or a folder, see `medfedaug.data.unlabelled.open_given`.
         out: the folder to write to: a label map for each case (``NAME`` with the suffix of its image),
             ``previews/NAME.png``, ``probabilities/NAME``, and ``predictions.json``.
-        site: the site whose images they are. Its own pair of statistics and its own layers are used, where
-            the methods have any. By default nobody knows the images, and where a method normalises with the
-            statistics of a site, they are those of the images given.
-        statistics: a file of `medfedaug.statistics.save_statistics` with one pair, in place of both.
-        series: which DICOM series of a study are meant, where a folder holds several: an identity, or a
-            regular expression (`medfedaug.data.io.dicom_series.select`).
-        device: where to compute.
-        probabilities: whether those of the classes are written besides.
-        previews: whether a picture of each case is written.
-        codes: a file with the codes of the classes for DICOM SEG
-            (`medfedaug.data.io.segment_codes.read_segment_codes`).
-        objects: kinds of DICOM objects besides the SEG of a DICOM series: ``RTSTRUCT``, ``REPORT``.
-        flips: whether each model also predicts the flipped images. The label map stays that of the image as
-            it is; the agreement of all passes is a measure of its quality.
-        uncertainty_map: whether the deviation of the passes' probabilities is written
-            (`medfedaug.runs.prediction.pass_agreement.PassAgreement.deviation`), as NIfTI below
-            ``uncertainty``.
-        data: the site's data, whose training label maps say which sizes and numbers of pieces are usual.
+        options: settings; ``None`` for the defaults.
         again: of `medfedaug.data.io.dicom_identity.ModelIdentity`.
         further: SeriesInstanceUIDs of the series besides the first one of which the images are, by case and
             channel; by default those of the DICOM series that are given.
         among: names of all cases of a task that is predicted in parts; those of other parts that could not be
             predicted stay in the record.
-        overwrite: delete what an earlier call wrote to ``out`` and start anew.
         on_event: called with a small dictionary for everything that a user may want to see.
         on_case: called with the name of each case whose files are written.
 
@@ -116,36 +88,28 @@ def predict_images(
         MedFedAugError: one line that says what is wrong and where, before anything is predicted;
             `StorageError` also later.
     """
-    images, out = Path(images), Path(out)
-    origins = tuple(Origin.of(run, site, statistics) for run in models.runs)
-    given = open_given(images, models.first.config, origins[0].site, leave_out=out, series=series)
+    images, out, options = Path(images), Path(out), options or PredictionOptions()
+    origins = tuple(Origin.of(run, options.site, options.statistics) for run in models.runs)
+    given = open_given(images, models.first.config, origins[0].site, leave_out=out, series=options.series)
     if images.is_dir() and out.exists() and out.resolve() == images.resolve():
         raise ConfigError(f"{out}: holds the images; choose another folder for what is predicted")
-    _check_device(device)
-    coded = read_codes(models.first, codes)
-    _check_passes(models, flips=flips, uncertainty_map=uncertainty_map, data=data)
+    _check_device(options.device)
+    _check_passes(models, options)
     job = _Job(
         models=models,
         given=given,
         out=out,
         origins=origins,
-        device=device,
-        probabilities=probabilities,
-        previews=previews,
-        series=series,
+        options=options,
         tell=on_event or (lambda event: None),
-        codes=coded,
-        objects=tuple(objects),
-        flips=flips,
-        uncertainty_map=uncertainty_map,
-        data=data,
+        codes=read_codes(models.first, options.codes),
         again=again,
         further=further or {},
         on_case=on_case or (lambda case: None),
     )
     job.check_apart()
     with only_process(out):
-        return job.carry_out(overwrite, among)
+        return job.carry_out(among)
 
 
 def uses_given_images(run: FinishedRun, origin: Origin) -> bool:
@@ -158,6 +122,12 @@ def object_files(out: Path, case: str) -> dict[ObjectKind, Path]:
     """Return the files of the DICOM objects of a case, by kind, whether or not they are there."""
     objects = {kind: out / _object_file(case, kind) for kind in (ObjectKind.RTSTRUCT, ObjectKind.REPORT)}
     return {ObjectKind.SEGMENTATION: out / f"{case}.dcm", **objects}
+
+
+def object_kinds(options: PredictionOptions) -> list[ObjectKind]:
+    """Return the kinds of DICOM objects that are written besides the SEG of a DICOM series."""
+    wanted = {ObjectKind.RTSTRUCT: options.rtstruct, ObjectKind.REPORT: options.report}
+    return [kind for kind, written in wanted.items() if written]
 
 
 def _object_file(name: str, kind: ObjectKind) -> str:
@@ -173,12 +143,13 @@ def _map_file(name: str) -> str:
     return f"{_UNCERTAINTY}/{name.removesuffix('.nii.gz')}.nii.gz"
 
 
-def _check_passes(models: Ensemble, *, flips: bool, uncertainty_map: bool, data: str | Path | None) -> None:
+def _check_passes(models: Ensemble, options: PredictionOptions) -> None:
+    flips, uncertainty_map = options.flips, options.uncertainty_map
     dense = models.first.config.task == "segmentation"
     for option, given in (
         ("--flips", flips),
         ("--uncertainty-map", uncertainty_map),
-        ("--data", data is not None),
+        ("--data", options.data is not None),
     ):
         if given and not dense:
             raise ConfigError(f"{option}: the run classifies, and this is for label maps; leave it out")
@@ -207,16 +178,9 @@ class _Job:
     given: Given
     out: Path
     origins: tuple[Origin, ...]
-    device: str
-    probabilities: bool
-    previews: bool
-    series: str | None
+    options: PredictionOptions
     tell: Event
     codes: Mapping[str, SegmentCodes]
-    objects: tuple[ObjectKind, ...]
-    flips: bool
-    uncertainty_map: bool
-    data: str | Path | None
     again: str
     further: Mapping[str, Mapping[str, str]]
     on_case: Callable[[str], object]
@@ -232,6 +196,11 @@ class _Job:
         return self.origins[0]
 
     @property
+    def objects(self) -> list[ObjectKind]:
+        """Kinds of DICOM objects besides the SEG of a DICOM series."""
+        return object_kinds(self.options)
+
+    @property
     def folder(self) -> SiteFolder:
         return self.given.folder
 
@@ -239,7 +208,7 @@ class _Job:
     def dense(self) -> bool:
         return self.run.config.task == "segmentation"
 
-    def carry_out(self, overwrite: bool, among: Collection[str]) -> Predictions:
+    def carry_out(self, among: Collection[str]) -> Predictions:
         run, cases = self.run, {case.name: case for case in self.folder.cases["test"]}
         earlier = Predictions.read(self.out)
         known, planned = Predictions.files(earlier), {name: self.files(case) for name, case in cases.items()}
@@ -254,7 +223,7 @@ class _Job:
         if self.given.left_out:
             self.tell({"event": "left_out", "left_out": found.told["left_out"]})
         states = {name: _state(case) for name, case in cases.items()}
-        if overwrite:
+        if self.options.overwrite:
             found.remove(known)
         else:
             found.resume(earlier, states, among)
@@ -311,14 +280,14 @@ class _Job:
         """Settings that change the result, except for the statistics, which are not known yet."""
         options = {
             "site": self.origin.site or None,
-            "probabilities": self.probabilities,
-            "previews": self.previews,
-            **({"series": self.series} if self.series is not None else {}),
+            "probabilities": self.options.probabilities,
+            "previews": self.options.previews,
+            **({"series": self.options.series} if self.options.series is not None else {}),
             **({"codes": {name: asdict(codes) for name, codes in self.codes.items()}} if self.codes else {}),
             **({"objects": [kind.word for kind in self.objects]} if self.objects else {}),
-            **({"flips": True} if self.flips else {}),
-            **({"uncertainty_map": True} if self.uncertainty_map else {}),
-            **({"data": os.path.abspath(self.data)} if self.data is not None else {}),
+            **({"flips": True} if self.options.flips else {}),
+            **({"uncertainty_map": True} if self.options.uncertainty_map else {}),
+            **({"data": os.path.abspath(self.options.data)} if self.options.data is not None else {}),
         }
         return {"model": self.models.identity(), "options": options}
 
@@ -348,14 +317,14 @@ class _Job:
         """Return the files of a case, relative to the folder; the label map first, where there is one."""
         name, form = _below(case), format_of(case.image)
         suffix = form.label_suffix(case.image)
-        pictures = [f"{_PREVIEWS}/{name}.png"] if self.previews else []
+        pictures = [f"{_PREVIEWS}/{name}.png"] if self.options.previews else []
         if not self.dense:
             return pictures
         label = name if name.endswith(suffix) else name + suffix
         classes = self.run.config.num_classes
-        shares = form.probability_files(label, classes) if self.probabilities else []
+        shares = form.probability_files(label, classes) if self.options.probabilities else []
         beside = self.object_files(case, label).values()
-        maps = [_map_file(name)] if self.uncertainty_map else []
+        maps = [_map_file(name)] if self.options.uncertainty_map else []
         return [
             *form.parts(label),
             *beside,
@@ -403,17 +372,17 @@ class _Job:
 
         All cases of a folder are compared with the same ones.
         """
-        if self.data is None:
+        if self.options.data is None:
             return None
         if "training_range" in found.told:
             return TrainingRange.of_record(found.told["training_range"])
-        return TrainingRange.of_site(self.data, self.origin.site, self.run, self.tell)
+        return TrainingRange.of_site(self.options.data, self.origin.site, self.run, self.tell)
 
     def passes(self) -> PassAgreement | None:
         """A collector of the passes of a case; ``None`` where there is one alone."""
-        if not self.dense or not (self.flips or len(self.models.runs) > 1):
+        if not self.dense or not (self.options.flips or len(self.models.runs) > 1):
             return None
-        return PassAgreement(self.run.config.num_classes, mapped=self.uncertainty_map)
+        return PassAgreement(self.run.config.num_classes, mapped=self.options.uncertainty_map)
 
     def prepare(self, good: dict[str, Case]) -> list[Predictor]:
         """The models at the place of the images; all normalise with one pair, where it is of the images.
@@ -427,7 +396,7 @@ class _Job:
             composition = run.composition
             shared = composition.needs_statistics and origin.pair is None and found
             pair = found[0].model.statistics(composition.statistics_over) if shared else None
-            found.append(Predictor.prepare(run, origin, folder, self.device, pair))
+            found.append(Predictor.prepare(run, origin, folder, self.options.device, pair))
             if len(self.models.runs) > 1:
                 found[-1].rest()
         return found
@@ -479,10 +448,20 @@ class _Job:
         try:
             with keep_decoded(_ONE_CASE):
                 told = self.unlike(case, predictors[0], familiar)
-                wanted = self.probabilities or self.uncertainty_map or not self.dense or len(predictors) > 1
+                wanted = (
+                    self.options.probabilities
+                    or self.options.uncertainty_map
+                    or not self.dense
+                    or len(predictors) > 1
+                )
                 passes = self.passes()
                 alone = predictions(
-                    predictors, self.folder, case, probabilities=wanted, flips=self.flips, passes=passes
+                    predictors,
+                    self.folder,
+                    case,
+                    probabilities=wanted,
+                    flips=self.options.flips,
+                    passes=passes,
                 )
                 entry = self.write(case, mean_prediction(alone), passes)
                 unusual = [] if usual is None else usual.warnings(entry)
@@ -522,7 +501,7 @@ class _Job:
         if not self.dense:
             assert prediction.probabilities is not None
             shares = dict(zip(classes, prediction.probabilities.tolist(), strict=True))
-            if self.previews:
+            if self.options.previews:
                 _picture(self.out / files[-1], draw_classified(self.folder.load_image(case, "scale"), shares))
             return {"class": classes[int(prediction.label)], "probabilities": shares}
         assert isinstance(self.folder, VolumeFolder)
@@ -541,11 +520,11 @@ class _Job:
                 segments,
                 quality,
             )
-        if self.probabilities:
+        if self.options.probabilities:
             assert prediction.probabilities is not None
             target = self.out / _PROBABILITIES / files[0]
             write_probabilities(target, case.image, prediction.probabilities, segments)
-        if self.previews:
+        if self.options.previews:
             image = self.folder.load_image(case, "scale")
             _picture(self.out / files[-1], draw_label_map(image, prediction.label, classes, affine))
         counts = torch.bincount(prediction.label.flatten(), minlength=len(classes)).tolist()
@@ -562,7 +541,7 @@ class _Job:
         """The maker of the DICOM objects of a case."""
         further = self.further.get(case.name) or further_series(case, self.folder.channel_names)
         return object_identity(
-            self.models, self.origin, self.codes, self.again, flips=self.flips, further=further
+            self.models, self.origin, self.codes, self.again, flips=self.options.flips, further=further
         )
 
     def write_passes(self, case: Case, passes: PassAgreement, affine: Tensor | None) -> dict[str, Any]:
@@ -573,7 +552,7 @@ class _Job:
         kind = "voxels_of_passes" if affine is None else "volume_ml_of_passes"
         sizes = {name: [lowest[name], highest[name]] for name in classes}
         entry: dict[str, Any] = {"passes": passes.count, kind: sizes}
-        if self.uncertainty_map:
+        if self.options.uncertainty_map:
             entry["uncertainty_map"] = _map_file(_below(case))
             write_map(self.out / entry["uncertainty_map"], case.image, passes.deviation())
         return entry

@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,14 @@ from medfedaug.runs.folder import only_process
 from medfedaug.runs.input_statistics import Origin
 from medfedaug.runs.prediction.ensemble import Ensemble
 from medfedaug.runs.prediction.object_identity import channel_keys, object_identity, read_codes
-from medfedaug.runs.prediction.predict import Event, object_files, predict_images, uses_given_images
+from medfedaug.runs.prediction.options import PredictionOptions, StudyOptions
+from medfedaug.runs.prediction.predict import (
+    Event,
+    object_files,
+    object_kinds,
+    predict_images,
+    uses_given_images,
+)
 from medfedaug.runs.prediction.predictions_file import Predictions
 from medfedaug.utils.files import parse_versioned, private_folder, write_json, write_versioned
 
@@ -65,21 +72,10 @@ def predict_studies(
     archive: Archive,
     wanted: Sequence[Wanted],
     out: Path,
+    options: PredictionOptions,
+    studies: StudyOptions,
     *,
-    objects: Sequence[ObjectKind] = (),
-    store: bool = False,
-    again: bool = False,
-    site: str | None = None,
-    statistics: str | Path | None = None,
-    codes: str | Path | None = None,
-    flips: bool = False,
-    series: str | None = None,
-    channels: Mapping[str, str] | None = None,
-    pseudonyms: Path | None = None,
-    overwrite: bool = False,
-    parallel: int = 2,
     on_event: Event | None = None,
-    **options: Any,
 ) -> StudyPredictions:
     """Fetch studies, predict them, and store the predictions beside their images.
 
@@ -95,22 +91,9 @@ def predict_studies(
         archive: the archive.
         wanted: the studies.
         out: the folder of `medfedaug.runs.prediction.predict.predict_images`, whose cases have pseudonyms.
-        objects: kinds of objects besides the DICOM SEG.
-        store: whether objects are stored in the archive.
-        again: whether other objects are stored where the archive has this model's objects already.
-        site: the site whose images they are.
-        statistics: of `medfedaug.runs.prediction.predict.predict_images`, as ``codes``.
-        codes: see there.
-        flips: see there.
-        series: UID of the image's series, or regular expression for number, description and modality.
-        channels: by name, the series that is a channel of the image. The objects refer to the first one, to
-            whose grid the others are brought.
-        pseudonyms: folder with the site's key; by default ``OUT.state``. A patient who is withdrawn by the
-            list of an import in it is left out.
-        overwrite: delete what an earlier call wrote to ``out`` and start anew.
-        parallel: studies that are fetched at a time.
+        options: settings of the prediction.
+        studies: settings of what is fetched and stored.
         on_event: called with a small dictionary for everything that a user may want to see.
-        **options: others of `medfedaug.runs.prediction.predict.predict_images`.
 
     Raises:
         ConfigError: where nothing can be predicted, before anything is fetched.
@@ -122,57 +105,56 @@ def predict_studies(
         raise ConfigError(
             "the run classifies photographs, which no archive of DICOM studies has; give --images"
         )
-    if again and not store:
+    if studies.again and not studies.store:
         raise ConfigError("--again goes with --store")
-    channels = channels or {}
-    _check_channels(config, channels)
+    _check_channels(config, studies.channels)
     tell = on_event or (lambda event: None)
-    origin, coded = Origin.of(models.first, site, statistics), read_codes(models.first, codes)
+    origin = Origin.of(models.first, options.site, options.statistics)
+    coded = read_codes(models.first, options.codes)
     state = out.with_name(f"{out.name}.state")
     private_folder(state)
     with only_process(state):
-        book = _Book(state / _LIST, again=again, overwrite=overwrite)
-        settings = ImportSettings(series=series, channels=channels, allow_burned_in=True, parallel=parallel)
-        own = pseudonyms or state
+        book = _Book(state / _LIST, again=studies.again, overwrite=options.overwrite)
+        settings = ImportSettings(
+            series=options.series,
+            channels=studies.channels,
+            allow_burned_in=True,
+            parallel=studies.parallel,
+        )
+        own = studies.pseudonyms or state
         plans = plan_import(archive, wanted, Pseudonyms.of_site(own).of, settings, tell)
         _leave_out_withdrawn(plans, own)
         job = _Job(
             archive=archive,
             out=out,
             state=state,
-            identity=partial(object_identity, models, origin, coded, book.again, flips=flips),
-            kinds=(ObjectKind.SEGMENTATION, *objects),
-            channels=channels,
+            identity=partial(object_identity, models, origin, coded, book.again, flips=options.flips),
+            kinds=(ObjectKind.SEGMENTATION, *object_kinds(options)),
+            channels=studies.channels,
             named=bool(config.channel_names),
             book=book,
             tell=tell,
-            store=store,
+            store=studies.store,
             patience=Patience(archive.place, answered=True),
         )
-        todo = job.open_studies(plans, fresh=overwrite)
+        todo = job.open_studies(plans, fresh=options.overwrite)
 
         def predict(cases: Sequence[str], first: bool) -> None:
             found = predict_images(
                 models,
                 state / _IMAGES,
                 out,
-                site=site,
-                statistics=statistics,
-                codes=codes,
-                objects=objects,
-                flips=flips,
+                replace(options, series=None, overwrite=options.overwrite and first),
                 again=book.again,
                 further={case: job.further(case) for case in cases},
-                overwrite=overwrite and first,
                 among=todo,
                 on_event=_of_all(tell, len(todo), first=first),
                 on_case=job.deliver,
-                **options,
             )
             job.result.problems |= {n: e["error"] for n, e in found.failed.items() if n in cases}
 
         together = uses_given_images(models.first, origin)
-        job.carry_out(todo, predict, parallel, together=together)
+        job.carry_out(todo, predict, studies.parallel, together=together)
         job.finish()
         return job.result
 

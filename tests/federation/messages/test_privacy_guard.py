@@ -74,7 +74,7 @@ def test_a_policy_survives_json_and_unknown_settings_are_errors():
     assert PrivacyPolicy.from_dict({}) == PrivacyPolicy()
     assert PrivacyPolicy().min_images == 10
     with pytest.raises(
-        ConfigError, match=r"unknown settings min_image \(did you mean min_images\?\); known: min_images"
+        ConfigError, match=r"unknown keys min_image \(did you mean min_images\?\); known: min_images"
     ):
         PrivacyPolicy.from_dict({"min_image": 20})
 
@@ -108,7 +108,7 @@ def test_a_policy_that_makes_no_sense_is_an_error(wrong, words):
 
 
 def test_the_job_cannot_hold_a_policy(tiny_config):
-    with pytest.raises(ConfigError, match="unknown configuration keys: privacy"):
+    with pytest.raises(ConfigError, match="unknown keys privacy"):
         type(tiny_config()).from_dict({"privacy": {"min_images": 1}})
 
 

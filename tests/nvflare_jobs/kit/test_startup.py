@@ -24,7 +24,7 @@ NAME = "hospital-a"
 def startup(kits, make_site) -> Path:
     """The ``startup`` of a kit that is ready."""
     kit = open_kit(kits / NAME)
-    kit.write(kit.plan(data=make_site(NAME, cases=(10, 10, 10)), device="cpu", forbid=True))
+    kit.write(kit.plan({"data": make_site(NAME, cases=(10, 10, 10)), "device": "cpu"}, forbid=True))
     return kit.path / "startup"
 
 

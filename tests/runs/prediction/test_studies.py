@@ -27,6 +27,7 @@ from medfedaug.data.pacs.archive import Wanted
 from medfedaug.data.pacs.open_archive import open_archive
 from medfedaug.privacy.pseudonyms import Pseudonyms
 from medfedaug.runs.prediction.ensemble import Ensemble
+from medfedaug.runs.prediction.options import PredictionOptions, StudyOptions
 from medfedaug.runs.prediction.studies import predict_studies
 
 hd = pytest.importorskip("highdicom", reason="pip install 'medfedaug[pacs]'")
@@ -370,9 +371,9 @@ def test_images_are_removed_study_by_study_and_failures_of_all_are_named(orthanc
             archive,
             [Wanted("PatientID", "MANY-1")],
             tmp_path / "out",
-            parallel=1,
+            PredictionOptions(previews=False),
+            StudyOptions(parallel=1),
             on_event=look,
-            previews=False,
         )
     assert len(found.cases) == 7
     assert 0 < most <= 4
