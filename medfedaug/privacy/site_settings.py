@@ -128,6 +128,12 @@ class SiteSettings(Settings):
         at_least=0,
         unit="minutes",
     )
+    processes: int = setting(
+        1,
+        "Processes, one for each GPU, in which a training loop of a script trains together; the federation's "
+        "own loop has one.",
+        at_least=1,
+    )
 
     @property
     def storage(self) -> Storage:
