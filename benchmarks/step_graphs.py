@@ -186,7 +186,7 @@ class Setup:
             mock.patch.object(kind, "replay", counted),
             mock.patch.object(SiteTrainer, "evaluate_round", unscored),
         ):
-            storage = Storage(graphs=graphs)
+            storage = Storage(graphs=graphs, deterministic=self.device != DEVICE)
             server = run_in_process(config, data, sites, str(self.device), storage=storage)
         return server, replays["all"]
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from monai.utils import CommonKeys as Keys
@@ -64,7 +64,7 @@ def _pinned(tensor: Tensor) -> Tensor:
     return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
 
 
-def on_device(batch: Mapping[str, Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
+def on_device(batch: Mapping[Any, Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
     """The images of a batch, channels last, and its targets, on the device that computes with them."""
     images, targets = (batch[key].to(device, non_blocking=True) for key in (Keys.IMAGE, Keys.LABEL))
     return channels_last(images), targets

@@ -115,6 +115,9 @@ class SiteModel:
         """Put together network, methods and samples, around what a training script brings."""
         if self.threads:
             torch.set_num_threads(min(self.threads, os.cpu_count() or 1))
+        if self.storage.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before cuBLAS is first used
+            torch.use_deterministic_algorithms(True)
         self._script, self._set_aside, self._personalised = script, {}, False
         script.check(self.name, (method["name"] for method in self.config.methods))
         composition = self.composition = Composition(self.config, script.network)

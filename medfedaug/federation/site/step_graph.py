@@ -149,5 +149,5 @@ def graph_ready(optimiser: torch.optim.Optimizer, device: torch.device) -> torch
         for group in optimiser.param_groups:
             if "capturable" in group:
                 group["capturable"] = True
-        optimiser._warned_capturable_if_run_uncaptured = True  # type: ignore[attr-defined]
+        optimiser._warned_capturable_if_run_uncaptured = True
     return optimiser
