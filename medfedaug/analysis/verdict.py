@@ -155,5 +155,5 @@ def rule(reference: str, cases: str) -> str:
         f"chance of other seeds, and of other seeds and {cases} together (p at most {LEVEL:g}, adjusted for "
         f"all methods of the table by Holm's procedure), and is shown without each single site too (95% "
         f"interval); better at a site, if the {cases} of the other sites do not show it. No difference shown "
-        f"otherwise."
+        f"otherwise. A verdict is of these sites: what other sites would give is a chance of its own."
     )
