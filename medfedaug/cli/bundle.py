@@ -24,7 +24,7 @@ SiteNames = Annotated[
 def bundle(
     out: Annotated[Path | None, typer.Option(help="A new or empty folder. [required with RUN]")] = None,
     run: Annotated[
-        Path | None, typer.Argument(metavar="[RUN]", help="The folder of a run, or its global_model.pt.")
+        Path | None, typer.Argument(metavar="RUN", help="The folder of a run, or its global_model.pt.")
     ] = None,
     model: Annotated[Path | None, typer.Option(help="The same as RUN, as predict has it.")] = None,
     site: Annotated[
