@@ -22,7 +22,7 @@ SiteNames = Annotated[
 
 
 def bundle(
-    out: Annotated[Path | None, typer.Option(help="A new or empty folder. [required with RUN]")] = None,
+    out: Annotated[Path | None, typer.Option(help="A new or empty folder; needed with RUN.")] = None,
     run: Annotated[
         Path | None, typer.Argument(metavar="RUN", help="The folder of a run, or its global_model.pt.")
     ] = None,
