@@ -27,7 +27,7 @@ def init(
         typer.Argument(
             callback=existing_folder,
             help="A site's folder with imagesTr and labelsTr (nnU-Net, decathlon), or with images and "
-            "labels; or a folder of such folders.",
+            "labels or masks; or a folder of such folders.",
         ),
     ],
     patient: Annotated[

@@ -18,6 +18,7 @@ __all__ = ["ALONE", "Suggestion", "recommend", "suggest"]
 ALONE = "single"
 _PERSONAL = "ditto"
 """A model for each site, the remedy that gained over plain averaging most often in the calibration table."""
+_STAY = "Stay alone, as it looks now"
 _MOST_SITES = 6
 
 
@@ -73,21 +74,18 @@ def recommend(scores: Table, rising: int | None = None) -> list[str]:
         return [f"No run of a federation has a {metric.in_text}."]
     best = max(together.values(), key=lambda row: sign * fmean(row.mean.values))
     if ALONE in rows:
-        sentences.append(
-            _compared(
-                best, rows[ALONE], sign, "Train together", "Stay alone, as it looks now", metric.in_text
-            )
-        )
+        sentences.append(_compared(best, rows[ALONE], sign, "Train together", _STAY, metric.in_text))
+    stay = any(one.startswith(_STAY) for one in sentences)
+    take = "To train together all the same, take" if stay else "Go on with"
     if best.label != BASELINE and BASELINE in rows:
-        sentences.append(
-            _compared(best, rows[BASELINE], sign, f"Go on with {best.label}", "", metric.in_text)
-        )
+        sentences.append(_compared(best, rows[BASELINE], sign, f"{take} {best.label}", "", metric.in_text))
         sentences += _by_site(rows, sign, metric.in_text)
     elif BASELINE in rows:
-        sentences.append(f"Go on with {BASELINE}: no other method that was tried scored above it.")
+        sentences.append(f"{take} {BASELINE}: no other method that was tried scored above it.")
+    trainings = len(best.seeds)
     sentences.append(
-        f"That rests on {len(best.seeds)} trainings of a few rounds, and is no verdict: `medfedaug "
-        "benchmark` with five seeds, folds and the rounds that you need gives one."
+        f"That rests on {trainings} training{'s' * (trainings > 1)} of a few rounds, and is no verdict: "
+        "`medfedaug benchmark` with five seeds, folds and the rounds that you need gives one."
     )
     return sentences
 
