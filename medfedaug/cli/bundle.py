@@ -29,7 +29,9 @@ def bundle(
             metavar="RUN", callback=existing_run, help="The folder of a run, or its global_model.pt."
         ),
     ] = None,
-    model: Annotated[Path | None, typer.Option(callback=existing_run, help="The same as RUN, as predict has it.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(callback=existing_run, help="The same as RUN, as predict has it.")
+    ] = None,
     site: Annotated[
         str | None,
         typer.Option(

@@ -131,7 +131,8 @@ def simulate(
         str, typer.Option(metavar="|".join(GRAPHS), envvar=GRAPHS_VARIABLE, hidden=True, help=GRAPHS_TEXT)
     ] = "auto",
     deterministic: Annotated[
-        bool, typer.Option("--deterministic", envvar=DETERMINISTIC_VARIABLE, hidden=True, help=DETERMINISTIC_TEXT)
+        bool,
+        typer.Option("--deterministic", envvar=DETERMINISTIC_VARIABLE, hidden=True, help=DETERMINISTIC_TEXT),
     ] = False,
     pictures: Pictures = True,
     report: Report = True,
