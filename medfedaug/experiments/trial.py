@@ -118,4 +118,17 @@ def _compared(row: Row, other: Row, sign: int, ahead: str, behind: str, metric: 
     means = f"{metric} {fmean(row.mean.values):.3f} with {row.label} against {fmean(other.mean.values):.3f}"
     counted = f"better in {wins} of {len(gains)} trainings"
     verb = ahead if gain > 0 or not behind else behind
-    return f"{verb}: {means} with {other.label}, {counted}."
+    return f"{verb}: {means} with {other.label}, {counted}{_carried(row, other)}."
+
+
+def _carried(row: Row, other: Row) -> str:
+    """Name the sites without which the mean difference of the others is 0 or has the other sign."""
+    means = {
+        site: (score.mean, other.sites[site].mean) for site, score in row.sites.items() if site in other.sites
+    }
+    gains = {site: one - two for site, (one, two) in means.items() if one is not None and two is not None}
+    whole, carried = sum(gains.values()), ""
+    for site, gain in gains.items() if len(gains) > 1 and whole else ():
+        if (whole - gain) * whole <= 0:
+            carried += f", by {site} alone (elsewhere {(whole - gain) / (len(gains) - 1):+.3f})"
+    return carried
