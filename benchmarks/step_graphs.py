@@ -116,7 +116,7 @@ class RecordedGraph:
         self.operations: list[tuple[Any, Any, dict[str, Any], Any]] = []
         self._before: dict[int, tuple[Any, Any]] = {}
 
-    def beside(self) -> AbstractContextManager[None]:
+    def on_stream(self) -> AbstractContextManager[None]:
         """Any context: there are no streams."""
         return nullcontext()
 

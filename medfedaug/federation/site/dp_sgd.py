@@ -120,8 +120,8 @@ class PrivateTraining(LocalTraining):
                     f"{method.name} normalises with statistics of all the site's images, which one case "
                     "changes: take fedrdn, whose statistics get noise, or leave it out"
                 )
-        if self.config.precision != "float32":
-            raise self._refused(f"precision is {self.config.precision}, and float32 is needed")
+        if self.config.precision == "bfloat16":
+            raise self._refused("precision is bfloat16, and float32 is needed")
 
     def _refused(self, reason: str) -> ConfigError:
         return ConfigError(

@@ -177,6 +177,16 @@ class SiteSamples:
         for case in self.folder.cases["training"]:
             yield self.task.preparation.kept_moments(self._stored(case).read, over)
 
+    def noise_batch(self, size: int, seed: int) -> Any:
+        """A batch of noise in the shape of most training samples.
+
+        It has no transforms of methods, which may wait for what they exchange.
+        """
+        before, after = Compose(list(self.task.transforms())), Compose([])
+        samples = self._of_folder()
+        dataset = TrainingDataset(samples, before, self.task.augmentation(), after, seed)
+        return self.task.collate(dataset.transformed([samples.noise() for _ in range(size)]))
+
     def case_landmarks(self) -> Iterator[Tensor]:
         """The landmarks of each training image, (C, 11), before the methods' transforms."""
         return (self._stored(case).read(LANDMARKS) for case in self.folder.cases["training"])

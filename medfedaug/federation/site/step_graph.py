@@ -34,7 +34,7 @@ class CudaGraph:
             self.graph.register_generator_state(generator)
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
+    def on_stream(self) -> Iterator[None]:
         """A context for work that is not captured, on the stream of the capture, in order with all else."""
         self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
         with torch.cuda.stream(self.stream):
@@ -107,7 +107,7 @@ class StepGraph:
         return self._loss.clone()
 
     def _plainly(self, batch: Iterable[Tensor]) -> Tensor:
-        with self.graph.beside():
+        with self.graph.on_stream():
             return self.step(*batch)
 
     def _capture(self, batch: Iterable[Tensor]) -> str:

@@ -17,7 +17,7 @@ from medfedaug.config.site_description import DESCRIPTION
 from medfedaug.config.storage import Storage
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.quality.content_hash import case_identities
-from medfedaug.errors import MedFedAugError, PrivacyRefused
+from medfedaug.errors import MedFedAugError, PrivacyRefused, warn
 from medfedaug.federation.messages.initial_weights import INITIAL
 from medfedaug.federation.messages.messages import PREPARE, TRAIN, Reply, namespaced, own_entries, portable
 from medfedaug.federation.messages.privacy_guard import PrivacyGuard
@@ -31,7 +31,11 @@ from medfedaug.federation.site.script_training import Desk, ForeignLoop, LoopTra
 from medfedaug.federation.site.state import LocalState, RoundMemory
 from medfedaug.federation.site.training_mode import local_training
 from medfedaug.methods.base import Payload
+from medfedaug.models.memory_format import channels_last
+from medfedaug.models.precision import bfloat16_speedup, run_in_bfloat16
+from medfedaug.models.supervision import DeepSupervision
 from medfedaug.privacy import PrivacyLedger, PrivacyPolicy
+from medfedaug.sampling.prefetch import on_device
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.utils.validation import check_choice, check_keys
 
@@ -44,6 +48,7 @@ ReleaseLoss = Callable[[str, int, Mapping[str, Tensor], Mapping[str, float | Non
 
 _SPLITS = ("validation", "test")
 _CPU = torch.device("cpu")
+_LEAST_GAIN = 1.1  # less is not worth the digits
 
 
 class SiteTrainer(SiteModel):
@@ -118,6 +123,7 @@ class SiteTrainer(SiteModel):
         self.release_loss: ReleaseLoss | None = None
         self._job, self._planned = config, dict[str, Any]()
         self._aborted = False
+        self._precision_is_open = False
 
     def open(self, name: str) -> None:
         """Open the data folder and build network, methods, guard and training, anew if it was open.
@@ -152,6 +158,8 @@ class SiteTrainer(SiteModel):
             identities=lambda: case_identities(self.folder, "training", self.ledger),
         )
         self.training = local_training(self, self.guard, loop, script.criterion)
+        settled = self.training.private or isinstance(self.training, LoopTraining)
+        self._precision_is_open = self.config.precision == "auto" and not settled
         # With noise, the guard would keep back that a deviation is 0.
         self.shows_statistics = composition.needs_statistics and not self.policy.adds_noise
         self.memory.network_is_new()
@@ -267,6 +275,8 @@ class SiteTrainer(SiteModel):
         if self.config.loop and not isinstance(self.training, LoopTraining):
             raise MedFedAugError(f"site {self.name}: nothing here runs the loop {self.config.loop}")
         self.round = round_
+        if self._precision_is_open:
+            self._choose_precision()
         self._recall_latest(round_ - 1)
         half = self._half_round(round_)
         if half.found:  # what it releases was made, and entered in the ledger, when it began
@@ -306,6 +316,22 @@ class SiteTrainer(SiteModel):
         self.continued = half.steps_before
         half.discard()
         return self._update(round_, collected)
+
+    def _choose_precision(self) -> None:
+        """Compute in bfloat16 from here on where the run's network is faster so on this machine."""
+        self._precision_is_open = False
+        with self.training.own_random_numbers(derive_seed(self.config.seed, self.name, "precision")):
+            batch = self._samples.noise_batch(self.config.batch_size, self.config.seed)
+            inputs, targets = on_device(batch, self.device)
+            network = channels_last(self.composition.definition.network().to(self.device)).train()
+            criterion = DeepSupervision(network).criterion(self.task.loss)
+            gain = bfloat16_speedup(network, inputs, targets, criterion)
+        faster = gain >= _LEAST_GAIN
+        if faster:
+            run_in_bfloat16(self.network)
+        chosen = "bfloat16" if faster else "float32"
+        reason = f"a step in bfloat16 takes {1 / gain:.2f} of one in float32"
+        warn(f"precision auto: {chosen}, since {reason}", site=self.name)
 
     def _metrics(self, before: float | None) -> dict[str, Any]:
         loss = self.last_loss if self.release_loss is None else before
