@@ -109,7 +109,7 @@ wheel: install
 	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > \
 	  "$$($(WHEEL)/env/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/dependencies.pth"
 	$(BIN)/python -m pip --python $(WHEEL)/env/bin/python install --quiet --no-deps $(WHEEL)/*.whl
-	$(BIN)/python -m pytest -q -m slow tests/integration/test_package.py
+	MEDFEDAUG_WHEEL=$(WHEEL) $(BIN)/python -m pytest -q -m slow tests/integration/test_package.py
 	cd $(WHEEL) && env/bin/python -c "import medfedaug, sys; assert medfedaug.__file__.startswith(sys.prefix)"
 	cd $(WHEEL) && OMP_NUM_THREADS=1 env/bin/python -m pytest -q -c ../../pyproject.toml ../../tests/cli/test_app.py
 

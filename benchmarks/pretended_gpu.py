@@ -64,7 +64,7 @@ _WAITING = {
     *(_aten._local_scalar_dense, _aten.nonzero, _aten.masked_select, _aten._unique2, _aten.unique_dim),
     *(_aten.unique_consecutive, _aten.bincount, _aten.equal, _aten._linalg_check_errors),
 }
-_BETWEEN = {_aten.copy_, _aten._to_copy}
+BETWEEN = {_aten.copy_, _aten._to_copy}
 _INDEXING = {_aten.index, _aten.index_put, _aten.index_put_}
 
 waits: Counter[tuple[str, str]] = Counter()
@@ -176,7 +176,7 @@ def _check(operation: Any, args: Any, tensors: list[Tensor]) -> None:
     strangers = [t for t in tensors if not isinstance(t, PretendedTensor) and t.dim()]
     if operation in _INDEXING and isinstance(args[0], PretendedTensor):
         strangers = []  # indices may be on the CPU
-    if strangers and operation not in _BETWEEN:
+    if strangers and operation not in BETWEEN:
         shape = list(strangers[0].shape)
         raise RuntimeError(f"{operation.__name__}: a tensor {shape} of the CPU beside one of the device")
 

@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 from docutils.nodes import SkipNode
@@ -12,11 +13,13 @@ from medfedaug import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "examples/tutorials"))  # `shell`, which the tutorials share, and `archive`
+sys.path.insert(0, str(ROOT / "docs"))
 
 # What the tutorials start finds the commands of this environment, and leaves cores to others.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import forked_commands  # noqa: E402
 from archive import find_orthanc  # noqa: E402
 from docutils import nodes  # noqa: E402
 from docutils.parsers.rst import Directive  # noqa: E402
@@ -107,8 +110,23 @@ class SettingsTable(Directive):
         return found.children
 
 
+def _fork_commands(app, config):
+    """Let the tutorials' commands share one import of PyTorch and MONAI, where tutorials run."""
+    if sys.platform == "linux" and str(config.plot_gallery) not in ("0", "False"):
+        app.commands_folder = tempfile.TemporaryDirectory(prefix="medfedaug-docs-")
+        app.commands = forked_commands.start(Path(app.commands_folder.name))
+
+
+def _end_commands(app, error):
+    if hasattr(app, "commands"):
+        app.commands.stdin.close()
+        app.commands.wait()
+
+
 def setup(app):
     """Called by Sphinx."""
+    app.connect("config-inited", _fork_commands)
+    app.connect("build-finished", _end_commands)
     app.add_html_math_renderer("mathml", (_formula, None), (_formula_apart, None))
     app.add_directive("settings", SettingsTable)
     app.connect("autodoc-process-docstring", _escape_shapes)

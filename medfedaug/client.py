@@ -45,18 +45,18 @@ DESK, META = "medfedaug.desk", "medfedaug"
 Wait = Callable[[], LocalRound | None]
 
 _contexts: dict[str, Any] = {}
-_checked: tuple[Desk, Wait] | None = None
+_given: tuple[Desk, Wait] | None = None
 
 
 @contextmanager
-def checking(desk: Desk, wait: Wait) -> Iterator[None]:
-    """Let a script find this site in place of NVFlare's (`medfedaug.experiments.loop_check`)."""
-    global _checked
-    _checked = desk, wait
+def script_at(desk: Desk, wait: Wait) -> Iterator[None]:
+    """Let a script find this site, in a process where NVFlare does not run it."""
+    global _given
+    _given = desk, wait
     try:
         yield
     finally:
-        _checked = None
+        _given = None
 
 
 def files(split: str = "training") -> list[dict[str, Any]]:
@@ -171,8 +171,8 @@ class FederationHandler:
 
 def _connect() -> tuple[Desk, Wait]:
     """The site, and what waits for its next round."""
-    if _checked is not None:
-        return _checked
+    if _given is not None:
+        return _given
     # Imported here: who trains without NVFlare does not need it.
     from nvflare import client as flare
     from nvflare.app_common.abstract.fl_model import FLModel

@@ -70,9 +70,9 @@ _CANCELLED = 1e-4
 
 
 def _vector(value: Any, name: str) -> Tensor:
-    if isinstance(value, Tensor):
-        value = value.detach().cpu()
     try:
+        if isinstance(value, Tensor):
+            value = value.detach().cpu().numpy()
         vector = torch.from_numpy(np.array(value, dtype=np.float64))
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{name} is not a sequence of numbers: {value!r}") from error

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from benchmark_files import OFFICE, write_fedbn, write_volume
+from benchmark_files import OFFICE, write_fedbn, write_site
 from orthanc import running_orthanc
 from PIL import Image
 from running import TINY_NETWORK, command
@@ -36,6 +36,7 @@ from medfedaug.experiments.simulate import configure
 from medfedaug.methods import parse_methods, registry
 from medfedaug.metrics.registry import METRICS
 from medfedaug.models import networks
+from medfedaug.nvflare_jobs.kit.kit import open_kit
 from medfedaug.nvflare_jobs.simulator import simulator
 from medfedaug.privacy.site_settings import SETTINGS_FILE
 from medfedaug.utils import plugins
@@ -227,22 +228,7 @@ def make_site(tmp_path):
     def make(
         name: str, channels: int = 1, shape=(16, 16, 4), cases=(2, 1, 1), root: Path | None = None
     ) -> Path:
-        folder = (root or tmp_path / "data") / name
-        rng = np.random.default_rng(sum(name.encode()))
-        content: dict = {"labels": {"0": "background", "1": "lesion"}}
-        index = 0
-        for split, count in zip(("training", "validation", "test"), cases, strict=True):
-            content[split] = []
-            for _ in range(count):
-                size = shape if channels == 1 else (*shape, channels)
-                write_volume(folder / f"images/{index}.nii.gz", rng.normal(100, 20, size).astype(np.float32))
-                label = np.zeros(shape, np.uint8)
-                label[4:9, 4:9, 1:3] = 1
-                write_volume(folder / f"labels/{index}.nii.gz", label)
-                content[split].append({"image": f"images/{index}.nii.gz", "label": f"labels/{index}.nii.gz"})
-                index += 1
-        (folder / "dataset.json").write_text(json.dumps(content))
-        return folder
+        return write_site((root or tmp_path / "data") / name, channels, shape, cases)
 
     return make
 
@@ -363,6 +349,29 @@ def provisioned(tmp_path_factory) -> Path:
 @pytest.fixture
 def kits(provisioned, tmp_path) -> Path:
     return Path(shutil.copytree(provisioned, tmp_path / "kits"))
+
+
+@pytest.fixture(scope="session")
+def thirty_cases(tmp_path_factory) -> Path:
+    """The data of a hospital with ten cases of each split, which many tests read with `doctor`."""
+    return write_site(tmp_path_factory.mktemp("thirty") / "hospital-a", cases=(10, 10, 10))
+
+
+@pytest.fixture
+def ready_kit(kits, thirty_cases) -> Path:
+    """The kit of a hospital that is ready for a job."""
+    found = open_kit(kits / "hospital-a")
+    found.write(found.plan({"data": thirty_cases, "device": "cpu"}, forbid=True))
+    return found.path
+
+
+@pytest.fixture
+def own_data(ready_kit, thirty_cases, tmp_path) -> Path:
+    """A copy of the kit's data that a test may change, which the kit names from then on."""
+    copy = Path(shutil.copytree(thirty_cases, tmp_path / "data/hospital-a"))
+    settings = ready_kit / SETTINGS_FILE
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "data": str(copy)}))
+    return copy
 
 
 @pytest.fixture

@@ -40,7 +40,8 @@ def workspace() -> Path:
 
 
 def _path() -> str:
-    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    ours, path = str(Path(sys.executable).parent), os.environ["PATH"]
+    return path if ours in path.split(os.pathsep) else f"{ours}{os.pathsep}{path}"
 
 
 def run(command: str) -> str:

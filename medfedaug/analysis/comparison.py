@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from medfedaug.analysis.grouping import Tested, experiment, units_differ, whole_seeds
-from medfedaug.analysis.verdict import Verdict, chance, judge, lacks
+from medfedaug.analysis.verdict import Elsewhere, Verdict, chance, judge, lacks
+from medfedaug.errors import ConfigError
 from medfedaug.metrics.crossed import CrossedTest, crossed_test, holm
 from medfedaug.metrics.registry import UNSEEN as UNSEEN_SITE
 from medfedaug.metrics.registry import Metric
@@ -59,7 +60,7 @@ class Comparison:
         patients: the comparison of the patients' mean scores; ``None`` for fewer than six, and where all
             differences are 0.
         crossed: the comparison of seeds and patients together; ``None`` where one of them does not vary.
-        without: for each site the same of the patients of all other sites.
+        without: for each site the same of the patients of all other sites; ``None`` where there are none.
         adjusted: the p-value of the verdict, adjusted for all methods of the table; ``None`` where the
             verdict is open.
         metric: the score, and what is counted (`medfedaug.runs.run.compared_metric`).
@@ -81,7 +82,7 @@ class Comparison:
     num_patients: int
     patients: PatientTest | None
     crossed: CrossedTest | None
-    without: Mapping[str, CrossedTest | None]
+    without: Mapping[str, Elsewhere | None]
     metric: Metric
     learned: bool
     other_input: bool
@@ -119,7 +120,14 @@ def compare_groups(groups: Mapping[str, Sequence[Run]], reference: str = BASELIN
     Args:
         groups: of `medfedaug.analysis.grouping.group_runs`.
         reference: the methods that all others are compared with, joined by commas.
+
+    Raises:
+        ConfigError: when no run is of a reference other than FedAvg.
     """
+    used = [members[0].methods for members in groups.values()]
+    if reference != BASELINE and {*reference.split(",")} not in map(set, used):
+        known = "; ".join(dict.fromkeys(map(",".join, used)))
+        raise ConfigError(f"no run of {reference} to compare with; there are runs of {known}")
     pooled, _ = whole_seeds(groups)
     metric = compared_metric([run for members in groups.values() for run in members])
     found = []
@@ -156,10 +164,7 @@ def compare_groups(groups: Mapping[str, Sequence[Run]], reference: str = BASELIN
                     if learned and len(paired) >= MIN_PATIENTS and any(one != other for one, other in paired)
                     else None,
                     crossed=_crossed([*table.values()]),
-                    without={
-                        site: _crossed([row for (other, _), row in table.items() if other != site])
-                        for site in sorted({site for site, _ in table})
-                    },
+                    without={site: _elsewhere(table, site) for site in sorted({site for site, _ in table})},
                     metric=metric,
                     learned=learned,
                     other_input=members[0].input.differs(groups[baseline][0].input),
@@ -370,6 +375,12 @@ def _differences(
 
 def _crossed(by_patient: Sequence[Sequence[float]]) -> CrossedTest | None:
     return crossed_test([*zip(*by_patient, strict=True)]) if by_patient else None
+
+
+def _elsewhere(table: Mapping[tuple[str, str], Sequence[float]], site: str) -> Elsewhere | None:
+    rows = [row for (other, _), row in table.items() if other != site]
+    means = [fmean(value for value in row if not math.isnan(value)) for row in rows]
+    return Elsewhere(fmean(means), _crossed(rows)) if rows else None
 
 
 def _patients(runs: Iterable[Run]) -> Callable[[tuple[str, str]], tuple[str, str]]:

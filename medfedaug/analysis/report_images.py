@@ -31,7 +31,7 @@ from medfedaug.data.benchmarks import (
 from medfedaug.data.io.formats import is_photograph
 from medfedaug.data.preparation.preparation import Preparation
 from medfedaug.data.sites import find_sites, is_federation, is_site, open_site, site_statistics
-from medfedaug.errors import DataError, MedFedAugError
+from medfedaug.errors import DataError, MedFedAugError, first_line
 from medfedaug.federation.job_folder import GLOBAL_MODEL, STATISTICS
 from medfedaug.runs.evaluate import open_model
 from medfedaug.runs.run import Run
@@ -180,6 +180,9 @@ def _look(run: Run, data: str | Path, device: str, sites: Collection[str]) -> _S
             _look_at(seen, run, model, root, device, sites)
     except (MedFedAugError, ValueError) as error:  # an error of one run does not stop the page
         return _Seen(trouble=str(error))
+    except Exception as error:  # of a network that takes images in another order of axes, or of another size
+        said = f"{type(error).__name__}: {first_line(error)}"
+        return _Seen(trouble=f"the network cannot run on images as medfedaug prepares them ({said})")
     return seen
 
 

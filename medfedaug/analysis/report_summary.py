@@ -66,7 +66,7 @@ def answer(scores: Table) -> str:
 
 def _range(row: Row) -> str:
     values = {site: score.mean for site, score in row.sites.items() if score.mean is not None}
-    if len(values) < 2:
+    if len({*values.values()}) < 2:
         return ""
     low, high = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
     return f": from {values[low]:.3f} at {low} to {values[high]:.3f} at {high}"
@@ -81,12 +81,8 @@ def _certainty(row: Row, reference: str) -> str:
         return f"Whether that is more than chance is open: a verdict takes more ({lacking})."
     if verdict.word == "no difference shown":
         return "By the rule of this page no difference is shown."
-    if any(elsewhere is not None for elsewhere in verdict.carried.values()):
-        sites = " or ".join(verdict.carried)
-        return f"That is more than chance by the rule of this page, and not shown without {sites}: {verdict}."
-    if verdict.carried:
-        return f"That is more than chance by the rule of this page, at one site: {verdict}."
-    return f"That is more than chance by the rule of this page: {verdict.word} than {reference}."
+    than = "" if verdict.carried else f" than {reference}"
+    return f"That is more than chance by the rule of this page: {verdict}{than}."
 
 
 def _others(compared: Sequence[tuple[Row, float]], best: Row) -> str:

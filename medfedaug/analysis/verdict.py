@@ -4,19 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from medfedaug.metrics.base import Metric
 from medfedaug.metrics.crossed import CrossedTest
 from medfedaug.metrics.significance import PairedTest
 
-__all__ = ["ENOUGH_PATIENTS", "ENOUGH_SEEDS", "LEVEL", "Verdict", "chance", "judge", "lacks", "rule"]
+__all__ = [
+    "ENOUGH_PATIENTS",
+    "ENOUGH_SEEDS",
+    "LEVEL",
+    "Elsewhere",
+    "Verdict",
+    "chance",
+    "judge",
+    "lacks",
+    "rule",
+]
 
 _ANY_SCORE = Metric("score", "Score", cases="patients")
 
 ENOUGH_SEEDS = 5
 ENOUGH_PATIENTS = 20
 LEVEL = 0.01
-"""Largest adjusted p-value of a claim: at 0.05 skewed differences gave one in up to 11% of equal tables."""
+"""Largest adjusted p-value of a claim: at 0.05 skewed differences gave one in 10% of equal tables."""
+
+
+class Elsewhere(NamedTuple):
+    """The patients of all sites but one.
+
+    Attributes:
+        difference: their mean difference.
+        test: the comparison over seeds and these patients; ``None`` where nothing varies.
+    """
+
+    difference: float
+    test: CrossedTest | None
 
 
 @dataclass(frozen=True)
@@ -39,9 +62,12 @@ class Verdict:
             return f"{self.word}: {', '.join(self.lacking)}"
         if not self.carried:
             return self.word
-        elsewhere = [f"{gain:+.3f}" for gain in self.carried.values() if gain is not None]
-        without = f" (elsewhere {', '.join(elsewhere)})" if elsewhere else ""
-        return f"{self.word} at {', '.join(self.carried)}{without}"
+        elsewhere = {site: "" if gain is None else f"{gain:+.3f}" for site, gain in self.carried.items()}
+        if len(elsewhere) > 1:
+            lacking = " or without ".join(f"{site} ({gain})" for site, gain in elsewhere.items())
+            return f"{self.word}, not shown without {lacking}"
+        ((site, gain),) = elsewhere.items()
+        return f"{self.word} at {site}" + (f" (elsewhere {gain})" if gain else "")
 
 
 def lacks(num_seeds: int, num_patients: int, metric: Metric = _ANY_SCORE) -> tuple[str, ...]:
@@ -72,7 +98,7 @@ def judge(
     metric: Metric = _ANY_SCORE,
     *,
     adjusted: float | None = None,
-    without: Mapping[str, CrossedTest | None] | None = None,
+    without: Mapping[str, Elsewhere | None] | None = None,
 ) -> Verdict:
     """The verdict of the comparison of a method with its reference.
 
@@ -86,7 +112,8 @@ def judge(
     - *no difference shown* unless the p-value (`chance`), adjusted for all methods of the table
       (`medfedaug.metrics.crossed.holm`), is at most `LEVEL`;
     - *better at SITE* (*worse at SITE*) if the patients of the other sites do not show it: their 95% interval
-      (`medfedaug.metrics.crossed.crossed_test`) contains 0 or lies on the other side;
+      (`medfedaug.metrics.crossed.crossed_test`) contains 0 or lies on the other side, or nothing varies
+      there. *Better, not shown without A or without B* if it lacks without each of several sites;
     - *better* (*worse*) otherwise.
 
     Args:
@@ -96,8 +123,7 @@ def judge(
         num_patients: the number of common patients; a case whose patient is not known counts as one.
         metric: the metric, which has a direction.
         adjusted: the p-value, adjusted for all methods of the table; that of this comparison by default.
-        without: for each site the comparison of the patients of all other sites; ``None`` for a site that has
-            all patients, or where nothing varies elsewhere.
+        without: for each site the patients of all other sites; ``None`` for a site that has all of them.
 
     Example:
         >>> str(judge(None, 1, None, 8))
@@ -116,7 +142,7 @@ def judge(
     carried = {
         site: other.difference if other else None
         for site, other in (without or {}).items()
-        if other is None or min(sign * other.low, sign * other.high) <= 0
+        if other is None or other.test is None or min(sign * other.test.low, sign * other.test.high) <= 0
     }
     return Verdict("better" if (sign > 0) == metric.higher_is_better else "worse", carried=carried)
 
@@ -129,5 +155,5 @@ def rule(reference: str, cases: str) -> str:
         f"chance of other seeds, and of other seeds and {cases} together (p at most {LEVEL:g}, adjusted for "
         f"all methods of the table by Holm's procedure), and is shown without each single site too (95% "
         f"interval); better at a site, if the {cases} of the other sites do not show it. No difference shown "
-        f"otherwise."
+        f"otherwise. A verdict is of these sites: what other sites would give is a chance of its own."
     )

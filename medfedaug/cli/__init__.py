@@ -3,6 +3,8 @@
 Everything heavy is imported inside the commands, so that ``medfedaug --help`` answers at once.
 """
 
+import inspect as inspection
+import re
 from collections.abc import Callable
 
 import typer
@@ -42,22 +44,22 @@ _COMMANDS: dict[str, dict[Callable[..., None] | typer.Typer, str]] = {
         schema: "schema experiment > experiment.schema.json",
     },
     "Data": {
-        import_: "import --dicomweb https://pacs.example.org/wado --studies studies.csv --out data/site_A",
+        import_: "import --folder dicom --studies studies.csv --out site_A",
         init: "init data/site_A",
         inspect: "inspect --data data",
         statistics: "statistics --data data/site_A --out statistics.json",
         plan: "plan --data data --out plan.json",
     },
     "Train": {
-        prospect: "prospect --data hospitals --pilot --json prospect.json",
-        compare: "compare --data hospitals",
-        simulate: "simulate --data hospitals --methods fedrdn --rounds 50 --out runs/fedrdn",
-        benchmark: "benchmark --data hospitals --methods fedavg fedrdn --seeds 5 --out runs",
+        prospect: "prospect --data data --pilot --json prospect.json",
+        compare: "compare --data data",
+        simulate: "simulate --data data --methods fedrdn --out runs/fedrdn",
+        benchmark: "benchmark --data data --methods fedavg fedrdn --out runs",
         export: "export --methods fedrdn --rounds 50 --out jobs/fedrdn",
     },
     "Use": {
-        evaluate: "evaluate --model runs/fedrdn --data hospitals",
-        predict: "predict --model runs/fedrdn --images new --out predicted --site site_A",
+        evaluate: "evaluate --model runs/fedrdn --data data",
+        predict: "predict --model runs/fedrdn --images new --out predicted",
         report: "report runs/* --reference fedrdn",
         bundle: "bundle --model runs/fedrdn --out bundle --site site_A",
         card: "card runs/fedrdn",
@@ -65,7 +67,7 @@ _COMMANDS: dict[str, dict[Callable[..., None] | typer.Typer, str]] = {
     "A site": {
         project: "project --server fl-server.example.org --out project",
         enrol: "enrol request hospital-a",
-        site_config: "site-config --kit hospital-a --data /srv/images --min-images 20",
+        site_config: "site-config --kit hospital-a --data images --min-images 20",
         doctor: "doctor --kit hospital-a --json doctor.json",
         start: "start hospital-a",
         stop: "stop hospital-a",
@@ -76,7 +78,7 @@ _COMMANDS: dict[str, dict[Callable[..., None] | typer.Typer, str]] = {
         ledger: "ledger hospital-a",
         names: "names hospital-a",
         clean: "clean --kit hospital-a --older-than 30",
-        watch: "watch hospital-a --prometheus /var/lib/node_exporter/hospital-a.prom",
+        watch: "watch hospital-a --prometheus /var/lib/hospital-a.prom",
     },
 }
 
@@ -88,4 +90,8 @@ for _panel, _commands in _COMMANDS.items():
         else:
             _class = ValuesInARow if _command is benchmark else None
             _rare = rare_options(_command)
-            app.command(_name, cls=_class, rich_help_panel=_panel, epilog=f"{_rare}{_told}")(_command)
+            # Without the breaks of source lines, which Typer keeps in all paragraphs but the first.
+            _help = re.sub(r"(?<!\n)\n(?!\n)", " ", inspection.getdoc(_command) or "")
+            app.command(_name, cls=_class, rich_help_panel=_panel, epilog=f"{_rare}{_told}", help=_help)(
+                _command
+            )

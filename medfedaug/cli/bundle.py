@@ -22,11 +22,16 @@ SiteNames = Annotated[
 
 
 def bundle(
-    out: Annotated[Path, typer.Option(help="A new or empty folder.")],
+    out: Annotated[Path | None, typer.Option(help="A new or empty folder; needed with RUN.")] = None,
     run: Annotated[
-        Path | None, typer.Argument(metavar="[RUN]", help="The folder of a run, or its global_model.pt.")
+        Path | None,
+        typer.Argument(
+            metavar="RUN", callback=existing_run, help="The folder of a run, or its global_model.pt."
+        ),
     ] = None,
-    model: Annotated[Path | None, typer.Option(help="The same as RUN, as predict has it.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(callback=existing_run, help="The same as RUN, as predict has it.")
+    ] = None,
     site: Annotated[
         str | None,
         typer.Option(
@@ -61,8 +66,24 @@ def bundle(
         Path | None,
         typer.Option("--license", help="A text with the terms under which the weights may be used."),
     ] = None,
+    add_training: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="In place of RUN: write configs/train.json into a Bundle that only infers, so that "
+            "`simulate --bundle` takes it.",
+        ),
+    ] = None,
 ) -> None:
     """Write the model as a MONAI Bundle, which runs with MONAI alone and gives the same label maps."""
+    named = [path for path in (run, model, add_training) if path is not None]
+    if len(named) != 1:
+        raise ConfigError("name one run, as RUN or with --model; or a Bundle with --add-training")
+    if add_training is not None:
+        _add_training(add_training)
+        return
+    if out is None:
+        raise ConfigError("--out DIR is needed: the folder of the new Bundle")
     from medfedaug.analysis.model_card import write_model_card
     from medfedaug.data.io.segment_codes import read_segment_codes
     from medfedaug.runs.bundle import write_bundle
@@ -70,9 +91,6 @@ def bundle(
     from medfedaug.runs.finished_run import FinishedRun
     from medfedaug.runs.input_statistics import Origin
 
-    named = [path for path in (run, model) if path is not None]
-    if len(named) != 1:
-        raise ConfigError("name one run, as RUN or with --model")
     opened = FinishedRun.open(named[0], state=state)
     if codes is not None and application is None:
         raise ConfigError("--codes goes with --map DIR: a bundle alone writes no DICOM")
@@ -96,6 +114,16 @@ def bundle(
         write_application(application, out, opened.config.classes, opened.sha256, coded)
         say(f"{application}: the sources of a MONAI application; its README.md says how to package it")
         say(f"not run: {application}/app/app.py, since MONAI Deploy's SDK needs CUDA's runtime", "yellow")
+
+
+def _add_training(folder: Path) -> None:
+    from medfedaug.tasks.bundle.add_training import add_training
+
+    file, missing = add_training(folder)
+    if missing:
+        say(f"left out, since their effect on labels is unknown: {', '.join(missing)}")
+    say(f"{file}: look at its loss, optimiser and transforms, then train with")
+    say(f"medfedaug simulate --bundle {quote(str(folder))} --data DATA --out RUN")
 
 
 def card(

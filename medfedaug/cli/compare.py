@@ -73,7 +73,7 @@ def compare(
         else:
             suggestion = Suggestion(tuple(methods.split()), "asked for")
     tried = list(dict.fromkeys([*_ALWAYS, *suggestion.methods]))
-    say(f"trying {', '.join(tried)} ({suggestion.reason}): {seeds} trainings each")
+    say(f"trying {', '.join(tried)} ({suggestion.reason}): {seeds} training{'s' * (seeds > 1)} each")
     given = {"data": data, "methods": tried, "out": out, "seeds": seeds, "limit": limit}
 
     def trial(number: int, **changed: object) -> Experiment:

@@ -194,4 +194,6 @@ def statistics(
     of = "images as stored" if intensity is Stored.raw else "images scaled to [0, 1]"
     also = ", ".join(name for name in kept if name not in found)
     told = f"{target}, which also has {also}" if also else str(target)
-    say(f"saved to {told}: of {of}")
+    say(f"saved to {told}: of {of}, as FedRDNd must receive them")
+    if intensity is Stored.raw:
+        say("for a pipeline that scales before FedRDNd: --intensity scale, or its own by channel_statistics")

@@ -163,7 +163,12 @@ def report(
         write_report,
     )
     from medfedaug.analysis.local_vs_global import exchange_tables, find_evaluations, worth_table
+    from medfedaug.runs.run import BASELINE
 
+    if reference != BASELINE:
+        from medfedaug.methods.registry import parse_methods  # imports PyTorch
+
+        reference = ",".join(spec["name"] for spec in parse_methods(reference))
     evaluated, others = find_evaluations(runs)
     found = [load_run(run, metric) for run in find_runs(others)]
     with err_console.status("drawing"):

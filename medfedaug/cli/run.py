@@ -41,7 +41,17 @@ from medfedaug.config.bundle_reference import content_hash, described_data, loca
 from medfedaug.config.options import read_text
 from medfedaug.config.plan import Plan, load_plan, planning_settings
 from medfedaug.config.run import Execution, RunConfig
-from medfedaug.config.storage import CACHE_VARIABLE, DEFAULT_MEMORY, MEMORY_VARIABLE, Storage
+from medfedaug.config.storage import (
+    CACHE_VARIABLE,
+    DEFAULT_MEMORY,
+    DETERMINISTIC_TEXT,
+    DETERMINISTIC_VARIABLE,
+    GRAPHS,
+    GRAPHS_TEXT,
+    GRAPHS_VARIABLE,
+    MEMORY_VARIABLE,
+    Storage,
+)
 from medfedaug.errors import ConfigError
 from medfedaug.metrics.registry import UNSEEN
 from medfedaug.nvflare_jobs.simulator.simulator_process import discard, prepare
@@ -117,6 +127,13 @@ def simulate(
             help="Folder for these files, which later runs find there.",
         ),
     ] = None,
+    graphs: Annotated[
+        str, typer.Option(metavar="|".join(GRAPHS), envvar=GRAPHS_VARIABLE, hidden=True, help=GRAPHS_TEXT)
+    ] = "auto",
+    deterministic: Annotated[
+        bool,
+        typer.Option("--deterministic", envvar=DETERMINISTIC_VARIABLE, hidden=True, help=DETERMINISTIC_TEXT),
+    ] = False,
     pictures: Pictures = True,
     report: Report = True,
     overwrite: Annotated[
@@ -164,7 +181,12 @@ def simulate(
             "pictures": pictures,
             "report": report,
             "execution": Execution(**given[Execution]),
-            "storage": Storage(int(memory * 2**30), cache),
+            "storage": Storage(
+                int(memory * 2**30),
+                cache,
+                graphs=graphs,
+                deterministic=deterministic,
+            ),
             "init": init,
             "loop": loop,
         }

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from medfedaug.cli.console import Table, err_console, out_console, say
-from medfedaug.cli.options import split_pairs
+from medfedaug.cli.options import existing_folder, split_pairs
 from medfedaug.errors import ConfigError
 
 __all__ = ["init", "project"]
@@ -25,8 +25,9 @@ def init(
     folder: Annotated[
         Path,
         typer.Argument(
+            callback=existing_folder,
             help="A site's folder with imagesTr and labelsTr (nnU-Net, decathlon), or with images and "
-            "labels; or a folder of such folders."
+            "labels or masks; or a folder of such folders.",
         ),
     ],
     patient: Annotated[
@@ -64,11 +65,11 @@ def init(
     An image is a file, or a folder of any depth with one file or one DICOM series. What is left out is named
     with the reason.
     """
+    names = _classes(labels.split(",")) if labels else ()
     from medfedaug.data.layouts import LISTING, check_alike, has_layout, propose, write_proposal
 
-    inside = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    inside = sorted(path for path in folder.iterdir() if path.is_dir())
     folders = [folder] if has_layout(folder) else [path for path in inside if has_layout(path)] or [folder]
-    names = _classes(labels.split(",")) if labels else ()
     proposals = []
     for site in folders:
         with err_console.status(f"{site.name}: looking") as status:

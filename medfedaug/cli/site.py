@@ -196,7 +196,7 @@ def _write_checks(path: Path, checks: Sequence[Check], kit: Path | None, *, read
 def jobs(
     kit: SiteKit,
     job: Annotated[
-        str | None, typer.Argument(metavar="[HASH]", help="The first digits of a hash: only this job.")
+        str | None, typer.Argument(metavar="HASH", help="The first digits of a hash: only this job.")
     ] = None,
     record: Annotated[
         bool,

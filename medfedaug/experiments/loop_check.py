@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Queue
 
-from medfedaug.client import checking
+from medfedaug.client import script_at
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import MedFedAugError
@@ -87,7 +87,7 @@ class _ScriptInProcess(ForeignLoop):
 
     def _run(self, desk: Desk) -> None:
         try:
-            with checking(desk, self._wait):
+            with script_at(desk, self._wait):
                 runpy.run_path(str(self.script), run_name="__main__")
         except _Enough:
             pass

@@ -18,6 +18,7 @@ __all__ = ["ALONE", "Suggestion", "recommend", "suggest"]
 ALONE = "single"
 _PERSONAL = "ditto"
 """A model for each site, the remedy that gained over plain averaging most often in the calibration table."""
+_STAY = "Stay alone, as it looks now"
 _MOST_SITES = 6
 
 
@@ -73,21 +74,18 @@ def recommend(scores: Table, rising: int | None = None) -> list[str]:
         return [f"No run of a federation has a {metric.in_text}."]
     best = max(together.values(), key=lambda row: sign * fmean(row.mean.values))
     if ALONE in rows:
-        sentences.append(
-            _compared(
-                best, rows[ALONE], sign, "Train together", "Stay alone, as it looks now", metric.in_text
-            )
-        )
+        sentences.append(_compared(best, rows[ALONE], sign, "Train together", _STAY, metric.in_text))
+    stay = any(one.startswith(_STAY) for one in sentences)
+    take = "To train together all the same, take" if stay else "Go on with"
     if best.label != BASELINE and BASELINE in rows:
-        sentences.append(
-            _compared(best, rows[BASELINE], sign, f"Go on with {best.label}", "", metric.in_text)
-        )
+        sentences.append(_compared(best, rows[BASELINE], sign, f"{take} {best.label}", "", metric.in_text))
         sentences += _by_site(rows, sign, metric.in_text)
     elif BASELINE in rows:
-        sentences.append(f"Go on with {BASELINE}: no other method that was tried scored above it.")
+        sentences.append(f"{take} {BASELINE}: no other method that was tried scored above it.")
+    trainings = len(best.seeds)
     sentences.append(
-        f"That rests on {len(best.seeds)} trainings of a few rounds, and is no verdict: `medfedaug "
-        "benchmark` with five seeds, folds and the rounds that you need gives one."
+        f"That rests on {trainings} training{'s' * (trainings > 1)} of a few rounds, and is no verdict: "
+        "`medfedaug benchmark` with five seeds, folds and the rounds that you need gives one."
     )
     return sentences
 
@@ -118,4 +116,17 @@ def _compared(row: Row, other: Row, sign: int, ahead: str, behind: str, metric: 
     means = f"{metric} {fmean(row.mean.values):.3f} with {row.label} against {fmean(other.mean.values):.3f}"
     counted = f"better in {wins} of {len(gains)} trainings"
     verb = ahead if gain > 0 or not behind else behind
-    return f"{verb}: {means} with {other.label}, {counted}."
+    return f"{verb}: {means} with {other.label}, {counted}{_carried(row, other)}."
+
+
+def _carried(row: Row, other: Row) -> str:
+    """Name the sites without which the mean difference of the others is 0 or has the other sign."""
+    means = {
+        site: (score.mean, other.sites[site].mean) for site, score in row.sites.items() if site in other.sites
+    }
+    gains = {site: one - two for site, (one, two) in means.items() if one is not None and two is not None}
+    whole, carried = sum(gains.values()), ""
+    for site, gain in gains.items() if len(gains) > 1 and whole else ():
+        if (whole - gain) * whole <= 0:
+            carried += f", by {site} alone (elsewhere {(whole - gain) / (len(gains) - 1):+.3f})"
+    return carried

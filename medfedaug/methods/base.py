@@ -62,6 +62,7 @@ __all__ = [
     "INTENSITY_MEAN",
     "INTENSITY_STD",
     "STEPS",
+    "STEP_HOOKS",
     "VARIANCE",
     "WEIGHTS",
     "WORDS",
@@ -80,6 +81,7 @@ __all__ = [
     "SiteUpdate",
     "Step",
     "Targets",
+    "overridden",
     "shared_parameters",
     "zeros",
 ]
@@ -303,6 +305,10 @@ class Aggregator(RefusesOldNames, ABC):
         """Restore what `state` returned."""
 
 
+STEP_HOOKS = ("mix", "after_pass", "loss", "gradients", "before_step", "after_step")
+"""The hooks of `SitePart` that are called in a step of the local training."""
+
+
 class SitePart(RefusesOldNames):
     """The half of a method that runs at one site. By default no hook does anything."""
 
@@ -440,6 +446,10 @@ class Method(RefusesOldNames):
     """The spatial dimensions of the images that it is defined for."""
     epochs_before_test: int = 0
     """The number of epochs that a site trains the selected model by itself before the test."""
+    capturable: ClassVar[bool] = False
+    """Flag for a method with `STEP_HOOKS` or layers: each step takes the same operations on the device, so
+    that a CUDA graph can repeat them. What changes from step to step are tensors that stay where they are;
+    nothing is counted in Python, drawn on the CPU, or chosen by a number of the device."""
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
         """Insert layers; the state-dict keys of the network must not change."""
@@ -470,6 +480,11 @@ class Method(RefusesOldNames):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+def overridden(part: SitePart, hooks: Sequence[str]) -> list[str]:
+    """Return those of some hooks in which a part does something."""
+    return [hook for hook in hooks if getattr(type(part), hook) is not getattr(SitePart, hook)]
 
 
 def shared_parameters(context: SiteContext | ServerContext, method: str) -> dict[str, nn.Parameter]:

@@ -43,6 +43,7 @@ class FedDyn(Method):
     """
 
     name = "feddyn"
+    capturable = True
     requires = frozenset({"averaged_parameters", "global_start"})
 
     def __init__(self, alpha: float = 0.01) -> None:

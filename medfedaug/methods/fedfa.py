@@ -80,6 +80,7 @@ class FedFA(Method):
     """
 
     name = "fedfa"
+    capturable = True
 
     def __init__(
         self,

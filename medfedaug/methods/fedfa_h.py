@@ -93,6 +93,7 @@ class FedFAh(Method):
     """
 
     name = "fedfa_h"
+    capturable = True
 
     def __init__(
         self,

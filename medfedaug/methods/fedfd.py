@@ -85,6 +85,7 @@ class FedFD(Method):
     """
 
     name = "fedfd"
+    capturable = True
     requires = frozenset({"labels", "norm_layers"})
     provides = frozenset({"extra_passes"})
 

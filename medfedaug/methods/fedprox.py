@@ -26,6 +26,7 @@ class FedProx(Method):
     """
 
     name = "fedprox"
+    capturable = True
     requires = frozenset({"averaged_parameters", "global_start"})
 
     def __init__(self, mu: float = 0.001) -> None:

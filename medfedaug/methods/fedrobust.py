@@ -57,6 +57,7 @@ class FedRobust(Method):
     """
 
     name = "fedrobust"
+    capturable = True
 
     def __init__(
         self,

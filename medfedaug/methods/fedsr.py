@@ -89,6 +89,7 @@ class FedSR(Method):
     """
 
     name = "fedsr"
+    capturable = True
     tasks = ("classification",)
     requires = frozenset({"labels"})
 

@@ -51,6 +51,7 @@ class FedWon(Method):
     """
 
     name = "fedwon"
+    capturable = True
     requires = frozenset({"norm_layers"})
     excludes = frozenset({"norm_layers"})
 

@@ -45,6 +45,7 @@ class FixBN(Method):
     """
 
     name = "fixbn"
+    capturable = True
     requires = frozenset({"fixed_rounds", "norm_layers"})
 
     def __init__(self, exploration: float = 0.5) -> None:

@@ -110,6 +110,7 @@ class FRAug(Method):
     """
 
     name = "fraug"
+    capturable = True
     requires = frozenset({"labels", "norm_layers"})
     tasks = ("classification",)
 
@@ -171,7 +172,9 @@ class FRAug(Method):
         return state_entries(network, (_BatchNorm,))
 
     def at_site(self, context: SiteContext) -> SitePart:
-        return FRAugSite(self, context.network)
+        device = self.classifier(context.network).weight.device
+        half = FRAugSite if device.type == "cpu" else FixedShapeSite
+        return half(self, context.network)
 
     def every_round(self, context: ServerContext) -> ServerExchange:
         return AverageServer(
@@ -191,7 +194,7 @@ class FRAugSite(SitePart, SiteExchange):
         self.transformation: nn.Module | None = None
         self.means = weight.new_zeros(classes, size)
         self.seen = torch.zeros(classes, dtype=torch.bool, device=weight.device)
-        self.steps = 0
+        self.steps: Any = 0
         self.every_round = self
         self._optimisers: list[tuple[torch.optim.Optimizer, list[nn.Parameter]]] = []
         self._embeddings: Tensor | None = None
@@ -231,10 +234,7 @@ class FRAugSite(SitePart, SiteExchange):
             self._real = real
             self._update_prototypes(real, step.targets)
         number = {"embeddings": len(step.targets), "prototypes": int(self.seen.sum())}
-        self._noise = {
-            kind: torch.randn(count, self.method.noise, device=real.device, dtype=real.dtype)
-            for kind, count in number.items()
-        }
+        self._noise = {kind: self._draw(count, real) for kind, count in number.items()}
         with torch.no_grad():
             synthetic = self._synthesise(real, step.targets)
         total = real.new_zeros(())
@@ -245,6 +245,9 @@ class FRAugSite(SitePart, SiteExchange):
                 reduction = "mean" if kind == "embeddings" else "sum"
                 total = total + nn.functional.cross_entropy(logits, labels, reduction=reduction)
         return total
+
+    def _draw(self, count: int, like: Tensor) -> Tensor:
+        return torch.randn(count, self.method.noise, device=like.device, dtype=like.dtype)
 
     def after_step(self, step: Step) -> None:
         """Take one step of the generator and one of RTNet, the classifier fixed (Eq. 5 and 6)."""
@@ -321,7 +324,7 @@ class FRAugSite(SitePart, SiteExchange):
 
     def state(self) -> Payload:
         """RTNet, the prototypes and the number of steps."""
-        kept = {"means": self.means, "seen": self.seen, "steps": torch.tensor(self.steps)}
+        kept = {"means": self.means, "seen": self.seen, "steps": torch.as_tensor(self.steps)}
         if self.transformation is not None:
             kept.update({f"rtnet/{key}": value for key, value in self.transformation.state_dict().items()})
         return kept
@@ -335,3 +338,80 @@ class FRAugSite(SitePart, SiteExchange):
             size = self.head.in_features
             self.transformation = _perceptron(size, self.method.hidden, size).to(self.head.weight)
             self.transformation.load_state_dict(kept)
+
+
+class FixedShapeSite(FRAugSite):
+    """The site's half on a GPU: every step takes the same few operations, and none waits for a number.
+
+    Prototypes of all classes pass through both networks, in one batch with the embeddings. A class not yet
+    seen weighs nothing. What depends on the number of steps is read from a table.
+    """
+
+    def __init__(self, method: FRAug, network: nn.Module) -> None:
+        super().__init__(method, network)
+        ramps = [F.ramp_up(step, method.ramp_steps) for step in range(method.ramp_steps + 1)]
+        rows = [[r if method.smoothing else 1.0, r] for r in ramps]
+        self.steps = torch.zeros((), dtype=torch.long, device=self.means.device)
+        self._by_step = self.means.new_tensor(rows) * self.means.new_tensor(
+            [method.lambda_syn, method.prototype_rate]
+        )
+        self._classes = torch.arange(len(self.means), device=self.means.device)
+        self._signs = self.means.new_tensor([[1.0, -1.0], [-1.0, 1.0]])
+        self._made: tuple[Tensor, Tensor] | None = None
+
+    def loss(self, step: Step) -> Tensor | None:
+        """See `FRAugSite.loss`."""
+        assert self._embeddings is not None
+        if not self._optimisers:
+            self._begin()
+        real, self._embeddings = self._embeddings, None
+        labels = torch.cat([step.targets, self._classes])
+        one_hot = (labels[:, None] == self._classes).to(real)
+        last = len(self._by_step) - 1
+        scale, rate = self._by_step.index_select(0, self.steps.clamp(max=last).view(1))[0].unbind()
+        if first := self._real is None:
+            self._real = real
+            self._move_prototypes(real, one_hot[: len(real)], rate)
+        residuals = self.generator.layers(torch.cat([self._draw(len(labels), real), one_hot], dim=1))
+        if self.transformation is not None:
+            residuals = self.transformation(residuals)
+        synthetic = torch.addcmul(torch.cat([real, self.means]), residuals, scale)
+        each = real.new_full((len(real),), self.method.embeddings / len(real))
+        weights = torch.cat([each, self.seen * float(self.method.prototypes)])
+        if first:
+            self._made = synthetic, weights
+        logits = nn.functional.linear(synthetic.detach(), self.head.weight, self.head.bias)
+        return weights @ nn.functional.cross_entropy(logits, labels, reduction="none")
+
+    def losses(self, real: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """See `FRAugSite.losses`; for the synthetic embeddings of the last `loss`."""
+        assert self._made is not None
+        (synthetic, weights), self._made, count = self._made, None, len(real)
+        bias = None if self.head.bias is None else self.head.bias.detach()
+        logits = nn.functional.linear(synthetic, self.head.weight.detach(), bias)
+        log = logits.log_softmax(dim=1)
+        squared_width = real.var(dim=0).sum().clamp(min=1e-12) if count > 1 else real.new_ones(())
+        pairs = torch.cat([synthetic[:count], real])
+        kernel = (pairs[:, None] - pairs).square().sum(dim=2).div(-2.0 * squared_width).exp()
+        distance = (kernel.view(2, count, 2, count).mean(dim=(1, 3)) * self._signs).sum()
+        generating = nn.functional.nll_loss(log[:count], labels) - self.method.alpha * distance
+        transforming = weights @ (log.exp() * log).sum(dim=1)
+        if self.method.embeddings:
+            transforming = transforming + self.method.beta * distance
+        if self.method.prototypes:  # of a pair: k(a, a) + k(b, b) - 2 k(a, b)
+            moved = (synthetic[count:] - self.means).square().sum(dim=1).div(-2.0 * squared_width)
+            transforming = transforming - 2.0 * self.method.beta * (weights[count:] @ moved.expm1())
+        return generating, transforming
+
+    def _move_prototypes(self, real: Tensor, one_hot: Tensor, rate: Tensor) -> None:
+        """Eq. 4, for all classes at once: those that the batch lacks move by nothing."""
+        counts = one_hot.sum(dim=0)
+        present = counts > 0
+        share = present * torch.where(self.seen, rate, 1.0)
+        self.means.lerp_(one_hot.T @ real / counts.clamp(min=1.0)[:, None], share[:, None])
+        self.seen.logical_or_(present)
+
+    def restore(self, state: Payload) -> None:
+        """See `FRAugSite.restore`."""
+        super().restore(state)
+        self.steps = state["steps"].to(self.means.device, copy=True)

@@ -17,18 +17,25 @@ class RoundMeans:
 
     def __init__(self, *names: str) -> None:
         self.names = names
-        self._steps: list[Tensor] = []
+        self._one: Tensor | None = None
+        self._sums: Tensor | None = None  # of each number, and the number of steps
 
     def clear(self) -> None:
         """Begin a round."""
-        self._steps = []
+        self._sums = None
 
     def add(self, *numbers: Tensor) -> None:
         """Take in a step, each number of shape ()."""
-        self._steps.append(torch.stack([number.detach() for number in numbers]))
+        if self._one is None:
+            self._one = numbers[0].new_ones(())
+        step = torch.stack([*(number.detach() for number in numbers), self._one])
+        if self._sums is None:
+            self._sums = torch.zeros_like(step, dtype=torch.float64)
+        self._sums += step
 
     def read(self) -> dict[str, float]:
         """The means by name; none before the first step."""
-        if not self._steps:
+        if self._sums is None:
             return {}
-        return dict(zip(self.names, torch.stack(self._steps).double().mean(dim=0).tolist(), strict=True))
+        *sums, steps = self._sums.tolist()
+        return {name: total / steps for name, total in zip(self.names, sums, strict=True)}

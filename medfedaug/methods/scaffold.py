@@ -51,6 +51,7 @@ class Scaffold(Method):
     """
 
     name = "scaffold"
+    capturable = True
     requires = frozenset({"averaged_parameters"})
 
     def at_site(self, context: SiteContext) -> SitePart:
@@ -73,7 +74,7 @@ class ScaffoldSite(SitePart, SiteExchange):
         return {key: torch.zeros_like(p, requires_grad=False) for key, p in self.parameters.items()}
 
     def start_round(self) -> None:
-        self.total, self.steps = self._zeros(), 0
+        self.total, self.steps = self._zeros(), next(iter(self.own.values())).new_zeros(())
 
     @torch.no_grad()
     def before_step(self, step: Step) -> None:

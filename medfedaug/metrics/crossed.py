@@ -57,6 +57,7 @@ def crossed_test(differences: Sequence[Sequence[float]]) -> CrossedTest | None:
 
     Args:
         differences: of S trainings, one row each, by P patients; NaN where a training has no score.
+            Trainings and patients without any score are left out.
 
     Returns:
         The test; ``None`` for fewer than two trainings or three patients, and where nothing varies.
@@ -68,8 +69,10 @@ def crossed_test(differences: Sequence[Sequence[float]]) -> CrossedTest | None:
         (True, True)
     """
     table = np.asarray(differences, dtype=np.float64)
-    table = table[:, ~np.isnan(table).all(axis=0)] if table.ndim == 2 else table
-    if table.ndim != 2 or table.shape[0] < 2 or table.shape[1] < 3 or np.isnan(table).all(axis=1).any():
+    if table.ndim == 2:
+        known = ~np.isnan(table)
+        table = table[known.any(axis=1)][:, known.any(axis=0)]
+    if table.ndim != 2 or table.shape[0] < 2 or table.shape[1] < 3:
         return None
     trainings, patients = table.shape
     by_training, by_patient = np.nanmean(table, axis=1), np.nanmean(table, axis=0)

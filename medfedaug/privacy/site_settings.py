@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, WithJsonSchema
 
 from medfedaug.config.bundle_reference import AllowedBundle
 from medfedaug.config.options import Settings, read_text, setting, settings
-from medfedaug.config.storage import DEFAULT_MEMORY, Storage
+from medfedaug.config.storage import DEFAULT_MEMORY, DETERMINISTIC_TEXT, GRAPHS, GRAPHS_TEXT, Storage
 from medfedaug.errors import ConfigError
 from medfedaug.privacy.job_policy import JobRules
 from medfedaug.privacy.policy import PrivacyPolicy
@@ -112,6 +112,8 @@ class SiteSettings(Settings):
         "Folder of these files, which then serve later jobs too and are never removed; by default a "
         "temporary one, which goes with the job.",
     )
+    graphs: str = setting("auto", GRAPHS_TEXT, choices=GRAPHS)
+    deterministic: bool = setting(False, DETERMINISTIC_TEXT)
     jobs: JobRules = setting(JobRules, "The jobs that the site takes part in.", flags=None)
     simulation: bool = setting(
         False,
@@ -126,11 +128,19 @@ class SiteSettings(Settings):
         at_least=0,
         unit="minutes",
     )
+    processes: int = setting(
+        1,
+        "Processes, one for each GPU, in which a training loop of a script trains together; the federation's "
+        "own loop has one.",
+        at_least=1,
+    )
 
     @property
     def storage(self) -> Storage:
-        """Return where the site keeps its prepared images."""
-        return Storage(int(self.memory * 2**30), self.cache)
+        """Return where the site keeps its prepared images, and how it computes."""
+        return Storage(
+            int(self.memory * 2**30), self.cache, graphs=self.graphs, deterministic=self.deterministic
+        )
 
     @classmethod
     def from_dict(cls, values: Any, source: object = "") -> SiteSettings:

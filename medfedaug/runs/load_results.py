@@ -141,12 +141,14 @@ def _config(check: _Checker, content: dict[str, Any]) -> dict[str, Any]:
     check.get(config, "seed", int, "config")
     for site in check.get(config, "holdout", list, "config", default=[]):
         check.kind(site, str, "an entry of config.holdout")
+    check.get(config, "plan", dict, "config", default={})
     return recorded_settings(content)
 
 
 def _complete(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings, with the defaults of those that later releases added, so that older runs stay comparable."""
-    return {**RunConfig().to_dict(), **settings}
+    defaults = RunConfig().to_dict()
+    return {**defaults, **settings, "plan": {**defaults["plan"], **settings.get("plan", {})}}
 
 
 def _rounds(check: _Checker, content: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,17 +1,22 @@
-"""Batches that are made while others are used."""
+"""Batches that are made, and copied to a GPU, while others are used."""
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+from monai.utils import CommonKeys as Keys
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
-__all__ = ["ahead"]
+from medfedaug.models.memory_format import channels_last
+
+__all__ = ["ahead", "on_device"]
 
 Batch = TypeVar("Batch")
 
@@ -23,7 +28,8 @@ class _End:
 def ahead(batches: Iterable[Batch], count: int, device: torch.device) -> Iterator[Batch]:
     """The same batches, of which some are made ahead, in order and in a thread of their own.
 
-    Unlike MONAI's `ThreadBuffer`, it passes on what goes wrong while a batch is made.
+    Unlike MONAI's `ThreadBuffer`, it passes on what goes wrong while a batch is made. For a GPU, what is on
+    the CPU is put into pinned memory, from which it is copied while the GPU computes.
 
     Args:
         batches: what makes them.
@@ -39,7 +45,8 @@ def ahead(batches: Iterable[Batch], count: int, device: torch.device) -> Iterato
     source = iter(batches)
 
     def make() -> Batch | _End:
-        return next(source, _End())
+        batch = next(source, _End())
+        return tree_map_only(Tensor, _pinned, batch) if device.type == "cuda" else batch
 
     def submit(pool: ThreadPoolExecutor) -> Future[Batch | _End]:
         # Decoded images that are kept for this context are there for the thread, too.
@@ -51,3 +58,13 @@ def ahead(batches: Iterable[Batch], count: int, device: torch.device) -> Iterato
         while not isinstance(batch := waiting.popleft().result(), _End):
             waiting.append(submit(pool))
             yield batch
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
+
+
+def on_device(batch: Mapping[Any, Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The images of a batch, channels last, and its targets, on the device that computes with them."""
+    images, targets = (batch[key].to(device, non_blocking=True) for key in (Keys.IMAGE, Keys.LABEL))
+    return channels_last(images), targets

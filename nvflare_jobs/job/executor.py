@@ -164,6 +164,8 @@ class SiteExecutor(AnsweringExecutor):
         """The site with its trainer."""
         trainer = site_trainer(name, self._run_config, settings, self.threads)
         trainer.loop = self._loop
+        if self._loop is not None:
+            self._loop.settings = settings
         assert settings.state is not None  # a kit always has one
         self._pages = settings.state / name / "prospect"
         return Site(name, trainer, door, events)

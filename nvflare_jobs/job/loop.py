@@ -25,7 +25,9 @@ from medfedaug.errors import MedFedAugError, withheld
 from medfedaug.federation.messages.messages import TRAIN
 from medfedaug.federation.site.local_training import LocalRound
 from medfedaug.federation.site.script_training import Desk, ForeignLoop
+from medfedaug.nvflare_jobs.job.ranks import Ranks
 from medfedaug.nvflare_jobs.public_paths import public_path
+from medfedaug.privacy.site_settings import SiteSettings
 
 __all__ = ["ScriptLoop"]
 
@@ -48,6 +50,19 @@ class _ClientAPI(ClientAPIExecutor):
         self.log_warning(fl_ctx, f"not sent: what the training script logs stays here ({dxo.data})")
 
 
+class _Ends:
+    """An abort signal of NVFlare, also for a script of which another rank has ended."""
+
+    def __init__(self, signal: Signal | None, ranks: Ranks) -> None:
+        self._signal, self._ranks = signal, ranks
+
+    @property
+    def triggered(self) -> bool:
+        """Return whether nobody waits for the script any more."""
+        aborted = self._signal is not None and bool(self._signal.triggered)
+        return aborted or self._ranks.lost() is not None
+
+
 @public_path
 class ScriptLoop(ForeignLoop):
     """The script of a run's training loop.
@@ -58,10 +73,15 @@ class ScriptLoop(ForeignLoop):
 
     Args:
         loop: as the run names it (`medfedaug.config.training_scripts`).
+
+    Attributes:
+        settings: of the site, with the number of its processes that run the script.
     """
 
+    _ranks: Ranks
+
     def __init__(self, loop: str) -> None:
-        self.loop = loop
+        self.loop, self.settings = loop, SiteSettings()
         self._api: _ClientAPI | None = None
         self._context: FLContext | None = None
         self._signal: Signal | None = None
@@ -80,23 +100,36 @@ class ScriptLoop(ForeignLoop):
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """The end of a task or of the job, for the script; its start is left to `start`."""
-        if self._api is not None and event_type in (EventType.ABORT_TASK, EventType.END_RUN):
+        if event_type == EventType.ABORT_TASK and self._api is not None:
             self._api.handle_event(event_type, fl_ctx)
-            if event_type == EventType.END_RUN:
-                DataBus().put_data(DESK, None)
-                DataBus().unsubscribe(TOPIC_ABORT, self._ended)
+        elif event_type == EventType.END_RUN:
+            self._end(fl_ctx)
+            DataBus().put_data(DESK, None)
+            DataBus().unsubscribe(TOPIC_ABORT, self._ended)
+
+    def _end(self, fl_ctx: FLContext) -> None:
+        """End the script in all its processes, if it runs."""
+        if self._api is None:
+            return
+        self._ranks.over()
+        with self._ranks.in_group():
+            self._api.handle_event(EventType.END_RUN, fl_ctx)
+        self._ranks.close()
+        self._api = None
 
     def start(self, desk: Desk) -> None:
         """Run the script until it waits for its first round."""
         assert self._context is not None
         workspace, job = self._context.get_workspace(), self._context.get_job_id()
         script = find_loop(self.loop, Path(workspace.get_app_custom_dir(job)))
-        if self._api is not None:
-            self._api.handle_event(EventType.END_RUN, self._context)
+        self._end(self._context)
+        self._error = ""
+        self._ranks = Ranks(script, desk, self.settings)
         DataBus().put_data(DESK, (desk, f"medfedaug-{next(_starts)}"))
-        self._api, self._error = _ClientAPI(script), ""
-        self._api.handle_event(EventType.START_RUN, self._context)
+        self._api = _ClientAPI(script)
         try:
+            with self._ranks.in_group():
+                self._api.handle_event(EventType.START_RUN, self._context)
             self._hand_over({}, 0)
         except MedFedAugError as error:
             if desk.error is not None:
@@ -105,18 +138,24 @@ class ScriptLoop(ForeignLoop):
 
     def train(self, round_: LocalRound) -> None:
         """Let the script train for a round."""
+        self._ranks.begin(round_)
         self._hand_over(asdict(round_), round_.number)
+        self._ranks.finish()
 
     def _hand_over(self, told: dict[str, Any], number: int) -> None:
         assert self._api is not None
         assert self._context is not None
         model = FLModel(metrics={"round": float(number)}, meta={META: told}, current_round=number)
         shareable = FLModelUtils.to_shareable(model)
-        result = self._api.execute(TRAIN, shareable, self._context, self._signal)
-        if result.get_return_code() != ReturnCode.OK:
+        ends = _Ends(self._signal, self._ranks)
+        with self._ranks.in_group():
+            result = self._api.execute(TRAIN, shareable, self._context, ends)
+        if result.get_return_code() != ReturnCode.OK or not self._ranks.collect(lambda: ends.triggered):
+            # Where another rank goes, rank 0 fails too, by chance first.
+            who, why = self._ranks.lost(1.0) or ("", self._error)
             when = f"before round {number} was over" if number else "before its first round"
-            reason = f" ({withheld(self._error)})" if self._error else ""
+            reason = f" ({withheld(why)})" if why else ""
             raise MedFedAugError(
-                f"site {self._context.get_identity_name()}: the training script {self.loop.split('@')[0]} "
-                f"ended {when}{reason}; the site's log says why"
+                f"site {self._context.get_identity_name()}: {who}the training script "
+                f"{self.loop.split('@')[0]} ended {when}{reason}; the site's log says why"
             )

@@ -15,7 +15,13 @@ from nvflare.recipe.spec import Recipe
 
 from medfedaug.config import bundle_reference as bundles
 from medfedaug.config.run import Execution, RunConfig
-from medfedaug.config.storage import CACHE_VARIABLE, MEMORY_VARIABLE, Storage
+from medfedaug.config.storage import (
+    CACHE_VARIABLE,
+    DETERMINISTIC_VARIABLE,
+    GRAPHS_VARIABLE,
+    MEMORY_VARIABLE,
+    Storage,
+)
 from medfedaug.errors import MedFedAugWarning, RunFailed
 from medfedaug.federation.engine import Engine, FederationRun, SiteEvaluation
 from medfedaug.federation.job_folder import EVALUATION, EVENTS, JOB_FOLDER, RESULTS, STATE
@@ -277,7 +283,12 @@ def _storage_variables(storage: Storage | None) -> dict[str, str]:
     if storage is None:
         return {}
     folder = {CACHE_VARIABLE: str(storage.folder.resolve())} if storage.folder else {}
-    return {MEMORY_VARIABLE: str(storage.max_bytes / 2**30), **folder}
+    return {
+        MEMORY_VARIABLE: str(storage.max_bytes / 2**30),
+        GRAPHS_VARIABLE: storage.graphs,
+        DETERMINISTIC_VARIABLE: str(storage.deterministic).lower(),
+        **folder,
+    }
 
 
 def output_folder(work_dir: str | Path, name: str = "server") -> Path:

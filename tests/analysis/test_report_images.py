@@ -12,6 +12,7 @@ import pytest
 import torch
 from benchmark_files import write_lgg
 from matplotlib import colors
+from monai.networks.nets import UNet
 from running import TINY_NETWORK
 
 from medfedaug.analysis import load_run, write_report
@@ -320,6 +321,24 @@ def test_report_goes_on_without_a_model(trained, phantom_dir, tmp_path):
     text = write_report([alone], tmp_path / "r.html", data=phantom_dir, device="cpu").read_text()
     assert text.count("No picture: there is no global_model.pt beside results.json.") == 2
     assert "Intensities by site" in text  # the pairs are computed where no file has them
+
+
+@pytest.mark.usefixtures("photographs_alone")
+def test_a_network_that_cannot_run_on_prepared_images_is_named_in_one_line(
+    trained, phantom_dir, tmp_path, monkeypatch
+):
+    """A script's loop may train a network on images that it prepares in another way."""
+
+    def forward(network: torch.nn.Module, images: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError(f"expected axes z, y, x\ngot {tuple(images.shape)}")
+
+    monkeypatch.setattr(UNet, "forward", forward)
+    write_report([trained], tmp_path / "report.html", data=phantom_dir, device="cpu")
+    text = (tmp_path / "report.html").read_text()
+    reason = (
+        "the network cannot run on images as medfedaug prepares them (RuntimeError: expected axes z, y, x"
+    )
+    assert text.count(f"No picture: {reason}") == 2
 
 
 @pytest.mark.usefixtures("photographs_alone")

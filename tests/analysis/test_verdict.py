@@ -11,6 +11,7 @@ from medfedaug import cli
 from medfedaug.analysis import compare_patients, judge, load_run, paired_t_test, patient_table, summary_table
 from medfedaug.analysis.comparison import compare_groups
 from medfedaug.analysis.grouping import group_runs
+from medfedaug.analysis.report_summary import answer
 from medfedaug.analysis.verdict import LEVEL, chance
 from medfedaug.errors import DataError
 from medfedaug.metrics.crossed import crossed_test
@@ -230,10 +231,40 @@ def test_a_gain_of_one_site_is_named_with_the_others(at_sites):
     assert {row.label: row.verdict for row in summary_table(runs).rows if row.verdict} == found
 
 
-def test_a_gain_that_two_sites_share_names_both_where_neither_may_lack(at_sites):
+def test_a_gain_that_two_sites_share_names_both_where_neither_may_lack(at_sites, fold):
     verdict = patient_table(at_sites(fedrdn=(0.03, 0.03, -0.025, -0.025), spread=0.001)).rows[0].verdict
     assert verdict.word in ("no difference shown", "better")
     assert verdict.word == "no difference shown" or {"A", "B"} <= verdict.carried.keys()
+    plain, runs = {site: {f"p{i}": 0.4 + 0.01 * i for i in range(12)} for site in "AB"}, []
+    for seed in range(5):
+        moved = {f"p{i}": 0.4305 + 0.01 * i + 0.05 * (-1) ** i + 0.001 * seed for i in range(12)}
+        runs.append(fold(plain, 0, seed=seed))
+        runs.append(fold(dict.fromkeys("AB", moved), 0, seed=seed, methods=("fedrdn",)))
+    half = summary_table(runs)
+    found = str(half.rows[1].verdict)
+    assert found == "better, not shown without A (+0.032) or without B (+0.032)"
+    assert f"by the rule of this page: {found}." in answer(half)
+
+
+@pytest.mark.parametrize("gain", [0.0, 0.05])
+def test_sites_at_which_nothing_varies_show_nothing_and_their_gain_is_given(fold, gain):
+    rng, runs = random.Random(3), []
+    for seed in range(5):
+        plain = {s: {f"p{i}": 0.4 + 0.01 * i + 0.005 * seed for i in range(12)} for s in "AB"}
+        better = {name: score + rng.gauss(0.2, 0.01) for name, score in plain["A"].items()}
+        alike = {name: score + gain for name, score in plain["B"].items()}
+        runs.append(fold(plain, 0, seed=seed))
+        runs.append(fold({"A": better, "B": alike}, 0, seed=seed, methods=("fedrdn",)))
+    assert str(patient_table(runs).rows[0].verdict) == f"better at A (elsewhere {gain:+.3f})"
+
+
+def test_sites_that_a_seed_did_not_test_are_compared_over_the_other_seeds(at_sites, fold):
+    runs = at_sites(patients=60, fedrdn=(0.05, 0.05))
+    scores = {"A": {f"p{i}": 0.4 + 0.01 * i for i in range(30)}}
+    for method, gain in (("fedavg", 0.0), ("fedrdn", 0.05)):
+        moved = {"A": {name: score + gain for name, score in scores["A"].items()}}
+        runs.append(fold(moved, 0, seed=5, methods=(method,)))
+    assert str(patient_table(runs).rows[0].verdict) == "better"
 
 
 def test_the_more_methods_the_stronger_the_evidence_has_to_be(at_sites):
@@ -261,6 +292,26 @@ def test_any_method_can_be_the_reference(run, at_sites, tmp_path):
     assert "above fedrdn" in page
     assert "Δ to fedrdn" in page
     assert "Δ to fedavg" not in page + said
+    folders = [r.path.parent for r in runs]
+    _, alike, _ = run("report", *folders, "--reference", " FedRDN,", "--out", out)
+    assert alike == said
+    for wrong, why in (
+        ("fedrnd", "did you mean"),
+        ("fedfa", "no run of fedfa to compare with; there are runs of fedavg; fedrdn; fedbn"),
+        ("fedrdn,fedbn", "no run of fedrdn,fedbn to compare with"),
+        ("", "no method was named"),
+    ):
+        code, said, err = run("report", *folders, "--reference", wrong, "--out", out)
+        assert code == 2, said
+        assert why in " ".join(err.split()).lower()
+
+
+def test_a_published_name_of_a_combination_can_be_the_reference(run, seeds, write, tmp_path):
+    theirs = write(methods=("fedfa", "fedfa_h"), seed=0, scores={"DU": 0.4, "HT": 0.6})
+    folders = [theirs, *(r.path.parent for r in seeds)]
+    code, said, err = run("report", *folders, "--reference", "fedfa+", "--out", tmp_path / "page.html")
+    assert code == 0, err
+    assert "Δ to fedfa,fedfa_h" in said
 
 
 def test_a_verdict_takes_a_p_value_at_the_level_and_follows_the_adjusted_one():

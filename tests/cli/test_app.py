@@ -92,6 +92,11 @@ def test_statistics_prints_and_saves(run, phantom_dir, tmp_path):
     saved = load_statistics(target)["site_A"]
     assert f"{float(saved.mean[0]):.6g}" in out
     assert f"{float(saved.std[0]):.6g}" in out
+    assert "--intensity scale" in out, "a pipeline that scales must not have statistics of stored images"
+    scaled = run(
+        "statistics", "--data", phantom_dir / "site_A", "--out", tmp_path / "0", "--intensity", "scale"
+    )
+    assert "--intensity scale" not in scaled[1]
 
 
 def test_export_writes_the_job_that_the_simulator_runs(run, tmp_path):

@@ -103,7 +103,8 @@ def test_folders_that_are_not_there(tmp_path):
         ("plan", "--out", tmp_path / "plan.json"),
         *(("inspect",), ("statistics",), ("prospect",), ("evaluate", "--model", tmp_path)),
     ]
-    for err in light(*((*call, "--data", nowhere) for call in of_data), code=2):
+    of_data = [*((*call, "--data", nowhere) for call in of_data), ("init", nowhere)]
+    for err in light(*of_data, code=2):
         assert err == f"medfedaug: {nowhere}: no such folder."
     of_runs = [
         *(("card", nowhere), ("bundle", nowhere, "--out", tmp_path / "out")),
@@ -112,6 +113,8 @@ def test_folders_that_are_not_there(tmp_path):
     ]
     for err in light(*of_runs, code=2):
         assert err.startswith(f"medfedaug: {nowhere}: no finished run; name the folder of one")
+    (err,) = light(("init", tmp_path, "--labels", "0=background,0=lesion"), code=2)
+    assert err == "medfedaug: --labels names one value twice"
     assert not [*tmp_path.iterdir()]
 
 

@@ -98,6 +98,9 @@ def test_help_ends_with_an_example_that_the_command_takes(name, tmp_path, monkey
         arguments = arguments if group is command else arguments[1:]
         context = command.make_context(name, arguments) if arguments != ["--help"] else None
         assert context is None or not context.args
+    shown = [line.strip() for line in (command.epilog or "").splitlines()]
+    assert all(len(line) <= 78 for line in shown if line.startswith("Example: ")), "one line, to be copied"
+    assert not re.search(r"\S\n\S", command.help or ""), "a break in the source would be one on the screen"
     assert "Example: medfedaug" in (command.epilog or command.help or "")
 
 

@@ -44,6 +44,7 @@ RUNS = {
         "| 10 | 0.1 |",
     ),
     "secure_aggregation.py": (["--sites", "3", "--numbers", "1000", "--repeats", "1"], "| 3 | 1 |"),
+    "step_graphs.py": (["--methods", "fedavg"], "| fedavg | classification | 12 | 0 |"),
     "difference_of_sums.py": (["--rounds", "2"], "channels in another order"),
 }
 
@@ -65,7 +66,8 @@ def script(monkeypatch, capsys):
 
 
 # Their smallest sizes take seconds. `test_operations.py` trains on the pretended device too.
-SLOW = {"aggregation.py", "difference_of_sums.py", "memory.py", "plan_memory.py", "pretended_gpu.py"}
+SLOW = {"aggregation.py", "difference_of_sums.py", "memory.py", "plan_memory.py"}
+SLOW |= {"pretended_gpu.py", "step_graphs.py"}
 
 
 @pytest.mark.parametrize(

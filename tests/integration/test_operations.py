@@ -9,7 +9,8 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 RECORDED = json.loads((FOLDER / "operations.json").read_text(encoding="utf-8"))
-FAST = ("fedavg", "fedfa", "fedfd", "fedfd_a")
+FAST = ("fedfa", "fedfd_a")
+"""Their steps contain those of plain averaging and of FedFD."""
 LAYERS = 5
 """FFA layers of the script's classifier."""
 
@@ -28,7 +29,7 @@ def test_no_step_has_grown(monkeypatch, method):
 
 
 def test_the_methods_stay_near_plain_averaging():
-    step = {method: RECORDED[method]["step"] for method in FAST}
+    step = {method: RECORDED[method]["step"] for method in RECORDED}
     assert step["fedfa"] <= step["fedavg"] + 12 * LAYERS
     assert step["fedfd"] <= 2.2 * step["fedavg"]
     assert step["fedfd_a"] <= 3.2 * step["fedavg"]

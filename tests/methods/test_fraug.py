@@ -18,6 +18,7 @@ from medfedaug.federation import SiteTrainer, run_in_process
 from medfedaug.federation.composition import Composition
 from medfedaug.methods import FRAug, build_methods
 from medfedaug.methods.base import ServerContext, SiteContext, Step
+from medfedaug.methods.fraug import FixedShapeSite
 from medfedaug.models import build_network
 
 # ---------------------------------------------------------------- functions
@@ -192,6 +193,42 @@ def test_gradients_taken_again_leave_the_prototypes_of_the_first_pass():
         for found, part in ((network, site), (other, alone)):
             part.after_step(Step(found, x, step.targets, step.outputs))
     assert site.steps == alone.steps == 5
+
+
+@pytest.mark.parametrize(
+    "args", [{}, {"rtnet": False}, {"embeddings": False}, {"prototypes": False}, {"smoothing": False}]
+)
+def test_steps_of_a_fixed_shape_are_the_same_steps(args, monkeypatch):
+    """Also with classes that the batch lacks or that were never seen, and one image alone."""
+    made = [begun(steps=0, alpha=0.7, beta=0.3, learning_rate=0.2, **args) for _ in range(2)]
+    (network, plain, step), (other, _, _) = made
+    fixed = FixedShapeSite(plain.method, other)
+    fixed.start_round()
+    for site in (plain, fixed):
+        torch.manual_seed(1)
+        site._begin()
+    noise = torch.Generator().manual_seed(4)
+    for batch in ([0, 1, 2, 5], [3, 4], [7], list(range(8))):
+        inputs, targets = step.inputs[batch], step.targets[batch]
+        rows = torch.randn(len(batch) + 4, 5, dtype=torch.float64, generator=noise)
+        seen = sorted({*targets.tolist(), *plain.seen.nonzero().flatten().tolist()})
+        drawn = iter([rows[: len(batch)], rows[len(batch) :][seen]])
+        monkeypatch.setattr(plain, "_draw", lambda *_, drawn=drawn: next(drawn))
+        monkeypatch.setattr(fixed, "_draw", lambda *_, rows=rows: rows)
+        found = []
+        for net, site in ((network, plain), (other, fixed)):
+            one = Step(net, inputs, targets, net(inputs))
+            loss = site.loss(one)
+            found.append([loss, *torch.autograd.grad(loss, list(net.fc.parameters()))])
+            site.after_step(one)
+            found[-1] += [site.means, site.seen, *site.generator.parameters(), *site.metrics().values()]
+        torch.testing.assert_close(found[1], found[0])
+    kept = plain.state()
+    assert torch.equal(fixed.state()["steps"], kept["steps"])
+    fixed.restore(kept)
+    fixed.steps += 1
+    assert int(kept["steps"]) == 4
+    torch.testing.assert_close(fixed.state(), {**kept, "steps": torch.tensor(5)})
 
 
 # ---------------------------------------------------------------- federation

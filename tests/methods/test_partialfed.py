@@ -85,24 +85,30 @@ def test_partialfed_cuts_a_network_where_its_stages_end(name):
 
 
 # Layers that are registered before the end of the first stage, and come after it, or the other way round.
-@pytest.mark.parametrize("dims", [2, 3])
+SWIN = "monai.networks.nets.SwinUNETR"
+NOT_IN_ORDER = {
+    "attentionunet": ({}, ("model.0.",), ("model.1.attention.", "model.2.")),
+    "dynunet": ({}, ("input_block.",), ("bottleneck.", "upsamples.", "output_block.")),
+    "mednext": ({}, ("stem.", "enc_stages.0."), ("enc_stages.1.", "bottleneck.")),
+    "unetr": ({}, ("vit.",), ("encoder1.", "decoder5.", "out.")),
+    SWIN: (
+        {"feature_size": 12, "depths": (1, 1, 1, 1), "use_v2": True},
+        ("swinViT.patch_embed.",),
+        ("swinViT.layers1", "swinViT.layers2", "encoder1.", "out."),
+    ),
+}
+
+
 @pytest.mark.parametrize(
-    ("name", "args", "first", "others"),
+    ("name", "dims"),
     [
-        ("attentionunet", {}, ("model.0.",), ("model.1.attention.", "model.2.")),
-        ("dynunet", {}, ("input_block.",), ("bottleneck.", "upsamples.", "output_block.")),
-        ("mednext", {}, ("stem.", "enc_stages.0."), ("enc_stages.1.", "bottleneck.")),
-        ("unetr", {}, ("vit.",), ("encoder1.", "decoder5.", "out.")),
-        pytest.param(
-            "monai.networks.nets.SwinUNETR",
-            {"feature_size": 12, "depths": (1, 1, 1, 1), "use_v2": True},
-            ("swinViT.patch_embed.",),
-            ("swinViT.layers1", "swinViT.layers2", "encoder1.", "out."),
-            marks=needs_einops,
-        ),
+        *((name, dims) for name in NOT_IN_ORDER if name != SWIN for dims in (2, 3)),
+        pytest.param(SWIN, 2, marks=needs_einops),
+        pytest.param(SWIN, 3, marks=[needs_einops, pytest.mark.slow]),
     ],
 )
-def test_partialfed_follows_the_features_and_not_the_order_of_registration(dims, name, args, first, others):
+def test_partialfed_follows_the_features_and_not_the_order_of_registration(name, dims):
+    args, first, others = NOT_IN_ORDER[name]
     network = build_small(name, spatial_dims=dims, in_channels=1, out_channels=2, **args)
     before = {key: value.clone() for key, value in network.state_dict().items()}
     drawn = torch.get_rng_state()

@@ -11,6 +11,9 @@ from medfedaug.federation import run_in_process
 from medfedaug.models import insert_ffa
 from medfedaug.models.precision import run_in_bfloat16
 
+# PyTorch's own convolutions take more than ten times as long as oneDNN's in bfloat16.
+pytestmark = pytest.mark.usefixtures("onednn")
+
 
 def small_unet() -> nn.Module:
     torch.manual_seed(0)

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from medfedaug.config.storage import Storage
 from medfedaug.errors import ConfigError
+from medfedaug.nvflare_jobs.simulator.simulator import _storage_variables
 from medfedaug.privacy import PrivacyPolicy
 from medfedaug.privacy.site_settings import SETTINGS_FILE, SiteSettings
 
@@ -93,3 +95,10 @@ def test_a_file_that_is_no_json_or_says_something_twice_is_named(kit, text, reas
     (kit / SETTINGS_FILE).write_text(text)
     with pytest.raises(ConfigError, match=rf"medfedaug\.json: not readable as JSON \({reason}"):
         SiteSettings.load(kit, {})
+
+
+def test_what_a_simulations_sites_compute_with_reaches_their_processes(tmp_path):
+    storage = Storage(2**29, tmp_path, graphs="off", deterministic=True)
+    assert SiteSettings.load(None, _storage_variables(storage)).storage == storage
+    with pytest.raises(ConfigError, match="graphs 'sometimes' is not known; choose from auto, on, off"):
+        SiteSettings.load(None, {"MEDFEDAUG_GRAPHS": "sometimes"})

@@ -7,6 +7,8 @@ from medfedaug.analysis import (
     load_run,
     summary_table,
 )
+from medfedaug.analysis.grouping import group_runs
+from medfedaug.config.plan import Plan
 from medfedaug.errors import DataError
 
 
@@ -89,3 +91,13 @@ def test_a_missing_or_unreadable_file_is_named(tmp_path):
 def test_a_score_beyond_the_range_of_a_float_is_none(write):
     run = load_run(write(_with(10**400, "test", "sites", "DU", "dice")))
     assert run.sites["DU"] is None
+
+
+def test_settings_of_a_plan_that_later_releases_added_have_their_defaults(write):
+    plan = Plan().to_dict()
+    kept = {key: value for key, value in plan.items() if key not in ("normalisation", "deep_supervision")}
+    runs = [load_run(write(seed=seed, plan=given)) for seed, given in enumerate((kept, plan))]
+    assert [*group_runs(runs)] == ["fedavg"]
+    assert runs[0].config["plan"] == plan
+    with pytest.raises(DataError, match=r"config\.plan"):
+        load_run(write(plan=["3D"]))

@@ -68,6 +68,25 @@ def write_volume(path: Path, array: np.ndarray) -> None:
     nibabel.save(nibabel.Nifti1Image(array, np.eye(4)), path)
 
 
+def write_site(folder: Path, channels: int = 1, shape=(16, 16, 4), cases=(2, 1, 1)) -> Path:
+    """A site of random volumes: so many cases for training, validation and test."""
+    rng = np.random.default_rng(sum(folder.name.encode()))
+    content: dict = {"labels": {"0": "background", "1": "lesion"}}
+    index = 0
+    for split, count in zip(("training", "validation", "test"), cases, strict=True):
+        content[split] = []
+        for _ in range(count):
+            size = shape if channels == 1 else (*shape, channels)
+            write_volume(folder / f"images/{index}.nii.gz", rng.normal(100, 20, size).astype(np.float32))
+            label = np.zeros(shape, np.uint8)
+            label[4:9, 4:9, 1:3] = 1
+            write_volume(folder / f"labels/{index}.nii.gz", label)
+            content[split].append({"image": f"images/{index}.nii.gz", "label": f"labels/{index}.nii.gz"})
+            index += 1
+    (folder / "dataset.json").write_text(json.dumps(content))
+    return folder
+
+
 def python2_array(array: np.ndarray) -> bytes:
     """A NumPy array in the opcodes that Python 2.7 and NumPy 1.x wrote."""
     shape = b"".join(b"M" + struct.pack("<H", n) for n in array.shape)

@@ -1,7 +1,9 @@
-"""Run as a process: starts a kit as NVFlare's parent and job processes do, and gives it a job.
+"""Run as a process: starts kits as NVFlare's parent and job processes do, and gives them jobs.
 
-Arguments: KIT, ``client`` or ``server``, APP... Prints a line of JSON for each app: the answer of the parent
-process, which deploys it, and what a job process builds, or says, where it is given the app all the same.
+Argument: a JSON list with KIT, ``client`` or ``server``, and APP... of each kit, which has a process of its
+own: a copy of this one, which has imported PyTorch. Prints a line of JSON for each app: the answer of the
+parent process, which deploys it, and what a job process builds, or says, where it is given the app all the
+same.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -23,6 +26,8 @@ from nvflare.private.fed.server.server_json_config import ServerJsonConfigurator
 from nvflare.private.fed.utils.app_deployer import AppDeployer
 from nvflare.private.fed.utils.fed_utils import authorize_build_component, security_init
 from nvflare.private.privacy_manager import PrivacyManager, PrivacyService
+
+import medfedaug.nvflare_jobs.job.recipe  # noqa: F401, for PyTorch, which the classes of jobs need
 
 JOB = "job"
 
@@ -78,15 +83,26 @@ def built(workspace: Workspace, arguments: argparse.Namespace, server: bool, app
     return json.dumps(configurator.config_data)
 
 
-def main() -> None:
-    logging.disable(logging.CRITICAL)
-    kit, server, apps = Path(sys.argv[1]), sys.argv[2] == "server", [Path(app) for app in sys.argv[3:]]
+def answer(kit: Path, server: bool, apps: list[Path]) -> None:
     workspace, _ = start(kit, server, None)
-    answers = [deployed(workspace, app) for app in apps]
+    said = [deployed(workspace, app) for app in apps]
     ConfigService.reset()
     workspace, arguments = start(kit, server, JOB)
-    for app, answer in zip(apps, answers, strict=True):
-        print(json.dumps({"deployed": answer, "built": built(workspace, arguments, server, app)}))
+    for app, refusal in zip(apps, said, strict=True):
+        told = {"deployed": refusal, "built": built(workspace, arguments, server, app)}
+        print(json.dumps(told), flush=True)
+
+
+def main() -> None:
+    logging.disable(logging.CRITICAL)
+    for kit, side, *apps in json.loads(sys.argv[1]):
+        if copy := os.fork():
+            _, status = os.waitpid(copy, 0)
+            if status:
+                sys.exit(1)
+        else:
+            answer(Path(kit), side == "server", [Path(app) for app in apps])
+            return
 
 
 if __name__ == "__main__":

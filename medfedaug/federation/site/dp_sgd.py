@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 from monai.transforms import Compose
-from monai.utils import CommonKeys as Keys
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
@@ -21,9 +20,9 @@ from medfedaug.errors import ConfigError, MedFedAugError, first_line, withheld
 from medfedaug.federation.site.interrupted_round import HalfRound
 from medfedaug.federation.site.local_training import LocalRound, LocalTraining
 from medfedaug.federation.site.samples import SiteSamples, TrainingSamples
-from medfedaug.methods.base import Method, SitePart
-from medfedaug.models.memory_format import channels_last
+from medfedaug.methods.base import STEP_HOOKS, Method, overridden
 from medfedaug.sampling.augmentation import TrainingDataset
+from medfedaug.sampling.prefetch import on_device
 from medfedaug.tasks import Sample
 from medfedaug.utils.secure_random import secret_normal
 
@@ -35,10 +34,7 @@ __all__ = ["PrivateTraining"]
 _log = logging.getLogger(__name__)
 
 # What a method does with images, gradients and weights: nothing bounds what one case changes there.
-_HOOKS = (
-    *("personalise", "scoring", "start_round", "end_round"),
-    *("mix", "after_pass", "loss", "gradients", "before_step", "after_step"),
-)
+_HOOKS = ("personalise", "scoring", "start_round", "end_round", *STEP_HOOKS)
 
 
 class PrivateTraining(LocalTraining):
@@ -93,6 +89,7 @@ class PrivateTraining(LocalTraining):
     """
 
     private: ClassVar[bool] = True
+    uncaptured: ClassVar[str] = "with DP-SGD each case passes alone, and what a batch holds is secret"
 
     def __init__(
         self, model: SiteModel, *, clip: float, noise: float, spend: Callable[[int, float], None]
@@ -113,9 +110,8 @@ class PrivateTraining(LocalTraining):
                 )
         for method in methods:
             part = self.parts[method.name]
-            hooks = [hook for hook in _HOOKS if getattr(type(part), hook) is not getattr(SitePart, hook)]
             layers = type(method).prepare_network is not Method.prepare_network
-            if hooks or layers or method.epochs_before_test:
+            if overridden(part, _HOOKS) or layers or method.epochs_before_test:
                 raise self._refused(
                     f"nothing bounds what one case changes in the local training of {method.name}"
                 )
@@ -254,8 +250,8 @@ class PrivateTraining(LocalTraining):
         """Compute the gradient of one case, whose samples are all of the batch."""
         self.network.train()
         self.network.zero_grad(set_to_none=True)
-        inputs = channels_last(batch[Keys.IMAGE].to(self.device))
-        self.criterion(self.network(inputs), batch[Keys.LABEL].to(self.device)).backward()
+        inputs, targets = on_device(batch, self.device)
+        self.criterion(self.network(inputs), targets).backward()
 
     @contextmanager
     def _own_buffers(self) -> Iterator[None]:

@@ -11,18 +11,18 @@ from itertools import count, islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from monai.utils import CommonKeys as Keys
 from torch import Tensor
 
 from medfedaug.config.run import RunConfig
-from medfedaug.errors import DataError, MedFedAugError
+from medfedaug.errors import DataError, MedFedAugError, warn
 from medfedaug.federation.site.interrupted_round import HalfRound, keeps_order, remaining_batches
 from medfedaug.federation.site.samples import SiteSamples
-from medfedaug.methods.base import SitePart, Step, Targets
+from medfedaug.federation.site.step_graph import GRAPHS, StepGraph, graph_ready, why_plain
+from medfedaug.federation.site.training_state import find_generators
+from medfedaug.methods.base import Step, Targets, overridden
 from medfedaug.models.freezing import hold_norms
-from medfedaug.models.memory_format import channels_last
 from medfedaug.models.supervision import DeepSupervision
-from medfedaug.sampling.prefetch import ahead
+from medfedaug.sampling.prefetch import ahead, on_device
 
 if TYPE_CHECKING:
     from medfedaug.federation.site.model import SiteModel
@@ -86,6 +86,8 @@ class LocalTraining:
     """
 
     private: ClassVar[bool] = False
+    uncaptured: ClassVar[str] = ""
+    """The reason why no step of such a training is captured; empty where some are."""
 
     def __init__(self, model: SiteModel) -> None:
         self.folder, self.network, self.task, self.config = (
@@ -98,6 +100,11 @@ class LocalTraining:
         self.ahead = model.storage.ahead
         self.frozen, self.definition = model.composition.frozen, model.composition.definition
         self.criterion = DeepSupervision(self.network).criterion(self.task.loss)
+        reason = self.uncaptured or why_plain(self.device, model.composition.methods, self.parts)
+        wanted = {"off": False, "auto": self.device.type in GRAPHS, "on": True}[model.storage.graphs]
+        self.captures = wanted
+        if wanted and reason:
+            self._cannot_capture(reason)
 
     def try_out(self, samples: SiteSamples) -> None:
         """Check that the network can be trained at all, before any budget is spent for it.
@@ -146,8 +153,7 @@ class LocalTraining:
         """
         trained = [p for p in self.network.parameters() if p.requires_grad]
         optimiser, parts = self.optimiser(trained, round_.number), list(self.parts.values())
-        # Copying the state of the random numbers at every step would make a GPU wait.
-        goes_back = any(type(part).gradients is not SitePart.gradients for part in parts)
+        step = self._repeated(optimiser)
         self.network.train()
         hold_norms(self.network, self.frozen)
         half = half if half is not None and keeps_order(loader) else HalfRound.none()
@@ -159,25 +165,42 @@ class LocalTraining:
         batches = half.numbered(_batches(loader, round_, len(losses)))
         for batch, data in ahead(batches, self.ahead, self.device):
             self.check_stop(should_stop)
-            inputs = channels_last(batch[Keys.IMAGE].to(self.device))
-            targets = batch[Keys.LABEL].to(self.device)
-            mixed: Targets = [(1.0, targets)]
-            for part in parts:
-                inputs, mixed = part.mix(inputs, mixed)
-            drawn = self._random_state() if goes_back else ()
-            step, loss = self._backward(inputs, targets, mixed)
-            losses.append(loss)
-            if goes_back:
-                again = partial(self._backward_again, inputs, targets, mixed, drawn)
-                for part in parts:
-                    part.gradients(step, again)
-            for part in parts:
-                part.before_step(step)
-            optimiser.step()
-            for part in parts:
-                part.after_step(step)
+            losses.append(step(*on_device(batch, self.device)))
             half.step(roots, losses, data, self.device)
         return self.values(losses)
+
+    def _repeated(self, optimiser: torch.optim.Optimizer) -> Callable[[Tensor, Tensor], Tensor]:
+        """Return the step of a round, of images and targets on the device to the loss."""
+        plain = partial(self._take_step, optimiser)
+        if not self.captures:
+            return plain
+        drawn_from = [g for g in find_generators(self.parts) if getattr(g, "device", None) == self.device]
+        graph = GRAPHS[self.device.type](self.device, drawn_from)
+        return StepGraph(plain, graph, self.parts.values(), self._cannot_capture)
+
+    def _cannot_capture(self, reason: str) -> None:
+        self.captures = False
+        warn(f"steps are not captured as CUDA graphs: {reason}", site=self.folder.name)
+
+    def _take_step(self, optimiser: torch.optim.Optimizer, inputs: Tensor, targets: Tensor) -> Tensor:
+        parts = list(self.parts.values())
+        # Copying the state of the random numbers at every step would make a GPU wait.
+        goes_back = any(overridden(part, ["gradients"]) for part in parts)
+        mixed: Targets = [(1.0, targets)]
+        for part in parts:
+            inputs, mixed = part.mix(inputs, mixed)
+        drawn = self._random_state() if goes_back else ()
+        step, loss = self._backward(inputs, targets, mixed)
+        if goes_back:
+            again = partial(self._backward_again, inputs, targets, mixed, drawn)
+            for part in parts:
+                part.gradients(step, again)
+        for part in parts:
+            part.before_step(step)
+        optimiser.step()
+        for part in parts:
+            part.after_step(step)
+        return loss
 
     def check_stop(self, should_stop: Callable[[], bool]) -> None:
         """Raise if the training is to end early: half a round is not an update, neither sent nor kept."""
@@ -273,7 +296,8 @@ class LocalTraining:
 
     def optimiser(self, parameters: Iterable[Tensor], round_: int) -> torch.optim.Optimizer:
         """The run's optimiser for some parameters, as a round begins."""
-        return self.definition.optimiser(parameters, learning_rate(self.config, round_))
+        made = self.definition.optimiser(parameters, learning_rate(self.config, round_))
+        return graph_ready(made, self.device)
 
 
 def _batches(loader: Any, round_: LocalRound, done: int) -> Iterator[Any]:

@@ -24,6 +24,7 @@ from medfedaug.federation.site.request_checks import check_received
 from medfedaug.federation.site.samples import SiteSamples
 from medfedaug.federation.site.script_components import Brought, OwnSamples, own_scores
 from medfedaug.federation.site.state import LocalState
+from medfedaug.federation.site.step_graph import graph_ready
 from medfedaug.methods.base import Payload, SiteContext, SitePart
 from medfedaug.models.memory_format import channels_last
 from medfedaug.models.modes import evaluating
@@ -114,6 +115,9 @@ class SiteModel:
         """Put together network, methods and samples, around what a training script brings."""
         if self.threads:
             torch.set_num_threads(min(self.threads, os.cpu_count() or 1))
+        if self.storage.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before cuBLAS is first used
+            torch.use_deterministic_algorithms(True)
         self._script, self._set_aside, self._personalised = script, {}, False
         script.check(self.name, (method["name"] for method in self.config.methods))
         composition = self.composition = Composition(self.config, script.network)
@@ -164,8 +168,8 @@ class SiteModel:
             missing_channels=self.folder.missing_channels,
             task=self.task,
             momentum=composition.definition.momentum,
-            optimiser=lambda parameters: composition.definition.optimiser(
-                parameters, learning_rate(config, self.round)
+            optimiser=lambda parameters: graph_ready(
+                composition.definition.optimiser(parameters, learning_rate(config, self.round)), self.device
             ),
             round=lambda: self.round,
             rounds=config.rounds,

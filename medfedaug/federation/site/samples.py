@@ -21,9 +21,8 @@ from medfedaug.data.preparation.cache import CaseCache, StoredCase
 from medfedaug.data.preparation.preparation import LANDMARKS, Placement
 from medfedaug.data.sites import checked_statistics
 from medfedaug.methods.base import SitePart
-from medfedaug.models.memory_format import channels_last
 from medfedaug.sampling.augmentation import TrainingDataset
-from medfedaug.sampling.prefetch import ahead
+from medfedaug.sampling.prefetch import ahead, on_device
 from medfedaug.statistics import ChannelStatistics, average_moments
 from medfedaug.tasks import EvaluationCase, Sample, Task
 
@@ -244,8 +243,7 @@ class SiteSamples:
         dataset = Dataset(samples, self.batch_transform())
         loader = DataLoader(dataset, batch_size=self.config.batch_size, collate_fn=self.task.collate)
         for batch in ahead(loader, self.storage.ahead, self.device):
-            inputs = channels_last(batch[Keys.IMAGE].to(self.device))
-            yield inputs, batch[Keys.LABEL].to(self.device)
+            yield on_device(batch, self.device)
 
     def images(self, samples: Sequence[Sample]) -> Iterator[Tensor]:
         """The images of `batches`."""

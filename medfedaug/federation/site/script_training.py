@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from monai.transforms import Compose, RandomizableTrait, Transform
@@ -18,7 +18,6 @@ from monai.utils import CommonKeys as Keys
 from torch import Tensor, nn
 
 from medfedaug.config.run import RunConfig
-from medfedaug.data.base import SiteFolder
 from medfedaug.data.checks.site_checks import check_files_alone, check_known_classes
 from medfedaug.errors import ConfigError, DataError, MedFedAugError
 from medfedaug.federation.site.interrupted_round import HalfRound
@@ -29,6 +28,7 @@ from medfedaug.tasks.base import plain_tensor
 
 if TYPE_CHECKING:
     from medfedaug.federation.site.model import SiteModel
+    from medfedaug.federation.site.trainer import SiteTrainer
 
 __all__ = ["Desk", "Federation", "ForeignLoop", "LoopTraining"]
 
@@ -37,22 +37,27 @@ class Desk:
     """Meeting point of a site and a script.
 
     Args:
-        folder: the site's data.
-        config: the job's settings. The places of its classes are the labels of photographs; a site may lack
-            some.
-        build: builds the site's side around what the script brings. It is called in the script's thread.
+        site: whose side is built around what the script brings, in the script's thread.
 
     Attributes:
         brought: what the script gave to `join`.
         error: why the script could not take part, if it asked and could not.
     """
 
-    def __init__(
-        self, folder: SiteFolder, config: RunConfig, build: Callable[[Brought], LocalTraining]
-    ) -> None:
-        self.folder, self.config, self._build = folder, config, build
-        self.brought = Brought()
+    def __init__(self, site: SiteTrainer) -> None:
+        self.site, self.brought = site, Brought()
         self.error: Exception | None = None
+
+    @property
+    def config(self) -> RunConfig:
+        """The job's settings. The places of its classes are the labels of photographs."""
+        return self.site.config
+
+    @property
+    def training(self) -> LoopTraining:
+        """The methods' part, once the script has joined."""
+        assert isinstance(self.site.training, LoopTraining)
+        return self.site.training
 
     def files(self, split: str) -> list[dict[str, Any]]:
         """The cases of a split as MONAI's transforms take them.
@@ -64,15 +69,16 @@ class Desk:
         Raises:
             DataError: for a class that the federation has not, and for images that a script cannot read.
         """
+        folder = self.site.folder
         try:
-            check_files_alone(self.folder, "the training script")
-            if self.folder.task == "classification":
-                check_known_classes(self.folder, self.config.classes)
+            check_files_alone(folder, "the training script")
+            if folder.task == "classification":
+                check_known_classes(folder, self.config.classes)
         except DataError as error:
             self.error = error
             raise
         found = []
-        for case in self.folder.cases[split]:
+        for case in folder.cases[split]:
             images = [str(path) for path in case.files]
             label = self.config.classes.index(case.label) if isinstance(case.label, str) else str(case.label)
             image: Any = images if len(images) > 1 else images[0]
@@ -88,9 +94,8 @@ class Desk:
         """
         self.brought = brought
         try:
-            training = self._build(brought)
-            assert isinstance(training, LoopTraining)
-            return training
+            self.site.build_around(brought)
+            return self.training
         except Exception as error:
             self.error = error
             raise
@@ -164,9 +169,15 @@ class LoopTraining(LocalTraining):
         loop: the script.
         criterion: the script's own loss.
 
+    Attributes:
+        losses: that the script has told in this round.
+        steps: of this round.
+
     Raises:
         ConfigError: when a method's local step cannot be given to another loop.
     """
+
+    uncaptured: ClassVar[str] = "a script's own loop takes the steps"
 
     def __init__(
         self,
@@ -184,8 +195,8 @@ class LoopTraining(LocalTraining):
         self.transform = _MethodTransform(lambda: self._transforms(training=True))
         self.evaluation_transform = _MethodTransform(lambda: self._transforms(training=False))
         self._step: Step | None = None
-        self._losses: list[Tensor] = []
-        self._steps = 0
+        self.losses: list[Tensor] = []
+        self.steps = 0
         self._corrected = False
         self._should_stop: Callable[[], bool] = lambda: False
 
@@ -227,13 +238,10 @@ class LoopTraining(LocalTraining):
             MedFedAugError: when the script ends, takes no step, leaves out the methods' transform, or has a
                 loss that is not finite.
         """
-        self._step, self._losses, self._steps, self._should_stop = None, [], 0, should_stop
-        self.transform.begin(loader.dataset.after)
-        self.evaluation_transform.begin()
-        self.network.train()
+        self.begin(loader.dataset, should_stop)
         self.loop.train(round_)
         self.check_stop(should_stop)
-        if not self._steps:
+        if not self.steps:
             raise MedFedAugError(
                 f"site {self.folder.name}: the script's loop took no step in round {round_.number}; it has "
                 "to call step() after each step of its optimiser"
@@ -244,7 +252,33 @@ class LoopTraining(LocalTraining):
                 f"federation.transform, in which {', '.join(self.transforming)} changes the training images; "
                 "put it at the end of the transforms of the training data"
             )
-        return self.values(self._losses)
+        return self.values(self.losses)
+
+    def begin(self, dataset: Any, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """A round begins.
+
+        Args:
+            dataset: of the site's own samples, whose methods' transforms the script's samples get.
+            should_stop: asked at every step.
+        """
+        self._step, self.losses, self.steps, self._should_stop = None, [], 0, should_stop
+        self.transform.begin(dataset.after)
+        self.evaluation_transform.begin()
+        self.network.train()
+
+    def average(self, others: Sequence[Sequence[float]]) -> None:
+        """Average the losses of the steps with those that other processes had for their part of the batch.
+
+        Raises:
+            MedFedAugError: when only some of the processes have told losses.
+        """
+        try:
+            pairs = list(zip(self.losses, *others, strict=True))
+        except ValueError as error:
+            raise MedFedAugError(
+                f"site {self.folder.name}: the processes of the script told step() other numbers of losses"
+            ) from error
+        self.losses = [(own + sum(rest)) / (1 + len(rest)) for own, *rest in pairs]
 
     @property
     def transforming(self) -> list[str]:
@@ -259,7 +293,7 @@ class LoopTraining(LocalTraining):
     @property
     def has_loss(self) -> bool:
         """Return whether the script has given a loss to `step` in this round."""
-        return bool(self._losses)
+        return bool(self.losses)
 
     def loss_terms(self, batch: Any, output: Tensor) -> Tensor:
         """See `Federation.loss_terms`."""
@@ -289,9 +323,9 @@ class LoopTraining(LocalTraining):
                 "step of the optimiser"
             )
         self._corrected = False
-        self._steps += 1
+        self.steps += 1
         if loss is not None:
-            self._losses.append(plain_tensor(loss.detach()))
+            self.losses.append(plain_tensor(loss.detach()))
         for part in self.parts.values():
             part.after_step(step)
         self.loop.stepped()

@@ -130,14 +130,13 @@ class SiteTrainer(SiteModel):
 
     def _begin(self) -> None:
         if self.loop is not None and self.trains:
-            self.loop.start(Desk(self.folder, self.config, self._build_around))
+            self.loop.start(Desk(self))
         else:
             self._build(Brought())
 
-    def _build_around(self, script: Brought) -> LocalTraining:
+    def build_around(self, script: Brought) -> None:
         """Build around what a script brings, in its thread."""
         self._build(script, self.loop)
-        return self.training
 
     def _build(self, script: Brought, loop: ForeignLoop | None = None) -> None:
         super()._build(script)

@@ -85,8 +85,20 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("way", ["dicomweb", "get", "move"])
-@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize(
+    ("other", "way"),
+    [
+        *((other, "dicomweb") for other in OTHERS),
+        ("study", "get"),
+        ("series", "move"),
+        *(
+            pytest.param(other, way, marks=pytest.mark.slow)
+            for other in OTHERS
+            for way in ("get", "move")
+            if (other, way) not in {("study", "get"), ("series", "move")}
+        ),
+    ],
+)
 def test_an_image_of_another_is_refused(run, source, tmp_path, way, other):
     sent = lambda one: changed(one, **OTHERS[other]) if of_lied(one, "CT") else one  # noqa: E731
     with hostile_archive(source, sent=sent) as archive:

@@ -80,7 +80,12 @@ def outside(server, models, liars) -> float:
 
 @pytest.mark.parametrize("attack", ["sign flip", "scaling", "label flip", "hijack"])
 @pytest.mark.parametrize(
-    ("method", "number"), [(method, n + 1) for method, (_, most) in ROBUST.items() for n in range(most)]
+    ("method", "number"),
+    [
+        pytest.param(method, n + 1, marks=[] if n + 1 == most else [pytest.mark.slow])
+        for method, (_, most) in ROBUST.items()
+        for n in range(most)
+    ],
 )
 def test_the_model_stays_within_the_range_of_the_honest_sites(attacked, method, number, attack):
     liars, arguments = SITES[:number], ROBUST[method][0]

@@ -76,8 +76,13 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("liars", ["B", "BE"])
-@pytest.mark.parametrize("method", LIES)
+@pytest.mark.parametrize(
+    ("method", "liars"),
+    [
+        *((method, "BE") for method in LIES),
+        *(pytest.param(method, "B", marks=pytest.mark.slow) for method in LIES),
+    ],
+)
 def test_a_lie_in_a_round_is_refused_by_name_and_the_round_goes_on(federation, method, liars):
     methods, lies, settings = LIES[method]
     server = federation(methods, liars, lies, settings=settings, rounds=1)

@@ -108,8 +108,7 @@ def without_d(federation):
     return {key: server.state[key] for key in server.shared}
 
 
-@pytest.mark.parametrize("claims", [False, True])
-@pytest.mark.parametrize("times", [99, 20, 5])
+@pytest.mark.parametrize(("times", "claims"), [(99, False), (99, True), (20, True), (5, True)])
 def test_one_long_update_in_the_first_round_is_the_liars_alone(federation, without_d, times, claims):
     second = {}
 
@@ -147,8 +146,7 @@ def test_running_statistics_far_from_the_others_are_refused_also_in_the_first_ro
     assert reason.startswith("site B, buffers: expected a step of norm up to")
 
 
-@pytest.mark.parametrize("claims", [False, True])
-@pytest.mark.parametrize("way", [24.0, -24.0, None])
+@pytest.mark.parametrize(("way", "claims"), [(24.0, True), (-24.0, False), (None, True)])
 def test_a_liar_below_the_limits_in_every_round_gets_no_honest_site_blamed(federation, way, claims):
     def lie(site, request, reply):
         if site == "D" and request.task in (PREPARE, TRAIN) and claims:
@@ -167,9 +165,20 @@ def test_a_liar_below_the_limits_in_every_round_gets_no_honest_site_blamed(feder
     assert all(torch.isfinite(value).all() for value in server.state.values())
 
 
-@pytest.mark.parametrize("intensity", ["scale", "raw"])
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-@pytest.mark.parametrize("methods", ["fedavg", "scaffold"])
+# Each two of the three beside each other; all three together are slow.
+@pytest.mark.parametrize(
+    ("methods", "optimizer", "intensity"),
+    [
+        ("fedavg", "adam", "raw"),
+        ("fedavg", "sgd", "scale"),
+        ("scaffold", "adam", "scale"),
+        ("scaffold", "sgd", "raw"),
+        pytest.param("fedavg", "adam", "scale", marks=pytest.mark.slow),
+        pytest.param("fedavg", "sgd", "raw", marks=pytest.mark.slow),
+        pytest.param("scaffold", "adam", "raw", marks=pytest.mark.slow),
+        pytest.param("scaffold", "sgd", "scale", marks=pytest.mark.slow),
+    ],
+)
 def test_honest_sites_are_never_refused_with_an_odd_scanner_or_ten_times_the_samples(
     federation, uneven, five, methods, optimizer, intensity
 ):

@@ -83,7 +83,7 @@ def test_a_site_sends_all_of_its_scores_or_rounded_means_over_enough_cases():
     few = released_scores(FOUND, PrivacyPolicy(min_images=3, scores="summary"))
     assert few.pop("note").startswith("fewer than 3 cases with a score, and this site sends means from 3 on")
     assert few == {"dice": None, "hd95": None, "nsd": None, "cases": {}}
-    with pytest.raises(ConfigError, match="scores is summary or cases, got 'all'"):
+    with pytest.raises(ConfigError, match="scores 'all' is not known; choose from summary, cases"):
         PrivacyPolicy(scores="all")
 
 

@@ -18,7 +18,10 @@ from medfedaug.federation import FederationServer, Site, SiteTrainer
 from medfedaug.federation.messages.checkpoint import load_checkpoint, save_checkpoint
 from medfedaug.federation.messages.messages import TRAIN
 from medfedaug.federation.protocol import Carrier, run
+from medfedaug.federation.site import training_state
 from medfedaug.privacy import PrivacyPolicy
+
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
 
 class Killed(BaseException):
@@ -36,6 +39,7 @@ class Machines(Carrier):
         save_every: see `SiteTrainer`, of the site that dies.
         policies: by site.
         ahead: batches that are made ahead.
+        device: of the sites.
     """
 
     def __init__(
@@ -47,16 +51,18 @@ class Machines(Carrier):
         save_every: float = 1e-9,
         policies: Mapping[str, PrivacyPolicy] | None = None,
         ahead: int = 0,
+        device: str = "cpu",
     ) -> None:
         self.config, self.data, self.state, self.kill = config, data, state, kill
         self.save_every, self.policies, self.ahead = save_every, policies or {}, ahead
+        self.device = device
         self.sites = {path.name: self.start(path.name) for path in sorted(data.iterdir())}
         self.events: list[dict] = []
         self.steps = self.kills = 0
 
     def start(self, name: str) -> Site:
         trainer = SiteTrainer(
-            *(self.config, self.data, "cpu", self.state / name, self.policies.get(name)),
+            *(self.config, self.data, self.device, self.state / name, self.policies.get(name)),
             ledger=self.state / name / "ledger.json",
             storage=Storage(2**30, ahead=self.ahead),
             save_every=self.save_every if self.kill is None or name == self.kill[0] else 0.0,
@@ -119,8 +125,11 @@ def assert_same(one: FederationServer, other: FederationServer) -> None:
     assert losses(one) == losses(other)
 
 
-def check(config: RunConfig, data: Path, tmp_path: Path, kill=("B", 2, 1), **options) -> None:
-    whole = Machines(config, data, tmp_path / "whole", save_every=0.0)
+def check(
+    config: RunConfig, data: Path, tmp_path: Path, kill=("B", 2, 1), device: str = "cpu", **options
+) -> None:
+    whole = Machines(config, data, tmp_path / "whole", save_every=0.0, device=device)
+    options["device"] = device
     broken = Machines(config, data, tmp_path / "broken", kill, **options)
     assert_same(trained(broken), trained(whole))
     assert broken.kills == 1
@@ -193,6 +202,21 @@ def test_precision_steps_optimisers_and_drawn_images_go_on_too(segmentation, tmp
 def test_batches_that_were_made_ahead_are_not_lost(segmentation, tmp_path, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 64)  # a thread of its own makes them
     check(segmentation("fedrdn", augmentation="full"), tmp_path / "data", tmp_path, ahead=2)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_round_whose_steps_are_captured_goes_on_to_the_bit(photo_config, tmp_path, monkeypatch):
+    """Killed after a replayed step; FFA layers draw from the device's random numbers in each."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import step_graphs
+
+    memory_of = training_state._identity  # a wrapper has none of its own
+    monkeypatch.setattr(training_state, "_identity", lambda one: memory_of(getattr(one, "held", one)))
+    monkeypatch.setattr(SiteTrainer, "evaluate_round", step_graphs.unscored)
+    config = photo_config("fedfa", rounds=1, local_epochs=2, batch_size=2)
+    with step_graphs.Recording() as device:
+        check(config, tmp_path / "photos", tmp_path, kill=("B", 1, 4), device=str(step_graphs.DEVICE))
+    assert device.last is not None
 
 
 def test_without_saving_the_round_is_trained_again_to_the_same_bits(segmentation, tmp_path):

@@ -25,11 +25,11 @@ def job_of(folder: Path, config) -> Path:
     return folder / "job"
 
 
-def given(kit: Path, side: str, jobs: list[Path]) -> tuple[list[dict[str, str]], str]:
-    """The outcome of each job at a kit that is started in processes of its own, and all that they printed."""
-    apps = [str(job / "app") for job in jobs]
+def given(*starts: tuple[Path, str, list[Path]]) -> tuple[list[dict[str, str]], str]:
+    """The outcome of each job at each kit, which has a process of its own, and all that these printed."""
+    apps = [[str(kit), side, *(str(job / "app") for job in jobs)] for kit, side, jobs in starts]
     done = subprocess.run(
-        [sys.executable, str(START), str(kit), side, *apps],
+        [sys.executable, str(START), json.dumps(apps)],
         capture_output=True,
         text=True,
         env={**os.environ, VARIABLE: SECRET},
@@ -64,22 +64,39 @@ def configured(run, kits: Path, side: str) -> Path:
     return kits / SIDES[side]
 
 
-@pytest.mark.parametrize("side", SIDES)
 def test_a_kit_refuses_every_other_configuration_in_its_parent_and_in_job_processes(
-    run, kits, tmp_path, tiny_config, side
+    run, kits, tmp_path, tiny_config
 ):
     honest = job_of(tmp_path, tiny_config(classes=("background", "lesion")))
-    kit = configured(run, kits, side)
-    odd = odd_jobs(honest, tmp_path / "odd") if side == "client" else []
+    odd = odd_jobs(honest, tmp_path / "odd")
+    starts = []
     with bait(tmp_path / "secrets") as laid:
-        jobs = [spoil_files(honest, tmp_path / f"hostile/{n}", side, a, laid) for n, a in enumerate(FILES)]
-        answers, printed = given(kit, side, [*odd, *jobs, honest])
+        for side in SIDES:
+            folder = tmp_path / f"hostile/{side}"
+            jobs = [spoil_files(honest, folder / str(n), side, a, laid) for n, a in enumerate(FILES)]
+            starts.append((configured(run, kits, side), side, [*jobs, honest]))
+        starts[0][2].extend(odd)
+        answers, printed = given(*starts)
         assert laid.asked == []
+    kits_files = [path for kit, _, _ in starts for path in kit.rglob("*") if path.is_file()]
     for secret in (SECRET, TOKEN):
         assert secret not in printed
-        assert not any(secret.encode() in path.read_bytes() for path in kit.rglob("*") if path.is_file())
-    told, answers = answers[: len(odd)], answers[len(odd) :]
-    assert len(answers) == len(FILES) + 1
+        assert not any(secret.encode() in path.read_bytes() for path in kits_files)
+    count = len(FILES) + 1
+    assert len(answers) == 2 * count + len(odd)
+    check_answers(answers[:count], "client", starts[0][0])
+    check_answers(answers[-count:], "server", starts[1][0])
+    # A refusal names file and key, and no value.
+    value, key, file = answers[count:-count]
+    brace = "config_fed_client.json: executors.0.executor.args.config.classes.1 has a brace"
+    assert brace in value["deployed"]
+    assert "of the job" not in value["deployed"] + file["deployed"]
+    for answer in (key, file):
+        assert answer["deployed"].isprintable()
+        assert len(answer["deployed"]) < 300
+
+
+def check_answers(answers: list[dict[str, str]], side: str, kit: Path) -> None:
     for attack, answer in zip(FILES, answers, strict=False):
         assert "job refused: " in answer["deployed"], attack
         assert str(kit) not in answer["deployed"]
@@ -87,14 +104,6 @@ def test_a_kit_refuses_every_other_configuration_in_its_parent_and_in_job_proces
             assert answer["built"].startswith("NotJson: "), attack  # a job process would not read it either
     assert answers[-1]["deployed"] == ""
     assert json.loads(answers[-1]["built"])["executors" if side == "client" else "workflows"]
-    if told:  # a refusal names file and key, and no value
-        value, key, file = told
-        brace = "config_fed_client.json: executors.0.executor.args.config.classes.1 has a brace"
-        assert brace in value["deployed"]
-        assert "of the job" not in value["deployed"] + file["deployed"]
-        for answer in (key, file):
-            assert answer["deployed"].isprintable()
-            assert len(answer["deployed"]) < 300
 
 
 @pytest.mark.slow
@@ -110,7 +119,7 @@ def test_a_kit_of_an_earlier_version_lets_jobs_read_all_of_it_and_is_not_ready(
     (kit / "local/resources.json").write_text(json.dumps(resources))
     with bait(tmp_path / "secrets") as laid:
         jobs = [spoil_files(honest, tmp_path / a, side, a, laid) for a in ("hocon", "a variable")]
-        (hocon, variable), _ = given(kit, side, jobs)
+        (hocon, variable), _ = given((kit, side, jobs))
         assert laid.asked
     assert (hocon["deployed"], variable["deployed"]) == ("", "")
     assert SECRET in hocon["built"]
@@ -143,7 +152,7 @@ def test_a_validator_of_the_sites_own_is_asked_too(run, kits, tmp_path, tiny_con
     (kit / "local/resources.json").write_text(json.dumps({**resources, "app_validator": own}))
     configured(run, kits, "client")
     assert "nothing to change" in run("site-config", "--kit", kit)[1]
-    (answer,), _ = given(kit, "client", [honest])
+    (answer,), _ = given((kit, "client", [honest]))
     assert answer["deployed"] == "closed on Sundays"
 
 

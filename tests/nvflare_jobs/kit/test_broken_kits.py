@@ -22,6 +22,7 @@ from rehearsed_hospitals import HOSPITALS, SERVER
 from medfedaug.errors import RunFailed
 from medfedaug.nvflare_jobs.kit.doctor import examine
 from medfedaug.nvflare_jobs.kit.kit import open_kit
+from medfedaug.nvflare_jobs.kit.kit_checks import check_process
 from medfedaug.nvflare_jobs.kit.kit_process import (
     ProcessRecord,
     find_process,
@@ -41,17 +42,8 @@ def _no_variables(monkeypatch):
 
 
 @pytest.fixture
-def kit(kits, make_site) -> Path:
-    """The kit of a site that is ready."""
-    found = open_kit(kits / SITE)
-    data = make_site(SITE, cases=(10, 10, 10))
-    found.write(found.plan({"data": data, "device": "cpu"}, forbid=True))
-    return found.path
-
-
-@pytest.fixture
-def data(kit, tmp_path) -> Path:
-    return tmp_path / "data" / SITE
+def kit(ready_kit) -> Path:
+    return ready_kit
 
 
 @pytest.fixture
@@ -250,11 +242,11 @@ def test_a_number_that_is_a_folder_is_named(kit):
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_kit_is_not_called_ready_without_a_word(kit, data, root, name):
+def test_a_broken_kit_is_not_called_ready_without_a_word(kit, root, request, name):
     check, words, spoil = BROKEN[name]
     if name == "a file of another user" and os.getuid():
         pytest.skip("only root can give files away")
-    spoil(kit, data, root)
+    spoil(kit, request.getfixturevalue("own_data") if check in ("data", "labels") else None, root)
     found = {one.name: one for one in examine(kit) if one.ok is not True}
     assert check in found, found
     assert words in found[check].found
@@ -274,7 +266,8 @@ def test_a_server_that_was_moved_is_found_and_site_config_mends_it(kits, tmp_pat
 
 
 def the_process(kit: Path):
-    return next(one for one in examine(kit) if one.name == "process")
+    """The finding of `doctor`, without those on software and data."""
+    return check_process(open_kit(kit))
 
 
 def test_a_process_that_was_started_before_site_config_is_not_ready(kit, run_as, run):

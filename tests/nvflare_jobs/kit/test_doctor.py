@@ -25,12 +25,8 @@ def _no_variables(monkeypatch):
 
 
 @pytest.fixture
-def kit(kits, make_site):
-    """A kit of a site that is ready."""
-    found = open_kit(kits / "hospital-a")
-    data = make_site("hospital-a", cases=(10, 10, 10))
-    found.write(found.plan({"data": data, "device": "cpu"}, forbid=True))
-    return found.path
+def kit(ready_kit):
+    return ready_kit
 
 
 def verdicts(checks) -> dict[str, bool | None]:
@@ -53,7 +49,7 @@ def test_a_site_that_is_ready(kit, run):
     assert out.endswith("ready\n")
 
 
-def test_a_split_with_too_few_cases_for_a_mean_is_noted(kit, make_site):
+def test_a_split_with_too_few_cases_for_a_mean_is_noted(kit, own_data, make_site):
     assert "no score of a case leaves" in the(examine(kit), "scores").found
     make_site("hospital-a", cases=(10, 9, 10))
     checks = verdicts(examine(kit))
@@ -118,7 +114,7 @@ def change(kit, **values):
     file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
 
 
-def test_noise_that_a_site_cannot_add_is_found_before_a_job(kit, make_site, monkeypatch):
+def test_noise_that_a_site_cannot_add_is_found_before_a_job(kit, own_data, make_site, monkeypatch):
     assert "noise" not in verdicts(examine(kit))
     policy = {"sgd_noise_multiplier": 2.0, "noise_multiplier": 1.5, "max_epsilon": 8}
     change(kit, privacy=policy)
@@ -142,17 +138,17 @@ def test_noise_that_a_site_cannot_add_is_found_before_a_job(kit, make_site, monk
     assert (check.ok, check.advice) == (False, "pip install 'medfedaug[privacy]'")
 
 
-def no_listing(kit, data):
-    (data / "dataset.json").unlink()
+def no_listing(kit, own_data):
+    (own_data() / "dataset.json").unlink()
 
 
-def bad_header(kit, data):
-    (data / "images/3.nii.gz").write_bytes(b"garbage")
+def bad_header(kit, own_data):
+    (own_data() / "images/3.nii.gz").write_bytes(b"garbage")
 
 
-def bad_voxels(kit, data):
+def bad_voxels(kit, own_data):
     voxels = np.full((16, 16, 4), np.nan, np.float32)
-    write_volume(data / "images/0.nii.gz", voxels)
+    write_volume(own_data() / "images/0.nii.gz", voxels)
 
 
 def allow(kit, *entries, **values):
@@ -162,44 +158,44 @@ def allow(kit, *entries, **values):
     file.write_text(json.dumps({**found, **values}))
 
 
-def earlier_list(kit, data):
+def earlier_list(kit, own_data):
     allow(kit, "medfedaug.")
 
 
-def earlier_modules(kit, data):
+def earlier_modules(kit, own_data):
     allow(kit, "medfedaug.nvflare_jobs.")
 
 
-def every_class(kit, data):
+def every_class(kit, own_data):
     allow(kit, "*")
 
 
-def warnings_alone(kit, data):
+def warnings_alone(kit, own_data):
     allow(kit, class_list_enforcement_mode="warn")
 
 
-def few_images(kit, data):
+def few_images(kit, own_data):
     change(kit, privacy={"min_images": 11})
 
 
-def few_cases(kit, data):
+def few_cases(kit, own_data):
     change(kit, jobs={"min_cases": 11})
 
 
-def no_device(kit, data):
+def no_device(kit, own_data):
     change(kit, device="nonsense")
 
 
-def bad_settings(kit, data):
+def bad_settings(kit, own_data):
     change(kit, min_images=3)
 
 
-def state_in_a_file(kit, data):
+def state_in_a_file(kit, own_data):
     (kit / "file").write_text("")
     change(kit, state=str(kit / "file" / "state"))
 
 
-def two_launchers(kit, data):
+def two_launchers(kit, own_data):
     file = kit / "local/resources.json"
     values = json.loads(file.read_text())
     (launcher,) = (entry for entry in values["components"] if entry["id"] == "process_launcher")
@@ -225,8 +221,8 @@ def two_launchers(kit, data):
         (two_launchers, "launcher", "2 in resources.json"),
     ],
 )
-def test_what_is_wrong_is_found(kit, tmp_path, spoil, name, words):
-    spoil(kit, tmp_path / "data/hospital-a")
+def test_what_is_wrong_is_found(kit, request, spoil, name, words):
+    spoil(kit, lambda: request.getfixturevalue("own_data"))
     checks = examine(kit)
     assert [check.name for check in checks if check.ok is False] == [name]
     assert words in the(checks, name).found

@@ -58,6 +58,18 @@ def basel(places, federation, run):
     return Path("requests/basel/basel.request.zip"), said.read_text()
 
 
+@pytest.fixture
+def answered(basel, places, federation, tmp_path, run):
+    """The signed answer to the request, which all tests share, and the root's fingerprint as it is read."""
+    shared, root, (request, said) = federation / "basel.signed.zip", federation / "root", basel
+    if not shared.exists():
+        answer, read = signed(run, request, said, places[0])
+        root.write_text(read)
+        shutil.move(answer, shared)
+    (tmp_path / "answer").mkdir()
+    return Path(shutil.copy(shared, tmp_path / "answer")), root.read_text()
+
+
 def asked(run, name="basel", *options):
     """Request at the hospital; the file as it arrives at the administrator, and the fingerprint as read."""
     code, out, err = run("enrol", "request", name, *options)
@@ -115,7 +127,7 @@ def test_a_hospital_enrols_and_its_key_never_leaves_it(places, run):
     [
         ("fl.example.org", "server", "fed_server.json"),
         ("lead@example.org", "lead", "fed_admin.json"),
-        ("admin@example.org", "admin", "fed_admin.json"),
+        pytest.param("admin@example.org", "admin", "fed_admin.json", marks=pytest.mark.slow),
     ],
 )
 def test_the_others_enrol_in_the_same_way(places, run, name, kind, file):
@@ -131,12 +143,12 @@ def test_the_others_enrol_in_the_same_way(places, run, name, kind, file):
     assert (hospital / name / "startup" / file).is_file()
 
 
-def test_the_kit_of_another_participant_is_not_renewed(places, basel, federation, provisioned, run):
-    project, _, work = places
-    request, said = basel
+def test_the_kit_of_another_participant_is_not_renewed(places, basel, answered, provisioned, run):
+    _, _, work = places
+    request, _ = basel
     kit = shutil.copytree(provisioned / HOSPITALS[0], work / "kit")
     before = (kit / "startup/client.crt").read_bytes()
-    answer, root = signed(run, request, said, project)
+    answer, root = answered
     code, _, err = run("enrol", "accept", answer, "--fingerprint", root, "--kit", kit)
     assert code == 2
     assert f"is the kit of {HOSPITALS[0]}, and the answer is for basel" in " ".join(err.split())
@@ -179,11 +191,11 @@ def test_a_request_that_was_changed_on_its_way_is_not_signed(places, basel, run,
     assert not list(work.rglob("*.signed.zip"))
 
 
-def test_an_answer_with_another_root_makes_no_kit(places, basel, run):
-    project, hospital, work = places
+def test_an_answer_with_another_root_makes_no_kit(places, basel, answered, run):
+    _, hospital, work = places
     request, said = basel
     assert run("project", "--own-keys", work / "other", "--server", "evil.example.org")[0] == 0
-    _, root = signed(run, Path(shutil.copy(request, work / "true.request.zip")), said, project)
+    _, root = answered
     answer, _ = signed(run, request, said, work / "other")
     code, _, err = run("enrol", "accept", answer, "--fingerprint", root)
     assert code == 2
@@ -208,15 +220,14 @@ def test_a_file_that_is_no_request_is_refused_in_one_line(places, run, content):
         assert "Traceback" not in err
 
 
-def test_nothing_is_signed_or_accepted_where_nobody_compares(places, basel, run):
+def test_nothing_is_signed_or_accepted_where_nobody_compares(places, basel, answered, run):
     project, hospital, _ = places
     request, said = basel
     code, out, err = run("enrol", "sign", request, "--project", project)
     assert code == 2
     assert aloud(out) == said
     assert "give --fingerprint" in err
-    answer, _ = signed(run, request, said, project)
-    code, _, err = run("enrol", "accept", answer)
+    code, _, err = run("enrol", "accept", answered[0])
     assert code == 2
     assert not (hospital / "basel").exists()
 
@@ -268,11 +279,10 @@ def test_an_open_request_is_not_lost_to_another(places, basel, run):
     assert request.with_name("basel.key").read_bytes() == before
 
 
-def test_a_renewal_that_was_killed_between_its_renames_goes_on(places, basel, run):
-    project, _, work = places
-    request, said = basel
+def test_a_renewal_that_was_killed_between_its_renames_goes_on(places, answered, run):
+    _, _, work = places
     shutil.copytree("requests", work / "open")
-    answer, root = signed(run, request, said, project)
+    answer, root = answered
     kept = Path(shutil.copy(answer, work))
     accept = ("enrol", "accept", kept, "--fingerprint", root, "--kit", work / "kit", "--requests")
     assert run(*accept, "requests")[0] == 0

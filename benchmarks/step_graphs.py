@@ -1,0 +1,287 @@
+"""Which methods' steps are captured as a CUDA graph, and how far that is from taking them one by one.
+
+    python benchmarks/step_graphs.py
+    python benchmarks/step_graphs.py --methods fedfa fraug
+    python benchmarks/step_graphs.py --device cuda
+
+Each method trains twice with the same seeds, without graphs and with them. Without a GPU this is on the
+pretended device of `pretended_gpu.py`, whose graph records operations and computes them again. While a step
+is captured nothing may reach the CPU or come from it, as on a GPU: a copy, a number that Python asks for, a
+choice by a mask. All of Python, and operations on tensors of the CPU, then happen once. What it cannot show:
+time, memory, and errors of CUDA's own. With `--device cuda` both trainings run on a GPU that is there, with
+deterministic operations, and a difference of weights, losses or metrics above 1e-6 ends in exit code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pretended_gpu
+import torch
+from measure import device_in_use, hardware
+from pretended_gpu import DEVICE, SETTINGS, PretendedTensor, Pretending, data_by_task, unscored
+from torch import Tensor
+from torch.optim import adam
+from torch.utils._pytree import tree_leaves
+
+from medfedaug.config.storage import Storage
+from medfedaug.data.sites import find_sites
+from medfedaug.errors import MedFedAugError
+from medfedaug.federation.in_process import run_in_process
+from medfedaug.federation.server.server import FederationServer
+from medfedaug.federation.site import step_graph
+from medfedaug.federation.site.trainer import SiteTrainer
+from medfedaug.methods import method_names, parse_methods
+from medfedaug.simulate import configure
+
+ROUNDS = 2
+LIMIT = 1e-6
+_fork_rng = torch.random.fork_rng
+
+
+class Recording(Pretending):
+    """The pretended device, with graphs."""
+
+    def __enter__(self) -> Recording:
+        self.capturing: RecordedGraph | None = None
+        self.last: RecordedGraph | None = None
+        where = "_get_capturable_supported_devices"
+        self._patches = [
+            mock.patch.dict(step_graph.GRAPHS, {DEVICE.type: self._graph}),
+            mock.patch.object(pretended_gpu, "_wait", self._refuse),
+            mock.patch.object(torch.random, "fork_rng", self._fork_rng),
+            mock.patch.object(adam, where, return_value=[DEVICE.type]),
+        ]
+        for patch in self._patches:
+            patch.start()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for patch in self._patches:
+            patch.stop()
+
+    def _graph(self, device: torch.device, generators: Iterable[torch.Generator]) -> RecordedGraph:
+        if self.last is not None:
+            self.last.operations.clear()  # one graph at a time is in use
+        self.last = RecordedGraph(self)
+        return self.last
+
+    def _fork_rng(self, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
+        self._refuse("the state of random numbers")
+        return _fork_rng(*args, **kwargs)
+
+    def _refuse(self, what: str) -> None:
+        if self.capturing is not None:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {what}")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        graph = self.capturing
+        if graph is not None:
+            graph.keep((args, kwargs))
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if graph is None:
+            return result
+        if any(isinstance(leaf, PretendedTensor) for leaf in tree_leaves((args, kwargs, result))):
+            sources = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            if func.overloadpacket in pretended_gpu.BETWEEN and type(sources[-1]) is Tensor:
+                self._refuse("from the CPU")
+            graph.operations.append((func, args, kwargs or {}, result))
+        elif torch.Tag.nondeterministic_seeded in func.tags:
+            graph.drew_on_the_cpu = True
+        return result
+
+
+class RecordedGraph:
+    """See `medfedaug.federation.site.step_graph.CudaGraph`.
+
+    Attributes:
+        operations: what was captured.
+        drew_on_the_cpu: whether random numbers were drawn there meanwhile.
+    """
+
+    def __init__(self, device: Recording) -> None:
+        self.device, self.drew_on_the_cpu = device, False
+        self.operations: list[tuple[Any, Any, dict[str, Any], Any]] = []
+        self._before: dict[int, tuple[Any, Any]] = {}
+
+    def beside(self) -> AbstractContextManager[None]:
+        """Any context: there are no streams."""
+        return nullcontext()
+
+    def keep(self, inputs: Any) -> None:
+        """Keep what the memory of an operation's inputs held before it: a capture computes nothing."""
+        for leaf in tree_leaves(inputs):
+            if isinstance(leaf, PretendedTensor):
+                storage = leaf.held.untyped_storage()
+                self._before.setdefault(storage.data_ptr(), (storage, storage.clone()))
+
+    def capture(self, work: Callable[[], Tensor]) -> Tensor:
+        """See `CudaGraph.capture`."""
+        drawn, self.device.capturing = torch.get_rng_state(), self
+        try:
+            return work()
+        finally:
+            self.device.capturing = None
+            for storage, before in self._before.values():
+                storage.copy_(before)
+            self._before.clear()
+            torch.set_rng_state(drawn)
+            if self.drew_on_the_cpu:
+                torch.rand(())
+
+    @torch.no_grad()
+    def replay(self) -> None:
+        """See `CudaGraph.replay`."""
+        for func, args, kwargs, made in self.operations:
+            result = func(*args, **kwargs)
+            for old, new in zip(tree_leaves(made), tree_leaves(result), strict=True):
+                if isinstance(old, PretendedTensor) and old is not new:
+                    old.held.copy_(new.held)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Device, data by task, and settings of the runs."""
+
+    device: torch.device
+    folders: dict[str, Path]
+    settings: dict[str, dict[str, Any]]
+    steps: int
+
+    def train(self, method: str, task: str, graphs: str) -> tuple[FederationServer, int]:
+        """Train one method.
+
+        Returns:
+            The server at the end, and the number of replayed steps.
+
+        Raises:
+            MedFedAugError: where the method cannot train on the task.
+        """
+        data = self.folders[task]
+        sites = find_sites(data)
+        given = {"rounds": ROUNDS, "local_steps": self.steps, "batch_size": 4, **self.settings[task]}
+        config = configure(sites, methods=tuple(parse_methods(method)), **given)
+        replays = Counter[str]()
+        kind: Any = RecordedGraph if self.device == DEVICE else step_graph.CudaGraph
+        replay = kind.replay
+
+        def counted(graph: Any) -> None:
+            replays["all"] += 1
+            replay(graph)
+
+        with (
+            Recording() if self.device == DEVICE else nullcontext(),
+            mock.patch.object(kind, "replay", counted),
+            mock.patch.object(SiteTrainer, "evaluate_round", unscored),
+        ):
+            storage = Storage(graphs=graphs, deterministic=self.device != DEVICE)
+            server = run_in_process(config, data, sites, str(self.device), storage=storage)
+        return server, replays["all"]
+
+
+def difference(one: FederationServer, other: FederationServer) -> float:
+    """The largest difference of weights, losses and metrics of two runs."""
+    pairs = [(value, other.state[key]) for key, value in one.state.items()]
+    found = [float((a.double() - b.double()).abs().max()) for a, b in pairs if a.numel()]
+    for mine, its in zip(one.rounds, other.rounds, strict=True):
+        for site, numbers in mine["sites"].items():
+            both = [(value, its["sites"][site][name]) for name, value in numbers.items() if name != "seconds"]
+            found += [abs(a - b) for a, b in both if isinstance(a, float)]
+    return max(found)
+
+
+def seconds_of_a_step(server: FederationServer, steps: int) -> float:
+    """Of the last round, in the mean over the sites."""
+    found = [numbers["seconds"] / steps for numbers in server.rounds[-1]["sites"].values()]
+    return sum(found) / len(found)
+
+
+def compared(method: str, setup: Setup) -> dict[str, Any]:
+    """Train without and with graphs.
+
+    Returns:
+        ``task``, ``replays``, ``difference`` (see there), and ``seconds`` of a step without and with.
+
+    Raises:
+        MedFedAugError: where the method trains on neither task.
+    """
+    refused: MedFedAugError | None = None
+    for task in setup.folders:
+        try:
+            plain, _ = setup.train(method, task, "off")
+        except MedFedAugError as error:
+            refused = error
+            continue
+        captured, replays = setup.train(method, task, "auto")
+        return {
+            "task": task,
+            "replays": replays,
+            "difference": difference(plain, captured),
+            "seconds": [seconds_of_a_step(one, setup.steps) for one in (plain, captured)],
+        }
+    assert refused is not None
+    raise refused
+
+
+def pretended(folder: Path) -> Setup:
+    """The pretended device, with networks as small as can be."""
+    data = data_by_task(folder)
+    small = {**SETTINGS, "classification": {"network": "lenet5", "image_size": 28}}
+    return Setup(DEVICE, {task: data[task] for task in sorted(data)}, small, 5)
+
+
+def real(device: str, folder: Path) -> Setup:
+    """A GPU, with networks of usual sizes."""
+    usual = {"batch_size": 16, "image_size": 128}
+    settings = {"segmentation": usual, "classification": {**usual, "network": "resnet18"}}
+    return Setup(device_in_use(device), data_by_task(folder), settings, 30)
+
+
+def main() -> None:
+    """Print a line for every method."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--methods", nargs="+", help="by default all that train in a federation")
+    parser.add_argument("--device", help="cuda: a GPU that is there, in place of a pretended one")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    print(hardware())
+    names = options.methods or [name for name in method_names() if name not in ("pooled", "single")]
+    apart = 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        setup = real(options.device, Path(folder)) if options.device else pretended(Path(folder))
+        steps = setup.steps * ROUNDS * 2
+        print(f"\n| method | task | replayed, of {steps} steps | difference | ms a step | with graphs |")
+        print("|---|---|---:|---:|---:|---:|")
+        for name in names:
+            try:
+                found = compared(name, setup)
+            except MedFedAugError as error:
+                print(f"| {name} | {str(error).splitlines()[0]} |", flush=True)
+                continue
+            apart = max(apart, found["difference"])
+            times = " | ".join(f"{1000 * value:.1f}" for value in found["seconds"])
+            print(
+                f"| {name} | {found['task']} | {found['replays']} | {found['difference']:.1g} | {times} |",
+                flush=True,
+            )
+    if apart > LIMIT:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
