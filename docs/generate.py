@@ -51,7 +51,10 @@ def pages() -> dict[Path, str]:
             found[TABLE] = _with_rows(found[TABLE], [row])
         if not _has_row(found[SENT], name):
             times, _, sent = one.facts[BESIDE_THE_MODEL].partition(". ")
-            row = f"| `{name}` | {sent or times} | | {times if sent else ''} | no bound | `min_images` |"
+            if sent:
+                row = f"| `{name}` | {sent} | | {times} | no bound | `min_images` |"
+            else:
+                row = f"| `{name}` | {'nothing else' if times == 'nothing' else times} | | | | |"
             found[SENT] = _with_rows(found[SENT], [row])
     methods = [build() for build in registry.built_in_methods().values()]
     for word, meaning in base.WORDS.items():

@@ -17,7 +17,6 @@ __all__ = [
     "ConfigError",
     "DataError",
     "JobRefused",
-    "MedFedAugDeprecation",
     "MedFedAugError",
     "MedFedAugWarning",
     "PrivacyRefused",
@@ -106,10 +105,6 @@ class MedFedAugWarning(UserWarning):
     """Warning about something that may be intended; one line, as an error is."""
 
 
-class MedFedAugDeprecation(MedFedAugWarning, DeprecationWarning):
-    """A name that works in this version and not in the next one, for authors of methods."""
-
-
 WITH_BATCH_NORM = (
     "choose another network, or batch norm: norm='batch', on the command line "
     '--network-args \'{"norm": "batch"}\''
@@ -117,16 +112,9 @@ WITH_BATCH_NORM = (
 """Remedy where a method finds no layer of its kind, for the command line and for Python."""
 
 
-def warn(
-    problem: str,
-    *,
-    site: str | None = None,
-    path: str | Path | None = None,
-    hint: str = "",
-    category: type[MedFedAugWarning] = MedFedAugWarning,
-) -> None:
+def warn(problem: str, *, site: str | None = None, path: str | Path | None = None, hint: str = "") -> None:
     """Warn with a line like that of `DataError`."""
-    warnings.warn(str(DataError(problem, site=site, path=path, hint=hint)), category, stacklevel=2)
+    warnings.warn(str(DataError(problem, site=site, path=path, hint=hint)), MedFedAugWarning, stacklevel=2)
 
 
 @contextmanager

@@ -28,7 +28,8 @@ class StagedClassifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, in_channels, *spatial) -> logits, (B, classes)."""
-        return self.head(self.encoder(x))
+        found: Tensor = self.head(self.encoder(x))
+        return found
 
 
 def _stage(
@@ -183,7 +184,8 @@ class SwinClassifier(nn.Module):
         """(B, in_channels, *spatial) -> logits, (B, classes)."""
         features = self.encoder(x, normalize=False)[-1]
         normalized = self.norm(features.movedim(1, -1)).movedim(-1, 1)
-        return self.head(self.pool(normalized).flatten(1))
+        found: Tensor = self.head(self.pool(normalized).flatten(1))
+        return found
 
 
 class ViTClassifier(ViT):
@@ -201,4 +203,5 @@ class ViTClassifier(ViT):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, in_channels, *img_size) -> logits, (B, num_classes)."""
-        return super().forward(x)[0]
+        found: Tensor = super().forward(x)[0]
+        return found

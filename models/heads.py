@@ -38,7 +38,8 @@ def find_head(net: nn.Module, name: str | None = None) -> nn.Module:
         if name not in modules or not name:
             last = ", ".join([n for n, m in modules.items() if isinstance(m, _HEADS)][-5:])
             raise ValueError(f"{type(net).__name__} has no module {name!r}; its last layers are {last}")
-        return modules[name]
+        found: nn.Module = modules[name]
+        return found
     for cls, head in _OF_NETWORKS.items():
         if isinstance(net, cls):
             return net.get_submodule(head)

@@ -59,7 +59,8 @@ class MonaiNetwork:
             ValueError: naming an argument that is missing, unknown or not allowed.
         """
         sizes = {"spatial_dims": spatial_dims, "in_channels": in_channels, "out_channels": out_channels}
-        return self.cls(**self.arguments(**sizes, image_size=image_size, **args))
+        result: nn.Module = self.cls(**self.arguments(**sizes, image_size=image_size, **args))
+        return result
 
     def arguments(
         self, *, spatial_dims: int, in_channels: int, out_channels: int, image_size: Any = None, **args: Any

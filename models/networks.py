@@ -299,7 +299,7 @@ def network_builder(plugin: plugins.Plugin) -> Builder:
     Raises:
         ConfigError: naming the package, when it cannot be loaded or cannot be called.
     """
-    found = plugin.load()
+    found: Callable[..., nn.Module] = plugin.load()
     if not callable(found):
         raise ConfigError(f"{plugin.what}: {found!r} cannot be called to build a network")
     return found

@@ -53,7 +53,8 @@ class Prompts(UnsavedModule):
 
 
 def _append(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-    return module.get_submodule(_CHILD)(output)
+    found: Tensor = module.get_submodule(_CHILD)(output)
+    return found
 
 
 def insert_prompts(net: nn.Module, count: int = 4) -> nn.Module:

@@ -94,7 +94,8 @@ def _inside(stages: list[Stage], prefix: str) -> list[Stage]:
 
 
 def _name_of(net: nn.Module, module: nn.Module) -> str:
-    return next(name for name, candidate in net.named_modules() if candidate is module)
+    found: str = next(name for name, candidate in net.named_modules() if candidate is module)
+    return found
 
 
 def _basic_unet(net: Any) -> list[Stage]:

@@ -82,7 +82,8 @@ _DEFAULT = (*_GEOMETRIC, *_INTENSITY)
 
 
 def _plain(x: Any) -> Tensor:
-    return convert_to_tensor(x, track_meta=False)
+    found: Tensor = convert_to_tensor(x, track_meta=False)
+    return found
 
 
 def _range(x: Tensor) -> tuple[float, float]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
@@ -124,15 +126,7 @@ def intensity_histograms(
             everything = np.concatenate([values[:, channel] for part in shown for values in part.values()])
             low, high = np.percentile(everything, MIDDLE)
             span = low, max(high, low + _MIN_SPAN)
-            tallest, top = 0.0, 0.0
-            for site, values in view.items():
-                heights, edges = np.histogram(values[:, channel], _BINS, span, density=True)
-                panel.stairs(heights, edges, color=colours[site], fill=True, alpha=0.12)
-                panel.stairs(heights, edges, color=colours[site], linewidth=1.4)
-                # The median of five bins ignores a peak of one or two bins.
-                medians = np.median(np.lib.stride_tricks.sliding_window_view(heights, 5), axis=1)
-                tallest, top = max(tallest, heights.max()), max(top, medians.max())
-            panel.set_ylim(0, 1.05 * (tallest if tallest < 3 * top or not top else 1.5 * top))
+            _draw({site: values[:, channel] for site, values in view.items()}, span, colours, panel)
             panel.set_xlabel("intensity" if index == 0 else "normalised intensity", fontsize=9)
     figure.legend(
         handles=[
@@ -145,3 +139,18 @@ def intensity_histograms(
         fontsize=9,
     )
     return figure
+
+
+def _draw(
+    samples: Mapping[str, np.ndarray], span: tuple[float, float], colours: Mapping[str, Any], panel: Axes
+) -> None:
+    """Draw the histograms of a channel; a peak of single values that hides the others is cut off."""
+    tallest, top = 0.0, 0.0
+    for site, values in samples.items():
+        heights, edges = np.histogram(values, _BINS, span, density=True)
+        panel.stairs(heights, edges, color=colours[site], fill=True, alpha=0.12)
+        panel.stairs(heights, edges, color=colours[site], linewidth=1.4)
+        # The median of five bins ignores a peak of one or two bins.
+        medians = np.median(np.lib.stride_tricks.sliding_window_view(heights, 5), axis=1)
+        tallest, top = max(tallest, heights.max()), max(top, medians.max())
+    panel.set_ylim(0, 1.05 * (tallest if tallest < 3 * top or not top else 1.5 * top))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from torch.utils.data import Dataset
 
@@ -33,7 +34,7 @@ class PooledCarrier(InProcessCarrier):
         for trainer in trainers.values():
             trainer.training_dataset = self.dataset
 
-    def dataset(self, seed: int) -> Dataset:
+    def dataset(self, seed: int) -> Dataset[Any]:
         """The training images of all sites, each with the transforms of its own site."""
         for name, trainer in sorted(self.trainers.items()):
             if trainer.samples is None:  # a resumed run has not asked it for anything yet

@@ -222,7 +222,8 @@ def normalise_features(
     scale, shift = normalising(mean.to(work.dtype), std.to(work.dtype), weight, bias)
     if torch.jit.is_scripting() or torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return affine(work, scale, shift).to(x.dtype)
-    return Affine.apply(work, scale, shift).to(x.dtype)
+    found: Tensor = Affine.apply(work, scale, shift).to(x.dtype)
+    return found
 
 
 def normalising(

@@ -231,7 +231,8 @@ def instance_share(
     hidden = torch.nn.functional.linear(differences, weight, bias).relu()
     out = torch.nn.functional.linear(hidden, out_weight, out_bias).to(differences)
     delta, epsilon = out.split(1, dim=1)
-    return (epsilon if z is None else z * delta + epsilon).clamp(0.0, 1.0)
+    result: Tensor = (epsilon if z is None else z * delta + epsilon).clamp(0.0, 1.0)
+    return result
 
 
 def interpolated(
@@ -456,6 +457,7 @@ class InterpolateAtOnce(torch.autograd.Function):
     ) -> Tensor:
         (eps, floor, _, plain), hidden = scalars, None
         found = operators.moments(x)
+        out: Tensor
         if adapter and adapter[0].numel() <= _FEW_WEIGHTS:
             out, share, hidden = operators.interpolate_adapted(
                 x, found, *federation, weight, bias, *adapter, z, eps

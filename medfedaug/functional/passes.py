@@ -261,4 +261,5 @@ def scale_by_moments(x: Tensor, move: Callable[[Tensor, Tensor], tuple[Tensor, T
     if not torch.is_grad_enabled():
         return affine(work, *move(*moments_by_image(work))).to(x.dtype)
     seen, mean, variance = Moments.apply(work)
-    return Affine.apply(seen, *move(mean, variance)).to(x.dtype)
+    found: Tensor = Affine.apply(seen, *move(mean, variance)).to(x.dtype)
+    return found

@@ -136,7 +136,8 @@ def first_neighbours(x: Tensor) -> Tensor:
     for i, j in enumerate(similarity.argmax(dim=1).tolist()):
         first, second = sorted((clusters[i], clusters[j]))
         clusters = [first if cluster == second else cluster for cluster in clusters]
-    return torch.tensor(clusters).unique(return_inverse=True)[1]
+    found: Tensor = torch.tensor(clusters).unique(return_inverse=True)[1]
+    return found
 
 
 def prototype_contrast(

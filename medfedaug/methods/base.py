@@ -38,7 +38,7 @@ from medfedaug.methods.contexts import (
     Targets,
     zeros,
 )
-from medfedaug.methods.old_names import OLD_FLAGS, TakesOldNames
+from medfedaug.methods.old_names import RefusesOldNames
 from medfedaug.models.substitution import trained_entries
 from medfedaug.privacy.kinds import (
     FEATURE_MEAN,
@@ -113,7 +113,7 @@ the only one. ``method:NAME`` is a word as well: the method of that name provide
 method that contains that one provides it."""
 
 
-class SiteExchange(TakesOldNames, ABC):
+class SiteExchange(RefusesOldNames, ABC):
     """The site's half of an exchange. A method names its own keys; the federation adds the method's name.
 
     `collect` returns the payload of the paper. At a site that adds noise (`medfedaug.privacy`), the guard
@@ -127,7 +127,7 @@ class SiteExchange(TakesOldNames, ABC):
             `SiteContext.training_loss` alone. A site that lets no loss out refuses it.
     """
 
-    _renamed: ClassVar[Mapping[str, str]] = {"summarises": "cases_per_value", "summarised": "fewest_cases"}
+    _old = frozenset({"summarises", "summarised"})
 
     cases_per_value: int | None = None
     of_losses: bool = False
@@ -260,7 +260,7 @@ class ServerExchange(ABC):
         """Restore what `state` returned."""
 
 
-class Aggregator(TakesOldNames, ABC):
+class Aggregator(RefusesOldNames, ABC):
     """Computes the new global model, for a method in which it is not the mean of the sites' models.
 
     It is given everything that is averaged, including running statistics. A method that is defined on
@@ -270,7 +270,7 @@ class Aggregator(TakesOldNames, ABC):
     and then `result` is called once.
     """
 
-    _renamed: ClassVar[Mapping[str, str]] = {"least_updates": "min_updates"}
+    _old = frozenset({"least_updates"})
 
     min_updates: int = 1
     """The number of updates that a round needs for the method to be defined."""
@@ -309,10 +309,10 @@ STEP_HOOKS = ("mix", "after_pass", "loss", "gradients", "before_step", "after_st
 """The hooks of `SitePart` that are called in a step of the local training."""
 
 
-class SitePart(TakesOldNames):
+class SitePart(RefusesOldNames):
     """The half of a method that runs at one site. By default no hook does anything."""
 
-    _renamed: ClassVar[Mapping[str, str]] = {"stand_ins": "default_local_entries"}
+    _old = frozenset({"stand_ins"})
 
     before_training: SiteExchange | None = None
     every_round: SiteExchange | None = None
@@ -414,15 +414,21 @@ class SitePart(TakesOldNames):
         """Restore what `state` returned, in a site process that has not trained yet."""
 
 
-class Method(TakesOldNames):
+class Method(RefusesOldNames):
     """Published method. Its constructor takes JSON-friendly arguments, the paper's hyper-parameters.
 
     A subclass that declares words of its own adds those of its base class where they hold for it too:
     ``requires = FedFD.requires | {"global_start"}``. A constructor may set them for one object.
     """
 
-    _renamed: ClassVar[Mapping[str, str]] = {"kept_at_site": "local_entries"}
-    _flags: ClassVar[Mapping[str, Mapping[str, tuple[str, ...]]]] = OLD_FLAGS
+    _old = frozenset(
+        {
+            *("kept_at_site", "contains", "covers_round", "keeps_models", "mixes_labels", "needs_batch"),
+            *("needs_global_start", "needs_labels", "needs_landmarks", "needs_norms", "normalises_input"),
+            *("outside_entries", "own_weights", "personalises", "plans_rounds", "pools_data"),
+            *("replaces_norms", "runs_network_again", "softens_labels", "starts_elsewhere"),
+        }
+    )
 
     name: ClassVar[str]
     requires: Set[str] = frozenset()

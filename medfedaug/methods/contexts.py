@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from medfedaug.methods.old_names import TakesOldNames
 from medfedaug.statistics import ChannelStatistics
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def _no_criterion(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class SiteContext(TakesOldNames):
+class SiteContext:
     """Context of a method at its site.
 
     Args:
@@ -89,8 +88,6 @@ class SiteContext(TakesOldNames):
         rounds: the number of rounds that the run is configured for.
     """
 
-    _renamed: ClassVar[Mapping[str, str]] = {"kept": "local_entries", "missing": "missing_channels"}
-
     name: str
     network: nn.Module
     statistics: Callable[..., ChannelStatistics] = _nothing
@@ -115,7 +112,7 @@ class SiteContext(TakesOldNames):
 
 
 @dataclass(frozen=True)
-class ServerContext(TakesOldNames):
+class ServerContext:
     """Context of a method at the server.
 
     Args:
@@ -126,8 +123,6 @@ class ServerContext(TakesOldNames):
         weights: the weight in the mean of each training site, whether or not it answers in a round.
         rounds: the number of rounds that the run is configured for.
     """
-
-    _renamed: ClassVar[Mapping[str, str]] = {"kept": "local_entries"}
 
     network: nn.Module
     in_channels: int

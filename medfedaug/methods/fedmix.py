@@ -181,7 +181,8 @@ def _fit(image: Tensor, size: Sequence[int]) -> Tensor:
     """Pad or crop (C, *spatial) about its centre; a vector stays as it is."""
     if image.ndim == 1 or tuple(image.shape[1:]) == tuple(size):
         return image
-    return convert_to_tensor(ResizeWithPadOrCrop(spatial_size=size)(image), track_meta=False)
+    found: Tensor = convert_to_tensor(ResizeWithPadOrCrop(spatial_size=size)(image), track_meta=False)
+    return found
 
 
 def _sum(total: Tensor, image: Tensor) -> Tensor:

@@ -93,7 +93,9 @@ class FedProtoSite(PrototypeSite):
         sums, counts = self.features.sums(features, step.targets)
         shared = (counts > 0) & self.known
         own = sums[shared] / counts[shared, None]
-        return self.method.weight * torch.linalg.vector_norm(own - self.means[shared], dim=1).sum()
+        distances = torch.linalg.vector_norm(own - self.means[shared], dim=1)
+        loss: Tensor = self.method.weight * distances.sum()
+        return loss
 
     def collect(self) -> Payload:
         """The features of all training images, summed by class, and how many there are of each."""

@@ -97,7 +97,7 @@ class FedRoDSite(SitePart):
 
     def _begin(self) -> nn.Linear:
         """A head of zeros, which draws no random numbers."""
-        head = nn.utils.skip_init(nn.Linear, self.head.in_features, self.head.out_features)
+        head: nn.Linear = nn.utils.skip_init(nn.Linear, self.head.in_features, self.head.out_features)
         head = head.to(self.head.weight)
         with torch.no_grad():
             for parameter in head.parameters():

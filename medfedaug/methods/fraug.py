@@ -46,7 +46,8 @@ class Generator(nn.Module):
 
     def forward(self, z: Tensor, y: Tensor) -> Tensor:
         """Residuals, (N, embedding), of noise (N, noise) and classes (N,)."""
-        return self.layers(torch.cat([z, nn.functional.one_hot(y, self.classes).to(z)], dim=1))
+        found: Tensor = self.layers(torch.cat([z, nn.functional.one_hot(y, self.classes).to(z)], dim=1))
+        return found
 
 
 def _perceptron(inputs: int, hidden: int, outputs: int) -> nn.Sequential:

@@ -91,7 +91,8 @@ def moved(
         factors: fₖ, in the order of the sites.
     """
     before = start[key].double()
-    return before + torch.tensordot(before.new_tensor(factors), stacked(models, key) - before, 1)
+    found: Tensor = before + torch.tensordot(before.new_tensor(factors), stacked(models, key) - before, 1)
+    return found
 
 
 def check_hostile(method: str, hostile: int) -> None:

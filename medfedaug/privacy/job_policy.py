@@ -287,4 +287,5 @@ def _built_up_to(build: Callable[[], torch.nn.Module], most: float) -> float:
 
 
 def _size(network: torch.nn.Module) -> float:
-    return sum(value.nbytes for value in network.state_dict().values()) / 1e6
+    result: float = sum(value.nbytes for value in network.state_dict().values()) / 1e6
+    return result

@@ -145,6 +145,32 @@ def imported_on_import(name: str, path: Path, known: dict[str, Path]) -> set[str
     return (parents & set(known)) - (around - found) - {name}
 
 
+LONG = {
+    # A command, whose options are its parameters.
+    "medfedaug.cli": "benchmark bundle compare demo export import_ init predict prospect simulate "
+    "site_config",
+    # Its arguments are described and checked one by one.
+    "medfedaug.data.datasets.phantom": "make_phantom",
+    "medfedaug.experiments.simulate": "simulate",
+    # One decision after the other, in the order in which a reader of the plan or the log finds them.
+    "medfedaug.federation.planning.planner": "make_plan",
+    "medfedaug.runs.prediction.studies": "predict_studies",
+}
+"""Functions of more than 80 lines, by module or package."""
+
+
+def test_no_other_function_has_more_than_80_lines():
+    found = {
+        (name, node.name)
+        for name, path in modules().items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= 80
+    }
+    named = {(module, function) for module, text in LONG.items() for function in text.split()}
+    known = {("medfedaug.cli" if name.startswith("medfedaug.cli.") else name, f) for name, f in found}
+    assert known == named
+
+
 def test_no_module_imports_itself_by_way_of_others():
     known = modules()
     remaining = {name: imported_on_import(name, path, known) for name, path in known.items()}

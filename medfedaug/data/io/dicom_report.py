@@ -60,6 +60,20 @@ def write_report(
         ) from error
 
 
+def _measurements(millilitres: float, quality: Mapping[str, float]) -> list[Any]:
+    import highdicom as hd
+    from pydicom.sr.codedict import codes
+
+    return [
+        hd.sr.Measurement(name=codes.SCT.Volume, value=millilitres, unit=_MILLILITRE),
+        *(
+            hd.sr.Measurement(name=code, value=round(quality[key], 4), unit=_NO_UNIT)
+            for key, code in QUALITY.items()
+            if key in quality
+        ),
+    ]
+
+
 def _report(
     series: Path,
     voxels: np.ndarray,
@@ -111,18 +125,10 @@ def _report(
                     version=__version__,
                     parameters=[f"{key}: {value}" for key, value in model.parameters.items()],
                 ),
-                measurements=[
-                    hd.sr.Measurement(
-                        name=codes.SCT.Volume,
-                        value=round(int(counts[number]) * millilitres, 3),
-                        unit=_MILLILITRE,
-                    ),
-                    *(
-                        hd.sr.Measurement(name=code, value=round(quality[key][name], 4), unit=_NO_UNIT)
-                        for key, code in QUALITY.items()
-                        if name in quality.get(key, {})
-                    ),
-                ],
+                measurements=_measurements(
+                    round(int(counts[number]) * millilitres, 3),
+                    {key: found[name] for key, found in quality.items() if name in found},
+                ),
             )
         )
     content = hd.sr.MeasurementReport(

@@ -157,4 +157,5 @@ def num_bytes(tensors: Mapping[str, Tensor]) -> int:
 def portable(value: Tensor, device: torch.device) -> Tensor:
     """A float32 copy with the memory layout that all engines expect."""
     plain = convert_to_tensor(value.detach(), track_meta=False)
-    return plain.to(device, torch.float32).clone(memory_format=torch.contiguous_format)
+    found: Tensor = plain.to(device, torch.float32).clone(memory_format=torch.contiguous_format)
+    return found

@@ -332,7 +332,8 @@ def training_bytes(network: torch.nn.Module, shape: tuple[int, ...]) -> int:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         network(torch.empty(shape, device="meta"))
     features = [t.untyped_storage().nbytes() for key, t in kept.items() if key not in parameters]
-    return sum(features) + max(features, default=0) + 4 * sum(p.nbytes for p in network.parameters())
+    result: int = sum(features) + max(features, default=0) + 4 * sum(p.nbytes for p in network.parameters())
+    return result
 
 
 def _bytes(config: RunConfig, args: dict[str, Any], dims: int, patch: tuple[int, ...], batch: int) -> int:

@@ -42,7 +42,8 @@ def learning_rate(config: RunConfig, round_: int) -> float:
     """
     done = (min(round_, config.rounds) - 1) / config.rounds
     if config.schedule == "poly":
-        return config.learning_rate * (1 - done) ** 0.9
+        found: float = config.learning_rate * (1 - done) ** 0.9
+        return found
     if config.schedule == "cosine":
         return config.learning_rate * (1 + math.cos(math.pi * done)) / 2
     return config.learning_rate
@@ -242,7 +243,8 @@ class LocalTraining:
 
     def _forward(self, inputs: Tensor) -> Tensor:
         try:
-            return self.network(inputs)
+            found: Tensor = self.network(inputs)
+            return found
         except ValueError as error:
             if len(inputs) > 1:
                 raise

@@ -259,7 +259,7 @@ class SiteSamples:
         """The images of `batches`."""
         return (inputs for inputs, _ in self.batches(samples))
 
-    def dataset(self, seed: int) -> TorchDataset:
+    def dataset(self, seed: int) -> TorchDataset[Any]:
         """The training samples, transformed and augmented with random draws from ``seed``."""
         before, after = list(self.task.transforms()), self._method_transforms(training=True)
         if self.task.methods_first:

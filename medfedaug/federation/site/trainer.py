@@ -115,7 +115,7 @@ class SiteTrainer(SiteModel):
         self.save_every, self._request = save_every, ""
         self.exchange_device = _CPU
         self.saves_each_round = True
-        self.training_dataset: Callable[[int], Dataset] = self.own_dataset
+        self.training_dataset: Callable[[int], Dataset[Any]] = self.own_dataset
         self.loop: ForeignLoop | None = None
         self.continued = 0
         self.last_metrics: dict[str, Any] = {}
@@ -396,7 +396,7 @@ class SiteTrainer(SiteModel):
         key = digest(self.name, *begun, self.config.to_dict(), self.policy.to_dict())
         return HalfRound(self.memory.half_file(), self.save_every, key)
 
-    def own_dataset(self, seed: int) -> Dataset:
+    def own_dataset(self, seed: int) -> Dataset[Any]:
         """The site's training samples, transformed and augmented with random draws from ``seed``."""
         return self._samples.dataset(seed)
 

@@ -283,7 +283,8 @@ class _Restore:
         return value.to(device or "cpu", copy=True).requires_grad_(tracked)
 
     def _array(self, path: str, current: Any, value: Tensor) -> np.ndarray:
-        return value.numpy().copy()
+        result: np.ndarray = value.numpy().copy()
+        return result
 
     def _generator(self, path: str, current: Any, value: tuple[Any, ...]) -> Any:
         if not _is_generator(current):

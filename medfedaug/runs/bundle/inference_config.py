@@ -83,28 +83,32 @@ def inference_config(
         dataloader={"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 1, "num_workers": 0},
         inferer=_inferer(task, batch_size),
         postprocessing=_compose(_written(photographs, label_bits(task.num_classes))),
-        handlers=[
-            {
-                "_target_": "CheckpointLoader",
-                "load_path": "$@bundle_root + '/models/model.pt'",
-                "load_dict": {"model": "@network"},
-                "map_location": "@device",
-            }
-        ],
-        evaluator={
-            "_target_": "SupervisedEvaluator",
-            "device": "@device",
-            "val_data_loader": "@dataloader",
-            "network": "@network",
-            "inferer": "@inferer",
-            "postprocessing": "@postprocessing",
-            "val_handlers": "@handlers",
-        },
+        **_EVALUATION,
         initialize=[_IN_BFLOAT16] if bfloat16 else [],
         run=["$@evaluator.run()"],
     )
     return config
 
+
+_EVALUATION = {
+    "handlers": [
+        {
+            "_target_": "CheckpointLoader",
+            "load_path": "$@bundle_root + '/models/model.pt'",
+            "load_dict": {"model": "@network"},
+            "map_location": "@device",
+        }
+    ],
+    "evaluator": {
+        "_target_": "SupervisedEvaluator",
+        "device": "@device",
+        "val_data_loader": "@dataloader",
+        "network": "@network",
+        "inferer": "@inferer",
+        "postprocessing": "@postprocessing",
+        "val_handlers": "@handlers",
+    },
+}
 
 _IN_BFLOAT16 = (
     "$setattr(@network, 'forward', (lambda forward: lambda x: forward(x).float())"

@@ -98,7 +98,7 @@ def test_a_policy_survives_json_and_unknown_settings_are_errors():
         ({"clip": {"feature_mean": [0, "1"]}}, "feature_mean"),
         ({"clip": {"intensity_std": [0, 1]}}, "cannot be 0"),
         ({"clip": {"feature_std": [-1, 1]}}, "cannot be negative"),
-        ({"clip": [1, 2]}, "mapping"),
+        ({"clip": [1, 2]}, "must be a JSON object"),
     ],
 )
 def test_a_policy_that_makes_no_sense_is_an_error(wrong, words):
