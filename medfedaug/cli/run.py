@@ -129,7 +129,7 @@ def simulate(
     ] = None,
     graphs: Annotated[
         str, typer.Option(metavar="|".join(GRAPHS), envvar=GRAPHS_VARIABLE, hidden=True, help=GRAPHS_TEXT)
-    ] = "auto",
+    ] = "off",
     deterministic: Annotated[
         bool,
         typer.Option("--deterministic", envvar=DETERMINISTIC_VARIABLE, hidden=True, help=DETERMINISTIC_TEXT),

@@ -58,7 +58,7 @@ class Storage:
     max_bytes: int = int(DEFAULT_MEMORY * 2**30)
     folder: Path | None = None
     ahead: int = 1
-    graphs: str = "auto"
+    graphs: str = "off"
     deterministic: bool = False
 
     def __post_init__(self) -> None:

@@ -112,7 +112,7 @@ class SiteSettings(Settings):
         "Folder of these files, which then serve later jobs too and are never removed; by default a "
         "temporary one, which goes with the job.",
     )
-    graphs: str = setting("auto", GRAPHS_TEXT, choices=GRAPHS)
+    graphs: str = setting("off", GRAPHS_TEXT, choices=GRAPHS)
     deterministic: bool = setting(False, DETERMINISTIC_TEXT)
     jobs: JobRules = setting(JobRules, "The jobs that the site takes part in.", flags=None)
     simulation: bool = setting(
