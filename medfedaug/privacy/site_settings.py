@@ -112,8 +112,8 @@ class SiteSettings(Settings):
         "Folder of these files, which then serve later jobs too and are never removed; by default a "
         "temporary one, which goes with the job.",
     )
-    graphs: str = setting("off", GRAPHS_TEXT, choices=GRAPHS)
-    deterministic: bool = setting(False, DETERMINISTIC_TEXT)
+    graphs: str = setting("off", GRAPHS_TEXT, choices=GRAPHS, rare=True)
+    deterministic: bool = setting(False, DETERMINISTIC_TEXT, rare=True)
     jobs: JobRules = setting(JobRules, "The jobs that the site takes part in.", flags=None)
     simulation: bool = setting(
         False,

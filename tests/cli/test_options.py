@@ -196,7 +196,9 @@ def test_methods_with_a_space_between_them_are_shown_with_a_comma(run, phantom_d
 
 
 @pytest.mark.parametrize("runs", [(), ("run", "--model", "run")])
-def test_a_bundle_is_of_one_run(run, tmp_path, runs):
+def test_a_bundle_is_of_one_run(run, tmp_path, monkeypatch, runs):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
     code, _, err = run("bundle", *runs, "--out", tmp_path / "bundle")
     assert code == 2
     assert "name one run, as RUN or with --model" in err

@@ -24,7 +24,7 @@ RATE = 0.5
 
 
 def private(**changes) -> PrivacyPolicy:
-    values = {"sgd_noise_multiplier": 1e-7, "sgd_clip": 0.05, "max_epsilon": 1e15, "min_images": 1}
+    values = {"sgd_noise_multiplier": 2.5e-7, "sgd_clip": 0.05, "max_epsilon": 1e15, "min_images": 1}
     return PrivacyPolicy.from_dict({"scores": "cases", **values, **changes})
 
 
@@ -240,7 +240,7 @@ def test_the_policy_says_what_is_missing():
         PrivacyPolicy(sgd_noise_multiplier=1.0)
     with pytest.raises(ConfigError, match="sgd_clip must be positive"):
         PrivacyPolicy(sgd_clip=0.0)
-    with pytest.raises(ConfigError, match="sgd_noise_multiplier must be at least 0"):
+    with pytest.raises(ConfigError, match="sgd_noise_multiplier cannot be negative"):
         PrivacyPolicy(sgd_noise_multiplier=-1.0, max_epsilon=1.0)
 
 
