@@ -203,5 +203,5 @@ class ViTClassifier(ViT):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, in_channels, *img_size) -> logits, (B, num_classes)."""
-        found: Tensor = super().forward(x)[0]
+        found: Tensor = super().forward(x)[0]  # type: ignore[no-untyped-call]
         return found

@@ -375,7 +375,7 @@ class FFALayer(StageLayer):
         # precision.
         names = ("running_mean", "running_std", "gamma_mean", "gamma_std")
         before = {name: getattr(self, name) for name in names}
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, value in before.items():
             buffer = getattr(self, name)
             if buffer.dtype in (torch.float16, torch.bfloat16):

@@ -18,8 +18,10 @@ __all__ = ["add_training"]
 
 _BOTH = ["image", "label"]
 # Parts of an inference that a training has of its own, or has no use for.
-_OF_INFERENCE = ("preprocessing", "dataset", "dataloader", "postprocessing", "handlers", "checkpointloader")
-_OF_INFERENCE += ("evaluator", "initialize", "run")
+_OF_INFERENCE = (
+    *("preprocessing", "dataset", "dataloader", "postprocessing", "handlers", "checkpointloader"),
+    *("evaluator", "initialize", "run"),
+)
 
 
 def add_training(folder: Path) -> tuple[Path, list[str]]:
