@@ -14,12 +14,13 @@ from medfedaug.cli.catalogue import check_methods
 from medfedaug.cli.console import err_console, out_console, say
 from medfedaug.cli.options import Device, Init, Limit, Pictures, Threads
 from medfedaug.cli.progress import SweepProgress, resumable
-from medfedaug.errors import ConfigError, RunFailed
+from medfedaug.errors import ConfigError, RunFailed, warn
 
 if TYPE_CHECKING:
     from medfedaug.analysis.score_table import Table
     from medfedaug.analysis.text_table import TextTable
     from medfedaug.experiments.experiment import Experiment
+    from medfedaug.experiments.preset import Preset
 
 
 class ValuesInARow(TyperCommand):
@@ -45,7 +46,10 @@ class ValuesInARow(TyperCommand):
 def benchmark(
     name: Annotated[
         str | None,
-        typer.Argument(help="A paper's protocol; --list names them all. None for an experiment of your own."),
+        typer.Argument(
+            help="A paper's table or figure (fedfa+:table10), or a protocol (office_caltech_10); --list "
+            "names them all. None for an experiment of your own."
+        ),
     ] = None,
     data: Annotated[
         Path | None,
@@ -132,7 +136,8 @@ def benchmark(
         bool,
         typer.Option(
             "--list",
-            help="List the protocols, or the details of one; with --data, say whether its data exist.",
+            help="List the papers' tables, figures and protocols, or the details of one; with --data, say "
+            "whether its data exist.",
         ),
     ] = False,
 ) -> None:
@@ -140,36 +145,62 @@ def benchmark(
 
     An interrupted comparison is continued by the same command.
     """
-    from medfedaug.experiments.presets import PRESETS, find_preset
-
     if list_:
-        _print_presets([find_preset(name)] if name else list(PRESETS.values()), data, whole=bool(name))
+        _print_list(name, data)
         return
     for text in methods or ():
         check_methods(text)
-    from medfedaug.experiments.experiment import make_experiment
-
     shorthands = {"fraction": fraction, "local_epochs": local_epochs, "fedfa.noise": statistics_noise}
     settings = [*(set_ or []), *(f"{k}={','.join(map(str, v))}" for k, v in shorthands.items() if v)]
     settings += [f"plan={plan_}"] if plan_ is not None else []
     given = {
-        **{"protocol": name, "data": data, "methods": methods or None, "out": out, "seeds": seeds},
+        **{"data": data, "methods": methods or None, "out": out, "seeds": seeds},
         **{"scale": scale, "holdout": holdout or None, "folds": folds, "limit": limit, "init": init},
         "cross_site": cross_site or None,
     }
-    asked = make_experiment(experiment, given, settings)
-    outcome = run_experiment(
-        asked, engine=engine, device=device, jobs=jobs, memory=memory, threads=threads, pictures=pictures
-    )
-    for table in outcome.tables.values():
-        out_console.print(table)
-    for note in outcome.notes:
-        say(f"- {note}")
-    if outcome.tables:
-        written = ("table.md", "report.html", "experiment.yml")
-        say(", ".join(f"{asked.out}/{file}" for file in written))
-    if outcome.failure:
-        raise RunFailed(outcome.failure)
+    failures = []
+    for asked in _asked(name, experiment, given, settings):
+        outcome = run_experiment(
+            asked, engine=engine, device=device, jobs=jobs, memory=memory, threads=threads, pictures=pictures
+        )
+        for table in outcome.tables.values():
+            out_console.print(table)
+        for note in outcome.notes:
+            say(f"- {note}")
+        if outcome.tables:
+            written = ("table.md", "report.html", "experiment.yml")
+            say(", ".join(f"{asked.out}/{file}" for file in written))
+        if outcome.failure:
+            failures.append(outcome.failure)
+    if failures:
+        raise RunFailed("; ".join(failures))
+
+
+def _asked(
+    name: str | None, file: Path | None, given: dict[str, Any], settings: list[str]
+) -> list[Experiment]:
+    """The experiments of a command: that of a protocol, or of an entry one for each protocol with data."""
+    from medfedaug.data.benchmarks import is_there
+    from medfedaug.experiments.experiment import make_experiment
+    from medfedaug.experiments.papers import find_entry
+    from medfedaug.experiments.presets import PRESETS
+
+    if not name or ":" not in name:
+        return [make_experiment(file, {**given, "protocol": name}, settings)]
+    protocols = [] if find_entry(name).reason else find_entry(name).protocols
+    data, out, several = given["data"], given["out"], len(protocols) > 1
+    there = [found for found in protocols if data is None or is_there(PRESETS[found].benchmark, data)]
+    lacking = [found for found in protocols if found not in there]
+    if there and lacking:
+        warn(f"{name} is run without {', '.join(lacking)}, whose data are not in {data}")
+    return [
+        make_experiment(
+            file,
+            {**given, "entry": name, "protocol": found, "out": out / found if out and several else out},
+            settings,
+        )
+        for found in there or protocols[:1] or [""]
+    ]
 
 
 @dataclass(frozen=True)
@@ -207,12 +238,14 @@ def run_experiment(
     from medfedaug.experiments.tables import write_tables
 
     preset = asked.preset()
+    first, *also = asked.comparisons()
     runs = plan(
         preset,
         asked.root,
-        asked.methods,
+        first.methods,
         seeds=asked.seeds,
-        axes=asked.axes(),
+        axes=first.axes,
+        also=also,
         holdout=asked.holdout,
         folds=asked.folds,
         scale=asked.scale,
@@ -257,24 +290,43 @@ def run_experiment(
     return Outcome(tables, notes, finished, failure)
 
 
-def _print_presets(presets: list[Any], data: Path | None, *, whole: bool) -> None:
-    from medfedaug.cli.catalogue import describe_data_set
+def _print_list(name: str | None, data: Path | None) -> None:
+    """Print all that can be run, or one protocol or entry with its details."""
+    from medfedaug.experiments.papers import entries, find_entry
+    from medfedaug.experiments.presets import PRESETS, find_preset
 
+    known, presets = list(entries().values()), list(PRESETS.values())
+    if name:
+        known = [find_entry(name)] if ":" in name else []
+        presets = [PRESETS[p] for p in known[0].protocols] if known else [find_preset(name)]
     there: dict[str, str] = {}
     if data is not None:
         from medfedaug.data.benchmarks import is_there  # and with it PyTorch
 
         with err_console.status("looking"):
-            for name in dict.fromkeys(preset.benchmark for preset in presets):
-                there[name] = "  data: there" if is_there(name, data) else "  data: NOT there"
+            for found in {preset.benchmark for preset in presets}:
+                there[found] = "  data: there" if is_there(found, data) else "  data: NOT there"
+    for entry in known:
+        say(f"{entry.name}  {entry.source}: {entry.title}")
+        say("    " + (f"cannot be run: {entry.reason}" if entry.reason else ", ".join(entry.protocols)))
+        for line in (f"{len(entry.published)} published rows", *entry.notes) if name else ():
+            say(f"    - {line}")
     for preset in presets:
         say(f"{preset.name}{there.get(preset.benchmark, '')}")
         told = (preset.benchmark, preset.protocol, preset.config["network"], preset.schedule, preset.source)
-        say("    " + " · ".join(told))
-    for preset in presets if whole else ():
-        say("    " + ", ".join(f"{key} {value}" for key, value in preset.settings.items()))
-        for reading in preset.readings:
-            say(f"    - {reading}")
-        facts = describe_data_set(preset.benchmark).facts
-        say(f"    data from {facts['get it from']}")
-        say(f"    expected: {facts['layout']}")
+        say("    " + " · ".join((*told, f"{preset.cost} a run on one core")))
+        for one in known[0].comparisons(preset.name) if name and known else ():
+            say("    " + str(one))
+        if name:
+            _print_details(preset)
+
+
+def _print_details(preset: Preset) -> None:
+    from medfedaug.cli.catalogue import describe_data_set
+
+    say("    " + ", ".join(f"{key} {value}" for key, value in preset.settings.items()))
+    for reading in preset.readings:
+        say(f"    - {reading}")
+    facts = describe_data_set(preset.benchmark).facts
+    say(f"    data from {facts['get it from']}")
+    say(f"    expected: {facts['layout']}")

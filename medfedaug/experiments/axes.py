@@ -12,7 +12,7 @@ from typing import Any
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import parse_json
 
-__all__ = ["Axis", "axis_value", "parse_axis", "shown", "split_values"]
+__all__ = ["Axis", "Comparison", "axis_value", "parse_axis", "shown", "split_values"]
 
 _PARTS = 60
 
@@ -33,6 +33,24 @@ class Axis:
     def method(self) -> str:
         """The method that the setting belongs to; empty for the run's and the data's."""
         return self.name.rpartition(".")[0]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Combinations of methods, each in all combinations of settings.
+
+    Args:
+        methods: the combinations of methods.
+        axes: the settings; an argument of a method applies to the combinations that contain the method.
+    """
+
+    methods: tuple[str, ...]
+    axes: tuple[Axis, ...] = ()
+
+    def __str__(self) -> str:
+        """Return methods and settings as the command takes them."""
+        told = " ".join(f"{axis.name}={','.join(map(shown, axis.values))}" for axis in self.axes)
+        return f"--methods {' '.join(self.methods)}" + (f" --set {told}" if told else "")
 
 
 def parse_axis(text: str) -> Axis:

@@ -38,9 +38,11 @@ from medfedaug.data.benchmarks import (
 )
 from medfedaug.data.sites import federation_settings
 from medfedaug.errors import ConfigError, warn
-from medfedaug.experiments.axes import Axis, axis_value, parse_axis
+from medfedaug.experiments.axes import Axis, Comparison, axis_value, parse_axis
+from medfedaug.experiments.papers import find_entry
 from medfedaug.experiments.presets import Preset, find_preset
 from medfedaug.experiments.run_list import check_axes, parse_methods_list
+from medfedaug.methods.registry import parse_methods
 from medfedaug.utils.files import write_atomic
 from medfedaug.utils.validation import check_keys
 
@@ -88,6 +90,11 @@ class Experiment(Settings):
         "",
         "Protocol of a paper (`medfedaug.experiments.presets.PRESETS`); empty for data of one's own.",
     )
+    entry: str = setting(
+        "",
+        "Table or figure of a paper (`medfedaug.experiments.papers.entries`), whose methods and settings are "
+        "compared in the protocol; ``methods`` leaves some out.",
+    )
     settings: Mapping[str, Any] = setting(
         dict,
         "Settings of all runs: ``METHOD.ARG``, a field of `RunConfig` or of `medfedaug.config.plan.Plan`, an "
@@ -112,6 +119,8 @@ class Experiment(Settings):
         twice = sorted(set(settings) & set(vary))
         if twice:
             raise ConfigError(f"experiment: {twice[0]} is in settings and in vary; leave it out of one")
+        if self.entry and not self.protocol:
+            raise ConfigError(f"experiment: entry {self.entry!r} needs a protocol")
         object.__setattr__(self, "settings", settings)
         object.__setattr__(self, "vary", vary)
 
@@ -166,6 +175,27 @@ class Experiment(Settings):
         """The settings that differ from the protocol; on data of one's own those that vary."""
         own = {} if self.own else {name: (value,) for name, value in self._plain().items()}
         return [Axis(name, tuple(values)) for name, values in {**own, **self.vary}.items()]
+
+    def comparisons(self) -> list[Comparison]:
+        """The methods and settings to compare: methods x axes, or those of the entry, with the axes in all.
+
+        Raises:
+            ConfigError: where none of the methods is compared in the entry.
+        """
+        axes = self.axes()
+        if not self.entry:
+            return [Comparison(self.methods, tuple(axes))]
+        check_axes(axes, self.methods, find_preset(self.protocol).benchmark)
+        found = []
+        for one in find_entry(self.entry).comparisons(self.protocol):
+            methods = tuple(text for text in parse_methods_list(one.methods) if text in self.methods)
+            parts = {spec["name"] for text in methods for spec in parse_methods(text)}
+            chosen = {axis.name: axis for axis in (*one.axes, *axes) if axis.method in ("", *parts)}
+            if methods:
+                found.append(Comparison(methods, tuple(chosen.values())))
+        if not found:
+            raise ConfigError(f"{self.entry} does not compare {', '.join(self.methods)}")
+        return found
 
     def described(self, preset: Preset) -> dict[str, Any]:
         """The experiment as it is written: with all that its runs have in common."""
@@ -241,6 +271,8 @@ def make_experiment(
     """
     content = {**(read_experiment(file) if file is not None else {})}
     content |= {name: value for name, value in given.items() if value is not None}
+    if isinstance(entry := content.get("entry"), str) and entry:
+        content = {**find_entry(entry).experiment(content.get("protocol", "")), **content}
     missing = [f"--{name}" for name in ("data", "methods", "out") if not content.get(name)]
     if missing:
         raise ConfigError(

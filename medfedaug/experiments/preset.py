@@ -32,6 +32,7 @@ class Preset:
             it (``notes`` in ``presets.yml``).
         holdout: whether each site is left out in turn unless something else is asked for.
         task: that of the sites' data, where settings follow from it.
+        hours: processor time of a run on one core, estimated, with all sites that are left out.
         follows: the settings that are defaults of the task (`medfedaug.config.run.task_defaults`) and depend
             on the plan of each run.
         whole_site: whether a site that is left out is tested with all its cases, instead of its test cases
@@ -50,6 +51,7 @@ class Preset:
     holdout: bool = False
     whole_site: bool = False
     task: str = ""
+    hours: float = 0.0
     follows: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -63,6 +65,11 @@ class Preset:
         steps, epochs = self.config.get("local_steps", 0), self.config.get("local_epochs", 1)
         local = f"{steps} steps" if steps else f"{epochs} epoch{'s' * (epochs > 1)}"
         return f"{self.config['rounds']} x {local}"
+
+    @property
+    def cost(self) -> str:
+        """Processor time of a run, in words."""
+        return f"{self.hours:g} h" if self.hours >= 1 else f"{60 * self.hours:.0f} min"
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -27,6 +27,7 @@ _KINDS = {
     "arguments": dict,
     "holdout": bool,
     "whole_site": bool,
+    "hours": int | float,
     "readings": list,
 }
 _KEYS = ("benchmark", "source", "protocol", *_KINDS)

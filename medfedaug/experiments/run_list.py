@@ -15,7 +15,7 @@ from medfedaug.data.base import SiteFolder
 from medfedaug.data.benchmarks import check_options, find_benchmark, find_root, open_benchmark
 from medfedaug.data.sites import federation_settings
 from medfedaug.errors import ConfigError
-from medfedaug.experiments.axes import Axis, shown
+from medfedaug.experiments.axes import Axis, Comparison, shown
 from medfedaug.experiments.planned import PlannedRun
 from medfedaug.experiments.presets import Preset
 from medfedaug.federation.composition import Composition
@@ -66,6 +66,7 @@ def plan(
     *,
     seeds: int = 5,
     axes: Sequence[Axis] = (),
+    also: Sequence[Comparison] = (),
     holdout: Sequence[str] = (),
     folds: int = 0,
     scale: float = 1.0,
@@ -84,6 +85,7 @@ def plan(
         seeds: number of seeds; they are 0, 1, ...
         axes: settings that take several values. An argument of a method applies to the combinations that
             contain the method.
+        also: further methods with settings of their own.
         holdout: sites to leave out in turn, or ``"all"``; ``"none"`` for a preset that would leave sites out.
         folds: number of folds by patient; 0 for none.
         scale: share of the preset's rounds.
@@ -101,8 +103,10 @@ def plan(
         raise ConfigError(f"at least one seed is needed, got {seeds}")
     if not 0 < scale <= 1:
         raise ConfigError(f"scale is a share of the rounds, above 0 and at most 1, got {scale}")
-    options, specifications = find_benchmark(preset.benchmark).options, {m: parse_methods(m) for m in methods}
-    check_axes(axes, methods, preset.benchmark)
+    options = find_benchmark(preset.benchmark).options
+    compared = [Comparison(tuple(methods), tuple(axes)), *also]
+    for one in compared:
+        check_axes(one.axes, one.methods, preset.benchmark)
     if folds and "folds" not in options:
         raise ConfigError(f"folds are of patients, and {preset.benchmark} has none")
     first_fold = {"folds": folds} if folds else {}  # whether there are patients enough
@@ -115,8 +119,9 @@ def plan(
         for seed in range(seeds)
         for fold in range(1, folds + 1) or (0,)
         for site in sites or ("",)
-        for text, specs in specifications.items()
-        for chosen in _combinations([a for a in axes if not a.method or a.method in _names(specs)])
+        for one in compared
+        for text in one.methods
+        for chosen in _combinations([a for a in one.axes if not a.method or a.method in _named(text)])
     ]
     return _checked(_once(runs), preset, found, init)
 
@@ -149,7 +154,7 @@ def check_axes(axes: Sequence[Axis], methods: Sequence[str], benchmark: str) -> 
         ConfigError: naming the setting.
     """
     named = [axis.name for axis in axes]
-    present = {name for text in methods for name in _names(parse_methods(text))}
+    present = {name for text in methods for name in _named(text)}
     known = (*_SETTABLE, *PLAN_FIELDS, *find_benchmark(benchmark).options)
     for axis in axes:
         if named.count(axis.name) > 1:
@@ -184,8 +189,8 @@ def _checked(
     return checked
 
 
-def _names(specs: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [spec["name"] for spec in specs]
+def _named(methods: str) -> list[str]:
+    return [spec["name"] for spec in parse_methods(methods)]
 
 
 def _combinations(axes: Sequence[Axis]) -> Iterator[dict[str, Any]]:
@@ -216,7 +221,7 @@ def _planned(
     scale: float,
     limit: int | None,
 ) -> PlannedRun:
-    draft = _Draft(preset, _names(parse_methods(methods)), held_out=bool(site))
+    draft = _Draft(preset, _named(methods), held_out=bool(site))
     for name, value in chosen.items():
         draft.choose(name, value)
     draft.settle(chosen)

@@ -29,6 +29,7 @@ from functools import cache
 from importlib import resources
 
 from medfedaug.errors import DataError
+from medfedaug.experiments.axes import parse_axis, shown, split_values
 from medfedaug.experiments.presets import PRESETS, Preset
 
 __all__ = ["PrintedScore", "Published", "parse_published", "published_rows"]
@@ -62,7 +63,7 @@ class Published:
         row: the row's label.
         sites: the score of each site, where the paper gives it.
         mean: the paper's average over the sites; ``None`` where it has none.
-        variant: the settings that differ from the preset, as `medfedaug.experiments.run_list` names them.
+        settings: those that differ from the preset, as ``--set`` takes them.
         held_out: whether each site's score is that of the run without it.
         trained_at: the site whose local model was tested; empty for the global model.
         note: what a reader must know of this row.
@@ -74,10 +75,16 @@ class Published:
     row: str
     sites: Mapping[str, PrintedScore]
     mean: PrintedScore | None
-    variant: str = ""
+    settings: str = ""
     held_out: bool = False
     trained_at: str = ""
     note: str = ""
+
+    @property
+    def variant(self) -> str:
+        """The settings as `medfedaug.experiments.run_list` names them."""
+        axes = [parse_axis(text) for text in split_values(self.settings) if text]
+        return ",".join(f"{axis.name}={shown(value)}" for axis in axes for value in axis.values)
 
 
 def published_rows(preset: Preset) -> tuple[Published, ...]:
@@ -145,7 +152,7 @@ def _row(cells: Mapping[str, str], sites: list[str], benchmark: str) -> Publishe
         row=cells["row"],
         sites=scores,
         mean=mean,
-        variant=cells["settings"],
+        settings=cells["settings"],
         held_out=cells["held_out"] == "yes",
         trained_at=cells["trained_at"],
         note=cells["note"],
