@@ -48,14 +48,14 @@ def test_the_list_is_whole():
 
 @pytest.fixture(scope="module")
 def simulate_alone():
-    """A new process that imports what runs in one process: what it says of `simulate`, and its packages."""
+    """A new process that imports what runs in one process: what it says of `simulate`, and its modules."""
     script = (
         "import sys; import medfedaug as mfa; from medfedaug.simulate import configure; "
         "import medfedaug.simulate; print(callable(mfa.simulate), mfa.simulate.__module__); "
-        "print(*sorted({m.partition('.')[0] for m in sys.modules}))"
+        "print(*sorted(sys.modules))"
     )
-    said, packages = python(script).splitlines()
-    return said, packages.split()
+    said, modules = python(script).splitlines()
+    return said, modules.split()
 
 
 def test_simulate_stays_the_function_after_an_import_of_its_module(simulate_alone):
@@ -65,6 +65,11 @@ def test_simulate_stays_the_function_after_an_import_of_its_module(simulate_alon
 def test_running_in_process_imports_neither_nvflare_nor_opacus_which_noise_alone_needs(simulate_alone):
     assert "torch" in simulate_alone[1]
     assert not {"nvflare", "opacus"} & set(simulate_alone[1])
+
+
+def test_only_a_report_imports_the_dictionary_of_dicom_codes(simulate_alone):
+    assert "medfedaug.data.io.dicom_report" in simulate_alone[1]
+    assert "pydicom.sr" not in simulate_alone[1]
 
 
 @pytest.mark.parametrize("package", ["analysis", "federation", "nvflare_jobs"])

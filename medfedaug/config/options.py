@@ -101,7 +101,7 @@ def setting(
         text: what the setting is, in plain text: for the documentation and for the command's help.
         above: values must be greater.
         at_least: values must not be less.
-        at_most: values must not be more; no number may be beyond what 64 bits hold, or 1e15 with a fraction.
+        at_most: values must not be more; by default 1e15, and for a whole number what 64 bits hold.
         below: values must be less.
         choices: the values that it may have.
         flags: names of the command's option, if not that of the field; ``None`` for neither an option nor a
@@ -241,7 +241,7 @@ def _prepared(cls: type[Settings], name: str, value: Any) -> Any:
     if isinstance(value, dict) and (wrong := _not_finite(value)):
         raise ConfigError(f"{cls.TITLE}{name}: {wrong} must be a finite number")
     most = _LARGEST_NUMBER if isinstance(value, float) else _LARGEST_COUNT
-    if isinstance(value, int | float) and most < value < math.inf:
+    if isinstance(value, int | float) and "le" not in entry.metadata and most < value < math.inf:
         raise ConfigError(f"{cls.TITLE}{name} must be at most {most:g}, got {_short(value)}")
     return tuple(value) if isinstance(value, list) else value
 

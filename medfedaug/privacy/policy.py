@@ -64,6 +64,7 @@ class PrivacyPolicy(Settings):
         None,
         "Most that the site spends, over all jobs that share its ledger; required with noise.",
         above=0,
+        at_most=1e300,
     )
     sgd_noise_multiplier: float = setting(
         0.0,

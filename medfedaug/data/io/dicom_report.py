@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pydicom
-from pydicom.sr.coding import Code
 
 from medfedaug._version import __version__
 from medfedaug.data.io.dicom_identity import ObjectKind
 from medfedaug.data.io.dicom_segmentation import OWN_CODES, Segments, concept
 from medfedaug.data.io.dicom_series import open_series
+from medfedaug.data.io.segment_codes import Code
 from medfedaug.errors import DataError, first_line
 
 __all__ = ["QUALITY", "write_report"]
@@ -65,9 +65,9 @@ def _measurements(millilitres: float, quality: Mapping[str, float]) -> list[Any]
     from pydicom.sr.codedict import codes
 
     return [
-        hd.sr.Measurement(name=codes.SCT.Volume, value=millilitres, unit=_MILLILITRE),
+        hd.sr.Measurement(name=codes.SCT.Volume, value=millilitres, unit=concept(_MILLILITRE)),
         *(
-            hd.sr.Measurement(name=code, value=round(quality[key], 4), unit=_NO_UNIT)
+            hd.sr.Measurement(name=concept(code), value=round(quality[key], 4), unit=concept(_NO_UNIT))
             for key, code in QUALITY.items()
             if key in quality
         ),

@@ -24,7 +24,7 @@ RATE = 0.5
 
 
 def private(**changes) -> PrivacyPolicy:
-    values = {"sgd_noise_multiplier": 2.5e-7, "sgd_clip": 0.05, "max_epsilon": 1e15, "min_images": 1}
+    values = {"sgd_noise_multiplier": 1e-7, "sgd_clip": 0.05, "max_epsilon": 1e30, "min_images": 1}
     return PrivacyPolicy.from_dict({"scores": "cases", **values, **changes})
 
 
