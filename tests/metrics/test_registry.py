@@ -38,7 +38,10 @@ def package(installed, monkeypatch):
     sys.modules.pop("lesion_metrics", None)
 
 
-def test_a_metric_of_a_package_is_in_the_results_and_in_the_report(run, package, phantom_dir, tmp_path):
+def test_a_metric_of_a_package_is_in_the_results_and_in_the_report(
+    run, package, phantom_dir, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "200")  # a narrow table cuts names
     arguments = (
         "--data",
         phantom_dir,
