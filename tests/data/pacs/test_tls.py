@@ -114,7 +114,7 @@ def test_files_that_are_no_certificates_are_named(files, tmp_path):
         Access(authority=tmp_path / "empty.pem")
     with pytest.raises(ConfigError, match="belong together"):
         Access(certificate=files / "site.crt", key=files / "archive.key")
-    with pytest.raises(ConfigError, match="single line"):
+    with pytest.raises(ConfigError, match="control character"):
         Access(token="a\nInjected: header")
 
 

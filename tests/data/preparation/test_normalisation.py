@@ -75,7 +75,7 @@ def test_each_channel_is_normalised_by_its_word(spatial):
         ({"normalisation": ("ct",), "ct_intensities": (5, 1, 2, 3)}, "low below high"),
         ({"normalisation": ("ct",), "ct_intensities": (1, 5, 2, 0)}, "a positive deviation"),
         ({"normalisation": ("mri",)}, "normalisation"),
-        ({"normalisation": "ct"}, "normalisation must be a list of texts"),
+        ({"normalisation": "ct"}, "normalisation must be a list, got"),
     ],
 )
 def test_a_plan_that_cannot_normalise_is_one_line(values, says):

@@ -64,7 +64,7 @@ class Machines(Carrier):
         trainer = SiteTrainer(
             *(self.config, self.data, self.device, self.state / name, self.policies.get(name)),
             ledger=self.state / name / "ledger.json",
-            storage=Storage(2**30, ahead=self.ahead),
+            storage=Storage(2**30, ahead=self.ahead, graphs="auto"),
             save_every=self.save_every if self.kill is None or name == self.kill[0] else 0.0,
         )
         return Site(name, trainer, on_event=lambda event: self.events.append({**event, "site": name}))
