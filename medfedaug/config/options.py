@@ -181,8 +181,9 @@ class Settings:
         if isinstance(values, ArgsKwargs):
             names = [entry.name for entry in dataclasses.fields(cls)]  # type: ignore[arg-type]
             given = {**dict(zip(names, values.args, strict=False)), **(values.kwargs or {})}
+            hints = hints_of(cls)  # type: ignore[arg-type]
             for name, value in given.items():
-                if Path not in kinds_of(hints_of(cls).get(name)):  # a folder may have any name
+                if Path not in kinds_of(hints.get(name)):  # a folder may have any name
                     check_printable(f"{cls.TITLE}{name}", value)  # first: messages about others repeat it
             given = {name: _prepared(cls, name, value) for name, value in given.items()}
             values = ArgsKwargs(values.args[len(names) :], given)
