@@ -15,14 +15,13 @@ from benchmark_files import write_volume
 from cli_arguments import simulate_args
 from running import assert_complete
 
+import medfedaug
 from medfedaug.cli.console import out_console, print_scores
 from medfedaug.config.run import RunConfig
 from medfedaug.methods import method_names
 from medfedaug.models import ffa_layers
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.statistics import load_statistics
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_help_names_every_command(run):
@@ -44,7 +43,7 @@ def test_a_checkout_beside_another_is_noticed_in_one_line(run, tmp_path, monkeyp
         monkeypatch.chdir(tmp_path)
     _, _, err = run("--version")
     assert " ".join(err.split()).startswith("medfedaug: warning: this folder is a checkout of medfedaug")
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(Path(medfedaug.__file__).parents[1])  # its own folder
     assert not run("--version")[2]
 
 
