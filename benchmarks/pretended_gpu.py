@@ -193,16 +193,24 @@ def _wait(what: str) -> None:
         frame = frame.f_back
 
 
-def main() -> None:
-    """Print a line for every method."""
+def read_options(description: str | None) -> argparse.Namespace:
+    """Read methods and device from the command line, and compute on one thread without warnings."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--methods", nargs="+", help="by default all that train in a federation")
+    federated = [name for name in method_names() if name not in ("pooled", "single")]
+    parser.add_argument(
+        "--methods", nargs="+", default=federated, help="by default all that train in a federation"
+    )
     parser.add_argument("--device", help="cuda: a GPU that is there, in place of a pretended one")
-    options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Print a line for every method."""
+    options = read_options(__doc__)
     device = device_in_use(options.device) if options.device else DEVICE
     print(
         hardware(), f"\n\n| method | task | waits in {ROUNDS} rounds of {STEPS} steps at 2 sites | outcome |"
@@ -210,7 +218,7 @@ def main() -> None:
     print("|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         data = data_by_task(Path(folder))
-        for name in options.methods or [name for name in method_names() if name not in ("pooled", "single")]:
+        for name in options.methods:
             print("| " + " | ".join((name, *_try(name, data, device))) + " |", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Which methods' steps are captured as a CUDA graph, and how far that is from taking them one by one.
+"""Compare steps of each method that are captured as a CUDA graph with steps taken one by one.
 
     python benchmarks/step_graphs.py
     python benchmarks/step_graphs.py --methods fedfa fraug
@@ -14,10 +14,8 @@ deterministic operations, and a difference of weights, losses or metrics above 1
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -29,7 +27,7 @@ from unittest import mock
 import pretended_gpu
 import torch
 from measure import device_in_use, hardware
-from pretended_gpu import DEVICE, SETTINGS, PretendedTensor, Pretending, data_by_task, unscored
+from pretended_gpu import DEVICE, SETTINGS, PretendedTensor, Pretending, data_by_task, read_options, unscored
 from torch import Tensor
 from torch.optim import adam
 from torch.utils._pytree import tree_leaves
@@ -41,7 +39,7 @@ from medfedaug.federation.in_process import run_in_process
 from medfedaug.federation.server.server import FederationServer
 from medfedaug.federation.site import step_graph
 from medfedaug.federation.site.trainer import SiteTrainer
-from medfedaug.methods import method_names, parse_methods
+from medfedaug.methods import parse_methods
 from medfedaug.simulate import configure
 
 ROUNDS = 2
@@ -251,23 +249,15 @@ def real(device: str, folder: Path) -> Setup:
 
 def main() -> None:
     """Print a line for every method."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--methods", nargs="+", help="by default all that train in a federation")
-    parser.add_argument("--device", help="cuda: a GPU that is there, in place of a pretended one")
-    options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
+    options = read_options(__doc__)
     print(hardware())
-    names = options.methods or [name for name in method_names() if name not in ("pooled", "single")]
     apart = 0.0
     with tempfile.TemporaryDirectory() as folder:
         setup = real(options.device, Path(folder)) if options.device else pretended(Path(folder))
         steps = setup.steps * ROUNDS * 2
         print(f"\n| method | task | replayed, of {steps} steps | difference | ms a step | with graphs |")
         print("|---|---|---:|---:|---:|---:|")
-        for name in names:
+        for name in options.methods:
             try:
                 found = compared(name, setup)
             except MedFedAugError as error:

@@ -417,7 +417,6 @@ def _check_loop(loop: str | None, config: RunConfig, sites: Sequence[SiteFolder]
 
 
 def _print_holdout(results: dict[str, Any], methods: str) -> None:
-
     metrics = results["metrics"]
     heads = [f"{metric} {where}" for metric in metrics for where in ("there", "at the others")]
     others = results.get("scored", {}).get("seen", "not recorded")

@@ -55,7 +55,7 @@ _TO_BEGIN, _TO_END = 600.0, 10.0
 
 @dataclass(frozen=True)
 class _Start:
-    """All that another rank needs to run the script at the site of rank 0."""
+    """Everything that another rank needs to run the script at the site of rank 0."""
 
     rank: int
     count: int

@@ -101,7 +101,7 @@ IMPORTED_AS = {
 
 
 def test_every_package_that_is_imported_is_declared():
-    """Those of an extra too; and what every user installs is imported."""
+    """Packages of an extra are declared too, and each one that every user installs is imported."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     parts = re.split(r"^(?:dependencies = |\[project\.(?:optional|scripts))", text, flags=re.MULTILINE)[1:3]
     always, extras = (

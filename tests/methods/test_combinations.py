@@ -129,7 +129,7 @@ def refused_alone(name: str, setting: str) -> set[str]:
 
 
 def exchanges(name: str) -> bool:
-    """Whether a method exchanges something with its default arguments: fedbn and silobn need others."""
+    """Return whether a method exchanges something by default; fedbn and silobn need other arguments."""
     hooks = ("before_training", "every_round")
     has_one = any(getattr(type(ALONE[name]), hook) is not getattr(Method, hook) for hook in hooks)
     return has_one and name not in ("fedbn", "silobn")

@@ -108,7 +108,7 @@ def test_what_methods_take_from_the_network_is_float32(photo_config, tmp_path, m
 def test_a_site_takes_what_is_faster_on_its_machine_and_says_so(
     photo_config, tmp_path, monkeypatch, gain, chosen
 ):
-    """What it measures with leaves no trace: the update is that of the chosen precision."""
+    """The measurement leaves no trace: the update is that of the chosen precision."""
     measured = trainers.bfloat16_speedup
     ratios = []
     monkeypatch.setattr(

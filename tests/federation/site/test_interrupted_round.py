@@ -62,7 +62,11 @@ class Machines(Carrier):
 
     def start(self, name: str) -> Site:
         trainer = SiteTrainer(
-            *(self.config, self.data, self.device, self.state / name, self.policies.get(name)),
+            self.config,
+            self.data,
+            self.device,
+            state_dir=self.state / name,
+            policy=self.policies.get(name),
             ledger=self.state / name / "ledger.json",
             storage=Storage(2**30, ahead=self.ahead, graphs="auto"),
             save_every=self.save_every if self.kill is None or name == self.kill[0] else 0.0,
