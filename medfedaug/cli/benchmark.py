@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 
 from medfedaug.cli.catalogue import check_methods
 from medfedaug.cli.console import err_console, out_console, say
-from medfedaug.cli.options import Device, Init, Limit, Pictures, Threads
+from medfedaug.cli.options import Device, Each, Init, Limit, Pictures, Threads, Workers
 from medfedaug.cli.progress import SweepProgress, resumable
 from medfedaug.errors import ConfigError, RunFailed, warn
 
@@ -122,9 +122,8 @@ def benchmark(
         ),
     ] = "inprocess",
     device: Device = "auto",
-    jobs: Annotated[
-        int, typer.Option(min=1, help="Number of runs at the same time, each in its own process.")
-    ] = 1,
+    workers: Workers = None,
+    each: Each = None,
     memory: Annotated[
         float, typer.Option(min=0, help="GiB of decoded images that each process keeps.")
     ] = 4.0,
@@ -156,12 +155,12 @@ def benchmark(
     given = {
         **{"data": data, "methods": methods or None, "out": out, "seeds": seeds},
         **{"scale": scale, "holdout": holdout or None, "folds": folds, "limit": limit, "init": init},
-        "cross_site": cross_site or None,
+        **{"cross_site": cross_site or None, "workers": workers, "each": each or None},
     }
     failures = []
     for asked in _asked(name, experiment, given, settings):
         outcome = run_experiment(
-            asked, engine=engine, device=device, jobs=jobs, memory=memory, threads=threads, pictures=pictures
+            asked, engine=engine, device=device, memory=memory, threads=threads, pictures=pictures
         )
         for table in outcome.tables.values():
             out_console.print(table)
@@ -225,7 +224,6 @@ def run_experiment(
     *,
     engine: str,
     device: str,
-    jobs: int,
     memory: float,
     threads: int,
     pictures: bool,
@@ -262,7 +260,8 @@ def run_experiment(
             asked.out,
             engine=engine,
             device=device,
-            jobs=jobs,
+            workers=asked.workers,
+            each=asked.each,
             memory=int(memory * 2**30),
             threads=threads,
             on_event=progress.show,

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from medfedaug.cli.console import err_console, out_console, say
-from medfedaug.cli.options import Data, Device, Limit, Threads
+from medfedaug.cli.options import Data, Device, Each, Limit, Threads, Workers
 from medfedaug.errors import ConfigError, RunFailed
 
 __all__ = ["compare"]
@@ -42,9 +42,8 @@ def compare(
         ),
     ] = None,
     device: Device = "auto",
-    jobs: Annotated[
-        int, typer.Option(min=1, help="Number of runs at the same time, each in its own process.")
-    ] = 1,
+    workers: Workers = None,
+    each: Each = None,
     threads: Threads = 0,
     limit: Limit = None,
     json_: Annotated[
@@ -75,6 +74,7 @@ def compare(
     tried = list(dict.fromkeys([*_ALWAYS, *suggestion.methods]))
     say(f"trying {', '.join(tried)} ({suggestion.reason}): {seeds} training{'s' * (seeds > 1)} each")
     given = {"data": data, "methods": tried, "out": out, "seeds": seeds, "limit": limit}
+    given |= {"workers": workers, "each": each or None}
 
     def trial(number: int, **changed: object) -> Experiment:
         asked = make_experiment(None, {**given, **changed}, [f"rounds={number}", *(set_ or [])])
@@ -84,7 +84,7 @@ def compare(
             )
         return asked
 
-    train = partial(run_experiment, engine="inprocess", device=device, jobs=jobs, memory=4.0, threads=threads)
+    train = partial(run_experiment, engine="inprocess", device=device, memory=4.0, threads=threads)
     wanted: int | None = rounds
     number, validation = rounds, list[float | None]()
     while wanted is not None:

@@ -129,6 +129,24 @@ CrossSite = Annotated[
     ),
 ]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads per site; 0 shares the cores among sites.")]
+Workers = Annotated[
+    str | None,
+    typer.Option(
+        "--workers",
+        "--jobs",
+        metavar="WHERE",
+        help="Where runs are made: a number of processes of this machine, slurm, slurm:PARTITION, or "
+        "dask://HOST:PORT. [default: 1]",
+    ),
+]
+Each = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="What each run asks of the cluster: an option of sbatch (gpus=1, mem=16G, time=240), or a "
+        "resource of Dask's workers (GPU=1).",
+    ),
+]
 Pictures = Annotated[
     bool,
     typer.Option(

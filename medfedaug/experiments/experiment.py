@@ -70,6 +70,12 @@ Several = Annotated[
     WithJsonSchema({"anyOf": [_NAME, {"type": "array", "items": _NAME}]}),
 ]
 
+Where = Annotated[
+    str,
+    BeforeValidator(lambda value: str(value) if type(value) is int else value),  # `workers: 4` in YAML
+    WithJsonSchema({"type": ["string", "integer"]}),
+]
+
 
 @settings
 class Experiment(Settings):
@@ -108,6 +114,10 @@ class Experiment(Settings):
     scale: float = setting(1.0, "Share of the rounds that are run.")
     init: File | None = setting(None, "A file with weights to start from.")
     cross_site: bool = setting(False, "Test each site's local model at every site, too.")
+    workers: Where = setting(
+        "1", "Where runs are made (`medfedaug.experiments.workers.find_workers`); no result depends on it."
+    )
+    each: Several = setting((), "What each run asks of the cluster, as ``NAME=VALUE``.")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "methods", tuple(parse_methods_list(self.methods)))

@@ -8,22 +8,21 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
-from concurrent.futures import as_completed
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from traceback import format_exc
 from typing import Any
 
 from medfedaug.config.run import Execution, RunConfig, asked_settings
 from medfedaug.data.benchmarks import MARKER, find_benchmark, find_root, write_federation
-from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.errors import ConfigError, MedFedAugError, first_line
 from medfedaug.experiments.engines import find_engine
 from medfedaug.experiments.planned import PlannedRun
 from medfedaug.experiments.presets import Preset
 from medfedaug.experiments.simulate import check_device, simulate
-from medfedaug.experiments.workers import outcome, worker_pool
+from medfedaug.experiments.workers import find_workers
 from medfedaug.federation.job_folder import RESULTS
 
 __all__ = ["check_folder", "difference", "run_all"]
@@ -42,7 +41,8 @@ def run_all(
     *,
     engine: str = "inprocess",
     device: str = "auto",
-    jobs: int = 1,
+    workers: str = "1",
+    each: Sequence[str] = (),
     memory: int = 4 * 2**30,
     threads: int = 0,
     on_event: Callable[[dict[str, Any]], None] | None = None,
@@ -60,23 +60,29 @@ def run_all(
         out: the sweep's folder.
         engine: its name; with ``"inprocess"`` all runs of a process share the decoded images.
         device: the device of all sites.
-        jobs: number of runs at the same time, each in a process of its own; with 1 they run in this process.
+        workers: where the runs are made (`medfedaug.experiments.workers.find_workers`); with ``"1"`` in this
+            process.
+        each: what each run asks of a cluster.
         memory: bytes of decoded images that a process keeps.
         threads: see `medfedaug.config.run.Execution`.
         on_event: called with ``{"event": "run", "folder": ..., "made": bool, "number": n, "of": n}`` for each
             run that is finished, or ``{"event": "failed", "folder": ..., "made": bool, "reason": ...}``;
-            those that an earlier call had finished come first, and their ``made`` is false; with one job also
-            with the events of each run.
+            those that an earlier call had finished come first, and their ``made`` is false; from runs in this
+            process also with the events of each run.
         init: as for `plan`.
 
     Returns:
         The folders of failed runs, each with the reason.
     """
-    if jobs > 1 and find_engine(engine).own_processes:
-        raise ConfigError(f"--jobs needs --engine inprocess: with {engine} the sites are processes already")
-    check_device(device)
     out, source = Path(out), find_root(root, preset.benchmark)
     check_folder(out)
+    found = find_workers(workers, memory=memory, each=each, folder=out)
+    if found.elsewhere:  # relative paths, and this machine's devices, mean nothing there
+        out, source, init = out.absolute(), source.absolute(), init and init.absolute()
+    else:
+        check_device(device)
+    if not (found.alone or found.elsewhere) and find_engine(engine).own_processes:
+        raise ConfigError(f"--workers {workers} needs --engine inprocess: sites of {engine} are processes")
     tell = on_event or (lambda event: None)
     for folder, run in {run.data_folder(preset.benchmark): run for run in runs}.items():
         write_federation(out / folder, preset.benchmark, source, **run.data)
@@ -91,16 +97,12 @@ def run_all(
     )
     failed: dict[Path, str] = {}
     finished = {run.folder for run in runs if (out / run.folder / RESULTS).exists()}
-    runs = sorted(runs, key=lambda run: run.folder not in finished)
-    with ExitStack() as stack:
-        if jobs > 1:
-            pool = stack.enter_context(worker_pool(jobs, memory))
-            futures = {pool.submit(make, run): run for run in runs}
-            outcomes = ((futures[future], outcome(future)) for future in as_completed(futures))
-        else:
-            stack.enter_context(keep_decoded(memory))
-            outcomes = ((run, make(run, on_event=tell)) for run in runs)
-        for number, (run, reason) in enumerate(outcomes, start=1):
+    done = [run for run in runs if run.folder in finished]
+    missing = [run for run in runs if run.folder not in finished]
+    begin = partial(make, on_event=tell) if found.alone else make
+    # Closed when the caller stops, since what is not begun by then is not made.
+    with closing(found.outcomes(begin, missing)) as made:
+        for number, (run, reason) in enumerate(chain(((run, make(run)) for run in done), made), start=1):
             entry = {"folder": str(run.folder), "made": run.folder not in finished}
             if reason:
                 failed[run.folder] = reason

@@ -94,8 +94,8 @@ def test_a_run_that_fails_is_named_and_the_others_are_made(office, tmp_path):
     _, notes = write_tables(runs, OFFICE_PRESET, tmp_path)
     assert notes[0] == "UNFINISHED: 1 of 2 runs."
     assert notes[0] in (tmp_path / "table.md").read_text()
-    with pytest.raises(ConfigError, match="--jobs needs --engine inprocess"):
-        run_all(runs, OFFICE_PRESET, office, tmp_path, engine="nvflare", jobs=2)
+    with pytest.raises(ConfigError, match="--workers 2 needs --engine inprocess"):
+        run_all(runs, OFFICE_PRESET, office, tmp_path, engine="nvflare", workers="2")
 
 
 def test_a_fault_that_is_none_of_ours_fails_its_run_alone(office, tmp_path, monkeypatch):
@@ -175,7 +175,9 @@ def test_a_sweep_that_is_stopped_takes_its_processes_along(office, tmp_path):
 def test_two_jobs_give_what_one_gives(office, tmp_path):
     runs = planned(office)
     for jobs in (1, 2):
-        assert run_all(runs, OFFICE_PRESET, office, tmp_path / str(jobs), device="cpu", jobs=jobs) == {}
+        assert (
+            run_all(runs, OFFICE_PRESET, office, tmp_path / str(jobs), device="cpu", workers=str(jobs)) == {}
+        )
     for run in runs:
         assert scores(tmp_path / "1" / run.folder) == scores(tmp_path / "2" / run.folder)
 

@@ -1,0 +1,156 @@
+"""Runs are the same on every kind of worker, and go on after a worker was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from sweeps import OFFICE_PRESET, planned, scores
+
+from medfedaug.errors import ConfigError
+from medfedaug.experiments import workers
+from medfedaug.experiments.sweep import run_all
+from medfedaug.experiments.workers import SlurmJobs, find_workers
+
+
+def found(where, each=(), folder=Path()):
+    return find_workers(where, memory=2**20, each=each, folder=folder)
+
+
+def test_a_text_names_the_workers(tmp_path):
+    pytest.importorskip("distributed")
+    assert found("1").alone
+    assert found("local:3").number == found("3").number == 3
+    dask = found("dask://head:8786", ["GPU=1"])
+    assert (dask.address, dask.resources, dask.elsewhere) == ("tcp://head:8786", {"GPU": 1.0}, True)
+    for wrong in ("0", "-1", "local", "local:x", "slurm:", "dask:head", "dask://", "kubernetes", ""):
+        with pytest.raises(ConfigError, match="must be a number of processes"):
+            found(wrong)
+    with pytest.raises(ConfigError, match="only clusters read it"):
+        found("4", ["mem=1G"])
+    with pytest.raises(ConfigError, match="write NAME=VALUE"):
+        found("dask://head:8786", ["GPU"])
+    with pytest.raises(ConfigError, match="are numbers"):
+        found("dask://head:8786", ["GPU=two"])
+
+
+def test_a_missing_package_and_a_missing_cluster_are_named(monkeypatch, office, tmp_path):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(ConfigError, match=r"needs distributed: pip install 'medfedaug\[cluster\]'"):
+        found("dask://head:8786")
+    monkeypatch.undo()
+    pytest.importorskip("distributed")
+    monkeypatch.setattr(workers, "_ANSWER", "1s")
+    with pytest.raises(ConfigError, match=r"no scheduler of Dask answers at tcp://127\.0\.0\.1:9"):
+        run_all(planned(office, seeds=1), OFFICE_PRESET, office, tmp_path, workers="dask://127.0.0.1:9")
+    pytest.importorskip("submitit")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="--workers slurm: "):
+        found("slurm", folder=tmp_path)
+
+
+def test_jobs_of_submitit_give_what_this_process_gives(office, tmp_path, monkeypatch, onednn):
+    pytest.importorskip("submitit")
+    monkeypatch.setattr(workers, "_POLL", 0.2)
+    here = SlurmJobs.__init__
+    monkeypatch.setattr(SlurmJobs, "__init__", lambda self, *args: here(self, *args, executor="local"))
+    runs = planned(office, "fedavg fedprox", ["fedprox.mu=1e38"], seeds=1, scale=0.001)
+    events = []
+    monkeypatch.chdir(tmp_path)  # a relative folder means the same to a worker
+    failed = run_all(runs, OFFICE_PRESET, office, "far", workers="slurm", threads=1, on_event=events.append)
+    assert list(failed) == [runs[1].folder]
+    assert "0 of 4 needed updates" in failed[runs[1].folder]
+    assert sorted(event["event"] for event in events) == ["failed", "run"]
+    assert run_all(runs[:1], OFFICE_PRESET, office, tmp_path / "near", threads=1) == {}
+    assert scores(tmp_path / "far" / runs[0].folder) == scores(tmp_path / "near" / runs[0].folder)
+
+
+def test_a_killed_job_is_named_with_its_log(office, tmp_path, monkeypatch):
+    pytest.importorskip("submitit")
+    monkeypatch.setattr(workers, "_POLL", 0.2)
+    jobs = SlurmJobs(tmp_path, 2**20, {}, "", executor="local")
+    (run,) = planned(office, "fedavg", seeds=1)
+    outcomes = list(jobs.outcomes(_end_itself, [run]))
+    assert outcomes[0][0] == run
+    assert "ended without a result" in outcomes[0][1]
+    assert str(tmp_path / "cluster") in outcomes[0][1]
+
+
+def _end_itself(run):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _logged(out, text):
+    return sum(text in log.read_text() for log in out.glob("*/*/*.log"))
+
+
+@pytest.fixture
+def dask(tmp_path):
+    """A scheduler and two workers, each a process of its own."""
+    pytest.importorskip("distributed")
+    started = []
+
+    def start(program, *arguments):
+        command = [sys.executable, "-m", f"distributed.cli.{program}", "--no-dashboard", *arguments]
+        started.append(subprocess.Popen(command, cwd=tmp_path))
+        return started[-1]
+
+    file = tmp_path / "scheduler.json"
+    start(
+        "dask_scheduler",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+        "--no-dashboard",
+        "--scheduler-file",
+        str(file),
+    )
+    while not file.exists():
+        time.sleep(0.1)
+    address = json.loads(file.read_text())["address"].removeprefix("tcp:")
+    pair = [start("dask_worker", f"tcp:{address}", "--nthreads", "1", "--no-nanny") for _ in range(2)]
+    yield f"dask:{address}", pair
+    for process in started[::-1]:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_a_dask_worker_that_is_killed_loses_nothing(office, tmp_path, dask, onednn):
+    where, pair = dask
+    runs = planned(office, scale=0.03)
+    assert len(runs) == 4
+    assert runs[0].config.rounds > 2
+    out = tmp_path / "far"
+    command = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from sweeps import OFFICE_PRESET, planned\n"
+        "from medfedaug.experiments.sweep import run_all\n"
+        "data, out, where = sys.argv[1:]\n"
+        "runs = planned(Path(data), scale=0.03)\n"
+        "print(run_all(runs, OFFICE_PRESET, data, out, threads=1, workers=where))"
+    )
+    support = Path(__file__).parents[1] / "support"
+    sweep = subprocess.Popen(
+        [sys.executable, "-c", command, str(office), str(out), where],
+        env={**os.environ, "PYTHONPATH": str(support)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    while sweep.poll() is None and _logged(out, "round_finished") < 2:  # one of each worker
+        time.sleep(0.1)
+    assert sweep.poll() is None
+    pair[0].kill()
+    assert sweep.communicate(timeout=280)[0] == "{}\n"
+    assert _logged(out, '"resumed"')
+    assert run_all(runs, OFFICE_PRESET, office, tmp_path / "near", threads=1) == {}
+    for run in runs:
+        assert scores(out / run.folder) == scores(tmp_path / "near" / run.folder)
