@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from medfedaug.analysis.text_table import TextTable
     from medfedaug.experiments.experiment import Experiment
     from medfedaug.experiments.preset import Preset
+
+
+_TABLE_EVERY = 60.0  # seconds between two writings of table.md, while runs are made
 
 
 class ValuesInARow(TyperCommand):
@@ -233,7 +237,7 @@ def run_experiment(
     from medfedaug.experiments.experiment import write_experiment
     from medfedaug.experiments.run_list import plan
     from medfedaug.experiments.sweep import check_folder, run_all
-    from medfedaug.experiments.tables import write_tables
+    from medfedaug.experiments.tables import write_scores, write_tables
 
     preset = asked.preset()
     first, *also = asked.comparisons()
@@ -252,6 +256,15 @@ def run_experiment(
     )
     check_folder(asked.out)
     write_experiment(asked, preset)
+    written = time.monotonic()
+
+    def show(event: dict[str, Any]) -> None:
+        nonlocal written
+        progress.show(event)
+        if event["event"] == "run" and event["made"] and time.monotonic() - written > _TABLE_EVERY:
+            write_scores(runs, preset, asked.out)
+            written = time.monotonic()
+
     with resumable(), SweepProgress(len(runs)) as progress:
         failed = run_all(
             runs,
@@ -264,7 +277,7 @@ def run_experiment(
             each=asked.each,
             memory=int(memory * 2**30),
             threads=threads,
-            on_event=progress.show,
+            on_event=show,
             init=asked.init,
         )
     tables: dict[str, TextTable] = {}

@@ -34,7 +34,7 @@ from medfedaug.methods import parse_methods
 from medfedaug.metrics.registry import LOCAL
 from medfedaug.runs.run import MODEL
 
-__all__ = ["CrossSiteTable", "PublishedTable", "reading_notes", "write_tables"]
+__all__ = ["CrossSiteTable", "PublishedTable", "reading_notes", "write_scores", "write_tables"]
 
 
 @dataclass(frozen=True)
@@ -233,18 +233,7 @@ def write_tables(
         MedFedAugError: for a run that cannot be read.
     """
     out = Path(out)
-    loaded = [
-        (run, _as_planned(run, preset, load_run(out / run.folder)))
-        for run in runs
-        if run.folder not in failed
-        and (results := out / run.folder / RESULTS).exists()
-        and not difference(results, preset.benchmark, run)
-    ]
-    if not loaded:
-        raise ConfigError(f"{out}: no run is finished")
-    notes = reading_notes(preset, runs)
-    if len(loaded) < len(runs):
-        notes.insert(0, f"UNFINISHED: {len(loaded)} of {len(runs)} runs.")
+    loaded, notes = _finished(runs, preset, out, failed)
     found = [run for _, run in loaded]
     tables: dict[str, Table | PatientTable | MetricTable | PublishedTable | CrossSiteTable] = {
         "table": summary_table(found)
@@ -265,6 +254,36 @@ def write_tables(
     first = [*advise(summary_table(found)), *notes]
     write_report(found, out / "report.html", data=data, device=device, notes=first, reduced=reduced)
     return {**tables}, notes
+
+
+def write_scores(runs: Sequence[PlannedRun], preset: Preset, out: str | Path) -> None:
+    """Write the table of scores alone, while other runs are being made.
+
+    Raises:
+        ConfigError: when no run is finished.
+    """
+    loaded, notes = _finished(runs, preset, Path(out))
+    table = summary_table([run for _, run in loaded])
+    replace(table, notes=(*table.notes, *notes)).save(Path(out) / "table")
+
+
+def _finished(
+    runs: Sequence[PlannedRun], preset: Preset, out: Path, failed: Collection[Path] = ()
+) -> tuple[list[tuple[PlannedRun, Run]], list[str]]:
+    """Load the finished runs, with the notes below every table."""
+    loaded = [
+        (run, _as_planned(run, preset, load_run(out / run.folder)))
+        for run in runs
+        if run.folder not in failed
+        and (results := out / run.folder / RESULTS).exists()
+        and not difference(results, preset.benchmark, run)
+    ]
+    if not loaded:
+        raise ConfigError(f"{out}: no run is finished")
+    notes = reading_notes(preset, runs)
+    if len(loaded) < len(runs):
+        notes.insert(0, f"UNFINISHED: {len(loaded)} of {len(runs)} runs.")
+    return loaded, notes
 
 
 def _as_planned(planned: PlannedRun, preset: Preset, run: Run) -> Run:

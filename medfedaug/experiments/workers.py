@@ -212,30 +212,30 @@ class SlurmJobs(Cluster):
         memory: see `Cluster`.
         each: options of ``sbatch``, such as ``time``, ``mem``, ``gpus``.
         partition: the partition of the jobs; empty for Slurm's default.
-        executor: that of `submitit`: ``"slurm"``, or ``"local"`` for processes of this machine.
     """
 
     package: ClassVar[str] = "submitit"
 
-    def __init__(
-        self, folder: Path, memory: int, each: Mapping[str, str], partition: str, executor: str = "slurm"
-    ) -> None:
+    def __init__(self, folder: Path, memory: int, each: Mapping[str, str], partition: str) -> None:
         super().__init__(folder, memory, each)
         try:
-            self.executor = self.library.AutoExecutor(self.folder / "cluster", cluster=executor)
+            self.executor = self.library.SlurmExecutor(self.folder / "cluster")
         except RuntimeError as error:  # there is no `srun`
             raise ConfigError(f"--workers slurm: {first_line(error)}") from error
+        options = {**({"partition": partition} if partition else {}), **each}
         # `submitit` would end every job after five minutes; without a time, the partition's is the limit.
-        options = {"time": "0", **({"partition": partition} if partition else {}), **each}
-        self.executor.update_parameters(slurm_additional_parameters=options)
+        self.executor.update_parameters(time=None, additional_parameters=options)
 
     def outcomes(self, make: Make, runs: Sequence[PlannedRun]) -> Outcomes:
         """Submit a job for each run, and wait for their ends."""
         jobs: dict[Any, PlannedRun] = {}
         try:
             for run in runs:
-                self.executor.update_parameters(name=f"medfedaug-{run.methods}-{run.seed}")
-                jobs[self.executor.submit(self._job(make, run))] = run
+                self.executor.update_parameters(job_name=f"medfedaug {run.folder}")
+                try:
+                    jobs[self.executor.submit(self._job(make, run))] = run
+                except self.library.core.utils.FailedJobError as error:
+                    raise ConfigError(f"--workers slurm: {first_line(error)}") from error
             for job in self.library.helpers.as_completed(list(jobs), poll_frequency=_POLL):
                 yield jobs[job], self._outcome(job)
         finally:

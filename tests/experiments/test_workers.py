@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
+from orthanc import free_port
 from sweeps import OFFICE_PRESET, planned, scores
 
 from medfedaug.errors import ConfigError
@@ -55,11 +59,20 @@ def test_a_missing_package_and_a_missing_cluster_are_named(monkeypatch, office, 
         found("slurm", folder=tmp_path)
 
 
+def _local(submitit):
+    """`submitit`'s own executor for a machine without Slurm."""
+
+    class Local(submitit.LocalExecutor):
+        def update_parameters(self, **_):
+            """Take Slurm's parameters, of which processes have none."""
+
+    return Local
+
+
 def test_jobs_of_submitit_give_what_this_process_gives(office, tmp_path, monkeypatch, onednn):
-    pytest.importorskip("submitit")
+    submitit = pytest.importorskip("submitit")
     monkeypatch.setattr(workers, "_POLL", 0.2)
-    here = SlurmJobs.__init__
-    monkeypatch.setattr(SlurmJobs, "__init__", lambda self, *args: here(self, *args, executor="local"))
+    monkeypatch.setattr(submitit, "SlurmExecutor", _local(submitit))
     runs = planned(office, "fedavg fedprox", ["fedprox.mu=1e38"], seeds=1, scale=0.001)
     events = []
     monkeypatch.chdir(tmp_path)  # a relative folder means the same to a worker
@@ -72,9 +85,10 @@ def test_jobs_of_submitit_give_what_this_process_gives(office, tmp_path, monkeyp
 
 
 def test_a_killed_job_is_named_with_its_log(office, tmp_path, monkeypatch):
-    pytest.importorskip("submitit")
+    submitit = pytest.importorskip("submitit")
     monkeypatch.setattr(workers, "_POLL", 0.2)
-    jobs = SlurmJobs(tmp_path, 2**20, {}, "", executor="local")
+    monkeypatch.setattr(submitit, "SlurmExecutor", _local(submitit))
+    jobs = SlurmJobs(tmp_path, 2**20, {}, "")
     (run,) = planned(office, "fedavg", seeds=1)
     outcomes = list(jobs.outcomes(_end_itself, [run]))
     assert outcomes[0][0] == run
@@ -129,22 +143,7 @@ def test_a_dask_worker_that_is_killed_loses_nothing(office, tmp_path, dask, oned
     assert len(runs) == 4
     assert runs[0].config.rounds > 2
     out = tmp_path / "far"
-    command = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from sweeps import OFFICE_PRESET, planned\n"
-        "from medfedaug.experiments.sweep import run_all\n"
-        "data, out, where = sys.argv[1:]\n"
-        "runs = planned(Path(data), scale=0.03)\n"
-        "print(run_all(runs, OFFICE_PRESET, data, out, threads=1, workers=where))"
-    )
-    support = Path(__file__).parents[1] / "support"
-    sweep = subprocess.Popen(
-        [sys.executable, "-c", command, str(office), str(out), where],
-        env={**os.environ, "PYTHONPATH": str(support)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    sweep = _sweep(office, out, where)
     while sweep.poll() is None and _logged(out, "round_finished") < 2:  # one of each worker
         time.sleep(0.1)
     assert sweep.poll() is None
@@ -154,3 +153,114 @@ def test_a_dask_worker_that_is_killed_loses_nothing(office, tmp_path, dask, oned
     assert run_all(runs, OFFICE_PRESET, office, tmp_path / "near", threads=1) == {}
     for run in runs:
         assert scores(out / run.folder) == scores(tmp_path / "near" / run.folder)
+
+
+@pytest.fixture
+def slurm(monkeypatch):
+    """A controller and a node of Slurm on loopback, with their own munge; ended with the test."""
+    programs = [
+        shutil.which(name, path="/usr/sbin:/usr/bin") for name in ("munged", "slurmctld", "slurmd", "sacct")
+    ]
+    if None in programs or os.geteuid():
+        pytest.skip("needs root, and Debian's packages slurm-wlm and munge")
+    folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))  # a short path, for munge's socket
+    folder.chmod(0o755)
+    for name in ("munge", "state", "spool"):
+        (folder / name).mkdir(mode=0o711)
+    key = folder / "munge.key"
+    key.touch(0o600)
+    key.write_bytes(os.urandom(1024))
+    host, socket = platform.node().split(".")[0], folder / "munge/socket"
+    ports = [free_port(), free_port()]
+    (folder / "slurm.conf").write_text(_SLURM.format(host=host, folder=folder, socket=socket, ports=ports))
+    monkeypatch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
+    munged, controller, node, _ = programs
+    names = {"key-file": key, "socket": socket, "log-file": folder / "munge/log"}
+    names |= {"pid-file": folder / "munge/pid", "seed-file": folder / "munge/seed"}
+    started = []
+    try:
+        for command, ready in (
+            ([munged, "-F", *(f"--{name}={value}" for name, value in names.items())], socket.exists),
+            ([controller, "-D"], lambda: "UP" in _output("scontrol", "ping")),
+            ([node, "-D", "-N", host], lambda: "idle" in _output("sinfo", "--noheader")),
+        ):
+            started.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+            for _ in range(100):
+                if ready():
+                    break
+                time.sleep(0.2)
+            else:
+                pytest.fail(f"{command[0]} did not start")
+        yield folder
+    finally:
+        subprocess.run(["scancel", "--user=root"], check=False)
+        time.sleep(1)
+        for process in started[::-1]:
+            process.terminate()
+            process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+_SLURM = """ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmdPort={ports[1]}
+AuthType=auth/munge
+AuthInfo=socket={socket}
+SlurmUser=root
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+ReturnToService=2
+NodeName={host} NodeAddr=127.0.0.1 CPUs=2 State=UNKNOWN
+PartitionName=short Nodes={host} Default=YES MaxTime=60 State=UP
+"""
+
+
+def _output(*command):
+    return subprocess.run(command, capture_output=True, text=True).stdout
+
+
+@pytest.mark.slow
+def test_a_sweep_on_slurm_goes_on_after_it_was_killed(office, tmp_path, slurm, onednn):
+    pytest.importorskip("submitit")
+    runs, out = planned(office, scale=0.03), tmp_path / "far"
+    sweep = _sweep(office, out, "slurm:short")
+    while sweep.poll() is None and _logged(out, "round_finished") < 2:
+        time.sleep(0.1)
+    assert sweep.poll() is None
+    sweep.kill()  # its jobs go on, and those of the next sweep wait for them
+    sweep.wait()
+    assert _sweep(office, out, "slurm:short").communicate(timeout=400)[0] == "{}\n"
+    assert run_all(runs, OFFICE_PRESET, office, tmp_path / "near", threads=1) == {}
+    for run in runs:
+        assert scores(out / run.folder) == scores(tmp_path / "near" / run.folder)
+    log = [json.loads(line)["event"] for line in Path(f"{out / runs[0].folder}.log").read_text().splitlines()]
+    assert log.count("round_started") == runs[0].config.rounds
+    with pytest.raises(ConfigError, match=r"--workers slurm: sbatch: error: .*partition"):
+        run_all(runs, OFFICE_PRESET, office, tmp_path / "new", workers="slurm:none")
+
+
+def _sweep(data, out, where):
+    script = """
+import sys
+from pathlib import Path
+from orthanc import free_port
+from sweeps import OFFICE_PRESET, planned
+from medfedaug.experiments.sweep import run_all
+data, out, where = sys.argv[1:]
+print(run_all(planned(Path(data), scale=0.03), OFFICE_PRESET, data, out, threads=1, workers=where))
+"""
+    return subprocess.Popen(
+        [sys.executable, "-c", script, str(data), str(out), where],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
