@@ -110,7 +110,7 @@ def _page(
     html, body = start_page(title)
     scores = replace(summary_table(runs, reference), reduced=reduced)
     add(body, "p", answer(scores), **{"class": "answer"})
-    for note in (_lead(runs), *notes, *_uneven(runs)):
+    for note in (_lead(runs), *notes, *_uneven(runs), *_stalled(runs)):
         if isinstance(note, str):
             add(body, "p", note)
         else:
@@ -173,6 +173,16 @@ def _uneven(runs: Sequence[Run]) -> list[str]:
         return [f"{told} These runs scaled each volume to [0, 1]."]
     advice = "Statistics of them all fit none of them; --intensity scale brings each volume to [0, 1]."
     return [f"{told} {advice}"]
+
+
+def _stalled(runs: Sequence[Run]) -> list[str]:
+    """A sentence for each run that ended before its last round."""
+    return [
+        f"{run.label} ({run.name}) ended after {early['round']} of {run.config['rounds']} rounds: "
+        f"{early['reason']}."
+        for run in runs
+        if (early := run.context.get("stalled"))
+    ]
 
 
 def _names(sites: Sequence[str]) -> str:

@@ -160,6 +160,14 @@ class RunConfig(Settings):
         above=0,
         rare=True,
     )
+    patience: int = setting(
+        0,
+        "A run ends before its last round where the validation scores of the last N validated rounds are not "
+        "better than those of the N before, beyond the noise between rounds (a one-sided 95% interval). 0 "
+        "makes all rounds.",
+        at_least=0,
+        rare=True,
+    )
     local_epochs: int = setting(1, "Passes over a site's training samples per round.", above=0)
     local_steps: int = setting(
         0,
@@ -398,6 +406,8 @@ class RunConfig(Settings):
             )
         if self.task != "segmentation" and plan != Plan():
             raise ConfigError("a plan is for volumes: photographs to classify have --image-size alone")
+        if self.patience == 1:
+            raise ConfigError("patience must be 0 or at least 2: of one round the noise is not known")
         words = len(plan.normalisation or ())
         if words not in (0, 1, self.in_channels):
             raise ConfigError(

@@ -191,7 +191,7 @@ class InProcessCarrier(SitesInProcess):
 
     def round_done(self, server: FederationServer) -> None:
         """Save, if it is time to."""
-        self.saving.save(last=server.round == server.config.rounds)
+        self.saving.save(last=server.trained)
 
 
 InProcessEngine.carrier = InProcessCarrier

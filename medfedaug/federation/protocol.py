@@ -80,7 +80,7 @@ def run(server: FederationServer, carrier: Carrier) -> None:
         everybody = carrier.connected()
         _ask(server, carrier, server.prepare(), everybody, len(everybody), server.accept_preparation)
         server.finish_preparation()
-    while server.round < server.config.rounds:
+    while not server.trained:
         _round(server, carrier)
     training = _present(server, VALIDATE, server.sites, carrier.connected())
     _ask(server, carrier, server.validate(), training, server.needed, server.accept_validation)

@@ -1,10 +1,14 @@
-"""`is_converged` and `longer`: whether more rounds would still have improved a run, and how many to try."""
+"""Convergence of a run: `is_converged`, `has_stalled` while it runs, and the rounds of the next attempt."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from statistics import fmean, variance
 
-__all__ = ["ATTEMPTS", "is_converged", "longer"]
+from medfedaug.metrics.significance import t_quantile
+
+__all__ = ["ATTEMPTS", "has_stalled", "is_converged", "longer"]
 
 _STEP = 0.01
 ATTEMPTS = (1, 2, 4)
@@ -24,6 +28,29 @@ def is_converged(validation: Sequence[float | None]) -> bool:
     scores = [score or 0.0 for score in validation]
     first = -(-len(scores) * 2 // 3)
     return len(scores) > first and max(scores[first:]) <= max(scores[:first]) + _STEP
+
+
+def has_stalled(validation: Sequence[float], patience: int, *, higher_is_better: bool = True) -> bool:
+    r"""Return whether the last scores are no better than as many before, beyond the noise between rounds.
+
+    The mean gain :math:`g` of the last :math:`n` scores over the :math:`n` before counts where it exceeds
+    :math:`t_{0.95,\,2n-2} \sqrt{(s_1^2 + s_2^2) / n}`, the one-sided 95% limit of Student's two-sample test.
+
+    Args:
+        validation: the score of each validated round so far.
+        patience: :math:`n`, at least 2.
+        higher_is_better: the direction of the score.
+
+    Example:
+        >>> has_stalled([0.3, 0.31, 0.5, 0.51], 2), has_stalled([0.6, 0.7, 0.6, 0.7], 2)
+        (False, True)
+    """
+    if len(validation) < 2 * patience:
+        return False
+    before, last = validation[-2 * patience : -patience], validation[-patience:]
+    gain = (fmean(last) - fmean(before)) * (1 if higher_is_better else -1)
+    error = math.sqrt((variance(before) + variance(last)) / patience)
+    return gain <= t_quantile(0.9, 2 * patience - 2) * error
 
 
 def longer(validation: Sequence[float | None], first: int) -> int | None:

@@ -118,6 +118,7 @@ _RECORD = entries(
         "run": text,
         "rounds": list_of(_ROUND),
         "selected_round": count,
+        "stalled": entries({"round": count, "reason": text}, needed=("round", "reason")),
         "sites": map_of(count),
         "unseen": list_of(text),
         "left_out": map_of(text),

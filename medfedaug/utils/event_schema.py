@@ -72,6 +72,7 @@ EVENTS: Mapping[str, Check] = {
     "returned": _all(_SITE),
     "round_finished": _all({**_ROUND, "seconds": _seconds}, {"samples": count, "bytes": map_of(_SIZES)}),
     "round_started": _all(_ROUND, {"rounds": _round}),
+    "stalled": _all({**_ROUND, **_REASON}),
     "share_lowered": _all({**_SITE, "after": number, "before": number}),
     "stage": _all({"text": text}),
     "step_shortened": _all({**_ROUND, **_SITE, "parameters": number, "buffers": number, "cosine": number}),

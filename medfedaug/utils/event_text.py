@@ -138,6 +138,9 @@ class Teller:
     def _resumed(self, event: Mapping[str, Any]) -> list[str]:
         return [f"resumed after round {event['round']}"]
 
+    def _stalled(self, event: Mapping[str, Any]) -> list[str]:
+        return [f"ended after {self._of(event)}: {event['reason']}"]
+
     def _refused(self, event: Mapping[str, Any]) -> list[str]:
         return [f"round {event['round']}: refused: {event['reason']}"]
 

@@ -15,7 +15,9 @@ from medfedaug.federation import FederationServer, Reply, Site, SiteTrainer, run
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.in_process import InProcessCarrier
 from medfedaug.federation.pooled import run_pooled
+from medfedaug.metrics.convergence import has_stalled
 from medfedaug.models import ffa_layers
+from medfedaug.runs.results_schema import check_record
 
 SITES = ["site_A", "site_B", "site_C"]
 
@@ -342,6 +344,34 @@ def test_validation_after_every_second_round_and_the_last(tiny_config, phantom_d
         assert entry["round"] not in scored or other["val_dice"] == entry["val_dice"]
     best = max(scored, key=lambda round_: always["rounds"][round_ - 1]["val_dice"])
     assert seldom["selected_round"] == best
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_run_ends_where_validation_no_longer_rises(tiny_config, phantom_dir, every):
+    events = []
+    options = {"rounds": 12, "learning_rate": 1e-9, "validate_every": every}
+    patient = tiny_config("fedrdn", patience=2, **options)
+    results = run_in_process(patient, phantom_dir, SITES, "cpu", on_event=events.append).results()
+    scores = [entry["val_dice"] for entry in results["rounds"] if "val_dice" in entry]
+    # The score of a round's model comes with the next round; the last one is asked for afterwards.
+    assert [has_stalled(scores[:n], 2) for n in range(len(scores))] == [False] * (len(scores) - 1) + [True]
+    assert len(results["rounds"]) == every * len(scores) < 12
+    assert results["stalled"]["round"] == len(results["rounds"])
+    assert "the last 2 validation scores are not better" in results["stalled"]["reason"]
+    assert [event["round"] for event in events if event["event"] == "stalled"] == [len(results["rounds"])]
+    assert results["rounds"][-1]["val_dice"] is not None
+    check_record(results)
+    whole = run_in_process(tiny_config("fedrdn", **options), phantom_dir, SITES, "cpu").results()
+    assert "stalled" not in whole
+    for entry, other in zip(results["rounds"], whole["rounds"], strict=False):
+        assert [site["train_loss"] for site in entry["sites"].values()] == [
+            site["train_loss"] for site in other["sites"].values()
+        ]
+
+
+def test_patience_of_one_round_is_refused():
+    with pytest.raises(ConfigError, match="patience must be 0 or at least 2"):
+        RunConfig(patience=1)
 
 
 def test_a_score_that_nobody_asked_for_selects_no_model(tiny_config):

@@ -207,6 +207,11 @@ class RunHistory:
             self.tell("validated", {name: mean}, round=round_)
         return scores
 
+    @property
+    def means(self) -> list[float]:
+        """The mean validation scores of the rounds that have one."""
+        return [entry[name] for entry in self.rounds if (name := f"val_{self.metric}") in entry]
+
     def scores_of(self, entry: Mapping[str, Any]) -> dict[str, float]:
         """The validation scores in the entry of a round, by site."""
         found = {site: scores.get(f"val_{self.metric}") for site, scores in entry["sites"].items()}

@@ -30,7 +30,7 @@ class Selection:
     """
 
     def __init__(self, *, higher_is_better: bool = True) -> None:
-        self._sign = 1 if higher_is_better else -1
+        self.higher_is_better, self._sign = higher_is_better, 1 if higher_is_better else -1
         self.round = 0
         self.state: dict[str, Tensor] = {}
         self.payload: Payload = {}

@@ -40,6 +40,7 @@ from medfedaug.federation.server.reply_checks import Acceptance
 from medfedaug.federation.server.secure_aggregation import SecureAggregation
 from medfedaug.federation.server.step_comparison import StepComparison
 from medfedaug.methods.base import Payload
+from medfedaug.metrics.convergence import has_stalled
 from medfedaug.metrics.registry import METRICS
 from medfedaug.models.substitution import shared_by_name
 from medfedaug.privacy import job_hash
@@ -77,6 +78,7 @@ class FederationServer:
         unseen: the sites that are only tested.
         left_out: sites that could not be prepared, with the reason.
         round: the current round, or the last one; 0 before the first.
+        stalled: the reason to end before the last round; empty for none.
         state: the state dict of the global model.
         payload: the result of the methods' exchange in the last round.
         statistics: the sites' channel statistics, if a method exchanged them.
@@ -104,7 +106,7 @@ class FederationServer:
         self.sites: dict[str, int] = {}
         self.unseen: list[str] = []
         self.left_out: dict[str, str] = {}
-        self.round = 0
+        self.round, self.stalled = 0, ""
         self.pilot: dict[str, dict[str, Any]] = {}
         self.payload: Payload = {}
         self.statistics: dict[str, ChannelStatistics] = {}
@@ -183,6 +185,20 @@ class FederationServer:
     def rounds(self) -> list[dict[str, Any]]:
         """The rounds so far, as in ``results.json``."""
         return self.record.rounds
+
+    @property
+    def trained(self) -> bool:
+        """Return whether no round follows: all were made, or validation no longer rises (``patience``)."""
+        return self.round >= self.config.rounds or bool(self.stalled)
+
+    def _find_stalled(self) -> str:
+        """Return the reason to end after this round, before the last one; empty for none."""
+        n = self.config.patience
+        if not n or self.round >= self.config.rounds or not self.config.validates(self.round):
+            return ""
+        if not has_stalled(self.record.means, n, higher_is_better=self.selection.higher_is_better):
+            return ""
+        return f"the last {n} validation scores are not better than the {n} before (patience)"
 
     @property
     def selected_round(self) -> int:
@@ -365,6 +381,9 @@ class FederationServer:
             self.aggregation.lowered,
             self.aggregation.compared,
         )
+        self.stalled = self._find_stalled()
+        if self.stalled:
+            self.record.tell("stalled", round=self.round, reason=self.stalled)
         return self.state
 
     def _select(self, round_: int) -> None:
@@ -449,6 +468,7 @@ class FederationServer:
             **self.record.to_results(),
             **self.planning.to_results(),
             "selected_round": self.selection.round,
+            **({"stalled": {"round": self.round, "reason": self.stalled}} if self.stalled else {}),
             "scored": self.scored,
             "test": self.record.scores(self.sites, self.unseen),
         }
@@ -507,4 +527,5 @@ class FederationServer:
         self.selection.restore(saved)
         self.aggregation.restore(saved["methods"])
         self.statistics.update(self.aggregation.channel_statistics())
+        self.stalled = self._find_stalled()
         self.record.tell("resumed", round=self.round, rounds=self.config.rounds)
