@@ -28,7 +28,8 @@ __all__ = ["Leftover", "remove", "survey"]
 
 _DAY = 24 * 3600.0
 _JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_RUN_OF_A_SITE = re.compile(r"[0-9a-f]{32}(\.half)?\.pt")  # and of a round that was under way
+# Of a run, of a round that was under way, and of what no site trains.
+_RUN_OF_A_SITE = re.compile(r"[0-9a-f]{32}(\.half|\.frozen)?\.pt")
 _PREPARED = re.compile(r"[0-9a-f]{32}")
 _ROTATED = re.compile(r"(log|error_log|log_fl|audit)\.(txt|json|log)\.\d+")
 _UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}")  # of a file that is written whole (`medfedaug.utils.files`)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +17,7 @@ from medfedaug.methods.base import Payload
 __all__ = [
     "CONFIRM",
     "FINGERPRINT",
+    "FROZEN",
     "KEYS",
     "LEND",
     "MASKED",
@@ -33,6 +36,7 @@ __all__ = [
     "VALIDATE",
     "Reply",
     "Request",
+    "frozen_hash",
     "namespaced",
     "num_bytes",
     "own_entries",
@@ -60,6 +64,9 @@ UNSCORED = "val_note"
 SCORE_EPSILON = "privacy/score_epsilon"
 """The entry of `Reply.metrics` with ε of the validation scores, of a site that adds noise to them."""
 
+FROZEN = "frozen"
+"""The prefix of the entries in `Request.once` that no site trains, and which no later request repeats."""
+
 LEND, SCORE = "lend", "score"
 SCORING_TASKS = (LEND, SCORE)
 """The tasks of an evaluation (`medfedaug.federation.server.evaluation`)."""
@@ -73,7 +80,8 @@ class Request:
         task: one of `TASKS`.
         round: the number of the round that begins, from 1; 0 before training. For ``validate`` and ``test``,
             the round that the model in this request comes from.
-        weights: the shared entries of the global model.
+        weights: the shared entries of the global model, without those that no site trains.
+        frozen: a hash of these (`frozen_hash`), which are in ``once``; empty where all are trained.
         once: what the methods exchange before training, with keys ``<method>/<key>``; not repeated in every
             round.
         payload: what the methods exchange in every round, with the same kind of keys.
@@ -92,6 +100,7 @@ class Request:
     task: str
     round: int = 0
     weights: dict[str, Tensor] = field(default_factory=dict)
+    frozen: str = ""
     once: Payload = field(default_factory=dict)
     payload: Payload = field(default_factory=dict)
     selected_round: int = 0
@@ -147,6 +156,15 @@ def shared_keys(state: Mapping[str, Tensor], local_entries: frozenset[str]) -> l
     Integer buffers such as ``num_batches_tracked`` are excluded, since their mean may be a fraction.
     """
     return [key for key, value in state.items() if value.is_floating_point() and key not in local_entries]
+
+
+def frozen_hash(entries: Mapping[str, Tensor]) -> str:
+    """Hash entries of a network by name, shape and value; empty for none."""
+    found = hashlib.sha256()
+    for key, value in sorted(entries.items()):
+        found.update(json.dumps([key, list(value.shape)]).encode())
+        found.update(portable(value, torch.device("cpu")).numpy().data)
+    return found.hexdigest() if entries else ""
 
 
 def num_bytes(tensors: Mapping[str, Tensor]) -> int:

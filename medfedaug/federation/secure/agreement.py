@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medfedaug.federation.messages.messages import Request
+from medfedaug.federation.messages.messages import FROZEN, Request
 from medfedaug.methods.base import Payload
 from medfedaug.utils.secure_random import KEY_BYTES
 
@@ -80,7 +80,9 @@ def request_digest(request: Request, once: Payload) -> bytes:
     """
     told = [request.round, request.run, request.selected_round, request.planned]
     found = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
-    for tensors in (request.weights, once, request.payload):
+    # A site has put the entries that came once into the model, from which a server has left them out.
+    trained = {key: value for key, value in request.weights.items() if f"{FROZEN}/{key}" not in once}
+    for tensors in (trained, once, request.payload):
         found.update(_tensors_digest(tensors))
     return found.digest()
 

@@ -19,6 +19,7 @@ from medfedaug.federation.messages.checkpoint import check_same_run, load_checkp
 from medfedaug.federation.messages.initial_weights import INITIAL, InitialWeights
 from medfedaug.federation.messages.messages import (
     FINGERPRINT,
+    FROZEN,
     PREPARE,
     PROSPECT,
     TEST,
@@ -26,6 +27,8 @@ from medfedaug.federation.messages.messages import (
     VALIDATE,
     Reply,
     Request,
+    frozen_hash,
+    namespaced,
 )
 from medfedaug.federation.messages.refusal import refusal
 from medfedaug.federation.messages.site_sampling import LEAST_SITES, Participation
@@ -125,7 +128,7 @@ class FederationServer:
         self.intensity = composition.intensity
         task = composition.task()
         self.state: dict[str, Tensor] = {k: v.clone() for k, v in composition.network.state_dict().items()}
-        self.shared, self.scored = composition.shared, composition.scored
+        self.shared, self.scored, self.sent = composition.shared, composition.scored, composition.sent
         context = composition.server_context(lambda: self.participation.weights(dict(self.sites)))
         if composition.sums is not None:
             self.aggregation: Aggregation = SecureAggregation(
@@ -151,6 +154,13 @@ class FederationServer:
             self.state = shared_by_name(composition.network, self._initial.put_into(self.state, config.init))
             self._initial_kept = self._initial.kept(composition.kept_keys)
             self.record.started_from(self._initial.report)
+        self._find_frozen()
+
+    def _find_frozen(self) -> None:
+        """Take the entries that no site trains out of the model, to send them once."""
+        sent = {*self.sent}
+        self._frozen = namespaced({k: self.state[k] for k in self.shared if k not in sent}, FROZEN)
+        self._frozen_hash = frozen_hash(self._frozen)
 
     def another(self, config: RunConfig, told: Mapping[str, Any]) -> FederationServer:
         """Make the server of another training of the same job.
@@ -293,7 +303,7 @@ class FederationServer:
         return self._once.payload
 
     def _share_once(self) -> None:
-        self._once.payload = {**self.aggregation.once_result(), **self._initial_kept}
+        self._once.payload = {**self.aggregation.once_result(), **self._initial_kept, **self._frozen}
         self.statistics.update(self.aggregation.channel_statistics())
 
     def payload_for_inference(self, payload: Payload) -> Payload:
@@ -447,7 +457,8 @@ class FederationServer:
         return Request(
             task,
             round_,
-            weights={key: state[key] for key in self.shared},
+            weights={key: state[key] for key in self.sent},
+            frozen=self._frozen_hash,
             once=once,
             payload=payload,
             selected_round=self.selection.round,
@@ -521,6 +532,7 @@ class FederationServer:
         for name in ("run", "sites", "unseen", "round", "payload"):
             setattr(self, name, saved[name])
         self.state = saved["model"]
+        self._find_frozen()
         self._once.restore(saved["once"])
         self._initial_kept = {k: v for k, v in saved["once"].items() if k.startswith(f"{INITIAL}/")}
         self.record.restore(saved)

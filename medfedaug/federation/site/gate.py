@@ -19,6 +19,7 @@ from medfedaug.errors import ConfigError, DataError, JobRefused, MedFedAugError,
 from medfedaug.federation.messages.initial_weights import INITIAL
 from medfedaug.federation.messages.messages import (
     FINGERPRINT,
+    FROZEN,
     PREPARE,
     PROSPECT,
     TEST,
@@ -27,6 +28,7 @@ from medfedaug.federation.messages.messages import (
     Reply,
     Request,
     num_bytes,
+    own_entries,
 )
 from medfedaug.federation.secure.history import SumHistory, SumRules
 from medfedaug.federation.secure.identity import Identity
@@ -297,9 +299,11 @@ class GuardedDoor(Door):
         """Check the sizes of a request, and that the job has not been refused since it was admitted."""
         for config in self._admitted:
             self._check_verdict(config)
-        self.rules.check_model(self.site, num_bytes(request.weights) / 1e6)
+        frozen = own_entries(request.once, FROZEN)
+        self.rules.check_model(self.site, num_bytes({**frozen, **request.weights}) / 1e6)
         self.rules.check_model(self.site, num_bytes(request.method_states) / 1e6)
-        self.rules.check_payload(self.site, num_bytes({**request.once, **request.payload}) / 1e6)
+        exchanged = {**_exchanged(request.once), **request.payload}
+        self.rules.check_payload(self.site, num_bytes(exchanged) / 1e6)
 
     def met(self, request: Request, trainer: SiteTrainer) -> None:
         """Enter the model in the ledger, so that an evaluation may have it scored.
@@ -321,7 +325,7 @@ class GuardedDoor(Door):
         """
         if request.task == VALIDATE and not trainer.config.validates(request.round):
             raise PrivacyRefused(self.site, f"the model of round {request.round} is not to be scored")
-        payload = {**trainer.memory.once, **request.payload}
+        payload = {**_exchanged(trainer.memory.once), **request.payload}
         told = [
             *(job_hash(trainer.config.to_dict()), digest_of(request.weights), digest_of(payload)),
             *(digest_of(request.method_states), request.scoring.get("own")),
@@ -388,6 +392,7 @@ def _identities(request: Request, trainer: SiteTrainer) -> list[str]:
     """
     once, payload = _by_method(trainer.memory.once), _by_method(request.payload)
     once.pop(INITIAL, None)
+    once.pop(FROZEN, None)
     own = {name: digest_of(values) for name, values in payload.items()}
     both = {name: digest_of({**values, **payload.get(name, {})}) for name, values in once.items()}
     chosen = chain.from_iterable(combinations(both, count) for count in range(len(both) + 1))
@@ -407,6 +412,11 @@ def _brought(request: Request, trainer: SiteTrainer) -> str:
 def _identity(request: Request, trainer: SiteTrainer, exchanged: Mapping[str, str]) -> str:
     config = job_hash(trainer.config.to_dict())
     return _sha256([config, request.run, digest_of(request.weights), sorted(exchanged.items())])
+
+
+def _exchanged(once: Payload) -> Payload:
+    """What methods exchanged before training, without entries of the model."""
+    return {key: value for key, value in once.items() if not key.startswith(f"{FROZEN}/")}
 
 
 def _by_method(payload: Payload) -> dict[str, Payload]:

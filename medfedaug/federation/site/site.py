@@ -97,6 +97,7 @@ class Site:
             if self._is_behind(request):
                 self.trainer.memory.start_over()
                 self._open(should_stop)
+            request = self.trainer.with_frozen(request)
             started = time.perf_counter()
             try:
                 reply = self._do(request, should_stop)

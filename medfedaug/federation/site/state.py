@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.messages.checkpoint import load_checkpoint, save_checkpoint
+from medfedaug.federation.messages.messages import FROZEN, frozen_hash
 from medfedaug.methods.base import Payload, SitePart
 from medfedaug.utils.files import remove_unfinished
 
@@ -75,7 +76,8 @@ class RoundMemory:
     Attributes:
         run: the run that it belongs to.
         sent: what the site sent before training; ``None`` until then.
-        once: what it received in return.
+        once: what it received in return, with the entries of the model that no site trains.
+        frozen: a hash of these; empty for none.
         present: the round whose state is now in the network and in the methods; 0 for none yet, -1 if the
             network's state belongs to no round.
         checkpointed: the rounds from which the server would continue if it were started again now.
@@ -86,6 +88,7 @@ class RoundMemory:
         self.run = ""
         self.sent: Payload | None = None
         self.once: Payload = {}
+        self.frozen = ""
         self.present = 0
         self.checkpointed: tuple[int, ...] = ()
         self._rounds: dict[int, LocalState] = {}
@@ -112,7 +115,10 @@ class RoundMemory:
         saved = load_checkpoint(path) if path is not None and path.exists() else {}
         # Only now: a request after one that failed here must not find an empty memory of the run.
         self.run, self.present = run, 0
-        self.sent, self.once = saved.get("sent"), saved.get("once", {})
+        self.sent = saved.get("sent")
+        file = self._frozen_file(run)
+        frozen = load_checkpoint(file)["entries"] if file is not None and file.exists() else {}
+        self.once, self.frozen = {**saved.get("once", {}), **frozen}, frozen_hash(frozen)
         self._rounds = _states(saved)
         return True
 
@@ -164,18 +170,32 @@ class RoundMemory:
         self.present = round_
         return self._rounds[round_]
 
+    def take_once(self, once: Payload) -> None:
+        """Keep what was received once; what no site trains lies in a file that is written once."""
+        self.once = once
+        entries = {key: value for key, value in once.items() if key.startswith(f"{FROZEN}/")}
+        found = frozen_hash(entries)
+        path = self._frozen_file(self.run)
+        if found not in ("", self.frozen) and path is not None:
+            save_checkpoint(path, {"entries": entries}, private=True)
+        self.frozen = found
+
     def save(self) -> None:
         """Write the file, if there is a folder."""
         path = self._file(self.run)
         if path is not None:
             rounds = {r: vars(kept) for r, kept in self._rounds.items()}
-            content = {"run": self.run, "sent": self.sent, "once": self.once, "rounds": rounds}
+            once = {key: value for key, value in self.once.items() if not key.startswith(f"{FROZEN}/")}
+            content = {"run": self.run, "sent": self.sent, "once": once, "rounds": rounds}
             save_checkpoint(path, content, private=True)
 
     def half_file(self) -> Path | None:
         """The file of a round that is under way (`medfedaug.federation.site.interrupted_round`)."""
         path = self._file(self.run)
         return path.with_suffix(".half.pt") if path is not None else None
+
+    def _frozen_file(self, run: str) -> Path | None:
+        return self.folder / f"{run}.frozen.pt" if self.folder is not None and run else None
 
     def _file(self, run: str) -> Path | None:
         return self.folder / f"{run}.pt" if self.folder is not None and run else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,18 @@ from medfedaug.data.base import SiteFolder
 from medfedaug.data.quality.content_hash import case_identities
 from medfedaug.errors import MedFedAugError, PrivacyRefused, warn
 from medfedaug.federation.messages.initial_weights import INITIAL
-from medfedaug.federation.messages.messages import PREPARE, TRAIN, Reply, namespaced, own_entries, portable
+from medfedaug.federation.messages.messages import (
+    FROZEN,
+    PREPARE,
+    TEST,
+    TRAIN,
+    VALIDATE,
+    Reply,
+    Request,
+    namespaced,
+    own_entries,
+    portable,
+)
 from medfedaug.federation.messages.privacy_guard import PrivacyGuard
 from medfedaug.federation.planning.fingerprint import PLAN, SPACING, FingerprintExchange, site_spacing
 from medfedaug.federation.planning.pilot import pilot_training
@@ -246,6 +258,24 @@ class SiteTrainer(SiteModel):
         self._recall_latest(round_ - 1)
         self.receive(weights, payload, once)
 
+    def with_frozen(self, request: Request) -> Request:
+        """Return a request with the whole model: what no site trains came once, with an earlier one.
+
+        Raises:
+            MedFedAugError: where the site has lost these entries. The server sends them again to a site that
+                did not answer.
+        """
+        if not request.frozen or request.task not in (TRAIN, VALIDATE, TEST):
+            return request
+        if request.once:
+            self.memory.take_once(request.once)
+        if self.memory.frozen != request.frozen:
+            raise MedFedAugError(
+                f"site {self.name}: the entries that no site trains are not here (was the site started again "
+                "without its state?); the server sends them again with the next round"
+            )
+        return replace(request, weights={**own_entries(self.memory.once, FROZEN), **request.weights})
+
     def receive(self, weights: Any, payload: Payload | None = None, once: Payload | None = None) -> None:
         """See `SiteModel.receive`; what was exchanged before training is kept."""
         super().receive(weights, payload, once)
@@ -253,7 +283,7 @@ class SiteTrainer(SiteModel):
             self._request = digest(weights or {}, payload or {})
 
     def _apply_once(self, once: Payload) -> None:
-        self.memory.once = once
+        self.memory.take_once(once)
         initial = own_entries(once, INITIAL)
         if initial and not self.memory.begun:  # later the site has weights of its own
             self.network.load_state_dict(initial, strict=False)

@@ -1,0 +1,116 @@
+"""Entries that no site trains travel once, and again to a site that has lost them."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+from medfedaug.config.run import Execution
+from medfedaug.federation import run_in_process
+from medfedaug.federation.in_process import InProcessCarrier
+from medfedaug.federation.messages.messages import FROZEN, TRAIN, num_bytes, own_entries
+
+SITES = ["A", "B", "C"]
+FROZEN_HALF = ("model.0.*",)
+
+
+class Watched(InProcessCarrier):
+    """Keeps the requests, and lets a site lose what it keeps before a round."""
+
+    seen: list
+    lost: dict  # site by round
+
+    def ask(self, request, sites, needed, accept):
+        self.seen.append(request)
+        if request.task == TRAIN and (site := self.lost.get(request.round)):
+            trainer = self.sites[site].trainer
+            trainer.memory.take_once({})
+            shutil.rmtree(trainer.memory.folder or "nothing", ignore_errors=True)
+        return super().ask(request, sites, needed, accept)
+
+
+@pytest.fixture
+def data(make_site, tmp_path):
+    for name in SITES:
+        make_site(name)
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def watched():
+    return type("Watching", (Watched,), {"seen": [], "lost": {}})
+
+
+def with_once(watched):
+    return [bool(request.once) for request in watched.seen if request.task == TRAIN]
+
+
+def is_frozen(key):
+    return key.startswith("model.0.")
+
+
+@pytest.mark.parametrize("methods", ["fedavg", "fedrdn,fedfa", "fedbn", "ditto", "fedbn secure"])
+def test_what_no_site_trains_travels_with_the_first_request_alone(tiny_config, data, watched, methods):
+    methods, _, secure = methods.partition(" ")
+    options = {"secure_aggregation": True} if secure else {}
+    config = tiny_config(methods, rounds=3, freeze=FROZEN_HALF, **options)
+    server = run_in_process(config, data, SITES, "cpu", carrier=watched)
+    first, *later = [request for request in watched.seen if request.task == TRAIN]
+    frozen = {key for key in server.shared if is_frozen(key)}
+    assert frozen
+    assert set(own_entries(first.once, FROZEN)) == frozen
+    assert not any(request.once for request in later)
+    assert not any(set(request.weights) & frozen for request in watched.seen)
+    assert {request.frozen for request in watched.seen if request.weights} == {first.frozen}
+    assert first.frozen
+    rounds = server.results()["rounds"]
+    size = sum(num_bytes({key: server.state[key]}) for key in frozen)
+    assert [entry["bytes"].get(FROZEN, {"down": 0})["down"] for entry in rounds] == [3 * size, 0, 0]
+    assert rounds[1]["bytes"]["model"]["down"] == 3 * num_bytes({k: server.state[k] for k in server.sent})
+    assert set(server.results()["test"]["sites"]) == set(SITES)
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["with a folder", "without"])
+def test_a_site_that_has_lost_them_is_sent_them_again(tiny_config, data, watched, tmp_path, kept):
+    watched.lost[2] = "B"
+    config = tiny_config("fedavg", rounds=4, freeze=FROZEN_HALF)
+    state = tmp_path / "state" if kept else None
+    few = Execution(min_sites=2)
+    server = run_in_process(config, data, SITES, "cpu", state_dir=state, carrier=watched, execution=few)
+    refused = [[one["site"] for one in entry["refused"]] for entry in server.rounds]
+    assert refused == [[], ["B"], [], []]
+    assert "was the site started again" in server.rounds[1]["refused"][0]["reason"]
+    assert [bool(request.once) for request in watched.seen if request.task == TRAIN] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert set(server.results()["test"]["sites"]) == set(SITES)
+
+
+def test_a_run_that_goes_on_after_its_process_ended_has_them_in_the_folders(
+    tiny_config, data, watched, tmp_path
+):
+    config = tiny_config("fedrdn", rounds=4, freeze=FROZEN_HALF)
+    whole = run_in_process(config, data, SITES, "cpu")
+
+    class Stopping(watched):
+        def round_done(self, server):
+            super().round_done(server)
+            if server.round == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_in_process(config, data, SITES, "cpu", state_dir=tmp_path / "state", carrier=Stopping)
+    kept = list(tmp_path.rglob("*.frozen.pt"))
+    assert {path.parent.name for path in kept} == set(SITES)
+    again = run_in_process(
+        config, data, SITES, "cpu", state_dir=tmp_path / "state", carrier=watched, resume=True
+    )
+    for key, value in whole.state.items():
+        assert torch.equal(again.state[key], value), key
+    # A server that was started again does not know what sites have.
+    assert with_once(watched)[-2:] == [True, False]
