@@ -13,7 +13,8 @@ from typer.core import TyperCommand
 
 from medfedaug.cli.catalogue import check_methods
 from medfedaug.cli.console import err_console, out_console, say
-from medfedaug.cli.options import Device, Each, Init, Limit, Pictures, Threads, Workers
+from medfedaug.cli.options import Device, Each, Init, Limit, Pictures, Threads
+from medfedaug.cli.options import Workers as WorkersOption
 from medfedaug.cli.progress import SweepProgress, resumable
 from medfedaug.errors import ConfigError, RunFailed, warn
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from medfedaug.analysis.text_table import TextTable
     from medfedaug.experiments.experiment import Experiment
     from medfedaug.experiments.preset import Preset
+    from medfedaug.experiments.search import Choices, Searched
+    from medfedaug.experiments.workers import Workers
 
 
 _TABLE_EVERY = 60.0  # seconds between two writings of table.md, while runs are made
@@ -126,7 +129,16 @@ def benchmark(
         ),
     ] = "inprocess",
     device: Device = "auto",
-    workers: Workers = None,
+    search: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Search settings: a YAML file says what each may be (fedfa.prob: {low: 0, high: 1}). Only "
+            "validation is seen; the best configuration alone is tested, with all seeds.",
+        ),
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, help="Number of configurations that a search tries.")] = 20,
+    workers: WorkersOption = None,
     each: Each = None,
     memory: Annotated[
         float, typer.Option(min=0, help="GiB of decoded images that each process keeps.")
@@ -162,13 +174,30 @@ def benchmark(
         **{"cross_site": cross_site or None, "workers": workers, "each": each or None},
     }
     failures = []
+    choices: Choices = {}
+    if search is not None:
+        from medfedaug.experiments.search import read_choices
+
+        choices = read_choices(search)
+        given["methods"] = methods or choices.get("methods")
     for asked in _asked(name, experiment, given, settings):
+        sentences: list[str] = []
+        if choices:
+            made_by = _workers(asked, memory)
+            found = _search(asked, choices, trials, device=device, workers=made_by, threads=threads)
+            asked, sentences = found.experiment, found.sentences()
         outcome = run_experiment(
-            asked, engine=engine, device=device, memory=memory, threads=threads, pictures=pictures
+            asked,
+            engine=engine,
+            device=device,
+            memory=memory,
+            threads=threads,
+            pictures=pictures,
+            advise=lambda scores, first=sentences: first,  # type: ignore[misc]
         )
         for table in outcome.tables.values():
             out_console.print(table)
-        for note in outcome.notes:
+        for note in [*sentences, *outcome.notes]:
             say(f"- {note}")
         if outcome.tables:
             written = ("table.md", "report.html", "experiment.yml")
@@ -177,6 +206,19 @@ def benchmark(
             failures.append(outcome.failure)
     if failures:
         raise RunFailed("; ".join(failures))
+
+
+def _workers(asked: Experiment, memory: float) -> Workers:
+    from medfedaug.experiments.workers import find_workers
+
+    return find_workers(asked.workers, asked.out, memory=int(memory * 2**30), each=asked.each)
+
+
+def _search(asked: Experiment, choices: Choices, trials: int, **options: Any) -> Searched:
+    from medfedaug.experiments.search import search
+
+    with resumable(), SweepProgress(trials) as progress:
+        return search(asked, choices, trials, on_event=progress.show, **options)
 
 
 def _asked(
@@ -234,26 +276,13 @@ def run_experiment(
     advise: Callable[[Table], list[str]] = lambda scores: [],
 ) -> Outcome:
     """Make the runs of an experiment, with their progress, then tables and page."""
+    from medfedaug.config.run import Execution
     from medfedaug.experiments.experiment import write_experiment
-    from medfedaug.experiments.run_list import plan
     from medfedaug.experiments.sweep import check_folder, run_all
     from medfedaug.experiments.tables import write_scores, write_tables
 
     preset = asked.preset()
-    first, *also = asked.comparisons()
-    runs = plan(
-        preset,
-        asked.root,
-        first.methods,
-        seeds=asked.seeds,
-        axes=first.axes,
-        also=also,
-        holdout=asked.holdout,
-        folds=asked.folds,
-        scale=asked.scale,
-        limit=asked.limit,
-        init=asked.init,
-    )
+    runs = asked.runs(preset)
     check_folder(asked.out)
     write_experiment(asked, preset)
     written = time.monotonic()
@@ -273,10 +302,8 @@ def run_experiment(
             asked.out,
             engine=engine,
             device=device,
-            workers=asked.workers,
-            each=asked.each,
-            memory=int(memory * 2**30),
-            threads=threads,
+            workers=_workers(asked, memory),
+            execution=Execution(threads=threads),
             on_event=show,
             init=asked.init,
         )

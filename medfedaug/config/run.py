@@ -503,6 +503,9 @@ class Execution(Settings):
         at_least=0,
         rare=True,
     )
+    tested: bool = setting(
+        True, "The selected model is tested. A search of settings leaves test cases unread.", flags=None
+    )
 
 
 def task_defaults(task: str, plan: Plan | None = None, *, own_data: bool = False) -> dict[str, Any]:

@@ -22,15 +22,22 @@ from medfedaug.experiments.engines import find_engine
 from medfedaug.experiments.planned import PlannedRun
 from medfedaug.experiments.presets import Preset
 from medfedaug.experiments.simulate import check_device, simulate
-from medfedaug.experiments.workers import find_workers
+from medfedaug.experiments.workers import ThisProcess, Workers
 from medfedaug.federation.job_folder import RESULTS
 
-__all__ = ["check_folder", "difference", "run_all"]
+__all__ = ["RunStopped", "check_folder", "difference", "run_all"]
 
 TABLES = ("table", "patients", "published", "cross_site")  # the files of `medfedaug.experiments.tables`
 
 # What the data and the machine decide.
 _FROM_ELSEWHERE = ("task", "classes", "in_channels", "channel_names")
+
+
+Watch = Callable[[PlannedRun, dict[str, Any]], None]
+
+
+class RunStopped(Exception):
+    """Ends a run between two rounds; the text says why."""
 
 
 def run_all(
@@ -41,10 +48,9 @@ def run_all(
     *,
     engine: str = "inprocess",
     device: str = "auto",
-    workers: str = "1",
-    each: Sequence[str] = (),
-    memory: int = 4 * 2**30,
-    threads: int = 0,
+    workers: Workers | None = None,
+    execution: Execution | None = None,
+    watch: Watch | None = None,
     on_event: Callable[[dict[str, Any]], None] | None = None,
     init: Path | None = None,
 ) -> dict[Path, str]:
@@ -60,11 +66,10 @@ def run_all(
         out: the sweep's folder.
         engine: its name; with ``"inprocess"`` all runs of a process share the decoded images.
         device: the device of all sites.
-        workers: where the runs are made (`medfedaug.experiments.workers.find_workers`); with ``"1"`` in this
-            process.
-        each: what each run asks of a cluster.
-        memory: bytes of decoded images that a process keeps.
-        threads: see `medfedaug.config.run.Execution`.
+        workers: of `medfedaug.experiments.workers.find_workers`; by default this process.
+        execution: of every run.
+        watch: called by the worker with each event of a run. Where it raises `RunStopped`, the run ends, and
+            another sweep continues it.
         on_event: called with ``{"event": "run", "folder": ..., "made": bool, "number": n, "of": n}`` for each
             run that is finished, or ``{"event": "failed", "folder": ..., "made": bool, "reason": ...}``;
             those that an earlier call had finished come first, and their ``made`` is false; from runs in this
@@ -76,13 +81,13 @@ def run_all(
     """
     out, source = Path(out), find_root(root, preset.benchmark)
     check_folder(out)
-    found = find_workers(workers, memory=memory, each=each, folder=out)
-    if found.elsewhere:  # relative paths, and this machine's devices, mean nothing there
+    workers = workers or ThisProcess()
+    if workers.elsewhere:  # relative paths, and this machine's devices, mean nothing there
         out, source, init = out.absolute(), source.absolute(), init and init.absolute()
     else:
         check_device(device)
-    if not (found.alone or found.elsewhere) and find_engine(engine).own_processes:
-        raise ConfigError(f"--workers {workers} needs --engine inprocess: sites of {engine} are processes")
+    if not (workers.alone or workers.elsewhere) and find_engine(engine).own_processes:
+        raise ConfigError(f"--workers needs --engine inprocess: sites of {engine} are processes already")
     tell = on_event or (lambda event: None)
     for folder, run in {run.data_folder(preset.benchmark): run for run in runs}.items():
         write_federation(out / folder, preset.benchmark, source, **run.data)
@@ -92,16 +97,17 @@ def run_all(
         out=out,
         engine=engine,
         device=device,
-        execution=Execution(threads=threads),
+        execution=execution or Execution(),
+        watch=watch,
         init=init,
     )
     failed: dict[Path, str] = {}
     finished = {run.folder for run in runs if (out / run.folder / RESULTS).exists()}
     done = [run for run in runs if run.folder in finished]
     missing = [run for run in runs if run.folder not in finished]
-    begin = partial(make, on_event=tell) if found.alone else make
+    begin = partial(make, on_event=tell) if workers.alone else make
     # Closed when the caller stops, since what is not begun by then is not made.
-    with closing(found.outcomes(begin, missing)) as made:
+    with closing(workers.outcomes(begin, missing)) as made:
         for number, (run, reason) in enumerate(chain(((run, make(run)) for run in done), made), start=1):
             entry = {"folder": str(run.folder), "made": run.folder not in finished}
             if reason:
@@ -145,6 +151,7 @@ def _run(
     benchmark: str,
     out: Path,
     on_event: Callable[[dict[str, Any]], None] | None = None,
+    watch: Watch | None = None,
     **options: Any,
 ) -> str:
     """Make one run, with options of `simulate`; return the reason if it failed."""
@@ -160,6 +167,8 @@ def _run(
         def tell(event: dict[str, Any]) -> None:
             if log is not None:
                 print(json.dumps(event, default=str), file=log, flush=True)
+            if watch is not None:
+                watch(run, event)
             if on_event is not None:
                 try:
                     on_event(event)
@@ -171,6 +180,8 @@ def _run(
             data = out / run.data_folder(benchmark)
             # One page shows all runs; `medfedaug report` draws that of one.
             simulate(data, folder, run.config, resume=True, on_event=tell, report=False, **options)
+        except RunStopped as stop:
+            return str(stop)
         except Exception as error:  # of a plugin or of CUDA's memory, it is this run's alone
             if error in heard:
                 raise

@@ -29,10 +29,12 @@ from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.experiments.planned import PlannedRun
 
-__all__ = ["Workers", "find_workers"]
+__all__ = ["MEMORY", "ThisProcess", "Workers", "find_workers"]
 
 Make = Callable[..., str]
 """Makes one run, and returns the reason if it failed."""
+MEMORY = 4 * 2**30
+"""Bytes of decoded images that a process keeps, by default."""
 Outcomes = Generator[tuple[PlannedRun, str], None, None]
 
 _FORMS = "a number of processes (4 or local:4), slurm, slurm:PARTITION or dask://HOST:PORT"
@@ -48,6 +50,8 @@ class Workers(ABC):
     """Whether workers may be other machines, to which relative paths mean nothing."""
     alone: ClassVar[bool] = False
     """Whether runs are made in this process, one after the other."""
+    number: int
+    """Runs that a search proposes at the same time."""
 
     @abstractmethod
     def outcomes(self, make: Make, runs: Sequence[PlannedRun]) -> Outcomes:
@@ -57,15 +61,17 @@ class Workers(ABC):
         """
 
 
-def find_workers(where: str, *, memory: int, each: Sequence[str], folder: Path) -> Workers:
+def find_workers(
+    where: str, folder: str | Path, *, memory: int = MEMORY, each: Sequence[str] = ()
+) -> Workers:
     """Return the workers that a text names.
 
     Args:
         where: ``N`` or ``local:N``, ``slurm``, ``slurm:PARTITION``, ``dask://HOST:PORT``.
+        folder: the sweep's folder.
         memory: bytes of decoded images that each process keeps.
         each: what each run asks of the cluster, as ``NAME=VALUE``: options of ``sbatch``, or resources of
             Dask's workers.
-        folder: the sweep's folder.
 
     Raises:
         ConfigError: for another text, for ``each`` that nobody reads, and for a package that is missing.
@@ -81,9 +87,9 @@ def find_workers(where: str, *, memory: int, each: Sequence[str], folder: Path) 
             raise ConfigError(f"--each {each[0]}: only clusters read it; --workers names none")
         return Processes(int(count), memory) if int(count) > 1 else ThisProcess(memory)
     if kind == "slurm" and (rest or where == kind):
-        return SlurmJobs(folder, memory, wanted, rest)
+        return SlurmJobs(Path(folder), memory, wanted, rest)
     if kind == "dask" and rest.startswith("//") and len(rest) > 2:
-        return DaskWorkers(folder, memory, wanted, f"tcp:{rest}")
+        return DaskWorkers(Path(folder), memory, wanted, f"tcp:{rest}")
     raise ConfigError(f"--workers {where}: must be {_FORMS}")
 
 
@@ -91,7 +97,8 @@ def find_workers(where: str, *, memory: int, each: Sequence[str], folder: Path) 
 class ThisProcess(Workers):
     """This process makes all runs, which share the decoded images."""
 
-    memory: int
+    memory: int = MEMORY
+    number: ClassVar[int] = 1  # type: ignore[misc]
     alone: ClassVar[bool] = True
 
     def outcomes(self, make: Make, runs: Sequence[PlannedRun]) -> Outcomes:
@@ -190,6 +197,7 @@ class Cluster(Workers):
     """
 
     elsewhere: ClassVar[bool] = True
+    number = 8
     package: ClassVar[str]
 
     def __init__(self, folder: Path, memory: int, each: Mapping[str, str]) -> None:

@@ -24,6 +24,7 @@ from medfedaug.experiments import sweep
 from medfedaug.experiments.simulate import simulate
 from medfedaug.experiments.sweep import run_all
 from medfedaug.experiments.tables import write_tables
+from medfedaug.experiments.workers import find_workers
 
 
 class Stopped(Exception):
@@ -94,8 +95,8 @@ def test_a_run_that_fails_is_named_and_the_others_are_made(office, tmp_path):
     _, notes = write_tables(runs, OFFICE_PRESET, tmp_path)
     assert notes[0] == "UNFINISHED: 1 of 2 runs."
     assert notes[0] in (tmp_path / "table.md").read_text()
-    with pytest.raises(ConfigError, match="--workers 2 needs --engine inprocess"):
-        run_all(runs, OFFICE_PRESET, office, tmp_path, engine="nvflare", workers="2")
+    with pytest.raises(ConfigError, match="--workers needs --engine inprocess"):
+        run_all(runs, OFFICE_PRESET, office, tmp_path, engine="nvflare", workers=find_workers("2", tmp_path))
 
 
 def test_a_fault_that_is_none_of_ours_fails_its_run_alone(office, tmp_path, monkeypatch):
@@ -125,6 +126,7 @@ from medfedaug.experiments.axes import parse_axis
 from medfedaug.experiments.run_list import plan
 from medfedaug.experiments.sweep import run_all
 from medfedaug.experiments.tables import write_tables
+from medfedaug.experiments.workers import find_workers
 axes = [parse_axis(text) for text in {TINY!r}]
 preset = PRESETS["office_caltech_10"]
 runs = plan(preset, {str(office)!r}, ["fedavg"], seeds=1, axes=axes, scale=0.001)
@@ -175,9 +177,9 @@ def test_a_sweep_that_is_stopped_takes_its_processes_along(office, tmp_path):
 def test_two_jobs_give_what_one_gives(office, tmp_path):
     runs = planned(office)
     for jobs in (1, 2):
-        assert (
-            run_all(runs, OFFICE_PRESET, office, tmp_path / str(jobs), device="cpu", workers=str(jobs)) == {}
-        )
+        out = tmp_path / str(jobs)
+        workers = find_workers(str(jobs), out)
+        assert run_all(runs, OFFICE_PRESET, office, out, device="cpu", workers=workers) == {}
     for run in runs:
         assert scores(tmp_path / "1" / run.folder) == scores(tmp_path / "2" / run.folder)
 

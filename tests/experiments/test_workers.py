@@ -17,14 +17,17 @@ import pytest
 from orthanc import free_port
 from sweeps import OFFICE_PRESET, planned, scores
 
+from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError
 from medfedaug.experiments import workers
 from medfedaug.experiments.sweep import run_all
 from medfedaug.experiments.workers import SlurmJobs, find_workers
 
+ONE = Execution(threads=1)
+
 
 def found(where, each=(), folder=Path()):
-    return find_workers(where, memory=2**20, each=each, folder=folder)
+    return find_workers(where, folder, memory=2**20, each=each)
 
 
 def test_a_text_names_the_workers(tmp_path):
@@ -52,7 +55,9 @@ def test_a_missing_package_and_a_missing_cluster_are_named(monkeypatch, office, 
     pytest.importorskip("distributed")
     monkeypatch.setattr(workers, "_ANSWER", "1s")
     with pytest.raises(ConfigError, match=r"no scheduler of Dask answers at tcp://127\.0\.0\.1:9"):
-        run_all(planned(office, seeds=1), OFFICE_PRESET, office, tmp_path, workers="dask://127.0.0.1:9")
+        run_all(
+            planned(office, seeds=1), OFFICE_PRESET, office, tmp_path, workers=found("dask://127.0.0.1:9")
+        )
     pytest.importorskip("submitit")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="--workers slurm: "):
@@ -76,11 +81,12 @@ def test_jobs_of_submitit_give_what_this_process_gives(office, tmp_path, monkeyp
     runs = planned(office, "fedavg fedprox", ["fedprox.mu=1e38"], seeds=1, scale=0.001)
     events = []
     monkeypatch.chdir(tmp_path)  # a relative folder means the same to a worker
-    failed = run_all(runs, OFFICE_PRESET, office, "far", workers="slurm", threads=1, on_event=events.append)
+    far = {"workers": found("slurm", folder=Path("far")), "execution": ONE, "on_event": events.append}
+    failed = run_all(runs, OFFICE_PRESET, office, "far", **far)
     assert list(failed) == [runs[1].folder]
     assert "0 of 4 needed updates" in failed[runs[1].folder]
     assert sorted(event["event"] for event in events) == ["failed", "run"]
-    assert run_all(runs[:1], OFFICE_PRESET, office, tmp_path / "near", threads=1) == {}
+    assert run_all(runs[:1], OFFICE_PRESET, office, tmp_path / "near", execution=ONE) == {}
     assert scores(tmp_path / "far" / runs[0].folder) == scores(tmp_path / "near" / runs[0].folder)
 
 
@@ -150,7 +156,7 @@ def test_a_dask_worker_that_is_killed_loses_nothing(office, tmp_path, dask, oned
     pair[0].kill()
     assert sweep.communicate(timeout=280)[0] == "{}\n"
     assert _logged(out, '"resumed"')
-    assert run_all(runs, OFFICE_PRESET, office, tmp_path / "near", threads=1) == {}
+    assert run_all(runs, OFFICE_PRESET, office, tmp_path / "near", execution=ONE) == {}
     for run in runs:
         assert scores(out / run.folder) == scores(tmp_path / "near" / run.folder)
 
@@ -241,13 +247,20 @@ def test_a_sweep_on_slurm_goes_on_after_it_was_killed(office, tmp_path, slurm, o
     assert (
         _sweep(office, out, "slurm:short").communicate(timeout=400)[0].endswith("\n{}\n")
     )  # after `submitit`
-    assert run_all(runs, OFFICE_PRESET, office, tmp_path / "near", threads=1) == {}
+    assert run_all(runs, OFFICE_PRESET, office, tmp_path / "near", execution=ONE) == {}
     for run in runs:
         assert scores(out / run.folder) == scores(tmp_path / "near" / run.folder)
     log = [json.loads(line)["event"] for line in Path(f"{out / runs[0].folder}.log").read_text().splitlines()]
     assert log.count("round_started") == runs[0].config.rounds
+    out = tmp_path / "new"
     with pytest.raises(ConfigError, match=r"--workers slurm: sbatch: error: .*partition"):
-        run_all(runs, OFFICE_PRESET, office, tmp_path / "new", workers="slurm:none")
+        run_all(
+            runs,
+            OFFICE_PRESET,
+            office,
+            tmp_path / "new",
+            workers=found("slurm:none", folder=tmp_path / "new"),
+        )
 
 
 def _sweep(data, out, where):
@@ -256,9 +269,13 @@ import sys
 from pathlib import Path
 from orthanc import free_port
 from sweeps import OFFICE_PRESET, planned
+from medfedaug.config.run import Execution
 from medfedaug.experiments.sweep import run_all
+from medfedaug.experiments.workers import find_workers
+ONE = Execution(threads=1)
 data, out, where = sys.argv[1:]
-print(run_all(planned(Path(data), scale=0.03), OFFICE_PRESET, data, out, threads=1, workers=where))
+workers = find_workers(where, out)
+print(run_all(planned(Path(data), scale=0.03), OFFICE_PRESET, data, out, execution=ONE, workers=workers))
 """
     return subprocess.Popen(
         [sys.executable, "-c", script, str(data), str(out), where],
