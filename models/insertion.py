@@ -226,9 +226,6 @@ def remove_layers(net: Network, kind: type[StageLayer] = StageLayer) -> Network:
 def ffa_layers(net: nn.Module) -> dict[str, FFALayer]:
     """The FFA layers of a network.
 
-    Args:
-        net: a network.
-
     Returns:
         The layers by name of their stage, in the order of the stages. A layer that is part of the network's
         own code comes after those and goes by the dotted name of the module.

@@ -95,9 +95,6 @@ class DeepSupervision:
     A hook on the network returns the finest head, (B, K, \*spatial), to every caller, in training and in
     evaluation. `criterion` finds the coarser heads of that output.
 
-    Args:
-        net: the network.
-
     Raises:
         TypeError: on a call of the network, when it gives something else than tensors.
 
@@ -116,11 +113,7 @@ class DeepSupervision:
         return finest
 
     def criterion(self, loss: Criterion) -> Criterion:
-        """The loss over all heads, from one over the finest.
-
-        Args:
-            loss: of outputs and targets.
-        """
+        """The loss over all heads, from one over the finest."""
 
         def over_all_heads(outputs: Tensor, targets: Tensor) -> Tensor:
             coarser = self._coarser.get(outputs)

@@ -86,10 +86,6 @@ def fit_weights(weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> F
     the one is used with which most entries fit. The ResNets of torchvision, timm and MONAI have the same
     names.
 
-    Args:
-        weights: the given state dict.
-        state: that of the network.
-
     Example:
         >>> given = {"module.weight": torch.ones(2, 3), "module.bias": torch.ones(4)}
         >>> fit = fit_weights(given, torch.nn.Linear(3, 2).state_dict())

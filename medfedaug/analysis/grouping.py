@@ -35,9 +35,6 @@ def group_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
     Runs that each leave out one site, but not all the same one, describe the sites that they left out. If two
     groups use the same methods, their labels name the settings that differ.
 
-    Args:
-        runs: runs of one metric.
-
     Returns:
         The runs of each label, sorted by seed, fold and held-out site.
 

@@ -32,9 +32,6 @@ def write_predictions_page(out: str | Path) -> Path | None:
 
     The page needs no other files. It shows pictures of the first 200 cases.
 
-    Args:
-        out: the folder.
-
     Returns:
         The page; ``None`` where the folder has no record.
 

@@ -107,10 +107,6 @@ def bind_account(ledger: PrivacyLedger, site: SiteFolder) -> None:
     The number of entries in the mark tells when an older copy of the ledger is put in its place. A folder
     that cannot be written keeps the mark that it has. Published images have no budget, and get no mark.
 
-    Args:
-        ledger: the account.
-        site: the images.
-
     Raises:
         ConfigError: as `check_account`.
     """

@@ -61,9 +61,6 @@ class Pseudonyms:
     So pseudonyms are the same in all runs, scores can be paired over runs, and nobody without the key can
     tell whether a guessed name belongs to a pseudonym.
 
-    Args:
-        key: of the site.
-
     Example:
         >>> Pseudonyms(b"key").of("Meyer_Hans")
         'case-8fad8beb7676'

@@ -59,12 +59,7 @@ def listed_name(name: str) -> str:
 
 
 def sent_numbers(task: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of an answer that may leave, times in whole seconds.
-
-    Args:
-        task: the request's.
-        metrics: the answer's.
-    """
+    """Return the entries of an answer that may leave, times in whole seconds."""
     sent = SENT.get(task, ())
     left = {name: value for name, value in metrics.items() if listed_name(name) in sent}
     return left | {"seconds": math.ceil(left["seconds"])} if "seconds" in left else left

@@ -105,11 +105,7 @@ def _no_forks() -> str | None:
 
 
 class ForkedSites:
-    """Forks the simulator, and a site for each of its requests.
-
-    Args:
-        start: the simulation.
-    """
+    """Forks the simulator, and a site for each of its requests."""
 
     def __init__(self, start: Start) -> None:
         self._start = start

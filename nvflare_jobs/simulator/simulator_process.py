@@ -97,13 +97,7 @@ def no_fast_start() -> str | None:
 
 
 class SimulatorProcess:
-    """The process that watches over a simulation. As long as its standard input is open, the simulation runs.
-
-    Args:
-        command: starts it.
-        environment: its variables.
-        output: receives its output.
-    """
+    """The process that watches a simulation, which runs as long as its standard input is open."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], output: IO[bytes]) -> None:
         self.environment, self._output = dict(environment), output

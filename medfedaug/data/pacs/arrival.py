@@ -127,9 +127,6 @@ class Arrival:
     def files(self, failure: Failure) -> list[Path]:
         """Return the files, sorted.
 
-        Args:
-            failure: the last one.
-
         Raises:
             ObjectRefused: where one was refused.
             FetchError: where objects are missing.

@@ -60,11 +60,7 @@ class Traffic:
 
 
 class Receiver(ThreadedAssociationServer):
-    """Server of the own receiver, which talks with the archive's addresses alone.
-
-    Attributes:
-        senders: the addresses.
-    """
+    """Server of the own receiver, which talks with the archive's addresses alone."""
 
     senders: Collection[str] = ()
 

@@ -60,9 +60,6 @@ class FolderArchive(Archive):
     Headers are read once, when a study is first asked for. Files that are no DICOM, or damaged, are passed
     over.
 
-    Args:
-        folder: the folder.
-
     Raises:
         ConfigError: where there is no such folder.
     """

@@ -36,9 +36,6 @@ class Patience:
     def problem(self, error: ArchiveError | FetchError) -> str:
         """Return the reason why a study failed.
 
-        Args:
-            error: of the study.
-
         Raises:
             ArchiveError: where the other studies would fail alike.
         """

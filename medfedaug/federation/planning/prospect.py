@@ -128,10 +128,6 @@ def site_prospect(site: SiteFolder, guard: PrivacyGuard) -> Reply:
 class Prospecting:
     """Gathers fingerprints at the server, and tells each site those of all.
 
-    Args:
-        config: the job's settings.
-        run: its identity.
-
     Attributes:
         sites: the fingerprints, by site.
         missing: sites without one, with the reason.

@@ -123,11 +123,7 @@ class ServerMasks:
         return sorted(self._dealt)
 
     def training(self, request: Request) -> Request:
-        """The request of the round with the shares that sites need to mask what they send.
-
-        Args:
-            request: the server's.
-        """
+        """The request of the round with the shares that sites need to mask what they send."""
         self.bytes_down += len(self._dealt) * sum(_size(texts) for texts in self._dealt.values())
         return replace(request, masks={"shares": self._dealt})
 
