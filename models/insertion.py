@@ -23,8 +23,6 @@ from medfedaug.models.stages import Stage, known_stages, output_channels, suppor
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["ffa_layers", "insert_ffa", "insert_layers", "remove_ffa", "remove_layers", "stage_layers"]
-
 Network = TypeVar("Network", bound=nn.Module)
 Layer = TypeVar("Layer", bound=StageLayer)
 

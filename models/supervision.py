@@ -10,8 +10,6 @@ from monai.networks.nets import BasicUNetPlusPlus, DynUNet, MedNeXt, SegResNetDS
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-__all__ = ["SUPERVISED", "DeepSupervision", "head_weights", "network_heads", "supervision_arguments"]
-
 Criterion = Callable[[Tensor, Tensor], Tensor]
 
 SUPERVISED = (BasicUNetPlusPlus, DynUNet, MedNeXt, SegResNetDS)

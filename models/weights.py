@@ -14,8 +14,6 @@ from torch import Tensor
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.models.tensor_files import load_tensors
 
-__all__ = ["Fit", "fit_weights", "read_weights"]
-
 # What a training script puts around a state dict.
 _WITHIN = ("state_dict", "model_state_dict", "model", "network", "net")
 _REMEDY = "Write one with torch.save(net.state_dict(), FILE)."

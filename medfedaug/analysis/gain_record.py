@@ -16,19 +16,6 @@ from pydantic.dataclasses import dataclass
 
 from medfedaug.errors import ConfigError, first_line
 
-__all__ = [
-    "FEDAVG",
-    "LEAST_FEDERATIONS",
-    "LEVELS",
-    "SINGLE",
-    "Claim",
-    "Expected",
-    "GainRecord",
-    "Rule",
-    "find_record",
-    "score_differences",
-]
-
 FEDAVG, SINGLE = "fedavg", "single"
 
 LEVELS = ("site", "mean", "worst")

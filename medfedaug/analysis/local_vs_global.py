@@ -15,15 +15,6 @@ from medfedaug.metrics.registry import GLOBAL, LOCAL, PERSONAL, UNSEEN, add_reco
 from medfedaug.runs.results_schema import check_evaluation
 from medfedaug.utils.files import parse_json
 
-__all__ = [
-    "ExchangeTable",
-    "Worth",
-    "WorthTable",
-    "exchange_tables",
-    "load_evaluation",
-    "worth_table",
-]
-
 
 @dataclass(frozen=True)
 class Worth:

@@ -13,8 +13,6 @@ from medfedaug.metrics.convergence import is_converged
 from medfedaug.metrics.registry import mean_score
 from medfedaug.metrics.significance import patient_means, t_quantile
 
-__all__ = ["METHODS", "METRICS", "Pilot"]
-
 METHODS = (FEDAVG, SINGLE)
 """Methods of a pilot, in the order of their trainings."""
 

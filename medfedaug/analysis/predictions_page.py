@@ -16,8 +16,6 @@ from medfedaug.analysis import page
 from medfedaug.runs.prediction.case_quality import look_first
 from medfedaug.runs.prediction.predictions_file import Predictions
 
-__all__ = ["PAGE", "write_predictions_page"]
-
 PAGE = "predictions.html"
 """Name of the page in a folder of predictions."""
 

@@ -15,8 +15,6 @@ from medfedaug.analysis.pilot import METRICS, Pilot
 from medfedaug.data.quality.image_fingerprint import ImageFingerprint
 from medfedaug.metrics.significance import detectable_difference
 
-__all__ = ["NOT_A_REMEDY", "Prospect", "make_prospect"]
-
 NOT_A_REMEDY = (SINGLE, "pooled")
 """Methods of the record that are no way of training together without sharing images."""
 

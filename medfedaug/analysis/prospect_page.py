@@ -21,8 +21,6 @@ from medfedaug.config.scanners import scanners_text
 from medfedaug.data.quality.image_fingerprint import QUANTITIES
 from medfedaug.metrics.registry import find_metric
 
-__all__ = ["answer", "judged_sentence", "sentences", "write_prospect"]
-
 _TICKS = (0, 0.5, 1, 2, 5, 10, 20, 50)
 
 _OF_GEOMETRY = {"resolution", "field_of_view"}

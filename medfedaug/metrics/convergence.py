@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["ATTEMPTS", "is_converged", "longer"]
-
 _STEP = 0.01
 ATTEMPTS = (1, 2, 4)
 """Times the first number of rounds, of each attempt at a training that converges."""

@@ -13,8 +13,6 @@ from medfedaug.errors import ConfigError, StorageError, own
 from medfedaug.privacy.ledger import PrivacyLedger
 from medfedaug.utils.files import parse_versioned, version_mark, write_atomic
 
-__all__ = ["ACCOUNT_MARK", "AccountMark", "bind_account", "check_account"]
-
 _log = logging.getLogger(__name__)
 
 ACCOUNT_MARK = ".medfedaug_account"

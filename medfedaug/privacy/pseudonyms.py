@@ -21,9 +21,6 @@ from medfedaug.utils.printable import printable
 if TYPE_CHECKING:
     from medfedaug.data.base import SiteFolder
 
-
-__all__ = ["PSEUDONYM_KEY", "Pseudonyms", "public_text"]
-
 PSEUDONYM_KEY = "pseudonyms.key"
 """File of a site's key, below its state folder."""
 

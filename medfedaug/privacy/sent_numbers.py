@@ -13,8 +13,6 @@ from typing import Any
 from medfedaug.config.site_description import DESCRIPTION
 from medfedaug.metrics.registry import METRICS
 
-__all__ = ["METRIC", "SENT", "listed_name", "sent_numbers"]
-
 METRIC = "METRIC"
 """Stands for the name of a metric."""
 

@@ -13,8 +13,6 @@ from medfedaug.federation.composition import Composition
 from medfedaug.federation.site.site import Site
 from medfedaug.utils.files import write_json
 
-__all__ = ["FINGERPRINTS", "PAGE", "RECORD", "write_fingerprints", "write_pages", "write_site_page"]
-
 FINGERPRINTS, RECORD, PAGE = "fingerprints.json", "prospect.json", "prospect.html"
 
 

@@ -20,17 +20,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO
 
-__all__ = [
-    "FAST_START_VARIABLE",
-    "VERSIONS",
-    "WORKER",
-    "SimulatorProcess",
-    "Start",
-    "discard",
-    "no_fast_start",
-    "prepare",
-]
-
 FAST_START_VARIABLE = "MEDFEDAUG_FAST_START"
 VERSIONS = ("2.9.0",)
 """NVFlare's versions that `medfedaug.nvflare_jobs.simulator.short_waits` is written for."""

@@ -12,8 +12,6 @@ from pathlib import Path
 from medfedaug.data.pacs.archive import FetchError, FoundSeries
 from medfedaug.data.pacs.object_check import ObjectRefused, SeriesBounds, read_values
 
-__all__ = ["Arrival", "Failure"]
-
 _MOST_USELESS = 1000
 
 

@@ -19,8 +19,6 @@ from medfedaug.data.splits import split_patients
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import parse_json, private_folder, remove_unfinished, write_json
 
-__all__ = ["CaseFiles"]
-
 
 @dataclass(frozen=True)
 class CaseFiles:

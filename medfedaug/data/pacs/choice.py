@@ -12,8 +12,6 @@ from medfedaug.data.pacs.archive import Archive, ArchiveError, FoundSeries, Foun
 from medfedaug.data.pacs.patience import Patience
 from medfedaug.errors import ConfigError
 
-__all__ = ["BACKGROUND", "LABELS", "NO_STUDY", "ImportSettings", "Planned", "SeriesRow", "plan_import"]
-
 BACKGROUND = "background"
 """Name of the class of voxels that no segment takes."""
 

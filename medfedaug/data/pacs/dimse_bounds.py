@@ -13,8 +13,6 @@ from pynetdicom.transport import ThreadedAssociationServer
 
 from medfedaug.errors import ConfigError
 
-__all__ = ["Receiver", "Traffic", "addresses_of", "own_address"]
-
 
 class Traffic:
     """Bytes that the other side of an association sends; where it sends too many, the connection is closed.

@@ -35,8 +35,6 @@ from medfedaug.errors import ConfigError
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-__all__ = ["FolderArchive"]
-
 _TAGS = [*STUDY_FIELDS, *SERIES_FIELDS, *OBJECT_TAGS, "ImageType"]
 
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from medfedaug.data.io.dicom_series import DicomSeries
     from medfedaug.data.pacs.deidentify import Deidentifier
 
-__all__ = ["ImportOutcome", "import_studies"]
-
 
 @dataclass(frozen=True)
 class ImportOutcome:

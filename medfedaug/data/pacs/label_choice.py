@@ -14,8 +14,6 @@ from medfedaug.data.pacs.choice import BACKGROUND, ImportSettings
 from medfedaug.data.pacs.label_objects import LabelObject, Segment, class_of
 from medfedaug.errors import ReaderError
 
-__all__ = ["LabelChoice", "LabelRefused", "Outline", "choose_outlines", "possible_outlines"]
-
 
 class LabelRefused(ReaderError):
     """The label objects of a study leave open what its label map is.

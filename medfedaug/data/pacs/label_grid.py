@@ -14,8 +14,6 @@ from medfedaug.data.pacs.choice import ImportSettings
 from medfedaug.data.pacs.contour_areas import Contour, joined_area
 from medfedaug.errors import ReaderError
 
-__all__ = ["LabelGrid"]
-
 _NEAR = 0.05  # of a voxel: rounding in headers is below, another grid above
 
 

@@ -6,8 +6,6 @@ import threading
 
 from medfedaug.data.pacs.archive import ArchiveError, FetchError, OddAnswer, RequestRefused
 
-__all__ = ["Patience"]
-
 _MOST = 3
 
 

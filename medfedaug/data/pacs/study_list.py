@@ -14,8 +14,6 @@ from medfedaug.data.pacs.choice import ImportSettings, Planned
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import parse_versioned, write_versioned
 
-__all__ = ["StudyList"]
-
 _FILE, _KIND, _VERSION = "studies.json", "imported-studies", 1
 _FREE = ("allow_burned_in", "parallel", "refresh", "keep_versions")
 _KEPT = 1  # earlier versions of a case, where no import has said how many

@@ -23,8 +23,6 @@ from medfedaug.federation.secure.sharing import SHARE_BYTES, join
 from medfedaug.methods.base import Payload
 from medfedaug.utils.secure_random import Words, stream
 
-__all__ = ["ServerMasks"]
-
 
 class ServerMasks:
     """Passes on what the sites of a round say to each other, and adds up their masked numbers.
