@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.data.pacs.archive import STUDY_KEYS, Wanted
-from medfedaug.data.pacs.choice import ImportSettings, Planned
+from medfedaug.data.pacs.choice import Planned
+from medfedaug.data.pacs.import_settings import ImportSettings
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import parse_versioned, write_versioned
 
