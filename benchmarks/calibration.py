@@ -37,10 +37,10 @@ from typing import Any
 import numpy as np
 import torch
 from calibration_rows import Training, as_told, write_table, written
+from calibration_table import PHANTOM
 from measure import hardware
 from recorded_federations import of_results, of_shift_record
 
-from medfedaug.analysis.calibration_table import PHANTOM
 from medfedaug.config.plan import Plan
 from medfedaug.data.datasets.phantom import Structure, make_phantom
 from medfedaug.data.sites import find_sites

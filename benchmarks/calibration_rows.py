@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import stdev
 
-from medfedaug.analysis.calibration_table import COLUMNS, FEDAVG
+from calibration_table import COLUMNS
+
+from medfedaug.analysis.gain_record import FEDAVG
 from medfedaug.data.quality.image_fingerprint import ImageFingerprint, fingerprint_of
 from medfedaug.data.sites import find_sites
 
@@ -24,7 +26,7 @@ class Training:
     Attributes:
         federation: its name; a training with another seed has the same.
         family: of the federation.
-        origin: `medfedaug.analysis.calibration_table.PHANTOM` or `REAL`.
+        origin: `calibration_table.PHANTOM` or `REAL`.
         seed: of patients, or their folds, and initial weights.
         methods: the combination.
         norm: of the network.

@@ -2,14 +2,16 @@ r"""Judge the predictions of `medfedaug prospect --pilot`: each family of federa
 
     python benchmarks/judge_prospect.py --real docs/results/retina/runs.tar.xz --simulate 200 \
         --out docs/results/prospect/judged.md
-    python benchmarks/judge_prospect.py --calibration own.csv
+    python benchmarks/judge_prospect.py --json medfedaug/analysis/gain_record.json
+    python benchmarks/judge_prospect.py --calibration own.csv --json own.json
 
 The pilot of a gain is training alone minus FedAvg of another seed of the same federation. A claim holds
 where, with whole families left out, 70% of the gains lie in the 80% interval and 90% in the 95% one in the
 mean of the families, and half in each family. It beats the yardstick, 0 plus and minus the quantile of the
 gains of the other families, where its intervals are narrower and have the smaller interval score, with any
 family left out too. With `--real`, runs of several seeds are predicted from the whole table. With
-`--simulate`, tables of the same size are drawn, in which gains follow the pilot or do not.
+`--simulate`, tables of the same size are drawn, in which gains follow the pilot or do not. `--json` writes
+the record that `medfedaug prospect` reads, with all norms and metrics.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
+from calibration_table import REAL, TABLE, Calibration
+from gain_model import GainModel, GainRows, gain_rows
+from prediction_judge import Judgement, judge_rows, judge_table, record_of
+from pydantic import TypeAdapter
 from recorded_federations import parts_of
 
-from medfedaug.analysis.calibration_table import FEDAVG, REAL, SINGLE, Calibration
-from medfedaug.analysis.gain_prediction import GainModel, GainRows, gain_rows
-from medfedaug.analysis.prediction_judge import Judgement, judge_rows, judge_table
+from medfedaug.analysis.gain_record import FEDAVG, SINGLE, GainRecord
 
 CLAIMS = (
     *("method", "over", "level", "said", "holds", "beats", "in 80%", "worst family", "width of 80%"),
@@ -129,6 +133,17 @@ def told(table: Calibration) -> str:
     )
 
 
+def write_record(paths: Sequence[Path], out: Path) -> None:
+    """Write the record of tables, by norm and metric."""
+    found: dict[str, dict[str, GainRecord]] = defaultdict(dict)
+    for norm in ("batch", "group", "instance", "layer"):
+        table = Calibration.load(paths, norm)
+        for metric in dict.fromkeys(one.metric for one in table.federations):
+            found[norm][metric] = record_of(table.scored_by(metric))
+    text = TypeAdapter(dict[str, dict[str, GainRecord]]).dump_json(found, indent=1)
+    out.write_bytes(text + b"\n")
+
+
 def main() -> None:
     """Print the tables, and write them where that is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -139,8 +154,10 @@ def main() -> None:
     )
     parser.add_argument("--simulate", type=int, default=0, metavar="N", help="also judge N drawn tables")
     parser.add_argument("--out", type=Path, help="Markdown file")
+    parser.add_argument("--json", type=Path, help="record for `medfedaug prospect --calibration`")
     options = parser.parse_args()
-    table = Calibration.load(options.calibration, options.norm).scored_by("dice")
+    paths = (TABLE, *options.calibration)
+    table = Calibration.load(paths, options.norm).scored_by("dice")
     judged = judge_table(table)
     parts = [told(table), "### Each family from all others\n", markdown(CLAIMS, claims(judged))]
     parts += ["### By family, of the mean of the sites\n", markdown(FAMILIES, by_family(judged))]
@@ -154,6 +171,8 @@ def main() -> None:
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(text, encoding="utf-8")
+    if options.json:
+        write_record(paths, options.json)
 
 
 if __name__ == "__main__":

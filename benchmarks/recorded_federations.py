@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 from calibration_rows import Training, as_told, written
+from calibration_table import PHANTOM, REAL
 from shift_gain import moved
 
-from medfedaug.analysis.calibration_table import FEDAVG, PHANTOM, REAL
+from medfedaug.analysis.gain_record import FEDAVG
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.benchmarks import find_root, open_benchmark
 from medfedaug.data.datasets.phantom import make_phantom

@@ -369,9 +369,6 @@ def foreign_pairs(statistics: Mapping[str, ChannelStatistics]) -> list[ForeignPa
 
     Channels that are constant at one of two sites are left out.
 
-    Args:
-        statistics: by site.
-
     Example:
         >>> bright, dark = ChannelStatistics([0.8], [0.2], 9), ChannelStatistics([0.2], [0.15], 9)
         >>> print(*foreign_pairs({"A": bright, "B": dark}))

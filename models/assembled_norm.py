@@ -16,15 +16,6 @@ from medfedaug.functional.features import normalising
 from medfedaug.functional.passes import scale_by_moments
 from medfedaug.models.hooks import PickledHook
 
-__all__ = [
-    "InstanceBranch",
-    "assemble_norms",
-    "assembled_norms",
-    "copied_branches",
-    "place_branches",
-    "with_branches",
-]
-
 Network = TypeVar("Network", bound=nn.Module)
 
 

@@ -10,8 +10,6 @@ from monai.networks.nets import ViT
 from monai.networks.nets.swin_unetr import SwinTransformer
 from torch import Tensor, nn
 
-__all__ = ["StagedClassifier", "SwinClassifier", "ViTClassifier", "alexnet", "digits_cnn", "lenet5"]
-
 
 class StagedClassifier(nn.Module):
     """Convolutional stages in a row, then a classifier.

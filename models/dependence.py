@@ -11,8 +11,6 @@ from medfedaug.models.sizes import some_size
 from medfedaug.models.stages import Stage
 from medfedaug.models.substitution import call_with
 
-__all__ = ["modules_before"]
-
 
 class _Reached(Exception):
     """The pass has come to the stage."""

@@ -21,8 +21,6 @@ from medfedaug.functional.operators import AugmentAtOnce, has_operators
 from medfedaug.models.processes import drawn_together, rows_of_all, several_processes
 from medfedaug.models.stage_layer import StageLayer
 
-__all__ = ["FFALayer"]
-
 _VARIANCES = ("adaptive", "direct", "client", "random")
 _RUNNING = ("reset", "continue")
 

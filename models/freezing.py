@@ -8,8 +8,6 @@ from fnmatch import fnmatchcase
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["freeze", "hold_norms"]
-
 
 def freeze(net: nn.Module, patterns: Sequence[str]) -> frozenset[str]:
     """Exclude entries of a network's state dict from training, by patterns of their names.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from monai.networks.nets import DynUNet, MedNeXt, UNet
 from torch import nn
 
-__all__ = ["find_head"]
-
 _HEADS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 # With deep supervision their coarser heads come after that of the finest output. The last block of UNet is a
 # transposed convolution, and with residual units adds that of a convolution to it.

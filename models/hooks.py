@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from torch.utils.hooks import RemovableHandle
 
-__all__ = ["PickledHook"]
-
 
 class PickledHook:
     """A hook that holds its handle, so that it stays when its network is unpickled in another process.

@@ -23,8 +23,6 @@ from medfedaug.models.stages import Stage, known_stages, output_channels, suppor
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["ffa_layers", "insert_ffa", "insert_layers", "remove_ffa", "remove_layers", "stage_layers"]
-
 Network = TypeVar("Network", bound=nn.Module)
 Layer = TypeVar("Layer", bound=StageLayer)
 
@@ -225,9 +223,6 @@ def remove_layers(net: Network, kind: type[StageLayer] = StageLayer) -> Network:
 
 def ffa_layers(net: nn.Module) -> dict[str, FFALayer]:
     """The FFA layers of a network.
-
-    Args:
-        net: a network.
 
     Returns:
         The layers by name of their stage, in the order of the stages. A layer that is part of the network's

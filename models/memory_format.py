@@ -8,8 +8,6 @@ from torch import Tensor, nn
 
 from medfedaug.functional.passes import CHANNELS_LAST
 
-__all__ = ["channels_last"]
-
 Laid = TypeVar("Laid", Tensor, nn.Module)
 
 

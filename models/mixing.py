@@ -8,8 +8,6 @@ from torch import Tensor
 from medfedaug.functional import feature_statistics, working_precision
 from medfedaug.models.stage_layer import StageLayer
 
-__all__ = ["FeatureMixLayer", "MixStyleLayer", "MomentExchangeLayer"]
-
 
 class MixStyleLayer(StageLayer):
     r"""Mix the channel statistics of two images of the batch (Zhou et al., ICLR 2021).

@@ -10,8 +10,6 @@ from torch import nn
 
 from medfedaug.utils.class_paths import constructor_parameters, public_class
 
-__all__ = ["MonaiNetwork", "network_class"]
-
 _SPATIAL_DIMS = "spatial_dims"
 # The same thing has several names among MONAI's networks.
 _IN_CHANNELS = ("in_channels", "n_input_channels")

@@ -38,18 +38,6 @@ from medfedaug.utils import plugins
 from medfedaug.utils.class_paths import check_arguments
 from medfedaug.utils.validation import not_known
 
-__all__ = [
-    "build_network",
-    "built_in_networks",
-    "find_builder",
-    "network_builder",
-    "network_definition",
-    "network_names",
-    "norm_of",
-    "supervises",
-    "task_of",
-]
-
 _NORMS = ("batch", "instance", "layer", "group")
 _GROUPS = 8
 # What `_replace_batch_norm` makes, by the arguments of MONAI's networks.

@@ -15,8 +15,6 @@ from medfedaug.models.adaptation import UnsavedModule
 from medfedaug.models.hooks import PickledHook
 from medfedaug.models.stage_layer import StageLayer
 
-__all__ = ["StyleControlNorm", "control_shortcuts", "shortcut_norms"]
-
 Network = TypeVar("Network", bound=nn.Module)
 
 

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["bfloat16_speedup", "run_in_bfloat16"]
-
 
 def run_in_bfloat16(net: nn.Module) -> nn.Module:
     """Compute the network's convolutions and matrix products in bfloat16, and return float32.

@@ -8,8 +8,6 @@ from functools import cache
 import torch
 from torch import Tensor, distributed
 
-__all__ = ["drawn_together", "rows_of_all", "several_processes"]
-
 
 def several_processes() -> bool:
     """Return whether this process is one of several in the default group of `torch.distributed`."""

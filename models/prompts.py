@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from medfedaug.functional import mix_statistics
 from medfedaug.models.adaptation import UnsavedModule
 
-__all__ = ["Prompts", "find_prompts", "insert_prompts", "mixing_prompts"]
-
 _CHILD = "prompts"
 
 

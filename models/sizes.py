@@ -20,8 +20,6 @@ from monai.networks.nets import (
 )
 from torch import nn
 
-__all__ = ["check_size", "size_multiple", "some_size"]
-
 _USUAL = 16  # four poolings
 # The others pad what does not fit, or are not known.
 _STRICT = (UNet, AttentionUnet, DynUNet, SegResNet, SegResNetDS, SwinUNETR, VNet, MedNeXt, FlexibleUNet)

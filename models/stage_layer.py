@@ -4,8 +4,6 @@ from typing import ClassVar
 
 from torch import nn
 
-__all__ = ["StageLayer"]
-
 
 class StageLayer(nn.Module):
     """A layer on the features of a stage, (B, C, *spatial).

@@ -38,8 +38,6 @@ from torch import nn
 from medfedaug.models.classifiers import StagedClassifier, SwinClassifier
 from medfedaug.models.stage_layer import StageLayer
 
-__all__ = ["Stage", "known_stages", "output_channels", "supported_networks"]
-
 Side = Literal["output", "input"]
 
 

@@ -8,8 +8,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.func import functional_call
 
-__all__ = ["call_with", "first_names", "first_names_of", "shared_by_name", "trained_entries"]
-
 
 def call_with(net: nn.Module, weights: Mapping[str, Tensor], *inputs: Any) -> Any:
     """Call a network with other parameters and buffers; its own stay as they are.

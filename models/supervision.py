@@ -10,8 +10,6 @@ from monai.networks.nets import BasicUNetPlusPlus, DynUNet, MedNeXt, SegResNetDS
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-__all__ = ["SUPERVISED", "DeepSupervision", "head_weights", "network_heads", "supervision_arguments"]
-
 Criterion = Callable[[Tensor, Tensor], Tensor]
 
 SUPERVISED = (BasicUNetPlusPlus, DynUNet, MedNeXt, SegResNetDS)
@@ -95,9 +93,6 @@ class DeepSupervision:
     A hook on the network returns the finest head, (B, K, \*spatial), to every caller, in training and in
     evaluation. `criterion` finds the coarser heads of that output.
 
-    Args:
-        net: the network.
-
     Raises:
         TypeError: on a call of the network, when it gives something else than tensors.
 
@@ -116,11 +111,7 @@ class DeepSupervision:
         return finest
 
     def criterion(self, loss: Criterion) -> Criterion:
-        """The loss over all heads, from one over the finest.
-
-        Args:
-            loss: of outputs and targets.
-        """
+        """The loss over all heads, from one over the finest."""
 
         def over_all_heads(outputs: Tensor, targets: Tensor) -> Tensor:
             coarser = self._coarser.get(outputs)

@@ -14,15 +14,6 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from medfedaug.functional import working_precision
 from medfedaug.models.hooks import PickledHook
 
-__all__ = [
-    "RELU_GAIN",
-    "by_output_channel",
-    "clip_by_weights",
-    "remove_norms",
-    "standardise_weights",
-    "standardised",
-]
-
 Network = TypeVar("Network", bound=nn.Module)
 
 RELU_GAIN = math.sqrt(2) / math.sqrt(1 - 1 / math.pi)

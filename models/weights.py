@@ -14,8 +14,6 @@ from torch import Tensor
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.models.tensor_files import load_tensors
 
-__all__ = ["Fit", "fit_weights", "read_weights"]
-
 # What a training script puts around a state dict.
 _WITHIN = ("state_dict", "model_state_dict", "model", "network", "net")
 _REMEDY = "Write one with torch.save(net.state_dict(), FILE)."
@@ -85,10 +83,6 @@ def fit_weights(weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> F
     ``module.``, or ``encoder.`` if the network is the encoder of another one; of all changes of the prefix,
     the one is used with which most entries fit. The ResNets of torchvision, timm and MONAI have the same
     names.
-
-    Args:
-        weights: the given state dict.
-        state: that of the network.
 
     Example:
         >>> given = {"module.weight": torch.ones(2, 3), "module.bias": torch.ones(4)}

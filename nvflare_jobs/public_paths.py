@@ -15,8 +15,6 @@ from importlib.util import spec_from_loader
 from types import ModuleType
 from typing import TypeVar
 
-__all__ = ["find_public_paths", "public_path"]
-
 _PACKAGE = __name__.rpartition(".")[0]
 _ROOMS = {
     "job": ("controller", "evaluation", "executor", "loop", "tracking", "wandb_receiver"),

@@ -22,8 +22,6 @@ from medfedaug.federation.site.model import SiteModel
 from medfedaug.runs.slice_image import INK, PAPER, outline, windowed
 from medfedaug.tasks import SegmentationTask
 
-__all__ = ["CaseView", "case_picture", "extreme_cases", "network_inputs"]
-
 _TRUTH, _PREDICTION = "#56B4E9", "#E69F00"
 _TITLE = 9  # points
 

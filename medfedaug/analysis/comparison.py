@@ -23,19 +23,6 @@ from medfedaug.metrics.significance import (
 from medfedaug.runs.input_scaling import OTHER_INPUT, input_note
 from medfedaug.runs.run import BASELINE, Run, compared_metric
 
-__all__ = [
-    "MIN_PATIENTS",
-    "MIN_SEEDS",
-    "RESOLUTION",
-    "UNSEEN",
-    "Comparison",
-    "compare_groups",
-    "delta",
-    "difference_cells",
-    "input_notes",
-    "unlike_notes",
-]
-
 MIN_SEEDS = 3  # two pairs leave only one degree of freedom, with a useless interval
 MIN_PATIENTS = 6  # with five, the p-value cannot be below 0.05
 UNSEEN = "unseen sites"

@@ -10,8 +10,6 @@ from medfedaug.analysis import page
 from medfedaug.analysis.text_table import plain_markdown
 from medfedaug.utils.printable import printable
 
-__all__ = ["Block", "Code", "Document", "Section", "Table"]
-
 
 @dataclass(frozen=True)
 class Table:

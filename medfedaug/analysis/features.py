@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from medfedaug.analysis.plots import colours_by_name
 from medfedaug.models.stages import known_stages
 
-__all__ = ["alignment", "feature_picture", "site_features", "uniformity"]
-
 # Entries of a block of the N x N matrix of distances: 8 MB in float64.
 _BLOCK_ENTRIES = 2**20
 _MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*", "<", ">")

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from medfedaug.analysis.plots import PALETTE
 from medfedaug.models import instance_adapters
 
-__all__ = ["alpha_by_layer", "interpolation_weights"]
-
 
 @torch.no_grad()
 def interpolation_weights(network: nn.Module, batches: Iterable[Tensor]) -> dict[str, Tensor]:

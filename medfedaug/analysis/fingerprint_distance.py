@@ -13,8 +13,6 @@ import numpy as np
 from medfedaug.data.quality.image_fingerprint import QUANTITIES, ImageFingerprint
 from medfedaug.errors import ConfigError
 
-__all__ = ["KINDS", "Kind", "appearance", "check_together", "distances"]
-
 _LEAST_SPREAD = 0.01
 """Deviation within a site, of the range of intensities, below which it is taken as this."""
 

@@ -14,16 +14,6 @@ from medfedaug.errors import ConfigError
 from medfedaug.metrics.registry import find_metric
 from medfedaug.runs.run import BASELINE, Run
 
-__all__ = [
-    "Tested",
-    "experiment",
-    "group_runs",
-    "pool_runs",
-    "units_differ",
-    "unscored_notes",
-    "whole_seeds",
-]
-
 # Runs that differ only in these settings are repetitions of one experiment.
 _REPETITION = ("seed", "purpose", *(entry.name for entry in fields(Execution)))
 _REPETITION_OF_DATA = ("fold", "fold_seed")
@@ -34,9 +24,6 @@ def group_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
     Runs that each leave out one site, but not all the same one, describe the sites that they left out. If two
     groups use the same methods, their labels name the settings that differ.
-
-    Args:
-        runs: runs of one metric.
 
     Returns:
         The runs of each label, sorted by seed, fold and held-out site.

@@ -24,15 +24,6 @@ from medfedaug.runs.folder import is_json_with
 from medfedaug.statistics import ChannelStatistics, ForeignPair, foreign_pairs
 from medfedaug.utils.files import write_json
 
-__all__ = [
-    "federation_shift",
-    "foreign_note",
-    "foreign_sites",
-    "inspection_record",
-    "pair_picture",
-    "write_inspection",
-]
-
 _PERCENT = (1, 25, 50, 75, 99)
 _MOST_ODD = 100  # on the page
 _MOST_PAIRS = 30

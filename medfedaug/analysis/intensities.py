@@ -14,8 +14,6 @@ from torch import Tensor
 from medfedaug.analysis.plots import colours_by_name, tidy
 from medfedaug.statistics import ChannelStatistics, usable_pairs
 
-__all__ = ["MIDDLE", "intensity_histograms", "sample_intensities"]
-
 _VALUES = 20_000  # of an image, and so many images' worth of a site: a histogram of more looks the same
 _IMAGES = 25
 _BINS = 60

@@ -17,8 +17,6 @@ from medfedaug.utils.validation import is_number
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Watched", "find_events", "has_process", "sparkline", "write_watch_page"]
-
 _BARS = "▁▂▃▄▅▆▇█"
 _DEAD_AFTER = 6 * PULSE
 _DEAD = (

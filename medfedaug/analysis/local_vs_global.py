@@ -15,15 +15,6 @@ from medfedaug.metrics.registry import GLOBAL, LOCAL, PERSONAL, UNSEEN, add_reco
 from medfedaug.runs.results_schema import check_evaluation
 from medfedaug.utils.files import parse_json
 
-__all__ = [
-    "ExchangeTable",
-    "Worth",
-    "WorthTable",
-    "exchange_tables",
-    "load_evaluation",
-    "worth_table",
-]
-
 
 @dataclass(frozen=True)
 class Worth:
@@ -78,11 +69,7 @@ class Worth:
         return above if low > 0 else below if high < 0 else "no difference shown"
 
     def sentence(self, metric: str) -> str:
-        """Answer in words whether the federation is worth it for this site.
-
-        Args:
-            metric: name of the score.
-        """
+        """Answer in words whether the federation is worth it for this site."""
         found, name = self.difference, find_metric(metric).in_text
         about = f"{self.site}, {self.model} model"
         if self.nothing_learned:

@@ -13,8 +13,6 @@ from medfedaug.analysis.text_table import TextTable
 from medfedaug.metrics.registry import disparity, find_metric
 from medfedaug.runs.run import MODEL, NOT_RECORDED, Run
 
-__all__ = ["MetricRow", "MetricTable", "metric_table"]
-
 _MOST_CLASSES = 6  # as columns of text; CSV has them all
 
 

@@ -19,20 +19,6 @@ from medfedaug.errors import ConfigError
 from medfedaug.utils.files import write_atomic
 from medfedaug.utils.printable import printable, printable_lines
 
-__all__ = [
-    "POLICY",
-    "STYLE",
-    "add",
-    "check_page",
-    "definitions",
-    "details",
-    "figure",
-    "start_page",
-    "table",
-    "text_table",
-    "write_page",
-]
-
 STYLE = """
 :root { color-scheme: light dark;
   --ink: #1b1b1f; --soft: #5c5c66; --line: #d5d5dc; --page: #fff; --band: #f5f5f8 }

@@ -24,8 +24,6 @@ from medfedaug.metrics.significance import PatientTest
 from medfedaug.runs.input_scaling import OTHER_INPUT
 from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run, compared_metric
 
-__all__ = ["PatientRow", "PatientTable", "patient_table"]
-
 
 @dataclass(frozen=True)
 class PatientRow:

@@ -8,13 +8,10 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from medfedaug.analysis.calibration_table import FEDAVG, SINGLE
-from medfedaug.analysis.gain_prediction import score_differences
+from medfedaug.analysis.gain_record import FEDAVG, SINGLE, score_differences
 from medfedaug.metrics.convergence import is_converged
 from medfedaug.metrics.registry import mean_score
 from medfedaug.metrics.significance import patient_means, t_quantile
-
-__all__ = ["METHODS", "METRICS", "Pilot"]
 
 METHODS = (FEDAVG, SINGLE)
 """Methods of a pilot, in the order of their trainings."""

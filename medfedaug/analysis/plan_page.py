@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from medfedaug.federation.planning.planner import Planned
     from medfedaug.methods.base import Payload
 
-__all__ = ["add_plan", "write_plan_page"]
-
 
 def write_plan_page(path: Path, planned: Planned, fingerprints: Mapping[str, Payload]) -> None:
     """Write the plan and the fingerprints that it was made of as one HTML file.

@@ -18,8 +18,6 @@ from medfedaug.analysis.grouping import group_runs
 from medfedaug.metrics.registry import find_metric
 from medfedaug.runs.run import Run
 
-__all__ = ["gamma_by_layer", "learning_curves", "legend_columns", "metric_by_bytes"]
-
 # Okabe and Ito's palette without black and yellow, each of which is invisible on one of the two backgrounds.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 _DASHES: tuple[Literal["-", "--", "-.", ":"], ...] = ("-", "--", "-.", ":")

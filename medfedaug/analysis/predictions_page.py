@@ -16,8 +16,6 @@ from medfedaug.analysis import page
 from medfedaug.runs.prediction.case_quality import look_first
 from medfedaug.runs.prediction.predictions_file import Predictions
 
-__all__ = ["PAGE", "write_predictions_page"]
-
 PAGE = "predictions.html"
 """Name of the page in a folder of predictions."""
 
@@ -31,9 +29,6 @@ def write_predictions_page(out: str | Path) -> Path | None:
     """Write ``predictions.html`` of the ``predictions.json`` and the previews in a folder.
 
     The page needs no other files. It shows pictures of the first 200 cases.
-
-    Args:
-        out: the folder.
 
     Returns:
         The page; ``None`` where the folder has no record.

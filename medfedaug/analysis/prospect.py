@@ -5,21 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from medfedaug.analysis.calibration_table import FEDAVG, SINGLE, Calibration
 from medfedaug.analysis.fingerprint_distance import appearance, check_together, distances
-from medfedaug.analysis.gain_prediction import LEVELS, Expected, GainModel, gain_rows, recorded_rows
+from medfedaug.analysis.gain_record import FEDAVG, LEVELS, SINGLE, Claim, Expected, GainRecord, find_record
 from medfedaug.analysis.pilot import METRICS, Pilot
-from medfedaug.analysis.prediction_judge import Judgement, judge_table, judged_over
 from medfedaug.data.quality.image_fingerprint import ImageFingerprint
 from medfedaug.metrics.significance import detectable_difference
 
-__all__ = ["NOT_A_REMEDY", "Prospect", "make_prospect"]
-
 NOT_A_REMEDY = (SINGLE, "pooled")
-"""Methods of the table that are no way of training together without sharing images."""
+"""Methods of the record that are no way of training together without sharing images."""
 
 _MOST_PATIENTS = 2000
 _BEYOND_CHANCE = 2.0  # times; the farthest of several sites is judged
@@ -40,12 +37,9 @@ class Prospect:
     Attributes:
         sites: the fingerprints.
         distances: by site and kind (`medfedaug.analysis.fingerprint_distance.KINDS`).
-        table: the recorded federations with the task and the norm of the sites' networks.
+        record: the recorded federations with the task and the norm of the sites' networks.
         norm: of the networks.
-        yardsticks: by methods the range of the recorded gains over FedAvg in the mean of the sites, 0 plus
-            and minus a quantile; the gain of ``fedavg`` is that over training alone.
         pilot: the measured pilot.
-        judged: by methods and level the judgements of predictions after a pilot; empty without one.
         gains: by level and methods, of each site or of the federation under the empty name, the expected
             gains that are worth saying.
         missing: sites that did not take part, with the reason.
@@ -53,13 +47,21 @@ class Prospect:
 
     sites: tuple[ImageFingerprint, ...]
     distances: Mapping[str, Mapping[str, float]]
-    table: Calibration = field(repr=False)
+    record: GainRecord = field(repr=False)
     norm: str
-    yardsticks: Mapping[str, Expected]
     pilot: Pilot | None = None
-    judged: Mapping[tuple[str, str], Judgement] = field(default_factory=dict)
     gains: Mapping[str, Mapping[str, Mapping[str, Expected]]] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def yardsticks(self) -> dict[str, Expected]:
+        """By methods, the range of recorded gains in the mean of the sites: 0 plus and minus a quantile."""
+        return {name: Expected.around(0.0, halves) for name, halves in self.record.yardsticks.items()}
+
+    @property
+    def claims(self) -> Sequence[Claim]:
+        """The judged predictions after a pilot; none without one."""
+        return () if self.pilot is None else self.record.claims
 
     def expected(self, methods: str, level: str = "mean", site: str = "") -> Expected | None:
         """Return an expected gain; ``None`` where nothing is known of it."""
@@ -82,7 +84,7 @@ class Prospect:
 
         ``None`` where it would be more than 2000, or the gain or its deviation between patients is not known.
         """
-        spread, found = self.table.patient_deviation(methods), self.expected(methods)
+        spread, found = self.record.deviations.get(methods), self.expected(methods)
         if not spread or found is None:
             return None
         gain = abs(found.mean)
@@ -96,9 +98,8 @@ class Prospect:
 
     def detectable(self, patients: int) -> float | None:
         """Return the smallest difference between two methods that so many test patients would show."""
-        spreads = [self.table.patient_deviation(methods) for methods in self.table.methods]
-        known = [spread for spread in spreads if spread]
-        return detectable_difference(max(known), patients) if known and patients > 1 else None
+        spread = max(self.record.deviations.values(), default=0.0)
+        return detectable_difference(spread, patients) if spread and patients > 1 else None
 
     def reasons(self, site: str | None = None) -> list[str]:
         """Name what differs noticeably between the sites, or at one site."""
@@ -151,11 +152,15 @@ class Prospect:
             "patients_needed": self.patients_needed(self.remedy) if self.remedy != FEDAVG else None,
             "missing": dict(self.missing),
             "calibration": {
-                "federations": self.table.number,
-                "families": self.table.families,
-                "seeds": self.table.seeds,
+                "federations": self.record.number,
+                "families": list(self.record.families),
+                "seeds": self.record.seeds,
                 "norm": self.norm,
-                "judged": [_judgement(one) for one in self.judged.values()],
+                "judged": [
+                    {"methods": one.methods, "over": one.over, "level": one.level, **one.judged}
+                    | {"is_said": one.rule is not None}
+                    for one in self.claims
+                ],
             },
         }
 
@@ -164,10 +169,11 @@ class Prospect:
         return None if found is None else _numbers(found)
 
     def _all_expected(self, level: str, site: str = "") -> dict[str, Any]:
-        """Numbers of each method of the table; ``null`` where nothing is known."""
+        """Numbers of each method on record; ``null`` where nothing is known."""
         found = {}
-        for methods in self.table.methods:
-            gain, yardstick = self.expected(methods, level, site), self.yardsticks.get(methods)
+        yardsticks = self.yardsticks
+        for methods in self.record.methods:
+            gain, yardstick = self.expected(methods, level, site), yardsticks.get(methods)
             found[methods] = {
                 **_numbers(gain),
                 "known": gain is not None,
@@ -202,100 +208,74 @@ def _numbers(found: Expected | None) -> dict[str, float | None]:
     return {"mean": mean, "low80": low80, "high80": high80, "low95": low95, "high95": high95}
 
 
-def _judgement(one: Judgement) -> dict[str, Any]:
-    names = ("methods", "over", "level", "federations", "families", "rows", "error", "error_of_zero")
-    return {
-        **{name: getattr(one, name) for name in (*names, "holds", "beats", "is_said")},
-        **{
-            f"{name}{100 * record.level:.0f}": {
-                "inside": dict(record.inside),
-                "width": fmean(record.width.values()),
-            }
-            for name, records in (("pilot", one.pilot), ("yardstick", one.yardstick))
-            for record in records
-        },
-    }
-
-
 def make_prospect(
     sites: Sequence[ImageFingerprint],
-    table: Calibration,
     missing: Mapping[str, str] | None = None,
     *,
     norm: str = "batch",
     pilot: Pilot | None = None,
+    record: Path | None = None,
 ) -> Prospect:
     """Compare the sites' fingerprints, and predict gains from a pilot where that is worth saying.
 
-    A prediction is said where it holds and beats the yardstick in every family of the table
-    (`medfedaug.analysis.prediction_judge.Judgement.is_said`), after a pilot that converged and is within
-    the pilots of the table.
+    A prediction is said where it held and beat the yardstick in every family on record, after a pilot that
+    converged and is within the pilots on record.
 
     Args:
         sites: of the sites that would train together.
-        table: the recorded federations.
         missing: sites that did not take part, with the reason.
-        norm: of the table's networks.
+        norm: of the networks.
         pilot: of the same sites.
+        record: see `medfedaug.analysis.gain_record.find_record`.
 
     Raises:
-        ConfigError: when the sites cannot be compared.
+        ConfigError: when the sites cannot be compared, or the record cannot be read.
     """
     check_together(sites)
-    table = table.scored_by(METRICS[sites[0].task])
-    judged = {} if pilot is None else {(one.methods, one.level): one for one in judge_table(table)}
+    found = find_record(METRICS[sites[0].task], norm, record)
     gains: dict[str, dict[str, dict[str, Expected]]] = {level: {} for level in LEVELS}
-    for (methods, level), one in judged.items():
-        if pilot is not None and one.is_said and not pilot.rising:
-            gains[level][methods] = _after(pilot, sites, table, methods, level)
+    for claim in found.claims:
+        if pilot is not None and not pilot.rising and (after := _after(pilot, sites, found, claim)):
+            gains[claim.level][claim.methods] = after
     return Prospect(
         sites=tuple(sites),
         distances=distances(sites),
-        table=table,
+        record=found,
         norm=norm,
-        yardsticks=_yardsticks(table),
         pilot=pilot,
-        judged=judged,
-        gains={level: {name: found for name, found in of.items() if found} for level, of in gains.items()},
+        gains=gains,
         missing=dict(missing or {}),
     )
 
 
-def _yardsticks(table: Calibration) -> dict[str, Expected]:
-    rows = {m: recorded_rows(table, m, judged_over(m)) for m in (FEDAVG, *table.methods) if m != SINGLE}
-    return {m: GainModel(found, yardstick=True).predict() for m, found in rows.items() if found is not None}
-
-
 def _after(
-    pilot: Pilot, sites: Sequence[ImageFingerprint], table: Calibration, methods: str, level: str
+    pilot: Pilot, sites: Sequence[ImageFingerprint], record: GainRecord, claim: Claim
 ) -> dict[str, Expected]:
     """Expected gains after a pilot; of each site, or of the federation under the empty name.
 
-    Where the pilot's test patients tell less than those of the table do, its error is added.
+    Where the pilot's test patients tell less than those on record do, its error is added.
     """
-    rows = gain_rows(table, methods, judged_over(methods), level)
-    assert rows is not None  # they were judged
-    model, found = GainModel(rows), {}
-    for name in pilot.sites if level == "site" else [""]:
-        measured = pilot.difference(name, level)
-        own, usual = _variance(pilot, sites, table, level, name), _usual_variance(table, level)
-        if own is None or measured > model.highest:
+    rule, found = claim.rule, {}
+    for name in () if rule is None else pilot.sites if claim.level == "site" else [""]:
+        measured = pilot.difference(name, claim.level)
+        own, usual = _variance(pilot, sites, record, claim.level, name), record.variances[claim.level]
+        if own is None or measured > rule.highest:
             continue
         # Of the pilot, and of the gain, which the same patients would show.
-        more = (1 + model.slope**2) * max(own - usual, 0.0)
-        found[name] = model.predict(measured).widened(math.sqrt(more))
+        more = (1 + rule.slope**2) * max(own - usual, 0.0)
+        found[name] = rule.predict(measured, falls=claim.over == SINGLE).widened(math.sqrt(more))
     return {name: one for name, one in found.items() if one.interval80 is not None}
 
 
 def _variance(
-    pilot: Pilot, sites: Sequence[ImageFingerprint], table: Calibration, level: str, name: str
+    pilot: Pilot, sites: Sequence[ImageFingerprint], record: GainRecord, level: str, name: str
 ) -> float | None:
     """Variance over test patients of the pilot's difference; the largest of a site for the worst site.
 
-    Where a site told no scores of patients, the deviation is the table's; ``None`` where their number is not
+    Where a site sent no scores of patients, the deviation is the record's; ``None`` where their number is not
     known either.
     """
-    usual, tested = table.patient_deviation(SINGLE), {one.site: one.test_patients for one in sites}
+    usual, tested = record.deviations.get(SINGLE), {one.site: one.test_patients for one in sites}
     of_sites = []
     for site in [name] if name else pilot.sites:
         spread, patients = pilot.patients.get(site, (usual, tested.get(site, 0)))
@@ -303,15 +283,3 @@ def _variance(
             return None
         of_sites.append(spread**2 / patients)
     return max(of_sites) if level == "worst" else fmean(of_sites) / len(of_sites)
-
-
-def _usual_variance(table: Calibration, level: str) -> float:
-    """Median variance over test patients of training alone minus FedAvg, of a site or of a mean."""
-    found = []
-    for one in table.federations:
-        spreads = one.deviations.get(SINGLE, ())
-        numbers = [site.test_patients for site in one.sites]
-        if len(spreads) == len(numbers):
-            of_sites = [spread**2 / max(n, 1) for spread, n in zip(spreads, numbers, strict=True)]
-            found += [fmean(of_sites) / len(of_sites)] if level == "mean" else of_sites
-    return median(found) if found else 0.0

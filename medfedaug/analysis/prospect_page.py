@@ -11,19 +11,15 @@ from statistics import fmean
 from matplotlib.figure import Figure
 
 from medfedaug._version import __version__
-from medfedaug.analysis.calibration_table import FEDAVG, SINGLE
 from medfedaug.analysis.fingerprint_distance import KINDS
-from medfedaug.analysis.gain_prediction import Expected
+from medfedaug.analysis.gain_record import FEDAVG, LEAST_FEDERATIONS, SINGLE, Expected
 from medfedaug.analysis.page import add, check_page, figure, start_page, table, write_page
 from medfedaug.analysis.pilot import Pilot
 from medfedaug.analysis.plots import colours_by_name, legend_columns, tidy
-from medfedaug.analysis.prediction_judge import LEAST_FEDERATIONS
 from medfedaug.analysis.prospect import NOT_A_REMEDY, Prospect
 from medfedaug.config.scanners import scanners_text
 from medfedaug.data.quality.image_fingerprint import QUANTITIES
 from medfedaug.metrics.registry import find_metric
-
-__all__ = ["answer", "judged_sentence", "sentences", "write_prospect"]
 
 _TICKS = (0, 0.5, 1, 2, 5, 10, 20, 50)
 
@@ -92,18 +88,16 @@ def _told(expected: Expected) -> str:
 
 
 def judged_sentence(prospect: Prospect) -> str:
-    """Say of how many federations the table is, and which predictions after a pilot hold."""
-    table = prospect.table
+    """Say of how many federations the record is, and which predictions after a pilot hold."""
+    record = prospect.record
     text = (
-        f"The calibration table has {table.number} federations with {prospect.norm} norm, of "
-        f"{len(table.families)} families, {table.seeds} seed{'s' * (table.seeds != 1)} each at most."
+        f"The record has {record.number} federations with {prospect.norm} norm, of "
+        f"{len(record.families)} families, {record.seeds} seed{'s' * (record.seeds != 1)} each at most."
     )
     if prospect.pilot is None:
         return text
-    said = sorted(
-        methods for (methods, level), one in prospect.judged.items() if level == "mean" and one.is_said
-    )
-    most = max((one.federations for one in prospect.judged.values()), default=0)
+    said = sorted(one.methods for one in prospect.claims if one.level == "mean" and one.rule is not None)
+    most = max((one.judged["federations"] for one in prospect.claims), default=0)
     if said:
         return (
             f"{text} With each family left out, predictions of the mean gain after a pilot held and beat "
@@ -303,7 +297,7 @@ def _assumed(section: ET.Element, prospect: Prospect) -> None:
         "gain more or less. docs/results/prospect has what was judged, and where it fails.",
         f"Networks have {prospect.norm} norm, and every site trains in every round.",
         "A difference of volumes can be one of patients or of outlines: fingerprints tell neither.",
-        f"Families: {', '.join(prospect.table.families)}.",
+        f"Families: {', '.join(prospect.record.families)}.",
     ):
         add(section, "p", text, **{"class": "soft"})
 

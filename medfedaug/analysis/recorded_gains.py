@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-__all__ = ["RecordedGain", "gains_of", "recorded_gains"]
-
 _TABLE = "analysis/recorded_gains.csv"
 Interval = tuple[float, float]
 

@@ -37,8 +37,6 @@ from medfedaug.runs.evaluate import open_model
 from medfedaug.runs.run import Run
 from medfedaug.statistics import ChannelStatistics, load_statistics
 
-__all__ = ["image_sections"]
-
 # Enough to show a distribution: cases per site and task, and features per site.
 _CASES = {"segmentation": 10, "classification": 100}
 _FEATURES = 80

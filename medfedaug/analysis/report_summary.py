@@ -13,8 +13,6 @@ from medfedaug.errors import DataError
 from medfedaug.metrics.nothing_learned import REMEDIES
 from medfedaug.metrics.registry import METRICS, find_metric
 
-__all__ = ["WORDS", "answer", "words_in"]
-
 
 def _read_words(text: str) -> dict[str, str]:
     found = yaml.safe_load(text)

@@ -26,8 +26,6 @@ from medfedaug.metrics.significance import PairedTest
 from medfedaug.runs.input_scaling import SCALED, Input
 from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run, compared_metric
 
-__all__ = ["MOST_SITES", "Row", "Score", "Table", "summary_table"]
-
 MOST_SITES = 12  # in text; CSV has all of them
 _TESTED = ("low", "high", "p", "detectable")
 _TAKEN = (

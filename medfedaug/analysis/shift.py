@@ -10,8 +10,6 @@ from statistics import fmean
 
 import numpy as np
 
-__all__ = ["PairShift", "Shift", "site_shift"]
-
 _CHANCE = 1.5  # times what chance would give: below, a shift is called none
 _FARTHEST = 2.0  # the same of the farthest site, whose distance is the largest of several
 

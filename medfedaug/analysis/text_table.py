@@ -18,8 +18,6 @@ from rich.text import Text
 
 from medfedaug.utils.printable import printable, printable_values
 
-__all__ = ["TextTable", "plain_markdown"]
-
 
 class TextTable(ABC):
     """A table of text with names in the first column and numbers in the others, and its notes.

@@ -10,18 +10,6 @@ from medfedaug.metrics.base import Metric
 from medfedaug.metrics.crossed import CrossedTest
 from medfedaug.metrics.significance import PairedTest
 
-__all__ = [
-    "ENOUGH_PATIENTS",
-    "ENOUGH_SEEDS",
-    "LEVEL",
-    "Elsewhere",
-    "Verdict",
-    "chance",
-    "judge",
-    "lacks",
-    "rule",
-]
-
 _ANY_SCORE = Metric("score", "Score", cases="patients")
 
 ENOUGH_SEEDS = 5

@@ -57,7 +57,6 @@ def compare(
     same command.
     """
     with err_console.status(f"reading {data}"):
-        from medfedaug.analysis.calibration_table import Calibration
         from medfedaug.analysis.score_table import Table
         from medfedaug.cli.benchmark import run_experiment
         from medfedaug.data.quality.inspection import inspect_sites
@@ -68,7 +67,7 @@ def compare(
         from medfedaug.utils.files import write_json
 
         if methods is None:
-            suggestion = suggest(inspect_sites(data, limit), Calibration.load())
+            suggestion = suggest(inspect_sites(data, limit))
         else:
             suggestion = Suggestion(tuple(methods.split()), "asked for")
     tried = list(dict.fromkeys([*_ALWAYS, *suggestion.methods]))

@@ -93,7 +93,6 @@ def inspect(
 ) -> None:
     """Look at the data before training: geometry, classes, odd cases, and how far the sites are apart."""
     with importing():
-        from medfedaug.analysis.calibration_table import Calibration
         from medfedaug.analysis.inspection_page import (
             federation_shift,
             foreign_note,
@@ -111,7 +110,7 @@ def inspect(
     if len(found) > 1:
         with err_console.status("comparing"):
             try:
-                expected = sentences(prospect_of(training_sites(data, limit), Calibration.load()))
+                expected = sentences(prospect_of(training_sites(data, limit)))
             except (ConfigError, DataError) as error:
                 expected = [f"The sites were not compared: {error}"]
     record = write_inspection(found, out, intensity.value, expected)

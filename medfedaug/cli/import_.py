@@ -11,23 +11,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from medfedaug.cli.archive_options import DicomWeb, Dimse, Parallel, TokenFile, archive_access
+from medfedaug.cli.archive_options import DicomWeb, Dimse, TokenFile, archive_access
 from medfedaug.cli.console import Table, out_console, say
 from medfedaug.cli.options import Given, named_pairs, takes
 from medfedaug.cli.progress import ImportProgress, resumable
 from medfedaug.config.storage import CACHE_VARIABLE
 from medfedaug.data.pacs.archive import Access
+from medfedaug.data.pacs.import_settings import ImportSettings
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import parse_json, write_json
 
 if TYPE_CHECKING:
-    from medfedaug.data.pacs.choice import ImportSettings, Planned
+    from medfedaug.data.pacs.choice import Planned
     from medfedaug.data.pacs.importer import ImportOutcome
 
 __all__ = ["import_"]
 
 
-@takes(Access)
+@takes(Access, ImportSettings)
 def import_(
     out: Annotated[Path, typer.Option(help="The site's data folder.")],
     *,
@@ -35,7 +36,6 @@ def import_(
     dicomweb: DicomWeb = None,
     dimse: Dimse = None,
     token_file: TokenFile = None,
-    parallel: Parallel = 2,
     studies: Annotated[
         Path | None,
         typer.Option(help="CSV with a column StudyInstanceUID, AccessionNumber or PatientID."),
@@ -49,13 +49,6 @@ def import_(
         ),
     ] = None,
     folder: Annotated[Path | None, typer.Option(help="Folder of DICOM files, at any depth.")] = None,
-    series: Annotated[
-        str | None,
-        typer.Option(
-            metavar="REGEX|UID",
-            help="Series of the image: its UID, or a regular expression for number, description, modality.",
-        ),
-    ] = None,
     channel: Annotated[
         list[str] | None,
         typer.Option(
@@ -65,7 +58,6 @@ def import_(
             "the one that label maps refer to.",
         ),
     ] = None,
-    labels: Annotated[str, typer.Option(help="Label maps: seg, rtstruct or none.")] = "none",
     segments: Annotated[
         list[str] | None,
         typer.Option(
@@ -73,52 +65,6 @@ def import_(
             "background leaves a segment out."
         ),
     ] = None,
-    classes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME,NAME,...",
-            help="The federation's classes in their order, background first: they number the voxels of label "
-            "maps. By default the classes of --segments, in the order in which it names them.",
-        ),
-    ] = None,
-    label_series: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="REGEX|UID|newest",
-            help="Series of the label map, as --series; repeatable, and one has to fit. newest takes the "
-            "newest of several outlines of one class, which are refused without it.",
-        ),
-    ] = None,
-    automatic_labels: Annotated[
-        bool,
-        typer.Option(
-            "--automatic-labels",
-            help="Take predictions as label maps, too: SEG and RTSTRUCT of the algorithm type AUTOMATIC, and "
-            "those of medfedaug.",
-        ),
-    ] = False,
-    unmapped: Annotated[
-        str,
-        typer.Option(
-            help="Segments to which --segments gives no class: refuse, or background, which leaves their "
-            "voxels to it."
-        ),
-    ] = "refuse",
-    crossing: Annotated[
-        str,
-        typer.Option(
-            help="Contours of one region that cross in a slice: refuse, or union, which takes what any of "
-            "them encloses."
-        ),
-    ] = "refuse",
-    overlap: Annotated[
-        str,
-        typer.Option(
-            help="Segments of different classes that overlap: refuse, or priority, which gives the voxels to "
-            "the class that --segments names first."
-        ),
-    ] = "refuse",
-    threshold: Annotated[float, typer.Option(help="Share from which a fractional SEG counts.")] = 0.5,
     cache: Annotated[
         Path | None,
         typer.Option(
@@ -127,37 +73,10 @@ def import_(
             "MEDFEDAUG_CACHE.",
         ),
     ] = None,
-    anonymise: Annotated[
-        bool,
-        typer.Option(
-            "--anonymise",
-            help="Keep the objects, too, without identity, in OUT/dicom: the basic profile of PS3.15. Pixels "
-            "stay as they are.",
-        ),
-    ] = False,
-    allow_burned_in: Annotated[
-        bool, typer.Option("--allow-burned-in", help="Take images that may hold text in their pixels.")
-    ] = False,
     state: Annotated[
         Path | None,
         typer.Option(
             help="Folder of the site's own list and key (who is who); by default OUT.state beside OUT."
-        ),
-    ] = None,
-    refresh: Annotated[
-        bool,
-        typer.Option(
-            "--refresh",
-            help="Take studies again of which the archive has other images or label maps now. The version "
-            "before is kept in the folder previous of --state.",
-        ),
-    ] = False,
-    keep_versions: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Earlier versions of a case that are kept, by this import and later ones; the oldest are "
-            "removed first. By default 1.",
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the choice, and fetch nothing.")] = False,
@@ -172,7 +91,7 @@ def import_(
 
     require_pacs("shapely")
     from medfedaug.data.pacs.archive_changes import find_changes
-    from medfedaug.data.pacs.choice import ImportSettings, plan_import
+    from medfedaug.data.pacs.choice import plan_import
     from medfedaug.data.pacs.importer import import_studies
     from medfedaug.data.pacs.study_list import StudyList
     from medfedaug.data.pacs.withdrawal import withdraw as withdraw_patients
@@ -205,22 +124,9 @@ def import_(
     if studies is None or withdraw is not None:
         raise ConfigError("give one of --studies FILE and --withdraw FILE")
     settings = ImportSettings(
-        series=series,
+        **given[ImportSettings],
         channels=named_pairs("--channel", "'FLAIR=.*flair.*'", channel, first=True),
-        labels=labels,
         segments=named_pairs("--segments", "'Tumour core=tumour'", segments),
-        classes=tuple(name.strip() for name in classes.split(",")) if classes is not None else (),
-        label_series=tuple(label_series or ()),
-        automatic_labels=automatic_labels,
-        unmapped=unmapped,
-        crossing=crossing,
-        threshold=threshold,
-        overlap=overlap,
-        anonymise=anonymise,
-        allow_burned_in=allow_burned_in,
-        parallel=parallel,
-        refresh=refresh,
-        keep_versions=keep_versions,
     )
     from medfedaug.data.pacs.open_archive import open_archive
 
@@ -243,7 +149,7 @@ def import_(
                 source, plans, out, own, settings, progress.show, changed=changed, new_uid=pseudonyms.uid
             )
     _print_outcome(outcome, own)
-    if changed and not refresh:
+    if changed and not settings.refresh:
         say(f"{len(changed)} of the studies changed in the archive; --refresh takes them again")
     say(f"{len(plans) - len(outcome.problems)} of {len(plans)} studies in {out}; who is who: {own}")
     _print_folder(out, settings)

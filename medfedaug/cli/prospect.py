@@ -64,8 +64,10 @@ def prospect(
         ),
     ] = None,
     calibration: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="Table with more federations that were trained; may be repeated."),
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Record of gains in place of the package's (benchmarks/judge_prospect.py)."
+        ),
     ] = None,
     sample: Annotated[
         int, typer.Option(min=1, help="Training cases of each site to look at, evenly from its list.")
@@ -78,7 +80,7 @@ def prospect(
     minus what was measured elsewhere) in recorded federations whose whole family was left out.
     """
     with err_console.status("starting"), importing():
-        from medfedaug.analysis.calibration_table import Calibration
+        from medfedaug.analysis.gain_record import find_record
         from medfedaug.analysis.prospect_page import sentences, write_prospect
         from medfedaug.experiments.prospective import (
             pilot_config,
@@ -94,7 +96,7 @@ def prospect(
         sites = training_sites(data, limit)
         config = pilot_config(sites, network, norm and norm.value, [f"rounds={rounds}", *(set_ or [])])
         kind = norm_of(Composition(config).network)
-        table = Calibration.load(calibration or (), kind)
+        find_record("dice", kind, calibration)  # a file that cannot be read ends the command at once
     measured = None
     if pilot:
         with RoundProgress(rounds) as shown:
@@ -104,7 +106,7 @@ def prospect(
         def show(number: int, of: int) -> None:
             progress.show({"event": "reading", "number": number, "of": of})
 
-        found = prospect_of(sites, table, sample, show, norm=kind, pilot=measured)
+        found = prospect_of(sites, sample, show, norm=kind, pilot=measured, record=calibration)
     write_prospect(found, out)
     if json_ is not None:
         write_json(json_, found.to_dict())

@@ -12,8 +12,6 @@ from medfedaug.config.options import defaults
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import RunConfig, task_defaults
 
-__all__ = ["command_of"]
-
 _REPEATABLE = ("holdout", "freeze", "channel_names", "metrics")
 _FROM_THE_DATA = ("methods", "plan", "planning", "task", "in_channels", "channel_names", "classes", "init")
 

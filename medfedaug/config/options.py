@@ -29,21 +29,6 @@ from medfedaug.errors import ConfigError
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.validation import check_choice, check_keys, check_printable
 
-__all__ = [
-    "File",
-    "Settings",
-    "default_of",
-    "defaults",
-    "hints_of",
-    "json_schema",
-    "kinds_of",
-    "read_text",
-    "setting",
-    "settings",
-    "settings_table",
-    "to_json",
-]
-
 Class = TypeVar("Class", bound=type)
 
 File = Annotated[Path, Strict(False)]

@@ -7,8 +7,6 @@ from typing import Any
 
 from medfedaug.utils.printable import is_printable
 
-__all__ = ["SCANNERS_SCHEMA", "Scanners", "check_scanners", "scanners_text"]
-
 Scanners = Mapping[str, Sequence[str]]
 """Models by manufacturer."""
 

@@ -15,8 +15,6 @@ from medfedaug.config.options import Settings, setting, settings
 from medfedaug.config.scanners import SCANNERS_SCHEMA, Scanners, check_scanners
 from medfedaug.errors import ConfigError, first_line
 
-__all__ = ["DESCRIPTION", "SiteDescription"]
-
 DESCRIPTION = "description"
 """The name under which a description leaves a site."""
 

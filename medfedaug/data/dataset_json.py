@@ -32,10 +32,6 @@ LARGEST_VALUE = 2**16 - 1
 def read_listing(folder: Path, site: str) -> Listing:
     """The classes and cases that ``folder/dataset.json`` names.
 
-    Args:
-        folder: the site's.
-        site: its name, for messages.
-
     Raises:
         DataError: naming site and file.
     """

@@ -45,11 +45,7 @@ class LoopCheck:
 
 
 class _ScriptInProcess(ForeignLoop):
-    """A script in a thread of this process, which ends after its first step.
-
-    Args:
-        script: its file.
-    """
+    """A script in a thread of this process, which ends after its first step."""
 
     def __init__(self, script: Path) -> None:
         self.script = script

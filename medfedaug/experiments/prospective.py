@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from medfedaug.analysis.calibration_table import Calibration
 from medfedaug.analysis.pilot import METHODS, Pilot
 from medfedaug.analysis.prospect import Prospect, make_prospect
 from medfedaug.config.run import RunConfig
@@ -52,29 +51,29 @@ def training_sites(data: Path, limit: int | None = None) -> list[SiteFolder]:
 
 def prospect_of(
     sites: Sequence[SiteFolder],
-    table: Calibration,
     sample: int = SAMPLE,
     on_case: Callable[[int, int], None] | None = None,
     *,
     norm: str = "batch",
     pilot: Pilot | None = None,
+    record: Path | None = None,
 ) -> Prospect:
     """Compare the images of sites.
 
     Args:
         sites: of `training_sites`.
-        table: the recorded federations.
         sample: training cases of each site to look at, evenly from its list.
         on_case: called with the number of cases of a site so far and of all.
-        norm: of the table's networks.
+        norm: of the networks.
         pilot: of the same sites.
+        record: see `medfedaug.analysis.gain_record.find_record`.
 
     Raises:
-        ConfigError: for sites that cannot be compared.
+        ConfigError: for sites that cannot be compared, or a record that cannot be read.
         DataError: for images that cannot be read.
     """
     found = [fingerprint_of(site, sample, on_case) for site in sites]
-    return make_prospect(found, table, norm=norm, pilot=pilot)
+    return make_prospect(found, norm=norm, pilot=pilot, record=record)
 
 
 def pilot_config(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from medfedaug.analysis.calibration_table import Calibration
+from medfedaug.analysis.gain_record import find_record
 from medfedaug.analysis.inspection_page import foreign_sites
 from medfedaug.analysis.score_table import Row, Table
 from medfedaug.data.quality.inspection import SiteInspection
@@ -17,7 +17,7 @@ __all__ = ["ALONE", "Suggestion", "recommend", "suggest"]
 
 ALONE = "single"
 _PERSONAL = "ditto"
-"""A model for each site, the remedy that gained over plain averaging most often in the calibration table."""
+"""A model for each site, the remedy that gained over plain averaging most often of the recorded ones."""
 _STAY = "Stay alone, as it looks now"
 _MOST_SITES = 6
 
@@ -35,14 +35,13 @@ class Suggestion:
     reason: str
 
 
-def suggest(found: Sequence[SiteInspection], table: Calibration) -> Suggestion:
+def suggest(found: Sequence[SiteInspection]) -> Suggestion:
     """Suggest methods for sites like these: Ditto, with its record.
 
     Args:
         found: of `medfedaug.data.quality.inspection.inspect_sites`.
-        table: the federations on record.
     """
-    gained, number = table.gained(_PERSONAL)
+    gained, number = find_record("dice").gained[_PERSONAL]
     reason = f"{_PERSONAL} gained over fedavg in {gained} of {number} trainings on record"
     if foreign_sites(found):
         reason += "; images may lie far from 0 under other sites' statistics, where fedrdn fell below norm"

@@ -148,11 +148,7 @@ class Answers(Protocol):
 
 
 class SitesInProcess(Carrier):
-    """Asks one site after another.
-
-    Args:
-        sites: by name.
-    """
+    """Asks one site after another."""
 
     def __init__(self, sites: Mapping[str, Answers]) -> None:
         self.sites = dict(sorted(sites.items()))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["specific_agreement"]
-
 
 def specific_agreement(labels: Tensor, classes: int) -> Tensor:
     """Return Σᵢ nᵢ (nᵢ - 1) / ((M - 1) Σᵢ nᵢ) for each class but the background.

@@ -24,8 +24,6 @@ from medfedaug.functional.passes import (
     working_precision,
 )
 
-__all__ = ["Augmented", "augment_at_once", "within_torch_func"]
-
 
 class Augmented(NamedTuple):
     """Augmented features, and numbers that were computed for them, without a gradient.

@@ -26,8 +26,6 @@ from medfedaug.functional.passes import (
     working_precision,
 )
 
-__all__ = ["AugmentAtOnce", "InterpolateAtOnce", "has_operators", "instance_share", "operators"]
-
 _library = torch.library.Library("medfedaug", "DEF")
 operators = torch.ops.medfedaug
 

@@ -9,8 +9,6 @@ from medfedaug.functional.features import normalise_features
 from medfedaug.functional.moments import feature_moments
 from medfedaug.functional.passes import working_precision
 
-__all__ = ["control_content", "control_style"]
-
 
 def control_style(
     x: Tensor,

@@ -9,8 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["clip_factor", "coordinate_median", "krum_scores", "trimmed_mean", "within_middle"]
-
 
 def coordinate_median(values: Tensor) -> Tensor:
     """The median over the sites, coordinate by coordinate (Yin et al., ICML 2018, Definition 1).

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["soft_dice_confidence"]
-
 
 def soft_dice_confidence(logits: Tensor, label: Tensor) -> Tensor:
     """Return 2 Σᵢ pᵢ ŷᵢ / Σᵢ (pᵢ + ŷᵢ) for each class but the background.

@@ -9,8 +9,6 @@ from medfedaug.metrics.base import MEAN, Metric, SiteScores, mean_score
 if TYPE_CHECKING:
     from medfedaug.metrics.classification import ClassifiedImages
 
-__all__ = ["METRIC"]
-
 
 def _accuracy(images: ClassifiedImages) -> SiteScores:
     cases = dict(zip(images.names, images.hits.double().tolist(), strict=True))

@@ -9,8 +9,6 @@ from medfedaug.metrics.base import MEAN_OF_CLASSES, Metric, SiteScores, mean_sco
 if TYPE_CHECKING:
     from medfedaug.metrics.classification import ClassifiedImages
 
-__all__ = ["METRIC"]
-
 
 def _auc(images: ClassifiedImages) -> SiteScores:
     """Compute MONAI's area; where a site has images of one class alone, no class has one."""

@@ -9,8 +9,6 @@ from medfedaug.metrics.base import MEAN_OF_CLASSES, Metric, SiteScores, mean_sco
 if TYPE_CHECKING:
     from medfedaug.metrics.classification import ClassifiedImages
 
-__all__ = ["METRIC"]
-
 
 def _balanced_accuracy(images: ClassifiedImages) -> SiteScores:
     return SiteScores(mean_score(images.recalls.values()))

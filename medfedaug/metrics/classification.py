@@ -14,8 +14,6 @@ from medfedaug.metrics.significance import interval_ends
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["ClassifiedImages", "image_scores"]
-
 
 @dataclass(frozen=True, eq=False)
 class ClassifiedImages:

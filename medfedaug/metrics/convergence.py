@@ -8,8 +8,6 @@ from statistics import fmean, variance
 
 from medfedaug.metrics.significance import t_quantile
 
-__all__ = ["ATTEMPTS", "has_stalled", "is_converged", "longer"]
-
 _STEP = 0.01
 ATTEMPTS = (1, 2, 4)
 """Times the first number of rounds, of each attempt at a training that converges."""

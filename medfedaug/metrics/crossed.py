@@ -10,8 +10,6 @@ import numpy as np
 
 from medfedaug.metrics.significance import t_quantile, t_two_sided
 
-__all__ = ["CrossedTest", "crossed_test", "holm"]
-
 
 @dataclass(frozen=True)
 class CrossedTest:

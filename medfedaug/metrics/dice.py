@@ -10,8 +10,6 @@ from medfedaug.metrics.base import MEAN, CaseScores, Metric
 if TYPE_CHECKING:
     from medfedaug.metrics.segmentation import LabelMaps
 
-__all__ = ["METRIC"]
-
 
 def _dice(maps: LabelMaps) -> CaseScores:
     """Compute MONAI's Dice; a class that is absent in the truth has none, whatever was predicted."""

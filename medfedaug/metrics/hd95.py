@@ -11,8 +11,6 @@ from medfedaug.metrics.base import Metric, mean_of_classes
 if TYPE_CHECKING:
     from medfedaug.metrics.segmentation import LabelMaps
 
-__all__ = ["METRIC"]
-
 _PERCENTILE = 95
 
 

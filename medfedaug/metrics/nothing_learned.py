@@ -7,8 +7,6 @@ from typing import Any
 
 from medfedaug.metrics.registry import find_metric, recall_metric
 
-__all__ = ["REMEDIES", "nothing_learned", "nothing_learned_in"]
-
 REMEDIES = (
     "Likely remedies: more rounds or local epochs, another learning rate, patches around the foreground "
     "(--plan auto), and a look at the label maps (medfedaug inspect); docs/howto/diverges.md has the list."

@@ -11,8 +11,6 @@ from medfedaug.metrics.base import MEAN, Metric, mean_of_classes
 if TYPE_CHECKING:
     from medfedaug.metrics.segmentation import LabelMaps
 
-__all__ = ["METRIC"]
-
 
 def _nsd(maps: LabelMaps, index: int) -> float | None:
     r"""Compute the normalised surface Dice of a class (Nikolov et al. 2021).

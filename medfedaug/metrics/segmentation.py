@@ -16,8 +16,6 @@ from medfedaug.metrics.significance import interval_ends
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["LabelMapScores", "LabelMaps", "surface_distances", "voxel_edges"]
-
 Distances = tuple[np.ndarray, np.ndarray]
 
 

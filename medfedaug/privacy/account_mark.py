@@ -13,8 +13,6 @@ from medfedaug.errors import ConfigError, StorageError, own
 from medfedaug.privacy.ledger import PrivacyLedger
 from medfedaug.utils.files import parse_versioned, version_mark, write_atomic
 
-__all__ = ["ACCOUNT_MARK", "AccountMark", "bind_account", "check_account"]
-
 _log = logging.getLogger(__name__)
 
 ACCOUNT_MARK = ".medfedaug_account"
@@ -106,10 +104,6 @@ def bind_account(ledger: PrivacyLedger, site: SiteFolder) -> None:
 
     The number of entries in the mark tells when an older copy of the ledger is put in its place. A folder
     that cannot be written keeps the mark that it has. Published images have no budget, and get no mark.
-
-    Args:
-        ledger: the account.
-        site: the images.
 
     Raises:
         ConfigError: as `check_account`.

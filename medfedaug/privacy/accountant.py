@@ -12,8 +12,6 @@ from medfedaug.errors import ConfigError
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["ORDERS", "Spent", "epsilon_spent", "noise_multiplier_for", "require_opacus"]
-
 
 class Spent(NamedTuple):
     """Releases with noise, all alike.

@@ -16,8 +16,6 @@ from medfedaug.errors import JobRefused, withheld
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["JobRules"]
-
 _FILE = re.compile(r"^[/~.\\]|^[A-Za-z]:[\\/]|\.\.[\\/]|://")
 
 

@@ -2,17 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "FEATURE_MEAN",
-    "FEATURE_STD",
-    "HISTOGRAM",
-    "INTENSITY_MEAN",
-    "INTENSITY_STD",
-    "STEPS",
-    "VARIANCE",
-    "WEIGHTS",
-]
-
 # Kinds of exchanged values. A site that adds noise has public bounds for the first four.
 INTENSITY_MEAN, INTENSITY_STD = "intensity_mean", "intensity_std"
 FEATURE_MEAN, FEATURE_STD = "feature_mean", "feature_std"

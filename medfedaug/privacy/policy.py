@@ -13,8 +13,6 @@ from medfedaug.config.site_description import SiteDescription
 from medfedaug.errors import ConfigError
 from medfedaug.privacy.kinds import FEATURE_MEAN, FEATURE_STD, INTENSITY_MEAN, INTENSITY_STD
 
-__all__ = ["CASES", "SUMMARY", "PrivacyPolicy"]
-
 SUMMARY: Final = "summary"
 CASES: Final = "cases"
 

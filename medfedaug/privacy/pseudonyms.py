@@ -21,9 +21,6 @@ from medfedaug.utils.printable import printable
 if TYPE_CHECKING:
     from medfedaug.data.base import SiteFolder
 
-
-__all__ = ["PSEUDONYM_KEY", "Pseudonyms", "public_text"]
-
 PSEUDONYM_KEY = "pseudonyms.key"
 """File of a site's key, below its state folder."""
 
@@ -60,9 +57,6 @@ class Pseudonyms:
     The pseudonym of a name is the beginning of HMAC-SHA256(key, name). The key stays in a file of the site.
     So pseudonyms are the same in all runs, scores can be paired over runs, and nobody without the key can
     tell whether a guessed name belongs to a pseudonym.
-
-    Args:
-        key: of the site.
 
     Example:
         >>> Pseudonyms(b"key").of("Meyer_Hans")

@@ -17,17 +17,6 @@ if TYPE_CHECKING:
     from medfedaug.data.base import SiteFolder
     from medfedaug.metrics.significance import PatientTest
 
-
-__all__ = [
-    "class_labels",
-    "dithered",
-    "largest_loss",
-    "released_difference",
-    "released_loss",
-    "released_scores",
-    "step_of",
-]
-
 _SERIES = (1, 2, 5)
 _MANY = 10**6  # patients, by whose number no step is coarser
 _MIDDLE = 0.5

@@ -13,8 +13,6 @@ from typing import Any
 from medfedaug.config.site_description import DESCRIPTION
 from medfedaug.metrics.registry import METRICS
 
-__all__ = ["METRIC", "SENT", "listed_name", "sent_numbers"]
-
 METRIC = "METRIC"
 """Stands for the name of a metric."""
 
@@ -59,12 +57,7 @@ def listed_name(name: str) -> str:
 
 
 def sent_numbers(task: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of an answer that may leave, times in whole seconds.
-
-    Args:
-        task: the request's.
-        metrics: the answer's.
-    """
+    """Return the entries of an answer that may leave, times in whole seconds."""
     sent = SENT.get(task, ())
     left = {name: value for name, value in metrics.items() if listed_name(name) in sent}
     return left | {"seconds": math.ceil(left["seconds"])} if "seconds" in left else left

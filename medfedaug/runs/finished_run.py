@@ -307,9 +307,6 @@ class FinishedRun(Mapping[str, Any]):
     def local_state(self, site: str) -> LocalState | None:
         """Read what a site kept with this model, in the last round in which it trained.
 
-        Args:
-            site: its name.
-
         Returns:
             ``None`` for a site that kept nothing.
 

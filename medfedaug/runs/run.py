@@ -242,10 +242,6 @@ class Run:
 
 
 def compared_metric(runs: Sequence[Run]) -> Metric:
-    """The metric of runs, whose ``cases`` are patients where any run says which cases are of one.
-
-    Args:
-        runs: of one metric.
-    """
+    """The metric of runs, whose ``cases`` are patients where any run says which cases are of one."""
     metric, named = find_metric(runs[0].metric), any(any(run.patients.values()) for run in runs)
     return replace(metric, cases="patients") if named else metric

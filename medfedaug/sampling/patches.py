@@ -10,8 +10,6 @@ from torch import Tensor
 
 from medfedaug.config.plan import Plan
 
-__all__ = ["patch_centres", "patch_window"]
-
 # Of each class and item; enough that any part of a lesion is hit, and a few kilobytes.
 _CANDIDATES = 1000
 

@@ -16,8 +16,6 @@ from torch.utils._pytree import tree_map_only
 
 from medfedaug.models.memory_format import channels_last
 
-__all__ = ["ahead", "on_device"]
-
 Batch = TypeVar("Batch")
 
 

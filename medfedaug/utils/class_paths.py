@@ -12,8 +12,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["check_arguments", "constructor_parameters", "public_class"]
-
 _FILES = {"pretrained", "url", "path", "dir", "file", "filename", "weights", "checkpoint", "ckpt"}
 _HARMLESS = {"use_checkpoint", "drop_path_rate", "dropout_path_rate"}  # memory, and stochastic depth
 

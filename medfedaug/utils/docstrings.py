@@ -12,8 +12,6 @@ from docstring_parser.google import DEFAULT_SECTIONS, GoogleParser, Section, Sec
 
 from medfedaug.utils.docstring_math import formula_text
 
-__all__ = ["Docstring", "plain", "read_docstring"]
-
 _FORMULA = ".. math::"
 _TEXTS = [Section(title, title.lower(), SectionType.SINGULAR) for title in ("Deviations", "Note")]
 _PARSER = GoogleParser([*DEFAULT_SECTIONS, *_TEXTS])

@@ -19,8 +19,6 @@ from medfedaug.utils.structure import (
     text,
 )
 
-__all__ = ["EVENTS", "check_event"]
-
 # Each has a place in a drawing and a gap in a line of characters.
 _round = count_to(1_000_000)
 _seconds = number_from_to(0, 1e12)

@@ -12,8 +12,6 @@ from medfedaug.utils.event_schema import EVENTS, check_event
 from medfedaug.utils.printable import printable
 from medfedaug.utils.validation import is_number
 
-__all__ = ["LOSSES_STAY", "OnEvent", "Teller", "follow", "size_text"]
-
 OnEvent = Callable[[dict[str, Any]], None]
 """Takes a small dictionary for every event that a user may want to see."""
 

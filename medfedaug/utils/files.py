@@ -16,23 +16,6 @@ from typing import IO, Any
 
 from medfedaug.errors import StorageError
 
-__all__ = [
-    "PRIVATE",
-    "check_depth",
-    "check_version",
-    "make_private",
-    "parse_json",
-    "parse_versioned",
-    "private_folder",
-    "real_paths",
-    "remove_unfinished",
-    "sha256",
-    "version_mark",
-    "write_atomic",
-    "write_json",
-    "write_versioned",
-]
-
 PRIVATE = 0o600
 """The mode of a file that its owner alone may read."""
 

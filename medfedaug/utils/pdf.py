@@ -9,8 +9,6 @@ from pathlib import Path
 
 from medfedaug.errors import ConfigError
 
-__all__ = ["print_page"]
-
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _SECONDS = 120
 

@@ -12,8 +12,6 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["KEY_BYTES", "Words", "secret_normal", "stream"]
-
 Words = NDArray[np.uint64]
 """Numbers modulo 2^64."""
 

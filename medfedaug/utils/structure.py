@@ -7,29 +7,6 @@ from typing import Any
 
 from medfedaug.utils.validation import is_number
 
-__all__ = [
-    "Check",
-    "anything",
-    "both",
-    "count",
-    "count_to",
-    "entries",
-    "fail",
-    "finite",
-    "flag",
-    "list_of",
-    "map_of",
-    "number",
-    "number_from_to",
-    "one_of",
-    "optional",
-    "pairs_of",
-    "plain",
-    "row_of",
-    "score",
-    "text",
-]
-
 Check = Callable[[Any, str], None]
 """Called with a value and its place, such as ``test.mean.dice``; raises `ValueError` naming both."""
 

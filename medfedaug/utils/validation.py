@@ -10,17 +10,6 @@ from typing import Any
 from medfedaug.errors import ConfigError
 from medfedaug.utils.printable import is_printable
 
-__all__ = [
-    "check_choice",
-    "check_keys",
-    "check_printable",
-    "is_number",
-    "match_case",
-    "not_known",
-    "number_or_none",
-    "split_names",
-]
-
 _LONGEST = 1_000
 
 

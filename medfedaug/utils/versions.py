@@ -6,8 +6,6 @@ from importlib.metadata import PackageNotFoundError, version
 
 from medfedaug._version import __version__
 
-__all__ = ["software_versions"]
-
 _PACKAGES = ("monai", "torch", "numpy", "nvflare")
 
 

@@ -25,8 +25,6 @@ from medfedaug.nvflare_jobs.job.messages import reply_from_model, request_to_mod
 from medfedaug.nvflare_jobs.job.presence import Presence
 from medfedaug.utils.event_text import OnEvent
 
-__all__ = ["Aborted", "NVFlareCarrier"]
-
 
 class Aborted(Exception):
     """The job was stopped from outside."""

@@ -41,8 +41,6 @@ from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.files import remove_unfinished
 from medfedaug.utils.printable import log_printable
 
-__all__ = ["FederationController", "ProtocolController"]
-
 
 class ProtocolController(Controller):
     """Carries a protocol over NVFlare: sends tasks, and writes what happens to ``medfedaug/events.jsonl``.

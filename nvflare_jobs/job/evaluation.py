@@ -29,8 +29,6 @@ from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.files import write_json
 from medfedaug.utils.validation import check_printable
 
-__all__ = ["EvaluationController", "EvaluationExecutor", "EvaluationRecipe"]
-
 
 @public_path
 class EvaluationController(ProtocolController):

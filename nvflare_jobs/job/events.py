@@ -15,8 +15,6 @@ from medfedaug.federation.job_folder import ALIVE, EVENTS, JOB_FOLDER, PULSE
 from medfedaug.utils.event_text import Teller
 from medfedaug.utils.printable import printable_values
 
-__all__ = ["WARNING", "EventLog"]
-
 WARNING = "warning"
 _LOGGED = ("failed", "not_answered")  # as errors, by who reports these events
 _WARNED = (WARNING, "away")

@@ -38,8 +38,6 @@ from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.utils import plugins
 from medfedaug.utils.printable import log_printable
 
-__all__ = ["AnsweringExecutor", "SiteExecutor", "site_trainer"]
-
 _log = logging.getLogger(__name__)
 
 

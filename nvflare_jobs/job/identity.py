@@ -8,8 +8,6 @@ from medfedaug.errors import ConfigError, own
 from medfedaug.federation.secure.identity import Certificates
 from medfedaug.utils.files import parse_json
 
-__all__ = ["kit_identity"]
-
 
 def kit_identity(kit: Path) -> Certificates:
     """The certificates in a site's kit. Those of the server are of no site.

@@ -29,8 +29,6 @@ from medfedaug.nvflare_jobs.job.ranks import Ranks
 from medfedaug.nvflare_jobs.public_paths import public_path
 from medfedaug.privacy.site_settings import SiteSettings
 
-__all__ = ["ScriptLoop"]
-
 _starts = count(1)
 
 

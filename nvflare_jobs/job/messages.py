@@ -17,8 +17,6 @@ from nvflare.app_common.abstract.fl_model import FLModel
 
 from medfedaug.federation.messages.messages import Reply, Request
 
-__all__ = ["reply_from_model", "reply_to_model", "request_from_model", "request_to_model"]
-
 _META = "medfedaug"
 
 

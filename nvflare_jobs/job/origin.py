@@ -13,8 +13,6 @@ from nvflare.lighter.utils import verify_folder_signature_and_get_signers
 from medfedaug.privacy import Origin
 from medfedaug.utils.printable import printable
 
-__all__ = ["job_origin"]
-
 _LONGEST = 200
 _ROOT = "rootCA.pem"
 

@@ -14,8 +14,6 @@ from typing import Any
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.wf_comm_spec import WFCommSpec
 
-__all__ = ["SILENT_AFTER", "Presence"]
-
 SILENT_AFTER = 45.0
 """Seconds without a heartbeat after which a site counts as away."""
 

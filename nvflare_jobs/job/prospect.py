@@ -13,8 +13,6 @@ from medfedaug.federation.composition import Composition
 from medfedaug.federation.site.site import Site
 from medfedaug.utils.files import write_json
 
-__all__ = ["FINGERPRINTS", "PAGE", "RECORD", "write_fingerprints", "write_pages", "write_site_page"]
-
 FINGERPRINTS, RECORD, PAGE = "fingerprints.json", "prospect.json", "prospect.html"
 
 
@@ -48,7 +46,6 @@ def write_pages(
         releases: lines about what left the site.
     """
     # Imported here: matplotlib takes a second, and is needed only now.
-    from medfedaug.analysis.calibration_table import Calibration
     from medfedaug.analysis.pilot import Pilot
     from medfedaug.analysis.prospect import make_prospect
     from medfedaug.analysis.prospect_page import write_prospect
@@ -56,7 +53,7 @@ def write_pages(
 
     norm = norm_of(Composition(config).network)
     pilot = Pilot.of_results(trained or {})
-    found = make_prospect(sites, Calibration.load(norm=norm), missing, norm=norm, pilot=pilot)
+    found = make_prospect(sites, missing, norm=norm, pilot=pilot)
     write_json(folder / RECORD, found.to_dict())
     lines = list(releases) or ["Each site sent these means once, through its privacy policy and its ledger:"]
     write_prospect(found, folder / PAGE, site=site, releases=lines)

@@ -45,8 +45,6 @@ from medfedaug.federation.site.training_state import capture, restore
 from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.utils import plugins
 
-__all__ = ["Ranks", "main"]
-
 _PATIENCE = 600.0
 """Seconds that a rank waits for another one, in a step or at the end of a round."""
 _TO_BEGIN, _TO_END = 600.0, 10.0

@@ -15,8 +15,6 @@ from medfedaug.federation.composition import with_step_limit
 from medfedaug.methods import parse_methods
 from medfedaug.nvflare_jobs.job.recipe import MedFedAugRecipe
 
-__all__ = ["EXECUTION", "READY_JOBS", "write_ready_jobs"]
-
 EXECUTION = Execution(min_sites=2, round_timeout=7200.0)
 """Execution settings of all ready jobs."""
 

@@ -23,8 +23,6 @@ from medfedaug.nvflare_jobs.job.executor import SiteExecutor
 from medfedaug.nvflare_jobs.job.tracking import add_tracking
 from medfedaug.nvflare_jobs.kit.app_validator import keys_with_variables
 
-__all__ = ["MedFedAugRecipe", "name_classes_only", "server_settings"]
-
 _LEAST_PATIENCE, _NO_END = 60.0, 1e9  # seconds
 
 

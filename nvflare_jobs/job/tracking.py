@@ -24,8 +24,6 @@ from medfedaug.utils.validation import check_choice, is_number
 if TYPE_CHECKING:
     from nvflare.recipe.spec import Recipe
 
-__all__ = ["MLFLOW_FILE", "TRACKERS", "RoundMetrics", "add_tracking", "tracked"]
-
 MLFLOW_FILE = "mlflow.db"
 """MLflow's store in the server's run folder."""
 

@@ -13,8 +13,6 @@ from nvflare.app_opt.tracking.wandb.wandb_receiver import WandBReceiver
 from medfedaug.nvflare_jobs.public_paths import public_path
 from medfedaug.runs.folder import SERVER_TRACKING
 
-__all__ = ["OfflineWandB"]
-
 _NUMBERS_ALONE = {
     "x_disable_meta": True,
     "x_disable_stats": True,

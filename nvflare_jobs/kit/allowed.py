@@ -15,17 +15,6 @@ from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
 from medfedaug.errors import ConfigError
 
-__all__ = [
-    "allow_list",
-    "foreign_prefixes",
-    "is_void",
-    "lacking",
-    "needed_classes",
-    "our_classes",
-    "outdated",
-    "wanted",
-]
-
 _SERVER = (
     "medfedaug.nvflare_jobs.controller.FederationController",
     "medfedaug.nvflare_jobs.evaluation.EvaluationController",

@@ -27,8 +27,6 @@ from nvflare.lighter.tool_consts import NVFLARE_PREFIX
 
 from medfedaug.nvflare_jobs.public_paths import public_path
 
-__all__ = ["JsonAppValidator", "NotJson", "close_other_loaders", "keys_with_variables"]
-
 _CONFIGURATION = ("config/config_fed_client.json", "config/config_fed_server.json")
 _CODE = "custom/"
 _OTHER_SUFFIXES = tuple(

@@ -24,8 +24,6 @@ from medfedaug.privacy import LEDGER_FILE
 from medfedaug.privacy.pseudonyms import PSEUDONYM_KEY
 from medfedaug.privacy.site_settings import SiteSettings
 
-__all__ = ["Leftover", "remove", "survey"]
-
 _DAY = 24 * 3600.0
 _JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 # Of a run, of a round that was under way, and of what no site trains.

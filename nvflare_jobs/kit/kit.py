@@ -22,19 +22,6 @@ from medfedaug.privacy import JOBS_FOLDER, LEDGER_FILE, JobBook, PrivacyLedger, 
 from medfedaug.privacy.site_settings import SETTINGS_FILE, SiteSettings
 from medfedaug.utils.files import parse_json, write_atomic
 
-__all__ = [
-    "DEFAULT_LAUNCHER",
-    "LAUNCHER",
-    "OWN_COMPONENTS",
-    "VALIDATOR",
-    "Kit",
-    "KitFile",
-    "forbid_code",
-    "open_kit",
-    "sends_logs",
-    "validates_json",
-]
-
 LAUNCHER = "medfedaug.nvflare_jobs.launcher.RestartingLauncher"
 VALIDATOR = "medfedaug.nvflare_jobs.app_validator.JsonAppValidator"
 DEFAULT_LAUNCHER = "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher"

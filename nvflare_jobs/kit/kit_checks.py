@@ -33,8 +33,6 @@ from medfedaug.nvflare_jobs.kit.startup import Finding
 from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.utils.files import parse_json
 
-__all__ = ["check_extras", "check_files", "check_modes", "check_process", "check_storage"]
-
 _MOST_SHOWN = 4
 _EXTRAS = {
     "privacy": "noise, and its account of ε",

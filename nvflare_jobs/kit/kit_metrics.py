@@ -32,8 +32,6 @@ from medfedaug.nvflare_jobs.kit.startup import certificate_ends
 from medfedaug.utils.event_text import follow
 from medfedaug.utils.files import write_atomic
 
-__all__ = ["STATES", "Sample", "exposition", "kit_metrics", "write_metrics"]
-
 STATES = ("running", "stalled", "finished", "failed", "ended", "dead")
 """States of a job."""
 

@@ -27,23 +27,6 @@ from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.utils.files import parse_json, parse_versioned, write_versioned
 from medfedaug.utils.printable import printable
 
-__all__ = [
-    "LATEST",
-    "PARENTS",
-    "RECENT",
-    "RECORD_FILE",
-    "ProcessRecord",
-    "changes_at_restart",
-    "find_process",
-    "find_trouble",
-    "is_version",
-    "pid_namespace",
-    "restart",
-    "settings_at_start",
-    "start",
-    "stop",
-]
-
 PARENTS = ("nvflare.private.fed.app.client.client_train", "nvflare.private.fed.app.server.server_train")
 """Modules that the process of a site's and of the server's kit runs."""
 

@@ -37,8 +37,6 @@ from medfedaug.nvflare_jobs.kit.kit_process import (
 from medfedaug.nvflare_jobs.kit.startup import MOST_CLOCK, await_log, is_parent
 from medfedaug.nvflare_jobs.public_paths import public_path
 
-__all__ = ["LEAST_DISK", "KitStatus"]
-
 LEAST_DISK = 2 * 2**30
 """Bytes that must be free where a kit keeps its state: a job leaves logs and checkpoints."""
 

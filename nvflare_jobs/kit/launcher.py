@@ -25,8 +25,6 @@ from medfedaug.nvflare_jobs.kit.rejoin import JobSession
 from medfedaug.nvflare_jobs.public_paths import public_path
 from medfedaug.utils.printable import log_printable
 
-__all__ = ["RestartingHandle", "RestartingLauncher"]
-
 # The site or its policy cannot run this job, so another attempt would end in the same way.
 _PERMANENT = (ProcessExitCode.UNSAFE_COMPONENT, ProcessExitCode.CONFIG_ERROR)
 # Reported to the server: the end of the job, and a job that names what the site forbids.

@@ -19,8 +19,6 @@ from nvflare.apis.job_def import RunStatus
 
 from medfedaug.nvflare_jobs.public_paths import public_path
 
-__all__ = ["LostJobs"]
-
 _GONE_AFTER = 60.0
 """Seconds without a heartbeat after which a site is not asked how a job ended."""
 _PERIOD = 1.0

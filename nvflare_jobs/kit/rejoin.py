@@ -41,8 +41,6 @@ from nvflare.private.fed.utils.app_authz import AppAuthzService
 from medfedaug.federation.job_folder import JOB_FOLDER, SESSION
 from medfedaug.nvflare_jobs.public_paths import public_path
 
-__all__ = ["JobRejoiner", "JobSession"]
-
 _FILE = f"{JOB_FOLDER}/{SESSION}"
 _IDENTITY = (JobProcessArgs.AUTH_TOKEN, JobProcessArgs.TOKEN_SIGNATURE, JobProcessArgs.SSID)
 _WORKER = "nvflare.private.fed.app.client.worker_process"

@@ -33,19 +33,6 @@ from nvflare.apis.fl_component import FLComponent
 from medfedaug.nvflare_jobs.kit.kit_process import PARENTS, ProcessRecord
 from medfedaug.nvflare_jobs.public_paths import public_path
 
-__all__ = [
-    "MOST_CLOCK",
-    "WARN_DAYS",
-    "CertificateWatch",
-    "Finding",
-    "await_log",
-    "certificate_ends",
-    "check_certificates",
-    "check_connection",
-    "check_startup",
-    "is_parent",
-]
-
 WARN_DAYS = 30
 """Days before the end of a certificate from which on it is warned of."""
 

@@ -28,22 +28,6 @@ from medfedaug.nvflare_jobs.provisioning.project import participant_file
 from medfedaug.utils.files import private_folder
 from medfedaug.utils.printable import printable
 
-__all__ = [
-    "CA",
-    "PROFILE",
-    "Enrolment",
-    "accept",
-    "check_kind",
-    "fingerprint_text",
-    "make_root",
-    "read_request",
-    "read_signed",
-    "request",
-    "root_fingerprint",
-    "same_fingerprint",
-    "sign",
-]
-
 PROFILE, CA = "project_profile.yaml", "ca"
 """File of the project's profile and folder of its root, both in the administrator's folder of the project."""
 

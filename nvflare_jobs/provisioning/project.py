@@ -12,8 +12,6 @@ from nvflare.apis.utils.format_check import name_check
 
 from medfedaug.errors import ConfigError
 
-__all__ = ["check_site_name", "participant_file", "profile_file", "project_file"]
-
 # Of the names that both NVFlare and a federation take.
 _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _SERVER = "server"

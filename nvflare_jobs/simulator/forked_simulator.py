@@ -31,8 +31,6 @@ from typing import Any, NoReturn
 from medfedaug.nvflare_jobs.simulator.simulator_process import WORKER, Start
 from medfedaug.nvflare_jobs.simulator.supervised import supervise
 
-__all__ = ["ForkedSites", "SiteProcess", "main"]
-
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _LARGEST = 2**20  # bytes of a request for a site
 
@@ -105,11 +103,7 @@ def _no_forks() -> str | None:
 
 
 class ForkedSites:
-    """Forks the simulator, and a site for each of its requests.
-
-    Args:
-        start: the simulation.
-    """
+    """Forks the simulator, and a site for each of its requests."""
 
     def __init__(self, start: Start) -> None:
         self._start = start

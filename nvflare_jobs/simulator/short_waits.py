@@ -14,8 +14,6 @@ from typing import Any
 from nvflare.fuel.f3.mpm import MainProcessMonitor
 from nvflare.private.fed.app.simulator import simulator, simulator_runner, simulator_worker
 
-__all__ = ["run_simulator", "run_site"]
-
 _LOOK = 0.05  # seconds between two looks of the simulator; NVFlare: 1
 _ENGINE_LOOK = 0.2  # of the server's engine, which sends a message each time; NVFlare: 3
 _ASK_AGAIN = (0.1, 0.5)  # of an idle site, from few sites to many; NVFlare: 0.5

@@ -43,8 +43,6 @@ from medfedaug.runs.folder import SERVER_TRACKING
 from medfedaug.utils import plugins
 from medfedaug.utils.event_text import follow
 
-__all__ = ["LOG_FILE", "NVFlareEngine", "output_folder", "run_in_simulator", "run_job"]
-
 LOG_FILE = "nvflare.log"
 
 

@@ -20,17 +20,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO
 
-__all__ = [
-    "FAST_START_VARIABLE",
-    "VERSIONS",
-    "WORKER",
-    "SimulatorProcess",
-    "Start",
-    "discard",
-    "no_fast_start",
-    "prepare",
-]
-
 FAST_START_VARIABLE = "MEDFEDAUG_FAST_START"
 VERSIONS = ("2.9.0",)
 """NVFlare's versions that `medfedaug.nvflare_jobs.simulator.short_waits` is written for."""
@@ -97,13 +86,7 @@ def no_fast_start() -> str | None:
 
 
 class SimulatorProcess:
-    """The process that watches over a simulation. As long as its standard input is open, the simulation runs.
-
-    Args:
-        command: starts it.
-        environment: its variables.
-        output: receives its output.
-    """
+    """The process that watches a simulation, which runs as long as its standard input is open."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], output: IO[bytes]) -> None:
         self.environment, self._output = dict(environment), output

@@ -24,8 +24,6 @@ from typing import Protocol
 import psutil
 from filelock import FileLock
 
-__all__ = ["Asked", "main", "supervise"]
-
 _LIFELINE = 0  # standard input
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 _GRACE = 10.0  # seconds in which sites may end by themselves after the command has

@@ -4,13 +4,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from calibrations import fingerprint, write_table
+from calibrations import fingerprint, write_record
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from medfedaug.analysis.calibration_table import Calibration
 from medfedaug.analysis.fingerprint_distance import KINDS
+from medfedaug.analysis.gain_record import find_record
 from medfedaug.analysis.pilot import Pilot
-from medfedaug.analysis.prediction_judge import judge_table
 from medfedaug.analysis.prospect import make_prospect
 from medfedaug.analysis.prospect_page import answer, distance_picture, judged_sentence, write_prospect
 from medfedaug.data.quality.image_fingerprint import entry_shapes
@@ -21,13 +20,9 @@ SITES = [fingerprint("A"), fingerprint("B"), fingerprint("C", mean=0.4, test_pat
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory):
-    path = write_table(
-        tmp_path_factory.mktemp("table") / "t.csv", families=11, each=2, seed=3, noise=0.01, seeds=2
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("medfedaug.analysis.calibration_table._TABLE", "analysis/none.csv")
-        return Calibration.load([path])
+def record(tmp_path_factory):
+    path = tmp_path_factory.mktemp("table") / "own.json"
+    return write_record(path, families=11, each=2, seed=3, noise=0.01, seeds=2)
 
 
 def pilot(ahead=0.08, rising=False, patients=100, spread=0.05):
@@ -37,13 +32,13 @@ def pilot(ahead=0.08, rising=False, patients=100, spread=0.05):
 
 
 @pytest.fixture(scope="module")
-def found(table):
-    return make_prospect(SITES, table, {"D": "it is not connected"}, pilot=pilot())
+def found(record):
+    return make_prospect(SITES, {"D": "it is not connected"}, pilot=pilot(), record=record)
 
 
 @pytest.fixture(scope="module")
-def facts(table):
-    return make_prospect(SITES, table)
+def facts(record):
+    return make_prospect(SITES, record=record)
 
 
 def test_fingerprints_alone_predict_nothing(facts):
@@ -64,8 +59,8 @@ def test_fingerprints_alone_predict_nothing(facts):
     json.dumps(told, allow_nan=False)
 
 
-def test_a_pilot_lets_those_gains_be_expected_that_beat_the_yardstick(found, table):
-    said = {(one.methods, one.level) for one in judge_table(table) if one.is_said}
+def test_a_pilot_lets_those_gains_be_expected_that_beat_the_yardstick(found, record):
+    said = {(one.methods, one.level) for one in find_record("dice", path=record).claims if one.rule}
     assert ("norm", "mean") in said
     assert set(found.gains["mean"]) == {name for name, level in said if level == "mean"}
     assert found.remedy == "norm"
@@ -79,21 +74,21 @@ def test_a_pilot_lets_those_gains_be_expected_that_beat_the_yardstick(found, tab
     assert "held and beat the yardstick for" in judged_sentence(found)
 
 
-def test_nothing_follows_from_a_pilot_that_still_rose_or_is_beyond_the_table(table):
+def test_nothing_follows_from_a_pilot_that_still_rose_or_is_beyond_the_table(record):
     for measured in (pilot(rising=True), pilot(ahead=0.3)):
-        other = make_prospect(SITES, table, pilot=measured)
+        other = make_prospect(SITES, pilot=measured, record=record)
         assert not other.expected("norm")
         assert other.remedy == "fedavg"
     assert "nothing follows from it" in " ".join(
-        answer(make_prospect(SITES, table, pilot=pilot(rising=True)))
+        answer(make_prospect(SITES, pilot=pilot(rising=True), record=record))
     )
 
 
-def test_fewer_test_patients_never_give_a_narrower_interval(table):
+def test_fewer_test_patients_never_give_a_narrower_interval(record):
     widths = []
     for patients in (200, 50, 12, 4):
         low, high = (
-            make_prospect(SITES, table, pilot=pilot(patients=patients, spread=0.2))
+            make_prospect(SITES, pilot=pilot(patients=patients, spread=0.2), record=record)
             .expected("norm")
             .interval80
         )
@@ -102,11 +97,11 @@ def test_fewer_test_patients_never_give_a_narrower_interval(table):
     assert widths[-1] > 1.5 * widths[0]
 
 
-def test_without_scores_of_patients_their_number_is_that_of_the_fingerprint(table):
-    told = make_prospect(SITES, table, pilot=pilot(patients=0))
+def test_without_scores_of_patients_their_number_is_that_of_the_fingerprint(record):
+    told = make_prospect(SITES, pilot=pilot(patients=0), record=record)
     assert told.expected("norm") is not None
     hidden = [replace(site, test_patients=0) for site in SITES]
-    assert make_prospect(hidden, table, pilot=pilot(patients=0)).expected("norm") is None
+    assert make_prospect(hidden, pilot=pilot(patients=0), record=record).expected("norm") is None
 
 
 def test_the_pilot_is_that_of_the_results():
@@ -165,30 +160,33 @@ def test_one_page_says_all_of_it_and_replaces_no_other_page(found, tmp_path):
         write_prospect(found, tmp_path / "other.html")
 
 
-def test_noise_in_a_fingerprint_is_said(table, tmp_path):
+def test_noise_in_a_fingerprint_is_said(record, tmp_path):
     sites = [fingerprint("A", noise_added=0.05), *SITES[1:]]
-    write_prospect(make_prospect(sites, table), tmp_path / "page.html")
+    write_prospect(make_prospect(sites, record=record), tmp_path / "page.html")
     assert "A added noise of deviation 0.05" in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize(("cases", "noticed"), [(50, True), (2, False)])
-def test_a_distance_that_chance_alone_would_give_is_no_reason(table, cases, noticed):
+def test_a_distance_that_chance_alone_would_give_is_no_reason(record, cases, noticed):
     """Two means 1.5 deviations apart: 0.2 by chance with 50 cases, and 1 with two."""
     sites = [fingerprint("A"), fingerprint("B", mean=0.33, std=0.13)]
-    found = make_prospect([replace(site, looked_at=cases) for site in sites], table)
+    found = make_prospect([replace(site, looked_at=cases) for site in sites], record=record)
     assert found.to_dict()["sites"]["A"]["distance"] == pytest.approx(1.5, rel=1e-3)
     assert any("intensities differ by 1.5 deviations" in reason for reason in found.reasons()) == noticed
     assert found.reasons("A") == found.reasons("B")
 
 
-def test_polarity_comes_before_everything_else(table):
+def test_polarity_comes_before_everything_else(record):
     dark, bright = fingerprint("A", 0.2, 0.05), fingerprint("B", 0.8, 0.05)
-    assert "may store bright what another stores dark" in make_prospect([dark, bright], table).reasons()[0]
+    assert (
+        "may store bright what another stores dark"
+        in make_prospect([dark, bright], record=record).reasons()[0]
+    )
 
 
-def test_a_site_with_html_in_its_name_is_text(table, tmp_path):
+def test_a_site_with_html_in_its_name_is_text(record, tmp_path):
     sites = [fingerprint("<script>alert(1)</script>"), fingerprint("B")]
-    write_prospect(make_prospect(sites, table), tmp_path / "page.html")
+    write_prospect(make_prospect(sites, record=record), tmp_path / "page.html")
     assert "<script>alert" not in (tmp_path / "page.html").read_text()
 
 
@@ -210,7 +208,7 @@ def test_other_norms_and_photographs_have_no_record_of_pilots_and_no_prediction(
     of = {"task": "classification", "classes": ("a", "b", "c")}
     photographs = [replace(fingerprint(name), entries=entries, **of) for name in ("A", "B", "C")]
     for sites, norm in ((photographs, "batch"), (SITES, "instance")):
-        other = make_prospect(sites, Calibration.load(norm=norm), norm=norm, pilot=pilot())
+        other = make_prospect(sites, norm=norm, pilot=pilot())
         assert not any(other.gains.values())
         assert "No gain of a method is predicted" in " ".join(answer(other))
         write_prospect(other, tmp_path / f"{norm}.html")

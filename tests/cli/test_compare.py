@@ -7,10 +7,11 @@ from dataclasses import replace
 from statistics import fmean
 
 import pytest
+from calibration_table import Calibration
 from results import Page
 from running import TINY_AXES
 
-from medfedaug.analysis.calibration_table import Calibration
+from medfedaug.analysis.gain_record import find_record
 from medfedaug.analysis.score_table import Row, Score, Table
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.quality.inspection import inspect_sites
@@ -40,17 +41,16 @@ def scores(**means: tuple[float, ...]) -> Table:
 
 
 def test_ditto_is_always_tried_and_its_record_told(apart):
-    table = Calibration(())
     for sites in (inspect_sites(apart, None), []):
-        found = suggest(sites, table)
+        found = suggest(sites)
         assert found.methods == ("ditto",)
-        assert found.reason.startswith("ditto gained over fedavg in 0 of 0 trainings on record")
-    assert "fedrdn fell below norm" in suggest(inspect_sites(apart, None), table).reason
+        assert found.reason.startswith("ditto gained over fedavg in 18 of 23 trainings on record")
+    assert "fedrdn fell below norm" in suggest(inspect_sites(apart, None)).reason
 
 
 def test_the_record_counts_means_over_the_sites_above_plain_averaging():
-    table = Calibration.load()
-    gained, number = table.gained("ditto")
+    table, record = Calibration.load(), find_record("dice")
+    gained, number = record.gained["ditto"]
     above = [
         sum(one.scores["ditto"].values()) > sum(one.scores["fedavg"].values())
         for one in table.federations
@@ -59,7 +59,7 @@ def test_the_record_counts_means_over_the_sites_above_plain_averaging():
     assert (gained, number) == (sum(above), len(above))
     assert number >= 20
     # The remedy that is always tried has the best record of those with as many trainings.
-    others = {name: table.gained(name) for name in table.methods if name not in ("single", "pooled")}
+    others = {name: found for name, found in record.gained.items() if name not in ("single", "pooled")}
     assert max(others, key=lambda name: others[name][0] / others[name][1]) == "ditto"
 
 

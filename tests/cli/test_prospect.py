@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import pytest
 from browser import CHROMIUM, probe
-from calibrations import fingerprint, write_table
+from calibrations import fingerprint, write_record
 from running import TINY_ARGS
 
-from medfedaug.analysis.calibration_table import Calibration
 from medfedaug.analysis.prospect import make_prospect
 from medfedaug.analysis.prospect_page import write_prospect
 from medfedaug.data.datasets.phantom import make_phantom
@@ -25,7 +24,7 @@ def data(tmp_path_factory):
 
 
 def test_page_and_json_have_the_fields_that_scripts_rely_on(run, tmp_path, data):
-    table = write_table(tmp_path / "own.csv", families=3, each=3, seed=0, noise=0.01)
+    table = write_record(tmp_path / "own.json", families=3, each=3, seed=0, noise=0.01)
     out, told = tmp_path / "prospect.html", tmp_path / "prospect.json"
     code, printed, _ = run("prospect", "--data", data, "--out", out, "--json", told, "--calibration", table)
     assert code == 0
@@ -63,17 +62,17 @@ def test_what_a_user_does_wrong_is_one_line(run, tmp_path, data):
     code, _, alone = run("prospect", "--data", data / "site_A", "--out", tmp_path / "page.html")
     assert code == 2
     assert len(alone.strip().splitlines()) == 1
-    (tmp_path / "t.csv").write_text("a\n1\n")
-    code, _, wrong = run("prospect", "--data", data, "--calibration", tmp_path / "t.csv")
+    (tmp_path / "t.json").write_text("{")
+    code, _, wrong = run("prospect", "--data", data, "--calibration", tmp_path / "t.json")
     assert code == 2
-    assert "lacks the column federation" in wrong
+    assert "is no record of gains" in wrong
     assert len(wrong.strip().splitlines()) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 def test_the_page_is_printed_for_a_board(run, tmp_path, data):
-    table = write_table(tmp_path / "own.csv", families=3, each=3, seed=0, noise=0.01)
+    table = write_record(tmp_path / "own.json", families=3, each=3, seed=0, noise=0.01)
     out, pdf = tmp_path / "prospect.html", tmp_path / "prospect.pdf"
     run("prospect", "--data", data, "--out", out, "--pdf", pdf, "--calibration", table)
     assert pdf.read_bytes().startswith(b"%PDF")
@@ -81,13 +80,12 @@ def test_the_page_is_printed_for_a_board(run, tmp_path, data):
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
-def test_no_table_is_wider_than_a_sheet_of_paper(tmp_path, monkeypatch):
-    monkeypatch.setattr("medfedaug.analysis.calibration_table._TABLE", "analysis/none.csv")
-    table = write_table(tmp_path / "own.csv", families=2, each=2, seed=0, noise=0.01)
+def test_no_table_is_wider_than_a_sheet_of_paper(tmp_path):
+    table = write_record(tmp_path / "own.json", families=2, each=2, seed=0, noise=0.01)
     names = [f"University_Hospital_of_Town_{n}" for n in range(12)]
     sites = [replace(fingerprint(name), scanners={"Siemens Healthineers": ["Prisma"]}) for name in names]
     page, paper = tmp_path / "prospect.html", tmp_path / "paper.html"
-    write_prospect(make_prospect(sites, Calibration.load([table])), page)
+    write_prospect(make_prospect(sites, record=table), page)
     paper.write_text(page.read_text().replace("@media print", "@media all"))
     found = probe(paper, tmp_path, A4)
     assert (found["tables"], found["beyond"], found["spilled"]) == (0, [], [])

@@ -1,15 +1,17 @@
-"""Calibration tables whose gains follow a law that a test knows."""
+"""Recorded federations whose gains follow a law that a test knows."""
 
 from __future__ import annotations
 
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from calibration_table import COLUMNS
+from judge_prospect import write_record as summarise
 
-from medfedaug.analysis.calibration_table import COLUMNS
 from medfedaug.data.quality.image_fingerprint import QUANTITIES, ImageFingerprint, entry_shapes
 
 SITES = ("A", "B", "C")
@@ -78,4 +80,10 @@ def write_table(
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows(rows)
+    return path
+
+
+def write_record(path: Path, **federations: Any) -> Path:
+    """Write the record of a table (`write_table`)."""
+    summarise([write_table(path.with_suffix(".csv"), **federations)], path)
     return path

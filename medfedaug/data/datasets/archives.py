@@ -19,20 +19,6 @@ from medfedaug.data.base import SPLITS, Case, Listing, SiteFolder, unreadable
 from medfedaug.errors import DataError
 from medfedaug.utils.files import parse_json
 
-__all__ = [
-    "Archive",
-    "ArchiveSite",
-    "load_arrays",
-    "read_archive",
-    "read_cifar",
-    "read_emnist",
-    "read_idx",
-    "read_leaf",
-    "read_libsvm",
-    "read_mat",
-    "read_pickled_pair",
-]
-
 
 @dataclass(frozen=True)
 class Archive:

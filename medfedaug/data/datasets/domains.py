@@ -20,8 +20,6 @@ from medfedaug.errors import ConfigError, DataError
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.validation import check_choice
 
-__all__ = ["BENCHMARKS", "domainnet_10", "office_caltech_10", "officehome", "pacs", "vlcs"]
-
 _OFFICE = ("amazon", "caltech", "dslr", "webcam")
 _DOMAINNET = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 _PACS = ("art_painting", "cartoon", "photo", "sketch")

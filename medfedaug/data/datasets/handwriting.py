@@ -27,8 +27,6 @@ from medfedaug.data.published import Benchmark
 from medfedaug.data.splits import split_by_class, split_in_order
 from medfedaug.errors import ConfigError
 
-__all__ = ["BENCHMARKS", "digits", "emnist", "femnist"]
-
 # Digits, capitals, small letters: LEAF's and EMNIST's numbering of the 62 classes.
 _CHARACTERS = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 _DIGITS = _CHARACTERS[:10]

@@ -16,8 +16,6 @@ from medfedaug.data.published import Benchmark
 from medfedaug.data.splits import deal_by_dirichlet
 from medfedaug.errors import ConfigError
 
-__all__ = ["BENCHMARKS", "cifar_10", "tiny_imagenet"]
-
 
 def cifar_10(
     root: Path, clients: int = 100, alpha: float = 0.3, validation: float = 0.1, seed: int = 0

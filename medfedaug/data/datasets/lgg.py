@@ -16,8 +16,6 @@ from medfedaug.data.splits import in_fold, split_patients
 from medfedaug.data.volumes import VolumeFolder, listed_sites
 from medfedaug.errors import DataError
 
-__all__ = ["BENCHMARKS", "LGGSite", "lgg_multisite"]
-
 _INSTITUTIONS = ("CS", "DU", "EZ", "FG", "HT")  # as in the patients' names, TCGA_CS_4941
 _CLASSES = ("background", "FLAIR abnormality")
 _FLAIR = 1  # of the three channels: before contrast, FLAIR, after contrast

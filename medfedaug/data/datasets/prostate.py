@@ -21,8 +21,6 @@ from medfedaug.errors import ConfigError, DataError
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.validation import check_choice
 
-__all__ = ["BENCHMARKS", "ProstateSite", "mini_prostate_mri", "prostate_mri", "slice_splits"]
-
 # The names of the papers' tables, and those of the folders and lists in HarmoFL's code.
 _SITES = {"BIDMC": "BIDMC", "HK": "HK", "I2CVB": "I2CVB", "BMC": "ISBI_1.5", "RUNMC": "ISBI", "UCL": "UCL"}
 

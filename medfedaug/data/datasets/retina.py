@@ -9,8 +9,6 @@ from medfedaug.data.published import Benchmark
 from medfedaug.data.splits import in_fold
 from medfedaug.data.volumes import listed_sites
 
-__all__ = ["BENCHMARKS", "retina_vessels"]
-
 _CAMERAS = ("AVWIDE", "CHASEDB1", "DRIVE", "STARE", "VEVIO")
 
 

@@ -25,28 +25,6 @@ from medfedaug.errors import ConfigError, MedFedAugError
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-__all__ = [
-    "OBJECT_FIELDS",
-    "SERIES_FIELDS",
-    "STUDY_FIELDS",
-    "STUDY_KEYS",
-    "Access",
-    "Archive",
-    "ArchiveError",
-    "FetchError",
-    "FoundSeries",
-    "FoundStudy",
-    "OddAnswer",
-    "RequestRefused",
-    "Wanted",
-    "in_order",
-    "known_fields",
-    "matching",
-    "quiet_libraries",
-    "require_pacs",
-    "valid_uid",
-]
-
 StudyKey = Literal["StudyInstanceUID", "AccessionNumber", "PatientID"]
 STUDY_KEYS: tuple[StudyKey, ...] = ("StudyInstanceUID", "AccessionNumber", "PatientID")
 """The attributes by which a study is asked for, the most exact first."""

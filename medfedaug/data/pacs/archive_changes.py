@@ -18,8 +18,6 @@ from medfedaug.data.pacs.choice import NO_STUDY, Planned
 from medfedaug.data.pacs.label_objects import LabelObject
 from medfedaug.data.pacs.patience import Patience
 
-__all__ = ["find_changes", "taken_series"]
-
 _IMAGE, _LABEL, _OTHER = "image", "label", "possible image"
 
 Taken = dict[str, dict[str, Any]]

@@ -12,8 +12,6 @@ from pathlib import Path
 from medfedaug.data.pacs.archive import FetchError, FoundSeries
 from medfedaug.data.pacs.object_check import ObjectRefused, SeriesBounds, read_values
 
-__all__ = ["Arrival", "Failure"]
-
 _MOST_USELESS = 1000
 
 
@@ -126,9 +124,6 @@ class Arrival:
 
     def files(self, failure: Failure) -> list[Path]:
         """Return the files, sorted.
-
-        Args:
-            failure: the last one.
 
         Raises:
             ObjectRefused: where one was refused.

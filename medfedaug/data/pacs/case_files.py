@@ -13,13 +13,11 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from medfedaug.data.base import SPLITS, Case
-from medfedaug.data.pacs.choice import ImportSettings
 from medfedaug.data.pacs.earlier_versions import EarlierVersions
+from medfedaug.data.pacs.import_settings import ImportSettings
 from medfedaug.data.splits import split_patients
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import parse_json, private_folder, remove_unfinished, write_json
-
-__all__ = ["CaseFiles"]
 
 
 @dataclass(frozen=True)

@@ -9,136 +9,15 @@ from dataclasses import dataclass, field
 from medfedaug.data.io.dicom_identity import is_own_series
 from medfedaug.data.io.dicom_series import compile_series
 from medfedaug.data.pacs.archive import Archive, ArchiveError, FoundSeries, FoundStudy, Wanted
+from medfedaug.data.pacs.import_settings import LABELS, NEWEST, ImportSettings
 from medfedaug.data.pacs.patience import Patience
-from medfedaug.errors import ConfigError
-
-__all__ = ["BACKGROUND", "LABELS", "NO_STUDY", "ImportSettings", "Planned", "SeriesRow", "plan_import"]
-
-BACKGROUND = "background"
-"""Name of the class of voxels that no segment takes."""
 
 NO_STUDY = "the archive has no such study"
 """Problem of a study that was looked for and not found."""
 
-LABELS = {"seg": "SEG", "rtstruct": "RTSTRUCT"}
-"""Kinds of label objects, each with its modality."""
-
 _IMAGES = ("CT", "MR", "PT", "NM")
 _BURNED_IN = ("US", "SC", "OT", "XC", "ES")
 _LOCALISER = re.compile(r"locali[sz]er|scout|survey|topogram", re.IGNORECASE)
-_NEWEST = "newest"
-_CHANNEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]*")
-_CHOICES = {
-    "overlap": ("refuse", "priority"),
-    "unmapped": ("refuse", BACKGROUND),
-    "crossing": ("refuse", "union"),
-}
-
-
-@dataclass(frozen=True)
-class ImportSettings:
-    """Choices of an import.
-
-    Args:
-        series: UID of a series, or regular expression for number, description and modality.
-        channels: in place of ``series``, one such rule for each channel, by the channel's name.
-        labels: ``seg``, ``rtstruct`` or ``none``.
-        segments: patterns of segment names, each with its class; ``background`` is one, too.
-        classes: names of the federation's classes in their order, background first; by default those of
-            ``segments``, in the order in which it names them first.
-        label_series: rules of which a series of label objects has to fit one: a UID, or a regular expression
-            as ``series``; and ``newest``, which takes the newest of several outlines of one class. Without
-            any, several are refused.
-        automatic_labels: whether predictions are label maps: objects and segments of the algorithm type
-            AUTOMATIC, and those that this software wrote.
-        unmapped: ``refuse`` segments without a class, or leave their voxels to the ``background``.
-        crossing: ``refuse`` contours of one region that cross in a slice, or take their ``union``.
-        threshold: share of its maximum from which a voxel of a fractional SEG counts.
-        overlap: ``refuse`` segments of different classes that overlap, or give the voxels to the class that
-            ``segments`` names first (``priority``).
-        anonymise: whether the objects are kept, too, without identity.
-        allow_burned_in: whether images may hold text in their pixels.
-        parallel: series that are fetched at a time, and studies that are converted.
-        refresh: whether studies are taken again of which the archive has other objects now.
-        keep_versions: earlier versions of a case that are kept; ``None`` for as many as the import before.
-
-    Raises:
-        ConfigError: for a value that is none of these.
-    """
-
-    series: str | None = None
-    channels: Mapping[str, str] = field(default_factory=dict)
-    labels: str = "none"
-    segments: Mapping[str, str] = field(default_factory=dict)
-    classes: Sequence[str] = ()
-    label_series: Sequence[str] = ()
-    automatic_labels: bool = False
-    unmapped: str = "refuse"
-    crossing: str = "refuse"
-    threshold: float = 0.5
-    overlap: str = "refuse"
-    anonymise: bool = False
-    allow_burned_in: bool = False
-    parallel: int = 2
-    refresh: bool = False
-    keep_versions: int | None = None
-
-    def __post_init__(self) -> None:
-        compile_series(self.series)
-        for name, rule in self.channels.items():
-            if not _CHANNEL.fullmatch(name):
-                raise ConfigError(f"--channel {name!r}: a name has letters, digits, _, + and - alone")
-            compile_series(rule, "--channel")
-        if self.series is not None and self.channels:
-            raise ConfigError("give one of --series and --channel")
-        if self.labels not in (*LABELS, "none"):
-            raise ConfigError(f"--labels {self.labels}: one of seg, rtstruct, none")
-        for rule in self.label_series:
-            compile_series(rule, "--label-series")
-        for name, choices in _CHOICES.items():
-            if (value := getattr(self, name)) not in choices:
-                raise ConfigError(f"--{name} {value}: one of {', '.join(choices)}")
-        object.__setattr__(self, "classes", self._classes())
-        if self.keep_versions is not None and self.keep_versions < 0:
-            raise ConfigError("--keep-versions is at least 0")
-        if not 0 < self.threshold <= 1 or self.parallel < 1:
-            raise ConfigError("--threshold is above 0 and at most 1, --parallel at least 1")
-
-    def _classes(self) -> tuple[str, ...]:
-        named = [*dict.fromkeys(name for name in self.segments.values() if name != BACKGROUND)]
-        if not self.classes:
-            return (BACKGROUND, *(named or ["foreground"]))
-        if self.classes[0] != BACKGROUND or len({*self.classes}) != max(2, len(self.classes)):
-            raise ConfigError(
-                f"--classes names each class of the federation once, {BACKGROUND} first: "
-                f"--classes {BACKGROUND},tumour,edema"
-            )
-        for name in named:
-            if name not in self.classes:
-                raise ConfigError(
-                    f"--segments gives the class {name!r}, and --classes has {', '.join(self.classes)}"
-                )
-        return tuple(self.classes)
-
-    @property
-    def priority(self) -> list[str]:
-        """Names of the classes in the order in which overlapping voxels are given to them."""
-        return [*dict.fromkeys([*self.segments.values(), *self.classes[1:]])]
-
-    @property
-    def newest_labels(self) -> bool:
-        """Return whether the newest of several outlines of one class is taken."""
-        return _NEWEST in self.label_series
-
-    def takes_label_series(self, one: FoundSeries) -> bool:
-        """Return whether a series of label objects fits one of the rules."""
-        rules = [rule for rule in self.label_series if rule != _NEWEST]
-        return not rules or any(_fits(one, rule) for rule in rules)
-
-    @property
-    def labelled(self) -> bool:
-        """Return whether cases have label maps."""
-        return self.labels != "none"
 
 
 @dataclass(frozen=True)
@@ -252,7 +131,8 @@ def _planned(
 
 def _label_decision(one: FoundSeries, settings: ImportSettings) -> tuple[bool, str]:
     """Decide whether a series of label objects is fetched; return the decision in words too."""
-    if not settings.takes_label_series(one):
+    rules = [rule for rule in settings.label_series if rule != NEWEST]
+    if rules and not any(_fits(one, rule) for rule in rules):
         return False, "left out: not what --label-series names"
     if is_own_series(one.number, one.description) and not settings.automatic_labels:
         return False, "left out: a prediction of medfedaug; --automatic-labels takes it"

@@ -13,8 +13,6 @@ from scipy.sparse.csgraph import connected_components
 
 from medfedaug.errors import ReaderError
 
-__all__ = ["Contour", "joined_area"]
-
 _SLIVER = 0.01  # of the smaller area: outlines that touch, or a hole drawn a little beyond its border
 _SAME = 1e-6  # of the larger area: a contour that is listed twice
 

@@ -39,8 +39,6 @@ from medfedaug.utils.files import private_folder, write_atomic
 if TYPE_CHECKING:
     from pydicom import DataElement, Dataset
 
-__all__ = ["Deidentifier"]
-
 _EDITION = "2026c"
 _REMOVED = ("D_TAGS", "Z_TAGS", "X_TAGS", "Z_D_TAGS", "X_Z_TAGS", "X_D_TAGS", "X_Z_D_TAGS")
 _NUMBERS = ("AT", "DS", "FD", "FL", "IS", "SL", "SS", "SV", "UL", "US", "UV")

@@ -44,8 +44,6 @@ from medfedaug.errors import ConfigError, MedFedAugWarning, ReaderError
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-__all__ = ["DicomWebArchive"]
-
 _PAGE = 1000
 _MOST_PAGES = 1000
 _MOST_FOUND = 10_000

@@ -62,8 +62,6 @@ if TYPE_CHECKING:
     from pynetdicom.events import Event
     from pynetdicom.presentation import PresentationContext
 
-__all__ = ["DimseArchive"]
-
 _ADDRESS = re.compile(r"(?P<aet>[^@\\]{1,16})@(?P<host>[^@:]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
 _NATIVE: list[str | UID] = [ExplicitVRLittleEndian, ImplicitVRLittleEndian, ExplicitVRBigEndian]
 _PACKED = [

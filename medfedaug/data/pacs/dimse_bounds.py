@@ -13,8 +13,6 @@ from pynetdicom.transport import ThreadedAssociationServer
 
 from medfedaug.errors import ConfigError
 
-__all__ = ["Receiver", "Traffic", "addresses_of", "own_address"]
-
 
 class Traffic:
     """Bytes that the other side of an association sends; where it sends too many, the connection is closed.
@@ -60,11 +58,7 @@ class Traffic:
 
 
 class Receiver(ThreadedAssociationServer):
-    """Server of the own receiver, which talks with the archive's addresses alone.
-
-    Attributes:
-        senders: the addresses.
-    """
+    """Server of the own receiver, which talks with the archive's addresses alone."""
 
     senders: Collection[str] = ()
 

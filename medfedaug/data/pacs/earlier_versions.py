@@ -12,8 +12,6 @@ from pathlib import Path
 
 from medfedaug.utils.files import private_folder
 
-__all__ = ["EarlierVersions"]
-
 _PIECE = 2**20
 
 

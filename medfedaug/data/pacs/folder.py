@@ -35,8 +35,6 @@ from medfedaug.errors import ConfigError
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-__all__ = ["FolderArchive"]
-
 _TAGS = [*STUDY_FIELDS, *SERIES_FIELDS, *OBJECT_TAGS, "ImageType"]
 
 
@@ -59,9 +57,6 @@ class FolderArchive(Archive):
 
     Headers are read once, when a study is first asked for. Files that are no DICOM, or damaged, are passed
     over.
-
-    Args:
-        folder: the folder.
 
     Raises:
         ConfigError: where there is no such folder.

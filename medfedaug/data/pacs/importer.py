@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from medfedaug.data.pacs.archive import Archive, ArchiveError, FetchError, FoundSeries, require_pacs
 from medfedaug.data.pacs.archive_changes import taken_series
 from medfedaug.data.pacs.case_files import CaseFiles
-from medfedaug.data.pacs.choice import ImportSettings, Planned
+from medfedaug.data.pacs.choice import Planned
+from medfedaug.data.pacs.import_settings import ImportSettings
 from medfedaug.data.pacs.label_choice import LabelRefused, Outline, choose_outlines, possible_outlines
 from medfedaug.data.pacs.label_grid import LabelGrid
 from medfedaug.data.pacs.label_objects import LabelObject, class_of
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
     from medfedaug.data.io.dicom_series import DicomSeries
     from medfedaug.data.pacs.deidentify import Deidentifier
-
-__all__ = ["ImportOutcome", "import_studies"]
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,6 @@ from pydicom.uid import UID, UID_dictionary
 
 from medfedaug.errors import ReaderError
 
-__all__ = ["DUMMIES", "EMPTIED", "LABELS", "PSEUDONYMS", "TABLE", "TERMS", "kept_attributes"]
-
 _OBJECT = """
     SOPClassUID SOPInstanceUID StudyInstanceUID SeriesInstanceUID FrameOfReferenceUID
     Modality SeriesNumber InstanceNumber

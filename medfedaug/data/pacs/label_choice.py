@@ -10,11 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from medfedaug.data.pacs.choice import BACKGROUND, ImportSettings
+from medfedaug.data.pacs.import_settings import BACKGROUND, ImportSettings
 from medfedaug.data.pacs.label_objects import LabelObject, Segment, class_of
 from medfedaug.errors import ReaderError
-
-__all__ = ["LabelChoice", "LabelRefused", "Outline", "choose_outlines", "possible_outlines"]
 
 
 class LabelRefused(ReaderError):

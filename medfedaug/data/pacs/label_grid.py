@@ -10,11 +10,9 @@ from pydicom import Dataset
 
 from medfedaug.data.io.dicom_volumes import DicomSeries
 from medfedaug.data.io.segment_frames import SegmentFrame, segment_frames
-from medfedaug.data.pacs.choice import ImportSettings
 from medfedaug.data.pacs.contour_areas import Contour, joined_area
+from medfedaug.data.pacs.import_settings import ImportSettings
 from medfedaug.errors import ReaderError
-
-__all__ = ["LabelGrid"]
 
 _NEAR = 0.05  # of a voxel: rounding in headers is below, another grid above
 

@@ -15,8 +15,6 @@ from medfedaug.data.io.dicom_identity import is_own_object
 from medfedaug.data.io.segment_frames import described_segments
 from medfedaug.errors import ReaderError
 
-__all__ = ["LabelObject", "Segment", "class_of", "referenced_series"]
-
 _LARGE = "64 KB"  # values that are read when they are needed: pixels
 
 _DATES = (

@@ -14,17 +14,6 @@ from medfedaug.data.io.dicom_series import DicomSeries
 from medfedaug.data.pacs.archive import FoundSeries
 from medfedaug.errors import MedFedAugError, ReaderError
 
-__all__ = [
-    "MOST_BYTES",
-    "MOST_VOXELS",
-    "OBJECT_TAGS",
-    "ObjectRefused",
-    "SeriesBounds",
-    "check_references",
-    "read_values",
-    "reading_objects",
-]
-
 OBJECT_TAGS = (
     *(
         "PatientID",

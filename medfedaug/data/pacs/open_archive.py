@@ -8,8 +8,6 @@ from medfedaug.data.pacs.archive import Access, Archive, require_pacs
 from medfedaug.data.pacs.folder import FolderArchive
 from medfedaug.errors import ConfigError
 
-__all__ = ["open_archive"]
-
 
 def open_archive(
     *,

@@ -6,8 +6,6 @@ import threading
 
 from medfedaug.data.pacs.archive import ArchiveError, FetchError, OddAnswer, RequestRefused
 
-__all__ = ["Patience"]
-
 _MOST = 3
 
 
@@ -35,9 +33,6 @@ class Patience:
 
     def problem(self, error: ArchiveError | FetchError) -> str:
         """Return the reason why a study failed.
-
-        Args:
-            error: of the study.
 
         Raises:
             ArchiveError: where the other studies would fail alike.

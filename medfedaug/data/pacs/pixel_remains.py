@@ -11,8 +11,6 @@ from medfedaug.data.io.codestreams import without_comments
 from medfedaug.data.io.dicom_pixels import compressed_frames, expected_bytes, stored_frames, syntax_of
 from medfedaug.data.io.pixel_format import PixelFormat
 
-__all__ = ["clean_pixels"]
-
 
 def clean_pixels(dataset: Dataset) -> None:
     """Remove bytes after the pixels, bits that no value uses, and comments in compressed images, in place.

@@ -8,8 +8,6 @@ from pathlib import Path
 from medfedaug.data.pacs.archive import STUDY_KEYS, Wanted
 from medfedaug.errors import ConfigError
 
-__all__ = ["read_studies"]
-
 
 def read_studies(path: Path) -> list[Wanted]:
     """Read the studies of a CSV file with a column of `STUDY_KEYS`, each once, in the order of the file.

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.data.pacs.archive import STUDY_KEYS, Wanted
-from medfedaug.data.pacs.choice import ImportSettings, Planned
+from medfedaug.data.pacs.choice import Planned
+from medfedaug.data.pacs.import_settings import ImportSettings
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import parse_versioned, write_versioned
-
-__all__ = ["StudyList"]
 
 _FILE, _KIND, _VERSION = "studies.json", "imported-studies", 1
 _FREE = ("allow_burned_in", "parallel", "refresh", "keep_versions")

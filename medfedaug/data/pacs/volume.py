@@ -16,8 +16,6 @@ from medfedaug.data.io.nifti_file import pack_nifti
 from medfedaug.errors import ReaderError
 from medfedaug.utils.files import private_folder, write_atomic
 
-__all__ = ["load_on_grid", "open_volume", "write_nifti"]
-
 _SAME_PLACE = 1e-3  # of a voxel
 
 

@@ -15,8 +15,6 @@ from urllib3.util import Retry
 from medfedaug.data.pacs.archive import Access
 from medfedaug.data.pacs.object_check import MOST_BYTES
 
-__all__ = ["AnswerRefused", "WebSession", "parts_of"]
-
 _MOST_ANSWER = 2**26
 """Bytes of an answer that is no object."""
 _MOST_OBJECT = 2**30

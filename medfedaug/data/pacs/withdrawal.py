@@ -13,8 +13,6 @@ from medfedaug.data.pacs.study_list import StudyList
 from medfedaug.data.preparation.cache import remove_prepared
 from medfedaug.errors import ConfigError
 
-__all__ = ["Withdrawal", "finish_withdrawals", "withdraw"]
-
 
 @dataclass(frozen=True)
 class Withdrawal:

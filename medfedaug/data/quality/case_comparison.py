@@ -15,17 +15,6 @@ from scipy.ndimage import affine_transform, gaussian_filter1d
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 
-__all__ = [
-    "FEWEST",
-    "CaseMeasures",
-    "measure_case",
-    "near_copies",
-    "odd_cases",
-    "odd_site",
-    "row_quantiles",
-    "small_picture",
-]
-
 FEWEST = 8
 """Cases of a site from which on they are compared."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 from scipy import ndimage
 
-__all__ = ["connected_pieces"]
-
 
 def connected_pieces(mask: np.ndarray) -> int:
     """Count the pieces of a mask, whose voxels touch by a face, an edge or a corner.

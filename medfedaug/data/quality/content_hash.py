@@ -16,8 +16,6 @@ from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.io.voxel_files import voxel_files
 from medfedaug.errors import MedFedAugError
 
-__all__ = ["IdentityStore", "case_identities"]
-
 _log = logging.getLogger(__name__)
 
 _PIECE = 2**16

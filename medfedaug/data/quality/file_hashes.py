@@ -12,8 +12,6 @@ from medfedaug.data.base import SPLITS, SiteFolder
 from medfedaug.data.io.voxel_files import files_of
 from medfedaug.errors import DataError
 
-__all__ = ["Fingerprint", "check_made_with", "check_unchanged", "fingerprint_files", "fingerprint_sites"]
-
 Fingerprint = dict[str, dict[str, str]]
 """Size and hash of each file, by site and file."""
 

@@ -19,21 +19,6 @@ from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
 from medfedaug.statistics import ChannelStatistics, image_moments
 
-__all__ = [
-    "QUANTITIES",
-    "SAMPLE",
-    "ImageFingerprint",
-    "Quantity",
-    "as_rows",
-    "case_numbers",
-    "described",
-    "entry_shapes",
-    "fingerprint_of",
-    "fingerprint_of_cases",
-    "from_rows",
-    "sampled",
-]
-
 SAMPLE = 200
 """Training cases of a site that are looked at, about so many, drawn over its patients."""
 

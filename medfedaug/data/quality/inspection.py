@@ -29,8 +29,6 @@ from medfedaug.errors import DataError
 from medfedaug.functional import foreground_voxels
 from medfedaug.statistics import image_moments
 
-__all__ = ["QUANTILES", "Odd", "SiteInspection", "inspect_site", "inspect_sites"]
-
 QUANTILES = (np.arange(400) + 0.5) / 400
 """Quantiles of an image's intensities that are kept."""
 

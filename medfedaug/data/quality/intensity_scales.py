@@ -11,8 +11,6 @@ import torch
 from medfedaug.data.base import Case, SiteFolder, spread
 from medfedaug.errors import DataError
 
-__all__ = ["UnevenScales", "find_uneven_scales", "uneven_sites"]
-
 WILD = 5.0
 """Ratio of ranges from which a site's volumes are called uneven; those of LGG differ by up to 1.7."""
 

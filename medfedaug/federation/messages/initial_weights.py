@@ -45,10 +45,6 @@ class InitialWeights:
     def read(cls, path: str | Path, state: Mapping[str, Tensor]) -> InitialWeights:
         """The entries of a user's file that fit a network (`medfedaug.models.weights`).
 
-        Args:
-            path: the file.
-            state: the network's state dict.
-
         Raises:
             ConfigError: when the file holds no state dict, nothing of it fits, or it is not finite.
         """
@@ -93,10 +89,6 @@ class InitialWeights:
 
     def put_into(self, state: Mapping[str, Tensor], digest: str | None) -> dict[str, Tensor]:
         """The state dict of a network with the entries in it.
-
-        Args:
-            state: what the seed gives.
-            digest: that of the run.
 
         Raises:
             ConfigError: when these are other weights than the run's, or not of its network.

@@ -87,10 +87,6 @@ class PrivacyGuard:
         Counted are patients: those of the exchange's sample, or, where a value is about any k cases, as few
         as those with the most cases that have k together.
 
-        Args:
-            name: the method's.
-            exchange: its site half.
-
         Raises:
             PrivacyRefused: naming site, method and the policy's limit.
         """

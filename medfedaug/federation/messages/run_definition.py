@@ -59,11 +59,7 @@ class Definition(Protocol):
 
 
 class ConfiguredRun:
-    """The definition of a run whose settings name network, loss and optimiser.
-
-    Args:
-        config: the run.
-    """
+    """The definition of a run whose settings name network, loss and optimiser."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config

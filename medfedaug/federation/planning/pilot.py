@@ -10,8 +10,6 @@ from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError
 from medfedaug.metrics.convergence import ATTEMPTS
 
-__all__ = ["pilot_training"]
-
 
 def pilot_training(job: RunConfig, told: Mapping[str, Any]) -> RunConfig:
     """Return a training of a job's pilot, which server and sites derive alike.

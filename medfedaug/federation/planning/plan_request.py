@@ -19,8 +19,6 @@ from medfedaug.federation.planning.fingerprint import (
 from medfedaug.federation.planning.planner import Planned, make_plan
 from medfedaug.methods.base import Payload
 
-__all__ = ["Planning"]
-
 
 class Planning:
     """Gathers fingerprints and makes the plan.

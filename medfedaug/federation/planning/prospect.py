@@ -30,8 +30,6 @@ from medfedaug.federation.messages.tensor_checks import check_tensors
 from medfedaug.methods.base import HISTOGRAM, Bounds, Contributions, Payload, Shapes, SiteExchange
 from medfedaug.privacy.policy import SUMMARY, PrivacyPolicy
 
-__all__ = ["ProspectExchange", "Prospecting", "received", "site_prospect"]
-
 _COUNTS = ("cases", "looked_at", "patients", "test_patients")
 _MOST = 2**31
 
@@ -127,10 +125,6 @@ def site_prospect(site: SiteFolder, guard: PrivacyGuard) -> Reply:
 
 class Prospecting:
     """Gathers fingerprints at the server, and tells each site those of all.
-
-    Args:
-        config: the job's settings.
-        run: its identity.
 
     Attributes:
         sites: the fingerprints, by site.

@@ -20,18 +20,6 @@ from medfedaug.federation.messages.messages import FROZEN, Request
 from medfedaug.methods.base import Payload
 from medfedaug.utils.secure_random import KEY_BYTES
 
-__all__ = [
-    "LEAST_SITES",
-    "Agreement",
-    "PublicKeys",
-    "Shares",
-    "Training",
-    "colluders",
-    "request_digest",
-    "sum_message",
-    "threshold",
-]
-
 LEAST_SITES = 3
 """Least number of sites: of two sites each would know the other's numbers from the sum."""
 

@@ -21,8 +21,6 @@ from torch import Tensor
 from medfedaug.errors import ConfigError, own
 from medfedaug.utils.secure_random import KEY_BYTES, stream
 
-__all__ = ["HISTORY_FILE", "ModelSketch", "OpenedSum", "SumHistory", "SumRules"]
-
 HISTORY_FILE = "sums.sqlite"
 """File of a site's history of sums, below its state folder."""
 

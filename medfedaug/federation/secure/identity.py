@@ -17,8 +17,6 @@ from cryptography.x509.oid import NameOID
 
 from medfedaug.errors import ConfigError, MedFedAugError, first_line, own
 
-__all__ = ["Certificates", "Identity"]
-
 _PADDING = PSS(mgf=MGF1(SHA256()), salt_length=PSS.DIGEST_LENGTH)
 
 

@@ -12,8 +12,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from medfedaug.utils.secure_random import KEY_BYTES
 
-__all__ = ["KeyPair", "derived", "opened", "sealed"]
-
 _NONCE_BYTES = 12
 
 

@@ -16,8 +16,6 @@ from medfedaug.federation.messages.messages import own_entries
 from medfedaug.methods.base import Aggregator, Method, Payload, ServerContext, ServerExchange, zeros
 from medfedaug.utils.secure_random import Words
 
-__all__ = ["FRACTION_BITS", "LARGEST_TERM", "SumLayout"]
-
 FRACTION_BITS = 36
 """A number is rounded to a multiple of 2^-36, 1.5e-11, before it is added up."""
 

@@ -28,8 +28,6 @@ from medfedaug.federation.secure.sharing import SECRET_BYTES, SHARE_BYTES, split
 from medfedaug.methods.base import Payload
 from medfedaug.utils.secure_random import Words, stream
 
-__all__ = ["Member", "OutOfTurn", "Sealing", "SiteMasks"]
-
 
 class OutOfTurn(MedFedAugError):
     """A request that was answered already: it is not answered again, and changes nothing."""

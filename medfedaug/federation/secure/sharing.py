@@ -10,8 +10,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 
-__all__ = ["SECRET_BYTES", "SHARE_BYTES", "join", "split"]
-
 SECRET_BYTES = 32
 SHARE_BYTES = 66
 

@@ -23,8 +23,6 @@ from medfedaug.federation.secure.sharing import SHARE_BYTES, join
 from medfedaug.methods.base import Payload
 from medfedaug.utils.secure_random import Words, stream
 
-__all__ = ["ServerMasks"]
-
 
 class ServerMasks:
     """Passes on what the sites of a round say to each other, and adds up their masked numbers.
@@ -123,11 +121,7 @@ class ServerMasks:
         return sorted(self._dealt)
 
     def training(self, request: Request) -> Request:
-        """The request of the round with the shares that sites need to mask what they send.
-
-        Args:
-            request: the server's.
-        """
+        """The request of the round with the shares that sites need to mask what they send."""
         self.bytes_down += len(self._dealt) * sum(_size(texts) for texts in self._dealt.values())
         return replace(request, masks={"shares": self._dealt})
 

@@ -109,9 +109,6 @@ class LocalTraining:
     def try_out(self, samples: SiteSamples) -> None:
         """Check that the network can be trained at all, before any budget is spent for it.
 
-        Args:
-            samples: the site's.
-
         Raises:
             ConfigError: with the reason.
         """

@@ -95,9 +95,6 @@ class SiteModel:
     def open(self, name: str) -> None:
         """Open the data folder and build the network with the methods' layers, anew if it was open.
 
-        Args:
-            name: the site's name.
-
         Raises:
             DataError: when the data cannot be used.
             ConfigError: when methods, network and data cannot be combined.

@@ -52,11 +52,7 @@ class StateMismatch(MedFedAugError):
 
 
 def capture(roots: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of some objects by the path to each part of it.
-
-    Args:
-        roots: the objects by name.
-    """
+    """The state of some objects by the path to each part of it."""
     found: dict[str, Any] = {}
     _Capture(found, roots)
     return found

@@ -19,7 +19,8 @@ from medfedaug.data.base import plain_name
 from medfedaug.data.io.dicom_identity import ModelIdentity, ObjectKind
 from medfedaug.data.io.dicom_series import scan
 from medfedaug.data.pacs.archive import Archive, ArchiveError, FetchError, FoundSeries, Wanted
-from medfedaug.data.pacs.choice import ImportSettings, Planned, plan_import
+from medfedaug.data.pacs.choice import Planned, plan_import
+from medfedaug.data.pacs.import_settings import ImportSettings
 from medfedaug.data.pacs.object_check import reading_objects
 from medfedaug.data.pacs.patience import Patience
 from medfedaug.data.pacs.study_list import StudyList

@@ -23,7 +23,8 @@ from pydicom.uid import generate_uid
 
 from medfedaug.data.base import SPLITS
 from medfedaug.data.pacs.archive import Access, ArchiveError, Wanted
-from medfedaug.data.pacs.choice import ImportSettings, plan_import
+from medfedaug.data.pacs.choice import plan_import
+from medfedaug.data.pacs.import_settings import ImportSettings
 from medfedaug.data.pacs.importer import import_studies
 from medfedaug.data.pacs.open_archive import open_archive
 from medfedaug.privacy.pseudonyms import Pseudonyms

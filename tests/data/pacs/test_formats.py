@@ -28,7 +28,8 @@ from pydicom.uid import (
 
 from medfedaug.data.io.readers import load_volume
 from medfedaug.data.pacs.archive import Wanted
-from medfedaug.data.pacs.choice import ImportSettings, plan_import
+from medfedaug.data.pacs.choice import plan_import
+from medfedaug.data.pacs.import_settings import ImportSettings
 from medfedaug.data.pacs.importer import import_studies
 from medfedaug.data.pacs.open_archive import open_archive
 

@@ -20,7 +20,6 @@ from browser import CHROMIUM, probe
 from results import Page
 from running import TINY_NETWORK
 
-from medfedaug.analysis.calibration_table import Calibration
 from medfedaug.analysis.inspection_page import federation_shift, foreign_sites, inspection_record
 from medfedaug.analysis.prospect_page import sentences
 from medfedaug.analysis.shift import site_shift
@@ -167,7 +166,7 @@ def test_no_odd_file_ends_the_look_and_each_is_named_with_its_reason(run, odd_da
 def test_the_numbers_are_those_of_the_files(run, phantom_dir, tmp_path):
     code, out, err = run("inspect", "--data", phantom_dir, "--out", tmp_path / "p.html", "--intensity", "raw")
     assert code == 0, err
-    expected = sentences(prospect_of(training_sites(phantom_dir), Calibration.load()))
+    expected = sentences(prospect_of(training_sites(phantom_dir)))
     assert len(expected) >= 3
     text = Page((tmp_path / "p.html").read_text()).text
     for sentence in expected:

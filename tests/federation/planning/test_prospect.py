@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from calibrations import write_table
 from hospitals import Deployment, Hospital
 from results import Page
 from running import TINY_NETWORK
@@ -35,13 +34,6 @@ def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("prospect") / "data"
     make_phantom(folder, sites=3, patients=6, shape=(20, 20, 3))
     return folder
-
-
-@pytest.fixture(autouse=True)
-def small_table(tmp_path, monkeypatch):
-    """A table that is judged in no time."""
-    path = write_table(tmp_path / "table.csv", families=2, each=2, seed=0, noise=0.01)
-    monkeypatch.setattr("medfedaug.analysis.calibration_table._TABLE", str(path))
 
 
 @pytest.fixture

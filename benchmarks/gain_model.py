@@ -2,61 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import permutations
-from statistics import fmean
 
 import numpy as np
+from calibration_table import Calibration
 
-from medfedaug.analysis.calibration_table import FEDAVG, SINGLE, Calibration
-
-__all__ = [
-    "LEVELS",
-    "Expected",
-    "GainModel",
-    "GainRows",
-    "at_level",
-    "gain_rows",
-    "recorded_rows",
-    "score_differences",
-]
-
-LEVELS = ("site", "mean", "worst")
-"""Levels of a gain: of a site, of the mean over the sites, of the lowest score of a site."""
-
-_WIDEST = 1.0
-"""Width from which an interval says nothing: half of the gains that are possible, from -1 to 1."""
-
-_Z = {0.8: 1.2816, 0.95: 1.9600}  # of the normal distribution
-
-
-@dataclass(frozen=True)
-class Expected:
-    """A predicted gain with intervals.
-
-    Attributes:
-        mean: the gain.
-        interval80: its 80% interval; ``None`` where it is not known: the table has too few federations, or
-            the interval covers half of the possible gains or more.
-        interval95: its 95% interval.
-    """
-
-    mean: float
-    interval80: tuple[float, float] | None
-    interval95: tuple[float, float] | None
-
-    def widened(self, deviation: float) -> Expected:
-        """Widen the intervals by an error of a deviation, which adds in squares to that of the gain."""
-
-        def wider(ends: tuple[float, float] | None, level: float) -> tuple[float, float] | None:
-            if ends is None:
-                return None
-            return _known(self.mean, math.hypot((ends[1] - ends[0]) / 2, _Z[level] * deviation))
-
-        return replace(self, interval80=wider(self.interval80, 0.8), interval95=wider(self.interval95, 0.95))
+from medfedaug.analysis.gain_record import FEDAVG, SINGLE, Expected, Halves, Rule, score_differences
 
 
 @dataclass(frozen=True)
@@ -123,7 +76,7 @@ class GainModel:
 
     Deviations:
         Conformal prediction assumes that federations are exchangeable. A user's federation is of no family of
-        the table; `medfedaug.analysis.prediction_judge` measures by families what holds.
+        the table; `prediction_judge` measures by families what holds.
     """
 
     def __init__(self, rows: GainRows, *, yardstick: bool = False) -> None:
@@ -140,11 +93,6 @@ class GainModel:
             return 0.0
         return float(rows.weights @ (rows.lost * rows.gains)) / squares
 
-    @property
-    def highest(self) -> float:
-        """The largest pilot of the table; beyond it nothing is predicted."""
-        return float(self.rows.pilot.max())
-
     def half_width(self, level: float) -> float | None:
         """Return the half width of an interval; ``None`` where the federations are too few for its level."""
         n = self.rows.number
@@ -160,39 +108,24 @@ class GainModel:
         """Predict the gain without intervals."""
         return self.slope * float(lost(np.array([pilot]), falls=self.rows.falls)[0])
 
+    @property
+    def halves(self) -> Halves:
+        """The half widths of the 80% and the 95% interval."""
+        return self.half_width(0.8), self.half_width(0.95)
+
+    @property
+    def rule(self) -> Rule:
+        """The prediction; the largest pilot of the table is its limit."""
+        return Rule(self.slope, float(self.rows.pilot.max()), self.halves)
+
     def predict(self, pilot: float = 0.0) -> Expected:
         """Predict the gain after a pilot."""
-        mean = self.mean_at(pilot)
-        intervals = [
-            None if (half := self.half_width(level)) is None else _known(mean, half) for level in (0.8, 0.95)
-        ]
-        return Expected(mean, *intervals)
-
-
-def _known(mean: float, half: float) -> tuple[float, float] | None:
-    """An interval within the possible gains; ``None`` where it covers half of them or more."""
-    low, high = max(mean - half, -1.0), min(mean + half, 1.0)
-    return (low, high) if 2 * half < _WIDEST else None
+        return Expected.around(self.mean_at(pilot), self.halves)
 
 
 def lost(pilot: np.ndarray, *, falls: bool) -> np.ndarray:
     """The part of a pilot that a gain follows: of one over FedAvg what averaging lost."""
     return -pilot if falls else np.maximum(pilot, 0.0)
-
-
-def at_level(scores: Mapping[str, float], level: str) -> dict[str, float]:
-    """Return the score of each site, or of the federation under the empty name."""
-    if level == "site":
-        return dict(scores)
-    return {"": (fmean if level == "mean" else min)(scores.values())}
-
-
-def score_differences(
-    scores: Mapping[str, Mapping[str, float]], ours: str, theirs: str, level: str
-) -> dict[str, float]:
-    """Return one method's scores minus another's, of each site or under the empty name (`at_level`)."""
-    first, second = at_level(scores[ours], level), at_level(scores[theirs], level)
-    return {name: first[name] - second[name] for name in sorted(first.keys() & second.keys())}
 
 
 def gain_rows(table: Calibration, methods: str, over: str = FEDAVG, level: str = "mean") -> GainRows | None:

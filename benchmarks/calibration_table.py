@@ -7,25 +7,14 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from statistics import fmean, median
 
 from medfedaug.analysis.fingerprint_distance import check_together
+from medfedaug.analysis.gain_record import FEDAVG
 from medfedaug.data.quality.image_fingerprint import ImageFingerprint
 from medfedaug.errors import ConfigError, MedFedAugError, first_line
 
-__all__ = [
-    "COLUMNS",
-    "FEDAVG",
-    "PHANTOM",
-    "REAL",
-    "SINGLE",
-    "Calibration",
-    "TrainedFederation",
-]
-
-FEDAVG, SINGLE = "fedavg", "single"
 PHANTOM, REAL = "phantom", "real"
 
 COLUMNS = (
@@ -37,7 +26,8 @@ third of the rounds brought at most 0.01 to the validation score, and is empty w
 ``patient_deviation`` is the deviation over test patients of the difference from FedAvg; ``fingerprint`` is
 `ImageFingerprint.to_dict` as JSON, in one row of a site and seed at least."""
 
-_TABLE = "analysis/calibration.csv"
+TABLE = Path(__file__).resolve().parents[1] / "docs/results/prospect/calibration.csv"
+"""The recorded federations."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +70,8 @@ class Calibration:
     federations: tuple[TrainedFederation, ...]
 
     @classmethod
-    def load(cls, paths: Sequence[Path] = (), norm: str = "batch") -> Calibration:
-        """Read the table of the package, and federations of a user's own.
+    def load(cls, paths: Sequence[Path] = (TABLE,), norm: str = "batch") -> Calibration:
+        """Read tables.
 
         Args:
             paths: files with the columns `COLUMNS`.
@@ -90,16 +80,16 @@ class Calibration:
         Raises:
             ConfigError: naming file and row.
         """
-        own = files("medfedaug") / _TABLE
-        texts = [(_TABLE, own.read_text(encoding="utf-8"))] if own.is_file() else []
+        found: list[TrainedFederation] = []
         for path in paths:
             try:
-                texts.append((str(path), path.read_text(encoding="utf-8")))
+                text = path.read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigError(
                     f"{path}: cannot be read as a calibration table ({first_line(error)})"
                 ) from error
-        return cls(tuple(one for name, text in texts for one in _read(name, text, norm)))
+            found += _read(str(path), text, norm)
+        return cls(tuple(found))
 
     @property
     def number(self) -> int:

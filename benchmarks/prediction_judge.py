@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
+from typing import Any
 
 import numpy as np
+from calibration_table import Calibration
+from gain_model import GainModel, GainRows, gain_rows, recorded_rows
 
-from medfedaug.analysis.calibration_table import FEDAVG, SINGLE, Calibration
-from medfedaug.analysis.gain_prediction import LEVELS, GainModel, GainRows, gain_rows
+from medfedaug.analysis.gain_record import FEDAVG, LEAST_FEDERATIONS, LEVELS, SINGLE, Claim, GainRecord
 
-__all__ = [
-    "LEAST_FAMILIES",
-    "LEAST_FEDERATIONS",
-    "IntervalRecord",
-    "Judgement",
-    "judge_rows",
-    "judge_table",
-    "judged_over",
-    "record_intervals",
-]
-
-LEAST_FEDERATIONS, LEAST_FAMILIES = 20, 10
-"""Judged federations, and families, below which nothing is shown."""
+LEAST_FAMILIES = 10
+"""Judged families below which nothing is shown."""
 
 _INSIDE = {0.8: 0.7, 0.95: 0.9}
 _INSIDE_A_FAMILY = 0.5
@@ -177,3 +168,47 @@ def judge_table(table: Calibration) -> list[Judgement]:
         for level in LEVELS
         if (rows := gain_rows(table, methods, judged_over(methods), level)) is not None
     ]
+
+
+def record_of(table: Calibration) -> GainRecord:
+    """Summarise federations with one norm and one metric, for `medfedaug prospect`."""
+    judged = (FEDAVG, *(name for name in table.methods if name != SINGLE))
+    rows = {name: recorded_rows(table, name, judged_over(name)) for name in judged}
+    deviations = {name: table.patient_deviation(name) for name in table.methods}
+    return GainRecord(
+        number=table.number,
+        families=tuple(table.families),
+        seeds=table.seeds,
+        methods=tuple(table.methods),
+        gained={name: table.gained(name) for name in table.methods},
+        deviations={name: spread for name, spread in deviations.items() if spread is not None},
+        variances={level: _variance(table, level) for level in LEVELS},
+        yardsticks={
+            m: GainModel(found, yardstick=True).halves for m, found in rows.items() if found is not None
+        },
+        claims=tuple(_claim(table, one) for one in judge_table(table)),
+    )
+
+
+def _claim(table: Calibration, one: Judgement) -> Claim:
+    names = ("federations", "families", "rows", "error", "error_of_zero", "holds", "beats")
+    judged: dict[str, Any] = {name: getattr(one, name) for name in names}
+    for name, records in (("pilot", one.pilot), ("yardstick", one.yardstick)):
+        for record in records:
+            found = {"inside": dict(record.inside), "width": fmean(record.width.values())}
+            judged[f"{name}{100 * record.level:.0f}"] = found
+    rows = gain_rows(table, one.methods, one.over, one.level)
+    rule = None if rows is None or not one.is_said else GainModel(rows).rule
+    return Claim(one.methods, one.over, one.level, judged, rule)
+
+
+def _variance(table: Calibration, level: str) -> float:
+    """Median variance over test patients of training alone minus FedAvg, of a site or of a mean."""
+    found = []
+    for one in table.federations:
+        spreads = one.deviations.get(SINGLE, ())
+        numbers = [site.test_patients for site in one.sites]
+        if len(spreads) == len(numbers):
+            of_sites = [spread**2 / max(n, 1) for spread, n in zip(spreads, numbers, strict=True)]
+            found += [fmean(of_sites) / len(of_sites)] if level == "mean" else of_sites
+    return median(found) if found else 0.0
