@@ -13,8 +13,8 @@ import torch
 from monai.transforms import Compose
 from torch import Tensor
 
+from medfedaug.config.machine import Machine
 from medfedaug.config.run import RunConfig
-from medfedaug.config.storage import Storage
 from medfedaug.data.base import SiteFolder
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages.messages import own_entries
@@ -48,7 +48,7 @@ class SiteModel:
         data: see `medfedaug.federation.resolve_data_folder`, or the site's data if they are already open.
         device: ``"cpu"``, ``"cuda"``, ... or ``"auto"``: CUDA if available.
         threads: CPU threads; 0 leaves PyTorch's choice.
-        storage: where the site keeps its prepared images.
+        machine: where the site keeps its prepared images.
         statistics: of the site, in place of those of its images.
 
     Attributes:
@@ -77,11 +77,11 @@ class SiteModel:
         device: str = "auto",
         *,
         threads: int = 0,
-        storage: Storage | None = None,
+        machine: Machine | None = None,
         statistics: ChannelStatistics | None = None,
     ) -> None:
         self.config, self.data, self.threads = config, data, threads
-        self.storage = storage or Storage()
+        self.machine = machine or Machine()
         self.device = torch.device(
             ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         )
@@ -115,7 +115,7 @@ class SiteModel:
         """Put together network, methods and samples, around what a training script brings."""
         if self.threads:
             torch.set_num_threads(min(self.threads, os.cpu_count() or 1))
-        if self.storage.deterministic:
+        if self.machine.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before cuBLAS is first used
             torch.use_deterministic_algorithms(True)
         self._script, self._set_aside, self._personalised = script, {}, False
@@ -142,7 +142,7 @@ class SiteModel:
             "config": self.config,
             "device": self.device,
             "parts": self.parts,
-            "storage": self.storage,
+            "machine": self.machine,
         }
         return SiteSamples(**place) if script.samples is None else OwnSamples(**place, own=script.samples)
 
