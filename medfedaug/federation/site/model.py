@@ -24,7 +24,7 @@ from medfedaug.federation.site.request_checks import check_received
 from medfedaug.federation.site.samples import SiteSamples
 from medfedaug.federation.site.script_components import Brought, OwnSamples, own_scores
 from medfedaug.federation.site.state import LocalState
-from medfedaug.federation.site.step_graph import graph_ready
+from medfedaug.federation.site.step_graph import CapturedNetwork, Capturing, graph_ready, why_plain
 from medfedaug.methods.base import Payload, SiteContext, SitePart
 from medfedaug.models.memory_format import channels_last
 from medfedaug.models.modes import evaluating
@@ -132,6 +132,8 @@ class SiteModel:
         self.samples = samples
         context = self._context(samples)
         self.parts.update({method.name: method.at_site(context) for method in composition.methods})
+        reason = why_plain(self.device, composition.methods)
+        self._passes = Capturing("passes of inference", self.name, self.device, self.machine.graphs, reason)
         if self.config.precision == "bfloat16":
             run_in_bfloat16(self.network)  # after the methods, whose own hooks on the network see float32
 
@@ -309,7 +311,15 @@ class SiteModel:
     def score(self, cases: Iterable[EvaluationCase], full: bool = False) -> dict[str, Any]:
         """Score the network as it is."""
         transform, size = self.evaluation_transform(), self.config.batch_size
-        return self.task.evaluate(self.network, cases, transform, self.device, size, full)
+        return self.task.evaluate(self.inference(), cases, transform, self.device, size, full)
+
+    def inference(self) -> torch.nn.Module:
+        """The network to infer with, whose passes are captured where the machine has it so.
+
+        It serves as long as the weights stay at their place in memory.
+        """
+        on = self._passes.on
+        return CapturedNetwork(self.network, self._passes, self.parts) if on else self.network
 
     def pass_own_images(self) -> None:
         """Run the network over the images that the site has to go by: see `SiteContext`."""

@@ -7,12 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from finished_runs import simulated
+from monai.inferers import SliceInferer, SlidingWindowInferer
 from torch import nn
 
+from medfedaug.config.machine import Machine
+from medfedaug.data.sites import find_sites
 from medfedaug.errors import MedFedAugWarning
-from medfedaug.federation.site.step_graph import StepGraph
+from medfedaug.federation.site.step_graph import CapturedNetwork, Capturing, StepGraph
+from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.methods import build_methods, method_names, parse_methods
 from medfedaug.methods.base import SitePart
+from medfedaug.runs.prediction.loaded_run import load_run
+from medfedaug.simulate import configure
 
 FOLDER = Path(__file__).resolve().parents[3] / "benchmarks"
 FAST = ("fedfa+,fraug",)
@@ -40,6 +47,15 @@ def graphs(monkeypatch):
 @pytest.fixture
 def setup(graphs, tmp_path):
     return graphs.pretended(tmp_path)
+
+
+@pytest.fixture
+def replayed(graphs, monkeypatch):
+    """The graphs that were replayed, once for each time."""
+    found = []
+    replay = graphs.RecordedGraph.replay
+    monkeypatch.setattr(graphs.RecordedGraph, "replay", lambda graph: (found.append(graph), replay(graph)))
+    return found
 
 
 @pytest.mark.parametrize(
@@ -131,3 +147,59 @@ def test_batches_of_another_shape_are_taken_plainly_in_between(graphs):
     for one, other in zip(found, plain, strict=True):
         assert torch.equal(one, other)
     assert (steps, said) == (4, [])  # two were replayed, and the capture is none
+
+
+@pytest.mark.parametrize("size", [(16, 16), (16, 16, 8)], ids=["slices", "windows"])
+def test_passes_over_slices_and_windows_are_captured_to_the_bit(graphs, size):
+    """The last pass has fewer windows than the first, and is taken as it is."""
+    infer = (
+        SliceInferer(roi_size=size, sw_batch_size=4, spatial_dim=2)
+        if len(size) == 2
+        else SlidingWindowInferer(size, sw_batch_size=4, mode="gaussian")
+    )
+    dims = len(size)
+    torch.manual_seed(0)
+    layers = nn.Sequential((nn.Conv2d, nn.Conv3d)[dims - 2](1, 2, 3, padding=1), nn.Tanh()).eval()
+    image = torch.rand(1, 1, *((16, 16, 22) if dims == 2 else (40, 28, 20)))
+    with torch.no_grad(), graphs.Recording():
+        plain = infer(image.to(DEVICE), layers.to(DEVICE)).cpu()
+        passes = Capturing("passes", "north", DEVICE, "auto", "")
+        captured = CapturedNetwork(layers, passes, {})
+        graph = captured._repeated.graph
+        found = [infer(image.to(DEVICE), captured).cpu() for _ in range(2)]
+        assert graph.operations
+    assert all(torch.equal(one, plain) for one in found)
+    assert passes.on
+
+
+@pytest.mark.parametrize(("method", "replays"), [("fedfd_a", 4), ("moex", 0)])
+def test_cases_are_scored_with_captured_passes(graphs, setup, replayed, method, replays):
+    """Ten images in batches of two, of which the first is taken as it is."""
+    data = setup.folders["classification"]
+    given = {"rounds": 1, "batch_size": 2, **setup.settings["classification"]}
+    config = configure(find_sites(data), methods=tuple(parse_methods(method)), **given)
+    found = []
+    for way in ("off", "auto"):
+        with graphs.Recording():
+            site = SiteTrainer(config, data, str(DEVICE), machine=Machine(graphs=way))
+            site.open("one")
+            site.prepare()
+            torch.manual_seed(0)
+            found.append(site.score(site.samples.evaluation("training"), full=True))
+    assert found[0] == found[1]
+    assert len(replayed) == replays
+
+
+def test_images_are_predicted_with_captured_passes(graphs, replayed, make_photos, tmp_path, monkeypatch):
+    for name in "AB":
+        photos = make_photos(name)
+    small = ("--network", "lenet5", "--image-size", 28)
+    run = load_run(simulated(photos.parent, tmp_path / "run", "fedavg", *small))
+    monkeypatch.setenv("MEDFEDAUG_GRAPHS", "auto")
+    with graphs.Recording():
+        found = [
+            run.predict(photos / "cat", tmp_path / str(device), device=str(device), probabilities=True).cases
+            for device in ("cpu", DEVICE)
+        ]
+    assert len(replayed) == len(list((photos / "cat").iterdir())) - 1
+    assert found[0] == found[1]
