@@ -27,7 +27,7 @@ from measure import (
 from monai.losses import DiceCELoss
 from torch import Tensor, nn
 
-from medfedaug.federation.site.step_graph import graph_ready
+from medfedaug.federation.site.step_graph import of_device
 from medfedaug.methods import build_methods, parse_methods
 from medfedaug.methods.base import ServerContext, SiteContext, Step
 from medfedaug.models import build_network, ffa_layers
@@ -57,7 +57,7 @@ def steps(network: nn.Module, methods: str, images: Tensor) -> Made:
     exchange_once(chosen, parts, server)  # to have γ and a histogram
     network.train()
     criterion = DiceCELoss(include_background=False, to_onehot_y=True, softmax=True, batch=True)
-    optimiser = graph_ready(torch.optim.Adam(network.parameters(), lr=1e-3), images.device)
+    optimiser = of_device(torch.optim.Adam(network.parameters(), lr=1e-3), images.device)
     layers = list(ffa_layers(network).values())
 
     def run(inputs: Tensor, labels: Tensor) -> Tensor:

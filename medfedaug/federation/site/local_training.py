@@ -17,7 +17,7 @@ from medfedaug.config.run import RunConfig
 from medfedaug.errors import DataError, MedFedAugError
 from medfedaug.federation.site.interrupted_round import HalfRound, keeps_order, remaining_batches
 from medfedaug.federation.site.samples import SiteSamples
-from medfedaug.federation.site.step_graph import Capturing, graph_ready, why_plain
+from medfedaug.federation.site.step_graph import Capturing, of_device, why_plain
 from medfedaug.methods.base import Step, Targets, overridden
 from medfedaug.models.freezing import hold_norms
 from medfedaug.models.supervision import DeepSupervision
@@ -280,7 +280,7 @@ class LocalTraining:
     def optimiser(self, parameters: Iterable[Tensor], round_: int) -> torch.optim.Optimizer:
         """The run's optimiser for some parameters, as a round begins."""
         made = self.definition.optimiser(parameters, learning_rate(self.config, round_))
-        return graph_ready(made, self.device)
+        return of_device(made, self.device)
 
 
 def _batches(loader: Any, round_: LocalRound, done: int) -> Iterator[Any]:

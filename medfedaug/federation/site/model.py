@@ -24,7 +24,7 @@ from medfedaug.federation.site.request_checks import check_received
 from medfedaug.federation.site.samples import SiteSamples
 from medfedaug.federation.site.script_components import Brought, OwnSamples, own_scores
 from medfedaug.federation.site.state import LocalState
-from medfedaug.federation.site.step_graph import CapturedNetwork, Capturing, graph_ready, why_plain
+from medfedaug.federation.site.step_graph import CapturedNetwork, Capturing, of_device, why_plain
 from medfedaug.methods.base import Payload, SiteContext, SitePart
 from medfedaug.models.memory_format import channels_last
 from medfedaug.models.modes import evaluating
@@ -170,7 +170,7 @@ class SiteModel:
             missing_channels=self.folder.missing_channels,
             task=self.task,
             momentum=composition.definition.momentum,
-            optimiser=lambda parameters: graph_ready(
+            optimiser=lambda parameters: of_device(
                 composition.definition.optimiser(parameters, learning_rate(config, self.round)), self.device
             ),
             round=lambda: self.round,

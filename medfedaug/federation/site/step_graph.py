@@ -22,7 +22,7 @@ __all__ = [
     "CudaGraph",
     "StepGraph",
     "generators_on",
-    "graph_ready",
+    "of_device",
     "why_plain",
 ]
 
@@ -225,11 +225,20 @@ def why_plain(
     return ""
 
 
-def graph_ready(optimiser: torch.optim.Optimizer, device: torch.device) -> torch.optim.Optimizer:
-    """Let an optimiser count its steps on the device, whether or not they are captured: one arithmetic."""
+_FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+
+
+def of_device(optimiser: torch.optim.Optimizer, device: torch.device) -> torch.optim.Optimizer:
+    """Let an optimiser do its step in one operation, and count its steps on the device.
+
+    It does so whether or not steps are captured: one arithmetic. A CPU's optimiser stays as it is.
+    """
     if device.type in GRAPH_OF:
+        fused = device.type == "cuda" and type(optimiser) in _FUSED
         for group in optimiser.param_groups:
             if "capturable" in group:
                 group["capturable"] = True
+            if fused and group["fused"] is None and group["foreach"] is None:
+                group["fused"] = not group["differentiable"]
         optimiser._warned_capturable_if_run_uncaptured = True
     return optimiser

@@ -14,7 +14,7 @@ from torch import nn
 from medfedaug.config.machine import Machine
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import MedFedAugWarning
-from medfedaug.federation.site.step_graph import CapturedNetwork, Capturing, StepGraph
+from medfedaug.federation.site.step_graph import CapturedNetwork, Capturing, StepGraph, of_device
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.methods import build_methods, method_names, parse_methods
 from medfedaug.methods.base import SitePart
@@ -203,3 +203,22 @@ def test_images_are_predicted_with_captured_passes(graphs, replayed, make_photos
         ]
     assert len(replayed) == len(list((photos / "cat").iterdir())) - 1
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad])
+def test_an_optimiser_of_a_gpu_takes_its_step_in_one_operation(kind):
+    fusing = kind is not torch.optim.Adagrad  # PyTorch has none for CUDA
+    weights = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    plain, fused = (kind([weight], lr=0.1, weight_decay=0.01) for weight in weights)
+    of_device(plain, torch.device("cpu"))
+    of_device(fused, torch.device("cuda"))
+    assert not plain.param_groups[0].get("fused")
+    assert bool(fused.param_groups[0].get("fused")) == fusing
+    fused.param_groups[0]["capturable"] = False  # the weights of this test are on the CPU
+    for _ in range(3):
+        for weight, optimiser in zip(weights, (plain, fused), strict=True):
+            weight.grad = torch.tensor([1.0, -2.0, 0.5])
+            optimiser.step()
+    torch.testing.assert_close(*weights)
+    chosen = torch.optim.SGD([weights[0]], lr=0.1, foreach=True)
+    assert not of_device(chosen, torch.device("cuda")).param_groups[0]["fused"]
