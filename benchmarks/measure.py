@@ -8,15 +8,19 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:  # an environment of peers has no medfedaug
     from medfedaug.methods.base import Method, ServerContext, SitePart
 
-__all__ = ["alternately", "device_in_use", "exchange_once", "hardware", "parser", "report"]
+__all__ = ["alternately", "device_in_use", "exchange_once", "hardware", "parser", "report", "steps_on"]
+
+Made = tuple[Callable[..., Tensor], Sequence["SitePart"]]
 
 
 def parser(description: str | None, repeats: int, *, on_gpu: bool = False) -> argparse.ArgumentParser:
@@ -29,12 +33,20 @@ def parser(description: str | None, repeats: int, *, on_gpu: bool = False) -> ar
         "--repeats", type=int, default=repeats, help=f"measurements of each kind (default {repeats})"
     )
     if on_gpu:
-        result.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
+        result.add_argument("--device", default="cpu", help="cpu, cuda or pretended (default cpu)")
     return result
 
 
 def device_in_use(name: str) -> torch.device:
-    """The device of a name; a GPU is started, so that no measurement includes that, and is in `hardware`."""
+    """The device of a name; a GPU is started, so that no measurement includes that, and is in `hardware`.
+
+    ``pretended`` is that of `step_graphs.py`, on which everything runs and nothing is measured.
+    """
+    if name == "pretended":
+        from step_graphs import DEVICE, Recording
+
+        Recording().__enter__()
+        return DEVICE
     device = torch.device(name)
     torch.empty(1, device=device)
     return device
@@ -47,6 +59,32 @@ def exchange_once(methods: Sequence[Method], parts: Sequence[SitePart], server: 
         if exchange is not None and part.every_round is not None:
             exchange.accept("site", {key: value.cpu() for key, value in part.every_round.collect().items()})
             part.every_round.apply(exchange.result())
+
+
+def steps_on(
+    device: torch.device, batch: Sequence[Tensor], makers: Mapping[str, Callable[[], Made]]
+) -> dict[str, Callable[[], Tensor]]:
+    """Steps on a batch, and where the device has graphs, each once more as a graph.
+
+    Args:
+        device: of the batch.
+        batch: the tensors that a step takes.
+        makers: by name, makes a step and the methods' halves in it.
+
+    Returns:
+        The steps by name; the name of one as a graph ends in ``(graph)``.
+    """
+    from medfedaug.federation.site.step_graph import GRAPH_OF, StepGraph, generators_on
+
+    work: dict[str, Callable[[], Tensor]] = {
+        name: partial(make()[0], *batch) for name, make in makers.items()
+    }
+    for name, make in makers.items() if device.type in GRAPH_OF else ():
+        step, parts = make()
+        graph = GRAPH_OF[device.type](device, generators_on(device, parts))
+        failed = partial(print, f"{name} is not captured:")
+        work[f"{name} (graph)"] = partial(StepGraph(step, graph, parts, failed), *batch)
+    return work
 
 
 def hardware() -> str:
@@ -101,12 +139,15 @@ def report(
     Args:
         title: what was measured.
         seconds: the result of `alternately`.
-        ratios: from numerator and denominator to ``("<=" or ">=", goal)``.
+        ratios: from numerator and denominator to ``("<=" or ">=", goal)``; those of graphs are printed too.
     """
     print(title)
     for name, values in seconds.items():
         print(f"  {name:46s} {1e3 * statistics.median(values):9.2f} ms")
-    for (a, b), (relation, goal) in ratios.items():
+    graphs = {(f"{a} (graph)", f"{b} (graph)"): goal for (a, b), goal in ratios.items()}
+    for (a, b), (relation, goal) in {**ratios, **graphs}.items():
+        if a not in seconds or b not in seconds:
+            continue
         middle, low, high = ratio(seconds[a], seconds[b])
         met = middle <= goal if relation == "<=" else middle >= goal
         verdict = "met" if met else "missed"

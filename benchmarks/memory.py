@@ -21,9 +21,9 @@ from pathlib import Path
 
 from measure import hardware
 
+from medfedaug.config.machine import Machine
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import RunConfig
-from medfedaug.config.storage import Storage
 from medfedaug.data.datasets.phantom import make_phantom
 
 _FILES = 10
@@ -74,7 +74,7 @@ def measure(site: Path, limit: float, steps: int) -> dict[str, float]:
         batch_size=2,
         local_steps=steps,
     )
-    trainer = SiteTrainer(config, site, "cpu", storage=Storage(int(limit * 2**30)))
+    trainer = SiteTrainer(config, site, "cpu", machine=Machine(limit))
     started = time.perf_counter()
     trainer.open("site")
     trainer.enter_run("0" * 32)

@@ -34,7 +34,7 @@ METHODS = [
     "fedfd_a",
     "feddg",
 ]
-OPTIONS = ["--rounds", "2", "--seed", "3", "--device", "cpu", "--threads", "1"]
+OPTIONS = ["--rounds", "2", "--batch-size", "4", "--seed", "3", "--device", "cpu", "--threads", "1"]
 NETWORK = ["--network-args", '{"features": [4, 8, 8, 8, 8, 4]}']
 NOT_RESULTS = ("seconds", "run", "versions", "sha256", "files", "data", "engine")
 

@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.optim import adam
 from torch.utils._pytree import tree_leaves
 
-from medfedaug.config.storage import Storage
+from medfedaug.config.machine import Machine
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.in_process import run_in_process
@@ -52,10 +52,9 @@ class Recording(Pretending):
 
     def __enter__(self) -> Recording:
         self.capturing: RecordedGraph | None = None
-        self.last: RecordedGraph | None = None
         where = "_get_capturable_supported_devices"
         self._patches = [
-            mock.patch.dict(step_graph.GRAPHS, {DEVICE.type: self._graph}),
+            mock.patch.dict(step_graph.GRAPH_OF, {DEVICE.type: self._graph}),
             mock.patch.object(pretended_gpu, "_wait", self._refuse),
             mock.patch.object(torch.random, "fork_rng", self._fork_rng),
             mock.patch.object(adam, where, return_value=[DEVICE.type]),
@@ -71,10 +70,7 @@ class Recording(Pretending):
             patch.stop()
 
     def _graph(self, device: torch.device, generators: Iterable[torch.Generator]) -> RecordedGraph:
-        if self.last is not None:
-            self.last.operations.clear()  # one graph at a time is in use
-        self.last = RecordedGraph(self)
-        return self.last
+        return RecordedGraph(self)
 
     def _fork_rng(self, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
         self._refuse("the state of random numbers")
@@ -184,8 +180,8 @@ class Setup:
             mock.patch.object(kind, "replay", counted),
             mock.patch.object(SiteTrainer, "evaluate_round", unscored),
         ):
-            storage = Storage(graphs=graphs, deterministic=self.device != DEVICE)
-            server = run_in_process(config, data, sites, str(self.device), storage=storage)
+            machine = Machine(graphs=graphs, deterministic=self.device != DEVICE)
+            server = run_in_process(config, data, sites, str(self.device), machine=machine)
         return server, replays["all"]
 
 

@@ -15,7 +15,7 @@ from medfedaug.cli.archive_options import DicomWeb, Dimse, TokenFile, archive_ac
 from medfedaug.cli.console import Table, out_console, say
 from medfedaug.cli.options import Given, named_pairs, takes
 from medfedaug.cli.progress import ImportProgress, resumable
-from medfedaug.config.storage import CACHE_VARIABLE
+from medfedaug.config.machine import Machine
 from medfedaug.data.pacs.archive import Access
 from medfedaug.data.pacs.import_settings import ImportSettings
 from medfedaug.errors import ConfigError
@@ -99,7 +99,7 @@ def import_(
 
     own = state or out.with_name(f"{out.name}.state")
     if withdraw is not None and studies is None:
-        named = str(cache or os.environ.get(CACHE_VARIABLE, ""))
+        named = str(cache or os.environ.get(f"{Machine.VARIABLES}CACHE", ""))
         caches = [Path(named)] if named else []
 
         def pseudonym(name: str, kind: str) -> str:  # the key is made where there is a list, not before

@@ -340,6 +340,7 @@ def _parameter(cls: type[Settings], entry: dataclasses.Field[Any], text: str) ->
         show_default=False,
         rich_help_panel=cls.PANEL,
         hidden=rules["rare"],
+        envvar=f"{cls.VARIABLES}{entry.name.upper()}" if cls.VARIABLES else None,
     )
     return inspect.Parameter(
         entry.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]

@@ -38,20 +38,10 @@ from medfedaug.cli.options import (
 )
 from medfedaug.cli.progress import RoundProgress, resumable
 from medfedaug.config.bundle_reference import content_hash, described_data, locate
+from medfedaug.config.machine import Machine
 from medfedaug.config.options import read_text
 from medfedaug.config.plan import Plan, load_plan, planning_settings
 from medfedaug.config.run import Execution, RunConfig
-from medfedaug.config.storage import (
-    CACHE_VARIABLE,
-    DEFAULT_MEMORY,
-    DETERMINISTIC_TEXT,
-    DETERMINISTIC_VARIABLE,
-    GRAPHS,
-    GRAPHS_TEXT,
-    GRAPHS_VARIABLE,
-    MEMORY_VARIABLE,
-    Storage,
-)
 from medfedaug.errors import ConfigError
 from medfedaug.metrics.registry import UNSEEN
 from medfedaug.nvflare_jobs.simulator.simulator_process import discard, prepare
@@ -71,6 +61,7 @@ _NVFLARE = "nvflare"
     RunConfig,
     Plan,
     Execution,
+    Machine,
     without=("task", "in_channels", "channel_names", "classes"),
     holdout="A site that does not train and is tested as an unseen one; repeatable; all for each in turn.",
 )
@@ -112,28 +103,6 @@ def simulate(
         ),
     ] = False,
     tracking: Tracking = None,
-    memory: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            envvar=MEMORY_VARIABLE,
-            help="GiB of memory per site for prepared images; the rest is in files.",
-        ),
-    ] = DEFAULT_MEMORY,
-    cache: Annotated[
-        Path | None,
-        typer.Option(
-            envvar=CACHE_VARIABLE,
-            help="Folder for these files, which later runs find there.",
-        ),
-    ] = None,
-    graphs: Annotated[
-        str, typer.Option(metavar="|".join(GRAPHS), envvar=GRAPHS_VARIABLE, hidden=True, help=GRAPHS_TEXT)
-    ] = "off",
-    deterministic: Annotated[
-        bool,
-        typer.Option("--deterministic", envvar=DETERMINISTIC_VARIABLE, hidden=True, help=DETERMINISTIC_TEXT),
-    ] = False,
     pictures: Pictures = True,
     report: Report = True,
     overwrite: Annotated[
@@ -181,12 +150,7 @@ def simulate(
             "pictures": pictures,
             "report": report,
             "execution": Execution(**given[Execution]),
-            "storage": Storage(
-                int(memory * 2**30),
-                cache,
-                graphs=graphs,
-                deterministic=deterministic,
-            ),
+            "machine": Machine(**given[Machine]),
             "init": init,
             "loop": loop,
         }

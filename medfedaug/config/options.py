@@ -154,11 +154,13 @@ class Settings:
         TITLE: the beginning of a message, such as ``"privacy: "``.
         PANEL: the title of the options in a command's help.
         OPEN: the origin of a value that a command is not given; empty where the default counts.
+        VARIABLES: how the variable of the environment begins that counts then; empty where none does.
     """
 
     TITLE: ClassVar[str] = ""
     PANEL: ClassVar[str] = "Options"
     OPEN: ClassVar[str] = ""
+    VARIABLES: ClassVar[str] = ""
 
     @model_validator(mode="wrap")
     @classmethod

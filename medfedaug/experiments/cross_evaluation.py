@@ -111,7 +111,7 @@ def evaluate_sites(
             sites=[site.name for site in find_sites(data_dir)],
             device=device,
             execution=execution or Execution(),
-            storage=SiteSettings.load(None).storage,
+            machine=SiteSettings.load(None),
             on_event=on_event,
         )
     )

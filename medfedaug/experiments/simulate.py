@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from medfedaug.config.bundle_reference import allow
+from medfedaug.config.machine import Machine
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import BY_PLAN, Execution, RunConfig, asked_settings, task_defaults
-from medfedaug.config.storage import Storage
 from medfedaug.config.training_scripts import loop_reference
 from medfedaug.data.base import is_own_data
 from medfedaug.data.benchmarks import OWN_DATA, is_federation, read_federation
@@ -159,7 +159,7 @@ def simulate(
     report: bool = True,
     execution: Execution | None = None,
     sites: Sequence[SiteFolder] | None = None,
-    storage: Storage | None = None,
+    machine: Machine | None = None,
     init: str | Path | None = None,
     loop: str | None = None,
 ) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def simulate(
         execution: see `medfedaug.config.run.Execution`; where sites are processes, and without a number of
             threads, they share the cores.
         sites: the sites where they are open already, with the ``limit`` of ``config``.
-        storage: where every site keeps its prepared images; by default as ``MEDFEDAUG_MEMORY`` and
+        machine: where every site keeps its prepared images; by default as ``MEDFEDAUG_MEMORY`` and
             ``MEDFEDAUG_CACHE`` say.
         init: a file with weights to start from (`medfedaug.models.weights`); what does not fit the network
             starts from the seed, and ``results.json`` says what.
@@ -220,7 +220,7 @@ def simulate(
         resume=resume,
         tracking=tracking,
         on_event=on_event,
-        storage=storage or SiteSettings.load(None).storage,
+        machine=machine or SiteSettings.load(None),
     )
     with only_process(prepared.out):
         earlier = _earlier_results(prepared, overwrite=overwrite, resume=resume)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from medfedaug.config.machine import Machine
 from medfedaug.config.run import Execution, RunConfig
-from medfedaug.config.storage import Storage
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError
 from medfedaug.federation.messages.initial_weights import InitialWeights
@@ -31,7 +31,7 @@ class FederationRun:
         state_dir: a folder for what server and sites need after a restart; ``None`` keeps nothing.
         resume: continue from what is in ``state_dir``.
         execution: see `medfedaug.config.run.Execution`.
-        storage: where every site keeps its prepared images.
+        machine: where every site keeps its prepared images.
         initial: the weights to start from, of a run that was configured with some.
         script: the file of the run's own training loop, of a run that has one.
         tracking: ``"tensorboard"``, ``"mlflow"``, ``"wandb"`` or ``None``.
@@ -46,7 +46,7 @@ class FederationRun:
     state_dir: Path | None = None
     resume: bool = False
     execution: Execution = field(default_factory=Execution)
-    storage: Storage = field(default_factory=Storage)
+    machine: Machine = field(default_factory=Machine)
     initial: InitialWeights | None = None
     script: Path | None = None
     tracking: str | None = None
@@ -66,7 +66,7 @@ class SiteEvaluation:
         sites: their names.
         device: the sites' device.
         execution: see `medfedaug.config.run.Execution`.
-        storage: where every site keeps its prepared images.
+        machine: where every site keeps its prepared images.
         on_event: see `medfedaug.federation.server.evaluation.Evaluation`.
     """
 
@@ -77,7 +77,7 @@ class SiteEvaluation:
     sites: Sequence[str]
     device: str = "auto"
     execution: Execution = field(default_factory=Execution)
-    storage: Storage = field(default_factory=Storage)
+    machine: Machine = field(default_factory=Machine)
     on_event: OnEvent | None = None
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from medfedaug.config.machine import Machine
 from medfedaug.config.run import Execution, RunConfig
-from medfedaug.config.storage import Storage
 from medfedaug.data.base import SiteFolder
 from medfedaug.federation.engine import Engine, FederationRun, SiteEvaluation
 from medfedaug.federation.messages.checkpoint import server_checkpoint
@@ -45,7 +45,7 @@ def run_in_process(
     policy: PrivacyPolicy | None = None,
     execution: Execution | None = None,
     carrier: type[InProcessCarrier] | None = None,
-    storage: Storage | None = None,
+    machine: Machine | None = None,
     initial: InitialWeights | None = None,
 ) -> FederationServer:
     """Run a federation to its end.
@@ -66,7 +66,7 @@ def run_in_process(
         policy: of all sites; each has a privacy budget of its own for this run.
         execution: see `medfedaug.config.run.Execution`; its times have no effect, since no site is late here.
         carrier: turns requests into replies; by default each site answers by itself.
-        storage: where every site keeps its prepared images.
+        machine: where every site keeps its prepared images.
         initial: the weights to start from, of a run that was configured with some.
 
     Returns:
@@ -82,7 +82,7 @@ def run_in_process(
     for site in sites:
         name, data = (site, data_dir) if isinstance(site, str) else (site.name, site)
         state = Path(state_dir) / name if state_dir is not None else None
-        trainers[name] = SiteTrainer(config, data, device, state, policy, threads=threads, storage=storage)
+        trainers[name] = SiteTrainer(config, data, device, state, policy, threads=threads, machine=machine)
     target = next(iter(trainers.values())).device
     checkpoint = server_checkpoint(state_dir) if state_dir is not None else None
     if resume and checkpoint is not None:
@@ -114,7 +114,7 @@ class InProcessEngine(Engine):
             resume=run.resume,
             execution=run.execution,
             carrier=self.carrier,
-            storage=run.storage,
+            machine=run.machine,
             initial=run.initial,
         )
         return write_files(work, server)
@@ -134,7 +134,7 @@ class InProcessEngine(Engine):
                 evaluation.device,
                 evaluation.states[key] / name,
                 threads=evaluation.execution.threads,
-                storage=evaluation.storage,
+                machine=evaluation.machine,
             )
             for key, run in evaluation.runs.items()
         }

@@ -16,8 +16,8 @@ from annotated_types import MinLen
 from pydantic import BeforeValidator, WithJsonSchema
 
 from medfedaug.config.bundle_reference import AllowedBundle
+from medfedaug.config.machine import Folder, Machine
 from medfedaug.config.options import Settings, read_text, setting, settings
-from medfedaug.config.storage import DEFAULT_MEMORY, DETERMINISTIC_TEXT, GRAPHS, GRAPHS_TEXT, Storage
 from medfedaug.errors import ConfigError
 from medfedaug.privacy.job_policy import JobRules
 from medfedaug.privacy.policy import PrivacyPolicy
@@ -41,12 +41,6 @@ SETTINGS_FILE = "local/medfedaug.json"
 """File of the settings in a site's kit."""
 
 
-def _folder(value: Any) -> Path | None:
-    if value is not None and not isinstance(value, Path) and not (isinstance(value, str) and value):
-        raise ValueError("must be text")
-    return None if value is None else Path(value)
-
-
 def _bundles(value: Any) -> Any:
     built = isinstance(value, Mapping) and all(isinstance(one, AllowedBundle) for one in value.values())
     return value if built else AllowedBundle.from_settings(value)
@@ -59,23 +53,12 @@ _BUNDLE = {
     "additionalProperties": False,
 }
 
-_PATH = {"anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}]}
-
 Name = Annotated[str, MinLen(1)]
-Folder = Annotated[Path | None, BeforeValidator(_folder), WithJsonSchema(_PATH)]
 
 
 @settings
-class SiteSettings(Settings):
-    """Settings of a site, which no job carries.
-
-    Example:
-        >>> SiteSettings.from_dict({"privacy": {"min_images": 20}}, "medfedaug.json").privacy.min_images
-        20
-    """
-
-    PANEL: ClassVar[str] = "The site"
-    OPEN: ClassVar[str] = "what the kit says"
+class Place(Settings):
+    """Settings of a site: its images, its device, and the folder of what it keeps."""
 
     data: Folder = setting(
         None, "Folder with the site's images; see `medfedaug.federation.resolve_data_folder`."
@@ -84,6 +67,21 @@ class SiteSettings(Settings):
     state: Folder = setting(
         None, "Folder for what must survive a restart of the site; of a kit by default KIT/medfedaug."
     )
+
+
+@settings
+class SiteSettings(Machine, Place):
+    """Settings of a site, with those of its machine, which no job carries.
+
+    Example:
+        >>> SiteSettings.from_dict({"privacy": {"min_images": 20}}, "medfedaug.json").privacy.min_images
+        20
+    """
+
+    PANEL: ClassVar[str] = "The site"
+    OPEN: ClassVar[str] = "what the kit says"
+    VARIABLES: ClassVar[str] = ""  # `load` reads them, and a kit's file says what counts without
+
     privacy: PrivacyPolicy = setting(PrivacyPolicy, "The limits of what may leave the site.", flags=None)
     plugins: tuple[Name, ...] = setting(
         (),
@@ -101,19 +99,6 @@ class SiteSettings(Settings):
         "allowed (`medfedaug.config.bundle_reference`).",
         flags=None,
     )
-    memory: float = setting(
-        DEFAULT_MEMORY,
-        "GiB of memory for prepared images; the rest of them is kept in files.",
-        at_least=0,
-        unit="GiB",
-    )
-    cache: Folder = setting(
-        None,
-        "Folder of these files, which then serve later jobs too and are never removed; by default a "
-        "temporary one, which goes with the job.",
-    )
-    graphs: str = setting("off", GRAPHS_TEXT, choices=GRAPHS, rare=True)
-    deterministic: bool = setting(False, DETERMINISTIC_TEXT, rare=True)
     jobs: JobRules = setting(JobRules, "The jobs that the site takes part in.", flags=None)
     simulation: bool = setting(
         False,
@@ -134,13 +119,6 @@ class SiteSettings(Settings):
         "own loop has one.",
         at_least=1,
     )
-
-    @property
-    def storage(self) -> Storage:
-        """Return where the site keeps its prepared images, and how it computes."""
-        return Storage(
-            int(self.memory * 2**30), self.cache, graphs=self.graphs, deterministic=self.deterministic
-        )
 
     @classmethod
     def from_dict(cls, values: Any, source: object = "") -> SiteSettings:
@@ -184,7 +162,7 @@ class SiteSettings(Settings):
         settings = cls() if kit is None else cls._from_kit(Path(kit), content)
         given = {}
         for entry in dataclasses.fields(cls):
-            text = environment.get(f"MEDFEDAUG_{entry.name.upper()}")
+            text = environment.get(f"{Machine.VARIABLES}{entry.name.upper()}")
             if text and entry.metadata["flags"] is not None:
                 # As everywhere, a folder in a variable is relative to the working folder.
                 folder = entry.name in _FOLDERS

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from medfedaug.config.machine import Machine
 from medfedaug.config.run import RunConfig, recorded_settings
 from medfedaug.data.base import SPLITS, SiteFolder
 from medfedaug.data.images import ImageFolder
@@ -339,7 +340,7 @@ class FinishedRun(Mapping[str, Any]):
             MedFedAugError: one line that says what is wrong and where.
         """
         self.check_whole()
-        model = SiteModel(self._limited(limit), data, device, statistics=statistics)
+        model = SiteModel(self._limited(limit), data, device, machine=_machine(), statistics=statistics)
         model.open(name)
         model.receive(self.weights, self.payload, self.payload)
         return model
@@ -353,7 +354,7 @@ class FinishedRun(Mapping[str, Any]):
             MedFedAugError: one line that says what is wrong and where.
         """
         self.check_whole()
-        trainer = SiteTrainer(self._limited(limit), data, device, self.state / name)
+        trainer = SiteTrainer(self._limited(limit), data, device, self.state / name, machine=_machine())
         trainer.open(name)
         trainer.enter_run(self.record["run"])
         trainer.receive(self.weights, self.payload, self.payload)
@@ -430,3 +431,9 @@ def _load_record(path: str | Path) -> dict[str, Any]:
     if missing:
         raise ConfigError(f"{path}: no record of a run (there is no {sorted(missing)[0]!r})")
     return record
+
+
+def _machine() -> Machine:
+    """How this machine computes, as the environment says; it keeps no prepared images."""
+    found = SiteSettings.load(None)
+    return Machine(graphs=found.graphs, deterministic=found.deterministic)

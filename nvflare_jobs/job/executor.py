@@ -201,7 +201,7 @@ def site_trainer(name: str, config: RunConfig, settings: SiteSettings, threads: 
     return SiteTrainer(
         *(config, settings.data, settings.device, state, settings.privacy, ledger),
         threads=threads,
-        storage=settings.storage,
+        machine=settings,
         save_every=settings.save_every,
     )
 

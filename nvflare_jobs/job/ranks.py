@@ -300,9 +300,7 @@ class _SiteOfRank(ForeignLoop):
         sys.path[:], sys.argv = told.path, [told.script]
         plugins.restrict(told.settings.plugins)
         bundles.restrict(told.settings.bundles)
-        self.trainer = SiteTrainer(
-            told.config, told.folder, threads=told.threads, storage=told.settings.storage
-        )
+        self.trainer = SiteTrainer(told.config, told.folder, threads=told.threads, machine=told.settings)
         self.trainer.device = told.device
         if told.device.type == "cuda":
             index = ((told.device.index or 0) + told.rank) % torch.cuda.device_count()

@@ -14,14 +14,8 @@ from typing import Any
 from nvflare.recipe.spec import Recipe
 
 from medfedaug.config import bundle_reference as bundles
+from medfedaug.config.machine import Machine
 from medfedaug.config.run import Execution, RunConfig
-from medfedaug.config.storage import (
-    CACHE_VARIABLE,
-    DETERMINISTIC_VARIABLE,
-    GRAPHS_VARIABLE,
-    MEMORY_VARIABLE,
-    Storage,
-)
 from medfedaug.errors import MedFedAugWarning, RunFailed
 from medfedaug.federation.engine import Engine, FederationRun, SiteEvaluation
 from medfedaug.federation.job_folder import EVALUATION, EVENTS, JOB_FOLDER, RESULTS, STATE
@@ -74,7 +68,7 @@ class NVFlareEngine(Engine):
                     resume=run.resume,
                     tracking=run.tracking,
                     execution=run.execution,
-                    storage=run.storage,
+                    machine=run.machine,
                     initial=run.initial,
                     lock=run.lock,
                     script=run.script,
@@ -139,7 +133,7 @@ def run_in_simulator(
     resume: bool = False,
     tracking: str | None = None,
     execution: Execution | None = None,
-    storage: Storage | None = None,
+    machine: Machine | None = None,
     initial: InitialWeights | None = None,
     lock: str | Path | None = None,
     script: str | Path | None = None,
@@ -159,7 +153,7 @@ def run_in_simulator(
         resume: continue from what is in ``state_dir``.
         tracking: see `medfedaug.nvflare_jobs.MedFedAugRecipe`.
         execution: see `medfedaug.config.run.Execution`.
-        storage: where every site keeps its prepared images; by default as the environment says.
+        machine: where every site keeps its prepared images; by default as the environment says.
         initial: the weights to start from, of a run that was configured with some.
         lock: a file that is locked as long as a process of the run is alive; by default one in ``work_dir``.
         script: the file of the run's training loop, if a job has to carry it.
@@ -190,7 +184,7 @@ def run_in_simulator(
         on_event=on_event,
         state_dir=state_dir,
         execution=execution,
-        storage=storage,
+        machine=machine,
         lock=lock,
     )
 
@@ -206,7 +200,7 @@ def run_job(
     on_event: Callable[[dict[str, Any]], None] | None = None,
     state_dir: str | Path | None = None,
     execution: Execution,
-    storage: Storage | None = None,
+    machine: Machine | None = None,
     lock: str | Path | None = None,
 ) -> Path:
     """Run any of our jobs in NVFlare's simulator.
@@ -221,7 +215,7 @@ def run_job(
         on_event: see there.
         state_dir: see there.
         execution: see there.
-        storage: see there.
+        machine: see there.
         lock: see there.
 
     Returns:
@@ -244,7 +238,7 @@ def run_job(
         environment={
             DATA_VARIABLE: str(Path(data_dir).resolve()),
             DEVICE_VARIABLE: device,
-            **_storage_variables(storage),
+            **(machine.variables() if machine else {}),
             STATE_VARIABLE: str(Path(state_dir or work / "state").resolve()),
         },
         lock=str(lock or work / "processes.lock"),
@@ -275,18 +269,6 @@ def run_job(
         (run / SERVER_TRACKING).mkdir(exist_ok=True)
         (run / MLFLOW_FILE).rename(run / SERVER_TRACKING / MLFLOW_FILE)
     return output
-
-
-def _storage_variables(storage: Storage | None) -> dict[str, str]:
-    if storage is None:
-        return {}
-    folder = {CACHE_VARIABLE: str(storage.folder.resolve())} if storage.folder else {}
-    return {
-        MEMORY_VARIABLE: str(storage.max_bytes / 2**30),
-        GRAPHS_VARIABLE: storage.graphs,
-        DETERMINISTIC_VARIABLE: str(storage.deterministic).lower(),
-        **folder,
-    }
 
 
 def output_folder(work_dir: str | Path, name: str = "server") -> Path:

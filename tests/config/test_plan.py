@@ -12,9 +12,9 @@ from monai.data import MetaTensor
 from monai.transforms import Orientation
 from running import TINY_NETWORK, TINY_OPTIONS
 
+from medfedaug.config.machine import Machine
 from medfedaug.config.plan import Plan, load_plan, save_plan
 from medfedaug.config.run import Execution
-from medfedaug.config.storage import Storage
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.preparation.cache import CaseCache
 from medfedaug.data.preparation.preparation import Preparation
@@ -189,7 +189,7 @@ def test_what_does_not_fit_into_memory_is_kept_in_files(tmp_path):
     tensors = {"image": torch.rand(2, 1, 5, 6), "label": torch.arange(4)}
     size = sum(value.nbytes for value in tensors.values())
     for folder in (None, tmp_path / "kept"):
-        cache = CaseCache(Storage(size, folder))
+        cache = CaseCache(Machine(size / 2**30, folder))
         stored = [cache.get((i,), lambda: dict(tensors)) for i in range(3)]
         assert [case.tensors is None for case in stored] == [False, True, True]
         assert cache.num_bytes == size
@@ -203,14 +203,14 @@ def test_what_does_not_fit_into_memory_is_kept_in_files(tmp_path):
             assert ("image" in case, "affine" in case) == (True, False)
     # Found again by a later process, and made anew after a kill in the middle of writing.
     (tmp_path / "kept/.abc").mkdir()
-    later = CaseCache(Storage(0, tmp_path / "kept"))
+    later = CaseCache(Machine(0, tmp_path / "kept"))
     for key in ((1,), (2,)):
         later.get(key, lambda: pytest.fail("it is there"))
     later.get((0,), lambda: dict(tensors))
     assert later.made == 1
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="file"):
-        CaseCache(Storage(0, tmp_path / "file")).get((0,), lambda: dict(tensors))
+        CaseCache(Machine(0, tmp_path / "file")).get((0,), lambda: dict(tensors))
 
 
 def train(config, data, **more):
@@ -228,8 +228,8 @@ def volume_config(data, methods="fedavg", plan=VOLUMES, **changes):
 def test_memory_makes_no_difference(volumes_dir, tmp_path):
     config = volume_config(volumes_dir, "fedrdn,fedfa_h", rounds=2)
     states = [
-        train(config, volumes_dir, storage=storage).state
-        for storage in (Storage(), Storage(0, None, 0), Storage(30_000, tmp_path / "cache", 2))
+        train(config, volumes_dir, machine=machine).state
+        for machine in (Machine(), Machine(0, ahead=0), Machine(30_000 / 2**30, tmp_path / "cache", ahead=2))
     ]
     for state in states[1:]:
         assert all(torch.equal(state[key], value) for key, value in states[0].items())

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from medfedaug.config.storage import Storage
+from medfedaug.config.machine import Machine
 from medfedaug.errors import ConfigError
-from medfedaug.nvflare_jobs.simulator.simulator import _storage_variables
 from medfedaug.privacy import PrivacyPolicy
 from medfedaug.privacy.site_settings import SETTINGS_FILE, SiteSettings
 
@@ -58,7 +57,9 @@ def test_the_environment_comes_before_the_file(kit, monkeypatch):
         kit / "local" / "..",
         {"MEDFEDAUG_DATA": "there", "MEDFEDAUG_DEVICE": "cuda:1", "MEDFEDAUG_STATE": "/var/state"},
     )
-    assert changed == SiteSettings(Path.cwd() / "there", "cuda:1", Path("/var/state"), settings.privacy)
+    assert changed == SiteSettings(
+        Path.cwd() / "there", "cuda:1", Path("/var/state"), privacy=settings.privacy
+    )
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,8 @@ def test_a_file_that_is_no_json_or_says_something_twice_is_named(kit, text, reas
 
 
 def test_what_a_simulations_sites_compute_with_reaches_their_processes(tmp_path):
-    storage = Storage(2**29, tmp_path, graphs="off", deterministic=True)
-    assert SiteSettings.load(None, _storage_variables(storage)).storage == storage
+    machine = Machine(0.5, tmp_path, graphs="on", deterministic=True)
+    found = SiteSettings.load(None, machine.variables()).to_dict()
+    assert machine.to_dict().items() <= found.items()
     with pytest.raises(ConfigError, match="graphs 'sometimes' is not known; choose from auto, on, off"):
         SiteSettings.load(None, {"MEDFEDAUG_GRAPHS": "sometimes"})

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from medfedaug._version import __version__
-from medfedaug.config.storage import Storage
+from medfedaug.config.machine import Machine
 from medfedaug.errors import MedFedAugError, StorageError, first_line
 
 __all__ = ["CaseCache", "StoredCase", "remove_prepared"]
@@ -88,7 +88,7 @@ class CaseCache:
     choice of what to drop would be better.
 
     Args:
-        storage: how much is kept in memory, and where the files are. Those in a folder of the site's stay
+        machine: how much is kept in memory, and where the files are. Those in a folder of the site's stay
             until somebody removes it, and serve later processes.
         place: brings a tensor that stays in memory, with this name, to where it is needed.
 
@@ -99,12 +99,12 @@ class CaseCache:
 
     def __init__(
         self,
-        storage: Storage,
+        machine: Machine,
         place: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor,
     ) -> None:
-        self.max_bytes, self.place = storage.max_bytes, place
+        self.max_bytes, self.place = machine.max_bytes, place
         self.num_bytes, self.made = 0, 0
-        self._folder = storage.folder
+        self._folder = machine.cache
         self._known: dict[tuple[object, ...], StoredCase] = {}
 
     def get(

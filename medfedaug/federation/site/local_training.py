@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from medfedaug.config.run import RunConfig
-from medfedaug.errors import DataError, MedFedAugError, warn
+from medfedaug.errors import DataError, MedFedAugError
 from medfedaug.federation.site.interrupted_round import HalfRound, keeps_order, remaining_batches
 from medfedaug.federation.site.samples import SiteSamples
-from medfedaug.federation.site.step_graph import GRAPHS, StepGraph, graph_ready, why_plain
-from medfedaug.federation.site.training_state import find_generators
+from medfedaug.federation.site.step_graph import Capturing, of_device, why_plain
 from medfedaug.methods.base import Step, Targets, overridden
 from medfedaug.models.freezing import hold_norms
 from medfedaug.models.supervision import DeepSupervision
@@ -97,14 +96,11 @@ class LocalTraining:
             model.config,
         )
         self.device, self.parts = model.device, model.parts
-        self.ahead = model.storage.ahead
+        self.ahead = model.machine.ahead
         self.frozen, self.definition = model.composition.frozen, model.composition.definition
         self.criterion = DeepSupervision(self.network).criterion(self.task.loss)
         reason = self.uncaptured or why_plain(self.device, model.composition.methods, self.parts)
-        wanted = {"off": False, "auto": self.device.type in GRAPHS, "on": True}[model.storage.graphs]
-        self.captures = wanted
-        if wanted and reason:
-            self._cannot_capture(reason)
+        self.capturing = Capturing("steps", self.folder.name, self.device, model.machine.graphs, reason)
 
     def try_out(self, samples: SiteSamples) -> None:
         """Check that the network can be trained at all, before any budget is spent for it.
@@ -150,7 +146,7 @@ class LocalTraining:
         """
         trained = [p for p in self.network.parameters() if p.requires_grad]
         optimiser, parts = self.optimiser(trained, round_.number), list(self.parts.values())
-        step = self._repeated(optimiser)
+        step = self.capturing.repeated(partial(self._take_step, optimiser), self.parts)
         self.network.train()
         hold_norms(self.network, self.frozen)
         half = half if half is not None and keeps_order(loader) else HalfRound.none()
@@ -165,19 +161,6 @@ class LocalTraining:
             losses.append(step(*on_device(batch, self.device)))
             half.step(roots, losses, data, self.device)
         return self.values(losses)
-
-    def _repeated(self, optimiser: torch.optim.Optimizer) -> Callable[[Tensor, Tensor], Tensor]:
-        """Return the step of a round, of images and targets on the device to the loss."""
-        plain = partial(self._take_step, optimiser)
-        if not self.captures:
-            return plain
-        drawn_from = [g for g in find_generators(self.parts) if getattr(g, "device", None) == self.device]
-        graph = GRAPHS[self.device.type](self.device, drawn_from)
-        return StepGraph(plain, graph, self.parts.values(), self._cannot_capture)
-
-    def _cannot_capture(self, reason: str) -> None:
-        self.captures = False
-        warn(f"steps are not captured as CUDA graphs: {reason}", site=self.folder.name)
 
     def _take_step(self, optimiser: torch.optim.Optimizer, inputs: Tensor, targets: Tensor) -> Tensor:
         parts = list(self.parts.values())
@@ -294,7 +277,7 @@ class LocalTraining:
     def optimiser(self, parameters: Iterable[Tensor], round_: int) -> torch.optim.Optimizer:
         """The run's optimiser for some parameters, as a round begins."""
         made = self.definition.optimiser(parameters, learning_rate(self.config, round_))
-        return graph_ready(made, self.device)
+        return of_device(made, self.device)
 
 
 def _batches(loader: Any, round_: LocalRound, done: int) -> Iterator[Any]:

@@ -13,8 +13,8 @@ import torch
 from monai.transforms import Compose
 from torch import Tensor
 
+from medfedaug.config.machine import Machine
 from medfedaug.config.run import RunConfig
-from medfedaug.config.storage import Storage
 from medfedaug.data.base import SiteFolder
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages.messages import own_entries
@@ -24,7 +24,7 @@ from medfedaug.federation.site.request_checks import check_received
 from medfedaug.federation.site.samples import SiteSamples
 from medfedaug.federation.site.script_components import Brought, OwnSamples, own_scores
 from medfedaug.federation.site.state import LocalState
-from medfedaug.federation.site.step_graph import graph_ready
+from medfedaug.federation.site.step_graph import CapturedNetwork, Capturing, of_device, why_plain
 from medfedaug.methods.base import Payload, SiteContext, SitePart
 from medfedaug.models.memory_format import channels_last
 from medfedaug.models.modes import evaluating
@@ -48,7 +48,7 @@ class SiteModel:
         data: see `medfedaug.federation.resolve_data_folder`, or the site's data if they are already open.
         device: ``"cpu"``, ``"cuda"``, ... or ``"auto"``: CUDA if available.
         threads: CPU threads; 0 leaves PyTorch's choice.
-        storage: where the site keeps its prepared images.
+        machine: where the site keeps its prepared images.
         statistics: of the site, in place of those of its images.
 
     Attributes:
@@ -77,11 +77,11 @@ class SiteModel:
         device: str = "auto",
         *,
         threads: int = 0,
-        storage: Storage | None = None,
+        machine: Machine | None = None,
         statistics: ChannelStatistics | None = None,
     ) -> None:
         self.config, self.data, self.threads = config, data, threads
-        self.storage = storage or Storage()
+        self.machine = machine or Machine()
         self.device = torch.device(
             ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         )
@@ -112,7 +112,7 @@ class SiteModel:
         """Put together network, methods and samples, around what a training script brings."""
         if self.threads:
             torch.set_num_threads(min(self.threads, os.cpu_count() or 1))
-        if self.storage.deterministic:
+        if self.machine.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before cuBLAS is first used
             torch.use_deterministic_algorithms(True)
         self._script, self._set_aside, self._personalised = script, {}, False
@@ -129,6 +129,8 @@ class SiteModel:
         self.samples = samples
         context = self._context(samples)
         self.parts.update({method.name: method.at_site(context) for method in composition.methods})
+        reason = why_plain(self.device, composition.methods)
+        self._passes = Capturing("passes of inference", self.name, self.device, self.machine.graphs, reason)
         if self.config.precision == "bfloat16":
             run_in_bfloat16(self.network)  # after the methods, whose own hooks on the network see float32
 
@@ -139,7 +141,7 @@ class SiteModel:
             "config": self.config,
             "device": self.device,
             "parts": self.parts,
-            "storage": self.storage,
+            "machine": self.machine,
         }
         return SiteSamples(**place) if script.samples is None else OwnSamples(**place, own=script.samples)
 
@@ -165,7 +167,7 @@ class SiteModel:
             missing_channels=self.folder.missing_channels,
             task=self.task,
             momentum=composition.definition.momentum,
-            optimiser=lambda parameters: graph_ready(
+            optimiser=lambda parameters: of_device(
                 composition.definition.optimiser(parameters, learning_rate(config, self.round)), self.device
             ),
             round=lambda: self.round,
@@ -306,7 +308,15 @@ class SiteModel:
     def score(self, cases: Iterable[EvaluationCase], full: bool = False) -> dict[str, Any]:
         """Score the network as it is."""
         transform, size = self.evaluation_transform(), self.config.batch_size
-        return self.task.evaluate(self.network, cases, transform, self.device, size, full)
+        return self.task.evaluate(self.inference(), cases, transform, self.device, size, full)
+
+    def inference(self) -> torch.nn.Module:
+        """The network to infer with, whose passes are captured where the machine has it so.
+
+        It serves as long as the weights stay at their place in memory.
+        """
+        on = self._passes.on
+        return CapturedNetwork(self.network, self._passes, self.parts) if on else self.network
 
     def pass_own_images(self) -> None:
         """Run the network over the images that the site has to go by: see `SiteContext`."""

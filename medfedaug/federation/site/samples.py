@@ -14,8 +14,8 @@ from monai.utils import CommonKeys as Keys
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
+from medfedaug.config.machine import Machine
 from medfedaug.config.run import RunConfig, derive_seed
-from medfedaug.config.storage import Storage
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.preparation.cache import CaseCache, StoredCase
 from medfedaug.data.preparation.preparation import LANDMARKS, Placement
@@ -115,7 +115,7 @@ class SiteSamples:
         config: batch size and image size.
         device: of the network.
         parts: the methods' halves at the site, by name: their transforms follow the task's.
-        storage: how much is kept in memory, and where the rest is.
+        machine: how much is kept in memory, and where the rest is.
     """
 
     def __init__(
@@ -125,12 +125,12 @@ class SiteSamples:
         config: RunConfig,
         device: torch.device,
         parts: Mapping[str, SitePart],
-        storage: Storage,
+        machine: Machine,
     ) -> None:
         self.folder, self.task, self.config = folder, task, config
         self.device, self.parts = device, parts
-        self.storage = storage
-        self.cache = CaseCache(storage, self._placed)
+        self.machine = machine
+        self.cache = CaseCache(machine, self._placed)
         self._training: TrainingSamples | None = None
         self._statistics: dict[str, ChannelStatistics] = {}
         self._room = 0.0  # bytes of images that may lie on the GPU; on a CPU they are where they belong
@@ -252,7 +252,7 @@ class SiteSamples:
         """Images as the network sees them in evaluation, on its device, and their targets."""
         dataset = Dataset(samples, self.batch_transform())
         loader = DataLoader(dataset, batch_size=self.config.batch_size, collate_fn=self.task.collate)
-        for batch in ahead(loader, self.storage.ahead, self.device):
+        for batch in ahead(loader, self.machine.ahead, self.device):
             yield on_device(batch, self.device)
 
     def images(self, samples: Sequence[Sample]) -> Iterator[Tensor]:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from medfedaug.config.machine import Machine
 from medfedaug.config.plan import PLANNED
 from medfedaug.config.run import RunConfig, derive_seed
 from medfedaug.config.site_description import DESCRIPTION
-from medfedaug.config.storage import Storage
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.quality.content_hash import case_identities
 from medfedaug.errors import MedFedAugError, PrivacyRefused, warn
@@ -84,7 +84,7 @@ class SiteTrainer(SiteModel):
             simulations, in which nothing leaves the machine.
         ledger: the file of the site's account of what it has released and spent, over all jobs.
         threads: see `SiteModel`.
-        storage: see there.
+        machine: see there.
         statistics: see there.
         save_every: minutes of a round's training after which its state is written, so that a restart goes on
             from there; 0 for never.
@@ -116,11 +116,11 @@ class SiteTrainer(SiteModel):
         policy: PrivacyPolicy | None = None,
         ledger: str | Path | None = None,
         threads: int = 0,
-        storage: Storage | None = None,
+        machine: Machine | None = None,
         statistics: ChannelStatistics | None = None,
         save_every: float = 0.0,
     ) -> None:
-        super().__init__(config, data, device, threads=threads, storage=storage, statistics=statistics)
+        super().__init__(config, data, device, threads=threads, machine=machine, statistics=statistics)
         self.policy = policy or PrivacyPolicy.of_simulation()
         self.ledger = PrivacyLedger(ledger)
         self.memory = RoundMemory("", Path(state_dir) if state_dir is not None else None)

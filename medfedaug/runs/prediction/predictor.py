@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from monai.transforms import Compose
+from torch import nn
 
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.errors import ConfigError
@@ -104,14 +106,20 @@ class Predictor:
             flipped: spatial axes along which the network sees the image flipped.
         """
         model = self.model
-        network = FlippedNetwork(model.network, flipped) if flipped else model.network
+        network = FlippedNetwork(self.network, flipped) if flipped else self.network
         return model.task.predict_case(
             network, case, self.transform, model.device, model.config.batch_size, probabilities
         )
 
+    @cached_property
+    def network(self) -> nn.Module:
+        """The network, for all cases until a `rest`."""
+        return self.model.inference()
+
     def rest(self) -> None:
         """Move the network off its device, which another model of an ensemble needs."""
         self.model.network.to("cpu")
+        vars(self).pop("network", None)
 
 
 def predictions(

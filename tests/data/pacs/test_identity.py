@@ -146,9 +146,9 @@ def prepare(cache, image):
     """Keep an image in the folder of prepared images, as a run does."""
     import torch
 
-    from medfedaug.config.storage import Storage
+    from medfedaug.config.machine import Machine
 
-    CaseCache(Storage(0, cache)).get((str(image),), lambda: {"image": torch.zeros(2, 3)}, [image])
+    CaseCache(Machine(0, cache)).get((str(image),), lambda: {"image": torch.zeros(2, 3)}, [image])
 
 
 def test_a_withdrawal_reaches_objects_and_caches_and_is_finished_when_killed(

@@ -14,7 +14,7 @@ import torch
 from benchmark_files import write_prostate
 from written_volumes import write_dicom
 
-from medfedaug.config.storage import Storage
+from medfedaug.config.machine import Machine
 from medfedaug.data.benchmarks import open_benchmark
 from medfedaug.data.images import ImageFolder
 from medfedaug.data.preparation import cache
@@ -45,7 +45,7 @@ def test_slices_of_one_patient_have_label_maps_of_their_own(tmp_path, monkeypatc
 
 def kept(folder: Path, task, site, case) -> dict[str, torch.Tensor]:
     """What a new process finds in the folder of a site, or makes."""
-    found = CaseCache(Storage(0, folder)).get(
+    found = CaseCache(Machine(0, folder)).get(
         (task.key, *site.identity(case)), lambda: task.prepared(site, case)
     )
     return {name: found.read(name) for name in ("image", "label")}
@@ -92,7 +92,7 @@ def test_voxels_that_were_written_anew_in_place_are_read_anew(make_site, tmp_pat
 
 def test_another_version_prepares_images_anew(tmp_path, monkeypatch):
     def make(value: int) -> int:
-        found = CaseCache(Storage(0, tmp_path)).get(("case",), lambda: {"label": torch.tensor([value])})
+        found = CaseCache(Machine(0, tmp_path)).get(("case",), lambda: {"label": torch.tensor([value])})
         return int(found.read("label"))
 
     assert [make(1), make(2)] == [1, 1]

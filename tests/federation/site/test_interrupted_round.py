@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from medfedaug.config.machine import Machine
 from medfedaug.config.run import RunConfig
-from medfedaug.config.storage import Storage
 from medfedaug.errors import MedFedAugWarning
 from medfedaug.federation import FederationServer, Site, SiteTrainer
 from medfedaug.federation.messages.checkpoint import load_checkpoint, save_checkpoint
@@ -68,7 +68,7 @@ class Machines(Carrier):
             state_dir=self.state / name,
             policy=self.policies.get(name),
             ledger=self.state / name / "ledger.json",
-            storage=Storage(2**30, ahead=self.ahead, graphs="auto"),
+            machine=Machine(1.0, ahead=self.ahead, graphs="auto"),
             save_every=self.save_every if self.kill is None or name == self.kill[0] else 0.0,
         )
         return Site(name, trainer, on_event=lambda event: self.events.append({**event, "site": name}))

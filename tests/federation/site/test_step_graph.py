@@ -7,12 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from finished_runs import simulated
+from monai.inferers import SliceInferer, SlidingWindowInferer
 from torch import nn
 
+from medfedaug.config.machine import Machine
+from medfedaug.data.sites import find_sites
 from medfedaug.errors import MedFedAugWarning
-from medfedaug.federation.site.step_graph import StepGraph
+from medfedaug.federation.site.step_graph import CapturedNetwork, Capturing, StepGraph, of_device
+from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.methods import build_methods, method_names, parse_methods
 from medfedaug.methods.base import SitePart
+from medfedaug.runs.prediction.loaded_run import load_run
+from medfedaug.simulate import configure
 
 FOLDER = Path(__file__).resolve().parents[3] / "benchmarks"
 FAST = ("fedfa+,fraug",)
@@ -40,6 +47,15 @@ def graphs(monkeypatch):
 @pytest.fixture
 def setup(graphs, tmp_path):
     return graphs.pretended(tmp_path)
+
+
+@pytest.fixture
+def replayed(graphs, monkeypatch):
+    """The graphs that were replayed, once for each time."""
+    found = []
+    replay = graphs.RecordedGraph.replay
+    monkeypatch.setattr(graphs.RecordedGraph, "replay", lambda graph: (found.append(graph), replay(graph)))
+    return found
 
 
 @pytest.mark.parametrize(
@@ -131,3 +147,78 @@ def test_batches_of_another_shape_are_taken_plainly_in_between(graphs):
     for one, other in zip(found, plain, strict=True):
         assert torch.equal(one, other)
     assert (steps, said) == (4, [])  # two were replayed, and the capture is none
+
+
+@pytest.mark.parametrize("size", [(16, 16), (16, 16, 8)], ids=["slices", "windows"])
+def test_passes_over_slices_and_windows_are_captured_to_the_bit(graphs, size):
+    """The last pass has fewer windows than the first, and is taken as it is."""
+    infer = (
+        SliceInferer(roi_size=size, sw_batch_size=4, spatial_dim=2)
+        if len(size) == 2
+        else SlidingWindowInferer(size, sw_batch_size=4, mode="gaussian")
+    )
+    dims = len(size)
+    torch.manual_seed(0)
+    layers = nn.Sequential((nn.Conv2d, nn.Conv3d)[dims - 2](1, 2, 3, padding=1), nn.Tanh()).eval()
+    image = torch.rand(1, 1, *((16, 16, 22) if dims == 2 else (40, 28, 20)))
+    with torch.no_grad(), graphs.Recording():
+        plain = infer(image.to(DEVICE), layers.to(DEVICE)).cpu()
+        passes = Capturing("passes", "north", DEVICE, "auto", "")
+        captured = CapturedNetwork(layers, passes, {})
+        graph = captured._repeated.graph
+        found = [infer(image.to(DEVICE), captured).cpu() for _ in range(2)]
+        assert graph.operations
+    assert all(torch.equal(one, plain) for one in found)
+    assert passes.on
+
+
+@pytest.mark.parametrize(("method", "replays"), [("fedfd_a", 4), ("moex", 0)])
+def test_cases_are_scored_with_captured_passes(graphs, setup, replayed, method, replays):
+    """Ten images in batches of two, of which the first is taken as it is."""
+    data = setup.folders["classification"]
+    given = {"rounds": 1, "batch_size": 2, **setup.settings["classification"]}
+    config = configure(find_sites(data), methods=tuple(parse_methods(method)), **given)
+    found = []
+    for way in ("off", "auto"):
+        with graphs.Recording():
+            site = SiteTrainer(config, data, str(DEVICE), machine=Machine(graphs=way))
+            site.open("one")
+            site.prepare()
+            torch.manual_seed(0)
+            found.append(site.score(site.samples.evaluation("training"), full=True))
+    assert found[0] == found[1]
+    assert len(replayed) == replays
+
+
+def test_images_are_predicted_with_captured_passes(graphs, replayed, make_photos, tmp_path, monkeypatch):
+    for name in "AB":
+        photos = make_photos(name)
+    small = ("--network", "lenet5", "--image-size", 28)
+    run = load_run(simulated(photos.parent, tmp_path / "run", "fedavg", *small))
+    monkeypatch.setenv("MEDFEDAUG_GRAPHS", "auto")
+    with graphs.Recording():
+        found = [
+            run.predict(photos / "cat", tmp_path / str(device), device=str(device), probabilities=True).cases
+            for device in ("cpu", DEVICE)
+        ]
+    assert len(replayed) == len(list((photos / "cat").iterdir())) - 1
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad])
+def test_an_optimiser_of_a_gpu_takes_its_step_in_one_operation(kind):
+    fusing = kind is not torch.optim.Adagrad  # PyTorch has none for CUDA
+    weights = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    plain, fused = (kind([weight], lr=0.1, weight_decay=0.01) for weight in weights)
+    of_device(plain, torch.device("cpu"))
+    of_device(fused, torch.device("cuda"))
+    assert not plain.param_groups[0].get("fused")
+    assert bool(fused.param_groups[0].get("fused")) == fusing
+    fused.param_groups[0]["capturable"] = False  # the weights of this test are on the CPU
+    for _ in range(3):
+        for weight, optimiser in zip(weights, (plain, fused), strict=True):
+            weight.grad = torch.tensor([1.0, -2.0, 0.5])
+            optimiser.step()
+    torch.testing.assert_close(*weights)
+    chosen = torch.optim.SGD([weights[0]], lr=0.1, foreach=True)
+    assert not of_device(chosen, torch.device("cuda")).param_groups[0]["fused"]

@@ -67,7 +67,7 @@ def test_a_site_limits_the_memory_of_prepared_images(run, kits, tmp_path, monkey
     code, _, err = run("site-config", "--kit", kit, "--memory", 0.5, "--cache", tmp_path / "prepared")
     assert code == 0, err
     settings = SiteSettings.load(kit)
-    assert (settings.storage.max_bytes, settings.storage.folder) == (2**29, tmp_path / "prepared")
+    assert (settings.max_bytes, settings.cache) == (2**29, tmp_path / "prepared")
     assert run("site-config", "--kit", kit, "--memory", 0)[0] == 0
     assert content(kit, "medfedaug.json")["memory"] == 0
     assert content(kit, "medfedaug.json")["cache"] == str(tmp_path / "prepared")

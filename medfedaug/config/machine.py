@@ -1,0 +1,78 @@
+"""`Machine`: where a site's machine keeps prepared images, and how it loads and computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, WithJsonSchema
+
+from medfedaug.config.options import Settings, setting, settings
+
+__all__ = ["GRAPHS", "Folder", "Machine"]
+
+GRAPHS = ("auto", "on", "off")
+
+
+def _folder(value: Any) -> Path | None:
+    if value is not None and not isinstance(value, Path) and not (isinstance(value, str) and value):
+        raise ValueError("must be text")
+    return None if value is None else Path(value)
+
+
+_PATH = {"anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}]}
+
+Folder = Annotated[Path | None, BeforeValidator(_folder), WithJsonSchema(_PATH)]
+"""A path, or text, or nothing."""
+
+
+@settings
+class Machine(Settings):
+    """Settings of a site's machine for prepared images and for computing. No job carries them.
+
+    Raises:
+        ConfigError: for impossible values.
+    """
+
+    PANEL: ClassVar[str] = "How the run is carried out"
+    VARIABLES: ClassVar[str] = "MEDFEDAUG_"
+
+    memory: float = setting(
+        2.0,
+        "GiB of memory for prepared images; the rest of them is kept in files.",
+        at_least=0,
+        unit="GiB",
+    )
+    cache: Folder = setting(
+        None,
+        "Folder of these files, which then serve later jobs too and are never removed; by default a "
+        "temporary one, which goes with the job.",
+    )
+    graphs: str = setting(
+        "off",
+        "Training steps and passes of inference as CUDA graphs. auto: where the methods allow it. on: the "
+        "same, and a warning also where there is no CUDA. off: never.",
+        choices=GRAPHS,
+        rare=True,
+    )
+    deterministic: bool = setting(
+        False,
+        "Operations that give the same bits each time on one GPU; slower, and an error where PyTorch has "
+        "none.",
+        rare=True,
+    )
+    ahead: int = setting(
+        1, "Batches that are made ahead, in a thread beside the training.", at_least=0, flags=None
+    )
+
+    @property
+    def max_bytes(self) -> int:
+        """Return the memory for prepared images."""
+        return int(self.memory * 2**30)
+
+    def variables(self) -> dict[str, str]:
+        """Return the variables of the environment that say the same to another process of this machine."""
+        folder = {"cache": str(self.cache.resolve())} if self.cache else {}
+        values = {"memory": str(self.memory), "graphs": self.graphs, **folder}
+        values["deterministic"] = str(self.deterministic).lower()
+        return {f"{Machine.VARIABLES}{name.upper()}": value for name, value in values.items()}
