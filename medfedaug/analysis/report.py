@@ -235,6 +235,14 @@ def _curves(section: ET.Element, groups: dict[str, list[Run]]) -> None:
     if any(len(members) > 1 for members in groups.values()):
         caption += " Several runs of a method: their mean, in a band from the lowest to the highest."
     figure(section, lambda width: learning_curves(runs, width=width), "Validation score by round", caption)
+    tested = [run for run in runs if any(value is not None for value in run.by_round("test"))]
+    if tested:
+        draw = partial(_draw_tests, tested)
+        figure(section, draw, "Test score by round", "On the test cases, which choose no round.")
+
+
+def _draw_tests(runs: Sequence[Run], width: float) -> Figure:
+    return learning_curves(runs, split="test", width=width)
 
 
 def _traffic(section: ET.Element, groups: dict[str, list[Run]]) -> None:
