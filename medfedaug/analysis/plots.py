@@ -30,7 +30,7 @@ _PANEL_WIDTH, _PANEL_HEIGHT = 3.0, 2.2  # inches
 
 
 def learning_curves(runs: Sequence[Run], *, split: str = "val", width: float = 9.0) -> Figure:
-    """Validation or test score by round: one panel per training site and one for their mean, one line per method.
+    """Score by round: one panel per training site and one for their mean, one line per method.
 
     With more than a dozen sites, only the mean is drawn.
 

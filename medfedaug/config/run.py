@@ -162,9 +162,9 @@ class RunConfig(Settings):
     )
     test_every: int = setting(
         0,
-        "Every so many rounds the global model is also scored on the test cases of all sites, for the record and "
-        "the report's curves; 0 for the selected model alone. It chooses nothing, and each is one more model of "
-        "a site's max_test_scores.",
+        "Every so many rounds the global model is also scored on the test cases of all sites, for the record "
+        "and the report's curves; 0 for the selected model alone. It chooses nothing, and each is one more "
+        "model of a site's max_test_scores.",
         at_least=0,
         rare=True,
     )

@@ -38,7 +38,7 @@ TABLES = {
 }
 
 _OTHER_METHODS = (
-    *("SFA", "L2D", "JiGen", "RSC", "SelfReg", "COPA", "CCST", "CSAC"),
+    *("SFA", "L2D", "JiGen", "SelfReg", "COPA", "CCST", "CSAC"),
     "FedDG",  # for segmentation alone
 )
 LEFT_OUT = {
@@ -66,10 +66,9 @@ LEFT_OUT = {
     ("FedFA+", "10"): ("FEDAVG", "FEDFA^l"),
     ("FedFD-A", "3"): (
         *("(a) CE", "(b) FedFD", "(c1) Global statistics", "(c2) Instance feature adapter"),  # in Table 5
-        *("(b) Mixstyle", "(c2) BIN", "(c2) DSON", "(c2) MixNorm"),
+        *("(c2) DSON", "(c2) MixNorm"),
     ),
     ("FedFD-A", "5"): _OTHER_METHODS,
-    ("FedFD-A", "6"): ("DoPrompt", "DoPrompt w/ GA"),
     ("FedFD-A", "7"): _OTHER_METHODS,
     # FedProto needs one label an image, and FedMix gives it two.
     ("FedRDN", "1"): ("FedProto + FedMix",),
