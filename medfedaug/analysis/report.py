@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
@@ -39,6 +39,9 @@ from medfedaug.runs.input_scaling import SCALED
 from medfedaug.runs.load_results import find_runs, load_run
 from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run
 
+if TYPE_CHECKING:
+    from medfedaug.analysis.report_images import LocalFeatures
+
 __all__ = ["write_report"]
 
 _SUSPECTED = "its step stood apart, and the others' validation was no better after it: see results.json"
@@ -56,6 +59,7 @@ def write_report(
     reduced: str = "",
     evaluations: Sequence[Mapping[str, Any]] = (),
     reference: str = BASELINE,
+    local_features: LocalFeatures | None = None,
 ) -> Path:
     """Write one page about one or more runs: scores, comparisons, curves, bytes, γ, failures, configuration.
 
@@ -71,6 +75,8 @@ def write_report(
             (`medfedaug.analysis.text_table.TextTable`).
         evaluations: contents of ``evaluation.json``, which come first; with them no run is needed.
         reference: the methods that all others are compared with, joined by commas.
+        local_features: features of local models by run (`medfedaug.experiments.local_features`); with them
+            features are drawn by t-SNE, else on principal components.
 
     Returns:
         ``out_html``.
@@ -90,15 +96,15 @@ def write_report(
         _evaluations(body, evaluations)
         add(body, "p", f"medfedaug {__version__}", **{"class": "soft"})
     else:
-        html = _page(runs, data, device, notes, reduced, evaluations, reference)
+        images = None if data is None else partial(_images, data=data, device=device, local=local_features)
+        html = _page(runs, images, notes, reduced, evaluations, reference)
     write_page(html, out)
     return out
 
 
 def _page(
     runs: Sequence[Run],
-    data: str | Path | None,
-    device: str,
+    images: Callable[[ET.Element, Mapping[str, Sequence[Run]]], None] | None,
     notes: Sequence[str | Sequence[Sequence[str]]],
     reduced: str,
     evaluations: Sequence[Mapping[str, Any]],
@@ -123,17 +129,27 @@ def _page(
     patients = partial(_patients, reduced=reduced, reference=reference)
     _sections(body, (patients, partial(_metrics, reduced=reduced)), groups)
     _sections(body, (_curves, _traffic, _gamma), groups)
-    if data is not None:
-        # Imported here, since it imports all of training, which a page without images does not need.
-        from medfedaug.analysis.report_images import image_sections
-
-        image_sections(body, groups, data, device)
+    if images is not None:
+        images(body, groups)
     if any("planned" in run.context for run in runs):
         _plan(add(body, "section"), groups)
     _sections(body, (_troubles, _runs, _configuration), groups)
     add(body, "p", f"medfedaug {__version__}", **{"class": "soft"})
     definitions(words, "What the words mean", words_in(" ".join(body.itertext())))
     return html
+
+
+def _images(
+    body: ET.Element,
+    groups: Mapping[str, Sequence[Run]],
+    data: str | Path,
+    device: str,
+    local: LocalFeatures | None,
+) -> None:
+    # Imported here, since it imports all of training, which a page without images does not need.
+    from medfedaug.analysis.report_images import image_sections
+
+    image_sections(body, groups, data, device, local)
 
 
 def _sections(

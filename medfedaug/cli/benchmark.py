@@ -132,6 +132,13 @@ def benchmark(
     limit: Limit = None,
     init: Init = None,
     pictures: Pictures = True,
+    cost: Annotated[
+        bool,
+        typer.Option(
+            "--cost",
+            help="Measure in place of the runs: time of a step and of inference, parameters, bytes, memory.",
+        ),
+    ] = False,
     list_: Annotated[
         bool,
         typer.Option(
@@ -160,6 +167,9 @@ def benchmark(
     }
     failures = []
     for asked in _asked(name, experiment, given, settings):
+        if cost:
+            _measure_costs(asked, device, threads)
+            continue
         outcome = run_experiment(
             asked, engine=engine, device=device, jobs=jobs, memory=memory, threads=threads, pictures=pictures
         )
@@ -174,6 +184,18 @@ def benchmark(
             failures.append(outcome.failure)
     if failures:
         raise RunFailed("; ".join(failures))
+
+
+def _measure_costs(asked: Experiment, device: str, threads: int) -> None:
+    """Print what the methods of an experiment cost, and write it beside its runs."""
+    from medfedaug.experiments.cost import cost_table
+
+    preset = asked.preset()
+    with err_console.status("measuring"):
+        table = cost_table(asked.runs(preset), preset, asked.root, device=device, threads=threads)
+    table.save(asked.out / "cost")
+    out_console.print(table)
+    say(f"{asked.out}/cost.md, .csv, .tex")
 
 
 def _asked(
@@ -233,25 +255,11 @@ def run_experiment(
 ) -> Outcome:
     """Make the runs of an experiment, with their progress, then tables and page."""
     from medfedaug.experiments.experiment import write_experiment
-    from medfedaug.experiments.run_list import plan
     from medfedaug.experiments.sweep import check_folder, run_all
     from medfedaug.experiments.tables import write_tables
 
     preset = asked.preset()
-    first, *also = asked.comparisons()
-    runs = plan(
-        preset,
-        asked.root,
-        first.methods,
-        seeds=asked.seeds,
-        axes=first.axes,
-        also=also,
-        holdout=asked.holdout,
-        folds=asked.folds,
-        scale=asked.scale,
-        limit=asked.limit,
-        init=asked.init,
-    )
+    runs = asked.runs(preset)
     check_folder(asked.out)
     write_experiment(asked, preset)
     with resumable(), SweepProgress(len(runs)) as progress:

@@ -40,8 +40,9 @@ from medfedaug.data.sites import federation_settings
 from medfedaug.errors import ConfigError, warn
 from medfedaug.experiments.axes import Axis, Comparison, axis_value, parse_axis
 from medfedaug.experiments.papers import find_entry
+from medfedaug.experiments.planned import PlannedRun
 from medfedaug.experiments.presets import Preset, find_preset
-from medfedaug.experiments.run_list import check_axes, parse_methods_list
+from medfedaug.experiments.run_list import check_axes, parse_methods_list, plan
 from medfedaug.methods.registry import parse_methods
 from medfedaug.utils.files import write_atomic
 from medfedaug.utils.validation import check_keys
@@ -196,6 +197,27 @@ class Experiment(Settings):
         if not found:
             raise ConfigError(f"{self.entry} does not compare {', '.join(self.methods)}")
         return found
+
+    def runs(self, preset: Preset) -> list[PlannedRun]:
+        """The runs (`medfedaug.experiments.run_list.plan`).
+
+        Args:
+            preset: its `Experiment.preset`.
+        """
+        first, *also = self.comparisons()
+        return plan(
+            preset,
+            self.root,
+            first.methods,
+            seeds=self.seeds,
+            axes=first.axes,
+            also=also,
+            holdout=self.holdout,
+            folds=self.folds,
+            scale=self.scale,
+            limit=self.limit,
+            init=self.init,
+        )
 
     def described(self, preset: Preset) -> dict[str, Any]:
         """The experiment as it is written: with all that its runs have in common."""
