@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,11 +11,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from medfedaug.analysis.case_views import network_inputs
 from medfedaug.analysis.plots import colours_by_name
+from medfedaug.data.base import Case
+from medfedaug.federation.site.model import SiteModel
 from medfedaug.models.stages import known_stages
 
 # Entries of a block of the N x N matrix of distances: 8 MB in float64.
 _BLOCK_ENTRIES = 2**20
+_MOST = 80  # of a site
 _MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*", "<", ">")
 
 
@@ -106,6 +111,59 @@ def _squared_distances(unit: Tensor) -> Iterator[Tensor]:
         distances = torch.cdist(block, rest, compute_mode="donot_use_mm_for_euclid_dist")
         i, j = torch.triu_indices(len(block), len(rest), offset=1, device=unit.device)
         yield distances[i, j].square()
+
+
+@dataclass
+class SiteFeatures:
+    """Features of one network at several sites, an even choice of each site's.
+
+    Attributes:
+        parts: (N, D) of each site.
+        sites: the name of the site of each feature.
+        labels: its class; empty for segmentation.
+    """
+
+    parts: list[Tensor] = field(default_factory=list)
+    sites: list[str] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+
+    def add(self, site: SiteModel, network: nn.Module, cases: Sequence[Case], name: str = "") -> None:
+        """Add the features of a site's cases.
+
+        Args:
+            site: its images, as it prepares them.
+            network: the network.
+            cases: some of its cases.
+            name: in the picture; by default the site's.
+
+        Raises:
+            ValueError: as `site_features`.
+        """
+        batches = list(network_inputs(site, cases))
+        found = site_features(network, (images for images, _ in batches))
+        kept = range(0, len(found), max(1, -(-len(found) // _MOST)))
+        self.parts.append(found[list(kept)])
+        self.sites += [name or site.folder.name] * len(kept)
+        if site.folder.task == "classification":
+            labels = torch.cat([labels for _, labels in batches]).tolist()
+            self.labels += [site.config.classes[int(labels[i])] for i in kept]
+
+    def __len__(self) -> int:
+        return len(self.sites)
+
+    def measures(self) -> str:
+        """Alignment, where there are classes, and uniformity, in words."""
+        features = torch.cat(self.parts)
+        told = [f"uniformity {uniformity(features):.3f}"]
+        if self.labels:
+            numbers = {label: k for k, label in enumerate(dict.fromkeys(self.labels))}
+            classes = torch.tensor([numbers[label] for label in self.labels])
+            told.insert(0, f"alignment {alignment(features, classes):.3f}")
+        return ", ".join(told)
+
+    def picture(self, method: str, width: float) -> Figure:
+        """Draw them (`feature_picture`)."""
+        return feature_picture(torch.cat(self.parts), self.sites, self.labels or None, method, width=width)
 
 
 @torch.no_grad()

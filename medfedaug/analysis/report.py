@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
@@ -39,6 +39,9 @@ from medfedaug.runs.input_scaling import SCALED
 from medfedaug.runs.load_results import find_runs, load_run
 from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run
 
+if TYPE_CHECKING:
+    from medfedaug.analysis.report_images import LocalFeatures
+
 _SUSPECTED = "its step stood apart, and the others' validation was no better after it: see results.json"
 _MOST_TROUBLES = 100
 _MOST_SENTENCES = 3
@@ -54,6 +57,7 @@ def write_report(
     reduced: str = "",
     evaluations: Sequence[Mapping[str, Any]] = (),
     reference: str = BASELINE,
+    local_features: LocalFeatures | None = None,
 ) -> Path:
     """Write one page about one or more runs: scores, comparisons, curves, bytes, γ, failures, configuration.
 
@@ -69,6 +73,8 @@ def write_report(
             (`medfedaug.analysis.text_table.TextTable`).
         evaluations: contents of ``evaluation.json``, which come first; with them no run is needed.
         reference: the methods that all others are compared with, joined by commas.
+        local_features: features of local models by run (`medfedaug.experiments.local_features`); with them
+            features are drawn by t-SNE, else on principal components.
 
     Returns:
         ``out_html``.
@@ -88,15 +94,15 @@ def write_report(
         _evaluations(body, evaluations)
         add(body, "p", f"medfedaug {__version__}", **{"class": "soft"})
     else:
-        html = _page(runs, data, device, notes, reduced, evaluations, reference)
+        images = None if data is None else partial(_images, data=data, device=device, local=local_features)
+        html = _page(runs, images, notes, reduced, evaluations, reference)
     write_page(html, out)
     return out
 
 
 def _page(
     runs: Sequence[Run],
-    data: str | Path | None,
-    device: str,
+    images: Callable[[ET.Element, Mapping[str, Sequence[Run]]], None] | None,
     notes: Sequence[str | Sequence[Sequence[str]]],
     reduced: str,
     evaluations: Sequence[Mapping[str, Any]],
@@ -121,17 +127,27 @@ def _page(
     patients = partial(_patients, reduced=reduced, reference=reference)
     _sections(body, (patients, partial(_metrics, reduced=reduced)), groups)
     _sections(body, (_curves, _traffic, _gamma), groups)
-    if data is not None:
-        # Imported here, since it imports all of training, which a page without images does not need.
-        from medfedaug.analysis.report_images import image_sections
-
-        image_sections(body, groups, data, device)
+    if images is not None:
+        images(body, groups)
     if any("planned" in run.context for run in runs):
         _plan(add(body, "section"), groups)
     _sections(body, (_troubles, _runs, _configuration), groups)
     add(body, "p", f"medfedaug {__version__}", **{"class": "soft"})
     definitions(words, "What the words mean", words_in(" ".join(body.itertext())))
     return html
+
+
+def _images(
+    body: ET.Element,
+    groups: Mapping[str, Sequence[Run]],
+    data: str | Path,
+    device: str,
+    local: LocalFeatures | None,
+) -> None:
+    # Imported here, since it imports all of training, which a page without images does not need.
+    from medfedaug.analysis.report_images import image_sections
+
+    image_sections(body, groups, data, device, local)
 
 
 def _sections(
@@ -243,6 +259,14 @@ def _curves(section: ET.Element, groups: dict[str, list[Run]]) -> None:
     if any(len(members) > 1 for members in groups.values()):
         caption += " Several runs of a method: their mean, in a band from the lowest to the highest."
     figure(section, lambda width: learning_curves(runs, width=width), "Validation score by round", caption)
+    tested = [run for run in runs if any(value is not None for value in run.by_round("test"))]
+    if tested:
+        draw = partial(_draw_tests, tested)
+        figure(section, draw, "Test score by round", "On the test cases, which choose no round.")
+
+
+def _draw_tests(runs: Sequence[Run], width: float) -> Figure:
+    return learning_curves(runs, split="test", width=width)
 
 
 def _traffic(section: ET.Element, groups: dict[str, list[Run]]) -> None:

@@ -11,16 +11,15 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 from matplotlib.figure import Figure
 
 from medfedaug.analysis import page
-from medfedaug.analysis.case_views import CaseView, case_picture, extreme_cases, network_inputs
-from medfedaug.analysis.features import feature_picture, site_features
+from medfedaug.analysis.case_views import CaseView, case_picture, extreme_cases
+from medfedaug.analysis.features import SiteFeatures
 from medfedaug.analysis.intensities import MIDDLE, intensity_histograms, sample_intensities
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import BY_PLAN
-from medfedaug.data.base import SiteFolder, spread
+from medfedaug.data.base import Case, SiteFolder, spread
 from medfedaug.data.benchmarks import (
     BENCHMARKS,
     OWN_DATA,
@@ -37,9 +36,11 @@ from medfedaug.runs.evaluate import open_model
 from medfedaug.runs.run import Run
 from medfedaug.statistics import ChannelStatistics, load_statistics
 
+LocalFeatures = Mapping[Path, Mapping[str, SiteFeatures]]
+"""Features of the sites' local models by the file of their run and the site that trained them."""
+
 # Enough to show a distribution: cases per site and task, and features per site.
 _CASES = {"segmentation": 10, "classification": 100}
-_FEATURES = 80
 _MOST_SITES = 12
 _BY_PROBABILITY = "By the probability that the model gives to the true class."
 
@@ -49,9 +50,7 @@ class _Seen:
     """The result of one run's model for the sites' test images."""
 
     views: list[CaseView] = field(default_factory=list)
-    features: list[torch.Tensor] = field(default_factory=list)
-    sites: list[str] = field(default_factory=list)
-    labels: list[str] = field(default_factory=list)
+    features: SiteFeatures = field(default_factory=SiteFeatures)
     trouble: str = ""
     """Why there is nothing of the run."""
     without_features: str = ""
@@ -59,7 +58,11 @@ class _Seen:
 
 
 def image_sections(
-    body: ET.Element, groups: Mapping[str, Sequence[Run]], data: str | Path, device: str = "auto"
+    body: ET.Element,
+    groups: Mapping[str, Sequence[Run]],
+    data: str | Path,
+    device: str = "auto",
+    local_features: LocalFeatures | None = None,
 ) -> None:
     """Append intensities, features and cases, for the first run of each method and at most a dozen sites.
 
@@ -68,13 +71,14 @@ def image_sections(
         groups: the runs (`medfedaug.analysis.grouping.group_runs`).
         data: a site's folder, a folder with the sites' folders, or the files of the runs' benchmark.
         device: the device to compute on.
+        local_features: see `medfedaug.analysis.report.write_report`.
 
     Raises:
         DataError: when the data cannot be used, or have none of the runs' sites.
     """
     first = [members[0] for members in groups.values()]
     known = {site for run in first for site in (*run.sites, *run.unseen)}
-    with _data_of(first[0], Path(data)) as root:
+    with data_of(first[0], Path(data)) as root:
         single = root.is_dir() and is_site(root) and not is_federation(root)
         limit = first[0].config.get("limit")
         found = [open_site(root, limit=limit)] if single else find_sites(root, limit=limit)
@@ -89,7 +93,9 @@ def image_sections(
     shown = {folder.name for folder in folders}
     seen = {label: _look(members[0], data, device, shown) for label, members in groups.items()}
     names = {label: f"{label}, {members[0].name}" for label, members in groups.items()}
-    _features(page.add(body, "section"), {names[label]: found for label, found in seen.items()})
+    local = {names[label]: (local_features or {}).get(groups[label][0].path, {}) for label in seen}
+    of_global = {names[label]: found for label, found in seen.items()}
+    _features(page.add(body, "section"), of_global, None if local_features is None else local)
     what = "photograph" if _of_photographs(folders) else "volume"
     by_dice = f"By Dice of the {what}." + (
         " Shown is the slice where the truth is largest." * (what == "volume")
@@ -99,7 +105,7 @@ def image_sections(
 
 
 @contextmanager
-def _data_of(run: Run, data: Path) -> Iterator[Path]:
+def data_of(run: Run, data: Path) -> Iterator[Path]:
     """The data of a run: for a benchmark, with the run's own options, including its fold."""
     if run.data not in (*BENCHMARKS, OWN_DATA) or "fraction" not in run.options:
         yield data
@@ -174,7 +180,7 @@ def _look(run: Run, data: str | Path, device: str, sites: Collection[str]) -> _S
         seen.trouble = f"there is no {GLOBAL_MODEL} beside {run.path.name}"
         return seen
     try:
-        with _data_of(run, Path(data)) as root:
+        with data_of(run, Path(data)) as root:
             _look_at(seen, run, model, root, device, sites)
     except (MedFedAugError, ValueError) as error:  # an error of one run does not stop the page
         return _Seen(trouble=str(error))
@@ -200,50 +206,53 @@ def _look_at(seen: _Seen, run: Run, model: Path, data: Path, device: str, sites:
         if not complete:
             continue
         seen.views += extreme_cases(opened, scores)
-        batches = list(network_inputs(opened, spread(folder.cases["test"], _CASES[folder.task])))
+        name = folder.name + (" (unseen)" if folder.name in run.unseen else "")
         try:
-            found = site_features(opened.network, (images for images, _ in batches))
+            seen.features.add(opened, opened.network, example_cases(folder), name)
         except ValueError as error:  # stages that are not known, or no slice with foreground
             seen.without_features = str(error)
-            continue
-        step = max(1, -(-len(found) // _FEATURES))
-        kept = range(0, len(found), step)
-        seen.features.append(found[list(kept)])
-        seen.sites += [folder.name + (" (unseen)" if folder.name in run.unseen else "")] * len(kept)
-        if folder.task == "classification":
-            labels = torch.cat([labels for _, labels in batches]).tolist()
-            seen.labels += [opened.config.classes[int(labels[i])] for i in kept]
 
 
-def _features(section: ET.Element, seen: Mapping[str, _Seen]) -> None:
+def example_cases(folder: SiteFolder) -> Sequence[Case]:
+    """The test cases of a site whose features are shown."""
+    return spread(folder.cases["test"], _CASES[folder.task])
+
+
+def _features(
+    section: ET.Element, seen: Mapping[str, _Seen], local: Mapping[str, Mapping[str, SiteFeatures]] | None
+) -> None:
     page.add(section, "h2", "Features by site")
-    page.add(
-        section,
-        "p",
-        "Test images in the last stage of the encoder, averaged over space, on two principal components with "
-        "the share of the variance that each carries. A colour is a site: sites that lie apart are told "
-        "apart by the network.",
-        **{"class": "soft"},
+    on = (
+        "by t-SNE, whose axes have no meaning, with alignment of the features of a class and uniformity of "
+        "all (both: lower is better). The local model of a site is the global one after one more round of "
+        "its training"
+        if local is not None
+        else "on two principal components with the share of the variance that each carries"
     )
+    text = f"Test images in the last stage of the encoder, averaged over space, {on}. A colour is a site: "
+    page.add(section, "p", f"{text}sites that lie apart are told apart by the network.", **{"class": "soft"})
     for name, found in seen.items():
-        page.add(section, "h3", name)
-        if sum(map(len, found.features)) < 3:
+        if len(found.features) < 3:
+            page.add(section, "h3", name)
             why = found.trouble or found.without_features or "too few images"
             page.add(section, "p", f"No picture: {why}.")
-            continue
-        features = torch.cat(found.features)
-        page.figure(
-            section,
-            partial(_draw_features, features, found.sites, found.labels or None),
-            f"Features by site, {name}",
-            small=True,
-        )
+        else:
+            _draw_features(section, name, found.features, "pca" if local is None else "tsne")
+        for source, features in (local or {}).get(name, {}).items():
+            if len(features) >= 3:
+                _draw_features(section, f"{name}, local model of {source}", features, "tsne")
 
 
-def _draw_features(
-    features: torch.Tensor, sites: Sequence[str], labels: Sequence[str] | None, width: float
-) -> Figure:
-    return feature_picture(features, sites, labels, width=min(width, 6))
+def _draw_features(section: ET.Element, name: str, features: SiteFeatures, method: str) -> None:
+    page.add(section, "h3", name)
+    if method == "tsne":
+        page.add(section, "p", f"{features.measures()}.")
+    page.figure(
+        section,
+        lambda width: features.picture(method, min(width, 6)),
+        f"Features by site, {name}",
+        small=True,
+    )
 
 
 def _cases(section: ET.Element, seen: Mapping[str, _Seen], how: str) -> None:

@@ -147,6 +147,13 @@ def benchmark(
     limit: Limit = None,
     init: Init = None,
     pictures: Pictures = True,
+    cost: Annotated[
+        bool,
+        typer.Option(
+            "--cost",
+            help="Measure in place of the runs: time of a step and of inference, parameters, bytes, memory.",
+        ),
+    ] = False,
     list_: Annotated[
         bool,
         typer.Option(
@@ -181,6 +188,9 @@ def benchmark(
         choices = read_choices(search)
         given["methods"] = methods or choices.get("methods")
     for asked in _asked(name, experiment, given, settings):
+        if cost:
+            _measure_costs(asked, device, threads)
+            continue
         sentences: list[str] = []
         if choices:
             made_by = _workers(asked, memory)
@@ -219,6 +229,18 @@ def _search(asked: Experiment, choices: Choices, trials: int, **options: Any) ->
 
     with resumable(), SweepProgress(trials) as progress:
         return search(asked, choices, trials, on_event=progress.show, **options)
+
+
+def _measure_costs(asked: Experiment, device: str, threads: int) -> None:
+    """Print what the methods of an experiment cost, and write it beside its runs."""
+    from medfedaug.experiments.cost import cost_table
+
+    preset = asked.preset()
+    with err_console.status("measuring"):
+        table = cost_table(asked.runs(preset), preset, asked.root, device=device, threads=threads)
+    table.save(asked.out / "cost")
+    out_console.print(table)
+    say(f"{asked.out}/cost.md, .csv, .tex")
 
 
 def _asked(

@@ -151,6 +151,14 @@ def report(
     reference: Annotated[
         str, typer.Option(help="Methods that all others are compared with, joined by commas.")
     ] = "fedavg",
+    features: Annotated[
+        bool,
+        typer.Option(
+            "--features",
+            help="With --data: features by t-SNE, of the global model and of each site's local one, which is "
+            "trained for one more round, with their alignment and uniformity.",
+        ),
+    ] = False,
     device: Device = "auto",
 ) -> None:
     """Compare runs on one self-contained page."""
@@ -171,8 +179,24 @@ def report(
         reference = ",".join(spec["name"] for spec in parse_methods(reference))
     evaluated, others = find_evaluations(runs)
     found = [load_run(run, metric) for run in find_runs(others)]
+    local = None
+    if features:
+        from medfedaug.experiments.local_features import local_features
+
+        if data is None:
+            raise ConfigError("--features needs the sites' images: --data")
+        with err_console.status("training local models"):
+            local = local_features(found, data, device)
     with err_console.status("drawing"):
-        write_report(found, out, data=data, device=device, evaluations=evaluated, reference=reference)
+        write_report(
+            found,
+            out,
+            data=data,
+            device=device,
+            evaluations=evaluated,
+            reference=reference,
+            local_features=local,
+        )
     named: dict[str, TextTable] = {}
     for index, content in enumerate(evaluated):
         worth, exchange = worth_table(content), exchange_tables(content)

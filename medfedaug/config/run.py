@@ -168,6 +168,14 @@ class RunConfig(Settings):
         at_least=0,
         rare=True,
     )
+    test_every: int = setting(
+        0,
+        "Every so many rounds the global model is also scored on the test cases of all sites, for the record "
+        "and the report's curves; 0 for the selected model alone. It chooses nothing, and each is one more "
+        "model of a site's max_test_scores.",
+        at_least=0,
+        rare=True,
+    )
     local_epochs: int = setting(1, "Passes over a site's training samples per round.", above=0)
     local_steps: int = setting(
         0,
@@ -426,6 +434,10 @@ class RunConfig(Settings):
             [2, 4, 5]
         """
         return round_ > 0 and (round_ % self.validate_every == 0 or round_ == self.rounds)
+
+    def tests(self, round_: int) -> bool:
+        """Return whether the model of a round is scored on the test cases, whichever is selected."""
+        return self.test_every > 0 and round_ > 0 and round_ % self.test_every == 0
 
     @property
     def num_classes(self) -> int:

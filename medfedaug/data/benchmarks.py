@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.data.base import SiteFolder, spread
+from medfedaug.data.dealing import deal_sites
 from medfedaug.data.folders import MARKER, own_data
 from medfedaug.data.published import Benchmark
 from medfedaug.errors import ConfigError, DataError
@@ -101,8 +102,9 @@ def open_benchmark(
         root: the folder that holds the published files.
         limit: at most this many cases per split and site.
         **options: those of the benchmark's function, and for every benchmark ``fraction``, the share of
-            each site's training cases to use (evenly from the list), and ``unseen``, a site that does not
-            train and is tested with all its cases, as in domain generalisation.
+            each site's training cases to use (evenly from the list), ``unseen``, a site that does not train
+            and is tested with all its cases, as in domain generalisation, and ``deal``, ``deal_alpha`` and
+            ``deal_domains``, by which the sites that train are dealt (`medfedaug.data.dealing.deal_sites`).
 
     Raises:
         ConfigError: for a name, option or value that is not known.
@@ -150,7 +152,14 @@ def check_options(name: str, options: Mapping[str, Any]) -> Benchmark:
     return benchmark
 
 
-def _arranged(sites: list[SiteFolder], fraction: float = 1.0, unseen: str = "") -> list[SiteFolder]:
+def _arranged(
+    sites: list[SiteFolder],
+    fraction: float = 1.0,
+    unseen: str = "",
+    deal: int = 1,
+    deal_alpha: float = 0.0,
+    deal_domains: int = 1,
+) -> list[SiteFolder]:
     names = [site.name for site in sites]
     if unseen and unseen not in names:
         raise ConfigError(f"no site {unseen!r}; the sites are {', '.join(names)}")
@@ -164,7 +173,7 @@ def _arranged(sites: list[SiteFolder], fraction: float = 1.0, unseen: str = "") 
         if training:
             cases["training"] = spread(training, max(1, round(fraction * len(training))))
         arranged.append(replace(site, cases=cases))
-    return arranged
+    return deal_sites(arranged, deal, deal_alpha, deal_domains)
 
 
 def write_federation(folder: str | Path, name: str, root: str | Path, **options: Any) -> Path:

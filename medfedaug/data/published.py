@@ -9,7 +9,16 @@ from typing import Any
 
 from medfedaug.data.base import SiteFolder
 
-__all__ = ["Benchmark"]
+__all__ = ["COMMON_OPTIONS", "Benchmark"]
+
+COMMON_OPTIONS: dict[str, Any] = {
+    "fraction": 1.0,
+    "unseen": "",
+    "deal": 1,
+    "deal_alpha": 0.0,
+    "deal_domains": 1,
+}
+"""The options of every benchmark (`medfedaug.data.benchmarks.open_benchmark`), with their defaults."""
 
 
 @dataclass(frozen=True)
@@ -32,4 +41,4 @@ class Benchmark:
     def options(self) -> dict[str, Any]:
         """The options of `open_benchmark` for this benchmark, with their defaults."""
         own = list(inspect.signature(self.open).parameters.values())[1:]
-        return {"fraction": 1.0, "unseen": "", **{option.name: option.default for option in own}}
+        return {**COMMON_OPTIONS, **{option.name: option.default for option in own}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,9 +24,11 @@ from medfedaug.federation.protocol import Accept
 from medfedaug.federation.server.output import exchange_file
 from medfedaug.utils.files import write_json
 
-__all__ = ["CROSS_SITE", "cross_site"]
+__all__ = ["CROSS_SITE", "cross_site", "train_local_models"]
 
 CROSS_SITE = "cross_site.json"
+
+Visit = Callable[[str, Mapping[str, SiteTrainer]], None]
 
 
 def cross_site(run: str | Path, data_dir: str | Path, device: str = "auto") -> dict[str, Any]:
@@ -55,12 +57,42 @@ def cross_site(run: str | Path, data_dir: str | Path, device: str = "auto") -> d
     """
     run = Path(run)
     record = json.loads((run / RESULTS).read_text())
-    config, round_ = RunConfig.from_dict(recorded_settings(record)), record["selected_round"] + 1
+    round_ = record["selected_round"] + 1
     if (run / CROSS_SITE).exists():
         known = dict(json.loads((run / CROSS_SITE).read_text()))
         # The folder may have another run now, or more rounds of this one; files of before do not say.
         if (known.get("run", record["run"]), known["round"]) == (record["run"], round_):
             return known
+    scores: dict[str, dict[str, float | None]] = {}
+
+    def visit(source: str, sites: Mapping[str, SiteTrainer]) -> None:
+        network = sites[source].network
+        scores[source] = {name: _score(target, network) for name, target in sites.items()}
+
+    metric = train_local_models(run, data_dir, device, visit)
+    result = {"metric": metric, "run": record["run"], "round": round_, "scores": scores}
+    write_json(run / CROSS_SITE, result)
+    return result
+
+
+def train_local_models(run: Path, data_dir: str | Path, device: str, visit: Visit) -> str:
+    """Train the local model of each site (`cross_site`).
+
+    Args:
+        run: the folder of a finished run.
+        data_dir: the run's data.
+        device: where to compute.
+        visit: called with the site, whose network is its local model, and all sites.
+
+    Returns:
+        The name of the metric.
+
+    Raises:
+        ConfigError: for a method that has no local models.
+        RunFailed: when a site cannot be trained.
+    """
+    record = json.loads((run / RESULTS).read_text())
+    config, round_ = RunConfig.from_dict(recorded_settings(record)), record["selected_round"] + 1
     config = replace(config, rounds=max(config.rounds, round_))  # sites refuse later rounds
     try:
         server = FederationServer(replace(config, rounds=round_))
@@ -75,38 +107,32 @@ def cross_site(run: str | Path, data_dir: str | Path, device: str = "auto") -> d
         model, beside = torch.load(run / GLOBAL_MODEL, weights_only=True), exchange_file(run / GLOBAL_MODEL)
         server.run, server.round, server.state = record["run"], round_ - 1, model
         server.payload = torch.load(beside, weights_only=True) if beside.exists() else {}
-        carrier = _CrossSiteCarrier(server, trainers, Saving(server, trainers.values(), None))
-        with suppress(_Scored):
+        carrier = _LocalCarrier(server, trainers, Saving(server, trainers.values(), None))
+        carrier.visit = visit
+        with suppress(_Visited):
             federate(server, carrier)
-    found = {"metric": server.record.metric, "run": record["run"], "round": round_}
-    result = {**found, "scores": carrier.scores}
-    write_json(run / CROSS_SITE, result)
-    return result
+    return server.record.metric
 
 
-class _Scored(Exception):
-    """Every site's model was tested: the round is not averaged."""
+class _Visited(Exception):
+    """Every site's model was visited: the round is not averaged."""
 
 
-class _CrossSiteCarrier(InProcessCarrier):
-    """Tests the model of each site at every site as soon as it is trained."""
+class _LocalCarrier(InProcessCarrier):
+    """Visits the model of each site as soon as it is trained."""
 
-    scores: dict[str, dict[str, float | None]]
+    visit: Visit
 
     def ask(self, request: Request, sites: Sequence[str], needed: int, accept: Accept) -> Mapping[str, str]:
         """Let the sites train one after another, and end there."""
         if request.task != TRAIN:
             return super().ask(request, sites, needed, accept)
-        self.scores = {}
         for source in sites:
             reply = self.sites[source].answer(request)
             if reply.error:
                 raise RunFailed(reply.error)
-            network = self.sites[source].trainer.network
-            self.scores[source] = {
-                name: _score(target.trainer, network) for name, target in self.sites.items()
-            }
-        raise _Scored
+            self.visit(source, {name: site.trainer for name, site in self.sites.items()})
+        raise _Visited
 
 
 def _score(target: SiteTrainer, network: torch.nn.Module) -> float | None:

@@ -110,9 +110,9 @@ def plan(
     if folds and "folds" not in options:
         raise ConfigError(f"folds are of patients, and {preset.benchmark} has none")
     first_fold = {"folds": folds} if folds else {}  # whether there are patients enough
-    found = open_benchmark(
-        preset.benchmark, find_root(root, preset.benchmark), limit=limit, **{**preset.data, **first_fold}
-    )
+    # A site that is left out is left out before the others are dealt.
+    own = {**preset.data, **first_fold, "deal": 1, "deal_domains": 1}
+    found = open_benchmark(preset.benchmark, find_root(root, preset.benchmark), limit=limit, **own)
     sites = _held_out(preset, holdout, found)
     runs = [
         _planned(preset, text, chosen, seed, fold, site, folds, scale, limit)

@@ -141,6 +141,9 @@ def _round(server: FederationServer, carrier: Carrier) -> None:
         _ask(server, carrier, *_answers(server, masks.confirmation(), masks.summed, confirmed))
         _ask(server, carrier, *_answers(server, masks.opening(), masks.with_signature, masks.accept_opening))
     server.finish_round()
+    if server.config.tests(server.round):
+        there = sorted(server.known & set(carrier.connected()))
+        _ask(server, carrier, server.test_round(), there, len(there), server.accept_round_test)
     carrier.round_done(server)
 
 

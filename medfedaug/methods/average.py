@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from medfedaug.functional.weighted_mean import WeightedMean
-from medfedaug.methods.base import VARIANCE, WEIGHTS, Payload, ServerExchange, Shapes
+import torch
+from torch import Tensor
 
-__all__ = ["AverageServer", "FinalMeanServer"]
+from medfedaug.functional.weighted_mean import WeightedMean
+from medfedaug.methods.base import (
+    VARIANCE,
+    WEIGHTS,
+    Payload,
+    ServerExchange,
+    Shapes,
+    SiteExchange,
+    SitePart,
+)
+
+__all__ = ["AverageServer", "AveragedParameters", "FinalMeanServer"]
 
 
 class AverageServer(ServerExchange):
@@ -49,6 +60,28 @@ class AverageServer(ServerExchange):
     def result(self) -> Payload:
         mean, self.mean = self.mean.result(), WeightedMean()
         return mean
+
+
+class AveragedParameters(SitePart, SiteExchange):
+    """The site's half of an `AverageServer` of parameters that are no entries of the network's state dict.
+
+    Args:
+        parameters: by key; the run's optimiser trains them with the network.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        self.every_round = self
+        self.parameters = dict(parameters)
+
+    def collect(self) -> Payload:
+        """The parameters as they are."""
+        return {key: value.detach() for key, value in self.parameters.items()}
+
+    @torch.no_grad()
+    def apply(self, payload: Payload) -> None:
+        """Take the averages."""
+        for key, parameter in self.parameters.items():
+            parameter.copy_(payload[key])
 
 
 class FinalMeanServer(ServerExchange):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from medfedaug.methods.bin import BIN as BIN
 from medfedaug.methods.dac_sc import DACSC as DACSC
 from medfedaug.methods.ditto import Ditto as Ditto
 from medfedaug.methods.dp_fedavg import DPFedAvg as DPFedAvg
@@ -52,6 +53,7 @@ from medfedaug.methods.partialfed_adaptive import PartialFedAdaptive as PartialF
 from medfedaug.methods.pooled import Pooled as Pooled
 from medfedaug.methods.randaugment import RandAugment as RandAugment
 from medfedaug.methods.randconv import RandConv as RandConv
+from medfedaug.methods.rsc import RSC as RSC
 from medfedaug.methods.scaffold import Scaffold as Scaffold
 from medfedaug.methods.silobn import SiloBN as SiloBN
 from medfedaug.methods.single import Single as Single

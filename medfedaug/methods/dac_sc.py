@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from medfedaug.errors import ConfigError
-from medfedaug.methods.average import AverageServer
-from medfedaug.methods.base import (
-    Method,
-    Payload,
-    ServerContext,
-    ServerExchange,
-    SiteContext,
-    SiteExchange,
-    SitePart,
-)
+from medfedaug.methods.average import AveragedParameters, AverageServer
+from medfedaug.methods.base import Method, ServerContext, ServerExchange, SiteContext, SitePart
 from medfedaug.models import insert_layers, stage_layers
 from medfedaug.models.phase_norms import StyleControlNorm, control_shortcuts
 from medfedaug.models.stages import known_stages
 
-__all__ = ["DACSC", "DACSCSite"]
+__all__ = ["DACSC"]
 
 
 class DACSC(Method):
@@ -88,28 +79,10 @@ class DACSC(Method):
         return control_shortcuts(network, self.content)
 
     def at_site(self, context: SiteContext) -> SitePart:
-        return DACSCSite(context.network)
+        return AveragedParameters(_parameters(context.network))
 
     def every_round(self, context: ServerContext) -> ServerExchange:
         return AverageServer({key: tuple(value.shape) for key, value in _parameters(context.network).items()})
-
-
-class DACSCSite(SitePart, SiteExchange):
-    """The parameters of the norms, which the run's optimiser trains with the network."""
-
-    def __init__(self, network: nn.Module) -> None:
-        self.every_round = self
-        self.parameters = _parameters(network)
-
-    def collect(self) -> Payload:
-        """The parameters as they are."""
-        return {key: value.detach() for key, value in self.parameters.items()}
-
-    @torch.no_grad()
-    def apply(self, payload: Payload) -> None:
-        """Take the averages."""
-        for key, parameter in self.parameters.items():
-            parameter.copy_(payload[key])
 
 
 def _parameters(network: nn.Module) -> dict[str, Tensor]:

@@ -68,8 +68,8 @@ class FedFDA(FedFD):
     Deviations:
         The adapters are trained with the network in evaluation mode, the condition that they are for: dropout
         and the batch norms of fully connected layers, which get no adapter, are as at test time. The paper
-        speaks of the local adapter's loss alone. MixNorm, BIN and DSON of Table 3 are not offered: the first
-        needs several passes per image, the others other networks. All sites are scored with the federation's
+        speaks of the local adapter's loss alone. MixNorm and DSON of Table 3 are not offered; BIN is a method
+        (`medfedaug.methods.BIN`). All sites are scored with the federation's
         statistics, also those to which `SiloBN` and `FedBN` leave statistics of their own, since the adapters
         are trained with the former.
     """

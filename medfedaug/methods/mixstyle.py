@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from torch import nn
 
-from medfedaug.methods.base import Method
-from medfedaug.models import MixStyleLayer, insert_layers
+from medfedaug.methods.base import Method, SiteContext, SitePart
+from medfedaug.methods.diversification import DiversifiedSite, Weights
+from medfedaug.models import MixStyleLayer, insert_layers, stage_layers
 
-__all__ = ["MixStyle"]
+__all__ = ["MixStyle", "MixStyleSite"]
 
 
 class MixStyle(Method):
@@ -21,6 +23,10 @@ class MixStyle(Method):
         prob: probability that a layer is active in a step; with 0 it is FedAvg.
         alpha: α of Beta(α, α).
         stages: the stages that get a layer.
+        lambda1: with ``lambda2``, λ₁ and λ₂ of FedFD's loss (`medfedaug.methods.FedFD`, Eq. 5), where a batch
+            passes once as it is and once with styles mixed (FedFD-A Table 3, b). With both 0 styles are mixed
+            in the one pass.
+        lambda2: see ``lambda1``.
 
     Deviations:
         The paper puts the layers after the first two or three residual blocks of ResNets; which stages of
@@ -31,9 +37,45 @@ class MixStyle(Method):
     requires = frozenset({"several_images"})
 
     def __init__(
-        self, prob: float = 0.5, alpha: float = 0.1, stages: Sequence[int | str] | None = (1, 2)
+        self,
+        prob: float = 0.5,
+        alpha: float = 0.1,
+        stages: Sequence[int | str] | None = (1, 2),
+        lambda1: float = 0.0,
+        lambda2: float = 0.0,
     ) -> None:
         self.prob, self.alpha, self.stages = prob, alpha, stages
+        self.weights = Weights(self.name, lambda1, lambda2, "mean", None)
+        self.in_loss = bool(lambda1 or lambda2)
+        if self.in_loss:
+            self.requires, self.provides = self.requires | {"labels"}, frozenset({"extra_passes"})
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
         return insert_layers(network, MixStyleLayer, self.stages, prob=self.prob, alpha=self.alpha)
+
+    def at_site(self, context: SiteContext) -> SitePart:
+        return MixStyleSite(context.network, self.weights) if self.in_loss else SitePart()
+
+
+class MixStyleSite(DiversifiedSite):
+    """The site's half where styles are mixed in a second pass alone."""
+
+    def __init__(self, network: nn.Module, weights: Weights) -> None:
+        super().__init__(network, weights)
+        self.ready = True
+        self.layers = [*stage_layers(network, MixStyleLayer).values()]
+        self.probs = [layer.prob for layer in self.layers]
+        self._set([0.0] * len(self.layers))
+
+    @contextmanager
+    def diversified(self) -> Iterator[None]:
+        """Layers are active."""
+        self._set(self.probs)
+        try:
+            yield
+        finally:
+            self._set([0.0] * len(self.layers))
+
+    def _set(self, probs: Sequence[float]) -> None:
+        for layer, prob in zip(self.layers, probs, strict=True):
+            layer.prob = prob

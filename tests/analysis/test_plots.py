@@ -10,6 +10,7 @@ from medfedaug.analysis import (
     learning_curves,
     load_run,
     metric_by_bytes,
+    write_report,
 )
 
 
@@ -23,6 +24,18 @@ def test_learning_curves_show_every_site_and_the_mean(seeds):
     assert [list(dot.get_xdata()) for dot in dots] == [[2], [2]]
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == ["fedavg (3 seeds)", "fedrdn (3 seeds)", "selected round"]
+
+
+def test_learning_curves_of_the_test(write):
+    data = content()
+    for place, entry in enumerate(data["rounds"]):
+        entry["sites"]["DU"]["test_dice"] = 0.3 if place else None
+    run = load_run(write(data))
+    figure = learning_curves([run], split="test")
+    assert list(figure.axes[-1].lines[0].get_ydata()) == [0.3, 0.3]
+    assert figure.get_supylabel() == "Dice, test"
+    page = write_report([run], run.path.parent / "report.html").read_text(encoding="utf-8")
+    assert "Test score by round" in page
 
 
 def test_learning_curves_leave_out_missing_scores(write):

@@ -14,6 +14,7 @@ from benchmark_files import (
 from running import SHARED
 
 from medfedaug.data.benchmarks import BENCHMARKS, MARKER, open_benchmark, write_federation
+from medfedaug.data.published import COMMON_OPTIONS
 from medfedaug.data.sites import find_sites, open_site
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.experiments.simulate import configure
@@ -52,7 +53,9 @@ def test_what_is_missing_is_named_with_its_source_and_layout(tmp_path, name):
     ("name", "options", "message"),
     [
         ("cifar", {}, "benchmark 'cifar' is not known; did you mean cifar_10"),
-        ("pacs", {"folds": 3}, "pacs has no option 'folds'; it has fraction, unseen, split"),
+        ("pacs", {"folds": 3}, "pacs has no option 'folds'; it has fraction, unseen, .*, split"),
+        ("pacs", {"deal": 0}, "deal 0, deal_alpha 0 and deal_domains 1: at least 1"),
+        ("pacs", {"deal_domains": 4, "unseen": "photo"}, "from 1 to 3 are needed"),
         ("pacs", {"split": "random"}, "split 'random' is not known"),
         ("pacs", {"split": 3}, "pacs: split is 3, a str is needed"),
         ("pacs", {"unseen": "dslr"}, "no site 'dslr'; the sites are art_painting, cartoon, photo, sketch"),
@@ -73,8 +76,9 @@ def test_options_that_cannot_be(tmp_path, name, options, message):
 def test_every_benchmark_and_option_is_documented(name):
     page = (Path(__file__).parents[2] / "docs/datasets.md").read_text(encoding="utf-8")
     row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
-    for option in set(BENCHMARKS[name].options) - {"fraction", "unseen"}:
-        assert f"`{option}`" in row or row.endswith("| the same |")
+    for option in BENCHMARKS[name].options:
+        where = page if option in COMMON_OPTIONS else row
+        assert f"`{option}" in where or row.endswith("| the same |")
 
 
 def test_fraction_unseen_and_limit_apply_to_every_benchmark(tmp_path):

@@ -104,7 +104,7 @@ def test_what_is_given_besides_changes_all_runs_of_an_entry():
 @pytest.mark.parametrize(
     ("entry", "protocol", "message"),
     [
-        ("fedrdn:figure1", "", "fedrdn:figure1 cannot be run: the test score of every round"),
+        ("fedrdn:table6", "", "fedrdn:table6 cannot be run: it shows data"),
         (
             "fedrdn:table1",
             "",

@@ -44,8 +44,9 @@ def small(methods):
 NOT_ON = {
     ("mednext", "silobn,fedfd_a,fixbn"): "MedNeXt has no batch norm",
     **{
-        (network, "gperxan"): "has no batch norm that keeps statistics"
+        (network, method): "has no batch norm that keeps statistics"
         for network in ("mednext", "swin_t", "vit")
+        for method in ("gperxan", "bin")
     },
     ("unetr", "mixstyle,moex,scaffold,fedsam,fedavgm"): "unknown stage 2 of UNETR",
     ("vit", "fedrdn,fedfa+,fedprox"): "stages of ViTClassifier are not known",
@@ -151,6 +152,7 @@ TOGETHER = {
     "partialfed_adaptive,single": (),
     "feddg_ga,fedwon": (),
     "gperxan": (),
+    "bin": ("resnet18",),
     "dac_sc": ("resnet18",),
     "randconv,fedlws,nyul": (),
     "fedawa": (),

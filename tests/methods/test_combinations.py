@@ -29,7 +29,7 @@ REFUSED_ALONE = [
     (["photographs_vit"], "{}: the stages of ViTClassifier are not known", "fedfa_h"),
     (["photographs_vit"], "network vit: unknown stage 1 of ViTClassifier", "mixstyle moex"),
     (["photographs_vit"], "{} is for convolutional networks", "fedwon"),
-    ([*U_NET, "photographs", "photographs_vit"], "network ", "fedfd fedfd_a"),
+    ([*U_NET, "photographs", "photographs_vit"], "network ", "bin fedfd fedfd_a"),
     ([*U_NET, "photographs", "photographs_vit"], "{}: ", "fixbn gperxan"),
     ([*U_NET, "photographs", "photographs_vit"], "{} keeps running statistics at the site, and ", "silobn"),
     ([*U_NET, *WITH_BATCH_NORM[:2], "photographs_batch_norm", "photographs"], "network ", "fedfd_prompt"),
@@ -37,14 +37,14 @@ REFUSED_ALONE = [
     (
         ["noise"],
         "site site_A: {}: there is no form of this exchange to which noise could be added",
-        "dac_sc fedce feddg feddg_ga fedharmo fedmix fednova scaffold",
+        "bin dac_sc fedce feddg feddg_ga fedharmo fedmix fednova scaffold",
     ),
     (
         ["private_steps"],
         PRIVATE + "nothing bounds what one case changes in the local training of {}",
-        "dac_sc ditto fedce feddg feddg_ga feddyn fedfa fedfa_h fedharmo fedmix fednova fedprox fedrobust "
-        "fedsam fedwon finetune manifold_mixup mixstyle mixup moex moon partialfed_adaptive randconv "
-        "scaffold",
+        "bin dac_sc ditto fedce feddg feddg_ga feddyn fedfa fedfa_h fedharmo fedmix fednova fedprox "
+        "fedrobust fedsam fedwon finetune manifold_mixup mixstyle mixup moex moon partialfed_adaptive "
+        "randconv scaffold",
     ),
     (["private_steps"], PRIVATE + "{} normalises with statistics of all the site's images", "norm"),
     (
@@ -62,7 +62,7 @@ REFUSED_ALONE = [
 ]
 # Settings in which two methods together are another case than each alone, and the outcome.
 TOGETHER = [
-    (["secure_aggregation"], "single", "dac_sc fedfa fedfa_h", "allowed"),  # these send something
+    (["secure_aggregation"], "single", "bin dac_sc fedfa fedfa_h", "allowed"),  # these send something
     (WITH_BATCH_NORM, "dp_fedavg", "fedbn partialfed silobn", "allowed"),  # the statistics stay at the sites
     (WITH_BATCH_NORM, "gperxan", "fedper partialfed single", "gperxan: the last layer is to guide the sites"),
     *(

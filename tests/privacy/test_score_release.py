@@ -126,6 +126,21 @@ def test_rounds_that_a_job_does_not_score_are_not_scored(hospital):
     assert running.answer(gate.ask(whole(), 2)).metrics["dice"] is not None
 
 
+def test_a_job_gets_test_scores_of_one_model_in_each_round_that_it_tests(hospital):
+    site, config = hospital(max_test_scores=3), replace(oracle.run_config(rounds=4), test_every=2)
+    gate = oracle.Gate(config)
+
+    def ask(round_, variant, job="one"):
+        return site.start(config, job).answer(replace(gate.ask(whole(), round_, variant), task="test"))
+
+    assert ask(2, 0).metrics["dice"] == ask(2, 0).metrics["dice"]  # the selected one, asked for again
+    assert "of another model of test of round 2 have left" in ask(2, 1).error
+    assert not ask(1, 2).error
+    assert "of another model in the test have left" in ask(3, 3).error
+    assert not ask(4, 4).error
+    assert "max_test_scores of its privacy policy is 3" in ask(2, 5, "two").error
+
+
 def test_scores_of_all_jobs_within_a_month_have_one_budget(hospital):
     site, config = hospital(max_validation_scores=3), oracle.run_config(rounds=2)
     gate = oracle.Gate(config)

@@ -132,7 +132,7 @@ class RunHistory:
         entry, metrics = self.rounds[-1], dict(reply.metrics)
         score, without = metrics.pop(f"val_{self.metric}", None), metrics.pop(UNSCORED, None)
         if scored:
-            self.validated(site, score, -2)
+            self.scored(site, "val", score, -2)
             self.unscored(site, without)
         entry["sites"][site] = {**metrics, "samples": reply.num_samples}
         up = self._sizes(reply)
@@ -186,10 +186,17 @@ class RunHistory:
         self.untested[site] = reason
         self.tell("missing", round=len(self.rounds), task=task, site=site, reason=reason)
 
-    def validated(self, site: str, score: Any, index: int = -1) -> None:
-        """Record a site's validation score of the model of a round, by default of the last round."""
+    def scored(self, site: str, split: str, score: Any, index: int = -1) -> None:
+        """Record a site's score of the model of a round, by default of the last round.
+
+        Args:
+            site: its name.
+            split: ``"val"`` or ``"test"``.
+            score: as it came.
+            index: the round's in `rounds`.
+        """
         known = score_of(self.metric, score)
-        self.rounds[index]["sites"].setdefault(site, {})[f"val_{self.metric}"] = known
+        self.rounds[index]["sites"].setdefault(site, {})[f"{split}_{self.metric}"] = known
 
     def unscored(self, site: str, reason: Any) -> None:
         """Record the reason of a site that gives a model no validation score; each reason once."""

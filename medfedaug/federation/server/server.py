@@ -115,6 +115,7 @@ class FederationServer:
         self.statistics: dict[str, ChannelStatistics] = {}
         self._once, self._initial, self._initial_kept = OnceShared(), initial, Payload()
         self._started = time.perf_counter()
+        self._selected = False  # until the last round was validated
         self._needed_now = 0  # by the current round: sites that join during a round are not asked in it
         self._lock = threading.Lock()  # sites answer in threads of their own
         self._compose(config)
@@ -234,7 +235,7 @@ class FederationServer:
                 self.prospecting.missing.setdefault(site, reason)
             elif task == PREPARE:
                 self._leave_out(site, reason)
-            elif task == TEST:
+            elif task == TEST and self._selected:
                 self.record.not_tested(task, site, reason)
             else:
                 self.record.missing(task, site, reason)
@@ -416,7 +417,7 @@ class FederationServer:
             return False
         with self._lock:
             score = reply.metrics.get(self.record.metric)
-            self.record.validated(site, score)
+            self.record.scored(site, "val", score)
             if score is None:
                 self.record.unscored(site, reply.metrics.get("note"))
         return True
@@ -424,6 +425,7 @@ class FederationServer:
     def finish_validation(self) -> None:
         """Decide which round is the best."""
         self._select(self.round)
+        self._selected = True
         if not self.selection.round:
             # No validation case of any site has foreground, so no round is better than another.
             self.selection.take(self.round, self.state, self.payload)
@@ -432,6 +434,22 @@ class FederationServer:
         """Ask all sites, including unseen ones, to score the selected model on their test cases."""
         chosen = self.selection
         return self._request(TEST, chosen.round, chosen.state, chosen.payload, self._once.payload)
+
+    def test_round(self) -> Request:
+        """Ask all sites to score the model of the round on their test cases, whichever will be selected."""
+        return self._request(TEST, self.round, self.state, self.payload, self._once.payload)
+
+    def accept_round_test(self, site: str, reply: Reply) -> bool:
+        """Accept a site's test score of the round's model.
+
+        Returns:
+            Whether it could be used.
+        """
+        if not self._accept_scores(TEST, site, reply, self.known):
+            return False
+        with self._lock:
+            self.record.scored(site, "test", reply.metrics.get(self.record.metric))
+        return True
 
     def accept_test(self, site: str, reply: Reply) -> bool:
         """Accept a site's test scores.

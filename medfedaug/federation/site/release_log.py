@@ -73,8 +73,8 @@ class ScoreRequest:
     Args:
         split: on which cases: ``"validation"``, ``"test"``, or of losses ``"training"``.
         model: a hash of all that decides over the scores beside the cases.
-        place: ``"round 3"``, ``"test"`` or ``"round 3: train_loss"``: of each place a training job gets the
-            scores of one model. Empty in an evaluation.
+        place: ``"round 3"``, ``"test"``, ``"test of round 3"`` or ``"round 3: train_loss"``: of each place a
+            training job gets the scores of one model. Empty in an evaluation.
         identity: the hash by which the ledger knows models of training jobs; empty in a training job.
     """
 

@@ -235,7 +235,9 @@ class Site:
                 reply.metrics["seconds"] = time.perf_counter() - started
         else:
             self._scored = True
-            split, place = "test", "test"
+            split = place = "test"
+            if trainer.config.tests(request.round):
+                place = f"test of {ROUND}{request.round}"
             if request.task == VALIDATE:
                 split, place = "validation", f"{ROUND}{request.round}"
             trainer.receive(request.weights, request.payload, request.once)

@@ -1,0 +1,72 @@
+"""Deal the data of published sites, such as the domains of PACS, to further sites."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from medfedaug.config.run import derive_seed
+from medfedaug.data.base import SPLITS, Case, SiteFolder
+from medfedaug.data.splits import deal_by_dirichlet
+from medfedaug.errors import ConfigError
+
+__all__ = ["deal_sites"]
+
+
+def deal_sites(
+    sites: Sequence[SiteFolder], clients: int = 1, alpha: float = 0.0, domains: int = 1
+) -> list[SiteFolder]:
+    """Deal each site's cases to ``clients`` sites, or to sites that have cases of several of them.
+
+    A case stays in its split, and the deal depends on the sites' names alone. Sites that do not train stay as
+    they are, after the others.
+
+    Args:
+        sites: each with the cases of one domain.
+        clients: number of new sites for each site.
+        alpha: 0 deals every class of every split evenly; above 0 each new site has class proportions of its
+            own (`medfedaug.data.splits.deal_by_dirichlet`).
+        domains: number of sites of which a new one has cases: its own and those after it, in a circle. Each
+            site's cases are dealt to as many times more new sites.
+
+    Raises:
+        ConfigError: for numbers that cannot be.
+        DataError: where a new site lacks a split.
+    """
+    trained = [site for site in sites if site.trains]
+    if clients < 1 or not 1 <= domains <= max(1, len(trained)) or alpha < 0:
+        raise ConfigError(
+            f"deal {clients}, deal_alpha {alpha:g} and deal_domains {domains}: at least 1, at least 0, and "
+            f"from 1 to {len(trained)} are needed"
+        )
+    if clients == domains == 1:
+        return list(sites)
+    parts = {site.name: _deal(site, clients * domains, alpha) for site in trained}
+    width, dealt = len(str(clients - 1)), []
+    for place, site in enumerate(trained):
+        united = [trained[(place + k) % len(trained)].name for k in range(domains)]
+        for number in range(clients):
+            numbers = [f"{number:0{width}d}"] if clients > 1 else []
+            own = [
+                (split, replace(case, name=f"{name}/{case.name}") if domains > 1 else case)
+                for k, name in enumerate(united)
+                for split, case in parts[name][number * domains + k]
+            ]
+            cases = {split: tuple(case for found, case in own if found == split) for split in SPLITS}
+            dealt.append(replace(site, name="_".join([*united, *numbers]), cases=cases))
+            dealt[-1].check_splits()
+    return [*dealt, *(site for site in sites if not site.trains)]
+
+
+def _deal(site: SiteFolder, parts: int, alpha: float) -> list[list[tuple[str, Case]]]:
+    """Deal a site's cases, each with the name of its split."""
+    cases = [(split, case) for split in SPLITS for case in site.cases[split]]
+    seed = derive_seed("deal", site.name)
+    if alpha:
+        _, labels = np.unique([str(case.label) for _, case in cases], return_inverse=True)
+        return [[cases[i] for i in own] for own in deal_by_dirichlet(labels, parts, alpha, seed)]
+    order = [cases[i] for i in np.random.default_rng(seed).permutation(len(cases))]
+    order.sort(key=lambda one: (SPLITS.index(one[0]), str(one[1].label)))
+    return [order[part::parts] for part in range(parts)]

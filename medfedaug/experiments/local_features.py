@@ -1,0 +1,47 @@
+"""Features of the sites' local models (FedRDN Fig. 3, FedFA+ Fig. 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from medfedaug.analysis.features import SiteFeatures
+from medfedaug.analysis.grouping import group_runs
+from medfedaug.analysis.report_images import data_of, example_cases
+from medfedaug.errors import MedFedAugError, warn
+from medfedaug.experiments.cross_site import train_local_models
+from medfedaug.federation.site.trainer import SiteTrainer
+from medfedaug.runs.run import Run
+
+__all__ = ["local_features"]
+
+
+def local_features(
+    runs: Sequence[Run], data: str | Path, device: str = "auto"
+) -> dict[Path, dict[str, SiteFeatures]]:
+    """Features of each local model at every site, for the first run of each method.
+
+    Args:
+        runs: finished runs.
+        data: their sites' folders, or the files of their benchmark.
+        device: where to compute.
+
+    Returns:
+        By the run's file and the site that trained the model. A run without local models has none, and a
+        warning says why.
+    """
+    found: dict[Path, dict[str, SiteFeatures]] = {}
+    for run in (members[0] for members in group_runs(runs).values()):
+        own = found[run.path] = {}
+
+        def visit(source: str, sites: Mapping[str, SiteTrainer], own: dict[str, SiteFeatures] = own) -> None:
+            own[source] = SiteFeatures()
+            for target in sites.values():
+                own[source].add(target, sites[source].network, example_cases(target.folder))
+
+        try:
+            with data_of(run, Path(data)) as root:
+                train_local_models(run.path.parent, root, device, visit)
+        except (MedFedAugError, ValueError) as error:
+            warn(f"{run.label}: no features of local models ({error})")
+    return found

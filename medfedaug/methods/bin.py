@@ -1,0 +1,75 @@
+"""BIN: batch norms that learn, for each channel, how much of an image's own statistics to use."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from medfedaug.errors import ConfigError
+from medfedaug.methods.average import AveragedParameters, AverageServer
+from medfedaug.methods.base import Method, ServerContext, ServerExchange, SiteContext, SitePart, Step
+from medfedaug.models.batch_instance_norm import batch_shares, mix_instance_norms
+
+__all__ = ["BIN", "BINSite"]
+
+
+class BIN(Method):
+    r"""Batch-instance normalisation (Nam and Kim, NeurIPS 2018), with which FedFD-A compares its adapter.
+
+    Every batch norm gives :math:`(\rho\, \hat x_B + (1 - \rho)\, \hat x_I)\, \gamma + \beta`
+    (`medfedaug.models.batch_instance_norm`), and ρ is trained with the network and held in [0, 1] after each
+    step.
+
+    Exchange, every round and batch norm: ρ, (C,), up; the average down, which a finished run keeps beside the
+    model.
+
+    Args:
+        rate: factor of the gradient of ρ, which for SGD is one of its learning rate.
+
+    Raises:
+        ConfigError: for a ``rate`` that is not positive.
+        ValueError: for a network without batch norms that keep statistics.
+
+    Deviations:
+        Neither the paper's text nor FedFD-A's settings were at hand. Weight decay and momentum of the run act
+        on ρ too. Batch norms of features without spatial dimensions stay as they are.
+    """
+
+    name = "bin"
+    capturable = True
+    requires = frozenset({"norm_layers"})
+    excludes = frozenset({"complete_state_dict"})
+
+    def __init__(self, rate: float = 1.0) -> None:
+        if not rate > 0:
+            raise ConfigError(f"bin: rate must be positive, got {rate}")
+        self.rate = rate
+
+    def prepare_network(self, network: nn.Module) -> nn.Module:
+        return mix_instance_norms(network)
+
+    def at_site(self, context: SiteContext) -> SitePart:
+        return BINSite(self.rate, context.network)
+
+    def every_round(self, context: ServerContext) -> ServerExchange:
+        return AverageServer({name: tuple(rho.shape) for name, rho in batch_shares(context.network).items()})
+
+
+class BINSite(AveragedParameters):
+    """The site's half: ρ stays in [0, 1]."""
+
+    def __init__(self, rate: float, network: nn.Module) -> None:
+        super().__init__(batch_shares(network))
+        self.rate = rate
+
+    def before_step(self, step: Step) -> None:
+        """Scale the gradients of ρ."""
+        for rho in self.parameters.values():
+            if rho.grad is not None and self.rate != 1:
+                rho.grad.mul_(self.rate)
+
+    @torch.no_grad()
+    def after_step(self, step: Step) -> None:
+        """Clip ρ."""
+        for rho in self.parameters.values():
+            rho.clamp_(0.0, 1.0)

@@ -1,0 +1,88 @@
+"""RSC: the features that speak most for the label are muted, so that the others are learned."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from medfedaug import functional as F
+from medfedaug.errors import ConfigError
+from medfedaug.methods.base import Method, SiteContext, SitePart, Step
+from medfedaug.methods.class_features import ClassFeatures, linear_head
+
+__all__ = ["RSC", "RSCSite"]
+
+
+class RSC(Method):
+    r"""Representation self-challenging (Huang et al., ECCV 2020), for classification.
+
+    Of the features z of an image with label y, the share with the largest gradients of the label's logit,
+    :math:`g_z = \partial h_y(z) / \partial z`, is set to zero,
+
+    .. math:: m_i = [\,g_{z,i} < q_p(g_z)\,], \qquad \ell = \mathrm{CE}\bigl(h(z \odot m), y\bigr)
+
+    and so in the share of a batch whose probability of the label falls most by it; the other images keep
+    m = 1. Nothing is exchanged.
+
+    Args:
+        features: share of the features that are muted; with 0 it is FedAvg.
+        images: share of a batch in which they are.
+        head: dotted name of the last layer, where the order of the network's modules says something else.
+
+    Raises:
+        ConfigError: for shares outside [0, 1), for a network that does not end in a fully connected layer,
+            and for segmentation.
+
+    Deviations:
+        z is the input of the last layer, whose gradient is the label's row of its weights. The paper mutes
+        the last feature maps, by position or by channel at random. The shares are those of its public code.
+    """
+
+    name = "rsc"
+    tasks = ("classification",)
+    requires = frozenset({"labels"})
+
+    def __init__(self, features: float = 1 / 3, images: float = 1 / 3, head: str | None = None) -> None:
+        if not 0 <= features < 1 or not 0 <= images < 1:
+            raise ConfigError(f"rsc: shares from 0 to below 1 are needed, got {features} and {images}")
+        self.features, self.images, self.head = features, images, head
+
+    def at_site(self, context: SiteContext) -> SitePart:
+        return RSCSite(self, context) if self.features and self.images else SitePart()
+
+
+class RSCSite(SitePart):
+    """The site's half: the loss."""
+
+    def __init__(self, method: RSC, context: SiteContext) -> None:
+        self.method, self.head = method, linear_head(context.network, method.head, method.name)
+        self.seen = ClassFeatures(context, method.head)
+        self._features: Tensor | None = None
+
+    def after_pass(self, step: Step) -> None:
+        """Take z."""
+        self._features = self.seen.take()
+
+    def loss(self, step: Step) -> Tensor:
+        """Put the loss of the muted features in the place of the task's."""
+        features, self._features = self._features, None
+        assert features is not None
+        labels = step.targets.long()
+        mask = self.mask(features.detach(), labels)
+        return step.criterion(self._logits(features * mask), step.targets) - step.task_loss
+
+    @torch.no_grad()
+    def mask(self, features: Tensor, labels: Tensor) -> Tensor:
+        """m of each image, (B, D)."""
+        gradients = F.working_precision(self.head.weight)[labels]
+        muted = gradients < gradients.quantile(1 - self.method.features, dim=1, keepdim=True)
+        whole, challenged = (
+            self._logits(z).softmax(dim=1).gather(1, labels[:, None]) for z in (features, features * muted)
+        )
+        falls = whole - challenged
+        return (muted | (falls < falls.quantile(1 - self.method.images))).to(features)
+
+    def _logits(self, features: Tensor) -> Tensor:
+        weight, bias = self.head.weight, self.head.bias
+        return linear(features, weight.to(features), None if bias is None else bias.to(features))

@@ -1,0 +1,82 @@
+"""Batch-instance norm: a batch norm that mixes in instance statistics, channel by channel."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from medfedaug.errors import WITH_BATCH_NORM
+from medfedaug.functional.features import normalising
+from medfedaug.functional.passes import scale_by_moments
+from medfedaug.models.adaptation import UnsavedModule
+from medfedaug.models.hooks import PickledHook
+
+__all__ = ["BatchShare", "batch_shares", "mix_instance_norms"]
+
+Network = TypeVar("Network", bound=nn.Module)
+
+
+class BatchShare(UnsavedModule):
+    """ρ of one batch norm: a parameter of the network, but no entry of its state dict.
+
+    Args:
+        like: (C,), which says where the parameter is.
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        super().__init__()
+        self.share = nn.Parameter(torch.ones_like(like))
+
+
+def mix_instance_norms(net: Network) -> Network:
+    r"""Let every batch norm that keeps statistics mix in those of each image (Nam and Kim, NeurIPS 2018).
+
+    .. math:: y = \bigl(\rho\, \hat x_B + (1 - \rho)\, \hat x_I\bigr)\, \gamma + \beta
+
+    in training and in evaluation, with the batch norm's γ and β, and ρ in [0, 1] for each channel, 1 at
+    first. Modules and state dict stay the same.
+
+    Args:
+        net: changed in place.
+
+    Returns:
+        `net` itself.
+
+    Raises:
+        ValueError: when there is no batch norm with running statistics.
+
+    Deviations:
+        A feature without spatial dimensions has no statistics of its own: there ρ has no effect.
+    """
+    norms = [m for m in net.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+    if not norms:
+        raise ValueError(f"{type(net).__name__} has no batch norm that keeps statistics; {WITH_BATCH_NORM}")
+    for norm in norms:
+        assert norm.running_mean is not None
+        norm.add_module("batch_share", BatchShare(norm.running_mean))
+        # Before all other hooks, which see the result. A hook is given the module, in a copy the copy's.
+        hook = _MixInstance()
+        hook.handle = norm.register_forward_hook(hook, prepend=True)
+    return net
+
+
+def batch_shares(net: nn.Module) -> dict[str, nn.Parameter]:
+    """ρ by the dotted name of its batch norm."""
+    found = ((name, m) for name, m in net.named_modules() if isinstance(m, BatchShare))
+    return {name.removesuffix(".batch_share"): module.share for name, module in found}
+
+
+class _MixInstance(PickledHook):
+    def __call__(self, norm: _BatchNorm, args: tuple[Any, ...], batch: Tensor) -> Tensor:
+        x = args[0]
+        if x.dim() < 3:
+            return batch
+
+        def move(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+            return normalising(mean, (var + norm.eps).sqrt(), norm.weight, norm.bias)
+
+        share = norm.batch_share.share.to(batch.dtype).view(-1, *[1] * (x.dim() - 2))
+        return torch.lerp(scale_by_moments(x, move).to(batch.dtype), batch, share)
