@@ -101,6 +101,8 @@ class LocalTraining:
         self.frozen, self.definition = model.composition.frozen, model.composition.definition
         self.criterion = DeepSupervision(self.network).criterion(self.task.loss)
         reason = self.uncaptured or why_plain(self.device, model.composition.methods, self.parts)
+        if self.folder.partial:
+            reason = reason or "some classes or voxels of its cases are not annotated"
         wanted = {"off": False, "auto": self.device.type in GRAPHS, "on": True}[model.storage.graphs]
         self.captures = wanted
         if wanted and reason:
