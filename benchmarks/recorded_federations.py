@@ -24,7 +24,7 @@ from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.benchmarks import find_root, open_benchmark
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.quality.image_fingerprint import ImageFingerprint, case_numbers, described, sampled
-from medfedaug.data.sites import arrange_channels
+from medfedaug.data.sites import arrange
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.federation.job_folder import RESULTS
 from medfedaug.metrics.convergence import is_converged
@@ -235,7 +235,7 @@ def _fingerprints(parts: Sequence[Part], data: Path, names: Sequence[str]) -> li
     by_site: dict[str, list[ImageFingerprint]] = defaultdict(list)
     for part in parts:
         sites = open_benchmark(part.data, find_root(data, part.data), **part.options)
-        for site in arrange_channels([site for site in sites if site.name in names]):
+        for site in arrange([site for site in sites if site.name in names]):
             chosen = sampled(site)
             every = [of_case(site, case) for case in chosen]
             means = {name: sum(one[name] for one in every) / len(every) for name in every[0]}

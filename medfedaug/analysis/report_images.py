@@ -29,7 +29,7 @@ from medfedaug.data.benchmarks import (
 )
 from medfedaug.data.io.formats import is_photograph
 from medfedaug.data.preparation.preparation import Preparation
-from medfedaug.data.sites import find_sites, is_federation, is_site, open_site, site_statistics
+from medfedaug.data.sites import arrange, find_sites, is_federation, is_site, open_site, site_statistics
 from medfedaug.errors import DataError, MedFedAugError, first_line
 from medfedaug.federation.job_folder import GLOBAL_MODEL, STATISTICS
 from medfedaug.runs.evaluate import open_model
@@ -82,8 +82,8 @@ def image_sections(
         single = root.is_dir() and is_site(root) and not is_federation(root)
         limit = first[0].config.get("limit")
         found = [open_site(root, limit=limit)] if single else find_sites(root, limit=limit)
-        names = first[0].config.get("channel_names", ())
-        folders = [folder.with_channels(names) for folder in found if folder.name in known]
+        names, classes = first[0].config.get("channel_names", ()), first[0].config["classes"]
+        folders = arrange([folder for folder in found if folder.name in known], names, classes)
         folders = [folders[int(i)] for i in np.linspace(0, len(folders) - 1, min(len(folders), _MOST_SITES))]
         if not folders:
             raise DataError(

@@ -56,8 +56,23 @@ def phantom(
         int,
         typer.Option(min=0, help="The last so many sites store dark what the others store bright."),
     ] = 0,
+    labelled_apart: Annotated[
+        bool,
+        typer.Option(
+            "--labelled-apart",
+            help="Each site has outlined about half of the structures, and each site others; all of them are "
+            "in the folder truth, for measuring.",
+        ),
+    ] = False,
+    unlabelled: Annotated[
+        list[str] | None, typer.Option(metavar="SITE", help="A site without outlines; repeatable.")
+    ] = None,
+    sparse: Annotated[
+        float, typer.Option(help="Share of the slices of a training volume that are outlined.")
+    ] = 1.0,
 ) -> None:
     """Write a multi-site MRI phantom: NIfTI volumes, label maps and a dataset.json per site."""
+    from medfedaug.data.datasets.partial_phantom import annotate_apart
     from medfedaug.data.datasets.phantom import SPACINGS, make_phantom
 
     spacings = SPACINGS if spacing_varies else None
@@ -74,6 +89,10 @@ def phantom(
             shift=shift,
             inverted=[k >= sites - inverted for k in range(sites)],
         )
+        if labelled_apart or unlabelled or sparse != 1:
+            told = annotate_apart(out, apart=labelled_apart, unlabelled=unlabelled or (), sparse=sparse)
+            for site, structures in told.items():
+                say(f"{site} has outlined: {', '.join(structures) or 'nothing'}")
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
     say(f"{len(folders)} sites with {patients} patients each in {out}")
@@ -156,7 +175,7 @@ def statistics(
     from medfedaug.data.preparation.preparation import Preparation
     from medfedaug.data.quality.intensity_scales import uneven_sites
     from medfedaug.data.sites import (
-        arrange_channels,
+        arrange,
         find_sites,
         is_federation,
         is_site,
@@ -171,7 +190,7 @@ def statistics(
     except ValueError as error:
         raise ConfigError(f"{error}; it is not replaced: choose another file with --out") from error
     single = data.is_dir() and is_site(data) and not is_federation(data)
-    sites = [open_site(data, limit=limit)] if single else arrange_channels(find_sites(data, limit=limit))
+    sites = [open_site(data, limit=limit)] if single else arrange(find_sites(data, limit=limit))
     found = {}
     prepared = Preparation(image_size=image_size)
     table = Table("site", "images", "channel", "mean", "std")

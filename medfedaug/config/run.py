@@ -63,7 +63,7 @@ MAX_STEP = 2.0
 
 _OF_A_BUNDLE = (
     *("network_args", "loss", "loss_args", "planning", "image_size", "momentum", "weight_decay"),
-    *("augmentation", "surface_tolerance", "metrics", "without_metrics"),
+    *("augmentation", "surface_tolerance", "metrics", "without_metrics", "partial_loss"),
 )
 
 
@@ -105,6 +105,15 @@ class RunConfig(Settings):
         "monai.losses.HausdorffDTLoss, or a name that another package adds.",
     )
     loss_args: dict[str, Any] = setting(dict, "Arguments of the loss, as a JSON object.", rare=True)
+    partial_loss: str = setting(
+        "marginal",
+        "Loss of cases that have some classes annotated, or some voxels (labelled and ignore in "
+        "dataset.json). marginal: the classes that a case has not annotated are merged with its background. "
+        "exclusion: besides, they are kept out of the structures that it has. none: what is not annotated is "
+        "learned as background. Without effect where everything is annotated.",
+        choices=("marginal", "exclusion", "none"),
+        rare=True,
+    )
     in_channels: int = setting(1, "Channels of an image; photographs have 3.", above=0, flags=("--channels",))
     channel_names: tuple[str, ...] = setting(
         (),

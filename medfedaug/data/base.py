@@ -8,11 +8,13 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 import torch
 
+from medfedaug.data.annotation import Annotation
 from medfedaug.data.io.voxel_files import file_states
 from medfedaug.data.preparation.preparation import Preparation
 from medfedaug.errors import DataError, ReaderError, first_line, own, withheld
@@ -52,6 +54,7 @@ class Case:
         index: its place in a file that holds many.
         patient: whose image it is, where the list says so.
         others: further files of an image in several files, whose channels follow those of ``image``.
+        annotated: the classes that its label map has outlined, where these may not be all.
     """
 
     name: str
@@ -60,6 +63,7 @@ class Case:
     index: int | None = None
     patient: str = ""
     others: tuple[Path, ...] = ()
+    annotated: tuple[str, ...] | None = None
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -80,12 +84,14 @@ class Listing(NamedTuple):
         cases: the cases of each of `SPLITS`.
         channel_names: those of the images, where they are named.
         label_values: the value of each class in the label maps, where they are not 0, 1, 2, ...
+        ignore: the value of voxels of which nobody knows the class.
     """
 
     classes: tuple[str, ...]
     cases: dict[str, Sequence[Case]]
     channel_names: tuple[str, ...] = ()
     label_values: tuple[int, ...] = ()
+    ignore: int | None = None
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,10 @@ class SiteFolder(ABC):
         classes: names of the classes.
         cases: the cases of each of `SPLITS`.
         channel_names: those of the images' channels in their order, where they are named.
-        label_values: the value of each class in the label maps, where they are not 0, 1, 2, ...
+        label_values: the value of each class in the label maps, where they are not 0, 1, 2, ...; -1 of a
+            class of the federation that the site does not name.
+        ignore: the value of voxels of which nobody knows the class.
+        annotation: the code of its label maps, where some class or voxel may not be annotated.
         federation_channels: those that `load_image` gives, in its order, where the site's own have a place
             among them (`with_channels`).
         benchmark: the published data set that it is of, or ``phantom``; empty for a site's own data.
@@ -110,6 +119,8 @@ class SiteFolder(ABC):
     cases: dict[str, tuple[Case, ...]]
     channel_names: tuple[str, ...] = field(default=(), kw_only=True)
     label_values: tuple[int, ...] = field(default=(), kw_only=True)
+    ignore: int | None = field(default=None, kw_only=True)
+    annotation: Annotation | None = field(default=None, kw_only=True)
     federation_channels: tuple[str, ...] = field(default=(), kw_only=True)
     benchmark: str = field(default="", kw_only=True)
 
@@ -143,7 +154,9 @@ class SiteFolder(ABC):
             cases,
             channel_names=listed.channel_names,
             label_values=listed.label_values,
+            ignore=listed.ignore,
         )
+        site = site.with_classes(site.classes)
         if check:
             site.check_splits()
         return site.limited(limit)
@@ -234,6 +247,7 @@ class SiteFolder(ABC):
         """Return the identity of a prepared case: its files' paths, times and sizes, and the site."""
         files = [*case.files, *([case.label] if isinstance(case.label, Path) else [])]
         found: list[object] = [case.name, case.index, "" if isinstance(case.label, Path) else case.label]
+        found += [] if case.annotated is None else [case.annotated]
         # Also what a benchmark's own site knows besides, which may decide over its images.
         own = (f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.name not in ("cases", "path"))
         found += [type(self).__name__, *own]
@@ -261,6 +275,81 @@ class SiteFolder(ABC):
                     hint="Name a channel alike at all sites; one site has to have them all.",
                 )
         return replace(self, federation_channels=tuple(names))
+
+    @property
+    def partial(self) -> bool:
+        """Return whether some case may have a class or a voxel that is not annotated."""
+        cases = (case for split in SPLITS for case in self.cases[split])
+        return self.ignore is not None or any(case.annotated is not None for case in cases)
+
+    def annotated(self, *splits: str) -> tuple[str, ...]:
+        """Return the classes that some case of the site has annotated, without the background.
+
+        Args:
+            splits: the splits to look at; all by default.
+        """
+        cases = [case for split in splits or SPLITS for case in self.cases[split]]
+        if any(case.annotated is None for case in cases):
+            return self.classes[1:]
+        known = {plain_name(name) for case in cases for name in case.annotated or ()}
+        return tuple(name for name in self.classes[1:] if plain_name(name) in known)
+
+    def with_classes(self, names: Sequence[str], sites: Sequence[SiteFolder] = ()) -> Self:
+        """The site with label maps that have a federation's classes, by their names, in its order.
+
+        A site whose cases are all complete stays as it is: it has the classes of the federation.
+
+        Args:
+            names: the federation's classes, background first.
+            sites: sites with which it shares the code of its label maps.
+
+        Raises:
+            DataError: when the site has annotated a class that the federation does not know.
+        """
+        if not self.partial:
+            return self
+        known, own = [plain_name(name) for name in names], [plain_name(name) for name in self.classes]
+        for name in self.annotated():
+            if plain_name(name) not in known[1:]:
+                near = get_close_matches(plain_name(name), known[1:], 1)
+                meant = f" Did the site mean {names[known.index(near[0])]!r}?" if near else ""
+                raise DataError(
+                    f"has annotated {name!r}, and the federation's classes are {', '.join(names[1:])}",
+                    site=self.name,
+                    path=self.path / self.listing,
+                    hint=f"Write the federation's name in labels and in labelled.{meant}",
+                )
+        values = self.label_values or tuple(range(len(self.classes)))
+        # The background is the first class, whatever its name.
+        of_class = {**dict(zip(own, values, strict=True)), known[0]: values[0]}
+        placed = tuple(of_class.get(name, -1) for name in known)
+        shared = [(one, case) for one in (sites or [self]) for case in one.listed_cases]
+        unknown = any(one.ignore is not None or case.annotated == () for one, case in shared)
+        sets = [self.annotated_set(case, known) for _, case in shared]
+        return replace(
+            self,
+            classes=tuple(names),
+            label_values=placed,
+            annotation=Annotation.of(len(names), sets, has_unknown=unknown),
+        )
+
+    @property
+    def listed_cases(self) -> Iterator[Case]:
+        """The cases of all splits."""
+        return (case for split in SPLITS for case in self.cases[split])
+
+    @staticmethod
+    def annotated_set(case: Case, plain: Sequence[str]) -> tuple[bool, ...]:
+        """Return whether a case has each class annotated; the background counts as annotated.
+
+        Args:
+            case: of the site.
+            plain: the federation's classes, by `plain_name`.
+        """
+        if case.annotated is None:
+            return (True,) * len(plain)
+        there = {plain_name(name) for name in case.annotated}
+        return (True, *(name in there for name in plain[1:]))
 
     @property
     def channel_places(self) -> tuple[int, ...]:

@@ -3,6 +3,9 @@
 ``{"labels": {"0": "background", "1": "lesion"}, "training": [...], "validation": [...], "test": [...]}``;
 each case is ``{"image": path or list of paths, "label": path, "patient": name}``, relative to the file. The
 keys of ``labels`` are the values of the classes in the label maps; background is the lowest.
+
+``"labelled": ["lesion"]`` names the classes that the site has annotated, in a row those of its case; a row
+without ``label`` has none. ``"ignore": 255`` is the value of voxels of which nobody knows the class.
 """
 
 from __future__ import annotations
@@ -17,16 +20,21 @@ from monai.data import load_decathlon_datalist
 
 from medfedaug.data.base import SPLITS, Case, Listing, check_below, patient_name, plain_name
 from medfedaug.data.io.formats import image_suffix
-from medfedaug.errors import DataError, withheld
+from medfedaug.errors import DataError, own, withheld
 from medfedaug.utils.files import parse_json
 
-__all__ = ["LARGEST_VALUE", "UNNAMED", "read_listing", "read_test_images"]
+__all__ = ["IGNORE", "LARGEST_VALUE", "UNNAMED", "read_listing", "read_test_images"]
 
 UNNAMED = ("background", "foreground")
 """The classes where ``dataset.json`` names none."""
 
 LARGEST_VALUE = 2**16 - 1
 """The largest value that may stand for a class in a label map."""
+
+IGNORE = "ignore"
+"""The key, and nnU-Net's label, of voxels of which nobody knows the class."""
+
+_LABELLED = "labelled"
 
 
 def read_listing(folder: Path, site: str) -> Listing:
@@ -38,8 +46,9 @@ def read_listing(folder: Path, site: str) -> Listing:
     listing, content = _read_object(folder, site)
     cases = {split: _read_split(listing, site, content, split) for split in SPLITS}
     names = _read_channels(listing, site, content)
-    classes, values = _read_labels(listing, site, content)
-    return Listing(classes, _told_apart(folder, cases), names, values)
+    classes, values, ignore = _read_labels(listing, site, content)
+    _check_annotated(listing, site, classes, cases, said=_LABELLED in content)
+    return Listing(classes, _told_apart(folder, cases), names, values, ignore)
 
 
 def read_test_images(folder: Path, site: str, classes: Sequence[str]) -> Listing:
@@ -89,7 +98,8 @@ def _read_split(
     try:
         items = load_decathlon_datalist(listing, is_segmentation=True, data_list_key=split)
         rows = zip(items, content[split], strict=True)
-        cases = [_read_case(item, _patient(row), labelled) for item, row in rows]
+        annotated = _names(content.get(_LABELLED)) if labelled else None
+        cases = [_read_case(item, row, labelled, annotated) for item, row in rows]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         form = "{'image': ..., 'label': ...}" if labelled else "{'image': ...}"
         raise DataError(
@@ -100,7 +110,7 @@ def _read_split(
     for row in content[split]:
         image = row["image"] if isinstance(row, dict) else row
         files = [*image] if isinstance(image, list) else [image]
-        for listed in (*files, *([row["label"]] if labelled else [])):
+        for listed in (*files, *([row["label"]] if labelled and "label" in row else [])):
             check_below(listing.parent, str(listed), site, listing)
     return cases
 
@@ -114,8 +124,58 @@ def _patient(row: Any) -> str:
     return patient_name(row.get("patient") if isinstance(row, dict) else None)
 
 
-def _read_case(item: dict[str, Any], patient: str, labelled: bool) -> Case:
-    """A case of the list, whose image is one file or a list of them."""
+def _names(value: Any) -> tuple[str, ...] | None:
+    """Names of classes, where they are given."""
+    if value is not None and not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
+        raise ValueError(f"{_LABELLED!r} is a list of names of classes")
+    return None if value is None else tuple(value)
+
+
+def _check_annotated(
+    listing: Path, site: str, classes: Sequence[str], cases: dict[str, Sequence[Case]], *, said: bool
+) -> None:
+    """Check the classes that cases have annotated.
+
+    Args:
+        listing: the file.
+        site: its name.
+        classes: of the site.
+        cases: by split.
+        said: whether the file says what the site has annotated: otherwise one row without a label is a slip.
+    """
+    known = {plain_name(name) for name in classes[1:]}
+    listed = [case for split in SPLITS for case in cases[split]]
+    without = [(split, case) for split in SPLITS for case in cases[split] if not case.label]
+    if without and len(without) < len(listed) and not said:
+        raise DataError(
+            f"the split {without[0][0]!r} lists {own(without[0][1].image.name)} without 'label', and others "
+            "have one",
+            site=site,
+            path=listing,
+            hint='Add its label map; or write "labelled": [...] with the classes that the label maps have, '
+            "and such a case counts as one without outlines.",
+        )
+    for case in listed:
+        for name in case.annotated or ():
+            if plain_name(name) not in known:
+                raise DataError(
+                    f"{_LABELLED!r} of {own(case.image.name)} names {name!r}, and 'labels' has "
+                    f"{', '.join(classes[1:])}",
+                    site=site,
+                    path=listing,
+                    hint=f"Add {name!r} with its value to 'labels', or spell it as there.",
+                )
+
+
+def _read_case(item: dict[str, Any], row: Any, labelled: bool, annotated: tuple[str, ...] | None) -> Case:
+    """A case of the list, whose image is one file or a list of them.
+
+    Args:
+        item: with the paths of its files.
+        row: as written.
+        labelled: whether cases have label maps.
+        annotated: the classes that the site has annotated.
+    """
     listed = item["image"]
     files = [Path(file) for file in (listed if isinstance(listed, list) else [listed])]
     if not files:
@@ -123,22 +183,34 @@ def _read_case(item: dict[str, Any], patient: str, labelled: bool) -> Case:
     first, *others = files
     if len({*files}) < len(files):
         raise ValueError(f"the image {first.name} has a file twice")
+    label: Path | str = ""
+    if labelled:
+        given = _names(row.get(_LABELLED))
+        label = Path(item["label"]) if "label" in row else ""
+        annotated = (annotated if given is None else given) if label else ()
     return Case(
         _without_suffix(first.name),
         first,
-        Path(item["label"]) if labelled else "",
-        patient=patient,
+        label,
+        patient=_patient(row),
         others=tuple(others),
+        annotated=annotated,
     )
 
 
 def _read_labels(
     listing: Path, site: str, content: dict[str, Any]
-) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """The names of the classes, and their values in label maps where these are not 0, 1, 2, ..."""
+) -> tuple[tuple[str, ...], tuple[int, ...], int | None]:
+    """The names of the classes, their values where these are not 0, 1, 2, ..., and that of unknown voxels."""
     labels = content.get("labels", dict(enumerate(UNNAMED)))
+    ignore = content.get(IGNORE)
     try:
         named = {int(value): str(text) for value, text in labels.items()}
+        # nnU-Net lists it among the classes.
+        listed = [value for value, text in named.items() if plain_name(text) == IGNORE]
+        ignore = listed[0] if listed and ignore is None else ignore
+        labels = {value: text for value, text in named.items() if value not in listed}
+        named = dict(labels)
     except (AttributeError, TypeError, ValueError) as error:
         raise DataError(
             f"'labels' does not map the values of label maps to names ({withheld(error)})",
@@ -154,8 +226,18 @@ def _read_labels(
         )
     if len(set(named.values())) < len(named):
         raise DataError("'labels' has two classes of one name", site=site, path=listing)
+    whole = isinstance(ignore, int) and not isinstance(ignore, bool) and 0 <= ignore <= LARGEST_VALUE
+    if ignore is not None and (not whole or ignore in named):
+        taken = f", the value of {named[ignore]!r}" if whole else ""
+        raise DataError(
+            f"{IGNORE!r} is {ignore!r}{taken}",
+            site=site,
+            path=listing,
+            hint=f"Give unknown voxels a whole number up to {LARGEST_VALUE} that is no class, such as 255.",
+        )
     values = tuple(sorted(named))
-    return tuple(named[value] for value in values), () if values == (*range(len(values)),) else values
+    names = tuple(named[value] for value in values)
+    return names, () if values == (*range(len(values)),) else values, ignore
 
 
 def _read_channels(listing: Path, site: str, content: dict[str, Any]) -> tuple[str, ...]:

@@ -25,11 +25,12 @@ __all__ = [
     "ImageFolder",
     "SiteFolder",
     "VolumeFolder",
-    "arrange_channels",
+    "arrange",
     "check_federation",
     "check_voxels",
     "checked_statistics",
     "federation_channels",
+    "federation_classes",
     "federation_settings",
     "find_sites",
     "is_federation",
@@ -40,7 +41,8 @@ __all__ = [
 ]
 
 
-_READ: set[Hashable] = set()
+_READ: dict[Hashable, frozenset[int]] = {}
+"""Cases that this process has read, with the classes that the label maps of a partial site show."""
 
 
 def open_site(
@@ -157,28 +159,63 @@ def check_voxels(sites: Iterable[SiteFolder]) -> None:
     are not read: their files are known.
 
     Raises:
-        DataError: naming site and file.
+        DataError: naming site and file, and for a class that ``labelled`` names and no label map shows.
     """
     for site in sites:
         if site.benchmark and site.benchmark != "phantom":
             continue
-        for case in (case for split in SPLITS for case in site.cases[split]):
+        shown = frozenset[int]()
+        for case in site.listed_cases:
             known = (site.classes, *site.identity(case))
             if known not in _READ:
                 site.load_image(case)
-                if isinstance(site, VolumeFolder):
-                    site.load_label(case)
-                _READ.add(known)
+                label = site.load_label(case) if isinstance(site, VolumeFolder) else None
+                partial = label is not None and site.partial
+                _READ[known] = frozenset(label.unique().tolist() if partial else ())
+            shown |= _READ[known]
+        lacking = [name for i, name in enumerate(site.classes) if name in site.annotated() and i not in shown]
+        if lacking and site.partial:
+            raise DataError(
+                f"lists {lacking[0]!r} as annotated, and no label map has {lacking[0]!r}",
+                site=site.name,
+                path=site.path / site.listing,
+                hint="Take it out of labelled where nobody looked for it, or list a case that shows it.",
+            )
 
 
-def arrange_channels(sites: Sequence[SiteFolder]) -> list[SiteFolder]:
-    """The sites with images that have all channels of the federation, in one order.
+def arrange(
+    sites: Sequence[SiteFolder], channels: Sequence[str] | None = None, classes: Sequence[str] | None = None
+) -> list[SiteFolder]:
+    """The sites with the channels and classes of the federation, in one order.
+
+    Args:
+        sites: the sites.
+        channels: of the federation; by default those of the sites (`federation_channels`).
+        classes: the same (`federation_classes`).
 
     Raises:
-        DataError: as `federation_channels`.
+        DataError: as `SiteFolder.with_channels` and `SiteFolder.with_classes`.
     """
-    names = federation_channels(sites)
-    return [site.with_channels(names) for site in sites]
+    names = federation_channels(sites) if channels is None else channels
+    known = federation_classes(sites) if classes is None else classes
+    return [site.with_channels(names).with_classes(known, sites) for site in sites]
+
+
+def federation_classes(sites: Sequence[SiteFolder]) -> tuple[str, ...]:
+    """The names of a federation's classes, background first.
+
+    Where some site has not annotated all of them, they are those that any site names, each once
+    (`medfedaug.data.base.plain_name`): in the order of a site without ``labelled``, and then site by site.
+    """
+    complete = [site for site in sites if not site.partial]
+    if len(complete) == len(sites):
+        return next((site for site in sites if site.classes != UNNAMED), sites[0]).classes
+    found: dict[str, str] = {}
+    for site in [*complete, *(site for site in sites if site.partial)]:
+        # A site without outlines that names no class says nothing.
+        if site.classes != UNNAMED or site.annotated():
+            found |= {plain_name(name): found.get(plain_name(name), name) for name in site.classes[1:]}
+    return (sites[0].classes[0], *found.values())
 
 
 def federation_settings(sites: Sequence[SiteFolder], holdout: Sequence[str] = ()) -> dict[str, Any]:
@@ -236,7 +273,8 @@ def check_federation(
             path=sites[0].path.parent,
         )
     first = sites[0]
-    named = next((site for site in sites if site.classes != UNNAMED), first)
+    classes = federation_classes(sites)
+    named = next((site for site in sites if not site.partial and site.classes == classes), first)
     for site in sites[1:]:
         if site.task != first.task:
             raise DataError(
@@ -244,7 +282,8 @@ def check_federation(
             )
     for site in sites:
         if site.task == "segmentation":
-            check_classes(site, named.classes, f"site {named.name}")
+            whose = f"site {named.name}" if named.classes == classes else "the federation"
+            check_classes(site.with_classes(classes), classes, whose)
         if site.scaling != first.scaling:
             fixed, own = ("photographs", "volumes") if site.scaling == "fixed" else ("volumes", "photographs")
             raise DataError(
@@ -255,7 +294,7 @@ def check_federation(
             )
     # Archives have no folders: in letters, a and A are two classes.
     check_folders_of_classes([site for site in sites if isinstance(site, ImageFolder)])
-    arranged = arrange_channels(sites)
+    arranged = arrange(sites, classes=classes)
     channels = {site.name: site.check_files() for site in arranged}
     for site in sites[1:]:
         if channels[site.name] != channels[first.name]:
@@ -268,7 +307,7 @@ def check_federation(
     check_copies(sites)
     _check_axes(sites)
     if first.task == "segmentation":
-        return first.task, channels[first.name], named.classes
+        return first.task, channels[first.name], classes
     return first.task, channels[first.name], tuple(sorted({c for site in sites for c in site.classes}))
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from monai.transforms import ScaleIntensity
 
-from medfedaug.data.base import SPLITS, Case, Listing, SiteFolder, unreadable
+from medfedaug.data.base import SPLITS, Case, Listing, SiteFolder, plain_name, unreadable
 from medfedaug.data.checks.duplicates import check_copies
 from medfedaug.data.checks.site_checks import check_label_maps, compare_axes
 from medfedaug.data.dataset_json import read_listing
@@ -32,7 +32,7 @@ _TOLERANCE = 0.1
 
 
 class VolumeFolder(SiteFolder):
-    """A site's images as listed in its ``dataset.json``; `Case.label` is a path.
+    """A site's images as listed in its ``dataset.json``; `Case.label` is a path, empty without one.
 
     An image is a volume, that is a NIfTI, MHA or NRRD file or a folder that holds one DICOM series, or a
     photograph (PNG, JPEG, TIFF, BMP), which is a volume of one slice.
@@ -66,7 +66,8 @@ class VolumeFolder(SiteFolder):
         """
         for split in SPLITS:
             for case in self.cases[split]:
-                for kind, file in (*(("image", path) for path in case.files), ("label", _label(case))):
+                labels = [("label", case.label)] if isinstance(case.label, Path) else []
+                for kind, file in (*(("image", path) for path in case.files), *labels):
                     if not _is_there(file):
                         raise DataError(
                             f"the {kind} of a {split} case is missing",
@@ -131,7 +132,10 @@ class VolumeFolder(SiteFolder):
         Raises:
             DataError: naming site and file.
         """
-        image, label = self.check_image(case), _header(self.name, _label(case))
+        image = self.check_image(case)
+        if not isinstance(case.label, Path):
+            return image
+        label = _header(self.name, _label(case))
         self._check_grid(_label(case), label, image, "the label map", "its image")
         # Of a label image in colour the channels may agree, which only its pixels tell.
         if label.channels != 1 and label.white is None:
@@ -254,12 +258,29 @@ class VolumeFolder(SiteFolder):
         return torch.as_tensor(ScaleIntensity()(voxels)) if white is None else voxels / white
 
     def load_case(self, case: Case, intensity: str = "raw") -> tuple[torch.Tensor, torch.Tensor]:
-        """Image (C, H, W, D), float32, and label map (1, H, W, D), uint8, of more than 256 classes int32.
+        """Image (C, H, W, D), float32, and label map, as `load_label` returns it.
 
         Raises:
             DataError: naming site and file, as `load_image` does, and for labels outside the classes.
         """
-        image, label = self.load_image(case, intensity), self.load_label(case)
+        return self._on_image(case, self.load_image(case, intensity), self.load_label(case))
+
+    def load_target(self, case: Case, intensity: str = "raw") -> tuple[torch.Tensor, torch.Tensor]:
+        """Image, and the label map in the code of `annotation`, where the site has one.
+
+        Raises:
+            DataError: as `load_case`.
+        """
+        image, label = self.load_image(case, intensity), self._label_or_unknown(case)
+        if self.annotation is not None:
+            # A case without a label map says nothing of any class.
+            chosen = self.annotated_set(case, [plain_name(name) for name in self.classes])
+            label = self.annotation.encode(label, chosen)
+        return self._on_image(case, image, label)
+
+    def _on_image(
+        self, case: Case, image: torch.Tensor, label: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         if image.shape[1:] != label.shape[1:]:
             raise DataError(
                 f"the label map is {_by(label.shape[1:])}, its image {_by(image.shape[1:])}",
@@ -269,13 +290,24 @@ class VolumeFolder(SiteFolder):
         return image, label
 
     def load_label(self, case: Case) -> torch.Tensor:
-        """The label map, (1, H, W, D), uint8, of more than 256 classes int32.
+        """The label map, (1, H, W, D), uint8, of more than 256 classes int32; 0 where the class is unknown.
 
         Raises:
             DataError: naming site and file, where it cannot be read, and for labels outside the classes.
         """
+        label = self._label_or_unknown(case)
+        return label if self.annotation is None else label * (label != self.annotation.unknown)
+
+    def _label_or_unknown(self, case: Case) -> torch.Tensor:
+        """The class of each voxel, `Annotation.unknown` where nobody knows it, or without a label map."""
+        if not isinstance(case.label, Path):
+            unknown = len(self.classes)
+            dtype = torch.uint8 if unknown < 256 else torch.int32
+            return torch.full((1, *self.load_image(case).shape[1:]), unknown, dtype=dtype)
         # Slices of one file share its label map, and the number of classes says what black and white is.
         kind = f"{type(self).__name__} label {case.index} {len(self.classes)} {self.label_values}"
+        if self.annotation is not None:
+            kind += f" {self.ignore} {case.annotated}"
         return decoded(kind, [_label(case)], lambda: self._label_map(case))
 
     def affine(self, case: Case) -> torch.Tensor | None:
@@ -303,6 +335,8 @@ class VolumeFolder(SiteFolder):
         label = self.read_label(case)
         values = self.label_values or (*range(len(self.classes)),)
         found = torch.unique(label).tolist()
+        if self.annotation is not None:
+            return self._annotated_map(case, label, found)
         if values == (0, 1) and is_black_and_white(_label(case), found):
             return (label > 0).to(torch.uint8)
         unknown = [value for value in found if value not in values]
@@ -317,6 +351,35 @@ class VolumeFolder(SiteFolder):
         if self.label_values:
             label = torch.bucketize(label, torch.tensor(values, dtype=label.dtype))
         return label.to(torch.uint8 if label_bits(len(values)) == 8 else torch.int32)
+
+    def _annotated_map(self, case: Case, label: torch.Tensor, found: list[float]) -> torch.Tensor:
+        """The label map of a case that may have some classes alone, and unknown voxels.
+
+        Raises:
+            DataError: naming the file, for the value of a class that the case has not annotated.
+        """
+        assert self.annotation is not None
+        chosen = self.annotated_set(case, [plain_name(name) for name in self.classes])
+        white = {0, 255} >= {*found} and is_photograph(_label(case)) and 255 not in self.label_values
+        if white and self.ignore != 255 and sum(chosen) == 2:
+            label, found = label / 255, [0, 1]
+        known = {v: i for i, (v, own) in enumerate(zip(self.label_values, chosen, strict=True)) if own}
+        placed = torch.full_like(label, self.annotation.unknown)
+        for value in found:
+            if value == self.ignore:
+                continue
+            if value not in known:
+                names = dict(zip(self.label_values, self.classes, strict=True))
+                what = f"the value {value:g}, the class {names[value]!r}" if value in names else f"{value:g}"
+                raise DataError(
+                    f"holds {what}, and annotated are {', '.join(case.annotated or self.classes[1:])}",
+                    site=self.name,
+                    path=_label(case),
+                    hint="Add the class to 'labelled' in dataset.json, of the site or of the case's row, if "
+                    "all of it is outlined; otherwise give these voxels the background's value.",
+                )
+            placed[label == value] = known[int(value)]
+        return placed.to(torch.uint8 if self.annotation.unknown < 256 else torch.int32)
 
 
 def is_black_and_white(path: Path, found: Collection[float]) -> bool:

@@ -10,7 +10,7 @@ from medfedaug.analysis.pilot import METHODS, Pilot
 from medfedaug.analysis.prospect import Prospect, make_prospect
 from medfedaug.config.run import RunConfig
 from medfedaug.data.quality.image_fingerprint import SAMPLE, fingerprint_of
-from medfedaug.data.sites import SiteFolder, arrange_channels, find_sites
+from medfedaug.data.sites import SiteFolder, arrange, find_sites
 from medfedaug.errors import ConfigError
 from medfedaug.experiments.axes import parse_axis
 from medfedaug.experiments.simulate import configure
@@ -43,7 +43,7 @@ def training_sites(data: Path, limit: int | None = None) -> list[SiteFolder]:
     Raises:
         ConfigError: for fewer than two of them.
     """
-    sites = [site for site in arrange_channels(find_sites(data, limit)) if site.trains]
+    sites = [site for site in arrange(find_sites(data, limit)) if site.trains]
     if len(sites) < 2:
         raise ConfigError(f"a prospect needs two sites that train, and {data} has {len(sites)}")
     return sites

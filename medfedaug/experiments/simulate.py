@@ -26,7 +26,7 @@ from medfedaug.data.quality.file_hashes import (
     fingerprint_sites,
 )
 from medfedaug.data.quality.intensity_scales import uneven_sites
-from medfedaug.data.sites import SiteFolder, check_voxels, federation_settings, find_sites
+from medfedaug.data.sites import SiteFolder, arrange, check_voxels, federation_settings, find_sites
 from medfedaug.errors import ConfigError, RunFailed, first_line
 from medfedaug.experiments.engines import find_engine
 from medfedaug.federation import FederationServer
@@ -269,7 +269,7 @@ def _prepare(
         if began is not None:
             check_unchanged(began, fingerprint_files(sites), data_dir)
     config = replace(config, **federation_settings(sites, config.holdout))
-    sites = [site.with_channels(config.channel_names) for site in sites]
+    sites = arrange(sites, config.channel_names, config.classes)
     composition = Composition(config)  # whether methods and network go together
     task = composition.task()
     for folder in sites:

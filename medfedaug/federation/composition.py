@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from medfedaug.config.run import BY_PLAN, MAX_SHARE, MAX_STEP, RunConfig, derive_seed
-from medfedaug.errors import ConfigError, warn
+from medfedaug.data.base import SiteFolder
+from medfedaug.errors import ConfigError, DataError, warn
 from medfedaug.federation.messages.messages import shared_keys
 from medfedaug.federation.messages.run_definition import define, scaling
 from medfedaug.federation.secure.layout import SumLayout
@@ -199,6 +200,30 @@ class Composition:
         task.divisor = math.lcm(task.divisor, *size_multiple(self.network, self._config.plan.spatial_dims))
         task.preparation.landmarks = bool(methods_with(self.methods, "landmarks", "requires"))
         return task
+
+    def check_annotated(self, site: SiteFolder) -> None:
+        """Check that the methods can do with what a site has annotated.
+
+        Raises:
+            ConfigError: naming the method that needs every voxel's class.
+            DataError: where the site trains without any label map, and no method learns without.
+        """
+        if not site.partial:
+            return
+        partial = Constraints(
+            f"the labels of site {site.name}",
+            excludes=frozenset({"complete_labels", "soft_labels"}),
+            hint="annotate all classes, or take another method",
+        )
+        check_compatible([*map(constraints, self.methods), partial])
+        learns = bool(methods_with(self.methods, "unlabelled_images"))
+        if site.trains and not learns and not site.annotated("training"):
+            raise DataError(
+                "no training case has anything annotated, and the run's methods learn from labels alone",
+                site=site.name,
+                path=site.path / site.listing,
+                hint=f"Add condist or teacher to --methods, or hold the site out: --holdout {site.name}.",
+            )
 
     def check_apart(self, who: str) -> None:
         """Check that each site keeps its own images.

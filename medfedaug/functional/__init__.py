@@ -54,6 +54,11 @@ from medfedaug.functional.moments import (
     mix_statistics,
     student_t_modulation,
 )
+from medfedaug.functional.open_classes import (
+    conditional_distillation,
+    confident_entropy,
+    possible_classes,
+)
 from medfedaug.functional.passes import working_precision
 from medfedaug.functional.phases import control_content, control_style
 from medfedaug.functional.prototypes import (
@@ -87,6 +92,8 @@ __all__ = [
     "boundary_features",
     "class_contrast",
     "clip_factor",
+    "conditional_distillation",
+    "confident_entropy",
     "control_content",
     "control_style",
     "coordinate_median",
@@ -106,6 +113,7 @@ __all__ = [
     "normalise_amplitude",
     "normalise_features",
     "perturb_features",
+    "possible_classes",
     "prediction_spread",
     "prototype_contrast",
     "ramp_up",

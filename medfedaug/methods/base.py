@@ -101,6 +101,8 @@ WORDS: dict[str, str] = {
     "given_shares": "a site's share of the mean is given by the run, not found by a method",
     "compared_steps": "how much of a site's update is used may depend on the other sites' updates",
     "soft_labels": "the loss gets targets as probabilities",
+    "complete_labels": "every voxel of a training image has its class annotated",
+    "unlabelled_images": "a site learns from images without label maps, too",
     "landmarks": "each sample has the landmarks of its whole image, see `SiteContext.case_landmarks`",
     "several_images": "a batch has several images; with one, the method does nothing, and a warning says so",
     "extra_passes": "its loss runs the network again, after the losses of the other methods",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from medfedaug.methods.bin import BIN as BIN
+from medfedaug.methods.class_mean import ClassMean as ClassMean
+from medfedaug.methods.condist import ConDist as ConDist
 from medfedaug.methods.dac_sc import DACSC as DACSC
 from medfedaug.methods.ditto import Ditto as Ditto
 from medfedaug.methods.dp_fedavg import DPFedAvg as DPFedAvg
@@ -57,4 +59,5 @@ from medfedaug.methods.rsc import RSC as RSC
 from medfedaug.methods.scaffold import Scaffold as Scaffold
 from medfedaug.methods.silobn import SiloBN as SiloBN
 from medfedaug.methods.single import Single as Single
+from medfedaug.methods.teacher import Teacher as Teacher
 from medfedaug.methods.trimmed_mean import TrimmedMean as TrimmedMean

@@ -79,6 +79,7 @@ class SiteContext:
         local_entries: the state-dict entries that stay at the site.
         frozen: the state-dict entries that training leaves as they are (`medfedaug.models.freezing`).
         missing_channels: the channels that the site does not have, by its own list: 0 in all of its images.
+        annotated: the classes that some training case of the site has annotated, without the background.
         task: loss and form of the targets.
         momentum: of the main optimiser; 0 if it has none.
         optimiser: makes another optimiser like the main one, with the learning rate of the round, for a
@@ -104,6 +105,7 @@ class SiteContext:
     local_entries: frozenset[str] = frozenset()
     frozen: frozenset[str] = frozenset()
     missing_channels: tuple[int, ...] = ()
+    annotated: Callable[[], Sequence[str]] = _nothing
     task: Task | None = None
     momentum: float = 0.0
     optimiser: Callable[[Iterable[Tensor]], torch.optim.Optimizer] = lambda parameters: _nothing()

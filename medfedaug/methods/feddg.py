@@ -86,7 +86,7 @@ class FedDG(Method):
     name = "feddg"
     tasks = ("segmentation",)
     dimensions = (2,)
-    requires = frozenset({"labels"})
+    requires = frozenset({"labels", "complete_labels"})
     provides = frozenset({"extra_passes"})
 
     def __init__(

@@ -60,7 +60,7 @@ class FedMix(Method):
     """
 
     name = "fedmix"
-    requires = frozenset({"labels"})
+    requires = frozenset({"labels", "complete_labels"})
     provides = frozenset({"soft_labels"})
     excludes = frozenset({"labels"})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from functools import cached_property
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -163,11 +164,18 @@ class LabelMapScores:
             for label in self.classes[1:]
         }
         self.missed = dict.fromkeys(self.classes[1:], 0)
+        self.annotated: set[str] = set()
         self.units: set[str] = set()
         self.owners: list[Hashable] = []
 
     def add(
-        self, case: str, predicted: Tensor, label: Tensor, affine: Tensor | None, owner: Hashable = None
+        self,
+        case: str,
+        predicted: Tensor,
+        label: Tensor,
+        affine: Tensor | None,
+        owner: Hashable = None,
+        annotated: Sequence[bool] | None = None,
     ) -> None:
         r"""Score a case.
 
@@ -177,7 +185,10 @@ class LabelMapScores:
             label: the truth, the same.
             affine: (4, 4), from voxels to millimetres.
             owner: whose it is; by default that of no other case.
+            annotated: whether the case has each class but the background annotated; by default all.
         """
+        chosen = self.classes[1:] if annotated is None else compress(self.classes[1:], annotated)
+        self.annotated.update(chosen)
         maps = LabelMaps(predicted, label, self.classes, affine, self.tolerance)
         self.owners.append(owner or case)
         self.units.add(maps.unit)
@@ -211,7 +222,9 @@ class LabelMapScores:
             },
             "missed": sum(self.missed.values()),
             "unit": "mixed" if mixed else next(iter(self.units), None),
-            "classes": {label: self._of_class(label, lengths) for label in self.by_class},
+            "classes": {
+                label: self._of_class(label, lengths) for label in self.by_class if label in self.annotated
+            },
             "cases": self.cases[first],
             "case_metrics": {name: scores for name, scores in self.cases.items() if name != first},
         }

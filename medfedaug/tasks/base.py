@@ -15,6 +15,7 @@ from monai.utils import CommonKeys as Keys
 from monai.utils import convert_to_tensor
 from torch import Tensor, nn
 
+from medfedaug.data.annotation import Annotation
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.preparation.cache import StoredCase
 from medfedaug.data.preparation.preparation import Placement, Preparation
@@ -93,6 +94,8 @@ class Task(ABC):
     """Preparation of the images."""
     intensity: str = "raw"
     """``"raw"`` or ``"scale"``: what images are brought to before anything else."""
+    annotation: Annotation | None = None
+    """The code of the targets, where some class or voxel of a site may not be annotated."""
     augments: str = "none"
     """`medfedaug.config.run.RunConfig.augmentation`."""
     methods_first: bool = False

@@ -86,6 +86,7 @@ class Loss:
         num_classes: K.
         labels: the loss for labels, (B, 1, \*spatial) or (B,).
         probabilities: the loss for probabilities, (B, K, \*spatial); ``None`` where it has none.
+        merges: whether it is of the softmax of each voxel, so that classes can be merged and voxels left out.
     """
 
     def __init__(
@@ -94,8 +95,10 @@ class Loss:
         num_classes: int,
         labels: Callable[[Tensor, Tensor], Tensor],
         probabilities: Callable[[Tensor, Tensor], Tensor] | None,
+        *,
+        merges: bool = False,
     ) -> None:
-        self.name, self.num_classes = name, num_classes
+        self.name, self.num_classes, self.merges = name, num_classes, merges
         self.labels, self.probabilities = labels, probabilities
 
     @property
@@ -176,13 +179,15 @@ def _make(name: str, cls: type[nn.Module], args: dict[str, Any], num_classes: in
         args["weight"] = torch.tensor([float(value) for value in args["weight"]])
     if cls is nn.CrossEntropyLoss:
         entropy = cls(**args)
-        return Loss(name, num_classes, _Labels(entropy) if dense else entropy, entropy)
+        return Loss(name, num_classes, _Labels(entropy) if dense else entropy, entropy, merges=True)
     softmax = next((key for key in _SOFTMAX if key in parameters), None)
     if softmax and not any(args.get(key) for key in _OTHERS):
         args.setdefault(softmax, True)
     whole = cls.__name__ in _WHOLE_LABELS
     labels, probabilities = (cls(**args, **{_ONE_HOT: value}) for value in (True, False))
-    return Loss(name, num_classes, labels if dense else _Column(labels), None if whole else probabilities)
+    soft = None if whole else probabilities
+    merges = not whole and not any(args.get(key) for key in _OTHERS)
+    return Loss(name, num_classes, labels if dense else _Column(labels), soft, merges=merges)
 
 
 class _Labels(nn.Module):

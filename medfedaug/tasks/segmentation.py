@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from medfedaug.metrics.segmentation import LabelMapScores
 from medfedaug.sampling.patches import patch_centres, patch_window
 from medfedaug.tasks.base import EvaluationCase, Pipeline, Prediction, Sample, Task, plain_tensor, stack
 from medfedaug.tasks.losses import Loss, build_loss
+from medfedaug.tasks.partial_loss import PartialLoss
 
 __all__ = ["SegmentationTask"]
 
@@ -52,6 +54,7 @@ class SegmentationTask(Task):
         surface_tolerance: see `medfedaug.config.run.RunConfig`.
         loss: by default Dice of the foreground classes, over the batch, plus cross-entropy.
         plan: what volumes are brought to and how they are cut.
+        partial_loss: see `medfedaug.config.run.RunConfig`.
     """
 
     metrics = metric_names("segmentation")
@@ -68,12 +71,13 @@ class SegmentationTask(Task):
         surface_tolerance: float = 2.0,
         loss: Loss | None = None,
         plan: Plan | None = None,
+        partial_loss: str = "marginal",
     ) -> None:
         self.classes = classes
         self.num_classes, self.intensity, self.divisor = num_classes, intensity, divisor
         self.image_size, self.surface_tolerance = image_size, surface_tolerance
-        self.criterion = loss or build_loss("segmentation", num_classes)
-        self.plan = plan or Plan()
+        self.criterion = self._of_all_classes = loss or build_loss("segmentation", num_classes)
+        self.plan, self.partial_loss = plan or Plan(), partial_loss
         self.left_to_right = self.plan.left_to_right
         self.preparation = Preparation(self.plan, image_size)
 
@@ -88,6 +92,7 @@ class SegmentationTask(Task):
             surface_tolerance=config.surface_tolerance,
             loss=build_loss("segmentation", config.num_classes, config.loss, config.loss_args),
             plan=config.plan,
+            partial_loss=config.partial_loss,
         )
 
     @property
@@ -113,6 +118,9 @@ class SegmentationTask(Task):
             )
         if self.classes is not None:
             check_classes(site, self.classes, "the federation")
+        self.annotation, self.criterion = site.annotation, self._of_all_classes
+        if site.annotation is not None:
+            self.criterion = PartialLoss(self._of_all_classes, site.annotation, self.partial_loss)
 
     @property
     def key(self) -> str:
@@ -138,18 +146,23 @@ class SegmentationTask(Task):
         else:
             # What lies in the plane is resized after the choice: a small lesion may be gone then.
             moved = placement.forward(label, label=True) if placement else label
-            chosen = moved.flatten(0, 2).any(dim=0).nonzero().flatten()
+            shown = self._classes_of(moved[None])[0] if isinstance(case.label, Path) else moved
+            chosen = shown.flatten(0, 2).any(dim=0).nonzero().flatten()
             labels = resize_in_plane(moved[..., chosen], self.image_size, "nearest-exact").permute(3, 0, 1, 2)
             images = seen[..., chosen].permute(3, 0, 1, 2)
         found: dict[str, Tensor] = {Keys.IMAGE: images.contiguous(), Keys.LABEL: labels.contiguous()}
         found.update(self.preparation.of_whole(seen))
         if self.plan.patch_size is not None:
-            found["centres"] = patch_centres(labels)
+            found["centres"] = patch_centres(self._classes_of(labels))
         return found
+
+    def _classes_of(self, labels: Tensor) -> Tensor:
+        """The classes of label maps, (N, 1, *spatial), 0 where they are unknown."""
+        return labels if self.annotation is None else self.annotation.decode(labels).labels
 
     def _load(self, site: SiteFolder, case: Case) -> tuple[Tensor, Tensor, Placement | None]:
         assert isinstance(site, VolumeFolder)
-        image, label = site.load_case(case, self.intensity)
+        image, label = site.load_target(case, self.intensity)
         return image, label, self._placement(site, case, image)
 
     def _placement(self, site: VolumeFolder, case: Case, image: Tensor) -> Placement | None:
@@ -209,7 +222,12 @@ class SegmentationTask(Task):
         """Score the volumes one at a time; see `medfedaug.metrics.segmentation.LabelMapScores`."""
         found = LabelMapScores(self._names, self.surface_tolerance, self.metrics, full=full)
         for case, predicted in outputs:
-            found.add(case.name, predicted, case.label, case.affine, case.owner)
+            label, annotated = case.label, None
+            if self.annotation is not None:
+                truth, known, chosen = self.annotation.decode(label[None])
+                label, predicted = truth[0], predicted * known[0].to(predicted.device)
+                annotated = chosen[0, 1:].tolist()
+            found.add(case.name, predicted, label, case.affine, case.owner, annotated)
         return found.result()
 
     def outputs(

@@ -13,7 +13,7 @@ from running import TINY_NETWORK, TINY_OPTIONS
 
 from medfedaug.config.run import RunConfig
 from medfedaug.data.preparation.decoded_cache import keep_decoded
-from medfedaug.data.sites import arrange_channels, check_federation, find_sites, site_statistics
+from medfedaug.data.sites import arrange, check_federation, find_sites, site_statistics
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.experiments.simulate import simulate
@@ -140,7 +140,7 @@ def options(data, out, *extra):
 
 
 def test_channels_find_their_places_by_name_and_a_missing_one_is_zero(hospitals):
-    a, b, c = arrange_channels(find_sites(hospitals))
+    a, b, c = arrange(find_sites(hospitals))
     assert check_federation([a, b, c])[1] == 2
     assert (a.channel_places, b.channel_places, c.channel_places) == ((), (0,), (1, 0))
     assert [site.missing_channels for site in (a, b, c)] == [(), (1,), ()]
@@ -192,7 +192,7 @@ def test_the_engines_agree_where_a_site_lacks_a_channel(hospitals, tiny_config, 
 
 def test_what_the_network_sees_of_a_missing_channel(hospitals):
     """At B it is 0 whoever's pair is drawn; at A the pair of B has for it the average of A's and C's."""
-    sites = {site.name: site for site in arrange_channels(find_sites(hospitals))}
+    sites = {site.name: site for site in arrange(find_sites(hospitals))}
     pairs = {name: site_statistics(site, "scale") for name, site in sites.items()}
     image = sites["B"].load_image(sites["B"].cases["training"][0], "scale")
     own = FedRDN(usable_pairs(pairs, own=pairs["B"]))
@@ -215,7 +215,7 @@ def test_methods_at_a_site_without_a_channel(hospitals, tiny_config, tmp_path, m
 
 def test_noise_leaves_a_missing_channel_missing(hospitals):
     """Its absence is in no patient's image: the pair stays 0, and nobody draws noise in its place."""
-    (b,) = (site for site in arrange_channels(find_sites(hospitals)) if site.name == "B")
+    (b,) = (site for site in arrange(find_sites(hospitals)) if site.name == "B")
     part = FedRDNSite(SiteContext("B", torch.nn.Identity(), missing_channels=b.missing_channels))
     noisy = {"mean": torch.tensor([0.4, 0.1]), "std": torch.tensor([0.2, 0.05])}
     sent = part.privatised(noisy, 12)

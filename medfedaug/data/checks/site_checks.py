@@ -96,7 +96,7 @@ def check_classes(site: SiteFolder, expected: Sequence[str], whose: str) -> None
             site=site.name,
             path=listing,
             hint="All sites need the same classes: annotate what is there of each, and name one that no case "
-            "has, too.",
+            'has, too; or name under "labelled" in dataset.json the classes that the site has annotated.',
         )
     for label, (name, other) in enumerate(zip(site.classes, expected, strict=True)):
         unnamed = len(expected) == 2 and label == 1 and "foreground" in (plain_name(name), plain_name(other))

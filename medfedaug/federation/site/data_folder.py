@@ -56,7 +56,7 @@ def open_own_data(site: str, config: RunConfig, data_dir: str | Path | None = No
         DataError: naming site and file, where they cannot be used, or have other channels than the run.
     """
     folder = open_site(resolve_data_folder(site, data_dir), name=site, limit=config.limit)
-    folder = folder.with_channels(config.channel_names)
+    folder = folder.with_channels(config.channel_names).with_classes(config.classes)
     check_channels(folder, config)
     return folder
 

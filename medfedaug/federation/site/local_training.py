@@ -100,6 +100,8 @@ class LocalTraining:
         self.frozen, self.definition = model.composition.frozen, model.composition.definition
         self.criterion = DeepSupervision(self.network).criterion(self.task.loss)
         reason = self.uncaptured or why_plain(self.device, model.composition.methods, self.parts)
+        if self.folder.partial:
+            reason = reason or "some classes or voxels of its cases are not annotated"
         self.capturing = Capturing("steps", self.folder.name, self.device, model.machine.graphs, reason)
 
     def try_out(self, samples: SiteSamples) -> None:

@@ -121,6 +121,8 @@ class SiteModel:
         self.network = channels_last(composition.network.to(self.device))
         self.task = composition.task()
         self.task.check_site(self.folder)
+        if self.trains:
+            composition.check_annotated(self.folder)
         self.kept_keys, self.shared = composition.kept_keys, composition.shared
         self.parts: dict[str, SitePart] = {}
         samples = self._samples_of(script)
@@ -165,6 +167,7 @@ class SiteModel:
             local_entries=composition.kept_keys,
             frozen=composition.frozen,
             missing_channels=self.folder.missing_channels,
+            annotated=lambda: self.folder.annotated("training"),
             task=self.task,
             momentum=composition.definition.momentum,
             optimiser=lambda parameters: of_device(

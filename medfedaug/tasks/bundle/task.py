@@ -120,6 +120,13 @@ class BundleTask(Task):
         task = "segmentation" if self.dense else "classification"
         if site.task != task:
             raise DataError(f"is for {site.task}, the run for {task}", site=site.name, path=site.path)
+        if site.partial:
+            raise DataError(
+                "has classes or voxels that are not annotated, and a Bundle reads label maps as they are",
+                site=site.name,
+                path=site.path / site.listing,
+                hint="Train without --bundle, or leave out 'labelled' and 'ignore' where all is annotated.",
+            )
         if self.dense:
             check_classes(site, self.classes, "the federation")
         else:

@@ -1,0 +1,91 @@
+"""Annotated classes of a case, coded in its label map: they pass cropping, flips, padding and batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Annotation", "Decoded"]
+
+
+class Decoded(NamedTuple):
+    r"""Content of coded label maps.
+
+    Args:
+        labels: the class of each voxel, 0 where it is unknown, int64, of the shape of the code.
+        known: whether it is known, boolean, of the same shape.
+        annotated: whether the case has a class annotated, boolean, (B, K).
+    """
+
+    labels: Tensor
+    known: Tensor
+    annotated: Tensor
+
+
+@dataclass(frozen=True)
+class Annotation:
+    r"""Sets of classes that the cases of some sites have annotated, as a code for label maps.
+
+    A voxel of class c, or of an unknown class c = K, in a case with the set s has the value s (K + 1) + c.
+    Set 0 has all classes, so that the label map of a complete case is its own code, and what padding adds is
+    background for certain.
+
+    Args:
+        sets: for each set, whether it has a class, the background first, which all have.
+        has_unknown: whether some voxel may be unknown.
+
+    Example:
+        >>> both = Annotation.of(3, [(True, False, True)])
+        >>> code = both.encode(torch.tensor([[0, 2, 3]]), (True, False, True))
+        >>> code.tolist()
+        [[4, 6, 7]]
+        >>> both.decode(code)
+        Decoded(labels=tensor([[0, 2, 0]]), known=tensor([[ True,  True, False]]), \
+annotated=tensor([[ True, False,  True]]))
+    """
+
+    sets: tuple[tuple[bool, ...], ...]
+    has_unknown: bool = True
+
+    @classmethod
+    def of(cls, classes: int, sets: Iterable[Sequence[bool]], *, has_unknown: bool = True) -> Annotation:
+        """Build from the sets of some cases, in an order that does not depend on the cases'."""
+        every = (True,) * classes
+        return cls((every, *sorted({tuple(one) for one in sets} - {every}, reverse=True)), has_unknown)
+
+    @property
+    def classes(self) -> int:
+        """K, background included."""
+        return len(self.sets[0])
+
+    @property
+    def unknown(self) -> int:
+        """Value of an unknown voxel before it is coded."""
+        return self.classes
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The smallest type that holds each code."""
+        return torch.uint8 if len(self.sets) * (self.classes + 1) <= 256 else torch.int32
+
+    def encode(self, label: Tensor, annotated: Sequence[bool]) -> Tensor:
+        """Code the label map of a case.
+
+        Args:
+            label: classes, or `unknown`.
+            annotated: the set of the case.
+        """
+        return label.to(self.dtype) + self.sets.index(tuple(annotated)) * (self.classes + 1)
+
+    def decode(self, codes: Tensor) -> Decoded:
+        r"""Decode label maps, (B, \*spatial), in whatever type they come."""
+        codes = codes.long()
+        values, numbers = codes % (self.classes + 1), codes // (self.classes + 1)
+        known = values != self.unknown
+        table = torch.tensor(self.sets, device=codes.device)
+        # Padding has set 0, and every case has some voxel of its own.
+        return Decoded(values * known, known, table[numbers.flatten(1).amax(dim=1)])

@@ -1,0 +1,164 @@
+"""Mean of the last layer class by class, over the sites that have annotated the class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from medfedaug.errors import ConfigError
+from medfedaug.methods.base import (
+    Aggregator,
+    Method,
+    Payload,
+    RoundMean,
+    ServerContext,
+    ServerExchange,
+    SiteContext,
+    SiteExchange,
+    SitePart,
+    SiteUpdate,
+)
+from medfedaug.models import find_head
+from medfedaug.models.substitution import trained_entries
+
+__all__ = ["ClassMean"]
+
+
+class ClassMean(Method):
+    r"""Average the last layer's weights of each class over the sites that have annotated it.
+
+    The simplest answer to sites that label different things, and the lower end for the others: with weights
+    :math:`w_k` of the sites, and :math:`a_{kn} = 1` where site k has annotated class n,
+
+    .. math:: W_n = \frac{\sum_k w_k a_{kn} W_{kn}}{\sum_k w_k a_{kn}}
+
+    for the rows :math:`W_n` of the last layer and their biases; of a class that no site of a round has
+    annotated, the row of the previous global model stays. Everything else is the mean of all sites.
+
+    Exchange, every round: :math:`a_k`, (K,), up.
+
+    Args:
+        head: dotted name of the last layer; by default found.
+
+    Raises:
+        ConfigError: where the last layer has no row for each class, or its weights stay at the sites.
+
+    Deviations:
+        No paper: a baseline.
+    """
+
+    name = "class_mean"
+    tasks = ("segmentation",)
+    requires = frozenset({"averaged_parameters"})
+
+    def __init__(self, head: str | None = None) -> None:
+        self.head = head
+
+    def at_site(self, context: SiteContext) -> SitePart:
+        return ClassMeanSite(context)
+
+    def every_round(self, context: ServerContext) -> ServerExchange:
+        assert context.task is not None
+        return ClassMeanExchange(context.task.num_classes)
+
+    def aggregator(self, context: ServerContext) -> Aggregator:
+        assert context.task is not None
+        return ClassMeanServer(_rows(context, self.head, context.task.num_classes))
+
+
+def _rows(context: ServerContext, head: str | None, classes: int) -> tuple[str, ...]:
+    """The entries of the last layer."""
+    found = find_head(context.network, head)
+    layers = [m for m in found.modules() if isinstance(getattr(m, "weight", None), nn.Parameter)]
+    own = {id(value) for value in layers[-1].parameters()} if layers else set()
+    rows = {name: value for name, value in trained_entries(context.network).items() if id(value) in own}
+    if not rows or any(len(row) != classes for row in rows.values()) or {*rows} & context.local_entries:
+        raise ConfigError(
+            f"class_mean: the last layer of {type(context.network).__name__} has no averaged row for each of "
+            f"{classes} classes; name it with class_mean.head"
+        )
+    return tuple(rows)
+
+
+class ClassMeanSite(SitePart, SiteExchange):
+    """The site's half: its annotated classes."""
+
+    def __init__(self, context: SiteContext) -> None:
+        self.every_round = self
+        self.context = context
+
+    def collect(self) -> Payload:
+        """1 for each class that some training case has annotated, the background among them."""
+        task = self.context.task
+        assert task is not None
+        known = {*self.context.annotated()}
+        return {"annotated": torch.tensor([1.0, *(float(name in known) for name in task.scored_classes)])}
+
+    def apply(self, payload: Payload) -> None:
+        """Nothing comes back."""
+
+
+class ClassMeanExchange(ServerExchange):
+    """Check what sites say of their classes; the aggregator uses it."""
+
+    def __init__(self, classes: int) -> None:
+        self.shapes = {"annotated": (classes,)}
+
+    def check(self, payload: Payload) -> None:
+        """Refuse anything but 0 and 1, and a site without background."""
+        value = payload["annotated"]
+        if not bool(((value == 0) | (value == 1)).all()) or value[0] != 1:
+            raise ValueError("annotated is 0 or 1 of each class, and 1 of the background")
+
+    def accept(self, site: str, payload: Payload, weight: float = 1.0) -> None:
+        """Nothing: the aggregator sees it with the update."""
+
+    def result(self) -> Payload:
+        return {}
+
+
+class ClassMeanServer(Aggregator):
+    """The server's half: sums of the last layer's rows.
+
+    Args:
+        rows: names of its entries.
+
+    Attributes:
+        sites: of each class, the number of sites of the last round that have annotated it.
+    """
+
+    def __init__(self, rows: tuple[str, ...]) -> None:
+        self.rows = rows
+        self.sites: list[int] = []
+        self._sums: dict[str, Tensor] = {}
+        self._weights: Tensor | float = 0.0
+        self._counts: Tensor | float = 0.0
+
+    def accept(self, update: SiteUpdate) -> None:
+        """Add the rows of the classes that the site has annotated."""
+        annotated = update.payload["annotated"].double()
+        for name in self.rows:
+            row = update.weights[name].double()
+            share = (update.weight * annotated).reshape(-1, *[1] * (row.ndim - 1))
+            self._sums[name] = self._sums.get(name, 0.0) + share * row
+        self._weights = self._weights + update.weight * annotated
+        self._counts = self._counts + annotated
+
+    def result(self, round_: RoundMean) -> dict[str, Tensor]:
+        """The mean, with the last layer's rows by class."""
+        assert isinstance(self._weights, Tensor)
+        assert isinstance(self._counts, Tensor)
+        found = dict(round_.mean)
+        for name in self.rows:
+            total = self._weights.reshape(-1, *[1] * (self._sums[name].ndim - 1))
+            rows = self._sums[name] / total.clamp_min(1e-300)
+            found[name] = torch.where(total > 0, rows, round_.previous[name].double()).to(found[name].dtype)
+        self.sites = [int(count) for count in self._counts]
+        self._sums, self._weights, self._counts = {}, 0.0, 0.0
+        return found
+
+    def summary(self) -> dict[str, Any]:
+        """The number of sites of each class, background first."""
+        return {"sites": self.sites}

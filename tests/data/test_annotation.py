@@ -1,0 +1,142 @@
+"""Annotated classes of a site: read from `dataset.json`, brought to the federation's, refused by name."""
+
+import json
+import shutil
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+
+from medfedaug.data.annotation import Annotation
+from medfedaug.data.sites import arrange, check_federation, check_voxels, find_sites, open_site
+from medfedaug.errors import DataError
+
+CLASSES = ("background", "liver", "spleen", "kidney")
+ROWS = (("training", 2), ("validation", 1), ("test", 1))
+
+
+def write_site(root, name, labels, labelled=None, values=None, seed=0, **more):
+    """A site of small volumes, whose label maps have the given values."""
+    folder = root / name
+    (folder / "images").mkdir(parents=True)
+    (folder / "labels").mkdir()
+    R = np.random.RandomState([seed, *name.encode()])
+    content = {"labels": labels, **more} if labels else dict(more)
+    if labelled is not None:
+        content["labelled"] = labelled
+    for split, count in ROWS:
+        content[split] = []
+        for index in range(count):
+            row = {"image": f"images/{split}_{index}.nii.gz"}
+            nib.save(nib.Nifti1Image(R.rand(16, 16, 3).astype(np.float32), np.eye(4)), folder / row["image"])
+            if values is not None:
+                row["label"] = f"labels/{split}_{index}.nii.gz"
+                label = R.choice(values, (16, 16, 3)).astype(np.uint8)
+                nib.save(nib.Nifti1Image(label, np.eye(4)), folder / row["label"])
+            content[split].append(row)
+    (folder / "dataset.json").write_text(json.dumps(content))
+    return folder
+
+
+def rewrite(folder, **changed):
+    listing = folder / "dataset.json"
+    listing.write_text(json.dumps({**json.loads(listing.read_text()), **changed}))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    root = tmp_path_factory.mktemp("sites")
+    write_site(root, "A", {"0": "background", "1": "liver", "4": "Spleen"}, ["liver", "spleen"], [0, 1, 4])
+    write_site(root, "B", {"0": "background", "3": "kidney", "9": "ignore"}, ["kidney"], [0, 3, 9])
+    write_site(root, "C", None)
+    return root
+
+
+@pytest.fixture
+def sites(made, tmp_path):
+    return shutil.copytree(made, tmp_path / "sites")
+
+
+def test_classes_are_the_union_by_name_and_codes_say_what_is_annotated(sites):
+    found = find_sites(sites)
+    task, _, classes = check_federation(found)
+    assert task == "segmentation"
+    assert [name.lower() for name in classes] == list(CLASSES)
+    a, b, c = arrange(found)
+    assert a.annotation == b.annotation == c.annotation
+    assert a.classes == classes
+    assert [site.annotated() for site in (a, b, c)] == [classes[1:3], classes[3:], ()]
+    for site, own, unknown in ((a, {0, 1, 2}, False), (b, {0, 3}, True), (c, {0}, True)):
+        case = site.cases["training"][0]
+        labels, known, annotated = site.annotation.decode(site.load_target(case)[1][None])
+        assert {*labels.unique().tolist()} == own
+        assert (~known).any() == unknown
+        assert annotated[0].tolist() == [name in ("background", *site.annotated()) for name in classes]
+        assert torch.equal(site.load_label(case)[None], labels)
+    stored = np.asarray(nib.load(a.cases["training"][0].label).dataobj)
+    assert np.array_equal(a.load_label(a.cases["training"][0])[0] == 2, stored == 4)
+    check_voxels(found)
+
+
+def test_a_row_says_otherwise_for_its_own_case(sites):
+    listing = json.loads((sites / "A" / "dataset.json").read_text())
+    listing["training"][0]["labelled"] = ["liver"]
+    del listing["training"][1]["label"]
+    rewrite(sites / "A", training=listing["training"])
+    a = arrange(find_sites(sites))[0]
+    with pytest.raises(DataError, match=r"the class 'Spleen', and annotated are liver.*'labelled'"):
+        a.load_label(a.cases["training"][0])
+    codes = a.load_target(a.cases["training"][1])[1]
+    _, known, annotated = a.annotation.decode(codes[None])
+    assert not known.any()
+    assert annotated.tolist() == [[True, False, False, False]]
+
+
+def test_without_the_field_sites_and_refusals_are_as_before(tmp_path):
+    names = {"0": "background", "1": "liver", "2": "spleen"}
+    write_site(tmp_path, "A", names, values=[0, 1, 2])
+    write_site(tmp_path, "B", names, values=[0, 1, 2])
+    assert [site.annotation for site in arrange(find_sites(tmp_path))] == [None, None]
+    write_site(tmp_path, "C", {"0": "background", "1": "liver"}, values=[0, 1])
+    with pytest.raises(DataError, match=r'site C.*without spleen.*"labelled" in dataset.json'):
+        check_federation(find_sites(tmp_path))
+    rewrite(tmp_path / "C", labelled=["liver"])
+    assert check_federation(find_sites(tmp_path))[2] == ("background", "liver", "spleen")
+
+
+def test_errors_name_site_file_class_and_what_to_write(sites):
+    label = sites / "B" / "labels" / "training_0.nii.gz"
+    nib.save(nib.Nifti1Image(np.full((16, 16, 3), 1, np.uint8), np.eye(4)), label)
+    rewrite(sites / "B", labels={"0": "background", "1": "liver", "3": "kidney"})
+    with pytest.raises(DataError, match=r"site B.*training_0.*'liver'.*annotated are kidney.*'labelled'"):
+        check_voxels(find_sites(sites))
+    rewrite(sites / "B", labelled=["kidny"])
+    with pytest.raises(DataError, match=r"site B.*'kidny'.*liver, kidney.*spell"):
+        open_site(sites / "B")
+    rewrite(sites / "B", labelled=["kidney"], ignore=3)
+    with pytest.raises(DataError, match=r"site B.*'ignore' is 3, the value of 'kidney'.*255"):
+        open_site(sites / "B")
+    rewrite(sites / "B", ignore=9)
+    with pytest.raises(DataError, match=r"site B.*has annotated 'kidney'.*are liver, kidneys.*'kidneys'"):
+        open_site(sites / "B").with_classes(("background", "liver", "kidneys"))
+
+
+def test_a_listed_class_that_no_case_shows_is_refused(sites):
+    for label in (sites / "A" / "labels").iterdir():
+        nib.save(nib.Nifti1Image(np.ones((16, 16, 3), np.uint8), np.eye(4)), label)
+    with pytest.raises(DataError, match=r"site A.*no label map has 'Spleen'.*labelled"):
+        check_voxels(find_sites(sites))
+
+
+def test_many_classes_and_sets_are_coded_without_loss():
+    sets = [tuple(k in (0, j) for k in range(60)) for j in range(1, 60)]
+    code = Annotation.of(60, sets)
+    assert code.dtype == torch.int32
+    assert len(code.sets) * 61 < 2**24
+    for one in sets[::7]:
+        label = torch.randint(61, (1, 4, 4))
+        labels, known, annotated = code.decode(code.encode(label, one).float()[None])
+        assert torch.equal(labels, (label * (label < 60))[None])
+        assert torch.equal(known, (label < 60)[None])
+        assert annotated[0].tolist() == [*one]
