@@ -13,8 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from monai.data import load_decathlon_datalist
-
 from medfedaug.data.base import SPLITS, Case, Listing, check_below, patient_name, plain_name
 from medfedaug.data.io.formats import image_suffix
 from medfedaug.errors import DataError, withheld
@@ -90,6 +88,8 @@ def _read_split(
 ) -> Sequence[Case]:
     if not content.get(split):
         return ()
+    from monai.data import load_decathlon_datalist
+
     try:
         items = load_decathlon_datalist(listing, is_segmentation=True, data_list_key=split)
         rows = zip(items, content[split], strict=True)
