@@ -11,14 +11,13 @@ from typing import Any
 from medfedaug.analysis.document import Block, Code, Document, Section, Table
 from medfedaug.analysis.page import check_page, write_page
 from medfedaug.config.command_line import command_of
+from medfedaug.config.run import DEFAULT_LOSSES
 from medfedaug.config.scanners import scanners_text
-from medfedaug.federation.planning.fingerprint import LEVELS, SPACING
+from medfedaug.federation.job_folder import CARDS, LEVELS, SPACING
 from medfedaug.metrics.registry import find_metric
 from medfedaug.metrics.significance import mean_interval
-from medfedaug.runs.finished_run import FinishedRun
-from medfedaug.runs.folder import CARDS
 from medfedaug.runs.input_scaling import recorded_input
-from medfedaug.tasks.losses import DEFAULT_LOSSES
+from medfedaug.runs.recorded_run import RecordedRun
 from medfedaug.utils.files import write_atomic
 
 __all__ = ["model_card", "write_model_card"]
@@ -40,7 +39,7 @@ _BOTH, _STATISTICS = "weights (DP-SGD) and statistics", "statistics alone"
 _UNKNOWN = "Scanners, protocols and patients other than those of the sites above."
 
 
-def write_model_card(run: FinishedRun, folder: str | Path, *, site_names: bool = False) -> list[Path]:
+def write_model_card(run: RecordedRun, folder: str | Path, *, site_names: bool = False) -> list[Path]:
     """Write a run's model card, ``model_card.md`` and ``model_card.html``.
 
     Args:
@@ -63,7 +62,7 @@ def write_model_card(run: FinishedRun, folder: str | Path, *, site_names: bool =
     return [text, page]
 
 
-def model_card(run: FinishedRun, *, site_names: bool = False) -> Document:
+def model_card(run: RecordedRun, *, site_names: bool = False) -> Document:
     """The model card of a run: nothing in it comes from elsewhere than its record and its statistics.
 
     Names of cases, of folders and of files are left out, and names of sites unless they are asked for.
@@ -76,7 +75,7 @@ def model_card(run: FinishedRun, *, site_names: bool = False) -> Document:
 
 
 class _Card:
-    def __init__(self, run: FinishedRun, site_names: bool) -> None:
+    def __init__(self, run: RecordedRun, site_names: bool) -> None:
         self.run, self.record, self.config = run, run.record, run.config
         self.site_names = site_names
         self.descriptions: Mapping[str, Mapping[str, Any]] = run.record.get("descriptions", {})

@@ -8,16 +8,15 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-
-import matplotlib
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import write_atomic
 from medfedaug.utils.printable import printable, printable_lines
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 STYLE = """
 :root { color-scheme: light dark;
@@ -226,6 +225,9 @@ def _lay_out(drawing: Figure, dots: float) -> None:
 
 
 def _svg(drawing: Figure) -> str:
+    import matplotlib  # not for a page without figures
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
     stream = io.BytesIO()
     for patch in (drawing.patch, *(axes.patch for axes in drawing.axes)):
         patch.set(facecolor="none", edgecolor="none")
@@ -238,6 +240,8 @@ def _svg(drawing: Figure) -> str:
 
 
 def _jpeg(drawing: Figure) -> str:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     stream = io.BytesIO()
     # About 640 pixels for a phone and 1000 for a desktop. Without subsampling, outlines keep their colour.
     dots = 160 if drawing.get_figwidth() < 5 else 110

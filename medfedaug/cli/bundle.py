@@ -135,8 +135,8 @@ def card(
 ) -> None:
     """Write the model card: what the model was trained on, how it scored, what it was not tested on."""
     from medfedaug.analysis.model_card import write_model_card
-    from medfedaug.runs.finished_run import FinishedRun
+    from medfedaug.runs.recorded_run import RecordedRun
 
-    opened = FinishedRun.open(run)
+    opened = RecordedRun.open(run)
     files = write_model_card(opened, out or opened.model.parent, site_names=site_names)
     say(", ".join(map(str, files)))

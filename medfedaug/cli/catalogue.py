@@ -20,6 +20,7 @@ from medfedaug.utils.validation import match_case, not_known, split_names
 
 __all__ = [
     "check_methods",
+    "check_network",
     "describe_data_set",
     "describe_method",
     "describe_network",
@@ -68,6 +69,16 @@ def check_methods(text: str) -> None:
 def known_networks() -> list[Described]:
     """List all networks that have a name; nothing of another package is imported."""
     return _known("networks", plugins.NETWORKS)
+
+
+def check_network(name: str) -> None:
+    """Check that a network has a name here, or is a class path, as `check_methods` does.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    if "." not in name and plugins.find(plugins.NETWORKS, name, _built_in("networks")) is None:
+        _find("network", name, known_networks())
 
 
 def describe_network(name: str) -> Described:

@@ -68,6 +68,17 @@ def existing_folder(path: Path | None) -> Path | None:
     return path
 
 
+def existing_file(path: Path | None) -> Path | None:
+    """Check that a file is there, as `existing_folder`.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    if path is not None and not path.exists():
+        raise ConfigError(f"{path}: there is no such file")
+    return path
+
+
 def existing_run(path: Path | None) -> Path | None:
     """Check that the folder or model of a run is there, before anything large is imported.
 
@@ -103,7 +114,8 @@ Limit = Annotated[int | None, typer.Option(min=1, help="At most this many cases 
 Init = Annotated[
     Path | None,
     typer.Option(
-        help="File with weights to start from, of torch.save or safetensors; entries that fit are used."
+        callback=existing_file,
+        help="File with weights to start from, of torch.save or safetensors; entries that fit are used.",
     ),
 ]
 Loop = Annotated[

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from medfedaug.cli.catalogue import check_methods
+from medfedaug.cli.catalogue import check_methods, check_network
 from medfedaug.cli.console import Table, err_console, number, out_console, print_scores, say
 from medfedaug.cli.loading import importing
 from medfedaug.cli.options import (
@@ -32,6 +32,7 @@ from medfedaug.cli.options import (
     PlanMemory,
     Report,
     Tracking,
+    existing_run,
     first_sentence,
     is_given,
     takes,
@@ -41,10 +42,12 @@ from medfedaug.config.bundle_reference import content_hash, described_data, loca
 from medfedaug.config.machine import Machine
 from medfedaug.config.options import read_text
 from medfedaug.config.plan import Plan, load_plan, planning_settings
-from medfedaug.config.run import Execution, RunConfig
+from medfedaug.config.run import Execution, RunConfig, task_defaults
+from medfedaug.config.training_scripts import find_loop, loop_reference
 from medfedaug.errors import ConfigError
 from medfedaug.metrics.registry import UNSEEN
 from medfedaug.nvflare_jobs.simulator.simulator_process import discard, prepare
+from medfedaug.runs.recorded_run import RecordedRun
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.validation import check_choice
 
@@ -113,7 +116,9 @@ def simulate(
     ] = False,
 ) -> None:
     """Train a federation on this machine, and test it at every site."""
-    check_methods(methods or "")
+    options, arguments = _settings(
+        given, methods, set_, plan=plan, memory=plan_memory, bundle=bundle, init=init, loop=loop
+    )
     if engine == _NVFLARE and not check:
         _prepare_simulation(context, data, given[Execution].get("threads"))
     with err_console.status("starting"), importing():
@@ -121,15 +126,14 @@ def simulate(
         from medfedaug.experiments.leave_one_site_out import leave_one_site_out
         from medfedaug.experiments.simulate import configure
         from medfedaug.experiments.simulate import simulate as run
+        from medfedaug.federation.job_folder import REPORT
         from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_in
-        from medfedaug.runs.folder import REPORT
         from medfedaug.runs.input_scaling import recorded_input
 
-    options = {**_of_loop(loop), **_settings(given, methods, set_, bundle=bundle, init=init, loop=loop)}
+    options["methods"] = _methods(options, methods, arguments)
     for name in ("in_channels", "channel_names", "classes"):  # they follow from the data
         options.pop(name, None)
     options["task"] = task or options.get("task")
-    options.update(_plan(plan, plan_memory, given))
     in_turn = options.get("holdout") == ("all",)
     if in_turn:
         options["holdout"] = ()
@@ -192,6 +196,7 @@ def export(
         Path | None,
         typer.Option(
             metavar="MODEL",
+            callback=existing_run,
             help="In place of a run: a job in which sites score a finished run, of which this is the folder "
             "or a model, and compare it with the models that they trained alone (--local).",
         ),
@@ -240,15 +245,6 @@ def export(
         raise ConfigError("--prospect trains no method of one's choice: leave out --methods")
     if pilot and not prospect:
         raise ConfigError("--pilot goes with --prospect")
-    check_methods(methods or "")
-    from medfedaug.analysis.pilot import METHODS
-    from medfedaug.config.training_scripts import loop_reference
-    from medfedaug.experiments.prospective import small_settings
-    from medfedaug.experiments.simulate import usual_settings
-    from medfedaug.federation.composition import Composition, with_step_limit
-    from medfedaug.federation.messages.initial_weights import InitialWeights
-    from medfedaug.nvflare_jobs import MedFedAugRecipe
-
     execution = Execution(**{**given[Execution], "min_sites": min_sites, "round_timeout": round_timeout})
     if evaluate is not None:
         _export_evaluation(context, evaluate, local or [], cross_site, execution, out)
@@ -260,9 +256,20 @@ def export(
             "a job is a run (--methods), an evaluation (--evaluate, --local, --cross-site) or a prospect "
             "(--prospect)"
         )
-    options = {**_of_loop(loop), **_settings(given, methods, set_, bundle=bundle, init=init, loop=loop)}
-    options.update(_plan(plan, plan_memory, given))
+    options, arguments = _settings(
+        given, methods, set_, plan=plan, memory=plan_memory, bundle=bundle, init=init, loop=loop
+    )
     options["prospect"] = prospect
+    reference, script = loop_reference(loop) if loop is not None else (None, None)
+    with importing():
+        from medfedaug.analysis.pilot import METHODS
+        from medfedaug.experiments.prospective import small_settings
+        from medfedaug.experiments.simulate import usual_settings
+        from medfedaug.federation.composition import Composition, with_step_limit
+        from medfedaug.federation.messages.initial_weights import InitialWeights
+        from medfedaug.nvflare_jobs import MedFedAugRecipe
+
+    options["methods"] = _methods(options, methods, arguments)
     if pilot:
         small = small_settings(options["task"], options.get("network"))
         options |= {name: value for name, value in small.items() if not is_given(context, name)}
@@ -278,7 +285,6 @@ def export(
     if init is not None:
         initial = InitialWeights.read(init, Composition(settled).network.state_dict())
         settled = replace(settled, init=initial.digest)
-    reference, script = loop_reference(loop) if loop is not None else (None, None)
     recipe = MedFedAugRecipe(
         config=replace(settled, loop=reference),
         name=out.name,
@@ -307,13 +313,14 @@ _OF_EVALUATIONS = {"evaluate", "local", "cross_site", "out", "threads", "min_sit
 def _export_evaluation(
     context: typer.Context, model: Path, local: list[str], cross_site: bool, execution: Execution, out: Path
 ) -> None:
-    from medfedaug.experiments.cross_evaluation import evaluated_runs
-    from medfedaug.nvflare_jobs.job.evaluation import EvaluationRecipe
-
     given = {name for name in context.params if is_given(context, name)}
     if other := sorted(given - _OF_EVALUATIONS):
         flag = other[0].rstrip("_").replace("_", "-")
         raise ConfigError(f"--{flag} is for a run; the settings of an evaluation are those of its models")
+    RecordedRun.open(model)
+    from medfedaug.experiments.cross_evaluation import evaluated_runs
+    from medfedaug.nvflare_jobs.job.evaluation import EvaluationRecipe
+
     runs, _ = evaluated_runs(model, local)
     recipe = EvaluationRecipe(
         runs=runs,
@@ -348,11 +355,6 @@ def _prepare_simulation(context: typer.Context, data: Path, threads: int | None)
         prepare(threads or max(1, (os.cpu_count() or 1) // max(1, folders)))
 
 
-def _of_loop(loop: str | None) -> dict[str, Any]:
-    """Settings that a training loop of one's own decides: its script augments the images."""
-    return {} if loop is None else {"augmentation": "none"}
-
-
 def _check_loop(loop: str | None, config: RunConfig, sites: Sequence[SiteFolder], device: str) -> None:
     """Print what a script's loop is connected to.
 
@@ -361,7 +363,6 @@ def _check_loop(loop: str | None, config: RunConfig, sites: Sequence[SiteFolder]
     """
     if loop is None:
         raise ConfigError("--check is for a training loop of your own; give its file with --loop")
-    from medfedaug.config.training_scripts import find_loop, loop_reference
     from medfedaug.experiments.loop_check import check_loop_script
 
     reference, script = loop_reference(loop)
@@ -399,17 +400,22 @@ def _settings(
     methods: str | None,
     assigned: Sequence[str] | None,
     *,
+    plan: str | None,
+    memory: float | None,
     bundle: str | None,
     init: Path | None,
     loop: str | None,
-) -> dict[str, Any]:
-    """The settings of the run, with the methods; ``--set`` settles those of all groups in ``given`` too.
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Check names, values and files before PyTorch is imported for what else can be wrong.
+
+    Returns:
+        The settings of the run, and the arguments of methods by ``--set``, which settles those of all groups
+        in ``given`` too.
 
     Raises:
         ConfigError: for what cannot be set, and for a file's settings that need an option of their own.
     """
-    from medfedaug.methods import build_methods, parse_methods
-
+    check_methods(methods or "")
     arguments: dict[str, dict[str, Any]] = {}
     for item in assigned or ():
         target, equals, value = item.partition("=")
@@ -428,14 +434,12 @@ def _settings(
             groups = {entry.name: cls for cls in given for entry in fields(cls)}
             check_choice("--set: setting", name, groups)
             given[groups[name]][name] = read_text(groups[name], name, value.strip())
-    settings = dict(given[RunConfig])
-    if methods is not None or not settings.get("methods"):
-        if methods is None:
-            raise ConfigError("--methods is missing: name one or more, such as --methods fedrdn,fedfa")
-        settings["methods"] = parse_methods(methods, arguments)
-    elif arguments:
+    # A training script augments the images itself.
+    settings = {**({} if loop is None else {"augmentation": "none"}), **given[RunConfig]}
+    if methods is None and not settings.get("methods"):
+        raise ConfigError("--methods is missing: name one or more, such as --methods fedrdn,fedfa")
+    if methods is None and arguments:
         raise ConfigError(f"--set {next(iter(arguments))}.…: give its method with --methods too")
-    build_methods(settings["methods"])  # whether they go together, before anything is read
     for name, option in (("init", init), ("loop", loop)):
         if settings.pop(name, None) and option is None:
             raise ConfigError(f"--{name} is missing: the settings of --config are of a run with it")
@@ -444,4 +448,19 @@ def _settings(
     settings["bundle"] = locate(named) if named else {}
     if reference and not bundle and content_hash(settings["bundle"]) != reference["hash"]:
         raise ConfigError(f"--bundle {named}: it has another content than that of --config; give the Bundle")
-    return settings
+    settings |= _plan(plan, memory, given)
+    if "task" in settings and not named:  # a Bundle has the other settings
+        usual = task_defaults(settings["task"], settings["plan"], own_data=True)
+        check_network(RunConfig.from_dict({**usual, "methods": [{"name": methods}], **settings}).network)
+    return settings, arguments
+
+
+def _methods(
+    settings: dict[str, Any], methods: str | None, arguments: dict[str, dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the methods that are named, or those of the settings, once they are known to go together."""
+    from medfedaug.methods import build_methods, parse_methods
+
+    found = settings["methods"] if methods is None else parse_methods(methods, arguments)
+    build_methods(found)
+    return list(found)

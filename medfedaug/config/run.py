@@ -23,6 +23,7 @@ from medfedaug.utils.validation import check_choice, check_keys
 
 __all__ = [
     "BY_PLAN",
+    "DEFAULT_LOSSES",
     "MAX_SHARE",
     "MAX_STEP",
     "SCALING",
@@ -49,6 +50,8 @@ def _by_task(name: str) -> str:
 
 USUAL_AUGMENTATION = {"segmentation": "full", "classification": "none"}
 """``RunConfig.augmentation`` of a run on the sites' own data, where none is given, by task."""
+DEFAULT_LOSSES = {"segmentation": "dice_ce", "classification": "cross_entropy"}
+"""The loss of a run that names none, by task."""
 SCALING = {"segmentation": "each volume", "classification": "fixed"}
 """Meaning of ``"scale"`` by task: every volume by its own range, or all images by one number."""
 

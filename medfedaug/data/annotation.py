@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
-
-__all__ = ["Annotation", "Decoded"]
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 class Decoded(NamedTuple):
@@ -39,6 +38,7 @@ class Annotation:
         has_unknown: whether some voxel may be unknown.
 
     Example:
+        >>> import torch
         >>> both = Annotation.of(3, [(True, False, True)])
         >>> code = both.encode(torch.tensor([[0, 2, 3]]), (True, False, True))
         >>> code.tolist()
@@ -70,6 +70,8 @@ annotated=tensor([[ True, False,  True]]))
     @property
     def dtype(self) -> torch.dtype:
         """The smallest type that holds each code."""
+        import torch
+
         return torch.uint8 if len(self.sets) * (self.classes + 1) <= 256 else torch.int32
 
     def encode(self, label: Tensor, annotated: Sequence[bool]) -> Tensor:
@@ -83,6 +85,8 @@ annotated=tensor([[ True, False,  True]]))
 
     def decode(self, codes: Tensor) -> Decoded:
         r"""Decode label maps, (B, \*spatial), in whatever type they come."""
+        import torch
+
         codes = codes.long()
         values, numbers = codes % (self.classes + 1), codes // (self.classes + 1)
         known = values != self.unknown

@@ -12,16 +12,16 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
-import torch
-
 from medfedaug.data.annotation import Annotation
 from medfedaug.data.io.voxel_files import file_states
-from medfedaug.data.preparation.preparation import Preparation
 from medfedaug.errors import DataError, ReaderError, first_line, own, withheld
 from medfedaug.utils.files import real_paths
 
 if TYPE_CHECKING:
+    import torch
     from typing_extensions import Self
+
+    from medfedaug.data.preparation.preparation import Preparation
 
 __all__ = [
     "SPLITS",
@@ -236,6 +236,8 @@ class SiteFolder(ABC):
             intensity: see `load_image`.
             preparation: what else they are brought to.
         """
+        from medfedaug.data.preparation.preparation import Preparation
+
         prepared = preparation or Preparation()
         return (self.prepared_image(case, intensity, prepared) for case in self.cases[split])
 

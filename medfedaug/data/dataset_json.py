@@ -16,8 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from monai.data import load_decathlon_datalist
-
 from medfedaug.data.base import SPLITS, Case, Listing, check_below, patient_name, plain_name
 from medfedaug.data.io.formats import image_suffix
 from medfedaug.errors import DataError, own, withheld
@@ -95,6 +93,8 @@ def _read_split(
 ) -> Sequence[Case]:
     if not content.get(split):
         return ()
+    from monai.data import load_decathlon_datalist
+
     try:
         items = load_decathlon_datalist(listing, is_segmentation=True, data_list_key=split)
         rows = zip(items, content[split], strict=True)

@@ -103,7 +103,7 @@ class ImageFolder(SiteFolder):
 
     def _pixels(self, case: Case) -> torch.Tensor:
         try:
-            return format_of(case.image).read_photograph(case.image)
+            return torch.as_tensor(format_of(case.image).read_photograph(case.image))
         except Exception as error:  # Pillow raises its own, OSError, SyntaxError and struct's
             raise unreadable(self.name, case.image, error) from error
 

@@ -3,7 +3,7 @@
 Read as they are: nnU-Net's and the decathlon's ``imagesTr`` and ``labelsTr`` (with ``imagesTs`` and
 ``labelsTs`` where test cases have label maps), and ``images`` beside ``labels`` or ``masks``. An image is a
 file, a folder with one file or one DICOM series at any depth, or, as nnU-Net has it, one file per channel:
-``NAME_0000``, ...
+``NAME_0000``, ... Nothing here needs PyTorch, and a folder without DICOM needs no pydicom.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,13 +21,14 @@ from medfedaug.config.run import derive_seed
 from medfedaug.data.base import SPLITS, Case, plain_name
 from medfedaug.data.checks.site_checks import check_classes
 from medfedaug.data.dataset_json import LARGEST_VALUE, UNNAMED
-from medfedaug.data.io.dicom_series import LeftOut, place_of_series, scan, select
-from medfedaug.data.io.formats import image_suffix, is_lossy, voxel_suffixes
-from medfedaug.data.io.readers import load_label
+from medfedaug.data.io.formats import format_of, image_suffix, is_lossy, voxel_suffixes
 from medfedaug.data.splits import by_patient, split_patients
 from medfedaug.data.volumes import VolumeFolder, is_black_and_white
 from medfedaug.errors import DataError, first_line
 from medfedaug.utils.files import parse_json, write_json
+
+if TYPE_CHECKING:
+    from medfedaug.data.io.dicom_series import LeftOut
 
 __all__ = ["LISTING", "Proposal", "check_alike", "has_layout", "propose", "write_proposal"]
 
@@ -230,6 +231,10 @@ def _labels(folder: Path) -> list[tuple[str, Path]]:
 def _images(folder: Path, series: str | None, notes: list[str]) -> list[tuple[str, Path]]:
     """The images of a folder, by their names, with notes on all that is left out."""
     found = [(_stem(path), path) for path in _visible(folder) if path.is_file() and image_suffix(path.name)]
+    if series is None and all(path.is_file() and _is_image(path) for path in folder.iterdir()):
+        return found
+    from medfedaug.data.io.dicom_series import LeftOut, place_of_series, scan, select
+
     for below in (path for path in _visible(folder) if path.is_dir()):
         seen = scan(below, take=_is_image)
         chosen = select(seen.series, series)
@@ -391,7 +396,7 @@ def _classes(
     for number, case in enumerate(cases, start=1):
         path = Path(case.label)
         try:
-            found = np.unique(np.asarray(load_label(path))).tolist()
+            found = np.unique(np.asarray(format_of(path).read_label(path))).tolist()
         except Exception as error:  # whatever a reader raises
             raise DataError(
                 f"cannot be read as a label map ({first_line(error)})", site=site, path=path

@@ -1,14 +1,14 @@
-"""Volumes and photographs with label maps, listed in ``dataset.json``, checked before use."""
+"""Volumes and photographs with label maps, listed in ``dataset.json``, checked before use.
+
+The lists and the checks of files need no PyTorch: it is imported where voxels are decoded.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
-
-import torch
-from monai.transforms import ScaleIntensity
+from typing import TYPE_CHECKING, ClassVar
 
 from medfedaug.data.base import SPLITS, Case, Listing, SiteFolder, plain_name, unreadable
 from medfedaug.data.checks.duplicates import check_copies
@@ -16,11 +16,15 @@ from medfedaug.data.checks.site_checks import check_label_maps, compare_axes
 from medfedaug.data.dataset_json import read_listing
 from medfedaug.data.io.base import Header
 from medfedaug.data.io.formats import is_lossy, is_photograph
+from medfedaug.data.io.headers import read_header
 from medfedaug.data.io.label_maps import label_bits
-from medfedaug.data.io.readers import load_label, load_volume, read_header
 from medfedaug.data.preparation.decoded_cache import decoded
-from medfedaug.data.preparation.preparation import Placement, Preparation
 from medfedaug.errors import DataError, own
+
+if TYPE_CHECKING:
+    import torch
+
+    from medfedaug.data.preparation.preparation import Placement, Preparation
 
 __all__ = ["VolumeFolder", "is_black_and_white", "listed_sites"]
 
@@ -196,10 +200,14 @@ class VolumeFolder(SiteFolder):
 
     def read_files(self, case: Case) -> list[torch.Tensor]:
         """The voxels of the image's files as they are stored, float32 of shape (C, H, W, D)."""
+        from medfedaug.data.io.readers import load_volume
+
         return [_load(self.name, path, load_volume) for path in case.files]
 
     def read_label(self, case: Case) -> torch.Tensor:
         """The label map's voxels as they are stored, float32 of shape (1, H, W, D)."""
+        from medfedaug.data.io.readers import load_label
+
         return _load(self.name, _label(case), load_label)
 
     def load_image(self, case: Case, intensity: str = "raw") -> torch.Tensor:
@@ -231,6 +239,8 @@ class VolumeFolder(SiteFolder):
         return preparation.image(image, self.placement(case, image, preparation))
 
     def _image(self, case: Case, intensity: str) -> torch.Tensor:
+        import torch
+
         parts = self.read_files(case)
         # The range sees every NaN and infinity, without an array of booleans as large as the volume.
         ranges = [torch.aminmax(part) for part in parts]
@@ -254,6 +264,9 @@ class VolumeFolder(SiteFolder):
         return placed
 
     def _scaled(self, voxels: torch.Tensor, path: Path) -> torch.Tensor:
+        import torch
+        from monai.transforms import ScaleIntensity
+
         white = _header(self.name, path).white if is_photograph(path) else None
         return torch.as_tensor(ScaleIntensity()(voxels)) if white is None else voxels / white
 
@@ -312,6 +325,8 @@ class VolumeFolder(SiteFolder):
 
     def affine(self, case: Case) -> torch.Tensor | None:
         """Return the affine from voxels to millimetres in RAS, (4, 4); ``None`` where the file has none."""
+        import torch
+
         affine = _header(self.name, case.image).affine if self.compares_axes else None
         return None if affine is None else torch.as_tensor(affine)
 
@@ -332,6 +347,8 @@ class VolumeFolder(SiteFolder):
             ) from error
 
     def _label_map(self, case: Case) -> torch.Tensor:
+        import torch
+
         label = self.read_label(case)
         values = self.label_values or (*range(len(self.classes)),)
         found = torch.unique(label).tolist()
@@ -431,7 +448,7 @@ def _header(site: str, path: Path) -> Header:
 
 def _load(site: str, path: Path, read: Callable[[Path], torch.Tensor]) -> torch.Tensor:
     try:
-        return read(path).as_subclass(torch.Tensor)  # without MONAI's meta data
+        return read(path)
     except Exception as error:  # a damaged file fails anywhere between the reader and zlib
         raise unreadable(site, path, error) from error
 

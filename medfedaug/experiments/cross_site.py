@@ -18,10 +18,9 @@ from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation import FederationServer, Request, SiteTrainer
 from medfedaug.federation import run as federate
 from medfedaug.federation.in_process import InProcessCarrier, Saving
-from medfedaug.federation.job_folder import GLOBAL_MODEL, RESULTS, STATE
+from medfedaug.federation.job_folder import GLOBAL_MODEL, RESULTS, STATE, exchange_file
 from medfedaug.federation.messages.messages import TRAIN
 from medfedaug.federation.protocol import Accept
-from medfedaug.federation.server.output import exchange_file
 from medfedaug.utils.files import write_json
 
 __all__ = ["CROSS_SITE", "cross_site", "train_local_models"]

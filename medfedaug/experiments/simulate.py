@@ -32,12 +32,11 @@ from medfedaug.experiments.engines import find_engine
 from medfedaug.federation import FederationServer
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.engine import Engine, FederationRun
-from medfedaug.federation.job_folder import FINAL_MODEL, RESULTS, STATE, STATISTICS
+from medfedaug.federation.job_folder import FINAL_MODEL, HASHES, RESULTS, STATE, STATISTICS, file_hashes
 from medfedaug.federation.messages.checkpoint import server_checkpoint
 from medfedaug.federation.messages.initial_weights import InitialWeights
 from medfedaug.federation.messages.run_definition import bundle_run_settings, define
 from medfedaug.federation.pooled import PooledEngine
-from medfedaug.federation.server.output import HASHES, file_hashes
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.runs.folder import (
@@ -437,11 +436,11 @@ def _finish(simulation: _Simulation, work: Path, results: dict[str, Any]) -> dic
 
 def _draw(simulation: _Simulation, *, report: bool, pictures: bool) -> None:
     from medfedaug.analysis.model_card import write_model_card
-    from medfedaug.runs.finished_run import FinishedRun
+    from medfedaug.runs.recorded_run import RecordedRun
 
     out, run = simulation.out, simulation.run
     simulation.tell(event="stage", text="writing the model card")
-    write_model_card(FinishedRun.of(out), out)
+    write_model_card(RecordedRun.of(out), out)
     if not report:
         return
     # Imported here: matplotlib takes a second, and is needed only now.

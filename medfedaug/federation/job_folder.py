@@ -1,19 +1,34 @@
-"""Names of the files of a job and of a finished run, for all that reads or writes them."""
+"""Names and hashes of the files of a job and of a finished run, and names in its record."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from medfedaug.errors import ConfigError
+from medfedaug.utils.files import sha256
+
 __all__ = [
     "ALIVE",
+    "CARDS",
     "EVALUATION",
     "EVENTS",
     "FINAL_MODEL",
     "GLOBAL_MODEL",
+    "HASHES",
     "JOB_FOLDER",
+    "LEVELS",
     "PULSE",
+    "REPORT",
     "RESULTS",
     "SESSION",
+    "SPACING",
     "STATE",
     "STATISTICS",
+    "check_unchanged",
+    "exchange_file",
+    "file_hashes",
 ]
 
 JOB_FOLDER = "medfedaug"
@@ -26,6 +41,10 @@ GLOBAL_MODEL, FINAL_MODEL = "global_model.pt", "final_model.pt"
 """The models of the selected and of the last round."""
 STATISTICS = "statistics.json"
 """Channel statistics of the sites."""
+REPORT = "report.html"
+"""The page of a run."""
+CARDS = ("model_card.md", "model_card.html")
+"""The model card, as Markdown and as a page."""
 STATE = "state"
 """Folder of what server and sites keep after every round."""
 EVALUATION = "evaluation.json"
@@ -35,3 +54,57 @@ ALIVE = "alive"
 PULSE = 10.0
 SESSION = "session.json"
 """At a site, as long as the job has not ended there: what it needs to come back after a reboot."""
+SPACING = "spacing"
+"""The name of the summary of voxel edges that a site gives in every job, and its key in ``results.json``."""
+LEVELS = ("low", "median", "high")
+"""The names of the quantiles of a spacing."""
+HASHES = "sha256"
+"""The entry of ``results.json`` with the hash of each file that a prediction uses, by name."""
+
+
+def file_hashes(folder: Path) -> dict[str, str]:
+    """The SHA-256 of each file in a run's folder that a prediction uses, by its name."""
+    models = [folder / name for name in (GLOBAL_MODEL, FINAL_MODEL)]
+    files = [folder / STATISTICS, *models, *(exchange_file(model) for model in models)]
+    return {file.name: sha256(file) for file in sorted(files) if file.is_file()}
+
+
+def check_unchanged(path: Path, record: Mapping[str, Any]) -> None:
+    """Check that a file of a run is as the run wrote it; nothing where its record has no hashes.
+
+    A model under another name, such as one that was trained further, has no hash in the record.
+
+    Args:
+        path: the file, which may be missing.
+        record: what ``results.json`` says.
+
+    Raises:
+        ConfigError: when it is another one, is missing, or is an exchange where the run wrote none.
+    """
+    hashes = record.get(HASHES)
+    if not isinstance(hashes, Mapping):
+        return
+    expected = hashes.get(path.name)
+    try:
+        found = sha256(path) if path.exists() else None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    if found == expected or (expected is None and not _is_exchange(path)):
+        return
+    if found is None:
+        what = "is not there, and the run wrote one"
+    else:
+        what = "is of no run" if expected is None else "is not as the run wrote it"
+    raise ConfigError(
+        f"{path}: {what} ({HASHES} in {RESULTS}): damaged, changed or mixed up. Put the original back; if "
+        f"the change is meant, correct or remove {path.name} under {HASHES} in {RESULTS}"
+    )
+
+
+def _is_exchange(path: Path) -> bool:
+    return path.name in [exchange_file(Path(model)).name for model in (GLOBAL_MODEL, FINAL_MODEL)]
+
+
+def exchange_file(model: Path) -> Path:
+    """The path of the methods' exchange of a model: ``global_exchange.pt`` beside ``global_model.pt``."""
+    return model.with_name(f"{model.stem.removesuffix('_model')}_exchange{model.suffix}")

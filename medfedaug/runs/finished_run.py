@@ -1,4 +1,4 @@
-"""A finished run: its record, its model, and what of its exchange the model needs besides."""
+"""`FinishedRun`: a recorded run with its network and weights, and what of its exchange these need."""
 
 from __future__ import annotations
 
@@ -15,24 +15,21 @@ import torch
 from torch import Tensor, nn
 
 from medfedaug.config.machine import Machine
-from medfedaug.config.run import RunConfig, recorded_settings
+from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SPLITS, SiteFolder
 from medfedaug.data.images import ImageFolder
 from medfedaug.data.volumes import VolumeFolder
-from medfedaug.errors import ConfigError, first_line, warn
+from medfedaug.errors import ConfigError, first_line
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.job_folder import FINAL_MODEL, GLOBAL_MODEL, RESULTS, STATE, STATISTICS
-from medfedaug.federation.server.output import HASHES, check_unchanged, exchange_file
+from medfedaug.federation.job_folder import STATE, check_unchanged, exchange_file
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.federation.site.state import LocalState, read_local_states
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.metrics.registry import GLOBAL, UNSEEN
 from medfedaug.models.tensor_files import load_tensors
 from medfedaug.privacy.site_settings import STATE_VARIABLE, SiteSettings
-from medfedaug.runs.folder import REPORT
-from medfedaug.runs.results_schema import check_record
-from medfedaug.statistics import ChannelStatistics, load_statistics
-from medfedaug.utils.files import parse_json, sha256
+from medfedaug.runs.recorded_run import RecordedRun
+from medfedaug.statistics import ChannelStatistics
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -41,19 +38,15 @@ __all__ = ["FinishedRun"]
 
 
 @dataclass(frozen=True, eq=False)
-class FinishedRun(Mapping[str, Any]):
-    """A model of a finished run, with all that is needed to use it; a mapping of its ``results.json``.
+class FinishedRun(RecordedRun):
+    """A model of a finished run, with all that is needed to use it.
 
     Args:
-        model: its file.
-        record: what the run's ``results.json`` says.
         weights: the shared entries of the network.
         payload: what the methods' layers need besides, by method.
         state: the folder in which the sites keep what is theirs.
     """
 
-    model: Path
-    record: dict[str, Any]
     weights: dict[str, Tensor]
     payload: dict[str, Tensor]
     state: Path
@@ -75,76 +68,18 @@ class FinishedRun(Mapping[str, Any]):
         Raises:
             ConfigError: one line that says what is wrong and where.
         """
-        given = Path(model)
-        model = given / GLOBAL_MODEL if given.is_dir() else given
-        file = Path(config or model.parent / RESULTS)
-        if not model.exists() and not file.exists():
-            raise ConfigError(
-                f"{given}: no finished run; name the folder of one, in which are {GLOBAL_MODEL} and {RESULTS}"
-            )
-        record = _load_record(file)
-        if HASHES not in record:
-            warn(
-                "has no hashes of the run's files, as of earlier releases: nobody can say whether model and "
-                "statistics are as they were",
-                path=file,
-            )
-        beside = exchange_file(model)
-        check_unchanged(model, record)
-        if beside.exists():
-            check_unchanged(beside, record)
-        weights = _load_weights(model)
+        run = RecordedRun.open(model, config=config)
+        weights, beside = _load_weights(run.model), exchange_file(run.model)
         payload = _load_weights(beside) if beside.exists() else {}
-        run = cls(model, record, weights, payload, _find_state(model.parent, state))
-        try:
-            _ = run.config
-        except (ConfigError, TypeError, ValueError) as error:
-            raise ConfigError(f"{file}: config: {first_line(error)}") from error
-        _check_weights(model, weights, run.composition)
+        finished = cls(run.model, run.record, weights, payload, _find_state(run.model.parent, state))
+        _check_weights(run.model, weights, finished.composition)
         _check_finite(beside, payload)
-        return run
-
-    @classmethod
-    def of(cls, folder: Path) -> Self:
-        """The run in a folder, with its last model where none was selected: sites trained by themselves.
-
-        Raises:
-            ConfigError: as `open`.
-        """
-        return cls.open(folder if (folder / GLOBAL_MODEL).exists() else folder / FINAL_MODEL)
-
-    @cached_property
-    def config(self) -> RunConfig:
-        """The run's settings, without those that choose its cases."""
-        settings = recorded_settings(self.record)
-        return RunConfig.from_dict({**settings, "limit": None, "holdout": []})
+        return finished
 
     @cached_property
     def composition(self) -> Composition:
         """The network, with initial weights, and the methods."""
         return Composition(self.config)
-
-    @property
-    def round(self) -> int:
-        """The round that the model is of."""
-        last = self.model.name == FINAL_MODEL
-        return len(self.record["rounds"]) if last else int(self.record["selected_round"])
-
-    @cached_property
-    def statistics(self) -> dict[str, ChannelStatistics]:
-        """The pair of each site that sent one (FedRDN), by the site's name.
-
-        Raises:
-            ConfigError: when the file is damaged.
-        """
-        path = self.model.parent / STATISTICS
-        if not path.exists():
-            return {}
-        check_unchanged(path, self.record)
-        try:
-            return load_statistics(path)
-        except ValueError as error:
-            raise ConfigError(f"{path}: {first_line(error)}") from error
 
     @property
     def gamma(self) -> dict[str, tuple[Tensor, Tensor]]:
@@ -166,11 +101,6 @@ class FinishedRun(Mapping[str, Any]):
             for key in means
         }
 
-    @cached_property
-    def sha256(self) -> str:
-        """The hash of the model's file."""
-        return sha256(self.model)
-
     def check_whole(self) -> None:
         """Check that what the model needs besides is there; a model card can do without.
 
@@ -178,54 +108,6 @@ class FinishedRun(Mapping[str, Any]):
             ConfigError: naming the file that is missing.
         """
         check_unchanged(exchange_file(self.model), self.record)
-
-    @property
-    def results(self) -> dict[str, Any]:
-        """The content of ``results.json``: settings, rounds, test scores."""
-        return self.record
-
-    def __getitem__(self, name: str) -> Any:
-        return self.record[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.record)
-
-    def __len__(self) -> int:
-        return len(self.record)
-
-    @property
-    def scores(self) -> dict[str, dict[str, float | None]]:
-        """Test scores by site and metric, those of ``"mean"`` last; empty where nothing was tested."""
-        rows = self.test_table()
-        return {row["site"]: {k: v for k, v in row.items() if k not in ("site", "trained")} for row in rows}
-
-    __hash__ = object.__hash__  # that of a mapping would be of its content
-
-    @property
-    def best(self) -> int | None:
-        """The best round on the validation cases, whose model was tested; ``None`` if sites train alone."""
-        return self.record.get("selected_round")
-
-    @property
-    def report(self) -> Path:
-        """The run's page; `medfedaug.analysis.write_report` makes another one, also of several runs."""
-        return self.model.parent / REPORT
-
-    def test_table(self) -> list[dict[str, Any]]:
-        """Test scores as rows, ready for ``pandas.DataFrame``: one for each site, and one for their mean.
-
-        Returns:
-            ``site``, ``trained`` (``None`` in the row of the mean), and a column for each metric; ``None``
-            where a site has no score.
-        """
-        test = self.record.get("test", {})
-        mean = test.get("mean", {})
-        rows = [
-            {"site": site, "trained": group == "sites", **{name: scores.get(name) for name in mean}}
-            for group in ("sites", "unseen")
-            for site, scores in test.get(group, {}).items()
-        ]
-        return [*rows, {"site": "mean", "trained": None, **mean}] if rows else []
 
     def network(self, site: str = "") -> nn.Module:
         """Build the network with the model's weights, in evaluation mode on the CPU.
@@ -418,19 +300,6 @@ def _check_finite(path: Path, values: Mapping[str, Tensor]) -> None:
 
 def _some(keys: list[str]) -> str:
     return ", ".join(keys[:3]) + (", ..." if len(keys) > 3 else "")
-
-
-def _load_record(path: str | Path) -> dict[str, Any]:
-    """Load a run's ``results.json``."""
-    try:
-        record: dict[str, Any] = parse_json(Path(path).read_text())
-        check_record(record)
-        missing = {"config", "run", "rounds", "selected_round"} - set(record)
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{path}: no record of a run ({first_line(error)})") from error
-    if missing:
-        raise ConfigError(f"{path}: no record of a run (there is no {sorted(missing)[0]!r})")
-    return record
 
 
 def _machine() -> Machine:

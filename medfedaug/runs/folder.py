@@ -15,14 +15,21 @@ from filelock import FileLock, Timeout
 
 from medfedaug.data.quality.file_hashes import Fingerprint
 from medfedaug.errors import ConfigError, StorageError, first_line
-from medfedaug.federation.job_folder import EVENTS, FINAL_MODEL, GLOBAL_MODEL, RESULTS, STATE, STATISTICS
+from medfedaug.federation.job_folder import (
+    CARDS,
+    EVENTS,
+    FINAL_MODEL,
+    GLOBAL_MODEL,
+    REPORT,
+    RESULTS,
+    STATE,
+    STATISTICS,
+    exchange_file,
+)
 from medfedaug.federation.messages.checkpoint import CHECKPOINT_FORMAT, server_checkpoint
-from medfedaug.federation.server.output import exchange_file
 from medfedaug.utils.files import parse_json, parse_versioned, write_versioned
 
 __all__ = [
-    "CARDS",
-    "REPORT",
     "SERVER_TRACKING",
     "check_results",
     "is_json_with",
@@ -38,9 +45,8 @@ __all__ = [
     "sites_lock",
 ]
 
-REPORT, LOG, TRACKING = "report.html", "nvflare.log", "tracking"
+LOG, TRACKING = "nvflare.log", "tracking"
 SERVER_TRACKING = f"medfedaug/{TRACKING}"  # below the server's run folder
-CARDS = ("model_card.md", "model_card.html")
 
 _FILES = (
     *(RESULTS, GLOBAL_MODEL, FINAL_MODEL, STATISTICS, REPORT, LOG, EVENTS, *CARDS),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from medfedaug.federation.job_folder import LEVELS
 from medfedaug.metrics.registry import GLOBAL
 from medfedaug.utils.structure import (
     anything,
@@ -105,7 +106,6 @@ _TEST = entries(
         "missing": map_of(text),
     }
 )
-_LEVELS = ("low", "median", "high")
 _FINGERPRINT = entries(
     {"spacing": row_of(row_of(number, 3), 3), "intensity": list_of(row_of(number, 2))},
     needed=("spacing", "intensity"),
@@ -137,7 +137,7 @@ _RECORD = entries(
         "data": text,
         "data_options": map_of(anything),
         "planned": entries({"fingerprints": map_of(_FINGERPRINT)}),
-        "spacing": map_of(entries(dict.fromkeys(_LEVELS, row_of(number, 3)), needed=_LEVELS)),
+        "spacing": map_of(entries(dict.fromkeys(LEVELS, row_of(number, 3)), needed=LEVELS)),
         "init": map_of(anything),
     }
 )

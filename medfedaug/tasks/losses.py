@@ -18,13 +18,13 @@ from monai.losses import (
 from monai.networks.utils import one_hot
 from torch import Tensor, nn
 
+from medfedaug.config.run import DEFAULT_LOSSES
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.utils import plugins
 from medfedaug.utils.class_paths import check_arguments, constructor_parameters, public_class
 
-__all__ = ["BUILT_IN_LOSSES", "DEFAULT_LOSSES", "Loss", "build_loss", "loss_class", "loss_names"]
+__all__ = ["BUILT_IN_LOSSES", "Loss", "build_loss", "loss_class", "loss_names"]
 
-DEFAULT_LOSSES = {"segmentation": "dice_ce", "classification": "cross_entropy"}
 """By task."""
 
 _OVERLAP: dict[str, Any] = {"include_background": False, "batch": True}

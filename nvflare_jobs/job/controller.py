@@ -23,7 +23,7 @@ from medfedaug.config import bundle_reference as bundles
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.job_folder import JOB_FOLDER
+from medfedaug.federation.job_folder import JOB_FOLDER, REPORT
 from medfedaug.federation.messages.checkpoint import server_checkpoint
 from medfedaug.federation.messages.initial_weights import INITIAL_FILE, InitialWeights
 from medfedaug.federation.protocol import run
@@ -35,7 +35,7 @@ from medfedaug.nvflare_jobs.job.presence import Presence
 from medfedaug.nvflare_jobs.job.prospect import write_fingerprints, write_pages
 from medfedaug.nvflare_jobs.public_paths import public_path
 from medfedaug.privacy.site_settings import SiteSettings
-from medfedaug.runs.folder import REPORT, locked
+from medfedaug.runs.folder import locked
 from medfedaug.utils import plugins
 from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.files import remove_unfinished
@@ -244,7 +244,7 @@ class FederationController(ProtocolController):
         # Imported here: matplotlib takes a second, and is needed only now.
         from medfedaug.analysis import write_report
         from medfedaug.analysis.model_card import write_model_card
-        from medfedaug.runs.finished_run import FinishedRun
+        from medfedaug.runs.recorded_run import RecordedRun
 
         def attempt(what: str, command: str, write: Callable[[], object]) -> None:
             try:
@@ -255,7 +255,7 @@ class FederationController(ProtocolController):
                 )
 
         attempt(REPORT, "report", lambda: write_report([folder], folder / REPORT))
-        attempt("model card", "card", lambda: write_model_card(FinishedRun.of(folder), folder))
+        attempt("model card", "card", lambda: write_model_card(RecordedRun.of(folder), folder))
 
     def _initial(self, fl_ctx: FLContext) -> InitialWeights | None:
         """The weights that the job carries beside its configuration."""

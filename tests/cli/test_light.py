@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 
 import pytest
 from hospitals import Deployment, Hospital
+from results import content
 from running import TINY_NETWORK
 from typer.main import get_command
 
 from medfedaug.cli import app
 from medfedaug.config.run import RunConfig
+from medfedaug.federation.job_folder import CARDS, GLOBAL_MODEL
 
-HEAVY = ("torch", "monai", "matplotlib", "scipy", "SimpleITK", "nibabel")
+HEAVY = ("torch", "monai", "matplotlib", "scipy", "SimpleITK", "nibabel", "pydicom")
 # Run commands as their script does, and write what each said, and brought of the libraries.
 SCRIPT = f"""
 import io, json, sys
@@ -143,3 +146,57 @@ def test_the_page_of_a_run_is_drawn_from_its_record_alone(write, tmp_path):
     run = write(methods=("fedrdn",), scores={"DU": 0.5, "HT": 0.6})
     light(["report", run, "--out", page], needed=["matplotlib"])
     assert "fedrdn" in page.read_text()
+
+
+def cases_of(listing):
+    found = json.loads(listing.read_text())
+    return sorted(row["image"] for split in ("training", "validation", "test") for row in found[split])
+
+
+def test_lists_of_photographs_and_of_volumes(make_pictures, phantom_dir, tmp_path):
+    for name in "AB":
+        make_pictures(name)
+    for site in ("site_A", "site_B"):
+        shutil.copytree(phantom_dir / site, tmp_path / "volumes" / site)
+    with_nibabel = ["nibabel", "scipy", "pydicom"]
+    for folder, needed in ((tmp_path / "pictures", ()), (tmp_path / "volumes", with_nibabel)):
+        listings = [*folder.glob("*/dataset.json")]
+        before = [cases_of(listing) for listing in listings]
+        (out,) = light(("init", folder, "--yes", "--replace"), needed=needed)
+        assert all(str(listing) in out.replace(" ", "") for listing in listings)
+        assert [cases_of(listing) for listing in listings] == before
+
+
+def test_the_card_of_a_run_needs_no_weights(write, tmp_path):
+    run = write({**content(methods=("fedavg",), scores={"DU": 0.5, "HT": 0.6}), "run": "1"})
+    (run / GLOBAL_MODEL).touch()
+    light(("card", run, "--out", tmp_path), needed=["scipy"])
+    assert "SHA-256" in (tmp_path / CARDS[0]).read_text()
+
+
+def test_a_job_is_checked_before_anything_is_built(tmp_path):
+    (tmp_path / "empty").mkdir()
+    nowhere = tmp_path / "nowhere"
+    wrong = {
+        "a job is a run (--methods)": (),
+        "a job is a run": ("--local", "a=x"),
+        "setting 'nothing' is not known": ("--methods", "fedavg", "--set", "nothing=1"),
+        "rounds must be a whole number": ("--methods", "fedavg", "--set", "rounds=x"),
+        "learning_rate must be positive": ("--methods", "fedavg", "--learning-rate", -1),
+        "task 'nothing' is not known": ("--methods", "fedavg", "--task", "nothing"),
+        "network 'nothing' is not known": ("--methods", "fedavg", "--network", "nothing"),
+        "two or more classes": ("--methods", "fedavg", "--set", "classes=one"),
+        "not a plan": ("--methods", "fedavg", "--plan", nowhere),
+        "--plan-memory is for --plan auto": ("--methods", "fedavg", "--plan-memory", 3),
+        "there is no such file": ("--methods", "fedavg", "--init", nowhere),
+        "cannot be read": ("--methods", "fedavg", "--loop", f"{nowhere}.py"),
+        "no such folder": ("--methods", "fedavg", "--bundle", nowhere),
+        "no finished run": ("--evaluate", nowhere),
+        "no record of a run": ("--evaluate", tmp_path / "empty" / "global_model.pt"),
+        "--rounds is for a run": ("--evaluate", tmp_path, "--rounds", 3),
+    }
+    wrong["no record of a run"][1].touch()
+    calls = [("export", "--out", tmp_path / "job", *call) for call in wrong.values()]
+    for text, err in zip(wrong, light(*calls, code=2), strict=True):
+        assert text in err
+    assert not (tmp_path / "job").exists()

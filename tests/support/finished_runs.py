@@ -10,7 +10,7 @@ import torch
 from monai.utils import CommonKeys as Keys
 from running import TINY_OPTIONS, command
 
-from medfedaug.federation.server.output import file_hashes
+from medfedaug.federation.job_folder import file_hashes
 from medfedaug.runs.finished_run import FinishedRun
 
 FEW = ("--limit", 1)  # cases of each split and site

@@ -1,7 +1,9 @@
 """`ImageFormat`: suffixes of an image format, and how its files are read and its label maps written.
 
-A format is one file of this package with an object `FORMAT`, or an object that another package names by its
-suffixes as entry points of the group ``medfedaug.formats``.
+A format is one file of this package with an object `FORMAT`, listed in `medfedaug.data.io.formats`, or an
+object that another package names by its suffixes as entry points of the group ``medfedaug.formats``. All are
+imported for their suffixes, also by commands that decode nothing: each imports the library that reads its
+files where it reads one.
 """
 
 from __future__ import annotations
@@ -14,16 +16,12 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import nibabel
 import numpy as np
-import torch
-
-from medfedaug.data.io.nifti_file import save_nifti
 
 if TYPE_CHECKING:
     from medfedaug.data.io.dicom_segmentation import Segments
 
-__all__ = ["Header", "ImageFormat", "volume_header"]
+__all__ = ["Header", "ImageFormat", "channels_first", "volume_header"]
 
 _UPRIGHT = float(np.cos(np.deg2rad(20)))
 _COLOURS = 3
@@ -50,7 +48,11 @@ class Header:
     @cached_property
     def axes(self) -> str:
         """Directions of x, y and z, for instance ``"RAS"``; empty where the file does not say."""
-        return "" if self.affine is None else "".join(map(str, nibabel.aff2axcodes(self.affine)))
+        if self.affine is None:
+            return ""
+        from nibabel import aff2axcodes
+
+        return "".join(map(str, aff2axcodes(self.affine)))
 
     @cached_property
     def edges(self) -> tuple[float, ...]:
@@ -94,6 +96,18 @@ def volume_header(shape: Sequence[int], affine: np.ndarray | None) -> Header:
     return Header(tuple(map(int, shape[:3])), int(shape[3]) if len(shape) > 3 else 1, affine)
 
 
+def channels_first(voxels: np.ndarray) -> np.ndarray:
+    """Bring the voxels of a volume, (X, Y, Z) or (X, Y, Z, C), to float32 of shape (C, X, Y, Z).
+
+    Raises:
+        ValueError: for what is no volume.
+    """
+    if voxels.ndim not in (3, 4):
+        raise ValueError(f"{voxels.ndim}-dimensional, a volume was expected")
+    stored = np.array(voxels, np.float32, order="C")
+    return stored.reshape(1, *stored.shape) if stored.ndim == 3 else np.moveaxis(stored, -1, 0)
+
+
 class ImageFormat(ABC):
     """A format of images: volumes, or photographs as volumes of one slice.
 
@@ -123,10 +137,10 @@ class ImageFormat(ABC):
         """Read a volume's properties, if possible without decoding it."""
 
     @abstractmethod
-    def read_volume(self, path: Path) -> torch.Tensor:
+    def read_volume(self, path: Path) -> np.ndarray:
         """Read a volume as it is stored, float32 of shape (C, X, Y, Z); of a photograph Z is 1."""
 
-    def read_label(self, path: Path) -> torch.Tensor:
+    def read_label(self, path: Path) -> np.ndarray:
         """Read a label map, float32 of shape (1, X, Y, Z)."""
         return self.read_volume(path)
 
@@ -134,11 +148,12 @@ class ImageFormat(ABC):
         """Check that a photograph can be read as `read_photograph` does, without decoding it."""
         self.read_header(path)
 
-    def read_photograph(self, path: Path) -> torch.Tensor:
+    def read_photograph(self, path: Path) -> np.ndarray:
         """Read a photograph in colour, (3, H, W), with values from 0 to 255, uint8 where it has 8 bits."""
-        voxels, white = self.read_volume(path)[..., 0], self.read_header(path).white or _WHITE
-        planes = voxels.transpose(1, 2).expand(_COLOURS, -1, -1)
-        return planes.to(torch.uint8) if white == _WHITE else planes * (_WHITE / white)
+        rows = np.asarray(self.read_volume(path))[..., 0].transpose(0, 2, 1)
+        planes = np.broadcast_to(rows, (_COLOURS, *rows.shape[1:]))
+        white = self.read_header(path).white or _WHITE
+        return planes.astype(np.uint8) if white == _WHITE else planes * np.float32(_WHITE / white)
 
     def voxel_files(self, path: Path) -> list[Path]:
         """Return the files that hold the voxels of an image."""
@@ -182,7 +197,11 @@ class ImageFormat(ABC):
             image: the image, of several files the first.
             voxels: on its grid.
         """
-        save_nifti(nibabel.Nifti1Image(voxels, self.read_header(image).affine), path)
+        from nibabel import Nifti1Image
+
+        from medfedaug.data.io.nifti_file import save_nifti
+
+        save_nifti(Nifti1Image(voxels, self.read_header(image).affine), path)
 
     def write_probabilities(self, path: Path, image: Path, voxels: np.ndarray, segments: Segments) -> None:
         """Write the probabilities of the classes, (X, Y, Z, K), float32; else as `write_label_map`."""

@@ -6,12 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-from medfedaug.data.io.base import Header, ImageFormat, volume_header
-from medfedaug.data.io.dicom_segmentation import write_segmentation
-from medfedaug.data.io.dicom_series import files_of_series, open_series
-from medfedaug.data.io.itk import load_with_monai
+from medfedaug.data.io.base import Header, ImageFormat, channels_first, volume_header
 
 if TYPE_CHECKING:
     from medfedaug.data.io.dicom_segmentation import Segments
@@ -26,16 +22,22 @@ class Dicom(ImageFormat):
 
     def read_header(self, path: Path) -> Header:
         """Read the headers of a series."""
+        from medfedaug.data.io.dicom_series import open_series
+
         series = open_series(path)
         channels = () if series.channels == 1 else (series.channels,)
         return volume_header((*series.shape, *channels), series.affine)
 
-    def read_volume(self, path: Path) -> torch.Tensor:
+    def read_volume(self, path: Path) -> np.ndarray:
         """Read the voxels of a series in the units of its modality."""
-        return load_with_monai(path)
+        from medfedaug.data.io.dicom_series import open_series, voxels_of_series
+
+        return channels_first(voxels_of_series(open_series(path)))
 
     def voxel_files(self, path: Path) -> list[Path]:
         """Return the files of the series; of a folder that holds no whole series, all files."""
+        from medfedaug.data.io.dicom_series import files_of_series
+
         return files_of_series(path)
 
     def label_suffix(self, image: Path) -> str:
@@ -44,6 +46,8 @@ class Dicom(ImageFormat):
 
     def write_label_map(self, path: Path, image: Path, voxels: np.ndarray, segments: Segments) -> None:
         """Write a DICOM SEG that refers to the slices of the series."""
+        from medfedaug.data.io.dicom_segmentation import write_segmentation
+
         write_segmentation(path, image, voxels, segments)
 
 

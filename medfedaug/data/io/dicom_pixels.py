@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import pydicom
-import SimpleITK as sitk
 from pydicom import Dataset
 from pydicom.dataset import FileMetaDataset
 from pydicom.encaps import encapsulate, generate_frames
@@ -279,6 +278,8 @@ def _alone(image: bytes, form: PixelFormat, syntax: UID) -> Dataset:
 
 
 def _by_gdcm(dataset: Dataset) -> np.ndarray:
+    import SimpleITK as sitk
+
     written = BytesIO()
     pydicom.dcmwrite(written, dataset, enforce_file_format=True)
     shown = sitk.ProcessObject.GetGlobalWarningDisplay()

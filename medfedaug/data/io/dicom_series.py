@@ -15,11 +15,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pydicom
-import SimpleITK as sitk
 
 from medfedaug.data.io.dicom_headers import (
     DicomInstance,
@@ -34,6 +33,9 @@ from medfedaug.data.io.dicom_pixels import read_slices
 from medfedaug.data.io.dicom_volumes import DicomSeries, volumes_of
 from medfedaug.errors import ConfigError, ReaderError
 
+if TYPE_CHECKING:
+    import SimpleITK as sitk
+
 __all__ = [
     "DicomScan",
     "LeftOut",
@@ -45,6 +47,7 @@ __all__ = [
     "place_of_series",
     "scan",
     "select",
+    "voxels_of_series",
 ]
 
 _SHOWN = 3
@@ -392,12 +395,19 @@ def files_of_series(path: Path) -> list[Path]:
         return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
 
 
-def load_series(series: DicomSeries) -> sitk.Image:
-    """The voxels of a series, float32 in the units of its modality, on its own grid.
+def voxels_of_series(series: DicomSeries) -> np.ndarray:
+    """The voxels of a series, (X, Y, Z) or (X, Y, Z, C), float32 in the units of its modality.
 
     Raises:
         ReaderError: as `medfedaug.data.io.dicom_pixels.read_slices`.
     """
+    return read_slices(series.slices).swapaxes(0, 2)
+
+
+def load_series(series: DicomSeries) -> sitk.Image:
+    """The voxels of a series on its own grid; else as `voxels_of_series`."""
+    import SimpleITK as sitk
+
     image = sitk.GetImageFromArray(read_slices(series.slices), isVector=series.channels > 1)
     affine = series.affine
     # Where the files do not say, indices count as millimetres.

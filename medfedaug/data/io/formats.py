@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from pathlib import Path
 
+from medfedaug.data.io import dicom, itk, nifti, photographs
 from medfedaug.data.io.base import ImageFormat
 from medfedaug.errors import ConfigError
 from medfedaug.utils import plugins
@@ -106,16 +105,7 @@ def _usable() -> list[ImageFormat]:
     return list(dict.fromkeys([*_BUILT_IN, *(plugin_format(plugin) for plugin in added if plugin)]))
 
 
-def _built_in() -> list[ImageFormat]:
-    """Return every object `FORMAT` of a module of this package, by the names of the modules."""
-    package = __name__.rpartition(".")[0]
-    modules = sorted(found.name for found in pkgutil.iter_modules([str(Path(__file__).parent)]))
-    found = [getattr(importlib.import_module(f"{package}.{name}"), "FORMAT", None) for name in modules]
-    return [one for one in found if isinstance(one, ImageFormat)]
-
-
-# Last, since some of those modules import this one.
-_BUILT_IN = _built_in()
+_BUILT_IN = (dicom.FORMAT, itk.FORMAT, nifti.FORMAT, photographs.FORMAT)
 _BY_SUFFIX = {suffix: found for found in _BUILT_IN for suffix in found.suffixes}
 (_WITHOUT_SUFFIX,) = (found for found in _BUILT_IN if not found.suffixes)
 BUILT_IN_SUFFIXES = tuple(suffix.removeprefix(".") for suffix in _BY_SUFFIX)

@@ -7,15 +7,18 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
 from medfedaug.data.io.dicom_identity import ObjectKind
-from medfedaug.data.io.dicom_segmentation import Segments
 from medfedaug.data.io.formats import format_of
 from medfedaug.errors import StorageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from medfedaug.data.io.dicom_segmentation import Segments
 
 __all__ = ["label_bits", "write_label_map", "write_map", "write_object", "write_probabilities"]
 

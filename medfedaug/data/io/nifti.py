@@ -1,20 +1,20 @@
-"""NIfTI, by nibabel through MONAI."""
+"""NIfTI, by nibabel."""
 
 from __future__ import annotations
 
 from math import prod
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import nibabel
 import numpy as np
-import torch
 
-from medfedaug.data.io.base import Header, ImageFormat, volume_header
-from medfedaug.data.io.itk import load_with_monai
+from medfedaug.data.io.base import Header, ImageFormat, channels_first, volume_header
+from medfedaug.data.io.file_state import file_state
 from medfedaug.data.io.nifti_file import save_nifti
 from medfedaug.data.io.nifti_header import check_gzip, check_nifti_header, stored_bytes
-from medfedaug.data.io.voxel_files import file_states
+
+if TYPE_CHECKING:
+    import nibabel
 
 __all__ = ["FORMAT"]
 
@@ -36,7 +36,7 @@ class Nifti(ImageFormat):
 
     def read_header(self, path: Path) -> Header:
         """Read the header; a file that seems to be cut short is decoded after all, to be sure."""
-        image = cast(nibabel.Nifti1Image, nibabel.load(path))
+        image = _opened(path)
         voxels = cast(Any, image.dataobj)
         if voxels.dtype.kind not in "biuf":
             raise ValueError(f"voxels of the type {voxels.dtype}, and numbers were expected")
@@ -49,11 +49,11 @@ class Nifti(ImageFormat):
         says = image.header["sform_code"] > 0 or image.header["qform_code"] > 0
         return volume_header(image.shape, image.affine if says else None)
 
-    def read_volume(self, path: Path) -> torch.Tensor:
+    def read_volume(self, path: Path) -> np.ndarray:
         """Read the voxels, after the checksum of a compressed file."""
         if path.name.lower().endswith(".gz"):
-            check_gzip(path, hash(file_states([path])))
-        return load_with_monai(path)
+            check_gzip(path, hash(file_state(path)))
+        return channels_first(np.asanyarray(cast(Any, _opened(path).dataobj)))
 
     def label_suffix(self, image: Path) -> str:
         """Return the image's own suffix, as it is written there."""
@@ -61,7 +61,7 @@ class Nifti(ImageFormat):
 
     def write_map(self, path: Path, image: Path, voxels: np.ndarray) -> None:
         """Write voxels with the bytes of the image's own header that say where they lie."""
-        like: Any = nibabel.load(image)
+        like: Any = _opened(image)
         header = type(like.header)(endianness=like.header.endianness)
         for name in _GEOMETRY:
             header[name] = like.header[name]
@@ -69,6 +69,12 @@ class Nifti(ImageFormat):
         header.set_data_shape(voxels.shape)  # on which the affine of a header that says nothing depends
         # With the header's own affine, nothing of it is computed anew.
         save_nifti(type(like)(voxels, header.get_best_affine(), header), path)
+
+
+def _opened(path: Path) -> nibabel.Nifti1Image:
+    import nibabel
+
+    return cast("nibabel.Nifti1Image", nibabel.load(path))
 
 
 FORMAT = Nifti()

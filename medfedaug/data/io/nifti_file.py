@@ -6,8 +6,6 @@ import gzip
 from pathlib import Path
 from typing import IO, Any
 
-import nibabel
-
 __all__ = ["pack_nifti", "save_nifti"]
 
 
@@ -20,6 +18,8 @@ def pack_nifti(image: Any, file: IO[bytes]) -> None:
 def save_nifti(image: Any, path: Path) -> None:
     """Save an image of nibabel; a ``.nii.gz`` by `pack_nifti`, another name as nibabel does."""
     if not path.name.lower().endswith(".nii.gz"):
+        import nibabel
+
         nibabel.save(image, path)
         return
     with path.open("wb") as file:

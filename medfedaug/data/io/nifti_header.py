@@ -8,14 +8,16 @@ import zlib
 from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import nibabel
 import numpy as np
 
 from medfedaug.data.io.bounds import check_edges, check_intercept, check_slope, edges_text, plausible_edges
-from medfedaug.data.io.voxel_files import file_states
+from medfedaug.data.io.file_state import file_state
 from medfedaug.errors import warn
+
+if TYPE_CHECKING:
+    import nibabel
 
 __all__ = ["check_gzip", "check_nifti_header", "stored_bytes"]
 
@@ -107,7 +109,7 @@ def _length(path: Path, promised: int) -> int:
         return path.stat().st_size
     if stored_bytes(path) == promised % 2**32:
         return promised
-    return check_gzip(path, hash(file_states([path])))  # several streams follow each other, each with its end
+    return check_gzip(path, hash(file_state(path)))  # several streams follow each other, each with its end
 
 
 @lru_cache(maxsize=2**14)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from PIL import ExifTags, Image
 
 from medfedaug.data.io.base import Header, ImageFormat
@@ -64,7 +63,7 @@ def photograph_header(path: Path) -> PhotographHeader:
         return PhotographHeader(*file.size, 1 if deep else _CHANNELS[file.mode], 65535 if deep else 255)
 
 
-def load_photograph(path: Path) -> torch.Tensor:
+def load_photograph(path: Path) -> np.ndarray:
     """A photograph as it is stored, float32 (C, X, Y, 1), indexed (x, y): from the left, and from above.
 
     A palette becomes the colours that it stands for, black and white 0 and 255. An alpha channel is left out
@@ -82,7 +81,7 @@ def load_photograph(path: Path) -> torch.Tensor:
         return _volume(np.asarray(file.convert("L" if _CHANNELS[file.mode] == 1 else "RGB")))
 
 
-def load_label_photograph(path: Path) -> torch.Tensor:
+def load_label_photograph(path: Path) -> np.ndarray:
     """A label image, float32 (1, X, Y, 1): greys as they are stored, and of black and white 0 and 1.
 
     Of a palette the indices count, since its colours only show them; of a palette of greys alone the greys,
@@ -153,10 +152,10 @@ def _check_opaque(file: Image.Image) -> None:
         raise ValueError("has transparent pixels: write it without an alpha channel")
 
 
-def _volume(pixels: np.ndarray) -> torch.Tensor:
+def _volume(pixels: np.ndarray) -> np.ndarray:
     """From (Y, X) or (Y, X, C) to (C, X, Y, 1)."""
     planes = pixels[..., None] if pixels.ndim == 2 else pixels
-    return torch.from_numpy(np.ascontiguousarray(planes.transpose(2, 1, 0), dtype=np.float32))[..., None]
+    return np.ascontiguousarray(planes.transpose(2, 1, 0)[..., None], dtype=np.float32)
 
 
 class Photographs(ImageFormat):
@@ -172,11 +171,11 @@ class Photographs(ImageFormat):
         seen = photograph_header(path)
         return Header((seen.width, seen.height, 1), seen.channels, None, seen.white)
 
-    def read_volume(self, path: Path) -> torch.Tensor:
+    def read_volume(self, path: Path) -> np.ndarray:
         """Read the pixels: see `load_photograph`."""
         return load_photograph(path)
 
-    def read_label(self, path: Path) -> torch.Tensor:
+    def read_label(self, path: Path) -> np.ndarray:
         """Read the indices of classes: see `load_label_photograph`."""
         return load_label_photograph(path)
 
@@ -186,7 +185,7 @@ class Photographs(ImageFormat):
             status = path.stat()
             _known_kind(path.absolute(), status.st_mtime_ns, status.st_size)
 
-    def read_photograph(self, path: Path) -> torch.Tensor:
+    def read_photograph(self, path: Path) -> np.ndarray:
         """Read a photograph in colour, uint8; one channel of 16 bits is float32, divided by 257.
 
         Of 16 bits in colour Pillow reads the upper 8.
@@ -195,9 +194,9 @@ class Photographs(ImageFormat):
             _check_kind(file)
             if file.mode.startswith("I"):
                 grey = np.asarray(file).astype(np.float32) / 257
-                return torch.from_numpy(np.stack([grey] * 3))
+                return np.stack([grey] * 3)
             pixels = np.asarray(file.convert("RGB"))
-        return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+        return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
     def label_suffix(self, image: Path) -> str:
         """Return the suffix of PNG, which keeps every value."""

@@ -1,28 +1,33 @@
-"""Volumes and photographs from files of any known format, and their properties without decoding them."""
+"""Volumes and photographs from files of any known format as tensors, and SimpleITK's formats for MONAI."""
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import SimpleITK as sitk
 import torch
+from monai.data import ImageReader
+from monai.utils import MetaKeys, SpaceKeys, ensure_tuple
 
-from medfedaug.data.io.base import Header
-from medfedaug.data.io.formats import format_of
-from medfedaug.data.io.itk import SimpleITKReader
-from medfedaug.data.io.voxel_files import file_states
+from medfedaug.data.io.dicom_series import load_series, open_series
+from medfedaug.data.io.formats import format_of, is_dicom
+from medfedaug.data.io.headers import Header, read_header
+from medfedaug.data.io.itk import FORMAT as ITK
+from medfedaug.data.io.itk import array_of, ras_affine, read_image
 
 __all__ = ["Header", "SimpleITKReader", "load_label", "load_volume", "read_header"]
 
 
 def load_volume(path: Path) -> torch.Tensor:
-    """A volume as it is stored, float32 of shape (C, X, Y, Z), with its affine; a photograph without, Z = 1.
+    """A volume as it is stored, float32 of shape (C, X, Y, Z); of a photograph Z is 1.
 
     Raises:
         Exception: whatever the reader raises, `ValueError` for what is not a volume;
             `medfedaug.data.base.unreadable` makes one line of it.
     """
-    return format_of(path).read_volume(path)
+    return torch.as_tensor(format_of(path).read_volume(path))
 
 
 def load_label(path: Path) -> torch.Tensor:
@@ -31,20 +36,48 @@ def load_label(path: Path) -> torch.Tensor:
     Raises:
         Exception: as `load_volume`, and for a label image in colour.
     """
-    return format_of(path).read_label(path)
+    return torch.as_tensor(format_of(path).read_label(path))
 
 
-def read_header(path: Path) -> Header:
-    """Read a volume's properties without decoding it.
+class SimpleITKReader(ImageReader):
+    """Reads MHA, NRRD, and a DICOM series by its folder or a file of it, for `monai.transforms.LoadImage`.
 
-    What was asked for before is not opened again, unless one of its files was written anew.
+    MONAI's `ITKReader` needs the package itk; this one needs SimpleITK. As with MONAI's `NibabelReader` the
+    array is indexed (x, y, z) or (x, y, z, channel), and the affine is in RAS.
 
-    Raises:
-        Exception: as `load_volume`.
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "image.mha"
+        >>> sitk.WriteImage(sitk.GetImageFromArray(np.zeros((3, 4, 5), np.float32)), path)
+        >>> from monai.transforms import LoadImage
+        >>> image = LoadImage(reader=SimpleITKReader())(path)
+        >>> tuple(image.shape), image.affine.diagonal().tolist()
+        ((5, 4, 3), [-1.0, -1.0, 1.0, 1.0])
     """
-    return _read_header(path, hash(file_states([path])))
 
+    def verify_suffix(self, filename: Any) -> bool:
+        """Return whether files are DICOM, or of ITK's own formats."""
+        paths = [Path(name) for name in ensure_tuple(filename)]
+        return all(path.name.lower().endswith(ITK.suffixes) or is_dicom(path) for path in paths)
 
-@lru_cache(maxsize=2**14)
-def _read_header(path: Path, state: int) -> Header:
-    return format_of(path).read_header(path)
+    def read(self, data: Any, **kwargs: Any) -> sitk.Image:
+        """Read one volume; that of a DICOM series in the units of its modality.
+
+        Raises:
+            ValueError: for a file that SimpleITK cannot read, or what is not one whole DICOM series.
+        """
+        (name,) = ensure_tuple(data)
+        path = Path(name)
+        return load_series(open_series(path)) if is_dicom(path) else read_image(path)
+
+    def get_data(self, img: sitk.Image) -> tuple[np.ndarray, dict[str, Any]]:
+        """The array and its meta data: affine, spatial shape and channel dimension."""
+        array, dimension = array_of(img), img.GetDimension()
+        affine = ras_affine(img.GetDirection(), img.GetSpacing(), img.GetOrigin())
+        return array, {
+            MetaKeys.AFFINE: affine,
+            MetaKeys.ORIGINAL_AFFINE: affine.copy(),
+            MetaKeys.SPATIAL_SHAPE: np.asarray(array.shape[:3]),
+            MetaKeys.SPACE: SpaceKeys.RAS,
+            MetaKeys.ORIGINAL_CHANNEL_DIM: -1 if array.ndim > min(dimension, 3) else float("nan"),
+        }

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["FileState", "file_states", "files_of", "voxel_files"]
+from medfedaug.data.io.file_state import FileState, file_state
+from medfedaug.data.io.formats import format_of
 
-FileState = tuple[str, int | None, int | None]
-"""Absolute path, time of the last change in ns, and size; ``None`` for what is not there."""
+__all__ = ["FileState", "file_states", "files_of", "voxel_files"]
 
 
 def voxel_files(path: Path) -> list[Path]:
@@ -17,8 +17,6 @@ def voxel_files(path: Path) -> list[Path]:
     A folder stands for the DICOM series in it, at any depth, and a DICOM file for the series that it is of.
     Of a folder that holds no whole series, all files count.
     """
-    from medfedaug.data.io.formats import format_of  # readers, for those that need them
-
     return format_of(path).voxel_files(path)
 
 
@@ -39,11 +37,4 @@ def file_states(images: Iterable[Path]) -> tuple[FileState, ...]:
     Raises:
         OSError: for a header that cannot be read.
     """
-    return tuple(_state(file) for image in images for file in sorted(files_of(image)))
-
-
-def _state(file: Path) -> FileState:
-    if not file.exists():
-        return str(file.absolute()), None, None
-    status = file.stat()
-    return str(file.absolute()), status.st_mtime_ns, status.st_size
+    return tuple(file_state(file) for image in images for file in sorted(files_of(image)))

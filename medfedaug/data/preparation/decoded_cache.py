@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from medfedaug.data.io.voxel_files import file_states
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["DecodedMemory", "decoded", "keep_decoded"]
 

@@ -16,13 +16,12 @@ from medfedaug.data.base import Case, SiteFolder, drawn_over_patients, weights_b
 from medfedaug.data.preparation.preparation import Preparation
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError, PrivacyRefused, UpdateRefused
+from medfedaug.federation.job_folder import LEVELS, SPACING
 from medfedaug.federation.messages.privacy_guard import PrivacyGuard
 from medfedaug.methods.base import Payload, Shapes, SiteExchange
 
 __all__ = [
-    "LEVELS",
     "PLAN",
-    "SPACING",
     "FingerprintExchange",
     "SpacingExchange",
     "accepted_spacing",
@@ -37,13 +36,8 @@ __all__ = [
 PLAN = "plan"
 """The name under which a fingerprint travels."""
 
-SPACING = "spacing"
-"""The name of the summary of voxel edges that a site gives in every job, and its key in ``results.json``."""
-
 QUANTILES = (0.1, 0.5, 0.9)
-
-LEVELS = ("low", "median", "high")
-"""The names of the `QUANTILES` of a spacing."""
+"""The `LEVELS` of a spacing."""
 
 _AXES = ("x", "y", "z")
 _DIGITS = 2  # of the edges that leave in every job: enough to notice another protocol, and not one image

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from medfedaug.config.run import SCALING
 from medfedaug.config.site_description import DESCRIPTION
+from medfedaug.federation.job_folder import SPACING
 from medfedaug.federation.messages.messages import UNSCORED, Reply, Request, num_bytes
-from medfedaug.federation.planning.fingerprint import SPACING, accepted_spacing
+from medfedaug.federation.planning.fingerprint import accepted_spacing
 from medfedaug.federation.server.reply_checks import accepted_scores, clean_metrics
 from medfedaug.federation.server.step_comparison import ComparedStep, suspicion
 from medfedaug.methods.base import Payload

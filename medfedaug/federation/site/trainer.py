@@ -19,6 +19,7 @@ from medfedaug.config.site_description import DESCRIPTION
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.quality.content_hash import case_identities
 from medfedaug.errors import MedFedAugError, PrivacyRefused, warn
+from medfedaug.federation.job_folder import SPACING
 from medfedaug.federation.messages.initial_weights import INITIAL
 from medfedaug.federation.messages.messages import (
     FROZEN,
@@ -33,7 +34,7 @@ from medfedaug.federation.messages.messages import (
     portable,
 )
 from medfedaug.federation.messages.privacy_guard import PrivacyGuard
-from medfedaug.federation.planning.fingerprint import PLAN, SPACING, FingerprintExchange, site_spacing
+from medfedaug.federation.planning.fingerprint import PLAN, FingerprintExchange, site_spacing
 from medfedaug.federation.planning.pilot import pilot_training
 from medfedaug.federation.site.interrupted_round import HalfRound, digest
 from medfedaug.federation.site.local_training import LocalRound, LocalTraining

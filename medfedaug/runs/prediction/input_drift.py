@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medfedaug.federation.planning.fingerprint import SPACING, edges_in_ras
+from medfedaug.federation.job_folder import SPACING
+from medfedaug.federation.planning.fingerprint import edges_in_ras
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.statistics import SIGMA_FLOOR
 

@@ -280,8 +280,8 @@ def test_photographs_have_label_images(run, make_pictures, tmp_path, bits):
     for name, dice in expected.items():
         label = Image.open(out / f"{name}.png")
         assert (label.mode, label.size) == ("L", (40, 32))
-        truth = load_label_photograph(data / f"B/labels/{name}.png").numpy()
-        found = load_label_photograph(out / f"{name}.png").numpy()
+        truth = load_label_photograph(data / f"B/labels/{name}.png")
+        found = load_label_photograph(out / f"{name}.png")
         assert 0 < found.sum() < found.size
         assert dice_of(found, truth) == pytest.approx(dice, abs=1e-6)
         shares = [np.asarray(Image.open(out / f"probabilities/{name}_{k}.png")).astype(float) for k in (0, 1)]

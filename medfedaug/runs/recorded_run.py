@@ -1,0 +1,185 @@
+"""`RecordedRun`: the record of a finished run and the file of its model, which no PyTorch need open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from medfedaug.config.run import RunConfig, recorded_settings
+from medfedaug.errors import ConfigError, first_line, warn
+from medfedaug.federation.job_folder import (
+    FINAL_MODEL,
+    GLOBAL_MODEL,
+    HASHES,
+    REPORT,
+    RESULTS,
+    STATISTICS,
+    check_unchanged,
+    exchange_file,
+)
+from medfedaug.runs.results_schema import check_record
+from medfedaug.utils.files import parse_json, sha256
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from medfedaug.statistics import ChannelStatistics
+
+__all__ = ["RecordedRun"]
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedRun(Mapping[str, Any]):
+    """A model of a finished run and its record; a mapping of its ``results.json``.
+
+    Args:
+        model: its file.
+        record: content of the run's ``results.json``.
+    """
+
+    model: Path
+    record: dict[str, Any]
+
+    @classmethod
+    def open(cls, model: str | Path, *, config: str | Path | None = None) -> Self:
+        """Read a run's record, and check by their hashes that its files belong to it.
+
+        Args:
+            model: the folder of a run, whose ``global_model.pt`` is taken, or a model of it.
+            config: the run's ``results.json``; by default the one beside the model.
+
+        Raises:
+            ConfigError: one line that names the file.
+        """
+        given = Path(model)
+        model = given / GLOBAL_MODEL if given.is_dir() else given
+        file = Path(config or model.parent / RESULTS)
+        if not model.exists() and not file.exists():
+            raise ConfigError(
+                f"{given}: no finished run; name the folder of one, in which are {GLOBAL_MODEL} and {RESULTS}"
+            )
+        record = _load_record(file)
+        if HASHES not in record:
+            warn(
+                "has no hashes of the run's files, as of earlier releases: nobody can say whether model and "
+                "statistics are as they were",
+                path=file,
+            )
+        beside = exchange_file(model)
+        check_unchanged(model, record)
+        if beside.exists():
+            check_unchanged(beside, record)
+        run = cls(model, record)
+        try:
+            _ = run.config
+        except (ConfigError, TypeError, ValueError) as error:
+            raise ConfigError(f"{file}: config: {first_line(error)}") from error
+        return run
+
+    @classmethod
+    def of(cls, folder: Path) -> Self:
+        """The run in a folder, with its last model where none was selected: sites trained by themselves.
+
+        Raises:
+            ConfigError: as `open`.
+        """
+        return cls.open(folder if (folder / GLOBAL_MODEL).exists() else folder / FINAL_MODEL)
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """The run's settings, without those that choose its cases."""
+        settings = recorded_settings(self.record)
+        return RunConfig.from_dict({**settings, "limit": None, "holdout": []})
+
+    @property
+    def round(self) -> int:
+        """The round that the model is of."""
+        last = self.model.name == FINAL_MODEL
+        return len(self.record["rounds"]) if last else int(self.record["selected_round"])
+
+    @cached_property
+    def sha256(self) -> str:
+        """The hash of the model's file."""
+        return sha256(self.model)
+
+    @cached_property
+    def statistics(self) -> dict[str, ChannelStatistics]:
+        """The pair of each site that sent one (FedRDN), by the site's name.
+
+        Raises:
+            ConfigError: when the file is damaged.
+        """
+        path = self.model.parent / STATISTICS
+        if not path.exists():
+            return {}
+        check_unchanged(path, self.record)
+        from medfedaug.statistics import load_statistics  # and with it PyTorch
+
+        try:
+            return load_statistics(path)
+        except ValueError as error:
+            raise ConfigError(f"{path}: {first_line(error)}") from error
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """The content of ``results.json``: settings, rounds, test scores."""
+        return self.record
+
+    def __getitem__(self, name: str) -> Any:
+        return self.record[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.record)
+
+    def __len__(self) -> int:
+        return len(self.record)
+
+    @property
+    def scores(self) -> dict[str, dict[str, float | None]]:
+        """Test scores by site and metric, those of ``"mean"`` last; empty where nothing was tested."""
+        rows = self.test_table()
+        return {row["site"]: {k: v for k, v in row.items() if k not in ("site", "trained")} for row in rows}
+
+    __hash__ = object.__hash__  # that of a mapping would be of its content
+
+    @property
+    def best(self) -> int | None:
+        """The best round on the validation cases, whose model was tested; ``None`` if sites train alone."""
+        return self.record.get("selected_round")
+
+    @property
+    def report(self) -> Path:
+        """The run's page; `medfedaug.analysis.write_report` makes another one, also of several runs."""
+        return self.model.parent / REPORT
+
+    def test_table(self) -> list[dict[str, Any]]:
+        """Test scores as rows, ready for ``pandas.DataFrame``: one for each site, and one for their mean.
+
+        Returns:
+            ``site``, ``trained`` (``None`` in the row of the mean), and a column for each metric; ``None``
+            where a site has no score.
+        """
+        test = self.record.get("test", {})
+        mean = test.get("mean", {})
+        rows = [
+            {"site": site, "trained": group == "sites", **{name: scores.get(name) for name in mean}}
+            for group in ("sites", "unseen")
+            for site, scores in test.get(group, {}).items()
+        ]
+        return [*rows, {"site": "mean", "trained": None, **mean}] if rows else []
+
+
+def _load_record(path: str | Path) -> dict[str, Any]:
+    """Load a run's ``results.json``."""
+    try:
+        record: dict[str, Any] = parse_json(Path(path).read_text())
+        check_record(record)
+        missing = {"config", "run", "rounds", "selected_round"} - set(record)
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{path}: no record of a run ({first_line(error)})") from error
+    if missing:
+        raise ConfigError(f"{path}: no record of a run (there is no {sorted(missing)[0]!r})")
+    return record
