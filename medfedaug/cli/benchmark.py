@@ -186,7 +186,7 @@ def benchmark(
         from medfedaug.experiments.search import read_choices
 
         choices = read_choices(search)
-        given["methods"] = methods or choices.get("methods")
+        given |= {"methods": methods or choices.get("methods")}
     for asked in _asked(name, experiment, given, settings):
         if cost:
             _measure_costs(asked, device, threads)

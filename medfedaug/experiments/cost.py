@@ -20,7 +20,7 @@ from medfedaug.data.sites import federation_settings
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.experiments.planned import PlannedRun
 from medfedaug.experiments.presets import Preset
-from medfedaug.experiments.workers import worker_pool
+from medfedaug.experiments.workers import Processes
 from medfedaug.federation.in_process import InProcessCarrier, run_in_process
 from medfedaug.federation.site.local_training import LocalRound
 from medfedaug.federation.site.trainer import SiteTrainer
@@ -130,7 +130,7 @@ def cost_table(
     measure = partial(_measured, preset.benchmark, find_root(root, preset.benchmark), device, threads)
     rows = []
     for run in {(run.methods, run.variant): run for run in reversed(runs)}.values():
-        with worker_pool(1, 2**30) as pool:
+        with Processes(1, 2**30).pool() as pool:
             try:
                 rows.append(pool.submit(measure, run).result())
             except MedFedAugError as error:

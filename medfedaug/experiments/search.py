@@ -41,7 +41,7 @@ _METHODS = "methods"
 _FIRST = 5  # trials before any is ended early, and before Optuna's sampler learns from them
 _PRUNED = "ended early: its validation scores were below the median of earlier trials"
 
-Choices = Mapping[str, list[Any] | dict[str, Any]]
+Choices = Mapping[str, Any]
 """By setting a list of values, or ``low``, ``high`` and ``log`` or ``step``."""
 
 
@@ -95,8 +95,9 @@ def read_choices(path: str | Path) -> Choices:
         if not isinstance(choice, dict):
             raise ConfigError(f"{path}: {name}: needs two values or more, or low and high")
         check_keys(f"{path}: {name}: unknown keys", choice, ("low", "high", "log", "step"))
-        low, high = choice.get("low"), choice.get("high")
-        if not (is_number(low) and is_number(high) and low < high) or (choice.get("log") and low <= 0):
+        low, high = (choice.get(end) for end in ("low", "high"))
+        ends = is_number(low) and is_number(high)
+        if not ends or low >= high or (choice.get("log") and low <= 0):
             raise ConfigError(f"{path}: {name}: low must be below high, and above 0 with log")
     return {str(name): choice for name, choice in content.items()}
 

@@ -117,13 +117,14 @@ class Processes(Workers):
 
     def outcomes(self, make: Make, runs: Sequence[PlannedRun]) -> Outcomes:
         """Make as many runs at the same time as there are processes."""
-        with self._pool() as pool:
+        with self.pool() as pool:
             futures = {pool.submit(make, run): run for run in runs}
             for future in as_completed(futures):
                 yield futures[future], _process_outcome(future)
 
     @contextmanager
-    def _pool(self) -> Iterator[ProcessPoolExecutor]:
+    def pool(self) -> Iterator[ProcessPoolExecutor]:
+        """Start the processes, for anything that is to be done in one of its own."""
         spawn = get_context("spawn")
         end, lifeline = spawn.Pipe(duplex=False)
         with ProcessPoolExecutor(
