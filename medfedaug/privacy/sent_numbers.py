@@ -24,6 +24,7 @@ _OF_SCORES = (
     "case_metrics",
     "classes",
     "missed",
+    "undivided",
     "patients",
     "scored_cases",
     "note",
