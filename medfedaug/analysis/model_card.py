@@ -14,6 +14,7 @@ from medfedaug.config.command_line import command_of
 from medfedaug.config.run import DEFAULT_LOSSES
 from medfedaug.config.scanners import scanners_text
 from medfedaug.federation.job_folder import CARDS, LEVELS, SPACING
+from medfedaug.metrics.nothing_learned import nothing_learned_in
 from medfedaug.metrics.registry import find_metric
 from medfedaug.metrics.significance import mean_interval
 from medfedaug.runs.input_scaling import recorded_input
@@ -226,7 +227,8 @@ class _Card:
         if not tested:
             return ("The model was not tested.",)
         metrics, classes = list(self.test["mean"]), self.classes(tested)
-        found: list[Block] = []
+        reason = nothing_learned_in(self.test)
+        found: list[Block] = [f"The model learned nothing: {reason}."] if reason else []
         for name in metrics:
             rows = []
             for site in sorted(tested, key=lambda site: (site in self.unseen, site)):

@@ -138,13 +138,20 @@ class LabelMaps:
         predicted, truth = self.structure(index)
         return bool(truth.any()) and not bool(predicted.any())
 
+    @property
+    def undivided(self) -> bool:
+        """Return whether the truth has several classes, and the prediction one alone or no background."""
+        (least, most), (lowest, highest) = (map(int, plane.aminmax()) for plane in self._planes)
+        return lowest < highest and (least == most or least > lowest == 0)
+
 
 class LabelMapScores:
     """Scores of the label maps of a site, gathered case by case.
 
     A class that is absent in a case's truth has no score there, whatever was predicted. One that is there and
     was not predicted at all is counted as missed; a metric that is infinite then, such as HD95, has no score
-    for it. A site's score is the mean over its cases.
+    for it. A case is counted as undivided where the network drew no outline in it (`LabelMaps.undivided`). A
+    site's score is the mean over its cases.
 
     Args:
         classes: names, the background first.
@@ -165,6 +172,7 @@ class LabelMapScores:
         }
         self.missed = dict.fromkeys(self.classes[1:], 0)
         self.annotated: set[str] = set()
+        self.undivided = 0
         self.units: set[str] = set()
         self.owners: list[Hashable] = []
 
@@ -207,6 +215,7 @@ class LabelMapScores:
         if self.full:
             for index, name in enumerate(self.missed, start=1):
                 self.missed[name] += maps.misses(index)
+            self.undivided += maps.undivided
 
     def result(self) -> dict[str, Any]:
         """The scores, as `medfedaug.tasks.base.Task.evaluate` returns them."""
@@ -221,6 +230,7 @@ class LabelMapScores:
                 for name, scores in self.cases.items()
             },
             "missed": sum(self.missed.values()),
+            "undivided": self.undivided,
             "unit": "mixed" if mixed else next(iter(self.units), None),
             "classes": {
                 label: self._of_class(label, lengths) for label in self.by_class if label in self.annotated

@@ -22,6 +22,7 @@ _OF_SCORES = (
     "case_metrics",
     "classes",
     "missed",
+    "undivided",
     "patients",
     "scored_cases",
     "note",

@@ -11,6 +11,7 @@ from typing import Any
 from medfedaug.config.run import RunConfig, asked_settings, recorded_settings
 from medfedaug.errors import DataError
 from medfedaug.federation.job_folder import RESULTS
+from medfedaug.metrics.nothing_learned import nothing_learned_in
 from medfedaug.metrics.registry import add_recorded, mean_score
 from medfedaug.runs.input_scaling import recorded_input
 from medfedaug.runs.results_schema import check_record
@@ -102,6 +103,7 @@ def load_run(path: str | Path, metric: str | None = None) -> Run:
             for (group, site), entry in entries.items()
             if "missed" in entry
         },
+        nothing_learned=nothing_learned_in(test),
         scored=_texts(check.get(content, "scored", dict, default={})),
         units={site: str(entry["unit"]) for (_, site), entry in entries.items() if entry.get("unit")},
         left_out=_texts(check.get(content, "left_out", dict, default={})),

@@ -91,6 +91,7 @@ _SCORES = entries(
         "patients": map_of(count),
         "scored_cases": count,
         "missed": count,
+        "undivided": count,
         "note": text,
         "unit": text,
     },

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from medfedaug.metrics.nothing_learned import nothing_learned
-from medfedaug.metrics.registry import UNSEEN, Metric, find_metric, mean_score, recall_metric
+from medfedaug.metrics.registry import UNSEEN, Metric, find_metric, mean_score
 from medfedaug.runs.input_scaling import SCALED, Input
 from medfedaug.utils.validation import number_or_none
 
@@ -69,6 +68,8 @@ class Run:
         chosen_by: the validation metric, which chose the round.
         test: the scores by metric and class; the class ``""`` stands for all classes together.
         missed: the number of cases and classes that were not predicted at all, by site.
+        nothing_learned: the reason why its scores show that the model learned nothing
+            (`medfedaug.metrics.nothing_learned`); empty where they do not.
         units: the unit of lengths, by site.
         scored: whose model the scores are of (`medfedaug.federation.composition.Composition.scored`), by
             ``validation`` and ``test``; empty for earlier releases, which did not record it.
@@ -97,6 +98,7 @@ class Run:
     chosen_by: str = ""
     test: dict[tuple[str, str], Scores] = field(default_factory=dict)
     missed: dict[str, int] = field(default_factory=dict)
+    nothing_learned: str = ""
     units: dict[str, str] = field(default_factory=dict)
     scored: dict[str, str] = field(default_factory=dict)
     in_turn: bool = False
@@ -189,17 +191,6 @@ class Run:
         """The metric for a reader, with its unit."""
         metric, units = find_metric(self.metric), set(self.units.values())
         return f"{metric.title} in {units.pop()}" if metric.has_unit and len(units) == 1 else metric.title
-
-    @property
-    def nothing_learned(self) -> str:
-        """The reason why its scores show that the model learned nothing; empty where they do not."""
-        first = next(iter(self.metrics), "")
-        overall = self.test.get((first, ""))
-        if overall is None:
-            return ""
-        recall = recall_metric()
-        recalls = {c: self.test[recall, c].sites for c in self.classes if (recall, c) in self.test}
-        return nothing_learned(first, {**overall.sites, **overall.unseen}, recalls)
 
     def scored_by(self, metric: str, label: str = "") -> Run:
         """The run by another metric, or by one class; without scores if its file has none."""

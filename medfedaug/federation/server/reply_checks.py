@@ -200,9 +200,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 def _scores(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     known: dict[str, Any] = {name: score_of(name, found[name]) for name in names if name in found}
-    if is_count(found.get("missed")):
-        known["missed"] = found["missed"]
-    return known
+    return known | {name: found[name] for name in ("missed", "undivided") if is_count(found.get(name))}
 
 
 def _class_scores(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

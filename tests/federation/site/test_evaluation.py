@@ -68,6 +68,7 @@ FOUND = {
     "hd95": 6.2499,
     "nsd": None,
     "missed": 1,
+    "undivided": 1,
     "unit": "mm",
     "classes": {"lesion": {"dice": 0.51499}},
     "cases": {"anna": 0.6, "bert": 0.42998, "carl": None},

@@ -227,6 +227,7 @@ def test_of_a_sites_test_scores_only_those_are_kept_that_a_metric_can_have(serve
         "nsd": float("nan"),
         "accuracy": 1.0,
         "missed": -3,
+        "undivided": True,
         "unit": "furlong",
         "samples": 10**9,
         "note": "short",
