@@ -4,16 +4,16 @@
 #   sh benchmarks/gpu.sh OUT.md          on a CUDA GPU
 #   sh benchmarks/gpu.sh OUT.md cpu      on the pretended device, at sizes that measure nothing: does everything run?
 #
-# OUT.md has the hardware and a section for each script, from which the tables of the page are made. Without
-# installing anything, in a checkout: what is needed beside PyTorch is MONAI, NiBabel, pydantic, pydicom, SciPy,
-# PyYAML, pytest, cryptography, and Triton (pip install --no-deps), and neither NVFlare nor Typer. LGG=FOLDER names
-# the volumes of TCGA-LGG; without, phantoms of their size stand in. PYTHON names the interpreter.
+# OUT.md has the hardware and a section for each script, from which the tables of the page are made. It runs in a
+# checkout, and needs PyTorch, Triton, MONAI, NiBabel, pydantic, pydicom, SimpleITK, SciPy, PyYAML, Pillow,
+# Matplotlib, cryptography and pytest, but neither NVFlare nor Typer. LGG=FOLDER names the volumes of TCGA-LGG;
+# without them phantoms of their size stand in. PYTHON names the interpreter.
 out=${1:?name a file to write}
 device=${2:-cuda}
 case $out in /*) ;; *) out=$PWD/$out ;; esac
 cd "$(dirname "$0")/.." || exit 1
 python=${PYTHON:-python}
-export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 PYTHONWARNINGS=ignore
+export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 failed=
 
 part() { # SECONDS TITLE COMMAND...
