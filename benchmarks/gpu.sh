@@ -1,50 +1,76 @@
 #!/bin/sh
 # Check and measure on a GPU, in at most ten minutes, what docs/benchmarks.md says of one.
 #
-#   sh benchmarks/gpu.sh OUT.md          on a CUDA GPU, with medfedaug and pytest installed
-#   sh benchmarks/gpu.sh OUT.md cpu      the same without one, at sizes that measure nothing: does everything run?
+#   sh benchmarks/gpu.sh OUT.md          on a CUDA GPU
+#   sh benchmarks/gpu.sh OUT.md cpu      on the pretended device, at sizes that measure nothing: does everything run?
 #
-# OUT.md has one section for each script, from which the tables of the page are made. A machine whose torch brings
-# no Triton needs `pip install --no-deps triton`.
+# OUT.md has the hardware and a section for each script, from which the tables of the page are made. It runs in a
+# checkout, and needs PyTorch, Triton, MONAI, NiBabel, pydantic, pydicom, SimpleITK, SciPy, PyYAML, Pillow,
+# Matplotlib, cryptography and pytest, but neither NVFlare nor Typer. LGG=FOLDER names the volumes of TCGA-LGG;
+# without them phantoms of their size stand in. PYTHON names the interpreter.
 out=${1:?name a file to write}
 device=${2:-cuda}
+case $out in /*) ;; *) out=$PWD/$out ;; esac
 cd "$(dirname "$0")/.." || exit 1
 python=${PYTHON:-python}
-failed=0
+export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+failed=
 
 part() { # SECONDS TITLE COMMAND...
   seconds=$1 title=$2
   shift 2
+  started=$(date +%s)
   printf '\n## %s\n\n```\n' "$title" >>"$out"
   [ "$device" = cuda ] || seconds=1800
   timeout "$seconds" "$@" >>"$out" 2>&1
   code=$?
-  printf '```\n\nexit code %s\n' "$code" >>"$out"
-  [ "$code" -eq 0 ] || failed=1
+  printf '```\n\nexit code %s after %s s\n' "$code" "$(($(date +%s) - started))" >>"$out"
+  [ "$code" -eq 0 ] || failed="$failed
+$title"
 }
 
 if [ "$device" = cuda ]; then
-  kernels= few= layer= unet= step= types=
+  on=cuda few="--repeats 20" kernels= layer= unet= step= types= rounds="--rounds 4 --threads 8"
+  volumes="128 128 36" patients=10 memory=8 epochs="--repeats 5 --threads 8" some="--device cuda"
+  waits="fedavg fedfa fedfd fedfd_a fraug" captured="fedavg fedfa+ fedfd fedfd_a fraug scaffold"
 else
-  kernels=1 few="--repeats 1" layer=--tiny types=--tiny
-  unet="--network default --batch 2 --size 32" step="--batch 2 --size 32"
+  on=pretended few="--repeats 1" kernels=1 layer=--tiny types=--tiny step="--batch 2 --size 32"
+  unet="--network default --batch 2 --size 32" some=
+  rounds="--rounds 3 --stand-in 3 32 4 --set batch_size=2 --set network_args={\"features\":[4,4,4,4,4,4]}"
+  volumes="32 32 16" patients=5 memory=0.2 epochs="--repeats 1 --limit 2"
+  waits=fedfd_a captured=fedfa+
 fi
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
 printf '# Measured on %s\n' "$device" >"$out"
-part 20 "Versions" "$python" -c "import torch; print(torch.__version__, torch.version.cuda)
-from importlib.metadata import version; print('triton', version('triton'))"
-TRITON_INTERPRET=$kernels part 120 "Kernels against float64" "$python" -m pytest -q --noconftest tests/functional/kernel_cases.py
+part 20 "Hardware and versions" "$python" -c "import os, platform, torch
+print(platform.processor() or platform.machine(), os.cpu_count(), 'cores, Python', platform.python_version())
+for k in range(torch.cuda.device_count()): print(torch.cuda.get_device_name(k), torch.cuda.get_device_properties(k))
+print('torch', torch.__version__, 'CUDA', torch.version.cuda)
+from importlib.metadata import version
+for name in ('triton', 'monai', 'numpy'): print(name, version(name))"
 # shellcheck disable=SC2086  the options are words
 {
-  part 80 "FFA layer" "$python" benchmarks/ffa_layer.py --device "$device" ${few:---repeats 20} $layer
-  part 80 "Steps of FedFD, FedFD-A and FRAug" "$python" benchmarks/fedfd_step.py --device "$device" ${few:---repeats 20} $step
-  part 80 "Steps of a U-Net" "$python" benchmarks/unet_step.py --device "$device" ${few:---repeats 20} $unet
-  part 40 "Precision" "$python" benchmarks/precision.py --device "$device" ${few:---repeats 20} $types
+  TRITON_INTERPRET=$kernels part 90 "Kernels against float64" \
+    "$python" -m pytest -q --noconftest -p no:cacheprovider tests/functional/kernel_cases.py
+  part 90 "Graphs: losses, weights and metrics with and without" \
+    "$python" benchmarks/step_graphs.py $some --methods $captured
+  part 60 "FFA layer / batch norm" "$python" benchmarks/ffa_layer.py --device $on $few $layer
+  part 60 "Steps of a U-Net" "$python" benchmarks/unet_step.py --device $on $few $unet
+  part 60 "Steps and inference of FedFD, FedFD-A and FRAug" \
+    "$python" benchmarks/fedfd_step.py --device $on $few $step
+  for method in fedavg fedfa+; do
+    part 70 "A round of $method on LGG / its arithmetic" "$python" benchmarks/protocol.py lgg_multisite \
+      ${LGG:+--data "$LGG"} --methods $method --device $on --graphs auto $rounds
+  done
+  part 20 "Volumes" "$python" -c "from medfedaug.data.datasets.phantom import make_phantom
+make_phantom('$scratch/volumes', sites=2, patients=$patients, shape=[$(echo $volumes | tr ' ' ,)])"
+  part 60 "A plain MONAI loop's epoch / ours" "$python" benchmarks/volume_epoch.py --device $on \
+    --data "$scratch/volumes" --plan-memory $memory $epochs
+  part 30 "Precision" "$python" benchmarks/precision.py --device "$device" $few $types
+  part 30 "Waits" "$python" benchmarks/pretended_gpu.py $some --methods $waits
 }
-if [ "$device" = cuda ]; then
-  part 50 "Waits" "$python" benchmarks/pretended_gpu.py --device cuda --methods fedavg fedfa fedfd fedfd_a fraug
-  part 120 "Graphs" "$python" benchmarks/step_graphs.py --device cuda --methods fedavg fedfa+ fedfd fedfd_a fraug scaffold
-else
-  part 60 "Waits" "$python" benchmarks/pretended_gpu.py --methods fedfd_a
-  part 120 "Graphs" "$python" benchmarks/step_graphs.py --methods fedfa+
-fi
-exit "$failed"
+[ -z "$failed" ] || {
+  printf '\n# Parts that failed\n%s\n' "$failed" >>"$out"
+  exit 1
+}

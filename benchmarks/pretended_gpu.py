@@ -237,7 +237,7 @@ def data_by_task(folder: Path) -> dict[str, Path]:
 
 
 def unscored(trainer: SiteTrainer, split: str, round_: int, *, full: bool | None = None) -> dict[str, Any]:
-    """Return no score: MONAI cannot make its own kind of tensor of a wrapper."""
+    """Return no score, where the training alone is looked at."""
     return {trainer.task.metric: None, "cases": {}}
 
 

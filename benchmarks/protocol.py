@@ -4,7 +4,8 @@ The in-process runner runs some rounds with decoded images. Their median duratio
 that of the same rounds on batches that lie in memory, which is all but loading; and the floor, the time for
 only the forward passes, backward passes and optimiser steps of a round, without the layers of any method and
 without its passes over the images, measured before and after. The time of the whole protocol follows from its
-number of rounds.
+number of rounds. On a GPU the floor is measured once more with each step and pass as a CUDA graph: without
+Python, it is the arithmetic alone.
 
     python benchmarks/protocol.py office_caltech_10 --data DIR --methods fedfa+ --device cuda \
         --precision bfloat16
@@ -25,11 +26,14 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from measure import hardware
+from measure import device_in_use, hardware, steps_on
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from medfedaug.config.machine import GRAPHS, Machine
 from medfedaug.config.run import RunConfig
 from medfedaug.data.benchmarks import find_root, open_benchmark, write_federation
+from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.data.sites import federation_settings
 from medfedaug.experiments.axes import parse_axis
@@ -47,8 +51,10 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def floor(config: RunConfig, shape: torch.Size, samples: list[int], scored: int, device: torch.device):
-    """Seconds and floating-point operations of only the passes of a round.
+def floor(
+    config: RunConfig, shape: torch.Size, samples: list[int], scored: int, device: torch.device
+) -> tuple[dict[str, float], float]:
+    """Seconds, by name, and floating-point operations of only the passes of a round.
 
     Args:
         config: the run.
@@ -65,26 +71,44 @@ def floor(config: RunConfig, shape: torch.Size, samples: list[int], scored: int,
     batch = torch.rand(config.batch_size, *shape, device=device).to(memory_format=torch.channels_last)
     steps = sum(-(-n // config.batch_size) for n in samples) * config.local_epochs
 
-    def train(times: int) -> None:
-        network.train()
-        for _ in range(times):
-            network.zero_grad(set_to_none=True)
-            network(batch).square().mean().backward()
-            optimiser.step()
+    def train(batch: Tensor) -> Tensor:
+        network.zero_grad(set_to_none=True)
+        loss = network(batch).square().mean()
+        loss.backward()
+        optimiser.step()
+        return loss.detach()
 
-    def score(times: int) -> None:
-        network.eval()
-        with torch.no_grad():
-            for _ in range(times):
-                network(batch)
-
-    train(2), score(2), wait(device)
-    started = time.perf_counter()
-    train(steps), score(-(-scored // config.batch_size)), wait(device)
-    seconds = time.perf_counter() - started
+    work: dict[bool, dict[str, Any]] = {}
+    for training, name, step in ((True, "steps", train), (False, "passes", torch.no_grad()(network))):
+        network.train(training)
+        work[training] = steps_on(device, (batch,), {name: lambda step=step: (step, ())})
+        for one in (*work[training].values(), *work[training].values()):
+            one()  # the second time, graphs are captured
     with FlopCounterMode(display=False) as counter:
-        train(1)
+        network.train()
+        train(batch)
+    seconds = {}
+    for kind in (" (graph)", ""):
+        if f"steps{kind}" not in work[True]:
+            continue
+        wait(device)
+        started = time.perf_counter()
+        network.train()
+        for _ in range(steps):
+            work[True][f"steps{kind}"]()
+        network.eval()
+        for _ in range(-(-scored // config.batch_size)):
+            work[False][f"passes{kind}"]()
+        wait(device)
+        seconds[f"plain passes and steps alone{kind}"] = time.perf_counter() - started
     return seconds, counter.get_total_flops() * steps
+
+
+def write_stand_in(folder: Path, patients: int, edge: int, slices: int) -> None:
+    """Write phantoms in the place of LGG's volumes, of which only the time of a round can be compared."""
+    made = make_phantom(folder, sites=4, patients=patients, shape=(edge, edge, slices))
+    for site, name in zip(made, ("CS", "DU", "FG", "HT"), strict=True):
+        site.rename(folder / name)
 
 
 @contextmanager
@@ -108,13 +132,23 @@ def batches_in_memory() -> Iterator[None]:
 
 
 def main() -> None:
-    """Run the rounds, and print the comparison."""
+    """Read the options, and write a stand-in where no data are given."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("preset", choices=PRESETS)
-    parser.add_argument("--data", required=True, help="as for medfedaug benchmark")
+    parser.add_argument("--data", type=Path, help="as for medfedaug benchmark; by default a stand-in of LGG")
+    stand_in = ("PATIENTS", "EDGE", "SLICES")
+    parser.add_argument(
+        "--stand-in",
+        type=int,
+        nargs=3,
+        default=(10, 128, 36),
+        metavar=stand_in,
+        help="its size a site",
+    )
     parser.add_argument("--methods", default="fedfa+")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--graphs", choices=GRAPHS, default="off")
     parser.add_argument(
         "--rounds", type=int, default=5, help="how many to run; the first and the last do not count"
     )
@@ -124,6 +158,15 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
 
+    with tempfile.TemporaryDirectory() as folder:
+        if options.data is None:
+            options.data = Path(folder) / "lgg_multisite"
+            write_stand_in(options.data, *options.stand_in)
+        measure(options)
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Run the rounds, and print the comparison."""
     preset = PRESETS[options.preset]
     axes = [parse_axis(text) for text in (*options.set, f"precision={options.precision}")]
     run = plan(
@@ -138,9 +181,8 @@ def main() -> None:
     root = find_root(options.data, preset.benchmark)
     sites = open_benchmark(preset.benchmark, root, limit=options.limit, **run.data)
     config = replace(run.config, **federation_settings(sites), rounds=max(3, options.rounds))
-    device = torch.device(options.device)
-    if device.type == "cuda":
-        print(torch.cuda.get_device_name(device))
+    device = device_in_use(options.device)
+    machine = Machine(graphs=options.graphs)
     print(hardware())
 
     def rounds(data: Path, state: Path) -> tuple[float, FederationServer]:
@@ -153,7 +195,7 @@ def main() -> None:
                 seconds.append(time.perf_counter())
 
         started = time.perf_counter()
-        server = run_in_process(config, data, names, options.device, listen, state)
+        server = run_in_process(config, data, names, str(device), listen, state, machine=machine)
         total = time.perf_counter() - started
         lengths = [later - earlier for earlier, later in pairwise(seconds)][1:]
         return statistics.median(lengths or [total / config.rounds]), server
@@ -162,7 +204,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, keep_decoded(16 * 2**30):
         data = Path(folder) / "data"
         write_federation(data, preset.benchmark, root, **run.data)
-        trainer = SiteTrainer(config, data, options.device)
+        trainer = SiteTrainer(config, data, str(device))
         trainer.open(names[0])
         shape = next(iter(trainer.samples.images(trainer.samples.training()[:1]))).shape[1:]
         scored = sum(
@@ -179,14 +221,17 @@ def main() -> None:
             loaded, _ = rounds(data, Path(folder) / "other")
         after, _ = floor(config, shape, samples, scored, device)
         again, _ = rounds(data, Path(folder) / "again")
-    found, passes = (found + again) / 2, (before + after) / 2
-    whole = run.config.rounds * found
-    print(f"{options.preset}, {options.methods}, {options.precision}, images of {tuple(shape)}:")
-    print(f"  a round                          {found:8.3f} s")
-    print(f"  the same with batches in memory  {loaded:8.3f} s, a round is {found / loaded:.2f} times that")
-    print(f"  plain passes and steps alone     {passes:8.3f} s, a round is {found / passes:.2f} times that")
-    print(f"  arithmetic of its training       {flops / 1e12:8.3f} TFLOP, {flops / 1e12 / found:.2f} TFLOP/s")
-    print(f"  the protocol's {run.config.rounds} rounds        {whole:8.0f} s = {whole / 60:.1f} min")
+    found, whole = (found + again) / 2, run.config.rounds * (found + again) / 2
+    parts = {"the same with batches in memory": loaded}
+    parts.update({name: (before[name] + after[name]) / 2 for name in before})
+    chosen = f"{options.precision}, graphs {options.graphs}"
+    print(f"{options.preset}, {options.methods}, {chosen}, images of {tuple(shape)}:")
+    print(f"  {'a round':40s} {found:8.3f} s")
+    for name, seconds in parts.items():
+        print(f"  {name:40s} {seconds:8.3f} s, a round is {found / seconds:.2f} times that")
+    tera = flops / 1e12
+    print(f"  {'arithmetic of its training':40s} {tera:8.3f} TFLOP, {tera / found:.2f} TFLOP/s")
+    print(f"  {f'the protocol in {run.config.rounds} rounds':40s} {whole:8.0f} s = {whole / 60:.1f} min")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -246,6 +247,7 @@ def real(device: str, folder: Path) -> Setup:
 def main() -> None:
     """Print a line for every method."""
     options = read_options(__doc__)
+    warnings.filterwarnings("always", ".*not captured as CUDA graphs")
     print(hardware())
     apart = 0.0
     with tempfile.TemporaryDirectory() as folder:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from monai.data.utils import pad_list_data_collate
 from monai.inferers import SliceInferer, SlidingWindowInferer
-from monai.transforms import DivisiblePad, DivisiblePadd, SpatialPadd
+from monai.transforms import DivisiblePadd, SpatialPadd
 from monai.utils import CommonKeys as Keys
 from torch import Tensor, nn
 
@@ -331,7 +331,7 @@ class SegmentationTask(Task):
         if self.plan.patch_size is not None:
             infer = self._windows(SlidingWindowInferer, self.plan.patch_size, batch_size)
             return _logits(infer(image[None], network))
-        padded = plain_tensor(DivisiblePad(k=self.divisor, method="end")(image))
+        padded = _padded(image, (self.divisor,) * 3)
         return _logits(network(padded[None]))[:, : size[0], : size[1], : size[2]]
 
     def _infer_slices(
@@ -344,7 +344,7 @@ class SegmentationTask(Task):
             infer = self._windows(SliceInferer, self.plan.patch_size, batch_size, spatial_dim=2)
             logits = _logits(infer(plain[None], network))
         else:
-            padded = plain_tensor(DivisiblePad(k=(self.divisor, self.divisor, 1), method="end")(plain))
+            padded = _padded(plain, (self.divisor, self.divisor, 1))
             whole = SliceInferer(roi_size=tuple(padded.shape[1:3]), spatial_dim=2, sw_batch_size=batch_size)
             logits = _logits(whole(padded[None], network))[:, :rows, :columns]
         if self.image_size:
@@ -356,6 +356,12 @@ class SegmentationTask(Task):
         """An inferer whose windows overlap, and count less towards their edges."""
         overlap = self.plan.overlap
         return kind(roi_size=size, sw_batch_size=batch_size, overlap=overlap, mode="gaussian", **more)
+
+
+def _padded(image: Tensor, factors: Sequence[int]) -> Tensor:
+    """Pad with zeros at the end of each axis, to a multiple; MONAI's transform would track the image."""
+    ends = [one for n, factor in zip(image.shape[1:], factors, strict=True) for one in (-n % factor, 0)]
+    return nn.functional.pad(image, ends[::-1])
 
 
 def _label_map(logits: Tensor, placement: Placement | None) -> Tensor:
