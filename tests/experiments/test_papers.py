@@ -5,11 +5,26 @@ from __future__ import annotations
 import json
 import re
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
-from benchmark_files import OFFICE, PROSTATE, picture, write_fedbn, write_prostate
+from benchmark_files import (
+    DOMAINNET,
+    OFFICE,
+    leaf,
+    picture,
+    write_cifar,
+    write_digits,
+    write_emnist,
+    write_fedbn,
+    write_officehome,
+    write_prostate,
+    write_tiny_imagenet,
+    write_vlcs,
+)
 from printed_tables import FILES, PAPERS
 
 from medfedaug.errors import ConfigError
@@ -19,7 +34,10 @@ from medfedaug.experiments.papers import entries, find_entry
 from medfedaug.experiments.presets import PRESETS
 from medfedaug.experiments.published import published_rows
 from medfedaug.experiments.run_list import plan
+from medfedaug.experiments.sweep import run_all
 from medfedaug.methods import build_methods
+from medfedaug.models import networks
+from medfedaug.models.classifiers import StagedClassifier, _head, _stage
 
 DOCS = Path(__file__).parents[2] / "docs"
 # Tables, figures, and sections whose experiment has neither.
@@ -166,33 +184,78 @@ def test_an_entry_runs_where_its_data_are_and_continues_from_its_file(run, tmp_p
     assert len(again.comparisons()) == 2
 
 
-def write_officehome(root: Path) -> None:
-    for name in ("Art", "Clipart", "Product", "Real World"):
-        for label in ("Alarm_Clock", "Backpack"):
-            for i in range(10):
-                picture(root / name / label / f"{i:03d}.jpg", i)
+@pytest.fixture(scope="module")
+def published_files(tmp_path_factory):
+    """Every data set in the layout in which its owners publish it."""
+    root = tmp_path_factory.mktemp("published")
+    for name in ("office_caltech_10", "domainnet_10", "prostate_mri", "femnist/all_data"):
+        (root / name).mkdir(parents=True)
+    write_fedbn(root / "office_caltech_10", "office_caltech_10", OFFICE, train=10, test=3)
+    write_fedbn(root / "domainnet_10", "domainnet_10", DOMAINNET, train=40, test=4)
+    write_prostate(root / "prostate_mri", published=True)
+    (root / "mini_prostate_mri").symlink_to(root / "prostate_mri")
+    write_cifar(root / "cifar_10")
+    write_tiny_imagenet(root / "tiny_imagenet")
+    writers = json.loads(leaf({"f0000_14": 20, "f0001_41": 40}))
+    for own in writers["user_data"].values():  # whose images are of one colour
+        own["x"] = np.random.default_rng(0).random((len(own["y"]), 784)).round(3).tolist()
+    (root / "femnist/all_data/all_data_0.json").write_text(json.dumps(writers))
+    write_emnist(root / "emnist")
+    write_digits(root / "digits")
+    write_vlcs(root / "vlcs")
+    write_officehome(root / "officehome")
+    for site in ("art_painting", "cartoon", "photo", "sketch"):
+        for label in ("dog", "house"):
+            for i in range(20):
+                picture(root / f"pacs/{site}/{label}/{i:02d}.jpg", i)
+    return root
+
+
+def slim(in_channels=3, out_channels=2, **_):
+    """Five stages with batch norm, as AlexNet's and ResNet-18's."""
+    stages = [_stage(2, inputs, 4, 3, 1, 1, None) for inputs in (in_channels, 4, 4, 4, 4)]
+    return StagedClassifier(stages, _head(2, 4, 2, (8,), out_channels))
+
+
+SMALL = {"rounds": 1, "local_epochs": 1, "local_steps": 1, "participation": 1.0, "limit": 6}
+SLIM = {
+    "basicunet": {"features": [2, 2, 2, 2, 2, 2]},
+    "swinunetr": {"depths": [1, 1, 1, 1], "feature_size": 12},
+    "vit": {"img_size": 32, "hidden_size": 24, "mlp_dim": 16, "num_layers": 1, "num_heads": 2},
+}
+FEW_SITES = {"clients": 3, "writers": 2, "deal": 2}
+
+
+def smaller(run):
+    """A run of one step; its methods, and the settings that the entry compares, stay."""
+    config = run.config
+    args = {**config.network_args, **SLIM[config.network]} if config.network in SLIM else {}
+    least = {"image_size": config.image_size and 32, "batch_size": min(4, config.batch_size)}
+    config = replace(config, **SMALL, **least, network_args=args, test_every=min(1, config.test_every))
+    return replace(run, config=config, data={**run.data, **few_sites(run.data)})
+
+
+def few_sites(data):
+    return {option: value for option, value in FEW_SITES.items() if option in data}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("fedrdn:table3", ("network=lenet5", "image_size=32", "local_epochs=1", "fedmix.group=2")),
-        ("fedfa+:section6.2", ("network=lenet5", "image_size=32")),
-        ("fedfa+:table11", ('network_args={"features": [2, 2, 2, 2, 2, 2]}',)),
-        ("fraug:table3", ("network=lenet5", "image_size=32")),
-    ],
-)
-def test_an_entry_starts_on_small_files_in_the_published_layout(run, tmp_path, name, settings):
-    if name == "fedfa+:table11":
-        (tmp_path / "mini_prostate_mri").mkdir()
-        write_prostate(tmp_path / "mini_prostate_mri", published=True)
-    elif name == "fraug:table3":
-        write_officehome(tmp_path / "officehome")
-    else:
-        write_fedbn(tmp_path / "office_caltech_10", "office_caltech_10", OFFICE, train=10, test=3)
-    code, _, err = run(*arguments(name, tmp_path, tmp_path / "out"), "--set", *settings)
-    assert code == 0, err
-    sites = {site for record in finished(tmp_path / "out").values() for site in record["test"]["sites"]}
-    assert sites <= {*OFFICE, *PROSTATE, "Art", "Clipart", "Product", "Real_World"}
-    assert len(finished(tmp_path / "out")) > 1
+@pytest.mark.parametrize(("name", "protocol"), RUNNABLE)
+def test_every_entry_starts_on_small_files_in_the_published_layout(
+    monkeypatch, tmp_path, published_files, name, protocol
+):
+    """The first and the last of its runs, one step each; all are planned with their own networks."""
+    compared = find_entry(name).comparisons(protocol)
+    if any("network=swin" in str(one) for one in compared):
+        pytest.importorskip("einops")
+    preset = PRESETS[protocol]
+    few = {**preset.data, **few_sites(preset.data)}
+    monkeypatch.setitem(PRESETS, protocol, replace(preset, data=few))
+    given = {"entry": name, "protocol": protocol, "data": published_files, "out": tmp_path, "seeds": 1}
+    asked = make_experiment(None, given)
+    planned = asked.runs(asked.preset())
+    for network in ("alexnet", "resnet18", "resnet50", "densenet100", "digits_cnn"):
+        monkeypatch.setitem(networks._NETWORKS, network, slim)
+    runs = [smaller(run) for run in {run.folder: run for run in (planned[0], planned[-1])}.values()]
+    assert run_all(runs, asked.preset(), published_files, tmp_path, device="cpu", threads=1) == {}
+    assert len(finished(tmp_path)) == len(runs)

@@ -59,8 +59,7 @@ LEFT_OUT = {
     ("FedFD-A", "2"): (r"Global & instance randomly: $u \sim U(0,1)$",),
     ("FedFD-A", "9"): ("U(0, 1)",),
     ("FedFD-A", "13"): ("FedFD-A",),
-    # FedSR and FPL have no equation for segmentation; there is no Swin-T for it.
-    ("FedFA+", "4"): ("FEDSR", "FPL", "FEDFA+ (Swin-T)"),
+    ("FedFA+", "4"): ("FEDSR", "FPL"),  # which have no equation for segmentation
     # Methods that are not offered, or not for the task.
     ("FedFA+", "6"): ("CCST",),
     ("FedFA+", "10"): ("FEDAVG", "FEDFA^l"),

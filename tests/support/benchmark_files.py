@@ -13,6 +13,7 @@ from pathlib import Path
 import nibabel
 import numpy as np
 from PIL import Image
+from scipy.io import savemat
 
 OFFICE = ("amazon", "caltech", "dslr", "webcam")
 
@@ -61,6 +62,56 @@ def write_pacs(root: Path) -> None:
         (root / "pacs_label").mkdir(exist_ok=True)
         for part, listed in parts.items():
             (root / f"pacs_label/{site}_{part}_kfold.txt").write_text("\n".join(listed) + "\n")
+
+
+def write_vlcs(root: Path) -> None:
+    for site in ("CALTECH", "LABELME", "PASCAL", "SUN"):
+        for part, number in (("train", 3), ("crossval", 1), ("test", 2)):
+            for label in range(5):
+                for i in range(number):
+                    picture(root / f"{site}/{part}/{label}/{i}.jpg", i)
+
+
+def write_officehome(root: Path) -> None:
+    for name in ("Art", "Clipart", "Product", "Real World"):
+        for label in ("Alarm_Clock", "Backpack"):
+            for i in range(10):
+                picture(root / name / label / f"{i:03d}.jpg", i)
+
+
+def write_tiny_imagenet(root: Path) -> tuple[str, ...]:
+    """Three of the 200 classes; returns their names."""
+    root = root / "tiny-imagenet-200"
+    ids, rows = ("n01443537", "n01629819", "n02132136"), []
+    for number, name in enumerate(ids):
+        for i in range(12):
+            picture(root / f"train/{name}/images/{name}_{i}.JPEG", i, mode="L" if i == 3 else "RGB", size=64)
+        for i in range(4):
+            file = f"val_{4 * number + i}.JPEG"
+            picture(root / "val/images" / file, i, size=64)
+            rows.append(f"{file}\t{name}\t0\t32\t44\t62")
+    (root / "val/val_annotations.txt").write_text("\n".join(rows) + "\n")
+    (root / "wnids.txt").write_text("\n".join(ids) + "\n")
+    return ids
+
+
+def write_emnist(root: Path) -> np.ndarray:
+    """Three writers; returns the images of the test."""
+    rng = np.random.default_rng(0)
+
+    def part(number: int) -> dict[str, np.ndarray]:
+        return {
+            "images": rng.integers(0, 256, (number, 784), dtype=np.uint8),
+            "labels": (np.arange(number, dtype=np.uint8) % 62)[:, None],
+            "writers": (np.arange(number, dtype=np.uint16) % 3)[:, None] + 100,
+        }
+
+    train, test = part(60), part(30)
+    (root / "matlab").mkdir(parents=True)
+    content = {"dataset": {"train": train, "test": test, "mapping": np.zeros((62, 2), np.uint8)}}
+    savemat(root / "matlab/emnist-byclass.mat", content, do_compression=True)
+    images: np.ndarray = test["images"]
+    return images
 
 
 def write_volume(path: Path, array: np.ndarray) -> None:

@@ -12,9 +12,10 @@ from benchmark_files import (
     CHARACTERS,
     counts,
     leaf,
-    picture,
     write_cifar,
     write_digits,
+    write_emnist,
+    write_tiny_imagenet,
 )
 from PIL import Image
 from scipy.io import savemat
@@ -66,18 +67,7 @@ def test_cifar_10_is_read_from_image_files_too(tmp_path):
 
 
 def test_tiny_imagenet(tmp_path):
-    root = tmp_path / "tiny-imagenet-200"
-    ids = ("n01443537", "n01629819", "n02132136")
-    rows = []
-    for number, name in enumerate(ids):
-        for i in range(12):
-            picture(root / f"train/{name}/images/{name}_{i}.JPEG", i, mode="L" if i == 3 else "RGB", size=64)
-        for i in range(4):
-            file = f"val_{4 * number + i}.JPEG"
-            picture(root / "val/images" / file, i, size=64)
-            rows.append(f"{file}\t{name}\t0\t32\t44\t62")
-    (root / "val/val_annotations.txt").write_text("\n".join(rows) + "\n")
-    (root / "wnids.txt").write_text("\n".join(ids) + "\n")
+    ids = write_tiny_imagenet(tmp_path)
     sites = open_benchmark("tiny_imagenet", tmp_path, clients=3, alpha=0.6, validation=0.25)
     assert counts(sites) == dict.fromkeys(counts(sites), (9, 3, 4))
     assert check_federation(sites) == ("classification", 3, ids)
@@ -133,25 +123,13 @@ def test_femnist_without_leafs_division_is_split_by_writer(tmp_path):
 
 
 def test_emnist_by_writer(tmp_path):
-    rng = np.random.default_rng(0)
-
-    def part(number):
-        return {
-            "images": rng.integers(0, 256, (number, 784), dtype=np.uint8),
-            "labels": (np.arange(number, dtype=np.uint8) % 62)[:, None],
-            "writers": (np.arange(number, dtype=np.uint16) % 3)[:, None] + 100,
-        }
-
-    train, test = part(60), part(30)
-    (tmp_path / "matlab").mkdir()
-    content = {"dataset": {"train": train, "test": test, "mapping": np.zeros((62, 2), np.uint8)}}
-    savemat(tmp_path / "matlab/emnist-byclass.mat", content, do_compression=True)
+    test = write_emnist(tmp_path)
     sites = open_benchmark("emnist", tmp_path)
     assert counts(sites) == dict.fromkeys(("writer_0100", "writer_0101", "writer_0102"), (24, 3, 3))
     case = next(case for site in sites for split in site.cases.values() for case in split if case.index == 70)
     assert case.label == CHARACTERS[10]
     # MATLAB wrote the columns one after the other.
-    expected = test["images"][10].reshape(28, 28).T
+    expected = test[10].reshape(28, 28).T
     np.testing.assert_array_equal(sites[0].load_image(case)[1], expected)
     check_federation(sites)
 

@@ -13,6 +13,7 @@ from benchmark_files import (
     picture,
     write_fedbn,
     write_pacs,
+    write_vlcs,
 )
 from running import SHARED
 
@@ -81,11 +82,7 @@ def test_pacs_has_all_images():
 
 
 def test_vlcs_in_both_layouts(tmp_path):
-    for site in ("CALTECH", "LABELME", "PASCAL", "SUN"):
-        for part, number in (("train", 3), ("crossval", 1), ("test", 2)):
-            for label in range(5):
-                for i in range(number):
-                    picture(tmp_path / f"VLCS/{site}/{part}/{label}/{i}.jpg", i)
+    write_vlcs(tmp_path / "VLCS")
     sites = open_benchmark("vlcs", tmp_path)
     assert counts(sites) == dict.fromkeys(("CALTECH", "LABELME", "PASCAL", "SUN"), (15, 5, 10))
     assert check_federation(sites)[2] == ("bird", "car", "chair", "dog", "person")
