@@ -124,7 +124,9 @@ def _pair(
         both = (one.value("present") > 0) & (other.value("present") > 0)
         if both.any():
             found["size"], found["pieces"] = (_octaves(one, other, name, both) for name in ("size", "pieces"))
-        found["prevalence"] = float(np.abs(one.value("present") - other.value("present")).max())
+        # Of classes that both have annotated: the absence of another one is no difference of the patients.
+        apart = np.abs(one.value("present") - other.value("present")) * (one.tells & other.tells)
+        found["prevalence"] = float(apart.max())
     else:
         shares = one.entries["shares"] - other.entries["shares"]
         found["prevalence"] = float(shares.abs().max())

@@ -13,10 +13,12 @@ from medfedaug.analysis.page import check_page, write_page
 from medfedaug.config.command_line import command_of
 from medfedaug.config.run import DEFAULT_LOSSES
 from medfedaug.config.scanners import scanners_text
+from medfedaug.data.dataset_json import LABELLED
 from medfedaug.federation.job_folder import CARDS, LEVELS, SPACING
 from medfedaug.metrics.nothing_learned import nothing_learned_in
 from medfedaug.metrics.registry import find_metric
 from medfedaug.metrics.significance import mean_interval
+from medfedaug.runs.annotated import Annotated
 from medfedaug.runs.input_scaling import recorded_input
 from medfedaug.runs.recorded_run import RecordedRun
 from medfedaug.utils.files import write_atomic
@@ -134,6 +136,8 @@ class _Card:
         ]
         if self.config.channel_names:
             found.append(f"Channels, in this order: {', '.join(self.config.channel_names)}.")
+        for site, names in self.record.get(LABELLED, {}).items():
+            found.append(f"{self.name(site)} has outlined {', '.join(names) or 'nothing'}.")
         for key, text in (
             ("missing_channels", "does not have"),
             ("constant_channels", "has no variation in"),
@@ -226,14 +230,19 @@ class _Card:
         tested = {**self.test.get("sites", {}), **self.test.get("unseen", {})}
         if not tested:
             return ("The model was not tested.",)
-        metrics, classes = list(self.test["mean"]), self.classes(tested)
+        metrics, classes, kinds = list(self.test["mean"]), self.classes(tested), Annotated.of(self.record)
         reason = nothing_learned_in(self.test)
         found: list[Block] = [f"The model learned nothing: {reason}."] if reason else []
         for name in metrics:
             rows = []
             for site in sorted(tested, key=lambda site: (site in self.unseen, site)):
                 by_class = tested[site].get("classes", {})
-                cells = [_of_class(by_class.get(one, {}), name) for one in classes]
+                cells = [
+                    _of_class(by_class.get(one, {}), name)
+                    if one in by_class or not kinds.sites
+                    else kinds.kind(site, one)
+                    for one in classes
+                ]
                 score = _with_interval(tested[site], name, first=name == metrics[0])
                 rows.append((self.name(site), score, *cells, self.whose(site)))
             header = ("site", find_metric(name).title + self.unit(name, tested), *classes, "model")
@@ -243,6 +252,12 @@ class _Card:
             "far the mean of other cases of the same site may be away, and nothing of other sites. It is "
             "missing where a site sent no scores of cases, or has fewer than two."
         )
+        if kinds.sites:
+            found.append(
+                "A class is scored at the sites that have outlined it, and means are over these. borrowed: "
+                "the site never outlined the class, and the model learned it from others; how well it is "
+                "found there is not known. unknown: no site outlined it."
+            )
         missing = [self.name(site) for site in self.test.get("missing", {})]
         if missing:
             found.append(f"Not tested, and not in the mean: {', '.join(missing)}.")

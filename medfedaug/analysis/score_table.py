@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
@@ -20,6 +20,7 @@ from medfedaug.analysis.comparison import (
 from medfedaug.analysis.grouping import group_runs, unscored_notes, whole_seeds
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.analysis.verdict import Verdict, rule
+from medfedaug.data.dataset_json import LABELLED
 from medfedaug.metrics.nothing_learned import REMEDIES
 from medfedaug.metrics.registry import find_metric
 from medfedaug.metrics.significance import PairedTest
@@ -278,12 +279,21 @@ def summary_table(runs: Sequence[Run], reference: str = BASELINE) -> Table:
         *unlike_notes(compared.values()),
         *_notes(runs, rows, unseen, none, reference),
         *notes,
+        *_annotated(runs),
         *lacking,
     )
     said += tuple(unscored_notes(pooled, reference))
     if not none:
         said += tuple(f"{label} learned nothing: {reason}." for label, reason in nothing.items())
     return Table(runs[0].metric, sites, unseen, tuple(rows), said, nothing_learned=none, reference=reference)
+
+
+def _annotated(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield the cells that a mean is over, where sites have outlined different classes."""
+    known = {site: tuple(n) for run in runs for site, n in run.context.get(LABELLED, {}).items()}
+    if known:
+        told = "; ".join(f"{site}: {', '.join(names) or 'none'}" for site, names in sorted(known.items()))
+        yield f"A site's score is over the classes that it has outlined ({told})."
 
 
 def _known(values: Sequence[float | None]) -> tuple[float, ...]:

@@ -117,6 +117,14 @@ class RunConfig(Settings):
         choices=("marginal", "exclusion", "none"),
         rare=True,
     )
+    unlabelled_weight: float = setting(
+        1.0,
+        "Weight in the average of a training sample of a case without any outline, against one of a labelled "
+        "case: a site that has no outlines counts for so much of its samples.",
+        above=0,
+        at_most=1,
+        rare=True,
+    )
     in_channels: int = setting(1, "Channels of an image; photographs have 3.", above=0, flags=("--channels",))
     channel_names: tuple[str, ...] = setting(
         (),

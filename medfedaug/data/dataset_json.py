@@ -21,7 +21,7 @@ from medfedaug.data.io.formats import image_suffix
 from medfedaug.errors import DataError, own, withheld
 from medfedaug.utils.files import parse_json
 
-__all__ = ["IGNORE", "LARGEST_VALUE", "UNNAMED", "read_listing", "read_test_images"]
+__all__ = ["IGNORE", "LABELLED", "LARGEST_VALUE", "UNNAMED", "read_listing", "read_test_images"]
 
 UNNAMED = ("background", "foreground")
 """The classes where ``dataset.json`` names none."""
@@ -32,7 +32,8 @@ LARGEST_VALUE = 2**16 - 1
 IGNORE = "ignore"
 """The key, and nnU-Net's label, of voxels of which nobody knows the class."""
 
-_LABELLED = "labelled"
+LABELLED = "labelled"
+"""The key of the classes that a site, or a row of its list, has annotated; also in ``results.json``."""
 
 
 def read_listing(folder: Path, site: str) -> Listing:
@@ -45,7 +46,7 @@ def read_listing(folder: Path, site: str) -> Listing:
     cases = {split: _read_split(listing, site, content, split) for split in SPLITS}
     names = _read_channels(listing, site, content)
     classes, values, ignore = _read_labels(listing, site, content)
-    _check_annotated(listing, site, classes, cases, said=_LABELLED in content)
+    _check_annotated(listing, site, classes, cases, said=LABELLED in content)
     return Listing(classes, _told_apart(folder, cases), names, values, ignore)
 
 
@@ -98,7 +99,7 @@ def _read_split(
     try:
         items = load_decathlon_datalist(listing, is_segmentation=True, data_list_key=split)
         rows = zip(items, content[split], strict=True)
-        annotated = _names(content.get(_LABELLED)) if labelled else None
+        annotated = _names(content.get(LABELLED)) if labelled else None
         cases = [_read_case(item, row, labelled, annotated) for item, row in rows]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         form = "{'image': ..., 'label': ...}" if labelled else "{'image': ...}"
@@ -127,7 +128,7 @@ def _patient(row: Any) -> str:
 def _names(value: Any) -> tuple[str, ...] | None:
     """Names of classes, where they are given."""
     if value is not None and not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
-        raise ValueError(f"{_LABELLED!r} is a list of names of classes")
+        raise ValueError(f"{LABELLED!r} is a list of names of classes")
     return None if value is None else tuple(value)
 
 
@@ -159,7 +160,7 @@ def _check_annotated(
         for name in case.annotated or ():
             if plain_name(name) not in known:
                 raise DataError(
-                    f"{_LABELLED!r} of {own(case.image.name)} names {name!r}, and 'labels' has "
+                    f"{LABELLED!r} of {own(case.image.name)} names {name!r}, and 'labels' has "
                     f"{', '.join(classes[1:])}",
                     site=site,
                     path=listing,
@@ -185,7 +186,7 @@ def _read_case(item: dict[str, Any], row: Any, labelled: bool, annotated: tuple[
         raise ValueError(f"the image {first.name} has a file twice")
     label: Path | str = ""
     if labelled:
-        given = _names(row.get(_LABELLED))
+        given = _names(row.get(LABELLED))
         label = Path(item["label"]) if "label" in row else ""
         annotated = (annotated if given is None else given) if label else ()
     return Case(

@@ -20,7 +20,7 @@ import numpy as np
 from medfedaug.config.run import derive_seed
 from medfedaug.data.base import SPLITS, Case, plain_name
 from medfedaug.data.checks.site_checks import check_classes
-from medfedaug.data.dataset_json import LARGEST_VALUE, UNNAMED
+from medfedaug.data.dataset_json import IGNORE, LARGEST_VALUE, UNNAMED
 from medfedaug.data.io.formats import format_of, image_suffix, is_lossy, voxel_suffixes
 from medfedaug.data.splits import by_patient, split_patients
 from medfedaug.data.volumes import VolumeFolder, is_black_and_white
@@ -37,7 +37,6 @@ _TRAINING = (("imagesTr", "labelsTr"), ("images", "labels"), ("images", "masks")
 _TEST = ("imagesTs", "labelsTs")
 _CHANNEL = re.compile(r"(?P<name>.+)_(?P<channel>\d{4})")
 _LABEL_ENDING = re.compile(r"(.+?)[-_.](mask|masks|seg|segmentation|label|labels|gt)", re.IGNORECASE)
-_IGNORED = "ignore"
 _PART = re.compile(r"(.+)[-_][^-_]+")
 _SHOWN = 3
 _MOST_CLASSES = 200  # without names
@@ -129,12 +128,17 @@ def propose(
         notes.append(hint)
     classes = _classes([*cases, *tested], labels or _named(there) or (), name, on_label)
     if not labels:
-        notes += _other_labels(there, name, folder)
+        notes += _regions(there)
+    ignored = [value for value, text in classes.items() if plain_name(text) == IGNORE]
+    unknown = {value: classes.pop(value) for value in ignored[:1]}
     values = () if (*classes,) == (*range(len(classes)),) else (*classes,)
     if values:
         told = ", ".join(f"{value} is {text}" for value, text in classes.items())
         notes.append(f"values in the label maps: {told}")
     content: dict[str, Any] = {"labels": {str(value): text for value, text in classes.items()}}
+    for value in unknown:
+        content[IGNORE] = value
+    notes += [f"voxels with the value {value} are unknown: neither learned nor scored" for value in unknown]
     named_channels = there.get("channel_names") or there.get("modality")
     if named_channels:
         content["channel_names"] = named_channels
@@ -144,7 +148,9 @@ def propose(
         notes.append("fewer than three patients: an unseen site, which is tested only")
     named = tuple(str(text) for text in named_channels.values()) if named_channels else ()
     names = (*classes.values(),)
-    site = VolumeFolder(name, folder, names, split, channel_names=named, label_values=values)
+    site = VolumeFolder(
+        name, folder, names, split, channel_names=named, label_values=values, ignore=next(iter(unknown), None)
+    )
     site.check_splits()
     site.check_files()
     return Proposal(site, content, " and ".join(found), tuple(notes), bool(there))
@@ -465,25 +471,11 @@ def _named(content: Mapping[str, Any]) -> dict[int, str]:
     return {}
 
 
-def _other_labels(content: Mapping[str, Any], site: str, folder: Path) -> list[str]:
-    """Notes on labels of nnU-Net that are no classes of their own.
-
-    Raises:
-        DataError: for its label ``ignore``, which would be learned as a class.
-    """
+def _regions(content: Mapping[str, Any]) -> list[str]:
+    """Notes on labels of nnU-Net that are regions of several labels."""
     labels = content.get("labels")
     if not isinstance(labels, dict):
         return []
-    found = [str(text).casefold() for pair in labels.items() for text in pair]
-    if _IGNORED in found:
-        raise DataError(
-            f"names the label {_IGNORED!r}, whose voxels nnU-Net neither learns nor scores, and here every "
-            "label is a class",
-            site=site,
-            path=folder / LISTING,
-            hint="Give these voxels the class that they are of, or leave such cases out; then name all "
-            "classes with --labels background,...",
-        )
     regions = [str(text) for text, values in labels.items() if isinstance(values, list)]
     if not regions:
         return []

@@ -99,6 +99,10 @@ def summary(entry: JobEntry) -> list[str]:
         return [*lines, *_prospect(config), *_changed(config)]
     lines += ["  once: the numbers of cases, and how images are scaled"]
     lines += [
+        "  once: the names of the classes that this site has annotated, where its dataset.json says that "
+        "these may not be all (labelled)"
+    ]
+    lines += [
         "  once: the edges of the training volumes' voxels, as 10 %, 50 % and 90 % quantiles of two digits, "
         "where this kit's privacy policy allows a summary of them (min_images, no noise)"
     ]

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvTransposeNd
 
 from medfedaug.errors import ConfigError
 from medfedaug.methods.base import (
@@ -68,18 +69,21 @@ class ClassMean(Method):
         return ClassMeanServer(_rows(context, self.head, context.task.num_classes))
 
 
-def _rows(context: ServerContext, head: str | None, classes: int) -> tuple[str, ...]:
-    """The entries of the last layer."""
+def _rows(context: ServerContext, head: str | None, classes: int) -> dict[str, int]:
+    """The entries of the last layer, each with its axis of classes."""
     found = find_head(context.network, head)
     layers = [m for m in found.modules() if isinstance(getattr(m, "weight", None), nn.Parameter)]
     own = {id(value) for value in layers[-1].parameters()} if layers else set()
+    transposed = bool(layers) and isinstance(layers[-1], _ConvTransposeNd)
     rows = {name: value for name, value in trained_entries(context.network).items() if id(value) in own}
-    if not rows or any(len(row) != classes for row in rows.values()) or {*rows} & context.local_entries:
+    axes = {name: int(transposed and row.ndim > 1) for name, row in rows.items()}
+    right = all(row.shape[axes[name]] == classes for name, row in rows.items())
+    if not rows or not right or {*rows} & context.local_entries:
         raise ConfigError(
             f"class_mean: the last layer of {type(context.network).__name__} has no averaged row for each of "
             f"{classes} classes; name it with class_mean.head"
         )
-    return tuple(rows)
+    return axes
 
 
 class ClassMeanSite(SitePart, SiteExchange):
@@ -123,13 +127,13 @@ class ClassMeanServer(Aggregator):
     """The server's half: sums of the last layer's rows.
 
     Args:
-        rows: names of its entries.
+        rows: names of its entries, each with its axis of classes.
 
     Attributes:
         sites: of each class, the number of sites of the last round that have annotated it.
     """
 
-    def __init__(self, rows: tuple[str, ...]) -> None:
+    def __init__(self, rows: dict[str, int]) -> None:
         self.rows = rows
         self.sites: list[int] = []
         self._sums: dict[str, Tensor] = {}
@@ -139,10 +143,9 @@ class ClassMeanServer(Aggregator):
     def accept(self, update: SiteUpdate) -> None:
         """Add the rows of the classes that the site has annotated."""
         annotated = update.payload["annotated"].double()
-        for name in self.rows:
-            row = update.weights[name].double()
-            share = (update.weight * annotated).reshape(-1, *[1] * (row.ndim - 1))
-            self._sums[name] = self._sums.get(name, 0.0) + share * row
+        for name, axis in self.rows.items():
+            row = update.weights[name].double().movedim(axis, -1)
+            self._sums[name] = self._sums.get(name, 0.0) + update.weight * annotated * row
         self._weights = self._weights + update.weight * annotated
         self._counts = self._counts + annotated
 
@@ -151,10 +154,14 @@ class ClassMeanServer(Aggregator):
         assert isinstance(self._weights, Tensor)
         assert isinstance(self._counts, Tensor)
         found = dict(round_.mean)
-        for name in self.rows:
-            total = self._weights.reshape(-1, *[1] * (self._sums[name].ndim - 1))
-            rows = self._sums[name] / total.clamp_min(1e-300)
-            found[name] = torch.where(total > 0, rows, round_.previous[name].double()).to(found[name].dtype)
+        for name, axis in self.rows.items():
+            # A class that all sites have annotated has the mean's row, to the bit.
+            mean, before = (
+                state[name].double().movedim(axis, -1) for state in (round_.mean, round_.previous)
+            )
+            rows = torch.where(self._weights > 0, self._sums[name] / self._weights.clamp_min(1e-300), before)
+            rows = torch.where(self._counts == len(round_.weights), mean, rows)
+            found[name] = rows.movedim(-1, axis).to(found[name].dtype).contiguous()
         self.sites = [int(count) for count in self._counts]
         self._sums, self._weights, self._counts = {}, 0.0, 0.0
         return found

@@ -81,7 +81,7 @@ class TaughtSite(SitePart):
 
     @property
     def partial(self) -> bool:
-        """Whether there is anything that the labels do not say."""
+        """Return whether labels may leave something open."""
         return self.context.task is not None and self.context.task.annotation is not None
 
     def decoded(self, targets: Tensor) -> Decoded:

@@ -190,7 +190,7 @@ def _entries(
 
 def _surroundings(check: _Checker, content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Further entries of the file (`Run.context`), and the options of the data."""
-    told = ("data", "engine", "seconds", "files", "bytes_up_before_training")
+    told = ("data", "engine", "seconds", "files", "bytes_up_before_training", "labelled")
     context = {key: content[key] for key in told if key in content}
     if planned := check.get(content, "planned", dict, default={}):
         check.get(planned, "asked", dict, "planned")

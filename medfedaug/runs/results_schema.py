@@ -125,6 +125,7 @@ _RECORD = entries(
         "left_out": map_of(text),
         "scored": map_of(text),
         "shares": map_of(map_of(number)),
+        "labelled": map_of(list_of(text)),
         "versions": map_of(text),
         "input": map_of(anything),
         "execution": map_of(anything),

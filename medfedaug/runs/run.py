@@ -76,7 +76,8 @@ class Run:
         in_turn: whether the run is one of several that each leave out another site; set by
             `medfedaug.analysis.grouping.group_runs`.
         context: further entries of the file: ``engine``, ``data``, ``seconds``, ``files`` (a hash of each
-            site's), ``planned``, and the bytes of the methods' exchange before training.
+            site's), ``planned``, ``labelled`` (the classes that each site has annotated, of sites that may
+            not have all), and the bytes of the methods' exchange before training.
     """
 
     path: Path

@@ -59,6 +59,7 @@ EVENTS: Mapping[str, Check] = {
     "finished": _all({}),
     "holdout": _all(_SITE),
     "init": _all({"loaded": count, "of": count, "file": text, "skipped": map_of(text)}),
+    "labelled": _all({**_SITE, "classes": text}),
     "left_out": _all(_REASON),
     "missing": _all({**_ROUND, **_REASON, "task": text}),
     "missing_channels": _all({**_SITE, "channels": anything}),

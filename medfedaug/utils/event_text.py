@@ -123,6 +123,9 @@ class Teller:
     def _missing_channels(self, event: Mapping[str, Any]) -> list[str]:
         return [f"{event['site']}: has no channel {event['channels']}; it is 0 there"]
 
+    def _labelled(self, event: Mapping[str, Any]) -> list[str]:
+        return [f"{event['site']}: has annotated {event['classes'] or 'nothing'}"]
+
     def _init(self, event: Mapping[str, Any]) -> list[str]:
         lines = [f"{event['loaded']} of {event['of']} entries of the network from {event['file']}"]
         return lines + [f"  not used: {name} ({reason})" for name, reason in event["skipped"].items()]

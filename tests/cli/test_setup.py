@@ -323,10 +323,12 @@ def test_labels_of_nnu_net_that_are_no_classes_are_not_taken_for_some(run, tmp_p
     fill(site)
     own = {"labels": {"background": 0, "tumour": 1, "ignore": 2}}
     (site / "dataset.json").write_text(json.dumps(own))
-    code, _, err = run("init", site, "--yes", "--replace")
-    assert code == 2
-    assert "names the label 'ignore', whose voxels nnU-Net neither learns nor scores" in " ".join(err.split())
-    assert json.loads((site / "dataset.json").read_text()) == own
+    code, out, err = run("init", site, "--yes", "--replace")
+    assert code == 0, err
+    assert "voxels with the value 2 are unknown" in " ".join((out + err).split())
+    written = json.loads((site / "dataset.json").read_text())
+    assert (written["labels"], written["ignore"]) == ({"0": "background", "1": "tumour"}, 2)
+    (site / "dataset.before.json").unlink()
     assert run("init", site, "--yes", "--replace", "--labels", "background,tumour")[0] == 0
     regions = {
         "labels": {"background": 0, "whole tumour": [1, 2], "core": [2]},

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from medfedaug.data.annotation import Annotation
+from medfedaug.data.quality.inspection import inspect_sites
 from medfedaug.data.sites import arrange, check_federation, check_voxels, find_sites, open_site
 from medfedaug.errors import DataError
 
@@ -140,3 +141,23 @@ def test_many_classes_and_sets_are_coded_without_loss():
         assert torch.equal(labels, (label * (label < 60))[None])
         assert torch.equal(known, (label < 60)[None])
         assert annotated[0].tolist() == [*one]
+
+
+def test_inspection_tells_spellings_and_classes_that_few_or_none_have_outlined(sites):
+    rewrite(sites / "B", labels={"0": "background", "3": "kidneys", "9": "ignore", "7": "gland"}, labelled=[])
+    listing = json.loads((sites / "B" / "dataset.json").read_text())
+    for split in ("training", "validation", "test"):
+        for row in listing[split]:
+            del row["label"]
+    rewrite(sites / "B", **{split: listing[split] for split in ("training", "validation", "test")})
+    rewrite(
+        sites / "A", labels={"0": "background", "1": "kidney", "4": "spleen"}, labelled=["kidney", "spleen"]
+    )
+    found = {site.name: [odd.reason for odd in site.odd] for site in inspect_sites(sites)}
+    (same, nothing) = [reason for reason in found["B"] if "kidneys" in reason]
+    assert "'kidneys' may be the 'kidney' of site A" in same
+    assert "write 'kidney' in labels and labelled" in same
+    assert nothing.startswith("no site has outlined 'kidneys'")
+    assert any(reason.startswith("no site has outlined 'gland'") for reason in found["B"])
+    assert any(reason.startswith("no other site has outlined 'kidney'") for reason in found["A"])
+    assert not any("label map is empty" in reason for reason in (*found["B"], *found["C"]))

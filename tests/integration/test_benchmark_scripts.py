@@ -353,6 +353,13 @@ def test_a_simulation_is_timed_beside_a_plain_loop(script):
         assert 0 < first_step < elapsed
 
 
+@pytest.mark.slow
+def test_sites_that_outline_different_structures_are_compared(script, tmp_path):
+    small = ["--out", tmp_path, "--rounds", 1, "--patients", 3, "--scanners", "alike", "--remedies", ""]
+    script("partial_labels.py", *small, "--runs", "full labels", "condist")
+    assert "| alike | condist |" in (tmp_path / "table.md").read_text()
+
+
 def test_none_is_left_out():
     apart = {
         "calibration.py",
@@ -370,6 +377,7 @@ def test_none_is_left_out():
         "measure.py",
         "nvflare_round.py",
         "operations.py",
+        "partial_labels.py",
         "peer_site.py",
         "peers.py",
         "planted_errors.py",

@@ -335,6 +335,7 @@ RARE = [
     {"event": "unseen", "site": "C"},
     {"event": "planned", "reasons": [["spacing", "the median"]]},
     {"event": "constant_channels", "site": "A", "channels": "1"},
+    {"event": "labelled", "site": "A", "classes": "lesion"},
     {"event": "missing_channels", "site": "A", "channels": "T1"},
     {"event": "init", "file": "w.pt", "loaded": 1, "of": 2, "skipped": {EVIL: "its shape"}},
     {"event": "uneven", "reason": "scales"},

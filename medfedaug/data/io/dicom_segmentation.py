@@ -36,11 +36,13 @@ class Segments:
         classes: the names, background first.
         model: maker of the label map.
         codes: of the classes; a class without any has its name in a scheme of this package.
+        notes: texts for the descriptions of the segments of some classes.
     """
 
     classes: tuple[str, ...]
     model: ModelIdentity
     codes: Mapping[str, SegmentCodes] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
 
     def codes_of(self, number: int) -> SegmentCodes:
         """Return the codes of the class with a number; one without any has its name in an own scheme."""
@@ -105,6 +107,9 @@ def write_segmentation(path: Path, series: Path, voxels: np.ndarray, segments: S
         )
         for number, name in enumerate(segments.classes[1:], start=1)
     ]
+    for description, name in zip(described, segments.classes[1:], strict=True):
+        if name in segments.notes:
+            description.SegmentDescription = segments.notes[name]
     fractional = voxels.ndim > 3
     kind = ObjectKind.PROBABILITIES if fractional else ObjectKind.SEGMENTATION
     # highdicom takes slices, rows, columns; a column is a step along x.

@@ -151,6 +151,7 @@ class ImageFingerprint:
         entries: by name the means in [0, 1] (`entry_shapes`).
         noise: standard deviation of the noise in each mean; 0 where none was added.
         scanners: those that the site names; none by default.
+        annotated: the classes that the site has annotated in training, where these may not be all.
     """
 
     site: str
@@ -164,6 +165,13 @@ class ImageFingerprint:
     entries: Mapping[str, Tensor] = field(repr=False)
     noise: float = 0.0
     scanners: Scanners = field(default_factory=dict)
+    annotated: tuple[str, ...] | None = None
+
+    @property
+    def tells(self) -> np.ndarray:
+        """Whether the label maps tell of each class but the background, boolean."""
+        known = self.classes if self.annotated is None else self.annotated
+        return np.array([name in known for name in self.classes[1:]])
 
     def scaled(self, name: str) -> np.ndarray:
         """Return the mean of a quantity in [0, 1], over the cases with the class where it is about these."""
@@ -306,6 +314,7 @@ def described(site: SiteFolder, entries: Mapping[str, Tensor], looked_at: int) -
         patients=len(site.cases_of_patients("training")),
         test_patients=len(site.cases_of_patients("test")),
         entries=entries,
+        annotated=site.annotated("training") if site.partial else None,
     )
 
 

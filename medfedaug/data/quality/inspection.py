@@ -14,6 +14,7 @@ from medfedaug.data.base import SPLITS, Case, SiteFolder
 from medfedaug.data.benchmarks import open_federation
 from medfedaug.data.checks.duplicates import find_copies
 from medfedaug.data.preparation.decoded_cache import keep_decoded
+from medfedaug.data.quality.annotation_notes import annotation_notes
 from medfedaug.data.quality.case_comparison import (
     CaseMeasures,
     measure_case,
@@ -140,6 +141,9 @@ def inspect_sites(
     for (first, owner, one), (split, site, case) in find_copies(opened, apart=True):
         reason = f"the image of this {split} case is that of the {first} case {one.name} of site {owner.name}"
         next(entry for entry in found if entry.name == site.name).odd.append(Odd("split", case.name, reason))
+    if any(site.partial for site in opened):
+        for site, reason in annotation_notes(opened):
+            next(entry for entry in found if entry.name == site).odd.append(Odd("label", "", reason))
     return found
 
 
@@ -250,17 +254,23 @@ def _look(
                 )
                 found.odd.append(Odd("spacing", case.name, reason))
         image, label = site.load_case(case)
+        if case.annotated == ():
+            return _counted(site, case, image, found), np.zeros(len(site.classes)), None
         share = _look_at_label(image, label, site.classes, case, found)
         compared = measure_case(image, label)
     else:
         image = site.load_image(case)
         share = np.array([name == case.label for name in site.classes], np.float64)
+    return _counted(site, case, image, found), share, compared
+
+
+def _counted(site: SiteFolder, case: Case, image: torch.Tensor, found: SiteInspection) -> torch.Tensor:
     found.shapes[tuple(image.shape[1:])] += 1
     found.channels[image.shape[0]] += 1
     low, high = torch.aminmax(image.flatten(1), dim=1)
     if bool((low == high).all()):
         raise DataError(f"is constant: every pixel is {low[0]:g}", site=site.name, path=case.image)
-    return image, share, compared
+    return image
 
 
 def _look_at_label(

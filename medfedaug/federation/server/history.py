@@ -9,6 +9,7 @@ from torch import Tensor
 
 from medfedaug.config.run import SCALING
 from medfedaug.config.site_description import DESCRIPTION
+from medfedaug.data.dataset_json import LABELLED
 from medfedaug.federation.job_folder import SPACING
 from medfedaug.federation.messages.messages import UNSCORED, Reply, Request, num_bytes
 from medfedaug.federation.planning.fingerprint import accepted_spacing
@@ -65,6 +66,7 @@ class RunHistory:
         self.spacing: dict[str, dict[str, list[float]]] = {}
         self.descriptions: dict[str, dict[str, Any]] = {}
         self.shares: dict[str, dict[str, float]] = {}
+        self.labelled: dict[str, list[str]] = {}
         self._scalings: set[str] = set()
         self.rounds: list[dict[str, Any]] = []
         self.once_bytes: dict[str, int] = {}
@@ -89,6 +91,10 @@ class RunHistory:
         if told.get("scaling") in SCALING.values() and self.input["scaling"] not in _SETTLED:
             self._scalings.add(told["scaling"])
             self.input["scaling"] = _AND.join(sorted(self._scalings))
+        if isinstance(told.get(LABELLED), str):
+            known = {*told[LABELLED].split(", ")}
+            self.labelled[site] = [name for name in self.classes if name in known]
+            self.tell(LABELLED, site=site, classes=", ".join(self.labelled[site]))
         for key in ("missing_channels", "constant_channels"):
             if isinstance(told.get(key), str):
                 self.input.setdefault(key, {})[site] = told[key]
@@ -289,6 +295,7 @@ class RunHistory:
             **({"descriptions": dict(sorted(self.descriptions.items()))} if self.descriptions else {}),
             **({"init": self.init} if self.init else {}),
             **({"shares": self.shares} if self.shares else {}),
+            **({LABELLED: dict(sorted(self.labelled.items()))} if self.labelled else {}),
             **described(self.metrics),
             "bytes_up_before_training": self.once_bytes,
             "rounds": self.rounds,
@@ -298,7 +305,7 @@ class RunHistory:
     def saved(self) -> dict[str, Any]:
         """The part of the record that the server's checkpoint keeps."""
         told = {"input": self.input, SPACING: self.spacing, "init": self.init, "shares": self.shares}
-        told["descriptions"] = self.descriptions
+        told |= {"descriptions": self.descriptions, LABELLED: self.labelled}
         return {**told, "rounds": self.rounds, "once_bytes": self.once_bytes}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -309,6 +316,7 @@ class RunHistory:
         self.descriptions = dict(saved.get("descriptions", {}))
         self._scalings = set(SCALING.values()) & set(self.input["scaling"].split(_AND))
         self.init, self.shares = saved.get("init", {}), saved.get("shares", {})
+        self.labelled = dict(saved.get(LABELLED, {}))
 
     def _sizes(self, message: Request | Reply) -> dict[str, int]:
         """The bytes of a message by method; those of the model under ``"model"``."""

@@ -113,7 +113,12 @@ class LocalTraining:
 
     def count(self, samples: SiteSamples) -> int:
         """The number that the server weighs the site by."""
-        return len(samples.training())
+        share = self.config.unlabelled_weight
+        if share == 1 or not self.folder.partial:
+            return len(samples.training())
+        counted = zip(self.folder.cases["training"], samples.by_case(), strict=True)
+        total = sum(len(own) * (share if case.annotated == () else 1) for case, own in counted)
+        return max(1, round(total))
 
     def batches(self, samples: SiteSamples, dataset: Any, seed: int) -> Iterable[Any]:
         """The batches of an epoch.

@@ -198,6 +198,8 @@ class Account:
                 release = self._statistics(name, payloads.pop(name), len(cases))
                 self.ledger.enter([release], self._cases("training", cases))
             self.ledger.enter(self._update(reply, payloads), self._cases("training"))
+            if reply.task == PREPARE:
+                self.ledger.enter(self._annotated())
 
     def release(self, asked: ScoreRequest, found: Mapping[str, Any]) -> dict[str, Any]:
         """Enter the scores of a model in the ledger, and return the part that leaves.
@@ -426,6 +428,12 @@ class Account:
     def _statistics(self, method: str, values: Mapping[str, Tensor], cases: int) -> Release:
         about = ("training", cases, self.policy.noise_multiplier)
         return self._release(method, "statistics", _size(values), *about, digest_of(values))
+
+    def _annotated(self) -> Iterator[Release]:
+        """The names of the classes that the site has annotated, which follow from its list and no image."""
+        if self.folder.partial:
+            names = ", ".join(self.folder.annotated()) or "none"
+            yield self._release("task", "numbers", f"annotated classes: {names}", digest=_hash(names))
 
     def _update(self, reply: Reply, payloads: Mapping[str, Mapping[str, Tensor]]) -> Iterator[Release]:
         about = ("training", len(self.folder.cases["training"]))

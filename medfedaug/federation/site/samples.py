@@ -17,6 +17,7 @@ from torch.utils.data import Dataset as TorchDataset
 from medfedaug.config.machine import Machine
 from medfedaug.config.run import RunConfig, derive_seed
 from medfedaug.data.base import Case, SiteFolder
+from medfedaug.data.dataset_json import LABELLED
 from medfedaug.data.preparation.cache import CaseCache, StoredCase
 from medfedaug.data.preparation.preparation import LANDMARKS, Placement
 from medfedaug.data.sites import checked_statistics
@@ -167,8 +168,10 @@ class SiteSamples:
         count = max(self.config.in_channels, *(i + 1 for i in constant), 0)
         names = self.config.channel_names or tuple(map(str, range(count)))
         channels = {"missing_channels": missing, "constant_channels": constant}
+        partial = {LABELLED: ", ".join(self.folder.annotated())} if self.folder.partial else {}
         return {
             "scaling": self.folder.scaling,
+            **partial,
             **{key: ", ".join(names[i] for i in found) for key, found in channels.items() if found},
         }
 

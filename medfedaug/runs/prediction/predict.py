@@ -25,6 +25,7 @@ from medfedaug.data.unlabelled import Given, check_given, open_given
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, StorageError, first_line
 from medfedaug.federation.job_folder import STATISTICS
+from medfedaug.runs.annotated import Annotated
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.folder import only_process
 from medfedaug.runs.input_statistics import Origin
@@ -401,6 +402,12 @@ class _Job:
                 found[-1].rest()
         return found
 
+    @property
+    def borrowed(self) -> dict[str, str]:
+        """Notes on the classes that the images' site has not outlined; empty where no site is named."""
+        site = self.origin.site
+        return Annotated.of(self.run.record).sentences(site) if site else {}
+
     def notes(self, familiar: Familiar, used: dict[str, Any] | None) -> list[str]:
         """Return the notes that hold for all cases."""
         composition, told = self.run.composition, []
@@ -430,6 +437,7 @@ class _Job:
                 f"the run recorded nothing of its sites' {' and '.join(missing)}, which cannot be compared: "
                 "that an image is unlike theirs is not noticed"
             )
+        told += self.borrowed.values()
         for text in told:
             self.tell({"event": "note", "text": text})
         return told
@@ -508,7 +516,7 @@ class _Job:
         affine = self.folder.affine(case)
         assert prediction.confidence is not None
         quality = case_quality(prediction.label, prediction.confidence, classes, passes)
-        segments = Segments(classes, self.identity(case), self.codes)
+        segments = Segments(classes, self.identity(case), self.codes, self.borrowed)
         write_label_map(self.out / files[0], case.image, prediction.label, segments)
         for kind, file in self.object_files(case, files[0]).items():
             write_object(

@@ -1,0 +1,72 @@
+"""Own, borrowed and unknown classes of the sites of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from medfedaug.data.dataset_json import LABELLED
+from medfedaug.metrics.registry import find_metric
+
+__all__ = ["BORROWED", "OWN", "UNKNOWN", "Annotated"]
+
+OWN, BORROWED, UNKNOWN = "own", "borrowed", "unknown"
+"""A class at a site: annotated there; learned from other sites alone; annotated nowhere."""
+
+
+@dataclass(frozen=True)
+class Annotated:
+    """Classes that the sites of a run have annotated, and how well they are found where they are.
+
+    Args:
+        classes: of the run, without the background.
+        sites: the annotated classes by site, of the sites that may not have all.
+        trained: names of all sites that trained.
+        test: the test scores by site, as in ``results.json``.
+        metric: that the scores are of.
+    """
+
+    classes: tuple[str, ...]
+    sites: Mapping[str, Sequence[str]]
+    trained: tuple[str, ...]
+    test: Mapping[str, Mapping[str, Any]]
+    metric: str
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Annotated:
+        """Read a ``results.json``."""
+        test = record.get("test") or {}
+        return cls(
+            tuple(record["config"].get("classes", ())[1:]),
+            record.get(LABELLED) or {},
+            tuple(record.get("sites", {})),
+            test.get("sites", {}),
+            next(iter(test.get("mean", {})), "dice"),
+        )
+
+    def kind(self, site: str, name: str) -> str:
+        """Return `OWN`, `BORROWED` or `UNKNOWN`; any other site, such as an unseen one, has borrowed all."""
+        at = [other for other in self.trained if name in self.sites.get(other, self.classes)]
+        return OWN if site in at else BORROWED if at else UNKNOWN
+
+    def sentence(self, site: str, name: str) -> str:
+        """Say where the scores of a class come from, for a site that has not annotated it; else empty."""
+        if not self.sites or self.kind(site, name) == OWN:
+            return ""
+        where = f"at site {site}" if site in self.trained else "at this site"
+        if self.kind(site, name) == UNKNOWN:
+            return f"{name} was outlined at no site: nobody knows how well it is found"
+        scores = [entry.get("classes", {}).get(name, {}).get(self.metric) for entry in self.test.values()]
+        known = [score for score in scores if score is not None]
+        title = find_metric(self.metric).title
+        found = (
+            f"its {title} is of other sites, {min(known):.2f} to {max(known):.2f}"
+            if known
+            else (f"no site has a {title} of it")
+        )
+        return f"{name} was never outlined {where}: {found}"
+
+    def sentences(self, site: str) -> dict[str, str]:
+        """Return `sentence` of each class that has one."""
+        return {name: text for name in self.classes if (text := self.sentence(site, name))}
