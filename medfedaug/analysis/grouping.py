@@ -269,14 +269,14 @@ def _settings(run: Run) -> dict[str, Any]:
 def _label(run: Run, alike: Sequence[Run], always: Sequence[str] = ()) -> str:
     own, others = _settings(run), [_settings(other) for other in alike]
     missing = "default"
-    told = []
+    parts = []
     for key in sorted({key for other in others for key in other}):
         values = {_exact(value): value for other in others for value in [other.get(key, missing)]}
         if len(values) > 1 or key in always:
             # In full where two values would look the same: a label is of one group alone.
             short = len(set(map(_shown, values.values()))) == len(values)
-            told.append(f"{key}={(_shown if short else _exact)(own.get(key, missing))}")
-    return f"{run.label} ({', '.join(told)})" if told else run.label
+            parts.append(f"{key}={(_shown if short else _exact)(own.get(key, missing))}")
+    return f"{run.label} ({', '.join(parts)})" if parts else run.label
 
 
 def _exact(value: Any) -> str:

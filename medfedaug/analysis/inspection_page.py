@@ -285,8 +285,8 @@ def _shift(section: ET.Element, found: Sequence[SiteInspection], shift: Shift | 
     table(section, ["sites", "statistics", "by chance", "histograms"], lines)
     apart = sorted(shift.by_site.items(), key=lambda one: one[1], reverse=True)
     if 2 < len(apart) <= _MOST_SITES:
-        told = ", ".join(f"{site} {distance:.2f}" for site, distance in apart)
-        add(section, "p", f"Mean distance from the others (statistics): {told}.")
+        listed = ", ".join(f"{site} {distance:.2f}" for site, distance in apart)
+        add(section, "p", f"Mean distance from the others (statistics): {listed}.")
     if len(ranked) > _MOST_PAIRS:
         add(section, "p", f"And {len(ranked) - _MOST_PAIRS} pairs that are nearer: see the JSON.")
     seen = (
@@ -401,14 +401,14 @@ def _by(numbers: Sequence[float]) -> str:
 
 def _range(found: Counter[Any]) -> str:
     """The range along each axis, such as ``"96 x 80–96 x 12"``, for each number of axes."""
-    told = []
+    ranges = []
     for length in sorted({len(numbers) for numbers in found}):
         columns = zip(*(numbers for numbers in found if len(numbers) == length), strict=True)
         ends = [(min(column), max(column)) for column in columns]
-        told.append(
+        ranges.append(
             "\u00a0x\u00a0".join(f"{low:g}" if low == high else f"{low:g}–{high:g}" for low, high in ends)
         )
-    return "; ".join(told) or "–"
+    return "; ".join(ranges) or "–"
 
 
 def _counted(found: Counter[Any]) -> str:

@@ -225,11 +225,11 @@ def _curves(watched: Watched, width: float) -> Figure:
         tidy(panel)
         panel.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
     waiting = LOSSES_STAY if watched.seconds else "no loss so far"
-    for panel, values, told in zip(
+    for panel, values, note in zip(
         panels, (watched.losses, watched.scores), (waiting, "no score so far"), strict=True
     ):
         if not values:
-            panel.text(0.5, 0.5, told, ha="center", transform=panel.transAxes)
+            panel.text(0.5, 0.5, note, ha="center", transform=panel.transAxes)
             panel.set(xticks=[], yticks=[])
     if len(watched.losses) > 1:
         panels[0].legend()

@@ -85,16 +85,16 @@ class Worth:
         count, unit = self.pairs
         if found.get("difference") is None:
             return f"{about}: {count} {unit} in common, of which this site sends no mean."
-        told = f"{found['difference']:+.3f} {name} against its own local model on the same {count} {unit}"
+        text = f"{found['difference']:+.3f} {name} against its own local model on the same {count} {unit}"
         if found.get("low") is not None and found.get("high") is not None:
-            told += f" (95% interval {found['low']:+.3f} to {found['high']:+.3f})"
+            text += f" (95% interval {found['low']:+.3f} to {found['high']:+.3f})"
         judged = {
             "better": "For this site the federation is worth it.",
             "worse": "This site is better off alone.",
             "no difference shown": "For this site it is shown neither to be worth it nor to be worse.",
         }
         few = f"Too few {unit} for a verdict: {count} of {ENOUGH_PATIENTS}."
-        return f"{about}: {told}. {judged.get(self.verdict, few)}"
+        return f"{about}: {text}. {judged.get(self.verdict, few)}"
 
 
 @dataclass(frozen=True)

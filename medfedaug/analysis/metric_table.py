@@ -125,8 +125,8 @@ class MetricTable(TextTable):
             scores = {f"class {name}": row.classes.get(name, Score(())) for name in self._classes}
             for name, score in {"mean": row.mean, **scores}.items():
                 record |= {name: score.mean, f"{name}_std": score.std}
-            told = ("worst", "worst_score", "spread", "gap", "missed")
-            records.append(record | {name: getattr(row, name) for name in told})
+            names = ("worst", "worst_score", "spread", "gap", "missed")
+            records.append(record | {name: getattr(row, name) for name in names})
         return records
 
 

@@ -28,9 +28,9 @@ class Pilot:
         metric: of the scores.
         rounds: of each training.
         rising: whether FedAvg's validation score still rose in the last of them.
-        scores: by methods and site, of the sites that told both.
+        scores: by methods and site, of the sites that sent both.
         patients: by site, the deviation over test patients of training alone minus FedAvg, and their number;
-            without sites that told no scores of two patients or more.
+            without sites that sent no scores of two patients or more.
     """
 
     metric: str
@@ -41,16 +41,16 @@ class Pilot:
 
     @classmethod
     def of_results(cls, trained: Mapping[str, Mapping[str, Any]]) -> Pilot | None:
-        """Return the pilot of a job's results, by methods; ``None`` where no site told both scores."""
+        """Return the pilot of a job's results, by methods; ``None`` where no site has both scores."""
         if not {*METHODS} <= trained.keys():
             return None
         metric = METRICS[trained[FEDAVG]["config"]["task"]]
         tested = {name: trained[name]["test"]["sites"] for name in METHODS}
-        told = {
+        scored = {
             name: {site: entry[metric] for site, entry in sites.items() if entry.get(metric) is not None}
             for name, sites in tested.items()
         }
-        both = sorted(told[FEDAVG].keys() & told[SINGLE].keys())
+        both = sorted(scored[FEDAVG].keys() & scored[SINGLE].keys())
         if not both:
             return None
         rounds = trained[FEDAVG]["rounds"]
@@ -62,17 +62,17 @@ class Pilot:
             metric=metric,
             rounds=len(rounds),
             rising=not is_converged(validation),
-            scores={name: {site: found[site] for site in both} for name, found in told.items()},
+            scores={name: {site: found[site] for site in both} for name, found in scored.items()},
             patients={site: spread for site, spread in spreads.items() if spread is not None},
         )
 
     @property
     def sites(self) -> list[str]:
-        """The sites that told both scores."""
+        """The sites that sent both scores."""
         return list(self.scores[FEDAVG])
 
     def variance(self, site: str = "") -> float | None:
-        """Return the variance over test patients of a difference; ``None`` where a site told too few scores.
+        """Return the variance over test patients of a difference; ``None`` where a site sent too few scores.
 
         Args:
             site: the site; by default the mean over the sites.

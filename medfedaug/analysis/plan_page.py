@@ -43,8 +43,8 @@ def add_plan(
     page.table(body, ("decided", "why"), reasons, words=True)
     page.add(body, "h2", "The sites' volumes, of which it was made")
     low, _, high = (f"{level:.0%}" for level in QUANTILES)
-    told = f"Medians over the training volumes of a site, and in brackets the {low} and {high} quantiles."
-    page.add(body, "p", told)
+    note = f"Medians over the training volumes of a site, and in brackets the {low} and {high} quantiles."
+    page.add(body, "p", note)
     rows = []
     for site, found in sorted(fingerprints.items()):
         spacing = _quantiles(found["spacing"]) if any(found["spacing"][1]) else "not known"

@@ -210,12 +210,12 @@ def _same_limits(panels: Sequence[Axes]) -> None:
 
 
 def _repetitions(members: Sequence[Run]) -> str:
-    told = (
+    parts = (
         ("seeds", {run.seed for run in members}),
         ("folds", {run.fold for run in members}),
         ("sites left out", {run.held_out for run in members}),
     )
-    return " × ".join(f"{len(found)} {name}" for name, found in told if len(found) > 1)
+    return " × ".join(f"{len(found)} {name}" for name, found in parts if len(found) > 1)
 
 
 def legend_columns(labels: Sequence[str], width: float) -> int:

@@ -256,7 +256,9 @@ def _after(
     Where the pilot's test patients tell less than those on record do, its error is added.
     """
     rule, found = claim.rule, {}
-    for name in () if rule is None else pilot.sites if claim.level == "site" else [""]:
+    if rule is None:
+        return {}
+    for name in pilot.sites if claim.level == "site" else [""]:
         measured = pilot.difference(name, claim.level)
         own, usual = _variance(pilot, sites, record, claim.level, name), record.variances[claim.level]
         if own is None or measured > rule.highest:

@@ -80,7 +80,7 @@ def _power(prospect: Prospect, site: str | None) -> list[str]:
         return []
     whose = "all sites" if site is None else "your"
     of = f"the {patients} test patients of {whose}" if site is None else f"your {patients} test patients"
-    return [f"With {of} a gain below {smallest:.3f} will not be told from chance."]
+    return [f"With {of} a gain below {smallest:.3f} cannot be distinguished from chance."]
 
 
 def _told(expected: Expected) -> str:
@@ -174,7 +174,7 @@ def _pilot(section: ET.Element, pilot: Pilot) -> None:
         "p",
         f"Test scores ({find_metric(pilot.metric).title}) of one small training each, of {pilot.rounds} "
         f"rounds; the validation score of {FEDAVG} {state}. 95%: over other test patients, not over other "
-        "trainings. –: a site told no scores of patients.",
+        "trainings. –: a site sent no scores of patients.",
         **{"class": "soft"},
     )
 
@@ -296,7 +296,7 @@ def _assumed(section: ET.Element, prospect: Prospect) -> None:
         "The federations with a second seed are phantoms, trained by small networks: a real federation may "
         "gain more or less. docs/results/prospect has what was judged, and where it fails.",
         f"Networks have {prospect.norm} norm, and every site trains in every round.",
-        "A difference of volumes can be one of patients or of outlines: fingerprints tell neither.",
+        "A difference of volumes can be one of patients or of outlines: fingerprints cannot say which.",
         f"Families: {', '.join(prospect.record.families)}.",
     ):
         add(section, "p", text, **{"class": "soft"})

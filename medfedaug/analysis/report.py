@@ -181,12 +181,12 @@ def _uneven(runs: Sequence[Run]) -> list[str]:
     found = {site: what for run in runs for site, what in run.input.uneven}
     if not found:
         return []
-    told = "; ".join(f"{site} ({what})" for site, what in found.items())
-    told = f"Sites whose volumes lie on wildly different scales of intensity: {told}."
+    text = "; ".join(f"{site} ({what})" for site, what in found.items())
+    text = f"Sites whose volumes lie on wildly different scales of intensity: {text}."
     if all(run.input.scaling == SCALED.scaling for run in runs if run.input.uneven):
-        return [f"{told} These runs scaled each volume to [0, 1]."]
+        return [f"{text} These runs scaled each volume to [0, 1]."]
     advice = "Statistics of them all fit none of them; --intensity scale brings each volume to [0, 1]."
-    return [f"{told} {advice}"]
+    return [f"{text} {advice}"]
 
 
 def _stalled(runs: Sequence[Run]) -> list[str]:
@@ -303,7 +303,7 @@ def _traffic(section: ET.Element, groups: dict[str, list[Run]]) -> None:
 
 def _asked(entry: Mapping[str, Any]) -> int:
     """The number of sites that a round was sent to, which with partial participation are not all."""
-    trained = {site for site, told in entry["sites"].items() if "samples" in told}
+    trained = {site for site, scores in entry["sites"].items() if "samples" in scores}
     return len(trained | {str(t.get("site")) for key in ("refused", "missing") for t in entry.get(key, ())})
 
 
@@ -440,8 +440,8 @@ def _settled(members: Sequence[Run]) -> dict[str, Any]:
         runs: dict[str, list[str]] = {}
         for run in members:
             runs.setdefault(_plain(run.config[key]), []).append(run.name)
-        told = [f"{value} ({'; '.join(names)})" for value, names in runs.items()]
-        settings[key] = ", ".join(told if len(runs) > 1 else runs)
+        listed = [f"{value} ({'; '.join(names)})" for value, names in runs.items()]
+        settings[key] = ", ".join(listed if len(runs) > 1 else runs)
     return settings
 
 

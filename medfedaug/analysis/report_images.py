@@ -263,8 +263,10 @@ def _cases(section: ET.Element, seen: Mapping[str, _Seen], how: str) -> None:
         if not found.views:
             page.add(section, "p", f"No picture: {found.trouble or 'no case could be scored'}.")
             continue
-        told = "; ".join(f"{view.rank} at {view.site}: {view.case}, {view.score:.3f}" for view in found.views)
-        page.figure(section, partial(_draw_cases, found.views), f"{name}: {told}", photo=True)
+        caption = "; ".join(
+            f"{view.rank} at {view.site}: {view.case}, {view.score:.3f}" for view in found.views
+        )
+        page.figure(section, partial(_draw_cases, found.views), f"{name}: {caption}", photo=True)
 
 
 def _draw_cases(views: Sequence[CaseView], width: float) -> Figure:

@@ -84,14 +84,14 @@ class Shift:
 
     @property
     def _meaning(self) -> str:
-        told = f"shift {self.shift:.2f}, where chance alone would give {self.chance:.2f}"
+        text = f"shift {self.shift:.2f}, where chance alone would give {self.chance:.2f}"
         if self.shift < _CHANCE * self.chance:
             none = "chance alone could put the sites this far apart"
-            return f"{told}: {none}; FedRDN and FedFA have little to work on, or there are too few images."
+            return f"{text}: {none}; FedRDN and FedFA have little to work on, or there are too few images."
         if self.shift < 1:
-            return f"{told}: the sites differ by less than the images of one site do."
+            return f"{text}: the sites differ by less than the images of one site do."
         more = "the sites differ by more than the images of one site do"
-        return f"{told}: {more}, which is what FedRDN and FedFA work on."
+        return f"{text}: {more}, which is what FedRDN and FedFA work on."
 
 
 def site_shift(pairs: Mapping[str, np.ndarray], quantiles: Mapping[str, np.ndarray]) -> Shift | None:

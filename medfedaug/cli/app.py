@@ -23,8 +23,6 @@ from medfedaug.cli.console import say
 from medfedaug.errors import MedFedAugError, warnings_to
 from medfedaug.utils.printable import log_printable, printable_lines
 
-__all__ = ["app", "main"]
-
 app = typer.Typer(
     name="medfedaug",
     help="Augmentation against feature shift for medical imaging sites that train together.",

@@ -12,8 +12,6 @@ from medfedaug.cli.options import Given
 from medfedaug.data.pacs.archive import Access
 from medfedaug.errors import ConfigError
 
-__all__ = ["DicomWeb", "Dimse", "Parallel", "TokenFile", "archive_access"]
-
 DicomWeb = Annotated[
     str | None, typer.Option(metavar="URL", help="DICOMweb service.", rich_help_panel=Access.PANEL)
 ]

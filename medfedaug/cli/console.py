@@ -17,8 +17,6 @@ from rich.text import Text
 
 from medfedaug.utils.printable import printable, printable_lines
 
-__all__ = ["Table", "err_console", "number", "out_console", "print_page", "print_scores", "say", "wrapped"]
-
 
 class _Console(Console):
     """A console that shows characters which steer a terminal as escapes, wherever a text comes from."""

@@ -13,8 +13,6 @@ from medfedaug.cli.console import Table, err_console, out_console, say
 from medfedaug.cli.progress import RoundProgress
 from medfedaug.errors import ConfigError
 
-__all__ = ["demo"]
-
 BASELINE = "fedavg"
 SCANNERS = 1
 """The seed of the scanners, which stay: `--seed` moves patients and training."""

@@ -40,15 +40,6 @@ from medfedaug.utils.class_paths import constructor_parameters
 from medfedaug.utils.docstrings import plain, read_docstring
 from medfedaug.utils.files import write_atomic
 
-__all__ = [
-    "catalogue",
-    "describe_data_set",
-    "describe_method",
-    "describe_network",
-    "schemas",
-    "write_catalogue",
-]
-
 # Of a network: what follows from the data, and what is never taken.
 _SETTLED = ("spatial_dims", "in_channels", "n_input_channels", "out_channels", "num_classes", "pretrained")
 _SIZES = {"segmentation": (1, 2), "classification": (3, 10)}

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["BESIDE_THE_MODEL", "FILE", "ONLY_FOR", "Argument", "Described"]
-
 FILE = Path(__file__).with_name("catalogue.json")
 BESIDE_THE_MODEL, ONLY_FOR = "sent beside the model", "only for"
 """Headings of the facts of a method."""

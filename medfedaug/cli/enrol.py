@@ -12,8 +12,6 @@ import typer
 from medfedaug.cli.console import err_console, say
 from medfedaug.errors import ConfigError
 
-__all__ = ["enrol"]
-
 enrol = typer.Typer(
     no_args_is_help=True,
     help="Enrol a participant whose private key never leaves it: one command a side, and a telephone call.",

@@ -14,8 +14,6 @@ from shlex import quote
 
 from medfedaug.cli.console import say
 
-__all__ = ["importing"]
-
 
 @contextmanager
 def importing() -> Iterator[None]:

@@ -13,8 +13,6 @@ from medfedaug.cli.console import Table, out_console
 if TYPE_CHECKING:
     from medfedaug.cli.described import Described
 
-__all__ = ["datasets", "methods", "networks"]
-
 
 def methods(
     name: Annotated[str | None, typer.Argument(help="A method, to show its arguments and details.")] = None,

@@ -14,8 +14,6 @@ from medfedaug.cli.options import Data, Given, PlanMemory, takes
 from medfedaug.config.plan import Plan, planning_settings
 from medfedaug.config.run import RunConfig
 
-__all__ = ["plan"]
-
 _OTHERS = tuple(
     name for name in RunConfig.__dataclass_fields__ if name not in ("network", "network_args", "batch_size")
 )

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from medfedaug.runs.prediction.ensemble import Ensemble
     from medfedaug.runs.prediction.studies import StudyPredictions
 
-__all__ = ["predict"]
-
 _MOST_ROWS = 20
 
 

@@ -26,8 +26,6 @@ from medfedaug.cli.console import err_console, say
 from medfedaug.utils.event_text import Teller
 from medfedaug.utils.printable import printable
 
-__all__ = ["CaseProgress", "ImportProgress", "RoundProgress", "SweepProgress", "resumable"]
-
 _MOST_LEFT_OUT = 20
 QUIET = 20.0
 """Seconds without a line after which one says that the run goes on, where there is no terminal."""

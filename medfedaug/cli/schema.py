@@ -8,8 +8,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["FOLDER", "File", "schema"]
-
 FOLDER = Path(__file__).with_name("schemas")
 """Folder of the schemas, which ``make catalogue`` makes from the classes (`medfedaug.cli.describe`)."""
 

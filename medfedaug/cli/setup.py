@@ -16,8 +16,6 @@ from medfedaug.cli.console import Table, err_console, out_console, say
 from medfedaug.cli.options import existing_folder, split_pairs
 from medfedaug.errors import ConfigError
 
-__all__ = ["init", "project"]
-
 _ROWS = 2
 
 

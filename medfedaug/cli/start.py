@@ -10,8 +10,6 @@ import typer
 
 from medfedaug.cli.console import err_console, say
 
-__all__ = ["health", "restart", "start", "stop"]
-
 Kit = Annotated[Path, typer.Argument(help="An NVFlare kit, the server's or a site's.")]
 Timeout = Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Longest time to wait.")]
 

@@ -18,8 +18,6 @@ from medfedaug.cli.progress import duration
 if TYPE_CHECKING:
     from medfedaug.analysis.live_page import Watched
 
-__all__ = ["watch"]
-
 _PERIOD, _LAST = 1.0, 8
 _METRICS_PERIOD = 15.0
 _QUIET = 60.0  # seconds without an event that are worth a word

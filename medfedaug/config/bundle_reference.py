@@ -150,7 +150,7 @@ class AllowedBundle:
 
 _given: dict[str, AllowedBundle] = {}
 _allowed: dict[str, AllowedBundle] | None = None
-"""Those of a site's settings; ``None`` on a user's own machine, where `_given` and the variable count."""
+"""Bundles that the site allows; ``None`` on a user's own machine, where `_given` and the variable count."""
 _copies: dict[str, tempfile.TemporaryDirectory[str]] = {}
 """By the hash of their content."""
 

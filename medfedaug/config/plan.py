@@ -154,8 +154,10 @@ class Plan(Settings):
             check_choice("normalisation", word, NORMALISATIONS)
         numbers, wanted = self.ct_intensities or (), 4 * words.count("ct")
         if len(numbers) != wanted:
-            told = f"{len(numbers)} numbers, and normalisation {','.join(words) or 'null'} needs {wanted}"
-            raise ConfigError(f"ct_intensities has {told}: {', '.join(_CT_NUMBERS)} of each channel with ct")
+            counted = f"{len(numbers)} numbers, and normalisation {','.join(words) or 'null'} needs {wanted}"
+            raise ConfigError(
+                f"ct_intensities has {counted}: {', '.join(_CT_NUMBERS)} of each channel with ct"
+            )
         for low, high, _, deviation in zip(*(numbers[k::4] for k in range(4)), strict=True):
             if not (low < high and deviation > 0):
                 raise ConfigError(
@@ -212,18 +214,18 @@ def planning_settings(given: Iterable[str], memory: float | None = None) -> dict
     return {"memory": memory or PLAN_MEMORY, "given": sorted(decided & set(given))}
 
 
-def save_plan(path: str | Path, plan: Plan, told: Mapping[str, Any] | None = None) -> None:
+def save_plan(path: str | Path, plan: Plan, beside: Mapping[str, Any] | None = None) -> None:
     """Write a plan as JSON.
 
     Args:
         path: the file; an existing one is replaced.
         plan: the plan.
-        told: what else belongs in the file, for who reads it; it is not read again.
+        beside: further content for a reader of the file; it is not read again.
 
     Raises:
         StorageError: when the file cannot be written.
     """
-    write_versioned(path, _KIND, _VERSION, {"plan": plan.to_dict(), **(told or {})})
+    write_versioned(path, _KIND, _VERSION, {"plan": plan.to_dict(), **(beside or {})})
 
 
 def load_plan(path: str | Path) -> Plan:

@@ -13,8 +13,6 @@ from medfedaug.data.splits import in_fold
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
 
-__all__ = ["MANIFEST", "MARKER", "is_site", "open_folder", "own_data", "site_folders"]
-
 MANIFEST = "phantom.json"
 """Tells beside the sites of a phantom with which arguments it was made."""
 

@@ -12,16 +12,6 @@ from medfedaug.config.run import derive_seed
 from medfedaug.data.base import SPLITS, Case, SiteFolder
 from medfedaug.errors import ConfigError
 
-__all__ = [
-    "by_patient",
-    "deal_by_dirichlet",
-    "fold_patients",
-    "in_fold",
-    "split_by_class",
-    "split_in_order",
-    "split_patients",
-]
-
 T = TypeVar("T")
 
 # Where nothing is published. Seeded by names alone, so that all runs share one split.

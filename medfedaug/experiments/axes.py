@@ -12,8 +12,6 @@ from typing import Any
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import parse_json
 
-__all__ = ["Axis", "Comparison", "axis_value", "parse_axis", "shown", "split_values"]
-
 _PARTS = 60
 
 

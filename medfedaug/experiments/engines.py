@@ -9,8 +9,6 @@ from medfedaug.federation.engine import Engine
 from medfedaug.utils import plugins
 from medfedaug.utils.validation import not_known
 
-__all__ = ["engine_names", "find_engine", "register"]
-
 
 def _nvflare() -> Engine:
     # Imported here: the other engines work without NVFlare, and its import takes seconds.

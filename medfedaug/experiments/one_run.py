@@ -16,8 +16,6 @@ from medfedaug.methods.registry import parse_methods
 from medfedaug.runs.prediction.loaded_run import LoadedRun
 from medfedaug.utils.validation import not_known
 
-__all__ = ["simulate"]
-
 _RUN = {entry.name for entry in fields(RunConfig)} - {"methods"}
 _EXECUTION = {entry.name for entry in fields(Execution)}
 _OPTIONS = {

@@ -22,8 +22,6 @@ from medfedaug.experiments.presets import PRESETS, find_preset
 from medfedaug.experiments.published import Published, published_rows
 from medfedaug.utils.validation import check_keys, not_known
 
-__all__ = ["Entry", "entries", "find_entry"]
-
 _FILE = "papers.yml"
 
 

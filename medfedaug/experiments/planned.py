@@ -12,8 +12,6 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.benchmarks import find_benchmark
 from medfedaug.experiments.axes import shown
 
-__all__ = ["PlannedRun"]
-
 BASE = "base"  # the variant that is the preset itself
 
 

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Preset"]
-
 # FedFD-A Section 4.1: "parameters are aggregated for the global model with the same process of FedAvg". That
 # model is tested at the site that was left out; FedFA+, which tests FedBN there too, does not say which is.
 _UNSEEN: dict[str, dict[str, Any]] = {"fedbn": {"unseen": "average"}, "silobn": {"unseen": "average"}}

@@ -18,8 +18,6 @@ from medfedaug.errors import ConfigError, DataError, first_line
 from medfedaug.experiments.preset import Preset
 from medfedaug.utils.validation import check_keys, not_known
 
-__all__ = ["PRESETS", "Preset", "find_preset", "parse_presets"]
-
 _FILE = "presets.yml"
 _KINDS = {
     "config": dict,

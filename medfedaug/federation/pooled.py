@@ -17,8 +17,6 @@ from medfedaug.federation.server.server import FederationServer
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.sampling.augmentation import ConcatenatedDataset
 
-__all__ = ["PooledCarrier", "PooledEngine", "run_pooled"]
-
 
 class PooledCarrier(InProcessCarrier):
     """Let one site train on the images of all sites, and use its update as the update of every site.

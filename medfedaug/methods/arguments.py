@@ -11,8 +11,6 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from medfedaug.errors import ConfigError
 
-__all__ = ["check_arguments"]
-
 _WORDS = {
     bool: "true or false",
     int: "a whole number",

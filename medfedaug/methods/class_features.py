@@ -12,9 +12,6 @@ from medfedaug.errors import ConfigError
 from medfedaug.methods.base import SiteContext, SiteExchange, SitePart, Step
 from medfedaug.models import find_head
 
-__all__ = ["PASSES", "ClassFeatures", "PrototypeSite", "linear_head"]
-
-
 PASSES = ("training", "evaluation")
 
 

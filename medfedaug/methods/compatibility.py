@@ -10,8 +10,6 @@ from difflib import get_close_matches
 from medfedaug.errors import ConfigError
 from medfedaug.methods.base import WORDS, Method
 
-__all__ = ["Constraints", "check_compatible", "constraints", "included_methods", "methods_with"]
-
 _METHOD = "method:"
 _NONE = frozenset[str]()
 

@@ -14,8 +14,6 @@ from medfedaug.methods.base import Method, Payload, SiteContext, SitePart, Step,
 from medfedaug.methods.own_loss import RoundMeans
 from medfedaug.models.substitution import call_with, shared_by_name, trained_entries
 
-__all__ = ["Ditto", "DittoSite"]
-
 
 class Ditto(Method):
     r"""A personal model for each site beside the global one (Li, Hu, Beirami and Smith, ICML 2021).

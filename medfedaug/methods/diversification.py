@@ -16,8 +16,6 @@ from medfedaug.functional.operators import has_operators
 from medfedaug.methods.base import SitePart, Step, Targets
 from medfedaug.models import find_head
 
-__all__ = ["DiversifiedSite", "Weights", "mixing_range"]
-
 # Table 2 of the paper; "random" is U(low, high).
 _MIXING = {"global": (0.0, 0.0), "instance": (1.0, 1.0), "fixed": (0.5, 0.5)}
 

@@ -21,8 +21,6 @@ from medfedaug.methods.kept import KeptUpdates, moved, update_norms
 from medfedaug.privacy.accountant import epsilon_spent, noise_multiplier_for, require_opacus
 from medfedaug.utils.secure_random import secret_normal
 
-__all__ = ["DPFedAvg", "DPFedAvgServer"]
-
 
 class DPFedAvg(Method):
     r"""Differentially private federated averaging (McMahan et al., ICLR 2018, Algorithm 1).

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 
 from torch import nn
 
-__all__ = ["module_entries", "state_entries"]
-
 
 def state_entries(network: nn.Module, types: tuple[type[nn.Module], ...]) -> frozenset[str]:
     """The state-dict keys that belong to modules of the given types.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from medfedaug.methods.base import Method
 
-__all__ = ["FedAvg"]
-
 
 class FedAvg(Method):
     """Federated averaging: w ← Σₖ (nₖ/n) wₖ (McMahan et al., AISTATS 2017; FedRDN Eq. 3).

@@ -18,8 +18,6 @@ from medfedaug.methods.base import (
     zeros,
 )
 
-__all__ = ["FedAvgM", "FedAvgMServer"]
-
 
 class FedAvgM(Method):
     """Server momentum: v ← βv + (w − w̄), w ← w − ηv, with w̄ the mean of the sites' models.

@@ -20,8 +20,6 @@ from medfedaug.methods.base import (
 )
 from medfedaug.methods.kept import KeptUpdates
 
-__all__ = ["FedAWA", "FedAWAServer"]
-
 
 class FedAWA(Method):
     r"""Adaptive weights from client vectors (Shi et al., FedAWA, CVPR 2025).

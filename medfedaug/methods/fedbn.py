@@ -9,8 +9,6 @@ from medfedaug.errors import WITH_BATCH_NORM, ConfigError
 from medfedaug.methods.entries import state_entries
 from medfedaug.methods.unseen import KeepsNorms
 
-__all__ = ["NORM_LAYERS", "FedBN"]
-
 # `_NormBase` is the common base of PyTorch's batch and instance norms.
 NORM_LAYERS: tuple[type[nn.Module], ...] = (_NormBase, nn.GroupNorm, nn.LayerNorm)
 

@@ -24,8 +24,6 @@ from medfedaug.methods.base import (
 from medfedaug.methods.kept import AggregatorExchange, KeptUpdates
 from medfedaug.utils.validation import check_choice
 
-__all__ = ["FedCE", "FedCEServer", "FedCESite"]
-
 _LEAST = 1e-3
 
 

@@ -25,8 +25,6 @@ from medfedaug.methods.base import (
 )
 from medfedaug.methods.kept import AggregatorExchange, KeptUpdates
 
-__all__ = ["FedDGGA", "FedDGGASite"]
-
 _LEAST = 1e-3
 
 

@@ -21,8 +21,6 @@ from medfedaug.methods.base import (
     zeros,
 )
 
-__all__ = ["FedDyn", "FedDynServer"]
-
 
 class FedDyn(Method):
     """Dynamic regularisation (Acar et al., ICLR 2021, Algorithm 1).

@@ -26,8 +26,6 @@ from medfedaug.methods.base import (
 )
 from medfedaug.models import ffa_layers, insert_ffa
 
-__all__ = ["FedFA", "FedFAServer", "FedFASite"]
-
 _ACCUMULATED = (
     "running_mean",
     "running_std",

@@ -29,8 +29,6 @@ from medfedaug.models.freezing import hold_norms
 from medfedaug.models.stages import Stage, known_stages
 from medfedaug.models.substitution import call_with
 
-__all__ = ["FedFAh", "FedFAhServer", "FedFAhSite"]
-
 # Features of so many bytes are kept between the two looks at them that a histogram needs (its range, then its
 # counts); beyond, the network runs over the training set twice, in constant memory.
 _KEPT_BYTES = 2**26

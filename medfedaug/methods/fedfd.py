@@ -29,8 +29,6 @@ from medfedaug.models.adaptation import (
 )
 from medfedaug.models.stage_layer import StageLayer
 
-__all__ = ["FedFD", "FedFDSite"]
-
 _STATISTICS, _AFFINE = ("running_mean", "running_var"), ("weight", "bias")
 
 

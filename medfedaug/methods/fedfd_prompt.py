@@ -21,8 +21,6 @@ from medfedaug.methods.base import (
 from medfedaug.methods.diversification import DiversifiedSite, Weights, mixing_range
 from medfedaug.models.prompts import find_prompts, insert_prompts, mixing_prompts
 
-__all__ = ["FedFDPrompt", "FedFDPromptSite"]
-
 
 class FedFDPrompt(Method):
     """Feature diversification of a vision transformer by its prompts (Yang et al., section 5).

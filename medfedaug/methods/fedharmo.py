@@ -28,8 +28,6 @@ from medfedaug.methods.base import (
 from medfedaug.methods.fedsam import gradients_nearby
 from medfedaug.transforms import NormalizeAmplituded
 
-__all__ = ["FedHarmo", "FedHarmoServer", "FedHarmoSite"]
-
 
 class FedHarmo(Method):
     """HarmoFL (Jiang, Wang and Dou, AAAI 2022), which the FedFA+ paper calls FedHarmo.

@@ -11,8 +11,6 @@ from medfedaug.errors import ConfigError
 from medfedaug.methods.base import Aggregator, Method, RoundMean, ServerContext, shared_parameters
 from medfedaug.methods.kept import KeptUpdates, stacked
 
-__all__ = ["FedLWS", "FedLWSServer"]
-
 
 class FedLWS(Method):
     r"""Layer-wise weight shrinking (Shi et al., FedLWS, ICLR 2025).

@@ -24,8 +24,6 @@ from medfedaug.methods.base import (
 )
 from medfedaug.methods.kept import AggregatorExchange
 
-__all__ = ["FedNova", "FedNovaAggregator", "FedNovaSite", "LocalLengths"]
-
 _MOST_STEPS = 1e7
 
 

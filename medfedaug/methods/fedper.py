@@ -9,8 +9,6 @@ from medfedaug.methods.base import Method
 from medfedaug.methods.entries import module_entries
 from medfedaug.models import find_head
 
-__all__ = ["FedPer"]
-
 
 class FedPer(Method):
     r"""Base layers are averaged, personalisation layers stay (Arivazhagan et al., arXiv:1912.00818, 2019).

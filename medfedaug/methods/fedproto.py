@@ -20,8 +20,6 @@ from medfedaug.methods.base import (
 )
 from medfedaug.methods.class_features import PASSES, PrototypeSite, linear_head
 
-__all__ = ["FedProto", "FedProtoServer", "FedProtoSite"]
-
 
 class FedProto(Method):
     """Prototypes of the classes (Tan et al., AAAI 2022, Eq. 3, 6 and 7).

@@ -8,8 +8,6 @@ from torch import Tensor, nn
 from medfedaug.errors import ConfigError
 from medfedaug.methods.base import Method, SiteContext, SitePart, Step, shared_parameters
 
-__all__ = ["FedProx"]
-
 
 class FedProx(Method):
     """Add (μ/2)·‖w − w_global‖² to the local loss (Li et al., MLSys 2020, Eq. 2).

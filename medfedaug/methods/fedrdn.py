@@ -28,8 +28,6 @@ from medfedaug.statistics import ChannelStatistics, foreign_pairs, usable_pairs
 from medfedaug.transforms import FedRDNd
 from medfedaug.utils.validation import check_choice
 
-__all__ = ["FedRDN", "FedRDNServer", "FedRDNSite"]
-
 
 class FedRDN(Method):
     """Federated random data normalisation.

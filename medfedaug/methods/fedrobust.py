@@ -11,8 +11,6 @@ from medfedaug import functional as F
 from medfedaug.errors import ConfigError
 from medfedaug.methods.base import Method, Payload, SiteContext, SitePart, Step
 
-__all__ = ["FedRobust", "FedRobustSite"]
-
 _LARGEST = 4096  # values per image, with a matrix of 64 MB
 
 

@@ -14,8 +14,6 @@ from medfedaug.errors import ConfigError
 from medfedaug.methods.base import Method, Payload, SiteContext, SitePart, Step
 from medfedaug.methods.class_features import linear_head
 
-__all__ = ["FedRoD", "FedRoDSite"]
-
 _ABSENT = -1e4  # in place of log 0; its exponential is 0
 
 

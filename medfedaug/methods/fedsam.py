@@ -9,8 +9,6 @@ import torch
 from medfedaug.errors import ConfigError
 from medfedaug.methods.base import Method, SiteContext, SitePart, Step
 
-__all__ = ["FedSAM", "gradients_nearby"]
-
 
 class FedSAM(Method):
     """Local steps with sharpness-aware minimisation (Qu et al., ICML 2022; Caldarola et al., ECCV 2022).

@@ -24,8 +24,6 @@ from medfedaug.methods.base import (
 from medfedaug.methods.class_features import linear_head
 from medfedaug.methods.own_loss import RoundMeans
 
-__all__ = ["FedSR", "FedSRSite", "Representation"]
-
 _SMALLEST = 1e-6  # deviation: the logarithm of one that rounds to zero would be no number
 
 

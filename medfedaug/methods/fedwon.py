@@ -16,8 +16,6 @@ from medfedaug.models.weight_standardisation import (
     standardise_weights,
 )
 
-__all__ = ["FedWon", "FedWonSite"]
-
 
 class FedWon(Method):
     r"""Federated learning without normalisations (Zhuang and Lyu, FedWon, ICLR 2024).

@@ -5,8 +5,6 @@ from __future__ import annotations
 from medfedaug.errors import ConfigError
 from medfedaug.methods.base import Method
 
-__all__ = ["FineTune"]
-
 
 class FineTune(Method):
     """Local fine-tuning of the global model before the test (FedAvg + FT).

@@ -11,8 +11,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from medfedaug.errors import WITH_BATCH_NORM, ConfigError
 from medfedaug.methods.base import Method, SiteContext, SitePart
 
-__all__ = ["FixBN", "FixBNSite"]
-
 
 class FixBN(Method):
     r"""Batch norm in two stages (Zhong, Chen and Chao, arXiv:2303.06530, 2023).

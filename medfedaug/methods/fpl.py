@@ -21,8 +21,6 @@ from medfedaug.methods.base import (
 )
 from medfedaug.methods.class_features import PASSES, PrototypeSite, linear_head
 
-__all__ = ["FPL", "FPLServer", "FPLSite"]
-
 
 class FPL(Method):
     r"""Federated prototypes learning (Huang et al., CVPR 2023), for classification.

@@ -26,8 +26,6 @@ from medfedaug.methods.entries import state_entries
 from medfedaug.methods.own_loss import RoundMeans
 from medfedaug.models import find_head
 
-__all__ = ["FRAug", "FRAugSite", "Generator"]
-
 
 class Generator(nn.Module):
     """g(z, y): client-agnostic residuals of embeddings, a perceptron of two layers.

@@ -8,8 +8,6 @@ from torch import Tensor
 from medfedaug.config.run import derive_seed
 from medfedaug.methods.base import Payload, ServerExchange, Shapes, SiteContext
 
-__all__ = ["GatheredServer", "fewest_cases", "random_groups"]
-
 
 def random_groups(method: str, site: str, samples: int, size: int) -> Tensor:
     """The group of each of a site's samples, (samples): at random, of ``size`` or more, and always the same.

@@ -25,8 +25,6 @@ from medfedaug.models.assembled_norm import (
 )
 from medfedaug.models.substitution import call_with
 
-__all__ = ["GPerXAN", "GPerXANSite"]
-
 
 class GPerXAN(KeepsNorms):
     r"""Assembled normalisation and a guiding regulariser (Le et al., gPerXAN, CVPR 2024).

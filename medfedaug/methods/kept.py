@@ -12,8 +12,6 @@ from torch import Tensor
 from medfedaug.errors import ConfigError
 from medfedaug.methods.base import Aggregator, Payload, ServerExchange, SiteUpdate
 
-__all__ = ["AggregatorExchange", "KeptUpdates", "check_hostile", "moved", "stacked", "update_norms"]
-
 
 class AggregatorExchange(ServerExchange):
     """Exchange for an aggregator, which receives it with each update.

@@ -11,8 +11,6 @@ from medfedaug import functional as F
 from medfedaug.methods.base import Aggregator, Method, RoundMean, ServerContext, shared_parameters
 from medfedaug.methods.kept import KeptUpdates, check_hostile, stacked
 
-__all__ = ["Krum", "KrumServer"]
-
 
 class Krum(Method):
     """The one site's model that is nearest to others (Blanchard et al., NeurIPS 2017).

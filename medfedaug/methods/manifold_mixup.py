@@ -12,8 +12,6 @@ from medfedaug.methods.base import Method, SiteContext, SitePart, Targets
 from medfedaug.methods.mixup import draw_lambda, mixed_targets
 from medfedaug.models import FeatureMixLayer, insert_layers, stage_layers
 
-__all__ = ["ManifoldMixUp"]
-
 
 class ManifoldMixUp(Method):
     """MixUp of hidden features (Verma et al., ICML 2019, Algorithm 1).

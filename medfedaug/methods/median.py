@@ -8,8 +8,6 @@ from medfedaug import functional as F
 from medfedaug.methods.base import Aggregator, Method, RoundMean, ServerContext
 from medfedaug.methods.kept import KeptUpdates, stacked
 
-__all__ = ["Median", "MedianServer"]
-
 
 class Median(Method):
     """The coordinate-wise median (Yin et al., ICML 2018, Algorithm 1, option I).

@@ -8,8 +8,6 @@ from torch import Tensor
 from medfedaug.errors import ConfigError
 from medfedaug.methods.base import Method, SiteContext, SitePart, Targets
 
-__all__ = ["MixUp", "draw_lambda", "mixed_targets"]
-
 
 def draw_lambda(alpha: float) -> float:
     """λ ~ Beta(α, α) from torch's generator; 1, which mixes nothing, where α is zero."""

@@ -10,8 +10,6 @@ from medfedaug.methods.base import Method, SiteContext, SitePart, Targets
 from medfedaug.methods.mixup import mixed_targets
 from medfedaug.models import MomentExchangeLayer, insert_layers, stage_layers
 
-__all__ = ["MoEx"]
-
 
 class MoEx(Method):
     """Moment exchange (Li et al., CVPR 2021).

@@ -14,8 +14,6 @@ from medfedaug.models import find_head
 from medfedaug.models.modes import evaluating
 from medfedaug.models.substitution import call_with
 
-__all__ = ["MOON", "MOONSite"]
-
 
 class MOON(Method):
     r"""Model-contrastive learning (Li, He and Song, CVPR 2021, Eq. 3 and 4).

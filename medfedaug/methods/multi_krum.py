@@ -7,8 +7,6 @@ from medfedaug.methods.base import Aggregator, Method, ServerContext
 from medfedaug.methods.kept import check_hostile
 from medfedaug.methods.krum import KrumServer
 
-__all__ = ["MultiKrum"]
-
 
 class MultiKrum(Method):
     """The mean of the m models with the smallest scores of Krum (Blanchard et al., NeurIPS 2017).

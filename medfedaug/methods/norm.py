@@ -11,8 +11,6 @@ from medfedaug.methods.base import Method, SiteContext, SitePart
 from medfedaug.transforms import FedRDNd
 from medfedaug.utils.validation import check_choice
 
-__all__ = ["Norm"]
-
 
 class Norm(Method):
     """Every site normalises with its own statistics, in training and at test: "+ norm" of the FedRDN paper.

@@ -11,8 +11,6 @@ from medfedaug.errors import ConfigError
 from medfedaug.methods.base import Aggregator, Method, RoundMean, ServerContext, shared_parameters
 from medfedaug.methods.kept import KeptUpdates, moved, stacked, update_norms
 
-__all__ = ["NormClip", "NormClipServer"]
-
 
 class NormClip(Method):
     """Norm bounding of the sites' updates (Sun et al., "Can You Really Backdoor Federated Learning?", 2019).

@@ -27,8 +27,6 @@ from medfedaug.methods.base import (
 )
 from medfedaug.transforms import StandardizeHistogramd
 
-__all__ = ["Nyul", "NyulServer", "NyulSite"]
-
 _STEPS = len(F.PERCENTILES) - 1
 
 

@@ -6,8 +6,6 @@ from typing import Any, ClassVar
 
 from medfedaug.errors import ConfigError
 
-__all__ = ["RefusesOldNames"]
-
 
 class RefusesOldNames:
     """Base of the classes that an author of methods derives from.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["RoundMeans"]
-
 
 class RoundMeans:
     """Means over the steps of a round, read once at its end: reading a number makes a GPU wait.

@@ -13,8 +13,6 @@ from medfedaug.models.dependence import modules_before
 from medfedaug.models.stages import known_stages
 from medfedaug.models.substitution import first_names
 
-__all__ = ["PartialFed"]
-
 _STRATEGIES = ("norm+head", "norm", "head", "bottom_up", "top_down")
 
 

@@ -10,8 +10,6 @@ from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.methods.base import Method, Payload, SiteContext, SitePart
 from medfedaug.models.substitution import call_with
 
-__all__ = ["PartialFedAdaptive", "PartialFedAdaptiveSite"]
-
 _LOGITS, _OWN = "logits", "own/"
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from medfedaug.methods.base import Method
 
-__all__ = ["Pooled"]
-
 
 class Pooled(Method):
     """Training on the images of all sites together, the oracle that a federation is measured against.

@@ -10,8 +10,6 @@ from monai.utils import CommonKeys as Keys
 from medfedaug.methods.base import Method, SiteContext, SitePart
 from medfedaug.transforms import RandAugmentd
 
-__all__ = ["RandAugment"]
-
 
 class RandAugment(Method):
     """Data augmentation by N operations of magnitude M (Cubuk et al., NeurIPS 2020).

@@ -12,8 +12,6 @@ from medfedaug import functional as F
 from medfedaug.errors import ConfigError
 from medfedaug.methods.base import Method, SiteContext, SitePart, Step, Targets
 
-__all__ = ["RandConv", "RandConvSite"]
-
 
 class RandConv(Method):
     r"""Random convolutions as augmentation (Xu et al., ICLR 2021).

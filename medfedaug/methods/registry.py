@@ -15,18 +15,6 @@ from medfedaug.methods.compatibility import check_compatible, constraints
 from medfedaug.utils import plugins
 from medfedaug.utils.validation import match_case, not_known, split_names
 
-__all__ = [
-    "BUILT_IN_NAMES",
-    "COMBINATIONS",
-    "build_methods",
-    "built_in_methods",
-    "canonical_name",
-    "find_class",
-    "method_class",
-    "method_names",
-    "parse_methods",
-]
-
 _BUILT_IN: dict[str, type[Method]] = {
     found.name: found
     for found in vars(catalogue).values()

@@ -21,8 +21,6 @@ from medfedaug.methods.base import (
     zeros,
 )
 
-__all__ = ["Scaffold", "ScaffoldServer", "ScaffoldSite"]
-
 
 class Scaffold(Method):
     """Stochastic controlled averaging (Karimireddy et al., ICML 2020, Algorithm 1, option II).

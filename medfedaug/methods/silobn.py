@@ -8,8 +8,6 @@ from torch.nn.modules.batchnorm import _NormBase
 from medfedaug.errors import WITH_BATCH_NORM, ConfigError
 from medfedaug.methods.unseen import KeepsNorms
 
-__all__ = ["SiloBN"]
-
 
 class SiloBN(KeepsNorms):
     """Average everything but the running statistics of norm layers (Andreux et al., DART 2020).

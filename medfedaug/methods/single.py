@@ -6,8 +6,6 @@ from torch import nn
 
 from medfedaug.methods.base import Method
 
-__all__ = ["Single"]
-
 
 class Single(Method):
     """Training on one site only: nothing is averaged, and each site is tested with the model of its own.

@@ -8,8 +8,6 @@ from medfedaug import functional as F
 from medfedaug.methods.base import Aggregator, Method, RoundMean, ServerContext
 from medfedaug.methods.kept import KeptUpdates, check_hostile, stacked
 
-__all__ = ["TrimmedMean", "TrimmedMeanServer"]
-
 
 class TrimmedMean(Method):
     """The coordinate-wise trimmed mean (Yin et al., ICML 2018, Algorithm 1, option II).

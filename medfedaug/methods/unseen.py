@@ -21,8 +21,6 @@ from medfedaug.methods.base import (
     SitePart,
 )
 
-__all__ = ["KeepsNorms", "UnseenNorms"]
-
 _UNSEEN = ("none", "average", "own")
 _STATISTICS = ("running_mean", "running_var")
 

@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 GLOBAL, PERSONAL, LOCAL, UNSEEN = "global", "personal", "local", "unseen"
-"""Whose model a score is of (`medfedaug.federation.composition.Composition.scored`)."""
+"""Kinds of models that a score may be of (`medfedaug.federation.composition.Composition.scored`)."""
 
 
 def whose_model(own: Collection[str]) -> str:

@@ -58,7 +58,7 @@ _FROM = {
     5: f"ALTER TABLE scored {_SITE} {_OF_SITES}",
     6: "",
 }
-"""What brings a file of an earlier version to this one."""
+"""Conversions of a file from an earlier version to this one."""
 _OLDER = "privacy_ledger", 1
 """Kind and version of the JSON files that earlier releases wrote, one for each name of a site."""
 

@@ -157,7 +157,7 @@ class Pseudonyms:
             bare, *suffix = Path(text).name.split(".")
             return self.of(bare) if suffix else self.of(text, "name")
 
-        told = replace_own(error, stand_in)
+        public = replace_own(error, stand_in)
         names = dict(cases)
         for name in _names_below(folder) if folder is not None else ():
             names.setdefault(name, name)
@@ -166,13 +166,13 @@ class Pseudonyms:
             kept |= {*data.classes, *data.channel_names}
         found = sorted((n for n in names if n not in kept and _identifies(n)), key=len, reverse=True)
         if found:
-            told = re.sub(
-                "|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in found if name in told) or r"(?!)",
+            public = re.sub(
+                "|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in found if name in public) or r"(?!)",
                 lambda match: stand_in(match.group()),
-                told,
+                public,
             )
         # Last, since names are found as they are.
-        return printable(_PATH.sub(_WITHHELD, told))
+        return printable(_PATH.sub(_WITHHELD, public))
 
 
 def public_text(error: MedFedAugError) -> str:

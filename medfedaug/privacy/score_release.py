@@ -163,12 +163,12 @@ def released_difference(
     if test.patients < policy.min_images or policy.score_noise_multiplier:
         return {}
     step = step_of(test.patients)
-    told: dict[str, Any] = {unit: test.patients, "low": None, "high": None}
-    told["difference"] = _signed(dithered(test.difference, step, generator))
+    released: dict[str, Any] = {unit: test.patients, "low": None, "high": None}
+    released["difference"] = _signed(dithered(test.difference, step, generator))
     if bounded:
-        told["low"] = min(told["difference"], _signed(dithered(low - step, step, generator)))
-        told["high"] = max(told["difference"], _signed(dithered(high + step, step, generator)))
-    return told
+        released["low"] = min(released["difference"], _signed(dithered(low - step, step, generator)))
+        released["high"] = max(released["difference"], _signed(dithered(high + step, step, generator)))
+    return released
 
 
 def largest_loss(classes: int) -> float:
@@ -214,10 +214,10 @@ def released_loss(
     share = fmean(1.0 if math.isnan(mean) else _share(mean) for mean in means)
     if policy.score_noise_multiplier:
         noise = (generator or _system).gauss(0.0, policy.score_noise_multiplier / len(owned))
-        told = round(share + noise, 2)
+        released = round(share + noise, 2)
     else:
-        told = dithered(share, step_of(len(owned)), generator)
-    return round(_share(told) * most, 9)
+        released = dithered(share, step_of(len(owned)), generator)
+    return round(_share(released) * most, 9)
 
 
 def _noisy(
@@ -232,7 +232,7 @@ def _noisy(
     Each patient gives the mean of its cases' scores, or the middle of the range without one, so that one
     patient in the place of another moves each of the J means by at most 1/n, and all of them by √J/n in L2.
     """
-    draw, told = generator or _system, {}
+    draw, released = generator or _system, {}
     owners = {case: patients.get(case, case) for case in cases}
     count = len(set(owners.values()))
     for name, scores in by_case.items():
@@ -243,8 +243,8 @@ def _noisy(
         total = sum(map(fmean, known.values())) + _MIDDLE * (count - len(known))
         noise = draw.gauss(0.0, multiplier * math.sqrt(len(by_case)) / count)
         step = step_of(_MANY, METRICS[name].finest_step)
-        told[name] = _share(round(round(round(total / count + noise, 2) / step) * step, 9))
-    return told
+        released[name] = _share(round(round(round(total / count + noise, 2) / step) * step, 9))
+    return released
 
 
 def _smallest_weight(

@@ -8,8 +8,6 @@ from typing import Any
 
 from medfedaug.config.run import SCALING, recorded_settings
 
-__all__ = ["OTHER_INPUT", "SCALED", "Input", "input_note", "recorded_input"]
-
 OTHER_INPUT = "‡"
 """Marks the rows of a table whose input was scaled otherwise than that of the row they are compared with."""
 

@@ -10,8 +10,6 @@ from medfedaug.errors import ConfigError, first_line
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.statistics import ChannelStatistics, load_statistics, other_statistics
 
-__all__ = ["Origin"]
-
 
 @dataclass(frozen=True)
 class Origin:

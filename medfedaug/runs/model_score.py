@@ -10,8 +10,6 @@ from typing import Any
 from medfedaug.metrics.nothing_learned import nothing_learned_in
 from medfedaug.metrics.registry import find_metric
 
-__all__ = ["LOW_DICE", "ModelScore"]
-
 LOW_DICE = 0.5
 """A test Dice below this is a reason to warn: less than half of outline and reference overlap."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.axes import Axes
 
-__all__ = ["outline", "windowed"]
-
 PAPER, INK = "#111114", "#e6e6ea"  # dark in every theme, as on a radiologist's screen
 
 _WINDOW = (1, 99.5)  # percentiles that are drawn black and white

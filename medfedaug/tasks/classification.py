@@ -24,8 +24,6 @@ from medfedaug.models.memory_format import channels_last
 from medfedaug.tasks.base import EvaluationCase, Pipeline, Prediction, Sample, Task, stack
 from medfedaug.tasks.losses import Loss, build_loss
 
-__all__ = ["ClassificationTask"]
-
 
 class _DivideBy255(Transform):
     """The bits of `ScaleIntensityRanged`, whose tensors with meta data cost more than the division."""

@@ -7,8 +7,6 @@ from itertools import combinations
 
 from torch import Tensor, nn
 
-__all__ = ["FlippedNetwork", "flips_of"]
-
 
 def flips_of(axes: Sequence[int]) -> list[tuple[int, ...]]:
     """Return all flips of some axes but the one of none.

@@ -10,8 +10,6 @@ from medfedaug.tasks.base import Task
 from medfedaug.tasks.classification import ClassificationTask
 from medfedaug.tasks.segmentation import SegmentationTask
 
-__all__ = ["make_task"]
-
 _TASKS: dict[str, type[SegmentationTask] | type[ClassificationTask]] = {
     "segmentation": SegmentationTask,
     "classification": ClassificationTask,

@@ -148,7 +148,7 @@ class NVFlareCarrier(Carrier):
             return used
 
         task = self._send(request, sites, take)
-        grace, enough_since, told = self.execution.grace, None, set[str]()
+        grace, enough_since, reported = self.execution.grace, None, set[str]()
         while task.completion_status is None and not self.abort_signal.triggered:
             if len(good) >= needed and enough_since is None:
                 enough_since = time.monotonic()
@@ -158,8 +158,8 @@ class NVFlareCarrier(Carrier):
             if waiting and waiting <= set(self._look(sites)):
                 if enough_since is not None:
                     break
-                if waiting != told:
-                    told = waiting
+                if waiting != reported:
+                    reported = waiting
                     counts = {"answers": len(good), "needed": needed}
                     self.on_event({"event": "waiting", "sites": sorted(waiting), **counts})
             time.sleep(self.period)

@@ -110,8 +110,8 @@ class AnsweringExecutor(Executor):
                 self._site = self._opened(name, events, fl_ctx)
             except MedFedAugError as error:
                 self.log_error(fl_ctx, str(error))
-                told = without_job_text(public_text(error), self.job_settings(), (name,))
-                return Reply(request.task, error=f"site {name}: {told}")
+                text = without_job_text(public_text(error), self.job_settings(), (name,))
+                return Reply(request.task, error=f"site {name}: {text}")
             except Exception as error:  # of PyTorch, of the system: its text may have names of this site
                 self.log_exception(fl_ctx, str(error))
                 what = f"{type(error).__name__} while its settings were opened; the site's own log says more"

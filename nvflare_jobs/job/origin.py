@@ -24,8 +24,8 @@ def job_origin(fl_ctx: FLContext) -> Origin:
     signed the content of the job, where there is one of the project's; otherwise the server says it too.
     """
     workspace, job = fl_ctx.get_workspace(), fl_ctx.get_job_id()
-    told = _meta(Path(workspace.get_job_meta_path(job)))
-    name = _text(told.get(JobMetaKey.JOB_NAME.value))
+    meta = _meta(Path(workspace.get_job_meta_path(job)))
+    name = _text(meta.get(JobMetaKey.JOB_NAME.value))
     root = Path(workspace.get_startup_kit_dir()) / _ROOT
     app = Path(workspace.get_app_dir(job))
     if root.is_file() and app.is_dir():
@@ -34,7 +34,7 @@ def job_origin(fl_ctx: FLContext) -> Origin:
             submitter, organisation, role = map(_text, signers[0])
             return Origin(name, submitter, organisation, role, signed=True)
     claimed = (JobMetaKey.SUBMITTER_NAME, JobMetaKey.SUBMITTER_ORG, JobMetaKey.SUBMITTER_ROLE)
-    submitter, organisation, role = (_text(told.get(key.value)) for key in claimed)
+    submitter, organisation, role = (_text(meta.get(key.value)) for key in claimed)
     return Origin(name, submitter, organisation, role)
 
 

@@ -20,8 +20,8 @@ def write_fingerprints(
     folder: Path, sites: Sequence[ImageFingerprint], missing: Mapping[str, str] | None = None
 ) -> None:
     """Write the fingerprints, and the reasons of sites that sent none."""
-    told = {"sites": {one.site: one.to_dict() for one in sites}, "missing": dict(missing or {})}
-    write_json(folder / FINGERPRINTS, told)
+    content = {"sites": {one.site: one.to_dict() for one in sites}, "missing": dict(missing or {})}
+    write_json(folder / FINGERPRINTS, content)
 
 
 def write_pages(
@@ -60,7 +60,7 @@ def write_pages(
 
 
 def write_site_page(site: Site, folder: Path) -> Path:
-    """Write a site's own page, from the fingerprints that the server told it."""
+    """Write a site's own page, from the fingerprints that the server sent."""
     folder.mkdir(parents=True, exist_ok=True)
     write_fingerprints(folder, site.prospect)
     own = next((one for one in site.prospect if one.site == site.name), None)
@@ -71,10 +71,10 @@ def write_site_page(site: Site, folder: Path) -> Path:
     spent = "" if released is None else f"; ε of this site's ledger is now {released:.3g}"
     numbers = 0 if own is None else sum(value.numel() for value in own.entries.values())
     named = "" if own is None else scanners_text(own.scanners)
-    told = f"and told its scanners: {named}" if named else "and told no scanner"
+    scanners = f"and named its scanners: {named}" if named else "and named no scanner"
     line = (
-        f"This site sent {numbers} means over its training cases, {noise}{spent}, {told}. All sites were "
-        "told them."
+        f"This site sent {numbers} means over its training cases, {noise}{spent}, {scanners}. All sites "
+        "received them."
     )
     write_pages(folder, site.prospect, config=site.trainer.config, site=site.name, releases=[line])
     return folder / PAGE

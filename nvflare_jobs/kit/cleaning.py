@@ -286,7 +286,7 @@ def _measure(path: Path, read: bool) -> tuple[int, float]:
     size, used = 0, 0.0
     for file in files:
         with suppress(OSError):
-            told = file.lstat()
-            size += told.st_size if not file.is_dir() or file.is_symlink() else 0
-            used = max(used, told.st_mtime, told.st_atime if read and not file.is_dir() else 0.0)
+            status = file.lstat()
+            size += status.st_size if not file.is_dir() or file.is_symlink() else 0
+            used = max(used, status.st_mtime, status.st_atime if read and not file.is_dir() else 0.0)
     return size, used

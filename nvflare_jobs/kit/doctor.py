@@ -327,7 +327,7 @@ def _data(
     account: PrivacyLedger | None,
 ) -> Iterator[Check]:
     try:
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", MedFedAugWarning)
             site = open_site(resolve_data_folder(name, folder), name=name or None)
             channels = site.check_files()
@@ -340,7 +340,7 @@ def _data(
         True,
         f"{site.path}: {site.task}, {counts}; channels: {channels}, classes: {len(site.classes)}",
     )
-    for warning in told:
+    for warning in caught:
         if issubclass(warning.category, MedFedAugWarning):
             yield Check("data", None, str(warning.message))
     if account is not None and site.benchmark not in BENCHMARKS:
@@ -421,34 +421,34 @@ def _noise(policy: PrivacyPolicy) -> Iterator[Check]:
             ("statistics", policy.noise_multiplier),
             ("scores", policy.score_noise_multiplier),
         ]
-        told = ", ".join(f"{what} {noise:g}" for what, noise in parts if noise)
-        yield Check("noise", True, f"{told}; up to ε = {policy.max_epsilon:g} at δ = {policy.delta:g}")
+        text = ", ".join(f"{what} {noise:g}" for what, noise in parts if noise)
+        yield Check("noise", True, f"{text}; up to ε = {policy.max_epsilon:g} at δ = {policy.delta:g}")
 
 
 def _leaves(policy: PrivacyPolicy) -> Iterator[Check]:
     """Report the site's policy on scores, losses and models of its own."""
-    told = "one by one, for each case"
+    text = "one by one, for each case"
     if policy.scores == SUMMARY:
-        told = f"rounded means over {policy.min_images} cases or more; no score of a case leaves"
-    yield Check("scores", True, told)
-    told = "stay here; methods that exchange them are refused"
+        text = f"rounded means over {policy.min_images} cases or more; no score of a case leaves"
+    yield Check("scores", True, text)
+    text = "stay here; methods that exchange them are refused"
     if policy.losses:
-        told = f"rounded means over {policy.min_images} patients or more, each clipped to a public range"
-    yield Check("losses", True, told)
+        text = f"rounded means over {policy.min_images} patients or more, each clipped to a public range"
+    yield Check("losses", True, text)
     usual = PrivacyPolicy()
     names = ("max_validation_scores", "max_test_scores", "max_unknown_models")
     more = [name for name in names if getattr(policy, name) > getattr(usual, name)]
-    told = (
+    text = (
         f"{policy.max_validation_scores} on validation and {policy.max_test_scores} on test cases within 30 "
         f"days; {policy.max_unknown_models} unknown in an evaluation"
     )
     advice = f"More than usual: {', '.join(more)}. Each more tells more of single patients." if more else ""
-    yield Check("scored models", None if more else True, told, advice)
-    told = "may be sent to be scored at other sites" if policy.lend_models else "stay here"
-    yield Check("own models", True, told)
+    yield Check("scored models", None if more else True, text, advice)
+    text = "may be sent to be scored at other sites" if policy.lend_models else "stay here"
+    yield Check("own models", True, text)
     named = scanners_text(policy.scanners)
-    told = f"told other sites in an exchange of fingerprints: {named}" if named else "no other site is told"
-    yield Check("scanners", True, told)
+    text = f"sent to other sites with fingerprints: {named}" if named else "sent to no other site"
+    yield Check("scanners", True, text)
 
 
 def _decoding(site: SiteFolder) -> Check:
@@ -517,11 +517,11 @@ def _used(kit: Kit) -> Check:
         sizes[one.kind] = sizes.get(one.kind, 0) + one.size
     parts = [f"{kind} {size_text(size)}" for kind, size in sorted(sizes.items(), key=lambda part: -part[1])]
     old = sum(one.size for one in found if not one.needed)
-    told = (
+    text = (
         f"{size_text(sum(sizes.values()))}: {', '.join(part for part in parts if not part.endswith(' 0 B'))}"
     )
     clean = f"medfedaug clean --kit {kit.path} --older-than {_OLD} says what of it may go."
-    return Check("disk used", True, f"{told}; {size_text(old)} are old and may go", clean if old else "")
+    return Check("disk used", True, f"{text}; {size_text(old)} are old and may go", clean if old else "")
 
 
 def _disk(name: str, folder: Path, little: bool | None = False) -> Check:

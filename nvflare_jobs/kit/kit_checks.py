@@ -69,19 +69,19 @@ def check_process(kit: Kit) -> Finding:
 
 
 def _standing(kit: Kit, record: ProcessRecord, since: str) -> tuple[bool | None, str, str]:
-    told = f"runs since {since}, with the files as they are"
+    state = f"runs since {since}, with the files as they are"
     if kit.server:
-        return True, told, ""
+        return True, state, ""
     if record.heard is None:
-        return None, f"{told}; the server has not answered so far", "Is the server up?"
+        return None, f"{state}; the server has not answered so far", "Is the server up?"
     silent = time.time() - record.heard
     if silent > 300:
-        return None, f"{told}; the server was last heard from {silent:.0f} s ago", "Is the server up?"
+        return None, f"{state}; the server was last heard from {silent:.0f} s ago", "Is the server up?"
     own = record.settings.get("medfedaug")
     if record.server_version and own != record.server_version:
-        found = f"{told}; medfedaug {own} here, {record.server_version} at the server"
+        found = f"{state}; medfedaug {own} here, {record.server_version} at the server"
         return False, found, f"install the wheel of medfedaug {record.server_version}"
-    return True, f"{told}; the server answers", ""
+    return True, f"{state}; the server answers", ""
 
 
 # ------------------------------------------------------------------ files

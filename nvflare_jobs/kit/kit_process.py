@@ -379,10 +379,10 @@ def _await_up(kit: Path, before: int | None, timeout: float) -> str:
     settled, process = _until(is_settled, deadline), new()
     if process is None:
         raise RunFailed(f"{kit}: does not start: {_last_error(kit)}")
-    told = f"runs as process {process.pid}"
+    text = f"runs as process {process.pid}"
     if not writes:
-        return f"{told}, without the components of site-config"
-    return told if settled else f"{told}, and the server has not answered so far"
+        return f"{text}, without the components of site-config"
+    return text if settled else f"{text}, and the server has not answered so far"
 
 
 def _until(condition: Callable[[], Any], deadline: float) -> Any:

@@ -124,8 +124,8 @@ class KitStatus(FLComponent):
         if code in (ReturnCode.TIMEOUT, ReturnCode.TARGET_UNREACHABLE, ReturnCode.COMM_ERROR):
             return record
         record = replace(record, heard=after)
-        told = answer.payload if code == ReturnCode.OK and isinstance(answer.payload, dict) else {}
-        clock, version = told.get("time"), told.get("version")
+        payload = answer.payload if code == ReturnCode.OK and isinstance(answer.payload, dict) else {}
+        clock, version = payload.get("time"), payload.get("version")
         if isinstance(clock, float) and 0 <= clock <= LATEST:
             apart = clock - (before + after) / 2
             record = replace(record, clock=apart)

@@ -204,10 +204,10 @@ class JobRejoiner(FLComponent):
             given = manager.allocate_resources(resource_requirement=needs, token=token, fl_ctx=fl_ctx)
         if given:
             engine.get_component(SystemComponents.RESOURCE_CONSUMER).consume(given)
-        told = engine.start_app(
+        answer = engine.start_app(
             job, job_meta=dict(session.meta), allocated_resource=given, token=token, resource_manager=manager
         )
-        self.logger.warning(f"job {job} was running when this site went down; it goes on ({told})")
+        self.logger.warning(f"job {job} was running when this site went down; it goes on ({answer})")
 
 
 def _refusal(workspace: Workspace, session: JobSession) -> str:

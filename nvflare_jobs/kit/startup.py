@@ -236,15 +236,15 @@ def _names(startup: _Startup) -> Finding:
         certificate = _common_name(x509.load_pem_x509_certificates(startup.certificate.read_bytes())[0])
     except (OSError, ValueError, IndexError):
         return Finding("name", None, f"{startup.name}; the certificate cannot be read")
-    told = {startup.certificate.name: certificate}
+    names = {startup.certificate.name: certificate}
     if startup.name:
-        told["fed_server.json" if startup.server else "fed_client.json"] = startup.name
+        names["fed_server.json" if startup.server else "fed_client.json"] = startup.name
     script = startup.folder / "sub_start.sh"
     text = script.read_text(errors="replace") if script.is_file() else ""
     if not startup.server and (started := re.search(r"\buid=(\S+)", text)):
-        told[script.name] = started[1].strip("\"'")
-    if len(set(told.values())) > 1:
-        found = ", ".join(f"{name} in {file}" for file, name in told.items())
+        names[script.name] = started[1].strip("\"'")
+    if len(set(names.values())) > 1:
+        found = ", ".join(f"{name} in {file}" for file, name in names.items())
         return Finding("name", False, f"{found}: the server refuses it", "Take all of startup/ from one kit.")
     return Finding("name", True, certificate)
 
@@ -344,10 +344,10 @@ def _speak(startup: _Startup, plain: socket.socket) -> Iterator[Finding]:
             return
         end = certificate.not_valid_after_utc
         days = (end - datetime.now(timezone.utc)) // timedelta(days=1)
-        told = f"{startup.target}: {name}, its certificate is valid until {end:%Y-%m-%d}"
+        text = f"{startup.target}: {name}, its certificate is valid until {end:%Y-%m-%d}"
         soon = days < WARN_DAYS
         yield Finding(
-            "server", None if soon else True, told, f"It ends in {days} days: tell the lead." if soon else ""
+            "server", None if soon else True, text, f"It ends in {days} days: tell the lead." if soon else ""
         )
     yield _clock(answer, startup)
 
@@ -382,17 +382,17 @@ def _clock(answer: bytes, startup: _Startup) -> Finding:
         return Finding("clock", True, "as the server's")
     record = ProcessRecord.load(startup.folder.parent)
     if record is not None and record.is_alive() and record.clock is not None:
-        apart, told = abs(record.clock), "s from the server's, which the running kit asked"
+        apart, text = abs(record.clock), "s from the server's, which the running kit asked"
         if apart > MOST_CLOCK:
             advice = "Set the clock; certificates and records go by it."
-            return Finding("clock", False, f"{apart:.0f} {told}", advice)
-        return Finding("clock", True, f"{apart:.1f} {told}")
+            return Finding("clock", False, f"{apart:.0f} {text}", advice)
+        return Finding("clock", True, f"{apart:.1f} {text}")
     kept = _is_synchronised()
-    told = f"the server cannot be asked over {startup.scheme} before the kit runs"
+    text = f"the server cannot be asked over {startup.scheme} before the kit runs"
     if kept is False:
-        return Finding("clock", None, f"{told}, and no time server keeps this machine's", "Turn NTP on.")
+        return Finding("clock", None, f"{text}, and no time server keeps this machine's", "Turn NTP on.")
     return Finding(
-        "clock", True if kept else None, f"{told}; {'kept by a time server' if kept else 'unknown here'}"
+        "clock", True if kept else None, f"{text}; {'kept by a time server' if kept else 'unknown here'}"
     )
 
 

@@ -38,7 +38,7 @@ def test_page_and_json_have_the_fields_that_scripts_rely_on(run, tmp_path, data)
     assert "patients_needed" in found
     assert found["calibration"]["federations"] >= 9
     assert found["calibration"]["norm"] == "batch"
-    assert "will not be told from chance" in printed
+    assert "cannot be distinguished from chance" in printed
     assert "Fingerprints predict no gain" in printed
     assert "Should we train together?" in out.read_text()
 

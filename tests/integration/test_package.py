@@ -152,8 +152,7 @@ LONG = {
     # Its arguments are described and checked one by one.
     "medfedaug.data.datasets.phantom": "make_phantom",
     "medfedaug.experiments.simulate": "simulate",
-    # One decision after the other, in the order in which a reader of the plan or the log finds them.
-    "medfedaug.federation.planning.planner": "make_plan",
+    # One decision after the other, in the order in which a reader of the log finds them.
     "medfedaug.runs.prediction.studies": "predict_studies",
 }
 """Functions of more than 80 lines, by module or package."""

@@ -18,8 +18,6 @@ from medfedaug.data.io.voxel_files import voxel_files
 from medfedaug.errors import DataError, own, warn
 from medfedaug.utils.files import real_paths
 
-__all__ = ["check_copies", "find_copies"]
-
 _BLOCK, _SAMPLE = 2**20, 2**12
 _GZIP = ".gz"
 Entry = tuple[str, SiteFolder, Case]  # a case and its split and site

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 
 import numpy as np
 
-__all__ = ["check_edges", "check_intercept", "check_slope", "edges_text", "plausible_edges"]
-
 _SHORTEST, _LONGEST = 1e-4, 1e3
 """Edges of a voxel in mm: from a tenth of a micrometre to a metre."""
 _LARGEST_SCALE = 1e10

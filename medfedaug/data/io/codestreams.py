@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 from medfedaug.errors import ReaderError
 
-__all__ = ["Codestream", "describe", "unwrapped", "without_comments"]
-
 _JP2_START = b"\0\0\0\x0cjP  "
 _J2K_START = b"\xff\x4f\xff\x51"
 _SIZE, _TILE, _DATA, _END = 0x51, 0x90, 0x93, 0xD9

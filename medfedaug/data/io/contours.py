@@ -6,8 +6,6 @@ from itertools import pairwise
 
 import numpy as np
 
-__all__ = ["closed_contours"]
-
 
 def closed_contours(mask: np.ndarray) -> list[np.ndarray]:
     """Draw the contours of a mask half way between voxels.

@@ -18,8 +18,6 @@ from pydicom.uid import DeflatedExplicitVRLittleEndian, ExplicitVRBigEndian, Imp
 
 from medfedaug.errors import ReaderError
 
-__all__ = ["MOST_INFLATED", "check_bounds"]
-
 MOST_INFLATED = 2**29
 """Bytes of the largest deflated object, inflated."""
 _MOST_LEVELS = 128  # of sequences and of their items

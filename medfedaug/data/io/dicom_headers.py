@@ -19,20 +19,6 @@ from medfedaug.data.io.dicom_bounds import check_bounds
 from medfedaug.data.io.pixel_format import PixelFormat
 from medfedaug.errors import ReaderError, first_line
 
-__all__ = [
-    "APART",
-    "SECONDARY_CAPTURES",
-    "DicomInstance",
-    "DicomSlice",
-    "counted",
-    "is_dicom_file",
-    "is_dicomdir",
-    "one_line",
-    "read_instance",
-    "reason_of",
-    "values_of",
-]
-
 # What tells the volumes of one series apart, in the order in which it is tried, with the words for it.
 APART = (
     ("EchoTime", "echo time {} ms"),

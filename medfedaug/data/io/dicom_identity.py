@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from medfedaug.data.io.dicom_volumes import DicomSeries
 
-__all__ = ["ModelIdentity", "ObjectKind", "is_own_object", "is_own_series"]
-
 _NAME = "medfedaug"
 _SERIES = 9000
 _UNRELIABLE = ": DO NOT RELY ON IT"  # of a model that failed in its test; in a list of series

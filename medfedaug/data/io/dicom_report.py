@@ -20,8 +20,6 @@ from medfedaug.data.io.dicom_series import open_series
 from medfedaug.data.io.segment_codes import Code
 from medfedaug.errors import DataError, first_line
 
-__all__ = ["QUALITY", "write_report"]
-
 _MILLILITRE = Code("mL", "UCUM", "milliliter")
 _NO_UNIT = Code("1", "UCUM", "no units")
 QUALITY = {

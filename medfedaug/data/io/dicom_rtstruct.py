@@ -23,8 +23,6 @@ from medfedaug.data.io.dicom_series import open_series
 from medfedaug.data.io.dicom_volumes import DicomSeries
 from medfedaug.errors import DataError, first_line
 
-__all__ = ["write_rtstruct"]
-
 _COLOURS = ((230, 60, 50), (60, 130, 230), (60, 180, 75), (245, 180, 40), (145, 60, 180), (70, 200, 200))
 _STUDY_COMPONENT = "1.2.840.10008.3.1.2.3.1"  # the class by which a structure set refers to a study
 

@@ -15,8 +15,6 @@ from medfedaug.data.io.bounds import plausible_edges
 from medfedaug.data.io.dicom_headers import APART, SECONDARY_CAPTURES, DicomInstance, DicomSlice, counted
 from medfedaug.data.io.dicom_pixels import undecodable
 
-__all__ = ["DicomSeries", "volumes_of"]
-
 # Of the usual distance between slices: rounding in the headers is far below, a slice that lacks far above.
 _UNEVEN = 0.1
 _ONE_PLACE = 0.01  # mm along the normal: slices that are nearer lie in one place

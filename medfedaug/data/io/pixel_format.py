@@ -8,8 +8,6 @@ from pydicom import Dataset
 
 from medfedaug.errors import ReaderError
 
-__all__ = ["PixelFormat"]
-
 _GREY = ("MONOCHROME1", "MONOCHROME2")
 _COLOURS = (
     "RGB",

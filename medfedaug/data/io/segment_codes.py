@@ -11,8 +11,6 @@ from medfedaug.errors import ConfigError
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.structure import entries, map_of, text
 
-__all__ = ["Code", "SegmentCodes", "read_segment_codes"]
-
 _LONGEST_VALUE, _LONGEST_MEANING = 16, 64  # of the value representations SH and LO
 
 

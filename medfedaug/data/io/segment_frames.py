@@ -11,8 +11,6 @@ from pydicom import Dataset
 from medfedaug.data.io.dicom_pixels import stored_frames
 from medfedaug.errors import ReaderError
 
-__all__ = ["SegmentFrame", "described_segments", "segment_frames"]
-
 _KINDS = ("BINARY", "FRACTIONAL", "LABELMAP")
 
 

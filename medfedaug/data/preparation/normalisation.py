@@ -11,8 +11,6 @@ from torch import Tensor
 
 from medfedaug.config.plan import Plan
 
-__all__ = ["ModalityNormalisation"]
-
 
 class ModalityNormalisation:
     r"""Normalise the channels of an image, each by its word in a plan's ``normalisation``.

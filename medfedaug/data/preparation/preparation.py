@@ -17,8 +17,6 @@ from medfedaug.data.preparation.resizing import resize_in_plane
 from medfedaug.functional import foreground_voxels, histogram_landmarks
 from medfedaug.statistics import image_moments
 
-__all__ = ["LANDMARKS", "MOST_NUMBERS", "Placement", "Preparation"]
-
 LANDMARKS = "landmarks"
 """The key of an image's `medfedaug.functional.histogram_landmarks`, where a method needs them."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["resize_in_plane"]
-
 
 def resize_in_plane(image: torch.Tensor, size: int | None, mode: str = "bilinear") -> torch.Tensor:
     """Resize a photograph, a slice or a volume in plane; the dtype stays.

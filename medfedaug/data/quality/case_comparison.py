@@ -213,8 +213,8 @@ def odd_cases(cases: Sequence[CaseMeasures]) -> Iterator[tuple[int, str, str]]:
     channel, sign, usual, contrast = _contrasts(cases)
     stands_out = usual > _STEADY * _spread(contrast)
     for index in np.flatnonzero(stands_out & (contrast < _LOW * usual)):
-        told = f"labelled voxels differ from those around by {contrast[index]:.2g} deviations, in others by"
-        yield int(index), "label", f"{told} {usual:.2g}: another one's label map, or an inverted image?"
+        text = f"labelled voxels differ from those around by {contrast[index]:.2g} deviations, in others by"
+        yield int(index), "label", f"{text} {usual:.2g}: another one's label map, or an inverted image?"
     for axis, name in enumerate(_AXES):
         better = np.array([sign * case.flipped[channel, axis] for case in cases]) - contrast
         for index in np.flatnonzero(stands_out & (better > _GAIN * usual)):
@@ -222,16 +222,16 @@ def odd_cases(cases: Sequence[CaseMeasures]) -> Iterator[tuple[int, str, str]]:
         offset = np.array([_offset(case, channel, axis, sign) for case in cases])
         moved = offset - (np.nanmedian(offset) if np.isfinite(offset).any() else 0.0)
         for index in np.flatnonzero((np.abs(moved) > _MOVED) & (np.abs(_far(offset)) > _FAR)):
-            told = f"the label map fits the edges better, moved by {moved[index]:+.1f} voxels along {name}"
-            yield int(index), "label", told
+            text = f"the label map fits the edges better, moved by {moved[index]:+.1f} voxels along {name}"
+            yield int(index), "label", text
         place = np.array([case.place[axis] for case in cases])
         for index in np.flatnonzero(np.abs(_far(place)) > _FAR):
             yield int(index), "label", f"the label map lies elsewhere along {name} than those of other cases"
     size = np.log([case.share for case in cases])
     for index in np.flatnonzero(np.abs(_far(size)) > _FAR):
         share, others = cases[int(index)].share, np.exp(np.median(size))
-        told = f"{share:.2g} of the image are labelled, in others {others:.2g}"
-        yield int(index), "label", told
+        text = f"{share:.2g} of the image are labelled, in others {others:.2g}"
+        yield int(index), "label", text
     curves = np.stack([case.curve for case in cases])
     apart = np.abs(curves - np.median(curves, axis=0)).mean(axis=(1, 2))
     for index in np.flatnonzero(_far(apart) > _FAR):

@@ -204,12 +204,12 @@ class ImageFingerprint:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON types."""
-        told = {name: getattr(self, name) for name in _PLAIN}
+        plain = {name: getattr(self, name) for name in _PLAIN}
         entries = {
             name: [round(v, 6) for v in value.flatten().tolist()] for name, value in self.entries.items()
         }
         return {
-            **told,
+            **plain,
             "classes": list(self.classes),
             "entries": entries,
             **({"scanners": dict(self.scanners)} if self.scanners else {}),

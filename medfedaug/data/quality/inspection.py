@@ -211,9 +211,9 @@ def _check_channel_names(found: SiteInspection) -> None:
     """The list of channels and the images must have as many."""
     named = len(found.channel_names)
     if named and (other := {number: count for number, count in found.channels.items() if number != named}):
-        told = ", ".join(f"{count} with {number}" for number, count in sorted(other.items()))
+        others = ", ".join(f"{count} with {number}" for number, count in sorted(other.items()))
         reason = (
-            f"dataset.json names {named} channels ({', '.join(found.channel_names)}), and images are {told}"
+            f"dataset.json names {named} channels ({', '.join(found.channel_names)}), and images are {others}"
         )
         found.odd.append(Odd("channels", "", reason))
 

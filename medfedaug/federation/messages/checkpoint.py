@@ -14,14 +14,6 @@ from medfedaug.methods import build_methods
 from medfedaug.models.tensor_files import load_tensors
 from medfedaug.utils.files import check_version, version_mark, write_atomic
 
-__all__ = [
-    "CHECKPOINT_FORMAT",
-    "check_same_run",
-    "load_checkpoint",
-    "save_checkpoint",
-    "server_checkpoint",
-]
-
 _KIND, _VERSION = "checkpoint", 1
 CHECKPOINT_FORMAT: str = version_mark(_KIND, _VERSION)["format"]
 

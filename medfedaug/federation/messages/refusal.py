@@ -7,8 +7,6 @@ from collections.abc import Callable
 from medfedaug.errors import MedFedAugError, first_line
 from medfedaug.federation.messages.messages import Reply
 
-__all__ = ["raise_error", "refusal"]
-
 _LONGEST_REASON = 1_000
 
 

@@ -9,8 +9,6 @@ from typing import Any
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.utils.validation import check_keys
 
-__all__ = ["Asked"]
-
 
 @dataclass(frozen=True)
 class Asked:

@@ -9,8 +9,6 @@ from medfedaug.config.run import MAX_SHARE, Execution, RunConfig, derive_seed
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.functional.weighted_mean import capped_weights
 
-__all__ = ["LEAST_SITES", "Participation", "site_weight"]
-
 LEAST_SITES = 3
 """With fewer sites no site's values or share can be compared with those of the others."""
 

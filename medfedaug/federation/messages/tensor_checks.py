@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from medfedaug.errors import UpdateRefused
 from medfedaug.methods.base import Shapes
 
-__all__ = ["LARGEST", "StateDictValidator", "check_tensors", "check_values", "fits"]
-
 # Larger than any intensity of a scanner and any weight that still trains, and far within float32.
 LARGEST = 1e10
 # No sound training moves the weights by more than this many times their own norm.

@@ -218,14 +218,14 @@ def site_spacing(site: SiteFolder, guard: PrivacyGuard) -> dict[str, float]:
     }
 
 
-def accepted_spacing(told: Any) -> dict[str, list[float]]:
+def accepted_spacing(values: Any) -> dict[str, list[float]]:
     """Check a site's `site_spacing` for ``results.json``: edges along x, y and z by level.
 
     Empty where it said nothing, or what no voxel can be: the job goes on.
     """
-    if not isinstance(told, Mapping):
+    if not isinstance(values, Mapping):
         return {}
-    rows: list[list[Any]] = [[told.get(f"{level}_{axis}") for axis in _AXES] for level in LEVELS]
+    rows: list[list[Any]] = [[values.get(f"{level}_{axis}") for axis in _AXES] for level in LEVELS]
     if not all(_is_edge(edge) for row in rows for edge in row):
         return {}
     if any(low > middle or middle > high for low, middle, high in zip(*rows, strict=True)):

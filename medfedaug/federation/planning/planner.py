@@ -100,9 +100,7 @@ def make_plan(sites: Mapping[str, Payload], config: RunConfig) -> Planned:
     """
     if not sites:
         raise ConfigError("no site sent a fingerprint to make a plan of")
-    given = set(config.planning.get("given", ()))
-    memory = float(config.planning.get("memory", PLAN_MEMORY))
-    reasons: list[tuple[str, str]] = []
+    decided = _Decisions(config)
     prints = [found for _, found in sorted(sites.items())]
     claimed = {site: float(found["cases"][0]) for site, found in sorted(sites.items())}
     # Of two sites nobody can tell which one exaggerates.
@@ -113,32 +111,13 @@ def make_plan(sites: Mapping[str, Payload], config: RunConfig) -> Planned:
     extent = _median([found["extent"][1] for found in prints], cases)
     target, target_why = _spacing(prints, cases, extent)
     size = extent / target
-    told = f"{len(sites)} sites with {sum(claimed.values()):.0f} training cases; "
+    summary = f"{len(sites)} sites with {sum(claimed.values()):.0f} training cases; "
     if located:
-        told += f"the median volume is {_by(extent)} mm, {_by(size.round())} voxels of {_by(target)} mm"
+        summary += f"the median volume is {_by(extent)} mm, {_by(size.round())} voxels of {_by(target)} mm"
     else:
-        told += f"the median volume has {_by(size)} voxels; some do not say of what size"
-    reasons.append(("fingerprint", told))
-
-    def settle(name: str, value: Any, why: str) -> Any:
-        if name in given:
-            value, why = getattr(config.plan, name), "given"
-        shown = _shown(value, joined=", " if name in _BY_CHANNEL else " x ")
-        reasons.append((f"{name} {shown}", why))
-        return value
-
-    slices = round(float(size.min()))
-    flat = slices < _FEW_SLICES
-    dims = settle(
-        "spatial_dims",
-        2 if flat else 3,
-        f"the median volume has {slices} slices, "
-        + (f"fewer than {_FEW_SLICES}" if flat else f"at least {_FEW_SLICES}"),
-    )
-    orientation, why = None, "some volumes do not say how they lie"
-    if located:
-        orientation, why = _orientation(dims, size, target)
-    orientation = settle("orientation", orientation, why)
+        summary += f"the median volume has {_by(size)} voxels; some do not say of what size"
+    decided.reasons.append(("fingerprint", summary))
+    dims, orientation = _axes_of_plan(decided, size, target, located=located)
     # Fingerprints are along R, A and S, and all that follows is along the axes of the plan.
     order = _axes(orientation or "RAS")
     extent, target = extent[order], target[order]
@@ -147,74 +126,103 @@ def make_plan(sites: Mapping[str, Payload], config: RunConfig) -> Planned:
         spacing, why = tuple(target.tolist()), target_why
         if all(torch.allclose(f["spacing"].double()[:, order], target, rtol=_ALIKE) for f in prints):
             spacing, why = None, f"all volumes have voxels of {_by(target)} mm"
-    spacing = settle("spacing", spacing, why)
+    spacing = decided.settle("spacing", spacing, why)
     if spacing is not None and located:
         target = torch.tensor(spacing, dtype=torch.float64)
-        reasons += _interpolated(sites, order, target)
+        decided.reasons += _interpolated(sites, order, target)
     words, numbers, why = _normalisation(prints, cases, config, located=located)
-    normalisation = settle("normalisation", words, why)
+    normalisation = decided.settle("normalisation", words, why)
     if normalisation != words:
         numbers = config.plan.ct_intensities
     elif numbers:
-        numbers = settle("ct_intensities", numbers, "the sites' weighted medians of their foreground's own")
+        why = "the sites' weighted medians of their foreground's own"
+        numbers = decided.settle("ct_intensities", numbers, why)
+    fields = {
+        "spatial_dims": dims,
+        "orientation": orientation,
+        "spacing": spacing,
+        "normalisation": normalisation,
+        "ct_intensities": numbers,
+    }
+    goal = [max(1, round(float(n))) for n in (extent / target)[:dims]]
+    return Planned(_sizes(decided, fields, goal), decided.reasons)
+
+
+class _Decisions:
+    """Decisions over the fields of a plan, each with its reason; what is given stays.
+
+    Args:
+        config: the run.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.given = set(config.planning.get("given", ()))
+        self.reasons: list[tuple[str, str]] = []
+
+    def settle(self, name: str, value: Any, why: str) -> Any:
+        """Decide over a field of the plan."""
+        if name in self.given:
+            value, why = getattr(self.config.plan, name), "given"
+        shown = _shown(value, joined=", " if name in _BY_CHANNEL else " x ")
+        self.reasons.append((f"{name} {shown}", why))
+        return value
+
+
+def _axes_of_plan(
+    decided: _Decisions, size: torch.Tensor, target: torch.Tensor, *, located: bool
+) -> tuple[int, str | None]:
+    """Decide over slices or volumes, and over their orientation."""
+    slices = round(float(size.min()))
+    flat = slices < _FEW_SLICES
+    number = f"fewer than {_FEW_SLICES}" if flat else f"at least {_FEW_SLICES}"
+    why = f"the median volume has {slices} slices, {number}"
+    dims = decided.settle("spatial_dims", 2 if flat else 3, why)
+    orientation, why = None, "some volumes do not say how they lie"
+    if located:
+        orientation, why = _orientation(dims, size, target)
+    return dims, decided.settle("orientation", orientation, why)
+
+
+def _sizes(decided: _Decisions, fields: Mapping[str, Any], goal: list[int]) -> dict[str, Any]:
+    """Decide over patch and batch by the memory of a training step; return the changes of the run."""
+    config, given, dims = decided.config, decided.given, int(fields["spatial_dims"])
+    memory = float(config.planning.get("memory", PLAN_MEMORY))
     supervised = supervises(config.network)
     has = "several heads" if supervised else "one output"
-    supervised = settle("deep_supervision", supervised, f"{config.network} has {has}")
+    supervised = decided.settle("deep_supervision", supervised, f"{config.network} has {has}")
     config = replace(config, plan=replace(config.plan, deep_supervision=supervised))
-    goal = [max(1, round(float(n))) for n in (extent / target)[:dims]]
-    args = dict(config.network_args)
-    limit = memory * 2**30
-    batch = 2
+    args, limit, batch = dict(config.network_args), memory * 2**30, 2
     if "patch_size" in given:
-        patch: tuple[int, ...] | None = settle("patch_size", None, "")
-        assert patch is not None
+        patch: tuple[int, ...] = decided.settle("patch_size", None, "")
     else:
         patch, args, why = _patch(goal, config, dims, args, limit, batch)
-        settle("patch_size", patch, why)
+        decided.settle("patch_size", patch, why)
     if "batch_size" in given:
-        batch = config.batch_size
-        reasons.append((f"batch_size {batch}", "given"))
+        batch, why = config.batch_size, "given"
     else:
         covered = all(p >= n for p, n in zip(patch, goal, strict=True))
+        why = "the smallest, for the sake of the patch"
         if covered or dims == 2:
             one, two = (_bytes(config, args, dims, patch, count) for count in (1, 2))
             batch = max(batch, min(_MOST_SAMPLES, 1 + int((limit - one) / (two - one))))
-        reasons.append(
-            (
-                f"batch_size {batch}",
-                "as large as memory allows, since a patch covers the volume"
-                if covered
-                else f"as large as memory allows, at most {_MOST_SAMPLES}"
-                if dims == 2
-                else "the smallest, for the sake of the patch",
-            )
-        )
+            why = "as large as memory allows"
+            why += ", since a patch covers the volume" if covered else f", at most {_MOST_SAMPLES}"
+    decided.reasons.append((f"batch_size {batch}", why))
     needed = _bytes(config, args, dims, patch, batch) / 2**30
-    reasons.append(
-        (f"memory {needed:.2f} GiB", f"of {memory:g} GiB, for weights, gradients and kept features")
-    )
-    per_volume = settle(
-        "patches_per_volume",
-        max(1, min(_MOST_PATCHES, round(math.prod(goal) / math.prod(patch)))) if dims == 3 else 1,
-        f"as many as it takes to cover the median volume once, at most {_MOST_PATCHES}"
-        if dims == 3
-        else "of each slice",
-    )
-    plan = replace(
-        config.plan,
-        spatial_dims=dims,
-        orientation=orientation,
-        spacing=spacing,
-        normalisation=normalisation,
-        ct_intensities=numbers,
-        patch_size=patch,
-        patches_per_volume=per_volume,
-    )
+    why = f"of {memory:g} GiB, for weights, gradients and kept features"
+    decided.reasons.append((f"memory {needed:.2f} GiB", why))
+    per_volume, why = 1, "of each slice"
+    if dims == 3:
+        per_volume = max(1, min(_MOST_PATCHES, round(math.prod(goal) / math.prod(patch))))
+        why = f"as many as it takes to cover the median volume once, at most {_MOST_PATCHES}"
+    per_volume = decided.settle("patches_per_volume", per_volume, why)
+    plan = replace(config.plan, **fields, patch_size=patch, patches_per_volume=per_volume)
     changes: dict[str, Any] = {"plan": plan, "batch_size": batch}
     if args != config.network_args:
         changes["network_args"] = args
-        reasons.append((f"network_args {args}", "the depth follows from the patch"))
-    return Planned(changes, reasons)
+        decided.reasons.append((f"network_args {args}", "the depth follows from the patch"))
+    return changes
 
 
 def _normalisation(

@@ -213,8 +213,8 @@ def received(config: RunConfig, request: Request) -> list[ImageFingerprint]:
         check_tensors(site, payload, {**shapes, "counts": (len(_COUNTS) + 1,)})
         *counts, noise = payload.pop("counts").tolist()
         metrics = {name: int(count) for name, count in zip(_COUNTS, counts, strict=True)}
-        told = {**metrics, "noise": noise, "scanners": request.scanners.get(site, {})}
-        found.append(_fingerprint(site, config, payload, told))
+        described = {**metrics, "noise": noise, "scanners": request.scanners.get(site, {})}
+        found.append(_fingerprint(site, config, payload, described))
     return found
 
 
@@ -229,7 +229,7 @@ def _fingerprint(
     noise = metrics.get("noise")
     if isinstance(noise, bool) or not isinstance(noise, (int, float)) or not 0 <= noise < math.inf:
         raise UpdateRefused(site, f"{PROSPECT}/noise", expected="a deviation", got="another value")
-    told = {
+    described = {
         **{name: metrics.get(name) for name in _COUNTS},
         **{"site": site, "task": config.task, "channels": config.in_channels, "classes": config.classes},
         "noise": float(noise),
@@ -237,7 +237,7 @@ def _fingerprint(
         "entries": {name: value.double().flatten().tolist() for name, value in payload.items()},
     }
     try:
-        found = ImageFingerprint.from_dict(told)
+        found = ImageFingerprint.from_dict(described)
     except (ValueError, TypeError) as error:
         raise UpdateRefused(site, PROSPECT, expected="numbers of a fingerprint", got="others") from error
     if max(getattr(found, name) for name in _COUNTS) > _MOST:

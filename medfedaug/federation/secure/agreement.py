@@ -66,8 +66,8 @@ def request_digest(request: Request, once: Payload) -> bytes:
     Raises:
         ValueError: for values that are no tensors.
     """
-    told = [request.round, request.run, request.selected_round, request.planned]
-    found = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+    content = [request.round, request.run, request.selected_round, request.planned]
+    found = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
     # A site has put the entries that came once into the model, from which a server has left them out.
     trained = {key: value for key, value in request.weights.items() if f"{FROZEN}/{key}" not in once}
     for tensors in (trained, once, request.payload):
@@ -109,8 +109,8 @@ class Training:
     @cached_property
     def digest(self) -> bytes:
         """The hash of all of it."""
-        told = [self.run, self.round, self.config, self.request.hex(), dict(self.weights)]
-        return hashlib.sha256(_PREFIX + json.dumps(told, sort_keys=True).encode()).digest()
+        content = [self.run, self.round, self.config, self.request.hex(), dict(self.weights)]
+        return hashlib.sha256(_PREFIX + json.dumps(content, sort_keys=True).encode()).digest()
 
     def total(self, sites: Iterable[str]) -> float:
         """Return the sum of the weights of some sites."""
@@ -146,17 +146,17 @@ class PublicKeys:
 
     def message(self, training: Training, site: str) -> bytes:
         """Return the bytes that the site signs: its keys, for this training alone."""
-        told = [training.digest.hex(), site, self.cipher.hex(), self.mask.hex()]
-        return _PREFIX + b"keys: " + json.dumps(told).encode()
+        content = [training.digest.hex(), site, self.cipher.hex(), self.mask.hex()]
+        return _PREFIX + b"keys: " + json.dumps(content).encode()
 
     @classmethod
-    def of(cls, told: Mapping[str, object]) -> PublicKeys:
+    def of(cls, content: Mapping[str, object]) -> PublicKeys:
         """Return the keys in a message.
 
         Raises:
             ValueError: when they are not there, or of another length.
         """
-        found = told.get("cipher"), told.get("mask")
+        found = content.get("cipher"), content.get("mask")
         for key in found:
             if not isinstance(key, bytes) or len(key) != KEY_BYTES:
                 raise ValueError("no public keys")
@@ -188,8 +188,8 @@ class Agreement:
     def purpose(self, what: str, *more: object) -> bytes:
         """Return what a key is for: no other training, no other sites, no other pair."""
         keys = [[site, self.keys[site].cipher.hex(), self.keys[site].mask.hex()] for site in self.names]
-        told = json.dumps([what, self.training.digest.hex(), keys, *more], sort_keys=True)
-        return _PREFIX + b"purpose: " + hashlib.sha256(told.encode()).digest()
+        content = json.dumps([what, self.training.digest.hex(), keys, *more], sort_keys=True)
+        return _PREFIX + b"purpose: " + hashlib.sha256(content.encode()).digest()
 
     def masking(self, shares: Shares) -> bytes:
         """Return the purpose of masks: also the sites that dealt shares, and these shares.

@@ -200,10 +200,10 @@ class SiteMasks:
         now.step = _Step.DEALT
         return dict(now.dealt)
 
-    def _checked(self, now: _Round, told: Mapping[str, Any]) -> dict[str, PublicKeys]:
+    def _checked(self, now: _Round, announced: Mapping[str, Any]) -> dict[str, PublicKeys]:
         keys: dict[str, PublicKeys] = {}
-        for name in sorted(told):
-            said = _mapping(told[name])
+        for name in sorted(announced):
+            said = _mapping(announced[name])
             try:
                 keys[name] = PublicKeys.of(said)
             except ValueError as error:
@@ -215,7 +215,7 @@ class SiteMasks:
             if said.get("agreed") != now.training.digest:
                 raise self._refused(
                     f"site {name} agreed to another training: another model, exchange, round or "
-                    "configuration, or other sites and weights than this site was told"
+                    "configuration, or other sites and weights than this site received"
                 )
             self._verify(name, keys[name].message(now.training, name), said, "keys")
             now.certificates[name] = said.get("certificate")

@@ -79,19 +79,19 @@ class ServerMasks:
             PublicKeys.of(reply.masks)
         except ValueError:
             raise UpdateRefused(site, "keys", expected="two public keys", got="none") from None
-        told = {key: value for key, value in reply.masks.items() if isinstance(value, bytes)}
-        if told.get("agreed") != self._training.digest:
+        sent = {key: value for key, value in reply.masks.items() if isinstance(value, bytes)}
+        if sent.get("agreed") != self._training.digest:
             raise UpdateRefused(
                 site, "keys", expected="keys for this training", got="for another (another configuration?)"
             )
-        self._keys[site] = told
-        self.bytes_up += _size(told)
+        self._keys[site] = sent
+        self.bytes_up += _size(sent)
 
     def shares(self) -> Request:
         """Pass the keys on, and ask for shares."""
-        keys = {site: PublicKeys.of(told) for site, told in self._keys.items()}
+        keys = {site: PublicKeys.of(sent) for site, sent in self._keys.items()}
         self._agreement = Agreement(self._training, keys)
-        self.bytes_down += len(self._keys) * sum(_size(told) for told in self._keys.values())
+        self.bytes_down += len(self._keys) * sum(_size(sent) for sent in self._keys.values())
         return self._request(SHARES, keys=self._keys)
 
     @property

@@ -37,8 +37,6 @@ from medfedaug.methods.base import (
 from medfedaug.models.substitution import shared_by_name
 from medfedaug.statistics import ChannelStatistics
 
-__all__ = ["Aggregation"]
-
 _COMPARED = "compared/once"  # in checkpoints, beside the groups of `Aggregation._halves`
 
 

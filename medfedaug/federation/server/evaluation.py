@@ -26,8 +26,6 @@ from medfedaug.metrics.registry import GLOBAL, LOCAL, METRICS, PERSONAL, describ
 from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.validation import is_number
 
-__all__ = ["FEDERATION", "EvaluatedRun", "Evaluation"]
-
 FEDERATION = "federation"
 """The name, in an evaluation, of the run that is evaluated; the others are of local models."""
 

@@ -10,8 +10,6 @@ import torch
 
 from medfedaug.federation.messages.messages import Reply, num_bytes
 
-__all__ = ["HeldUpdates"]
-
 MOST_IN_MEMORY = 2**31
 """Bytes of updates that are held in memory; the tensors of further ones are mapped from a temporary file."""
 

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 
 from medfedaug.methods.base import Payload
 
-__all__ = ["OnceShared"]
-
 
 class OnceShared:
     """Sent to a site once, and again after it has changed, since another site has joined.

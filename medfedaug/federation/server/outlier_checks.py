@@ -34,8 +34,6 @@ from medfedaug.methods.base import (
     ServerExchange,
 )
 
-__all__ = ["Plausibility", "Sizes", "check_payload", "judge_steps"]
-
 # Far from what sites differ by: intensities as stored have other units at every scanner, the numbers of steps
 # follow the sites' sizes, and a running average of few batches is still near its start.
 _FACTORS = {

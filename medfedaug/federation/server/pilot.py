@@ -12,8 +12,6 @@ from medfedaug.metrics.registry import mean_score
 if TYPE_CHECKING:
     from medfedaug.federation.server.server import FederationServer
 
-__all__ = ["pilot_trainings"]
-
 
 def pilot_trainings(server: FederationServer) -> Iterator[FederationServer]:
     """Yield the trainings that a job announced; each is to be run to its end before the next is taken.

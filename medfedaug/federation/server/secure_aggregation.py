@@ -18,8 +18,6 @@ from medfedaug.federation.server.aggregation import Aggregation
 from medfedaug.methods.base import Payload, RoundMean, ServerContext
 from medfedaug.models.substitution import shared_by_name
 
-__all__ = ["SecureAggregation"]
-
 
 class SecureAggregation(Aggregation):
     """The mean of the sites' models, and what methods make of means over sites.

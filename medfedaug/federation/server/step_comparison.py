@@ -27,8 +27,6 @@ from medfedaug.federation.messages.site_sampling import LEAST_SITES
 from medfedaug.federation.messages.tensor_checks import StateDictValidator
 from medfedaug.functional.robust import clip_factor
 
-__all__ = ["ComparedStep", "StepComparison", "others_median", "suspicion"]
-
 # Running statistics of honest sites differ more than their parameters do: the limit is so many times as long.
 _ALLOWED = {"parameters": 1.0, "buffers": 2.0}
 # A cosine below it goes against the others. Of honest ones about 1 of 800 was; of sites that went backwards,

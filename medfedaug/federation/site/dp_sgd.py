@@ -29,8 +29,6 @@ from medfedaug.utils.secure_random import secret_normal
 if TYPE_CHECKING:
     from medfedaug.federation.site.model import SiteModel
 
-__all__ = ["PrivateTraining"]
-
 _log = logging.getLogger(__name__)
 
 # What a method does with images, gradients and weights: nothing bounds what one case changes there.

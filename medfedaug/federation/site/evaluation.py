@@ -28,8 +28,6 @@ from medfedaug.metrics.registry import METRICS
 from medfedaug.metrics.significance import compare_patients, patient_means
 from medfedaug.utils.event_text import OnEvent
 
-__all__ = ["EvaluationSite"]
-
 _NO_MODEL = "the model needs layers that each site keeps, and this site has none"
 
 

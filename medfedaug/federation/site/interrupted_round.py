@@ -26,8 +26,6 @@ from medfedaug.federation.site.training_state import (
     set_generator_state,
 )
 
-__all__ = ["HalfRound", "digest", "keeps_order", "remaining_batches"]
-
 
 class HalfRound:
     """Writes the state of a round's training every few minutes, and finds it again after a restart.

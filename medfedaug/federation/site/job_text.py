@@ -17,8 +17,6 @@ from medfedaug.methods import method_names
 from medfedaug.models.networks import built_in_networks
 from medfedaug.utils import plugins
 
-__all__ = ["without_job_text"]
-
 _WITHHELD = "…"
 # Of longer texts, pieces of this length are recognised, since messages shorten what they quote.
 _PIECE = 12

@@ -11,8 +11,6 @@ from medfedaug.federation.messages.messages import own_entries
 from medfedaug.federation.messages.tensor_checks import StateDictValidator, check_values
 from medfedaug.methods.base import Payload, SitePart
 
-__all__ = ["check_received"]
-
 
 def check_received(
     site: str,

@@ -24,8 +24,6 @@ from medfedaug.statistics import ChannelStatistics, average_moments, image_momen
 from medfedaug.tasks import Sample
 from medfedaug.tasks.base import plain_tensor
 
-__all__ = ["Brought", "OwnSamples", "own_scores"]
-
 Score = Callable[[nn.Module, str], Mapping[str, float | None]]
 """Scores a network on a split, and returns the task's metric by the name of the case."""
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from medfedaug.federation.site.model import SiteModel
     from medfedaug.federation.site.trainer import SiteTrainer
 
-__all__ = ["Desk", "Federation", "ForeignLoop", "LoopTraining"]
-
 
 class Desk:
     """Meeting point of a site and a script.

@@ -15,8 +15,6 @@ from medfedaug.federation.site.script_training import ForeignLoop, LoopTraining
 if TYPE_CHECKING:
     from medfedaug.federation.site.model import SiteModel
 
-__all__ = ["local_training"]
-
 
 def local_training(
     model: SiteModel,

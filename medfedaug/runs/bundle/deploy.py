@@ -18,8 +18,6 @@ from medfedaug.errors import ConfigError
 from medfedaug.utils.files import write_json
 from medfedaug.utils.versions import software_versions
 
-__all__ = ["check_new_folder", "write_application"]
-
 _SDK = "4.0.0"
 _PACKAGES = ("monai-deploy-app-sdk", "monai", "torch", "numpy", "pydicom", "highdicom", "nibabel")
 _CONFIG = """%YAML 1.2

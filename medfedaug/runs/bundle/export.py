@@ -18,8 +18,6 @@ from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_statistics import Origin
 from medfedaug.utils.files import write_json
 
-__all__ = ["WrittenBundle", "write_bundle"]
-
 
 @dataclass(frozen=True)
 class WrittenBundle:

@@ -10,8 +10,6 @@ from medfedaug.data.io.label_maps import label_bits
 from medfedaug.data.preparation.normalisation import ModalityNormalisation
 from medfedaug.tasks.segmentation import SegmentationTask
 
-__all__ = ["Pair", "inference_config"]
-
 Pair = tuple[Sequence[float], Sequence[float]]
 """Mean and standard deviation of each channel."""
 

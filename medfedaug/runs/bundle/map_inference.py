@@ -16,8 +16,6 @@ import torch
 from monai.bundle import ConfigParser
 from pydicom import Dataset
 
-__all__ = ["label_slices"]
-
 
 @cache
 def _workflow(bundle: Path) -> dict[str, Any]:

@@ -12,8 +12,6 @@ from medfedaug.runs.bundle.network import PlainInference
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_statistics import Origin
 
-__all__ = ["SCHEMA_FILE", "bundle_metadata", "licence", "metadata_schema", "readme"]
-
 SCHEMA_FILE = "configs/metadata_schema.json"
 _SCHEMA_URL = (
     "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"

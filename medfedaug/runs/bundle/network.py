@@ -22,8 +22,6 @@ from medfedaug.runs.input_statistics import Origin
 from medfedaug.tasks.segmentation import SegmentationTask
 from medfedaug.transforms import FedRDNd
 
-__all__ = ["PlainInference", "plain_inference"]
-
 _INSTEAD = "use `medfedaug predict`"
 
 

@@ -16,8 +16,6 @@ from torch.export import Dim
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.runs.bundle.network import PlainInference
 
-__all__ = ["TOLERANCE", "write_onnx"]
-
 TOLERANCE = 1e-4
 """Largest difference of ONNX Runtime's output from the network's, as a share of the largest logit."""
 

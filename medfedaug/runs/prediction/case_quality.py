@@ -15,8 +15,6 @@ from torch import Tensor
 from medfedaug.data.quality.connected_pieces import connected_pieces
 from medfedaug.runs.prediction.pass_agreement import PassAgreement
 
-__all__ = ["case_quality", "count_components", "look_first"]
-
 
 def case_quality(
     label: Tensor, confidence: Tensor, classes: Sequence[str], passes: PassAgreement | None = None

@@ -19,8 +19,6 @@ from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_statistics import Origin
 from medfedaug.runs.prediction.ensemble import Ensemble
 
-__all__ = ["channel_keys", "further_series", "object_identity", "read_codes"]
-
 
 def read_codes(run: FinishedRun, path: str | Path | None) -> dict[str, SegmentCodes]:
     """Read the codes of a run's classes; none without a file.

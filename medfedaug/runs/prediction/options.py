@@ -7,8 +7,6 @@ from typing import ClassVar
 
 from medfedaug.config.options import File, Settings, setting, settings
 
-__all__ = ["PredictionOptions", "StudyOptions"]
-
 
 @settings
 class PredictionOptions(Settings):

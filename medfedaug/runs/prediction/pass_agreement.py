@@ -8,8 +8,6 @@ from torch import Tensor
 from medfedaug.functional.agreement import specific_agreement
 from medfedaug.tasks import Prediction
 
-__all__ = ["PassAgreement"]
-
 _BYTE = 2**8
 
 

@@ -15,8 +15,6 @@ from torch import Tensor
 from medfedaug.runs.slice_image import INK, PAPER, outline, windowed
 from medfedaug.utils.files import write_atomic
 
-__all__ = ["draw_classified", "draw_label_map", "write_picture"]
-
 _COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#F0E442", "#D55E00", "#0072B2")
 _WIDTH, _ROOM = 7.0, 0.7  # inches; the second for title and legend
 _DPI = 100

@@ -26,8 +26,6 @@ from medfedaug.utils.structure import (
     text,
 )
 
-__all__ = ["PREDICTIONS", "Predictions"]
-
 PREDICTIONS = "predictions.json"
 _KIND, _VERSION = "predictions", 1
 _OF_ALL_CASES = (

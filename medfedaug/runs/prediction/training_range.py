@@ -16,8 +16,6 @@ from medfedaug.federation.site.data_folder import open_own_data
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.prediction.case_quality import count_components
 
-__all__ = ["TrainingRange", "volumes_in_millilitres"]
-
 
 @dataclass(frozen=True)
 class TrainingRange:

@@ -14,8 +14,6 @@ from medfedaug.config.bundle_reference import has_training
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.utils.files import write_json
 
-__all__ = ["add_training"]
-
 _BOTH = ["image", "label"]
 # Parts of an inference that a training has of its own, or has no use for.
 _OF_INFERENCE = (

@@ -17,8 +17,6 @@ from medfedaug.errors import ConfigError, first_line, withheld
 from medfedaug.tasks.bundle.parser import BundleConfiguration
 from medfedaug.tasks.bundle.task import BundleTask
 
-__all__ = ["BundleDefinition", "bundle_settings"]
-
 # The parameters of the network, all of them, whatever it is called.
 _ALL_PARAMETERS = re.compile(
     r"\$\s*(?:filter\(\s*lambda p:\s*p\.requires_grad\s*,\s*)?@[\w#:]+\.parameters\(\)\s*\)?"

@@ -15,8 +15,6 @@ from medfedaug.metrics.registry import METRICS, add_metric, leaves_by_default
 from medfedaug.tasks.bundle.parser import BundleConfiguration
 from medfedaug.utils.validation import is_number
 
-__all__ = ["BundleMetrics"]
-
 _KEY, _MORE, _COMPARED = "key_val_metric", "additional_metrics", "metric_cmp_fn"
 # By the names of MONAI's and ignite's classes. Of a site's score, the server takes no more than the largest.
 _LOWER_IS_BETTER = (

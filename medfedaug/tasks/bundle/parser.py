@@ -15,8 +15,6 @@ from monai.bundle import ConfigComponent, ConfigParser
 from medfedaug.config.bundle_reference import AllowedBundle, training_file
 from medfedaug.errors import ConfigError, first_line, withheld
 
-__all__ = ["EVALUATOR", "TRAINER", "BundleConfiguration"]
-
 TRAINER, EVALUATOR = "SupervisedTrainer", "SupervisedEvaluator"
 _ENGINES = {TRAINER: ("train#trainer", "trainer"), EVALUATOR: ("validate#evaluator", "evaluator")}
 # What changes a step in ways that are the engine's own, and not those of a part that is used here.

@@ -23,8 +23,6 @@ from monai.utils import convert_to_tensor, ensure_tuple
 
 from medfedaug.data.preparation.preparation import LANDMARKS
 
-__all__ = ["BundleAugmentation", "Parts", "plain_sample"]
-
 _CROPS, _INTENSITY = "monai.transforms.croppad", "monai.transforms.intensity"
 _LOCATED = (Orientationd, ResampleToMatchd, Spacingd, SpatialResampled)
 

@@ -102,7 +102,7 @@ def test_scanners_are_told_where_the_policy_names_them_and_nowhere_else(data, co
         page = Page(page.read_text())
         assert "Siemens Prisma, Skyra <b>; Philips Ingenia" in page.text
         assert "b" not in page.tags
-        assert ("told its scanners" in page.text, "told no scanner" in page.text) == (
+        assert ("named its scanners" in page.text, "named no scanner" in page.text) == (
             site.name == "site_A",
             site.name == "site_B",
         )
