@@ -95,10 +95,11 @@ def read_choices(path: str | Path) -> Choices:
         if not isinstance(choice, dict):
             raise ConfigError(f"{path}: {name}: needs two values or more, or low and high")
         check_keys(f"{path}: {name}: unknown keys", choice, ("low", "high", "log", "step"))
-        low, high = (choice.get(end) for end in ("low", "high"))
-        ends = is_number(low) and is_number(high)
-        if not ends or low >= high or (choice.get("log") and low <= 0):
-            raise ConfigError(f"{path}: {name}: low must be below high, and above 0 with log")
+        low, high = choice.get("low"), choice.get("high")
+        if low is None or high is None or not (is_number(low) and is_number(high) and low < high):
+            raise ConfigError(f"{path}: {name}: low must be below high")
+        if choice.get("log") and low <= 0:
+            raise ConfigError(f"{path}: {name}: low must be above 0 with log")
     return {str(name): choice for name, choice in content.items()}
 
 
