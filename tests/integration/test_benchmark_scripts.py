@@ -34,6 +34,7 @@ RUNS = {
     "fedfd_step.py": (["--batch", "2", "--size", "32", "--repeats", "1"], "FedFD-A / FedAvg"),
     "aggregation.py": (["--sites", "3"], "3 sites"),
     "augmentation.py": (["--tiny", "--repeats", "2"], "image by image / batch at once"),
+    "frozen_bytes.py": (["--widest", "64", "--repeats", "2"], "| 2 | "),
     "memory.py": (["--volumes", "2", "--shape", "64", "64", "32", "--steps", "1"], "| 2 |"),
     "plan_memory.py": (["--tiny"], "| basicunet | 1 x 1 x 32 x 32 |"),
     "precision.py": (["--tiny", "--repeats", "2"], "float32 / bfloat16"),
