@@ -147,14 +147,12 @@ def imported_on_import(name: str, path: Path, known: dict[str, Path]) -> set[str
 
 LONG = {
     # A command, whose options are its parameters.
-    "medfedaug.cli": "benchmark bundle compare demo export import_ init predict prospect simulate "
-    "site_config",
+    "medfedaug.cli": "benchmark bundle compare export import_ predict prospect simulate site_config",
     # Its arguments are described and checked one by one.
     "medfedaug.data.datasets.phantom": "make_phantom",
     "medfedaug.experiments.simulate": "simulate",
     # One decision after the other, in the order in which a reader of the plan or the log finds them.
     "medfedaug.federation.planning.planner": "make_plan",
-    "medfedaug.runs.prediction.studies": "predict_studies",
 }
 """Functions of more than 80 lines, by module or package."""
 

@@ -26,6 +26,7 @@ from medfedaug.federation.messages.messages import (
     VALIDATE,
     Reply,
     Request,
+    by_method,
     num_bytes,
 )
 from medfedaug.federation.secure.history import SumHistory, SumRules
@@ -35,7 +36,6 @@ from medfedaug.federation.site.data_folder import resolve_data_folder
 from medfedaug.federation.site.job_text import without_job_text
 from medfedaug.federation.site.release_log import Account, ScoreRequest, digest_of, enter_message
 from medfedaug.federation.site.trainer import SiteTrainer
-from medfedaug.methods.base import Payload
 from medfedaug.metrics.significance import PatientTest
 from medfedaug.privacy import (
     JobBook,
@@ -386,7 +386,7 @@ def _identities(request: Request, trainer: SiteTrainer) -> list[str]:
     A finished run keeps with its model the exchange of each round, and that from before training of the
     methods that need it at inference, which only the server knows.
     """
-    once, payload = _by_method(trainer.memory.once), _by_method(request.payload)
+    once, payload = by_method(trainer.memory.once), by_method(request.payload)
     once.pop(INITIAL, None)
     own = {name: digest_of(values) for name, values in payload.items()}
     both = {name: digest_of({**values, **payload.get(name, {})}) for name, values in once.items()}
@@ -401,19 +401,12 @@ def _brought(request: Request, trainer: SiteTrainer) -> str:
     payload = {**request.once, **request.payload}
     if not request.weights and not payload:
         return ""
-    return _identity(request, trainer, {k: digest_of(v) for k, v in _by_method(payload).items()})
+    return _identity(request, trainer, {k: digest_of(v) for k, v in by_method(payload).items()})
 
 
 def _identity(request: Request, trainer: SiteTrainer, exchanged: Mapping[str, str]) -> str:
     config = job_hash(trainer.config.to_dict())
     return _sha256([config, request.run, digest_of(request.weights), sorted(exchanged.items())])
-
-
-def _by_method(payload: Payload) -> dict[str, Payload]:
-    found: dict[str, Payload] = {}
-    for key, value in payload.items():
-        found.setdefault(key.split("/", 1)[0], {})[key] = value
-    return found
 
 
 def _sha256(told: list[Any]) -> str:
