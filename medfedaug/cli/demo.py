@@ -104,9 +104,7 @@ def demo(
     scores = {site.name: {name: run.sites[site.name] for name, run in runs.items()} for site in sites}
     with err_console.status("drawing the page"):
         notes: list[Any] = [_only_scanners(odd), scanners, *_expected(odd, shift, norm, method)]
-        page = write_report(
-            [out / name for name in runs], out / "report.html", data=out / "data", notes=notes
-        )
+        page = write_report([*map(out.joinpath, runs)], out / "report.html", data=out / "data", notes=notes)
     _outcome(scores, odd, method)
     if json_ is not None:
         from medfedaug.utils.files import write_json

@@ -8,13 +8,16 @@ from collections.abc import Mapping, Sequence
 from operator import methodcaller
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from medfedaug.cli.console import Table, err_console, out_console, say
 from medfedaug.cli.options import existing_folder, split_pairs
 from medfedaug.errors import ConfigError
+
+if TYPE_CHECKING:
+    from medfedaug.data.layouts import Proposal
 
 _ROWS = 2
 
@@ -83,6 +86,25 @@ def init(
                     ),  # type: ignore[misc]
                 )
             )
+    _show(proposals)
+    if len(proposals) > 1:
+        check_alike(proposals)
+    taken = [proposal.folder / LISTING for proposal in proposals if proposal.replaces]
+    if taken and not replace:
+        raise ConfigError(
+            f"{taken[0]} is there already; nothing is written. --replace keeps it as dataset.before.json"
+        )
+    if not yes:
+        if not sys.stdin.isatty():
+            raise ConfigError("nothing is written: give --yes to write this")
+        typer.confirm("Write this?", abort=True)
+    for proposal in proposals:
+        say(str(write_proposal(proposal, replace=replace)))
+    say(f"next: medfedaug inspect --data {quote(str(folder))}")
+
+
+def _show(proposals: Sequence[Proposal]) -> None:
+    """Print what would be written: a table, and a few rows and the notes of each site."""
     table = Table("site", "found in", "train", "val", "test", "files per image", "classes")
     for column in (table.columns[0], table.columns[-1]):
         column.overflow = "fold"  # names are not cut
@@ -103,20 +125,6 @@ def init(
                 say(f"{proposal.folder.name}: {split}: {json.dumps(row)}")
         for note in proposal.notes:
             say(f"note: {proposal.folder.name}: {note}")
-    if len(proposals) > 1:
-        check_alike(proposals)
-    taken = [proposal.folder / LISTING for proposal in proposals if proposal.replaces]
-    if taken and not replace:
-        raise ConfigError(
-            f"{taken[0]} is there already; nothing is written. --replace keeps it as dataset.before.json"
-        )
-    if not yes:
-        if not sys.stdin.isatty():
-            raise ConfigError("nothing is written: give --yes to write this")
-        typer.confirm("Write this?", abort=True)
-    for proposal in proposals:
-        say(str(write_proposal(proposal, replace=replace)))
-    say(f"next: medfedaug inspect --data {quote(str(folder))}")
 
 
 def _classes(parts: Sequence[str]) -> Sequence[str] | Mapping[int, str]:

@@ -147,13 +147,10 @@ def imported_on_import(name: str, path: Path, known: dict[str, Path]) -> set[str
 
 LONG = {
     # A command, whose options are its parameters.
-    "medfedaug.cli": "benchmark bundle compare demo export import_ init predict prospect simulate "
-    "site_config",
+    "medfedaug.cli": "benchmark bundle compare export import_ predict prospect simulate site_config",
     # Its arguments are described and checked one by one.
     "medfedaug.data.datasets.phantom": "make_phantom",
     "medfedaug.experiments.simulate": "simulate",
-    # One decision after the other, in the order in which a reader of the log finds them.
-    "medfedaug.runs.prediction.studies": "predict_studies",
 }
 """Functions of more than 80 lines, by module or package."""
 

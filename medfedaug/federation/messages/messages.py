@@ -150,6 +150,14 @@ def own_entries(payload: Mapping[str, Tensor], method: str) -> Payload:
     return {key.removeprefix(prefix): value for key, value in payload.items() if key.startswith(prefix)}
 
 
+def by_method(payload: Mapping[str, Tensor]) -> dict[str, Payload]:
+    """Group the entries of a payload by method; their keys stay as they are."""
+    found: dict[str, Payload] = {}
+    for key, value in payload.items():
+        found.setdefault(key.split("/", 1)[0], {})[key] = value
+    return found
+
+
 def shared_keys(state: Mapping[str, Tensor], local_entries: frozenset[str]) -> list[str]:
     """The state-dict entries that are averaged: those that are floating point and not kept at the site.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.messages.messages import Reply, namespaced, own_entries
+from medfedaug.federation.messages.messages import Reply, by_method, namespaced, own_entries
 from medfedaug.federation.messages.refusal import refusal
 from medfedaug.federation.messages.site_sampling import LEAST_SITES
 from medfedaug.federation.secure.layout import SumLayout
@@ -157,7 +157,8 @@ class Aggregation:
     def needed_at_inference(self, once: Payload) -> Payload:
         """The part of the exchange before training that a finished model needs at inference."""
         needed = {name for name, exchange in self.once.items() if exchange.needed_at_inference}
-        return {key: value for key, value in once.items() if key.split("/", 1)[0] in needed}
+        kept = [entries for name, entries in by_method(once).items() if name in needed]
+        return {key: value for entries in kept for key, value in entries.items()}
 
     def start_round(self, weights: Mapping[str, float] | None = None) -> None:
         """Start a new mean.

@@ -11,7 +11,7 @@ from medfedaug.config.run import SCALING
 from medfedaug.config.site_description import DESCRIPTION
 from medfedaug.data.dataset_json import LABELLED
 from medfedaug.federation.job_folder import SPACING
-from medfedaug.federation.messages.messages import UNSCORED, Reply, Request, num_bytes
+from medfedaug.federation.messages.messages import UNSCORED, Reply, Request, by_method, num_bytes
 from medfedaug.federation.planning.fingerprint import accepted_spacing
 from medfedaug.federation.server.reply_checks import accepted_scores, clean_metrics
 from medfedaug.federation.server.step_comparison import ComparedStep, suspicion
@@ -113,8 +113,8 @@ class RunHistory:
 
     def prepared(self, site: str, samples: int, payload: Payload) -> None:
         """Record that a site takes part."""
-        for name, size in _bytes_by_method(payload).items():
-            self.once_bytes[name] = self.once_bytes.get(name, 0) + size
+        for name, entries in by_method(payload).items():
+            self.once_bytes[name] = self.once_bytes.get(name, 0) + num_bytes(entries)
         self.tell("prepared", site=site, samples=samples)
 
     def start_round(self, request: Request, sites: Iterable[str], rounds: int) -> None:
@@ -327,14 +327,6 @@ class RunHistory:
         masked = {key: value for key, value in message.masks.items() if isinstance(value, Tensor)}
         sizes = {"model": num_bytes(message.weights) + num_bytes(masked)}
         for payload in (message.payload, once):
-            for name, size in _bytes_by_method(payload).items():
-                sizes[name] = sizes.get(name, 0) + size
+            for name, entries in by_method(payload).items():
+                sizes[name] = sizes.get(name, 0) + num_bytes(entries)
         return sizes
-
-
-def _bytes_by_method(payload: Payload) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    for key, value in payload.items():
-        name = key.split("/", 1)[0]
-        sizes[name] = sizes.get(name, 0) + num_bytes({key: value})
-    return sizes

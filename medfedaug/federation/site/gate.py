@@ -12,6 +12,8 @@ from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from medfedaug.config.bundle_reference import find, known
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
@@ -27,6 +29,7 @@ from medfedaug.federation.messages.messages import (
     VALIDATE,
     Reply,
     Request,
+    by_method,
     num_bytes,
     own_entries,
 )
@@ -37,7 +40,6 @@ from medfedaug.federation.site.data_folder import resolve_data_folder
 from medfedaug.federation.site.job_text import without_job_text
 from medfedaug.federation.site.release_log import Account, ScoreRequest, digest_of, enter_message
 from medfedaug.federation.site.trainer import SiteTrainer
-from medfedaug.methods.base import Payload
 from medfedaug.metrics.significance import PatientTest
 from medfedaug.privacy import (
     JobBook,
@@ -390,7 +392,7 @@ def _identities(request: Request, trainer: SiteTrainer) -> list[str]:
     A finished run keeps with its model the exchange of each round, and that from before training of the
     methods that need it at inference, which only the server knows.
     """
-    once, payload = _by_method(trainer.memory.once), _by_method(request.payload)
+    once, payload = by_method(trainer.memory.once), by_method(request.payload)
     once.pop(INITIAL, None)
     once.pop(FROZEN, None)
     own = {name: digest_of(values) for name, values in payload.items()}
@@ -406,7 +408,7 @@ def _brought(request: Request, trainer: SiteTrainer) -> str:
     payload = {**request.once, **request.payload}
     if not request.weights and not payload:
         return ""
-    return _identity(request, trainer, {k: digest_of(v) for k, v in _by_method(payload).items()})
+    return _identity(request, trainer, {k: digest_of(v) for k, v in by_method(payload).items()})
 
 
 def _identity(request: Request, trainer: SiteTrainer, exchanged: Mapping[str, str]) -> str:
@@ -414,16 +416,9 @@ def _identity(request: Request, trainer: SiteTrainer, exchanged: Mapping[str, st
     return _sha256([config, request.run, digest_of(request.weights), sorted(exchanged.items())])
 
 
-def _exchanged(once: Payload) -> Payload:
+def _exchanged(once: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What methods exchanged before training, without entries of the model."""
     return {key: value for key, value in once.items() if not key.startswith(f"{FROZEN}/")}
-
-
-def _by_method(payload: Payload) -> dict[str, Payload]:
-    found: dict[str, Payload] = {}
-    for key, value in payload.items():
-        found.setdefault(key.split("/", 1)[0], {})[key] = value
-    return found
 
 
 def _sha256(told: list[Any]) -> str:

@@ -26,6 +26,7 @@ from medfedaug.federation.messages.messages import (
     SCORE_EPSILON,
     TRAIN,
     Reply,
+    by_method,
 )
 from medfedaug.metrics.registry import METRICS
 from medfedaug.metrics.significance import PatientTest
@@ -190,7 +191,7 @@ class Account:
             self.check_cases("training")
             if reply.weights or reply.masks:
                 self.check_updates()
-            payloads = _by_method(reply.payload)
+            payloads = by_method(reply.payload)
             sampled = {name: samples[name] for name in payloads if name in samples}
             for cases in sampled.values():
                 self.check_cases("training", cases)
@@ -474,13 +475,6 @@ def _said(split: str) -> str:
 def _told(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the scores to send: a score that the site keeps becomes ``None``."""
     return {key: value for key, value in metrics.items() if value is not None}
-
-
-def _by_method(payload: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    found: dict[str, dict[str, Tensor]] = {}
-    for key, value in payload.items():
-        found.setdefault(key.split("/", 1)[0], {})[key] = value
-    return found
 
 
 def _size(tensors: Mapping[str, Tensor]) -> str:

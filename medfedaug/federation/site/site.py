@@ -25,6 +25,7 @@ from medfedaug.federation.messages.messages import (
     VALIDATE,
     Reply,
     Request,
+    by_method,
     num_bytes,
     own_entries,
 )
@@ -140,7 +141,7 @@ class Site:
         """Report what was sent: no names of cases, and of statistics nothing but their size."""
         if self.on_event is None or reply.task in MASK_TASKS:
             return
-        methods = sorted({key.split("/", 1)[0] for key in reply.payload})
+        methods = sorted(by_method(reply.payload))
         named = (f"val_{self.trainer.task.metric}", self.trainer.task.metric)
         scores = {name: reply.metrics[name] for name in named if is_number(reply.metrics.get(name))}
         if reply.task == TRAIN and is_number(self.trainer.last_loss):  # which the site itself may know

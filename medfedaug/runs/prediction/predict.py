@@ -6,18 +6,17 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path, PurePath
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from medfedaug.data.base import Case, SiteFolder
-from medfedaug.data.io.dicom_identity import ModelIdentity, ObjectKind
-from medfedaug.data.io.dicom_segmentation import Segments, check_highdicom
+from medfedaug.data.io.dicom_identity import ModelIdentity
+from medfedaug.data.io.dicom_segmentation import check_highdicom
 from medfedaug.data.io.dicom_series import open_series
-from medfedaug.data.io.formats import format_of, is_dicom
-from medfedaug.data.io.label_maps import write_label_map, write_map, write_object, write_probabilities
+from medfedaug.data.io.formats import is_dicom
 from medfedaug.data.io.segment_codes import SegmentCodes
 from medfedaug.data.io.voxel_files import files_of
 from medfedaug.data.preparation.decoded_cache import keep_decoded
@@ -29,26 +28,23 @@ from medfedaug.runs.annotated import Annotated
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.folder import only_process
 from medfedaug.runs.input_statistics import Origin
-from medfedaug.runs.prediction.case_quality import case_quality
+from medfedaug.runs.prediction.case_writer import CaseWriter, object_kinds
 from medfedaug.runs.prediction.ensemble import Ensemble, mean_prediction
 from medfedaug.runs.prediction.input_drift import Familiar
 from medfedaug.runs.prediction.object_identity import further_series, object_identity, read_codes
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.pass_agreement import PassAgreement
-from medfedaug.runs.prediction.prediction_image import draw_classified, draw_label_map, write_picture
 from medfedaug.runs.prediction.predictions_file import Predictions
 from medfedaug.runs.prediction.predictor import Predictor, predictions
-from medfedaug.runs.prediction.training_range import TrainingRange, volumes_in_millilitres
+from medfedaug.runs.prediction.training_range import TrainingRange
 from medfedaug.statistics import save_statistics
-from medfedaug.tasks import Prediction
 from medfedaug.utils.versions import software_versions
 
-__all__ = ["Event", "object_files", "object_kinds", "predict_images", "uses_given_images"]
+__all__ = ["Event", "predict_images", "uses_given_images"]
 
 Event = Callable[[dict[str, Any]], None]
 """Receives events, case by case."""
 
-_PROBABILITIES, _PREVIEWS, _UNCERTAINTY = "probabilities", "previews", "uncertainty"
 _ONE_CASE = 2**34  # bytes: the files of a case are decoded once, whoever asks for them
 
 
@@ -119,31 +115,6 @@ def uses_given_images(run: FinishedRun, origin: Origin) -> bool:
     return bool((composition.needs_statistics and origin.pair is None) or composition.kept_keys)
 
 
-def object_files(out: Path, case: str) -> dict[ObjectKind, Path]:
-    """Return the files of the DICOM objects of a case, by kind, whether or not they are there."""
-    objects = {kind: out / _object_file(case, kind) for kind in (ObjectKind.RTSTRUCT, ObjectKind.REPORT)}
-    return {ObjectKind.SEGMENTATION: out / f"{case}.dcm", **objects}
-
-
-def object_kinds(options: PredictionOptions) -> list[ObjectKind]:
-    """Return the kinds of DICOM objects that are written besides the SEG of a DICOM series."""
-    wanted = {ObjectKind.RTSTRUCT: options.rtstruct, ObjectKind.REPORT: options.report}
-    return [kind for kind, written in wanted.items() if written]
-
-
-def _object_file(name: str, kind: ObjectKind) -> str:
-    return f"{name}.{kind.word}.dcm"
-
-
-def _below(case: Case) -> str:
-    """The name of a case as a path below the folder."""
-    return os.path.join(*(part for part in PurePath(case.name).parts if part not in (os.sep, "..")))
-
-
-def _map_file(name: str) -> str:
-    return f"{_UNCERTAINTY}/{name.removesuffix('.nii.gz')}.nii.gz"
-
-
 def _check_passes(models: Ensemble, options: PredictionOptions) -> None:
     flips, uncertainty_map = options.flips, options.uncertainty_map
     dense = models.first.config.task == "segmentation"
@@ -197,11 +168,6 @@ class _Job:
         return self.origins[0]
 
     @property
-    def objects(self) -> list[ObjectKind]:
-        """Kinds of DICOM objects besides the SEG of a DICOM series."""
-        return object_kinds(self.options)
-
-    @property
     def folder(self) -> SiteFolder:
         return self.given.folder
 
@@ -209,10 +175,26 @@ class _Job:
     def dense(self) -> bool:
         return self.run.config.task == "segmentation"
 
+    @cached_property
+    def writer(self) -> CaseWriter:
+        """The writer of the files of each case."""
+        return CaseWriter(
+            self.out,
+            self.folder,
+            self.run.config.classes,
+            self.options,
+            identity=self.identity,
+            codes=self.codes,
+            borrowed=self.borrowed,
+        )
+
     def carry_out(self, among: Collection[str]) -> Predictions:
         run, cases = self.run, {case.name: case for case in self.folder.cases["test"]}
         earlier = Predictions.read(self.out)
-        known, planned = Predictions.files(earlier), {name: self.files(case) for name, case in cases.items()}
+        known, planned = (
+            Predictions.files(earlier),
+            {name: self.writer.files(case) for name, case in cases.items()},
+        )
         own = [STATISTICS] if run.composition.needs_statistics and self.origin.pair is None else []
         for file in (*own, *(file for files in planned.values() for file in files)):
             if os.path.lexists(self.out / file) and file not in known:
@@ -269,7 +251,7 @@ class _Job:
         """
         whose: dict[str, Case] = {}
         for case in self.folder.cases["test"]:
-            for place in (case.name, *self.files(case)):
+            for place in (case.name, *self.writer.files(case)):
                 other = whose.setdefault(place, case)
                 if other is not case:
                     raise ConfigError(
@@ -285,7 +267,7 @@ class _Job:
             "previews": self.options.previews,
             **({"series": self.options.series} if self.options.series is not None else {}),
             **({"codes": {name: asdict(codes) for name, codes in self.codes.items()}} if self.codes else {}),
-            **({"objects": [kind.word for kind in self.objects]} if self.objects else {}),
+            **({"objects": [kind.word for kind in kinds]} if (kinds := object_kinds(self.options)) else {}),
             **({"flips": True} if self.options.flips else {}),
             **({"uncertainty_map": True} if self.options.uncertainty_map else {}),
             **({"data": os.path.abspath(self.options.data)} if self.options.data is not None else {}),
@@ -313,31 +295,6 @@ class _Job:
     def root(self) -> Path:
         """The folder that paths are given in."""
         return self.folder.path if self.folder.path.is_dir() else self.folder.path.parent
-
-    def files(self, case: Case) -> list[str]:
-        """Return the files of a case, relative to the folder; the label map first, where there is one."""
-        name, form = _below(case), format_of(case.image)
-        suffix = form.label_suffix(case.image)
-        pictures = [f"{_PREVIEWS}/{name}.png"] if self.options.previews else []
-        if not self.dense:
-            return pictures
-        label = name if name.endswith(suffix) else name + suffix
-        classes = self.run.config.num_classes
-        shares = form.probability_files(label, classes) if self.options.probabilities else []
-        beside = self.object_files(case, label).values()
-        maps = [_map_file(name)] if self.options.uncertainty_map else []
-        return [
-            *form.parts(label),
-            *beside,
-            *(f"{_PROBABILITIES}/{part}" for part in shares),
-            *maps,
-            *pictures,
-        ]
-
-    def object_files(self, case: Case, label: str) -> dict[ObjectKind, str]:
-        """The DICOM objects that are written besides the label map of a DICOM series."""
-        kinds = self.objects if is_dicom(case.image) else ()
-        return {kind: _object_file(label.removesuffix(".dcm"), kind) for kind in kinds}
 
     def readable(self, found: Predictions, cases: dict[str, Case]) -> dict[str, Case]:
         """The cases that can be read and are such as the model takes; the others have failed."""
@@ -431,7 +388,10 @@ class _Job:
                 f"images are normalised with the statistics of {used['of']}, which are in {STATISTICS}: "
                 f"with --statistics {self.out / STATISTICS} later images are normalised alike"
             )
-        missing = [what for what in ("intensity", "spacing") if what not in familiar.sources]
+        # Photographs have no voxels in millimetres.
+        sizes = isinstance(self.folder, VolumeFolder) and not self.folder.has_photographs
+        compared = ("intensity", "spacing") if sizes else ("intensity",)
+        missing = [what for what in compared if what not in familiar.sources]
         if missing:
             told.append(
                 f"the run recorded nothing of its sites' {' and '.join(missing)}, which cannot be compared: "
@@ -471,7 +431,7 @@ class _Job:
                     flips=self.options.flips,
                     passes=passes,
                 )
-                entry = self.write(case, mean_prediction(alone), passes)
+                entry = self.writer.write(case, mean_prediction(alone), passes)
                 unusual = [] if usual is None else usual.warnings(entry)
                 entry["warnings"] = [*told, *unusual]
         except StorageError:  # it would be the same for the next one
@@ -482,7 +442,9 @@ class _Job:
         files = [os.path.relpath(file, self.root) for file in case.files]
         remarks = [text for file in case.files if is_dicom(file) for text in open_series(file).remarks]
         entry |= {"remarks": remarks} if remarks else {}
-        found.finished(case.name, {"files": files, **entry, "written": self.files(case), "state": state})
+        found.finished(
+            case.name, {"files": files, **entry, "written": self.writer.files(case), "state": state}
+        )
         for text in remarks:
             self.tell({"event": "remark", "case": case.name, "text": text})
         for text in told:
@@ -503,48 +465,6 @@ class _Job:
             told += familiar.spacing_warnings(self.folder.affine(case))
         return told
 
-    def write(self, case: Case, prediction: Prediction, passes: PassAgreement | None) -> dict[str, Any]:
-        """Write the files of a case, and say what they show."""
-        classes, files = self.run.config.classes, self.files(case)
-        if not self.dense:
-            assert prediction.probabilities is not None
-            shares = dict(zip(classes, prediction.probabilities.tolist(), strict=True))
-            if self.options.previews:
-                _picture(self.out / files[-1], draw_classified(self.folder.load_image(case, "scale"), shares))
-            return {"class": classes[int(prediction.label)], "probabilities": shares}
-        assert isinstance(self.folder, VolumeFolder)
-        affine = self.folder.affine(case)
-        assert prediction.confidence is not None
-        quality = case_quality(prediction.label, prediction.confidence, classes, passes)
-        segments = Segments(classes, self.identity(case), self.codes, self.borrowed)
-        write_label_map(self.out / files[0], case.image, prediction.label, segments)
-        for kind, file in self.object_files(case, files[0]).items():
-            write_object(
-                kind,
-                self.out / file,
-                case.image,
-                prediction.label,
-                self.out / files[0],
-                segments,
-                quality,
-            )
-        if self.options.probabilities:
-            assert prediction.probabilities is not None
-            target = self.out / _PROBABILITIES / files[0]
-            write_probabilities(target, case.image, prediction.probabilities, segments)
-        if self.options.previews:
-            image = self.folder.load_image(case, "scale")
-            _picture(self.out / files[-1], draw_label_map(image, prediction.label, classes, affine))
-        counts = torch.bincount(prediction.label.flatten(), minlength=len(classes)).tolist()
-        voxels = dict(zip(classes, counts, strict=True))
-        entry: dict[str, Any] = {"label_map": files[0], "voxels": voxels, **quality}
-        found = {name: voxels[name] for name in classes[1:]}
-        if (volumes := volumes_in_millilitres(found, affine)) is not None:
-            entry["volume_ml"] = volumes
-        if passes is not None:
-            entry |= self.write_passes(case, passes, affine)
-        return entry
-
     def identity(self, case: Case) -> ModelIdentity:
         """The maker of the DICOM objects of a case."""
         further = self.further.get(case.name) or further_series(case, self.folder.channel_names)
@@ -552,22 +472,9 @@ class _Job:
             self.models, self.origin, self.codes, self.again, flips=self.options.flips, further=further
         )
 
-    def write_passes(self, case: Case, passes: PassAgreement, affine: Tensor | None) -> dict[str, Any]:
-        """Write the uncertainty map, and say how far the passes differ."""
-        classes = self.run.config.classes[1:]
-        ends = [dict(zip(classes, counts, strict=True)) for counts in passes.voxels().tolist()]
-        lowest, highest = [volumes_in_millilitres(one, affine) or one for one in ends]
-        kind = "voxels_of_passes" if affine is None else "volume_ml_of_passes"
-        sizes = {name: [lowest[name], highest[name]] for name in classes}
-        entry: dict[str, Any] = {"passes": passes.count, kind: sizes}
-        if self.options.uncertainty_map:
-            entry["uncertainty_map"] = _map_file(_below(case))
-            write_map(self.out / entry["uncertainty_map"], case.image, passes.deviation())
-        return entry
-
     def failed(self, found: Predictions, case: Case, error: Exception) -> None:
         text = str(error) if isinstance(error, MedFedAugError) else f"{case.image}: {first_line(error)}"
-        found.failure(case, text, self.files(case))
+        found.failure(case, text, self.writer.files(case))
         self.tell({"event": "failed", "case": case.name, "reason": text})
 
 
@@ -578,11 +485,6 @@ def _together(used: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
         return first
     members = [{"mean": one["mean"], "std": one["std"]} for one in used if one is not None]
     return {"of": first["of"], "intensity": first["intensity"], "members": members}
-
-
-def _picture(path: Path, figure: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_picture(path, figure)
 
 
 def _state(case: Case) -> list[list[int]]:

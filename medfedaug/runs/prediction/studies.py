@@ -29,16 +29,11 @@ from medfedaug.errors import ConfigError, ReaderError
 from medfedaug.privacy.pseudonyms import Pseudonyms
 from medfedaug.runs.folder import only_process
 from medfedaug.runs.input_statistics import Origin
+from medfedaug.runs.prediction.case_writer import object_files, object_kinds
 from medfedaug.runs.prediction.ensemble import Ensemble
 from medfedaug.runs.prediction.object_identity import channel_keys, object_identity, read_codes
 from medfedaug.runs.prediction.options import PredictionOptions, StudyOptions
-from medfedaug.runs.prediction.predict import (
-    Event,
-    object_files,
-    object_kinds,
-    predict_images,
-    uses_given_images,
-)
+from medfedaug.runs.prediction.predict import Event, predict_images, uses_given_images
 from medfedaug.runs.prediction.predictions_file import Predictions
 from medfedaug.utils.files import parse_versioned, private_folder, write_json, write_versioned
 
@@ -101,14 +96,7 @@ def predict_studies(
         ArchiveError: where the archive does not answer, or refuses several objects one after another; what
             is stored stays.
     """
-    config = models.first.config
-    if config.task != "segmentation":
-        raise ConfigError(
-            "the run classifies photographs, which no archive of DICOM studies has; give --images"
-        )
-    if studies.again and not studies.store:
-        raise ConfigError("--again goes with --store")
-    _check_channels(config, studies.channels)
+    _check_asked(models.first.config, studies)
     tell = on_event or (lambda event: None)
     origin = Origin.of(models.first, options.site, options.statistics)
     coded = read_codes(models.first, options.codes)
@@ -117,10 +105,7 @@ def predict_studies(
     with only_process(state):
         book = _Book(state / _LIST, again=studies.again, overwrite=options.overwrite)
         settings = ImportSettings(
-            series=options.series,
-            channels=studies.channels,
-            allow_burned_in=True,
-            parallel=studies.parallel,
+            series=options.series, channels=studies.channels, allow_burned_in=True, parallel=studies.parallel
         )
         own = studies.pseudonyms or state
         plans = plan_import(archive, wanted, Pseudonyms.of_site(own).of, settings, tell)
@@ -132,7 +117,7 @@ def predict_studies(
             identity=partial(object_identity, models, origin, coded, book.again, flips=options.flips),
             kinds=(ObjectKind.SEGMENTATION, *object_kinds(options)),
             channels=studies.channels,
-            named=bool(config.channel_names),
+            named=bool(models.first.config.channel_names),
             book=book,
             tell=tell,
             store=studies.store,
@@ -185,6 +170,21 @@ def _leave_out_withdrawn(plans: Sequence[Planned], own: Path) -> None:
     for plan in plans:
         if plan.patient in withdrawn:
             plan.problem = "the patient was withdrawn"
+
+
+def _check_asked(config: RunConfig, studies: StudyOptions) -> None:
+    """Check that an archive can have images of a run.
+
+    Raises:
+        ConfigError: with the options to give.
+    """
+    if config.task != "segmentation":
+        raise ConfigError(
+            "the run classifies photographs, which no archive of DICOM studies has; give --images"
+        )
+    if studies.again and not studies.store:
+        raise ConfigError("--again goes with --store")
+    _check_channels(config, studies.channels)
 
 
 def _check_channels(config: RunConfig, channels: Mapping[str, str]) -> None:

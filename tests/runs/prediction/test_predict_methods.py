@@ -277,6 +277,7 @@ def test_photographs_have_label_images(run, make_pictures, tmp_path, bits):
     )
     assert code == 0, err
     assert "(pixels)" in printed
+    assert "recorded nothing of its sites" not in err  # photographs have no spacing
     for name, dice in expected.items():
         label = Image.open(out / f"{name}.png")
         assert (label.mode, label.size) == ("L", (40, 32))

@@ -1,0 +1,162 @@
+"""`CaseWriter`: the files of a predicted case, and what they show."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from medfedaug.data.base import Case, SiteFolder
+from medfedaug.data.io.dicom_identity import ModelIdentity, ObjectKind
+from medfedaug.data.io.dicom_segmentation import Segments
+from medfedaug.data.io.formats import format_of, is_dicom
+from medfedaug.data.io.label_maps import write_label_map, write_map, write_object, write_probabilities
+from medfedaug.data.io.segment_codes import SegmentCodes
+from medfedaug.data.volumes import VolumeFolder
+from medfedaug.runs.prediction.case_quality import case_quality
+from medfedaug.runs.prediction.options import PredictionOptions
+from medfedaug.runs.prediction.pass_agreement import PassAgreement
+from medfedaug.runs.prediction.prediction_image import draw_classified, draw_label_map, write_picture
+from medfedaug.runs.prediction.training_range import volumes_in_millilitres
+from medfedaug.tasks import Prediction
+
+__all__ = ["CaseWriter", "object_files", "object_kinds"]
+
+_PROBABILITIES, _PREVIEWS, _UNCERTAINTY = "probabilities", "previews", "uncertainty"
+
+
+@dataclass(frozen=True)
+class CaseWriter:
+    """Writes the files of predicted cases.
+
+    Args:
+        out: the folder to write to.
+        folder: of the images.
+        classes: names, of label maps the background first.
+        options: of the prediction.
+        identity: gives the maker of the DICOM objects of a case.
+        codes: of the classes, for DICOM.
+        borrowed: notes on classes that the images' site has not outlined, by name.
+    """
+
+    out: Path
+    folder: SiteFolder
+    classes: tuple[str, ...]
+    options: PredictionOptions
+    identity: Callable[[Case], ModelIdentity] = field(kw_only=True)
+    codes: Mapping[str, SegmentCodes] = field(kw_only=True)
+    borrowed: Mapping[str, str] = field(kw_only=True)
+
+    def files(self, case: Case) -> list[str]:
+        """Return the files of a case, relative to the folder; the label map first, where there is one."""
+        name, form = _below(case), format_of(case.image)
+        suffix = form.label_suffix(case.image)
+        pictures = [f"{_PREVIEWS}/{name}.png"] if self.options.previews else []
+        if not isinstance(self.folder, VolumeFolder):
+            return pictures
+        label = name if name.endswith(suffix) else name + suffix
+        classes = len(self.classes)
+        shares = form.probability_files(label, classes) if self.options.probabilities else []
+        beside = self.object_files(case, label).values()
+        maps = [_map_file(name)] if self.options.uncertainty_map else []
+        return [
+            *form.parts(label),
+            *beside,
+            *(f"{_PROBABILITIES}/{part}" for part in shares),
+            *maps,
+            *pictures,
+        ]
+
+    def object_files(self, case: Case, label: str) -> dict[ObjectKind, str]:
+        """The DICOM objects that are written besides the label map of a DICOM series."""
+        kinds = object_kinds(self.options) if is_dicom(case.image) else ()
+        return {kind: _object_file(label.removesuffix(".dcm"), kind) for kind in kinds}
+
+    def write(self, case: Case, prediction: Prediction, passes: PassAgreement | None) -> dict[str, Any]:
+        """Write the files of a case, and say what they show."""
+        classes, files = self.classes, self.files(case)
+        if not isinstance(self.folder, VolumeFolder):
+            assert prediction.probabilities is not None
+            shares = dict(zip(classes, prediction.probabilities.tolist(), strict=True))
+            if self.options.previews:
+                _picture(self.out / files[-1], draw_classified(self.folder.load_image(case, "scale"), shares))
+            return {"class": classes[int(prediction.label)], "probabilities": shares}
+        affine = self.folder.affine(case)
+        assert prediction.confidence is not None
+        quality = case_quality(prediction.label, prediction.confidence, classes, passes)
+        segments = Segments(classes, self.identity(case), self.codes, self.borrowed)
+        write_label_map(self.out / files[0], case.image, prediction.label, segments)
+        for kind, file in self.object_files(case, files[0]).items():
+            write_object(
+                kind,
+                self.out / file,
+                case.image,
+                prediction.label,
+                self.out / files[0],
+                segments,
+                quality,
+            )
+        if self.options.probabilities:
+            assert prediction.probabilities is not None
+            target = self.out / _PROBABILITIES / files[0]
+            write_probabilities(target, case.image, prediction.probabilities, segments)
+        if self.options.previews:
+            image = self.folder.load_image(case, "scale")
+            _picture(self.out / files[-1], draw_label_map(image, prediction.label, classes, affine))
+        counts = torch.bincount(prediction.label.flatten(), minlength=len(classes)).tolist()
+        voxels = dict(zip(classes, counts, strict=True))
+        entry: dict[str, Any] = {"label_map": files[0], "voxels": voxels, **quality}
+        found = {name: voxels[name] for name in classes[1:]}
+        if (volumes := volumes_in_millilitres(found, affine)) is not None:
+            entry["volume_ml"] = volumes
+        if passes is not None:
+            entry |= self._write_passes(case, passes, affine)
+        return entry
+
+    def _write_passes(self, case: Case, passes: PassAgreement, affine: Tensor | None) -> dict[str, Any]:
+        """Write the uncertainty map, and say how far the passes differ."""
+        classes = self.classes[1:]
+        ends = [dict(zip(classes, counts, strict=True)) for counts in passes.voxels().tolist()]
+        lowest, highest = [volumes_in_millilitres(one, affine) or one for one in ends]
+        kind = "voxels_of_passes" if affine is None else "volume_ml_of_passes"
+        sizes = {name: [lowest[name], highest[name]] for name in classes}
+        entry: dict[str, Any] = {"passes": passes.count, kind: sizes}
+        if self.options.uncertainty_map:
+            entry["uncertainty_map"] = _map_file(_below(case))
+            write_map(self.out / entry["uncertainty_map"], case.image, passes.deviation())
+        return entry
+
+
+def object_files(out: Path, case: str) -> dict[ObjectKind, Path]:
+    """Return the files of the DICOM objects of a case, by kind, whether or not they are there."""
+    objects = {kind: out / _object_file(case, kind) for kind in (ObjectKind.RTSTRUCT, ObjectKind.REPORT)}
+    return {ObjectKind.SEGMENTATION: out / f"{case}.dcm", **objects}
+
+
+def object_kinds(options: PredictionOptions) -> list[ObjectKind]:
+    """Return the kinds of DICOM objects that are written besides the SEG of a DICOM series."""
+    wanted = {ObjectKind.RTSTRUCT: options.rtstruct, ObjectKind.REPORT: options.report}
+    return [kind for kind, written in wanted.items() if written]
+
+
+def _object_file(name: str, kind: ObjectKind) -> str:
+    return f"{name}.{kind.word}.dcm"
+
+
+def _below(case: Case) -> str:
+    """The name of a case as a path below the folder."""
+    return os.path.join(*(part for part in PurePath(case.name).parts if part not in (os.sep, "..")))
+
+
+def _map_file(name: str) -> str:
+    return f"{_UNCERTAINTY}/{name.removesuffix('.nii.gz')}.nii.gz"
+
+
+def _picture(path: Path, figure: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_picture(path, figure)
