@@ -437,6 +437,6 @@ def _load_record(path: str | Path) -> dict[str, Any]:
 
 
 def _machine() -> Machine:
-    """How this machine computes, as the environment says; it keeps no prepared images."""
+    """Read from the environment how this machine computes; it keeps no prepared images."""
     found = SiteSettings.load(None)
     return Machine(graphs=found.graphs, deterministic=found.deterministic)
