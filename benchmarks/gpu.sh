@@ -31,7 +31,7 @@ $title"
 
 if [ "$device" = cuda ]; then
   on=cuda few="--repeats 20" kernels= layer= unet= step= types= rounds="--rounds 4 --threads 8"
-  volumes="128 128 36" patients=10 memory=8 epochs="--repeats 5 --threads 8" some="--device cuda"
+  volumes="128 128 36" patients=15 memory=8 epochs="--repeats 5 --threads 8" some="--device cuda"
   waits="fedavg fedfa fedfd fedfd_a fraug" captured="fedavg fedfa+ fedfd fedfd_a fraug scaffold"
 else
   on=pretended few="--repeats 1" kernels=1 layer=--tiny types=--tiny step="--batch 2 --size 32"
@@ -43,7 +43,7 @@ fi
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 printf '# Measured on %s\n' "$device" >"$out"
-part 20 "Hardware and versions" "$python" -c "import os, platform, torch
+part 15 "Hardware and versions" "$python" -c "import os, platform, torch
 print(platform.processor() or platform.machine(), os.cpu_count(), 'cores, Python', platform.python_version())
 for k in range(torch.cuda.device_count()): print(torch.cuda.get_device_name(k), torch.cuda.get_device_properties(k))
 print('torch', torch.__version__, 'CUDA', torch.version.cuda)
@@ -51,12 +51,12 @@ from importlib.metadata import version
 for name in ('triton', 'monai', 'numpy'): print(name, version(name))"
 # shellcheck disable=SC2086  the options are words
 {
-  TRITON_INTERPRET=$kernels part 90 "Kernels against float64" \
+  TRITON_INTERPRET=$kernels part 70 "Kernels against float64" \
     "$python" -m pytest -q --noconftest -p no:cacheprovider tests/functional/kernel_cases.py
-  part 90 "Graphs: losses, weights and metrics with and without" \
+  part 80 "Graphs: losses, weights and metrics with and without" \
     "$python" benchmarks/step_graphs.py $some --methods $captured
-  part 60 "FFA layer / batch norm" "$python" benchmarks/ffa_layer.py --device $on $few $layer
-  part 60 "Steps of a U-Net" "$python" benchmarks/unet_step.py --device $on $few $unet
+  part 50 "FFA layer / batch norm" "$python" benchmarks/ffa_layer.py --device $on $few $layer
+  part 50 "Steps of a U-Net" "$python" benchmarks/unet_step.py --device $on $few $unet
   part 60 "Steps and inference of FedFD, FedFD-A and FRAug" \
     "$python" benchmarks/fedfd_step.py --device $on $few $step
   for method in fedavg fedfa+; do
@@ -65,10 +65,10 @@ for name in ('triton', 'monai', 'numpy'): print(name, version(name))"
   done
   part 20 "Volumes" "$python" -c "from medfedaug.data.datasets.phantom import make_phantom
 make_phantom('$scratch/volumes', sites=2, patients=$patients, shape=[$(echo $volumes | tr ' ' ,)])"
-  part 60 "A plain MONAI loop's epoch / ours" "$python" benchmarks/volume_epoch.py --device $on \
+  part 50 "A plain MONAI loop's epoch / ours" "$python" benchmarks/volume_epoch.py --device $on \
     --data "$scratch/volumes" --plan-memory $memory $epochs
-  part 30 "Precision" "$python" benchmarks/precision.py --device "$device" $few $types
-  part 30 "Waits" "$python" benchmarks/pretended_gpu.py $some --methods $waits
+  part 25 "Precision" "$python" benchmarks/precision.py --device "$device" $few $types
+  part 25 "Waits" "$python" benchmarks/pretended_gpu.py $some --methods $waits
 }
 [ -z "$failed" ] || {
   printf '\n# Parts that failed\n%s\n' "$failed" >>"$out"

@@ -303,6 +303,6 @@ def _some(keys: list[str]) -> str:
 
 
 def _machine() -> Machine:
-    """How this machine computes, as the environment says; it keeps no prepared images."""
+    """Read from the environment how this machine computes; it keeps no prepared images."""
     found = SiteSettings.load(None)
     return Machine(graphs=found.graphs, deterministic=found.deterministic)
