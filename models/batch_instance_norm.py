@@ -78,5 +78,7 @@ class _MixInstance(PickledHook):
         def move(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
             return normalising(mean, (var + norm.eps).sqrt(), norm.weight, norm.bias)
 
-        share = norm.batch_share.share.to(batch.dtype).view(-1, *[1] * (x.dim() - 2))
+        own = norm.get_submodule("batch_share")
+        assert isinstance(own, BatchShare)
+        share = own.share.to(batch.dtype).view(-1, *[1] * (x.dim() - 2))
         return torch.lerp(scale_by_moments(x, move).to(batch.dtype), batch, share)

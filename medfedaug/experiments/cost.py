@@ -160,12 +160,11 @@ def _measured(benchmark: str, root: Path, device: str, threads: int, run: Planne
     before = _memory("VmRSS")
     sites = open_benchmark(benchmark, root, limit=run.config.batch_size, **run.data)
     trained = sorted((s for s in sites if s.trains), key=lambda s: -len(s.cases["training"]))[:2]
-    config = replace(
-        run.config,
-        **federation_settings(sites),
+    small: dict[str, Any] = {
         **{"rounds": 2, "local_steps": 1, "local_epochs": 1, "participation": 1.0},
         **{"validate_every": 2, "test_every": 0, "holdout": (), "limit": None},
-    )
+    }
+    config = replace(run.config, **federation_settings(sites), **small)
     kept: dict[str, SiteTrainer] = {}
 
     class Keeping(InProcessCarrier):
