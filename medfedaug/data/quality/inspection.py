@@ -80,6 +80,7 @@ class SiteInspection:
         stored: quantiles of these images as stored, (N, C, Q).
         seen: the same as a run sees them.
         odd: what a user should look at.
+        annotated: the classes that it has annotated, where these may not be all.
     """
 
     name: str
@@ -100,6 +101,7 @@ class SiteInspection:
     stored: np.ndarray = field(default_factory=lambda: np.empty((0, 0, len(QUANTILES))))
     seen: np.ndarray = field(default_factory=lambda: np.empty((0, 0, len(QUANTILES))))
     odd: list[Odd] = field(default_factory=list)
+    annotated: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,7 @@ def inspect_site(site: SiteFolder, intensity: str = "scale") -> SiteInspection:
         site.scaling,
         splits={split: len(site.cases[split]) for split in SPLITS},
         channel_names=site.channel_names,
+        annotated=site.annotated() if site.partial else None,
     )
     cases = [(split, case) for split in SPLITS for case in site.cases[split]]
     named = {case.patient for _, case in cases if case.patient}
