@@ -147,6 +147,7 @@ def _site_record(site: SiteInspection) -> dict[str, Any]:
         "voxel_edges_mm": {_by(edges): count for edges, count in site.edges.items()},
         "axes": dict(site.axes),
         "channel_names": list(site.channel_names),
+        **({} if site.annotated is None else {"labelled": list(site.annotated)}),
         "channels": {str(number): count for number, count in site.channels.items()},
         "mean": mean,
         "std": std,

@@ -169,9 +169,11 @@ def check_voxels(sites: Iterable[SiteFolder]) -> None:
             known = (site.classes, *site.identity(case))
             if known not in _READ:
                 site.load_image(case)
-                label = site.load_label(case) if isinstance(site, VolumeFolder) else None
-                partial = label is not None and site.partial
-                _READ[known] = frozenset(label.unique().tolist() if partial else ())
+                there: list[int] = []
+                if isinstance(site, VolumeFolder):
+                    label = site.load_label(case)
+                    there = label.unique().tolist() if site.partial else []
+                _READ[known] = frozenset(there)
             shown |= _READ[known]
         lacking = [name for i, name in enumerate(site.classes) if name in site.annotated() and i not in shown]
         if lacking and site.partial:

@@ -387,7 +387,9 @@ class VolumeFolder(SiteFolder):
                 continue
             if value not in known:
                 names = dict(zip(self.label_values, self.classes, strict=True))
-                what = f"the value {value:g}, the class {names[value]!r}" if value in names else f"{value:g}"
+                what = f"the value {value:g}" + (
+                    f", the class {names[int(value)]!r}" if value in names else ""
+                )
                 raise DataError(
                     f"holds {what}, and annotated are {', '.join(case.annotated or self.classes[1:])}",
                     site=self.name,

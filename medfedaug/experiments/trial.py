@@ -18,6 +18,7 @@ __all__ = ["ALONE", "Suggestion", "recommend", "suggest"]
 ALONE = "single"
 _PERSONAL = "ditto"
 """A model for each site, the remedy that gained over plain averaging most often of the recorded ones."""
+_LACKING = "condist"
 _STAY = "Stay alone, as it looks now"
 _MOST_SITES = 6
 
@@ -45,6 +46,9 @@ def suggest(found: Sequence[SiteInspection]) -> Suggestion:
     reason = f"{_PERSONAL} gained over fedavg in {gained} of {number} trainings on record"
     if foreign_sites(found):
         reason += "; images may lie far from 0 under other sites' statistics, where fedrdn fell below norm"
+    if any(site.annotated is not None for site in found):
+        reason += f"; sites have annotated different classes, which {_LACKING} teaches those that lack some"
+        return Suggestion((_PERSONAL, _LACKING), reason)
     return Suggestion((_PERSONAL,), reason)
 
 

@@ -37,20 +37,21 @@ REFUSED_ALONE = [
     (
         ["noise"],
         "site site_A: {}: there is no form of this exchange to which noise could be added",
-        "bin dac_sc fedce feddg feddg_ga fedharmo fedmix fednova scaffold",
+        "bin class_mean dac_sc fedce feddg feddg_ga fedharmo fedmix fednova scaffold",
     ),
     (
         ["private_steps"],
         PRIVATE + "nothing bounds what one case changes in the local training of {}",
-        "bin dac_sc ditto fedce feddg feddg_ga feddyn fedfa fedfa_h fedharmo fedmix fednova fedprox "
+        "bin condist dac_sc ditto fedce feddg feddg_ga feddyn fedfa fedfa_h fedharmo fedmix fednova fedprox "
         "fedrobust fedsam fedwon finetune manifold_mixup mixstyle mixup moex moon partialfed_adaptive "
-        "randconv scaffold",
+        "randconv scaffold teacher",
     ),
     (["private_steps"], PRIVATE + "{} normalises with statistics of all the site's images", "norm"),
     (
         ["secure_aggregation"],
         SECURE + "{} makes the global model from each site's own",
-        "dp_fedavg fedawa fedce feddg_ga fedlws fednova krum median multi_krum norm_clip trimmed_mean",
+        "class_mean dp_fedavg fedawa fedce feddg_ga fedlws fednova krum median multi_krum norm_clip "
+        "trimmed_mean",
     ),
     (
         ["secure_aggregation"],

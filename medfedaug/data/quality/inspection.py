@@ -78,6 +78,7 @@ class SiteInspection:
         stored: quantiles of these images as stored, (N, C, Q).
         seen: the same as a run sees them.
         odd: what a user should look at.
+        annotated: the classes that it has annotated, where these may not be all.
     """
 
     name: str
@@ -98,6 +99,7 @@ class SiteInspection:
     stored: np.ndarray = field(default_factory=lambda: np.empty((0, 0, len(QUANTILES))))
     seen: np.ndarray = field(default_factory=lambda: np.empty((0, 0, len(QUANTILES))))
     odd: list[Odd] = field(default_factory=list)
+    annotated: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -142,8 +144,8 @@ def inspect_sites(
         reason = f"the image of this {split} case is that of the {first} case {one.name} of site {owner.name}"
         next(entry for entry in found if entry.name == site.name).odd.append(Odd("split", case.name, reason))
     if any(site.partial for site in opened):
-        for site, reason in annotation_notes(opened):
-            next(entry for entry in found if entry.name == site).odd.append(Odd("label", "", reason))
+        for name, reason in annotation_notes(opened):
+            next(entry for entry in found if entry.name == name).odd.append(Odd("label", "", reason))
     return found
 
 
@@ -161,6 +163,7 @@ def inspect_site(site: SiteFolder, intensity: str = "scale") -> SiteInspection:
         site.scaling,
         splits={split: len(site.cases[split]) for split in SPLITS},
         channel_names=site.channel_names,
+        annotated=site.annotated() if site.partial else None,
     )
     cases = [(split, case) for split in SPLITS for case in site.cases[split]]
     named = {case.patient for _, case in cases if case.patient}
