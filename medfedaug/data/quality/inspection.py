@@ -142,8 +142,8 @@ def inspect_sites(
         reason = f"the image of this {split} case is that of the {first} case {one.name} of site {owner.name}"
         next(entry for entry in found if entry.name == site.name).odd.append(Odd("split", case.name, reason))
     if any(site.partial for site in opened):
-        for site, reason in annotation_notes(opened):
-            next(entry for entry in found if entry.name == site).odd.append(Odd("label", "", reason))
+        for name, reason in annotation_notes(opened):
+            next(entry for entry in found if entry.name == name).odd.append(Odd("label", "", reason))
     return found
 
 
