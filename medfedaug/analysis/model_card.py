@@ -23,8 +23,6 @@ from medfedaug.runs.input_scaling import recorded_input
 from medfedaug.runs.recorded_run import RecordedRun
 from medfedaug.utils.files import write_atomic
 
-__all__ = ["model_card", "write_model_card"]
-
 _USE = (
     "For research. It is not a medical device: no authority has cleared it, and no diagnosis and no "
     "treatment may rest on what it says. Whoever brings it to another place tests it there first, on cases "

@@ -18,17 +18,6 @@ from medfedaug.errors import ConfigError
 from medfedaug.utils import plugins
 from medfedaug.utils.validation import match_case, not_known, split_names
 
-__all__ = [
-    "check_methods",
-    "check_network",
-    "describe_data_set",
-    "describe_method",
-    "describe_network",
-    "known_data_sets",
-    "known_methods",
-    "known_networks",
-]
-
 
 def known_methods() -> list[Described]:
     """List all methods; nothing of another package is imported."""

@@ -12,8 +12,6 @@ from medfedaug.cli.console import err_console, out_console, say
 from medfedaug.cli.options import Data, Device, Each, Limit, Threads, Workers
 from medfedaug.errors import ConfigError, RunFailed
 
-__all__ = ["compare"]
-
 _ALWAYS = ("single", "fedavg")
 
 

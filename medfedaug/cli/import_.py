@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from medfedaug.data.pacs.choice import Planned
     from medfedaug.data.pacs.importer import ImportOutcome
 
-__all__ = ["import_"]
-
 
 @takes(Access, ImportSettings)
 def import_(

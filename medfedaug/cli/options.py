@@ -21,36 +21,6 @@ from medfedaug.federation.job_folder import GLOBAL_MODEL, RESULTS
 from medfedaug.utils.docstrings import plain
 from medfedaug.utils.validation import check_keys
 
-__all__ = [
-    "Assignments",
-    "Bundle",
-    "Config",
-    "CrossSite",
-    "Data",
-    "Device",
-    "Given",
-    "Init",
-    "Limit",
-    "Local",
-    "Loop",
-    "Methods",
-    "Pictures",
-    "PlanFile",
-    "PlanMemory",
-    "SiteOrSites",
-    "Threads",
-    "Tracking",
-    "existing_folder",
-    "existing_run",
-    "is_given",
-    "named_pairs",
-    "rare_options",
-    "read_groups",
-    "split_pairs",
-    "takes",
-]
-
-
 _CONTEXT = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
 _LONGEST_LIST = 20  # characters
 

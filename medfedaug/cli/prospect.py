@@ -13,8 +13,6 @@ from medfedaug.cli.loading import importing
 from medfedaug.cli.options import Data, Device, Limit
 from medfedaug.cli.progress import CaseProgress, RoundProgress
 
-__all__ = ["prospect"]
-
 
 class _Norm(str, Enum):
     batch = "batch"

@@ -54,8 +54,6 @@ from medfedaug.utils.validation import check_choice
 if TYPE_CHECKING:
     from medfedaug.data.base import SiteFolder
 
-__all__ = ["export", "simulate"]
-
 _AUTO = "auto"
 _NVFLARE = "nvflare"
 

@@ -23,21 +23,6 @@ if TYPE_CHECKING:
 
     from medfedaug.data.preparation.preparation import Preparation
 
-__all__ = [
-    "SPLITS",
-    "Case",
-    "Listing",
-    "SiteFolder",
-    "base_folder",
-    "check_below",
-    "drawn_over_patients",
-    "is_own_data",
-    "plain_name",
-    "spread",
-    "unreadable",
-    "weights_by_patient",
-]
-
 SPLITS = ("training", "validation", "test")
 
 _Any = TypeVar("_Any")

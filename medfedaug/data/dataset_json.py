@@ -21,8 +21,6 @@ from medfedaug.data.io.formats import image_suffix
 from medfedaug.errors import DataError, own, withheld
 from medfedaug.utils.files import parse_json
 
-__all__ = ["IGNORE", "LABELLED", "LARGEST_VALUE", "UNNAMED", "read_listing", "read_test_images"]
-
 UNNAMED = ("background", "foreground")
 """The classes where ``dataset.json`` names none."""
 

@@ -12,8 +12,6 @@ from medfedaug.data.base import SPLITS, Case, SiteFolder
 from medfedaug.data.splits import deal_by_dirichlet
 from medfedaug.errors import ConfigError
 
-__all__ = ["deal_sites"]
-
 
 def deal_sites(
     sites: Sequence[SiteFolder], clients: int = 1, alpha: float = 0.0, domains: int = 1

@@ -26,8 +26,6 @@ from medfedaug.data.splits import split_by_class
 from medfedaug.errors import DataError, own, warn, withheld
 from medfedaug.utils.files import parse_json
 
-__all__ = ["ImageFolder", "class_cases", "published_split"]
-
 # Of the published training lists: the first part trains, the rest validates (FedBN's and FedFA's protocol).
 _TRAINING_SHARE = 0.6
 

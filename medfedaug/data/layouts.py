@@ -30,8 +30,6 @@ from medfedaug.utils.files import parse_json, write_json
 if TYPE_CHECKING:
     from medfedaug.data.io.dicom_series import LeftOut
 
-__all__ = ["LISTING", "Proposal", "check_alike", "has_layout", "propose", "write_proposal"]
-
 LISTING, _BEFORE = "dataset.json", "dataset.before.json"
 _TRAINING = (("imagesTr", "labelsTr"), ("images", "labels"), ("images", "masks"), ("image", "label"))
 _TEST = ("imagesTs", "labelsTs")

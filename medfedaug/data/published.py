@@ -9,8 +9,6 @@ from typing import Any
 
 from medfedaug.data.base import SiteFolder
 
-__all__ = ["COMMON_OPTIONS", "Benchmark"]
-
 COMMON_OPTIONS: dict[str, Any] = {
     "fraction": 1.0,
     "unseen": "",

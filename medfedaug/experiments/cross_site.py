@@ -23,8 +23,6 @@ from medfedaug.federation.messages.messages import TRAIN
 from medfedaug.federation.protocol import Accept
 from medfedaug.utils.files import write_json
 
-__all__ = ["CROSS_SITE", "cross_site", "train_local_models"]
-
 CROSS_SITE = "cross_site.json"
 
 Visit = Callable[[str, Mapping[str, SiteTrainer]], None]

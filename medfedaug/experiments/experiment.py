@@ -47,8 +47,6 @@ from medfedaug.methods.registry import parse_methods
 from medfedaug.utils.files import write_atomic
 from medfedaug.utils.validation import check_keys
 
-__all__ = ["EXPERIMENT", "Experiment", "make_experiment", "read_experiment", "write_experiment"]
-
 EXPERIMENT = "experiment.yml"
 _PATHS = ("data", "out", "init")
 _PLAN, _AUTO = "plan", "auto"

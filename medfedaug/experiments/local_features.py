@@ -13,8 +13,6 @@ from medfedaug.experiments.cross_site import train_local_models
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.runs.run import Run
 
-__all__ = ["local_features"]
-
 
 def local_features(
     runs: Sequence[Run], data: str | Path, device: str = "auto"

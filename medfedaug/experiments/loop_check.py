@@ -24,8 +24,6 @@ from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.methods.base import SitePart
 
-__all__ = ["LoopCheck", "check_loop_script"]
-
 
 class _Enough(BaseException):
     """Ends a script after its first step; no `Exception`, which the script could catch."""

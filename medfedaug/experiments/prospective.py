@@ -16,8 +16,6 @@ from medfedaug.experiments.axes import parse_axis
 from medfedaug.experiments.simulate import configure
 from medfedaug.federation.in_process import run_in_process
 
-__all__ = ["SMALL", "pilot_config", "pilot_of", "prospect_of", "small_settings", "training_sites"]
-
 SMALL: Mapping[str, Any] = {
     "network_args": {"features": [8, 8, 16, 32, 64, 8]},
     "local_epochs": 4,

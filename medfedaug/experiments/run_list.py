@@ -22,8 +22,6 @@ from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages.initial_weights import InitialWeights
 from medfedaug.methods.registry import canonical_name, parse_methods
 
-__all__ = ["check_axes", "parse_methods_list", "plan"]
-
 # What a sweep decides by itself, or what follows from the data.
 _NOT_SET = (
     "methods",

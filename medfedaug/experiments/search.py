@@ -32,8 +32,6 @@ from medfedaug.methods.registry import parse_methods
 from medfedaug.metrics.registry import METRICS, metric_names
 from medfedaug.utils.validation import check_keys, is_number
 
-__all__ = ["SEARCH", "Choices", "Searched", "read_choices", "search"]
-
 SEARCH = "search"
 """The folder of the trials in that of the experiment, with Optuna's record ``trials.db``."""
 _RECORD = "trials.db"

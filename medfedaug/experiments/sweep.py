@@ -25,8 +25,6 @@ from medfedaug.experiments.simulate import check_device, simulate
 from medfedaug.experiments.workers import ThisProcess, Workers
 from medfedaug.federation.job_folder import RESULTS
 
-__all__ = ["RunStopped", "check_folder", "difference", "run_all"]
-
 TABLES = ("table", "patients", "published", "cross_site")  # the files of `medfedaug.experiments.tables`
 
 # What the data and the machine decide.

@@ -34,8 +34,6 @@ from medfedaug.methods import parse_methods
 from medfedaug.metrics.registry import LOCAL
 from medfedaug.runs.run import MODEL
 
-__all__ = ["CrossSiteTable", "PublishedTable", "reading_notes", "write_scores", "write_tables"]
-
 
 @dataclass(frozen=True)
 class Compared:

@@ -13,8 +13,6 @@ from medfedaug.data.quality.inspection import SiteInspection
 from medfedaug.metrics.registry import find_metric
 from medfedaug.runs.run import BASELINE
 
-__all__ = ["ALONE", "Suggestion", "recommend", "suggest"]
-
 ALONE = "single"
 _PERSONAL = "ditto"
 """A model for each site, the remedy that gained over plain averaging most often of the recorded ones."""

@@ -29,8 +29,6 @@ from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.experiments.planned import PlannedRun
 
-__all__ = ["MEMORY", "ThisProcess", "Workers", "find_workers"]
-
 Make = Callable[..., str]
 """Makes one run, and returns the reason if it failed."""
 MEMORY = 4 * 2**30

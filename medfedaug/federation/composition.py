@@ -24,8 +24,6 @@ from medfedaug.models.sizes import check_size, size_multiple
 from medfedaug.models.substitution import first_names_of
 from medfedaug.tasks import Task
 
-__all__ = ["Composition", "with_step_limit"]
-
 _WITHOUT_BATCH_NORM = (
     'take instance or group norm, for instance --network-args \'{"norm": "instance"}\', or keep running '
     "statistics at their sites (fedbn, silobn)"

@@ -16,8 +16,6 @@ from medfedaug.federation.messages.initial_weights import InitialWeights
 from medfedaug.federation.server.evaluation import EvaluatedRun
 from medfedaug.utils.event_text import OnEvent
 
-__all__ = ["Engine", "FederationRun", "SiteEvaluation"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class FederationRun:

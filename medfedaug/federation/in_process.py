@@ -27,8 +27,6 @@ from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.privacy import PrivacyPolicy
 from medfedaug.utils.event_text import OnEvent
 
-__all__ = ["InProcessCarrier", "InProcessEngine", "SitesInProcess", "run_in_process"]
-
 # If a checkpoint takes less than this number of seconds, it is written after each round; otherwise so seldom
 # that it takes at most this share of the time.
 _BRIEF, _SHARE_FOR_CHECKPOINTS = 1.0, 0.1

@@ -9,28 +9,6 @@ from typing import Any
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import sha256
 
-__all__ = [
-    "ALIVE",
-    "CARDS",
-    "EVALUATION",
-    "EVENTS",
-    "FINAL_MODEL",
-    "GLOBAL_MODEL",
-    "HASHES",
-    "JOB_FOLDER",
-    "LEVELS",
-    "PULSE",
-    "REPORT",
-    "RESULTS",
-    "SESSION",
-    "SPACING",
-    "STATE",
-    "STATISTICS",
-    "check_unchanged",
-    "exchange_file",
-    "file_hashes",
-]
-
 JOB_FOLDER = "medfedaug"
 """The folder of our files in the run folder of a job."""
 EVENTS = "events.jsonl"

@@ -15,8 +15,6 @@ from medfedaug.privacy.job_log import JobBook, JobEntry
 if TYPE_CHECKING:
     from medfedaug.methods.base import ServerExchange
 
-__all__ = ["changed_settings", "job_state", "record", "summary"]
-
 
 def record(entry: JobEntry, book: JobBook, site: str) -> list[str]:
     """The record of a configuration for the site's files: who asked, who decided and when, and its page."""

@@ -13,8 +13,6 @@ from medfedaug.federation.server.evaluation import Evaluation
 from medfedaug.federation.server.pilot import pilot_trainings
 from medfedaug.federation.server.server import FederationServer
 
-__all__ = ["Accept", "Carrier", "evaluate", "run"]
-
 Accept = Callable[[str, Reply], bool]
 """Takes a site's name and its reply, and returns whether the reply could be used."""
 

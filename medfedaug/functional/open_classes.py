@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["conditional_distillation", "confident_entropy", "possible_classes"]
-
 
 def _over_space(annotated: Tensor, dims: int) -> Tensor:
     return annotated.reshape(*annotated.shape, *[1] * (dims - 2))

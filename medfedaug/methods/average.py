@@ -18,8 +18,6 @@ from medfedaug.methods.base import (
     SitePart,
 )
 
-__all__ = ["AverageServer", "AveragedParameters", "FinalMeanServer"]
-
 
 class AverageServer(ServerExchange):
     """The server's half: the average of the sites' tensors, weighted as the average of the models is.

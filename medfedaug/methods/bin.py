@@ -10,8 +10,6 @@ from medfedaug.methods.average import AveragedParameters, AverageServer
 from medfedaug.methods.base import Method, ServerContext, ServerExchange, SiteContext, SitePart, Step
 from medfedaug.models.batch_instance_norm import batch_shares, mix_instance_norms
 
-__all__ = ["BIN", "BINSite"]
-
 
 class BIN(Method):
     r"""Batch-instance normalisation (Nam and Kim, NeurIPS 2018), with which FedFD-A compares its adapter.

@@ -24,8 +24,6 @@ from medfedaug.methods.base import (
 from medfedaug.models import find_head
 from medfedaug.models.substitution import trained_entries
 
-__all__ = ["ClassMean"]
-
 
 class ClassMean(Method):
     r"""Average the last layer's weights of each class over the sites that have annotated it.

@@ -13,8 +13,6 @@ from medfedaug.methods.own_loss import RoundMeans
 from medfedaug.models.modes import evaluating
 from medfedaug.models.substitution import call_with
 
-__all__ = ["ConDist", "TaughtSite"]
-
 
 class ConDist(Method):
     r"""Conditional distillation (Wang et al., DeCaF 2023, arXiv 2308.04070; arXiv 2412.18833).

@@ -15,20 +15,6 @@ from medfedaug.statistics import ChannelStatistics
 if TYPE_CHECKING:
     from medfedaug.tasks import Task
 
-__all__ = [
-    "Bounds",
-    "Contributions",
-    "Payload",
-    "RoundMean",
-    "ServerContext",
-    "Shapes",
-    "SiteContext",
-    "SiteUpdate",
-    "Step",
-    "Targets",
-    "zeros",
-]
-
 Payload = dict[str, Tensor]
 Shapes = Mapping[str, tuple[int | None, ...]]  # None: any length, which `ServerExchange.check` may limit
 

@@ -13,8 +13,6 @@ from medfedaug.models import insert_layers, stage_layers
 from medfedaug.models.phase_norms import StyleControlNorm, control_shortcuts
 from medfedaug.models.stages import known_stages
 
-__all__ = ["DACSC"]
-
 
 class DACSC(Method):
     r"""Decompose, adjust, compose: SCNorm and CCNorm (Lee et al., CVPR 2023).

@@ -23,8 +23,6 @@ from medfedaug.methods.gathered import GatheredServer, fewest_cases, random_grou
 from medfedaug.models import find_head
 from medfedaug.models.substitution import call_with
 
-__all__ = ["FedDG", "FedDGServer", "FedDGSite"]
-
 
 class FedDG(Method):
     r"""Episodic learning in continuous frequency space (ELCFS; Liu et al., FedDG, CVPR 2021).

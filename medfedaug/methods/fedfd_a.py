@@ -23,8 +23,6 @@ from medfedaug.models.adaptation import (
     training_adapters,
 )
 
-__all__ = ["FedFDA", "FedFDASite"]
-
 _INFERENCE = ("adapter", "global", "instance", "fixed", "random", "iabn")
 
 

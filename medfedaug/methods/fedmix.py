@@ -24,8 +24,6 @@ from medfedaug.methods.base import (
 )
 from medfedaug.methods.gathered import GatheredServer, fewest_cases, random_groups
 
-__all__ = ["FedMix", "FedMixServer", "FedMixSite"]
-
 
 class FedMix(Method):
     """Mean augmented federated learning with FedMix (Yoon et al., ICLR 2021, Proposition 1).

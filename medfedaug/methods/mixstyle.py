@@ -11,8 +11,6 @@ from medfedaug.methods.base import Method, SiteContext, SitePart
 from medfedaug.methods.diversification import DiversifiedSite, Weights
 from medfedaug.models import MixStyleLayer, insert_layers, stage_layers
 
-__all__ = ["MixStyle", "MixStyleSite"]
-
 
 class MixStyle(Method):
     """A `medfedaug.models.MixStyleLayer` after early stages (Zhou et al., ICLR 2021).

@@ -11,8 +11,6 @@ from medfedaug.errors import ConfigError
 from medfedaug.methods.base import Method, SiteContext, SitePart, Step
 from medfedaug.methods.class_features import ClassFeatures, linear_head
 
-__all__ = ["RSC", "RSCSite"]
-
 
 class RSC(Method):
     r"""Representation self-challenging (Huang et al., ECCV 2020), for classification.

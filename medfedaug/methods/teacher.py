@@ -13,8 +13,6 @@ from medfedaug.methods.base import Method, SiteContext, SitePart, Step
 from medfedaug.methods.condist import TaughtSite
 from medfedaug.models.substitution import trained_entries
 
-__all__ = ["Teacher"]
-
 
 class Teacher(Method):
     r"""Mean teacher (Tarvainen and Valpola, NeurIPS 2017) with a confidence threshold.

@@ -9,8 +9,6 @@ from typing import Any
 from medfedaug.data.dataset_json import LABELLED
 from medfedaug.metrics.registry import find_metric
 
-__all__ = ["BORROWED", "OWN", "UNKNOWN", "Annotated"]
-
 OWN, BORROWED, UNKNOWN = "own", "borrowed", "unknown"
 """A class at a site: annotated there; learned from other sites alone; annotated nowhere."""
 

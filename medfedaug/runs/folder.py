@@ -29,22 +29,6 @@ from medfedaug.federation.job_folder import (
 from medfedaug.federation.messages.checkpoint import CHECKPOINT_FORMAT, server_checkpoint
 from medfedaug.utils.files import parse_json, parse_versioned, write_versioned
 
-__all__ = [
-    "SERVER_TRACKING",
-    "check_results",
-    "is_json_with",
-    "keep_fingerprint",
-    "kept_fingerprint",
-    "locked",
-    "make_workspace",
-    "only_process",
-    "publish",
-    "remove_results",
-    "remove_state",
-    "remove_workspaces",
-    "sites_lock",
-]
-
 LOG, TRACKING = "nvflare.log", "tracking"
 SERVER_TRACKING = f"medfedaug/{TRACKING}"  # below the server's run folder
 

@@ -19,8 +19,6 @@ from medfedaug.runs.run import Run, Scores
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.validation import number_or_none
 
-__all__ = ["find_runs", "load_run"]
-
 _GROUPS = ("sites", "unseen")
 
 # The fold in the name of a folder that is not a benchmark's: lgg_fold3.

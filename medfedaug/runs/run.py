@@ -11,15 +11,6 @@ from medfedaug.metrics.registry import UNSEEN, Metric, find_metric, mean_score
 from medfedaug.runs.input_scaling import SCALED, Input
 from medfedaug.utils.validation import number_or_none
 
-__all__ = [
-    "BASELINE",
-    "MODEL",
-    "NOT_RECORDED",
-    "Run",
-    "Scores",
-    "compared_metric",
-]
-
 BASELINE = "fedavg"
 MODEL, NOT_RECORDED = "model", "not recorded"
 """Heading of the column that says whose model a row's scores are of, and what it says of earlier releases."""

@@ -23,8 +23,6 @@ from medfedaug.errors import ConfigError, first_line
 from medfedaug.utils import plugins
 from medfedaug.utils.class_paths import check_arguments, constructor_parameters, public_class
 
-__all__ = ["BUILT_IN_LOSSES", "Loss", "build_loss", "loss_class", "loss_names"]
-
 """By task."""
 
 _OVERLAP: dict[str, Any] = {"include_background": False, "batch": True}

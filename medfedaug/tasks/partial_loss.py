@@ -10,8 +10,6 @@ from medfedaug.errors import ConfigError
 from medfedaug.functional import working_precision
 from medfedaug.tasks.losses import Loss
 
-__all__ = ["PartialLoss", "exclusion_loss", "merged_logits"]
-
 _NEVER = -1e4
 """The logit of a class that a case cannot show: its probability is 0 in every floating-point format."""
 

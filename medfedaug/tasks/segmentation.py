@@ -31,8 +31,6 @@ from medfedaug.tasks.base import EvaluationCase, Pipeline, Prediction, Sample, T
 from medfedaug.tasks.losses import Loss, build_loss
 from medfedaug.tasks.partial_loss import PartialLoss
 
-__all__ = ["SegmentationTask"]
-
 
 class SegmentationTask(Task):
     """Segmentation of volumes: trained on slices, volumes, or patches of them, and scored on patients.

@@ -10,15 +10,6 @@ from medfedaug.data.base import SPLITS, Case, SiteFolder, plain_name
 from medfedaug.errors import DataError, own, warn
 from medfedaug.utils.files import real_paths
 
-__all__ = [
-    "check_classes",
-    "check_files_alone",
-    "check_folders_of_classes",
-    "check_known_classes",
-    "check_label_maps",
-    "compare_axes",
-]
-
 _PLANES = {"L": "sagittal", "R": "sagittal", "A": "coronal", "P": "coronal", "S": "axial", "I": "axial"}
 
 

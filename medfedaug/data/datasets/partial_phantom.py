@@ -16,8 +16,6 @@ import numpy as np
 from medfedaug.data.base import SPLITS
 from medfedaug.data.folders import MANIFEST
 
-__all__ = ["TRUTH", "annotate_apart"]
-
 TRUTH = "truth"
 """The folder beside the sites' with the same federation, everything outlined, for measuring alone."""
 

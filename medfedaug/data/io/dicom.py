@@ -12,8 +12,6 @@ from medfedaug.data.io.base import Header, ImageFormat, channels_first, volume_h
 if TYPE_CHECKING:
     from medfedaug.data.io.dicom_segmentation import Segments
 
-__all__ = ["FORMAT"]
-
 
 class Dicom(ImageFormat):
     """DICOM series, which have folders and files of any name: whatever is of no other format."""

@@ -31,8 +31,6 @@ from medfedaug.data.io.dicom_headers import DicomInstance, DicomSlice
 from medfedaug.data.io.pixel_format import PixelFormat
 from medfedaug.errors import ReaderError, first_line
 
-__all__ = ["compressed_frames", "expected_bytes", "read_slices", "stored_frames", "syntax_of", "undecodable"]
-
 # Syntaxes of JPEG, lossless JPEG, JPEG-LS and JPEG 2000, which SimpleITK's GDCM decodes.
 _BY_GDCM = {f"1.2.840.10008.1.2.4.{number}" for number in (50, 51, 57, 70, 80, 81, 90, 91)}
 _OVERLAY_BIT = 0x0102

@@ -20,8 +20,6 @@ from medfedaug.data.io.dicom_volumes import DicomSeries
 from medfedaug.data.io.segment_codes import Code, SegmentCodes
 from medfedaug.errors import ConfigError, DataError, first_line
 
-__all__ = ["OWN_CODES", "Segments", "check_highdicom", "concept", "write_segmentation"]
-
 OWN_CODES = "99MEDFEDAUG"
 """Coding scheme of classes for which no code is given, and of measures that no scheme has."""
 _NEEDED = ("PatientID", "StudyInstanceUID", "FrameOfReferenceUID")

@@ -36,20 +36,6 @@ from medfedaug.errors import ConfigError, ReaderError
 if TYPE_CHECKING:
     import SimpleITK as sitk
 
-__all__ = [
-    "DicomScan",
-    "LeftOut",
-    "Selection",
-    "compile_series",
-    "files_of_series",
-    "load_series",
-    "open_series",
-    "place_of_series",
-    "scan",
-    "select",
-    "voxels_of_series",
-]
-
 _SHOWN = 3
 
 

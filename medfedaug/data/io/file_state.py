@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["FileState", "file_state"]
-
 FileState = tuple[str, int | None, int | None]
 """Absolute path, time of the last change in ns, and size; ``None`` for what is not there."""
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from medfedaug.data.io.dicom_segmentation import Segments
 
-__all__ = ["FORMAT", "array_of", "ras_affine", "read_image"]
-
 _DETACHED = {"mhd": "zraw", "nhdr": "raw.gz"}
 _RAW = re.compile(rb"(?im)^(?:ElementDataFile\s*=|data ?file:)\s*(.+?)\s*$")
 _BLOCK = 2**20

@@ -16,8 +16,6 @@ from medfedaug.data.io.nifti_header import check_gzip, check_nifti_header, store
 if TYPE_CHECKING:
     import nibabel
 
-__all__ = ["FORMAT"]
-
 # By the code in a NIfTI header. Nothing that reads it through MONAI would see the difference.
 _NO_MILLIMETRES = {1: "metres", 3: "micrometres"}
 # What of a NIfTI header says where the voxels lie. The rest may name a patient, or a file.

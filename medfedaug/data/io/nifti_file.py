@@ -6,8 +6,6 @@ import gzip
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["pack_nifti", "save_nifti"]
-
 
 def pack_nifti(image: Any, file: IO[bytes]) -> None:
     """Write an image of nibabel as ``.nii.gz``, without the time and the name that gzip adds."""

@@ -19,8 +19,6 @@ from medfedaug.errors import warn
 if TYPE_CHECKING:
     import nibabel
 
-__all__ = ["check_gzip", "check_nifti_header", "stored_bytes"]
-
 _SHEAR = 0.02
 """Cosine between two axes: beyond rounding, and beyond what turning a volume to other axes can ignore."""
 _BLOCK = 2**20

@@ -20,14 +20,6 @@ from medfedaug.data.io.base import Header, ImageFormat
 if TYPE_CHECKING:
     from medfedaug.data.io.dicom_segmentation import Segments
 
-__all__ = [
-    "FORMAT",
-    "PhotographHeader",
-    "load_label_photograph",
-    "load_photograph",
-    "photograph_header",
-]
-
 _DEEP = (".png", ".tif", ".tiff")  # formats that may hold more than 8 bits
 _WHITE = 65535
 # Pillow's modes; P is a palette, 1 black and white, a last A an alpha channel; `_check_kind` has I and F.

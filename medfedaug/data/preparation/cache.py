@@ -20,8 +20,6 @@ from medfedaug._version import __version__
 from medfedaug.config.machine import Machine
 from medfedaug.errors import MedFedAugError, StorageError, first_line
 
-__all__ = ["CaseCache", "StoredCase", "remove_prepared"]
-
 Window = tuple[slice, ...]
 
 # Of what is kept of a case; raised where it changes within a version of the package.

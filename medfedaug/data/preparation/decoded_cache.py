@@ -13,8 +13,6 @@ from medfedaug.data.io.voxel_files import file_states
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["DecodedMemory", "decoded", "keep_decoded"]
-
 
 class DecodedMemory:
     """Tensors by file, up to a number of bytes.

@@ -8,8 +8,6 @@ from itertools import combinations
 
 from medfedaug.data.base import SiteFolder, plain_name
 
-__all__ = ["annotation_notes"]
-
 _ALIKE = 0.75
 """Names with a ratio of `difflib` from here on may mean one structure."""
 

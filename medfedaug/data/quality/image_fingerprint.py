@@ -169,7 +169,7 @@ class ImageFingerprint:
 
     @property
     def tells(self) -> np.ndarray:
-        """Whether the label maps tell of each class but the background, boolean."""
+        """Mask of the classes, without the background, that the label maps show, boolean."""
         known = self.classes if self.annotated is None else self.annotated
         return np.array([name in known for name in self.classes[1:]])
 

@@ -17,8 +17,6 @@ from torch import Tensor
 from medfedaug.errors import ConfigError, first_line, warn
 from medfedaug.models.weights import fit_weights, read_weights
 
-__all__ = ["INITIAL", "INITIAL_FILE", "InitialWeights"]
-
 INITIAL, INITIAL_FILE = "initial", "initial_weights.safetensors"
 """The prefix of the entries in `Request.once`, and the name of the file in a job."""
 

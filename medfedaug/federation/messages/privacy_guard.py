@@ -21,8 +21,6 @@ from medfedaug.privacy.accountant import require_opacus
 from medfedaug.privacy.ledger import PrivacyLedger
 from medfedaug.privacy.policy import SUMMARY, PrivacyPolicy
 
-__all__ = ["PrivacyGuard"]
-
 _log = logging.getLogger(__name__)
 
 

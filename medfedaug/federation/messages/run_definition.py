@@ -14,15 +14,6 @@ from medfedaug.errors import ConfigError, first_line
 from medfedaug.models import build_network
 from medfedaug.tasks import Task, make_task
 
-__all__ = [
-    "ConfiguredRun",
-    "Definition",
-    "bundle_run_settings",
-    "define",
-    "network_arguments",
-    "scaling",
-]
-
 BUNDLE_SCALING = "bundle"
 
 

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from medfedaug.methods.base import Payload
 
-__all__ = ["Selection"]
-
 
 class Selection:
     """The global model with the best unweighted mean of the sites' validation scores; the first of equals.

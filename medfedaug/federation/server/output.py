@@ -22,8 +22,6 @@ from medfedaug.methods.base import Payload
 from medfedaug.statistics import save_statistics
 from medfedaug.utils.files import write_atomic, write_json
 
-__all__ = ["write_files", "write_models", "write_run", "write_state"]
-
 
 def write_run(folder: str | Path, server: FederationServer) -> None:
     """Write ``results.json``, and what `write_files` does."""

@@ -20,8 +20,6 @@ from medfedaug.federation.server.outlier_checks import check_payload
 from medfedaug.methods.base import Payload, ServerExchange
 from medfedaug.metrics.registry import UNITS, score_of
 
-__all__ = ["Acceptance", "accepted_description", "accepted_scores", "clean_metrics", "is_count"]
-
 _LONGEST_NAME = 500
 # Metrics of an update; and scores, by case and metric, of a site with more cases than any that is known.
 _MOST_METRICS, _MOST_SCORES = 1_000, 1_000_000

@@ -51,8 +51,6 @@ from medfedaug.statistics import ChannelStatistics
 from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.versions import software_versions
 
-__all__ = ["FederationServer"]
-
 
 class FederationServer:
     """The server: makes every request to the sites, and handles every reply.

@@ -11,8 +11,6 @@ from medfedaug.data.sites import is_federation, is_site, open_site
 from medfedaug.errors import DataError
 from medfedaug.privacy.site_settings import DATA_VARIABLE
 
-__all__ = ["check_channels", "open_own_data", "resolve_data_folder"]
-
 
 def resolve_data_folder(site: str, data_dir: str | Path | None = None) -> Path:
     """The folder of a site's data: never from the job, always from the site.

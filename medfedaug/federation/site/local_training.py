@@ -26,8 +26,6 @@ from medfedaug.sampling.prefetch import ahead, on_device
 if TYPE_CHECKING:
     from medfedaug.federation.site.model import SiteModel
 
-__all__ = ["LocalRound", "LocalTraining", "learning_rate"]
-
 
 def learning_rate(config: RunConfig, round_: int) -> float:
     """The learning rate of a round (`medfedaug.config.run.RunConfig.schedule`).

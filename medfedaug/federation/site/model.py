@@ -33,8 +33,6 @@ from medfedaug.models.substitution import call_with
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.tasks import EvaluationCase, Sample
 
-__all__ = ["SiteModel"]
-
 
 class SiteModel:
     """The network of a run at one site, with the site's images and the methods' site halves.

@@ -27,8 +27,6 @@ from medfedaug.sampling.prefetch import ahead, on_device
 from medfedaug.statistics import ChannelStatistics, average_moments
 from medfedaug.tasks import EvaluationCase, Sample, Task
 
-__all__ = ["SiteSamples", "TrainingSamples"]
-
 # Of what is free on a GPU, training and validation images may take so much: the rest is for the network.
 _SHARE_FOR_IMAGES = 0.25
 

@@ -16,8 +16,6 @@ from medfedaug.federation.messages.messages import FROZEN, frozen_hash
 from medfedaug.methods.base import Payload, SitePart
 from medfedaug.utils.files import remove_unfinished
 
-__all__ = ["LocalState", "RoundMemory", "read_local_states"]
-
 
 @dataclass(frozen=True)
 class LocalState:

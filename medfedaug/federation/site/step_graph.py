@@ -15,17 +15,6 @@ from medfedaug.errors import first_line, warn
 from medfedaug.federation.site.training_state import find_generators
 from medfedaug.methods.base import STEP_HOOKS, Method, SitePart, overridden
 
-__all__ = [
-    "GRAPH_OF",
-    "CapturedNetwork",
-    "Capturing",
-    "CudaGraph",
-    "StepGraph",
-    "generators_on",
-    "of_device",
-    "why_plain",
-]
-
 Work = Callable[..., Any]
 
 

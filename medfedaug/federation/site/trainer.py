@@ -52,8 +52,6 @@ from medfedaug.sampling.prefetch import on_device
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.utils.validation import check_choice, check_keys
 
-__all__ = ["SiteTrainer", "site_fingerprint"]
-
 _log = logging.getLogger(__name__)
 
 ReleaseLoss = Callable[[str, int, Mapping[str, Tensor], Mapping[str, float | None]], float | None]

@@ -24,15 +24,6 @@ from medfedaug.errors import MedFedAugError
 from medfedaug.methods.base import Method, SiteContext, SiteExchange, SitePart
 from medfedaug.tasks import Task
 
-__all__ = [
-    "StateMismatch",
-    "capture",
-    "find_generators",
-    "generator_state",
-    "restore",
-    "set_generator_state",
-]
-
 _PLAIN = (type(None), bool, int, float, str, bytes)
 _DESCRIPTIONS = (Method, SiteContext, Task)
 _OWN_PACKAGES = ("medfedaug.methods", "medfedaug.models", "medfedaug.transforms", "medfedaug.functional")

@@ -22,8 +22,6 @@ from medfedaug.tasks import EvaluationCase, Prediction
 from medfedaug.tasks.flips import FlippedNetwork, flips_of
 from medfedaug.transforms import FedRDNd
 
-__all__ = ["Predictor", "predictions"]
-
 
 @dataclass(frozen=True, eq=False)
 class Predictor:

@@ -28,8 +28,6 @@ from medfedaug.tasks.bundle.parser import BundleConfiguration
 from medfedaug.tasks.bundle.transforms import BundleAugmentation, Parts, plain_sample
 from medfedaug.tasks.losses import Loss
 
-__all__ = ["BundleTask"]
-
 _AT_LEAST = 2**32 - 1
 
 
