@@ -117,7 +117,7 @@ Workers = Annotated[
         "--workers",
         "--jobs",
         metavar="WHERE",
-        help="Where runs are made: a number of processes of this machine, slurm, slurm:PARTITION, or "
+        help="Makers of the runs: a number of processes of this machine, slurm, slurm:PARTITION, or "
         "dask://HOST:PORT. [default: 1]",
     ),
 ]
@@ -125,7 +125,7 @@ Each = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=VALUE",
-        help="What each run asks of the cluster: an option of sbatch (gpus=1, mem=16G, time=240), or a "
+        help="Request of each run to the cluster: an option of sbatch (gpus=1, mem=16G, time=240), or a "
         "resource of Dask's workers (GPU=1).",
     ),
 ]

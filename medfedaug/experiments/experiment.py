@@ -114,9 +114,9 @@ class Experiment(Settings):
     init: File | None = setting(None, "A file with weights to start from.")
     cross_site: bool = setting(False, "Test each site's local model at every site, too.")
     workers: Where = setting(
-        "1", "Where runs are made (`medfedaug.experiments.workers.find_workers`); no result depends on it."
+        "1", "Makers of the runs (`medfedaug.experiments.workers.find_workers`); no result depends on them."
     )
-    each: Several = setting((), "What each run asks of the cluster, as ``NAME=VALUE``.")
+    each: Several = setting((), "Requests of each run to the cluster, as ``NAME=VALUE``.")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "methods", tuple(parse_methods_list(self.methods)))

@@ -139,25 +139,11 @@ def search(
     preset = one.preset()
     sites = open_benchmark(preset.benchmark, one.root, limit=one.limit, **preset.data)
     metric = metric_names(federation_settings(sites)["task"])[0]
-    study = optuna.create_study(
-        study_name=SEARCH,
-        storage=f"sqlite:///{folder.absolute() / _RECORD}",
-        load_if_exists=True,
-        direction="maximize" if METRICS[metric].higher_is_better else "minimize",
-        pruner=optuna.pruners.MedianPruner(n_startup_trials=_FIRST),
-    )
-    # Seeded by what was drawn before, or a search that goes on would draw the same again.
-    drawn = len(study.get_trials())
-    study.sampler = optuna.samplers.TPESampler(seed=drawn, n_startup_trials=_FIRST, constant_liar=True)
-    running, pruned = optuna.trial.TrialState.RUNNING, optuna.trial.TrialState.PRUNED
-    for left in study.get_trials(states=(running,)):  # of a process that ended: its run is continued
-        study.tell(left.number, state=optuna.trial.TrialState.FAIL)
-        study.enqueue_trial(left.params)
+    study = _open_study(optuna, folder, METRICS[metric].higher_is_better)
     while (missing := trials - len(_tried(study))) > 0:
-        proposed = [study.ask() for _ in range(min(workers.number, missing))]
         batch: dict[Path, list[Any]] = {}
         runs: dict[Path, PlannedRun] = {}
-        for trial in proposed:
+        for trial in [study.ask() for _ in range(min(workers.number, missing))]:
             settings = _propose(trial, choices, asked.methods)
             trial.set_user_attr("settings", settings)
             configured = _configured(one, settings)
@@ -181,24 +167,48 @@ def search(
             reason = failed.get(path, "")
             score = None if reason else _validation(folder / path / RESULTS, metric)
             for trial in same:
-                if score is not None:
-                    study.tell(trial, score)
-                    continue
-                trial.set_user_attr("reason", reason or "no site has a validation score")
-                study.tell(trial, state=pruned if reason == _PRUNED else optuna.trial.TrialState.FAIL)
-    tried = _tried(study)
-    if not any(trial.value is not None and trial.state != pruned for trial in tried):
-        raise RunFailed(f"{folder}: no trial has a validation score ({tried[0].user_attrs['reason']})")
-    best = study.best_trial
-    chosen = best.user_attrs["settings"]
-    rest = {name: value for name, value in chosen.items() if name != _METHODS}
-    winner = replace(
-        asked,
-        methods=(chosen[_METHODS],) if _METHODS in chosen else asked.methods,
-        settings={**asked.settings, **rest},
+                _end(optuna, study, trial, score, reason)
+    return _winner(study, asked, metric)
+
+
+def _open_study(optuna: Any, folder: Path, higher_is_better: bool) -> Any:
+    """Open the record of a search, and put the trials of a process that ended first in the queue again."""
+    study = optuna.create_study(
+        study_name=SEARCH,
+        storage=f"sqlite:///{folder.absolute() / _RECORD}",
+        load_if_exists=True,
+        direction="maximize" if higher_is_better else "minimize",
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=_FIRST),
     )
-    early = sum(trial.state == pruned for trial in tried)
-    return Searched(winner, chosen, best.value, metric, len(tried), early)
+    # Seeded by what was drawn before, or a search that goes on would draw the same again.
+    drawn = len(study.get_trials())
+    study.sampler = optuna.samplers.TPESampler(seed=drawn, n_startup_trials=_FIRST, constant_liar=True)
+    for left in study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):
+        study.tell(left.number, state=optuna.trial.TrialState.FAIL)
+        study.enqueue_trial(left.params)
+    return study
+
+
+def _end(optuna: Any, study: Any, trial: Any, score: float | None, reason: str) -> None:
+    """Enter the score of a trial, or why it has none."""
+    if score is not None:
+        study.tell(trial, score)
+        return
+    trial.set_user_attr("reason", reason or "no site has a validation score")
+    states = optuna.trial.TrialState
+    study.tell(trial, state=states.PRUNED if reason == _PRUNED else states.FAIL)
+
+
+def _winner(study: Any, asked: Experiment, metric: str) -> Searched:
+    tried = _tried(study)
+    if not any(trial.state.name == "COMPLETE" for trial in tried):
+        raise RunFailed(f"{asked.out}: no trial has a validation score ({tried[0].user_attrs['reason']})")
+    chosen = study.best_trial.user_attrs["settings"]
+    settings = {name: value for name, value in chosen.items() if name != _METHODS}
+    methods = (chosen[_METHODS],) if _METHODS in chosen else asked.methods
+    winner = replace(asked, methods=methods, settings={**asked.settings, **settings})
+    early = sum(trial.state.name == "PRUNED" for trial in tried)
+    return Searched(winner, chosen, study.best_value, metric, len(tried), early)
 
 
 @dataclass(frozen=True)

@@ -42,12 +42,12 @@ _KILLED = "its process was ended from outside, as happens when memory runs out"
 
 
 class Workers(ABC):
-    """Where the runs of a sweep are made."""
+    """Makers of the runs of a sweep."""
 
     elsewhere: ClassVar[bool] = False
-    """Whether workers may be other machines, to which relative paths mean nothing."""
+    """Flag: workers may be other machines, to which relative paths mean nothing."""
     alone: ClassVar[bool] = False
-    """Whether runs are made in this process, one after the other."""
+    """Flag: runs are made in this process, one after the other."""
     number: int
     """Runs that a search proposes at the same time."""
 

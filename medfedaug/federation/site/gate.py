@@ -417,7 +417,7 @@ def _identity(request: Request, trainer: SiteTrainer, exchanged: Mapping[str, st
 
 
 def _exchanged(once: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What methods exchanged before training, without entries of the model."""
+    """The exchange before training, without entries of the model."""
     return {key: value for key, value in once.items() if not key.startswith(f"{FROZEN}/")}
 
 
