@@ -202,7 +202,7 @@ def published_files(tmp_path_factory):
     (root / "femnist/all_data/all_data_0.json").write_text(json.dumps(writers))
     write_emnist(root / "emnist")
     write_digits(root / "digits")
-    write_vlcs(root / "vlcs")
+    write_vlcs(root / "vlcs", times=2)
     write_officehome(root / "officehome")
     for site in ("art_painting", "cartoon", "photo", "sketch"):
         for label in ("dog", "house"):
