@@ -202,7 +202,7 @@ def published_files(tmp_path_factory):
     (root / "femnist/all_data/all_data_0.json").write_text(json.dumps(writers))
     write_emnist(root / "emnist")
     write_digits(root / "digits")
-    write_vlcs(root / "vlcs")
+    write_vlcs(root / "vlcs", times=2)
     write_officehome(root / "officehome")
     for site in ("art_painting", "cartoon", "photo", "sketch"):
         for label in ("dog", "house"):
@@ -230,7 +230,8 @@ def smaller(run):
     """A run of one step; its methods, and the settings that the entry compares, stay."""
     config = run.config
     args = {**config.network_args, **SLIM[config.network]} if config.network in SLIM else {}
-    least = {"image_size": config.image_size and 32, "batch_size": min(4, config.batch_size)}
+    size = 64 if config.network == "swinunetr" else config.image_size and 32
+    least = {"image_size": size, "batch_size": min(4, config.batch_size)}
     config = replace(config, **SMALL, **least, network_args=args, test_every=min(1, config.test_every))
     return replace(run, config=config, data={**run.data, **few_sites(run.data)})
 

@@ -64,11 +64,11 @@ def write_pacs(root: Path) -> None:
             (root / f"pacs_label/{site}_{part}_kfold.txt").write_text("\n".join(listed) + "\n")
 
 
-def write_vlcs(root: Path) -> None:
+def write_vlcs(root: Path, times: int = 1) -> None:
     for site in ("CALTECH", "LABELME", "PASCAL", "SUN"):
         for part, number in (("train", 3), ("crossval", 1), ("test", 2)):
             for label in range(5):
-                for i in range(number):
+                for i in range(times * number):
                     picture(root / f"{site}/{part}/{label}/{i}.jpg", i)
 
 
