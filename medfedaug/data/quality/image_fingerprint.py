@@ -184,7 +184,7 @@ class ImageFingerprint:
 
     @property
     def tells(self) -> np.ndarray:
-        """Whether the label maps tell of each class but the background, boolean."""
+        """Return for each class but the background whether the label maps tell of it, boolean."""
         known = self.classes if self.annotated is None else self.annotated
         return np.array([name in known for name in self.classes[1:]])
 
