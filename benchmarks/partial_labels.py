@@ -103,8 +103,8 @@ def table(record: dict[str, Any]) -> str:
             remedy = name.partition("+")[2]
             if name.startswith("full labels"):
                 full[remedy] = values[1]
-            share = values[1] / full[remedy] if remedy in full else float("nan")
-            shown = [f"{value:.3f}" for value in (values[0], values[1], share, values[2])]
+            share = f"{values[1] / full[remedy]:.3f}" if remedy in full else "–"
+            shown = [f"{values[0]:.3f}", f"{values[1]:.3f}", share, f"{values[2]:.3f}"]
             lines.append(f"| {scanners} | {name} | {' | '.join(shown)} | {len(found)} |")
     return "\n".join(lines) + "\n"
 

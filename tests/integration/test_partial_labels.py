@@ -5,12 +5,18 @@ import json
 import pytest
 import torch
 from finished_runs import simulated
-from running import command
+from hospitals import Deployment, Hospital
+from running import TINY_NETWORK, command
 
+from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.partial_phantom import TRUTH, annotate_apart
 from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.federation.job_summary import summary
+from medfedaug.methods import parse_methods
 from medfedaug.methods.base import RoundMean, ServerContext, SiteUpdate
 from medfedaug.methods.class_mean import ClassMean
+from medfedaug.nvflare_jobs.kit.kit import open_kit
+from medfedaug.privacy import PrivacyLedger
 from medfedaug.runs.annotated import BORROWED, OWN, UNKNOWN, Annotated
 
 STRUCTURES = ("lesion", "ventricles", "deep grey matter", "white matter")
@@ -116,3 +122,36 @@ def test_the_last_layer_is_averaged_over_the_sites_that_have_the_class():
         assert torch.equal(found[key][2], state[key][2])
     assert torch.equal(found["0.weight"], mean["0.weight"])
     assert server.summary() == {"sites": [2, 1, 0]}
+
+
+def test_what_a_site_has_annotated_is_in_its_ledger_and_on_the_approval_page(phantom, tmp_path):
+    config = RunConfig(
+        methods=tuple(parse_methods("condist,fedrdn")),
+        classes=("background", *STRUCTURES),
+        **TINY_NETWORK,
+        batch_size=4,
+        rounds=1,
+        unlabelled_weight=0.5,
+    )
+    sites = [
+        Hospital(
+            tmp_path / name,
+            phantom / name,
+            privacy={"min_images": 1, "scores": "cases"},
+            jobs={"min_cases": 1},
+        )
+        for name in OWNED
+    ]
+    deployment = Deployment(sites)
+    server = deployment.run(config)
+    assert server.record.labelled == {site: list(own) for site, own in OWNED.items()}
+    for site in sites:
+        known = ", ".join(OWNED[site.name]) or "none"
+        told = [
+            entry.release.shape for entry in PrivacyLedger(site.kit / "medfedaug/ledger.sqlite").entries()
+        ]
+        assert f"annotated classes: {known}" in told
+        page = summary(open_kit(site.kit).job_book().entries()[0])
+        assert any("classes that this site has annotated" in line for line in page)
+    counts = {site: reply.num_samples for site, reply in deployment.replies if reply.task == "prepare"}
+    assert counts["site_D"] == round(0.5 * 5)
