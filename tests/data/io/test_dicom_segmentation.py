@@ -15,6 +15,7 @@ from written_series import voxels as voxels
 from written_volumes import AFFINE, itk_image, turn, write, write_dicom
 
 from medfedaug.data.io import dicom_segmentation
+from medfedaug.data.io.dicom_identity import ModelIdentity
 from medfedaug.data.io.dicom_series import open_series
 from medfedaug.data.io.readers import load_volume, read_header
 from medfedaug.data.io.segment_codes import read_segment_codes
@@ -245,3 +246,16 @@ def test_a_file_of_codes_that_is_wrong_is_refused_in_one_line(content, reason, t
     assert str(refused.value).startswith(f"{path}: ")
     assert reason in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_segment_has_the_note_on_its_class(voxels, tmp_path):
+    folder = series(tmp_path / "knee", voxels, AFFINE, "1.2.3")
+    labels = np.zeros(read_header(folder).shape, np.uint8)
+    labels[0, 0, 0], labels[1, 1, 0] = 1, 2
+    note = "kidney was never outlined at site B: its Dice is of other sites, 0.71 to 0.80"
+    segments = dicom_segmentation.Segments(
+        ("background", "liver", "kidney"), ModelIdentity("ab" * 32), notes={"kidney": note}
+    )
+    dicom_segmentation.write_segmentation(tmp_path / "seg.dcm", folder, labels, segments)
+    found = pydicom.dcmread(tmp_path / "seg.dcm").SegmentSequence
+    assert [one.get("SegmentDescription") for one in found] == [None, note]
