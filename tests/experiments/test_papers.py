@@ -233,7 +233,8 @@ def smaller(run):
     size = 64 if config.network == "swinunetr" else config.image_size and 32
     least = {"image_size": size, "batch_size": min(4, config.batch_size)}
     config = replace(config, **SMALL, **least, network_args=args, test_every=min(1, config.test_every))
-    return replace(run, config=config, data={**run.data, **few_sites(run.data)})
+    whole = {"fraction": 1.0} if "fraction" in run.data else {}  # of images that are few already
+    return replace(run, config=config, data={**run.data, **few_sites(run.data), **whole})
 
 
 def few_sites(data):
