@@ -314,6 +314,8 @@ class VolumeFolder(SiteFolder):
     def _label_or_unknown(self, case: Case) -> torch.Tensor:
         """The class of each voxel, `Annotation.unknown` where nobody knows it, or without a label map."""
         if not isinstance(case.label, Path):
+            import torch
+
             unknown = len(self.classes)
             dtype = torch.uint8 if unknown < 256 else torch.int32
             return torch.full((1, *self.load_image(case).shape[1:]), unknown, dtype=dtype)
@@ -375,13 +377,15 @@ class VolumeFolder(SiteFolder):
         Raises:
             DataError: naming the file, for the value of a class that the case has not annotated.
         """
+        import torch
+
         assert self.annotation is not None
         chosen = self.annotated_set(case, [plain_name(name) for name in self.classes])
         white = {0, 255} >= {*found} and is_photograph(_label(case)) and 255 not in self.label_values
         if white and self.ignore != 255 and sum(chosen) == 2:
             label, found = label / 255, [0, 1]
         known = {v: i for i, (v, own) in enumerate(zip(self.label_values, chosen, strict=True)) if own}
-        placed = torch.full_like(label, self.annotation.unknown)
+        placed = label.new_full(label.shape, self.annotation.unknown)
         for value in found:
             if value == self.ignore:
                 continue
