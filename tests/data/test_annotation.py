@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from medfedaug.analysis.calibration_table import Calibration
 from medfedaug.data.annotation import Annotation
 from medfedaug.data.quality.inspection import inspect_sites
 from medfedaug.data.sites import arrange, check_federation, check_voxels, find_sites, open_site
@@ -162,6 +161,5 @@ def test_inspection_tells_spellings_and_classes_that_few_or_none_have_outlined(s
     assert nothing.startswith("no site has outlined 'kidneys'")
     assert any(reason.startswith("no site has outlined 'gland'") for reason in found["B"])
     assert any(reason.startswith("no other site has outlined 'kidney'") for reason in found["A"])
-    table = Calibration.load()
-    assert suggest(inspect_sites(sites), table).methods == ("ditto", "condist")
+    assert suggest(inspect_sites(sites)).methods == ("ditto", "condist")
     assert not any("label map is empty" in reason for reason in (*found["B"], *found["C"]))
