@@ -72,8 +72,10 @@ def exclusion_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
 class PartialLoss(Loss):
     r"""A loss of label maps that are coded with what their case has annotated.
 
-    Classes that a case has not annotated are merged with its background (`merged_logits`). Unknown voxels are
-    left out: where there are some, the loss sees the known voxels of the batch as one image.
+    Classes that a case has not annotated are merged with its background (`merged_logits`). Classes that no
+    case of the batch has annotated take no part, so that a mean over classes is over the others; a loss with
+    a weight for each class counts them as learned. Unknown voxels are left out: where there are some, the
+    loss sees the known voxels of the batch as one image.
 
     Args:
         loss: of all classes.
@@ -104,6 +106,15 @@ class PartialLoss(Loss):
                     f"loss {loss.name}: it asks for a share of every class (label smoothing), and some are "
                     "not annotated everywhere; leave that out"
                 )
+        self._takes_fewer = self._can_take_fewer()
+
+    def _can_take_fewer(self) -> bool:
+        """Return whether the loss takes two classes: it does not where each class has a weight."""
+        try:
+            with torch.no_grad():
+                return bool(super().__call__(torch.zeros(1, 2, 8, 8), torch.zeros(1, 1, 8, 8)).isfinite())
+        except Exception:  # each class of losses says so in its own way
+            return False
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         r"""The loss of logits, (B, K, \*spatial), and coded label maps, (B, 1, \*spatial)."""
@@ -112,6 +123,9 @@ class PartialLoss(Loss):
             return super().__call__(outputs, labels)
         outputs = working_precision(outputs)
         merged = merged_logits(outputs, annotated)
+        there = annotated.any(dim=0)
+        if self._takes_fewer and 1 < int(there.sum()) < self.num_classes:
+            merged, labels = merged[:, there], (there.cumsum(0) - 1)[labels]
         found = self._known(merged, labels, known)
         return found + exclusion_loss(outputs, labels, annotated) if self.kind == "exclusion" else found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import runpy
@@ -27,6 +28,7 @@ from benchmark_files import (
 )
 from printed_tables import FILES, PAPERS
 
+from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError
 from medfedaug.experiments import run_list
 from medfedaug.experiments.experiment import Experiment, make_experiment
@@ -259,5 +261,8 @@ def test_every_entry_starts_on_small_files_in_the_published_layout(
     for network in ("alexnet", "resnet18", "resnet50", "densenet100", "digits_cnn"):
         monkeypatch.setitem(networks._NETWORKS, network, slim)
     runs = [smaller(run) for run in {run.folder: run for run in (planned[0], planned[-1])}.values()]
-    assert run_all(runs, asked.preset(), published_files, tmp_path, device="cpu", threads=1) == {}
+    one = Execution(threads=1)
+    assert run_all(runs, asked.preset(), published_files, tmp_path, device="cpu", execution=one) == {}
     assert len(finished(tmp_path)) == len(runs)
+    del planned, runs
+    gc.collect()  # networks of the published sizes, which tests collect seldom

@@ -53,8 +53,9 @@ def reference(logits, labels, sets, known=None):
             for n in (1, 2):
                 hits[n] += q[n] * (y == n)
                 sizes[n] += q[n] + (y == n)
-    dice = [1 - (2 * hits[n] + EPS) / (sizes[n] + EPS) for n in (1, 2)]
-    return sum(dice) / 2 + total / count
+    there = [n for n in (1, 2) if any(chosen[n] for chosen in sets)] or [1, 2]
+    dice = [1 - (2 * hits[n] + EPS) / (sizes[n] + EPS) for n in there]
+    return sum(dice) / len(there) + total / count
 
 
 @pytest.mark.parametrize("shape", SHAPES)
