@@ -37,6 +37,12 @@ def test_the_newest_job_runs_ci_run_with_the_first_row_of_the_table():
     assert pins("deploy/cpu.txt") == {"torch": f"{torch}+cpu"}
 
 
+def test_a_pull_request_has_a_figure_of_coverage():
+    assert "if" not in CI["coverage"]
+    assert "make coverage" in steps("coverage")
+    assert re.search(r"coverage report --format=total.*>> \"\$GITHUB_STEP_SUMMARY\"", steps("coverage"), re.S)
+
+
 def test_the_oldest_job_has_the_last_row_of_the_table_and_runs_its_tests():
     oldest = tried()[-1]
     assert python_of("oldest") == oldest["Python"]
