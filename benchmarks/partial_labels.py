@@ -60,7 +60,7 @@ def one(folder: Path, name: str, remedy: str, seed: int, options: argparse.Names
         network_args=NETWORK,
         partial_loss=loss,
     )
-    result = simulate(data, out / "run", config, engine="inprocess", sites=sites, report=False)
+    result = simulate(data, out / "run", config, engine=options.engine, sites=sites, report=False)
     seconds = time.perf_counter() - started
     scores = evaluate_model(out / "run", folder / TRUTH)["sites"]
     rounds = result["rounds"]
@@ -119,6 +119,7 @@ def main() -> None:
     arguments.add_argument("--scanners", nargs="+", default=list(SCANNERS), choices=list(SCANNERS))
     arguments.add_argument("--runs", nargs="+", default=list(RUNS), choices=list(RUNS))
     arguments.add_argument("--remedies", nargs="+", default=list(REMEDIES))
+    arguments.add_argument("--engine", default="inprocess", help="inprocess or nvflare (default inprocess)")
     options = arguments.parse_args()
     torch.set_num_threads(1)
     options.out.mkdir(parents=True, exist_ok=True)

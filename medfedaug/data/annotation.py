@@ -43,9 +43,8 @@ class Annotation:
         >>> code = both.encode(torch.tensor([[0, 2, 3]]), (True, False, True))
         >>> code.tolist()
         [[4, 6, 7]]
-        >>> both.decode(code)
-        Decoded(labels=tensor([[0, 2, 0]]), known=tensor([[ True,  True, False]]), \
-annotated=tensor([[ True, False,  True]]))
+        >>> [part.tolist() for part in both.decode(code)]
+        [[[0, 2, 0]], [[True, True, False]], [[True, False, True]]]
     """
 
     sets: tuple[tuple[bool, ...], ...]

@@ -22,6 +22,7 @@ from medfedaug.config.run import Execution, RunConfig
 FOLLOW_FROM_DATA = {"in_channels", "channel_names", "classes"}
 FOR_SIMULATIONS = {"limit"}
 FOR_JOBS = {"prospect", "pilot"}
+FOR_SEARCHES = {"tested"}
 ARGS = ("simulate", "--engine", "inprocess", "--device", "cpu", "--no-report")
 
 
@@ -30,12 +31,13 @@ def words(text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("command", "without"), [("simulate", FOLLOW_FROM_DATA | FOR_JOBS), ("export", FOR_SIMULATIONS)]
+    ("command", "without"),
+    [("simulate", FOLLOW_FROM_DATA | FOR_JOBS | FOR_SEARCHES), ("export", FOR_SIMULATIONS | FOR_SEARCHES)],
 )
 def test_every_setting_is_an_option(command, without):
     options = {option.name for option in typer.main.get_command(cli.app).commands[command].params}
     settings = {entry.name for cls in (RunConfig, Plan, Execution) for entry in fields(cls)} - {"planning"}
-    assert settings - options == without
+    assert settings - options == without | FOR_SEARCHES
 
 
 @pytest.mark.parametrize("cls", [RunConfig, Plan, Execution])

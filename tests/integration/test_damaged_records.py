@@ -236,6 +236,8 @@ EVENTS_OF_A_JOB: list[dict[str, object]] = [
         **{"statistics": {"fedfa": 10}, "unscored": "few", "continued": 3},
     },
     {"event": "tested", "site": "A", "dice": 0.5},
+    {"event": "labelled", "site": "A", "classes": "lesion"},
+    {"event": "stalled", "round": 2, "reason": "flat"},
     {"event": "ended"},
     {"event": "failed", "message": "no site"},
     {"event": "finished"},

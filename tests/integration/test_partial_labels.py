@@ -13,8 +13,6 @@ from medfedaug.data.datasets.partial_phantom import TRUTH, annotate_apart
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.federation.job_summary import summary
 from medfedaug.methods import parse_methods
-from medfedaug.methods.base import RoundMean, ServerContext, SiteUpdate
-from medfedaug.methods.class_mean import ClassMean
 from medfedaug.nvflare_jobs.kit.kit import open_kit
 from medfedaug.privacy import PrivacyLedger
 from medfedaug.runs.annotated import BORROWED, OWN, UNKNOWN, Annotated
@@ -103,25 +101,6 @@ def test_with_everything_outlined_methods_and_settings_change_no_bit(phantom, tm
     ]
     for other in models[1:]:
         assert all(torch.equal(value, other[key]) for key, value in models[0].items())
-
-
-def test_the_last_layer_is_averaged_over_the_sites_that_have_the_class():
-    network = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 1), torch.nn.Conv2d(2, 3, 1))
-    task = type("Task", (), {"num_classes": 3})()
-    server = ClassMean().aggregator(ServerContext(network, 1, task=task))
-    state = {key: value.clone() for key, value in network.state_dict().items()}
-    models = {site: {key: torch.randn_like(value) for key, value in state.items()} for site in "AB"}
-    annotated = {"A": torch.tensor([1.0, 1, 0]), "B": torch.tensor([1.0, 0, 0])}
-    for site, weight in (("A", 1.0), ("B", 3.0)):
-        server.accept(SiteUpdate(site, 1, models[site], {"annotated": annotated[site]}, weight))
-    mean = {key: (models["A"][key] + 3 * models["B"][key]) / 4 for key in state}
-    found = server.result(RoundMean(1, state, mean, {"A": 1.0, "B": 3.0}))
-    for key in ("1.weight", "1.bias"):
-        assert torch.allclose(found[key][0], mean[key][0])
-        assert torch.allclose(found[key][1], models["A"][key][1])
-        assert torch.equal(found[key][2], state[key][2])
-    assert torch.equal(found["0.weight"], mean["0.weight"])
-    assert server.summary() == {"sites": [2, 1, 0]}
 
 
 def test_what_a_site_has_annotated_is_in_its_ledger_and_on_the_approval_page(phantom, tmp_path):

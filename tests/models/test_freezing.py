@@ -35,8 +35,10 @@ def test_frozen_entries_neither_change_nor_travel_to_the_server(phantom_dir, tin
         for names in (Composition(config).sent, Composition(plain).shared)
     )
     numbers = lambda entries: sum(value.numel() for value in entries.values())  # noqa: E731
-    moved = server.rounds[0]["bytes"]["model"]
-    assert (moved["up"], moved["down"]) == (2 * 4 * numbers(sent), 2 * 4 * numbers(shared))
+    first, second = (entry["bytes"] for entry in server.rounds)
+    assert first["model"] == second["model"] == {"up": 2 * 4 * numbers(sent), "down": 2 * 4 * numbers(sent)}
+    assert first["frozen"] == {"up": 0, "down": 2 * 4 * (numbers(shared) - numbers(sent))}
+    assert "frozen" not in second
     assert set(shared) - set(sent) == frozen & set(shared)
 
 

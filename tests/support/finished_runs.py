@@ -60,8 +60,9 @@ def with_scores(run: Path, dice: float | None) -> Path:
     if dice is None:
         record["test"] = {"sites": {}, "mean": {}}
     else:
-        for entry in record["test"]["sites"].values():
+        for entry in (*record["test"]["sites"].values(), *record["test"].get("unseen", {}).values()):
             entry["dice"] = dice
+            entry["undivided"] = 0
             for scores in entry["classes"].values():
                 scores["dice"] = dice
         record["test"]["mean"]["dice"] = dice

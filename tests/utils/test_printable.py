@@ -354,6 +354,7 @@ RARE = [
     {"event": "returned", "site": "A"},
     {"event": "share_lowered", "site": "A", "after": 0.45, "before": 0.7},
     {"event": "step_shortened", "round": 1, "site": "A", "parameters": 9.0, "buffers": 2.0, "cosine": 0.5},
+    {"event": "stalled", "round": 1, "reason": "flat"},
     {"event": "suspected", "round": 1, "site": "A", "reason": "backwards"},
 ]
 

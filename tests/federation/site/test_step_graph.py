@@ -26,7 +26,7 @@ FAST = ("fedfa+,fraug",)
 CAPTURED = (
     *FAST,
     *("fedavg", "fedprox", "scaffold", "feddyn", "fedbn", "fedrdn", "fedfa+", "fedfd", "fedfd_a", "fraug"),
-    *("fedsr", "fedrod", "fixbn", "gperxan", "dac_sc", "fedwon", "fedrobust"),
+    *("fedsr", "fedrod", "fixbn", "gperxan", "dac_sc", "fedwon", "fedrobust", "bin"),
 )
 DEVICE = torch.device("lazy:0")
 PLAIN = ("ditto", "mixup", "fedsam", "fpl")
