@@ -93,8 +93,8 @@ def table(record: dict[str, Any]) -> str:
     }
     odd = [(s, c) for s, c in cells["borrowed"] if s == sites[2]]
     for scanners, methods in record["runs"].items():
-        full = {}
-        for name, seeds in methods.items():
+        full = {}  # of each remedy, before what is compared with it
+        for name, seeds in sorted(methods.items(), key=lambda one: not one[0].startswith("full labels")):
             found = [one["dice"] for one in seeds.values()]
             values = [
                 sum(mean(dice, some) for dice in found) / len(found)

@@ -18,7 +18,7 @@ def told(results: dict) -> Numbers:
         for site, scores in results["test"][group].items():
             by_class = {f"/{name}": values for name, values in scores["classes"].items()}
             for label, values in {"": scores, **by_class}.items():
-                for name in ("dice", "hd95", "nsd", "missed", "undivided"):
+                for name in ("dice", "hd95", "nsd", "missed", *(() if label else ("undivided",))):
                     if values[name] is not None:
                         found[site, f"test_{name}{label}", results["selected_round"]] = values[name]
     return found
