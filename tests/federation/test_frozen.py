@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 
 from medfedaug.config.run import Execution
-from medfedaug.federation import run_in_process
+from medfedaug.federation import FederationServer, Site, SiteTrainer, run_in_process
 from medfedaug.federation.in_process import InProcessCarrier
-from medfedaug.federation.messages.messages import FROZEN, TRAIN, num_bytes, own_entries
+from medfedaug.federation.messages.messages import FROZEN, TRAIN, frozen_hash, num_bytes, own_entries
 
 SITES = ["A", "B", "C"]
 FROZEN_HALF = ("model.0.*",)
@@ -114,3 +115,34 @@ def test_a_run_that_goes_on_after_its_process_ended_has_them_in_the_folders(
         assert torch.equal(again.state[key], value), key
     # A server that was started again does not know what sites have.
     assert with_once(watched)[-2:] == [True, False]
+
+
+@pytest.mark.parametrize("wrong", ["not finite", "no tensor", "another shape", "not those of the hash"])
+def test_wrong_entries_of_a_server_are_refused_and_never_kept(tiny_config, data, tmp_path, wrong):
+    config = tiny_config("fedrdn", rounds=2, freeze=FROZEN_HALF)
+    server = FederationServer(config)
+    sites = {n: Site(n, SiteTrainer(config, data, "cpu", tmp_path / "state" / n)) for n in SITES}
+    for name, site in sites.items():
+        server.accept_preparation(name, site.answer(server.prepare()))
+    server.finish_preparation()
+    request = server.start_round()
+    key = next(key for key in request.once if key.startswith(f"{FROZEN}/"))
+    once = dict(request.once)
+    once[key] = {
+        "not finite": torch.full_like(once[key], torch.nan),
+        "no tensor": "weights",
+        "another shape": torch.zeros(3),
+        "not those of the hash": once[key] + 1,
+    }[wrong]
+    named = request.frozen if wrong in ("no tensor", "not those of the hash") else hashed(once)
+    reply = sites["A"].answer(replace(request, once=once, frozen=named))
+    assert reply.error
+    assert not list((tmp_path / "state").rglob("*.frozen.pt"))
+    again = Site("A", SiteTrainer(config, data, "cpu", tmp_path / "state" / "A"))
+    reply = again.answer(request)
+    assert not reply.error
+    assert list((tmp_path / "state/A").rglob("*.frozen.pt"))
+
+
+def hashed(once):
+    return frozen_hash({key: value for key, value in once.items() if key.startswith(f"{FROZEN}/")})

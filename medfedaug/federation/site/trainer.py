@@ -29,6 +29,7 @@ from medfedaug.federation.messages.messages import (
     VALIDATE,
     Reply,
     Request,
+    frozen_hash,
     namespaced,
     own_entries,
     portable,
@@ -266,14 +267,16 @@ class SiteTrainer(SiteModel):
         """
         if not request.frozen or request.task not in (TRAIN, VALIDATE, TEST):
             return request
-        if request.once:
-            self.memory.take_once(request.once)
-        if self.memory.frozen != request.frozen:
+        found = own_entries(request.once or self.memory.once, FROZEN)
+        if not all(isinstance(value, Tensor) for value in found.values()):
+            raise MedFedAugError(f"site {self.name}: refused what the server sent: an entry is no tensor")
+        # What the site has was hashed when it came, and is kept once it is checked.
+        if (frozen_hash(namespaced(found, FROZEN)) if request.once else self.memory.frozen) != request.frozen:
             raise MedFedAugError(
                 f"site {self.name}: the entries that no site trains are not here (was the site started again "
                 "without its state?); the server sends them again with the next round"
             )
-        return replace(request, weights={**own_entries(self.memory.once, FROZEN), **request.weights})
+        return replace(request, weights={**found, **request.weights})
 
     def receive(self, weights: Any, payload: Payload | None = None, once: Payload | None = None) -> None:
         """See `SiteModel.receive`; what was exchanged before training is kept."""
