@@ -37,7 +37,7 @@ def conditional_distillation(
     With F the structures that a case has annotated and G all other classes, background included, both models
     have the probabilities of G on the condition that a voxel is not of F,
 
-    .. math:: \tilde p_g = p_g \Big/ \Bigl(1 - \sum_{n \in F} p_n\Bigr) \; (g \in G), \qquad
+    .. math:: \tilde p_g = \frac{p_g}{1 - \sum_{n \in F} p_n} \; (g \in G), \qquad
               p = \mathrm{softmax}(z / \tau)
 
     and the loss is the mean of :math:`1 - 2 \sum_v \tilde s_g \tilde t_g / \sum_v (\tilde s_g + \tilde t_g)`
