@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import psutil
 import pytest
@@ -27,7 +28,18 @@ def _none_left():
 
 def children() -> list[psutil.Process]:
     found = psutil.Process().children()
-    return [child for child in found if any("forked_simulator" in text for text in child.cmdline())]
+    return [child for child in found if any("forked_simulator" in text for text in command_of(child))]
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    """Its command line, which a process that is just starting does not have yet on a busy machine."""
+    for _ in range(200):
+        if process.status() == psutil.STATUS_ZOMBIE or (command := process.cmdline()):
+            break
+        time.sleep(0.02)
+    else:
+        return []
+    return [] if process.status() == psutil.STATUS_ZOMBIE else command
 
 
 def start(tmp_path, **environment) -> Start:
