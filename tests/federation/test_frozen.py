@@ -11,7 +11,7 @@ import torch
 from medfedaug.config.run import Execution
 from medfedaug.federation import FederationServer, Site, SiteTrainer, run_in_process
 from medfedaug.federation.in_process import InProcessCarrier
-from medfedaug.federation.messages.messages import FROZEN, TRAIN, frozen_hash, num_bytes, own_entries
+from medfedaug.federation.messages.messages import FROZEN, TRAIN, entries_hash, num_bytes, own_entries
 
 SITES = ["A", "B", "C"]
 FROZEN_HALF = ("model.0.*",)
@@ -145,4 +145,4 @@ def test_wrong_entries_of_a_server_are_refused_and_never_kept(tiny_config, data,
 
 
 def hashed(once):
-    return frozen_hash({key: value for key, value in once.items() if key.startswith(f"{FROZEN}/")})
+    return entries_hash({key: value for key, value in once.items() if key.startswith(f"{FROZEN}/")})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from medfedaug.errors import ConfigError, first_line, warn
+from medfedaug.federation.messages.messages import entries_hash
 from medfedaug.models.weights import fit_weights, read_weights
 
 INITIAL, INITIAL_FILE = "initial", "initial_weights.safetensors"
@@ -77,11 +77,7 @@ class InitialWeights:
     @property
     def digest(self) -> str:
         """A fingerprint of names and values, for `medfedaug.config.run.RunConfig.init`."""
-        found = hashlib.sha256()
-        for name, value in sorted(self.entries.items()):
-            found.update(json.dumps([name, list(value.shape)]).encode())
-            found.update(value.contiguous().numpy().tobytes())
-        text = found.hexdigest()
+        text = entries_hash(self.entries)
         # In groups, as it is read, and as NVFlare does not take it for a secret in the job.
         return " ".join(text[i : i + 8] for i in range(0, len(text), 8))
 

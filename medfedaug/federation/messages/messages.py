@@ -36,12 +36,13 @@ __all__ = [
     "VALIDATE",
     "Reply",
     "Request",
-    "frozen_hash",
+    "entries_hash",
     "namespaced",
     "num_bytes",
     "own_entries",
     "portable",
     "shared_keys",
+    "split_frozen",
 ]
 
 FINGERPRINT, PREPARE, TRAIN, VALIDATE, TEST = "fingerprint", "prepare", "train", "validate", "test"
@@ -81,7 +82,7 @@ class Request:
         round: the number of the round that begins, from 1; 0 before training. For ``validate`` and ``test``,
             the round that the model in this request comes from.
         weights: the shared entries of the global model, without those that no site trains.
-        frozen: a hash of these (`frozen_hash`), which are in ``once``; empty where all are trained.
+        frozen: a hash of these (`entries_hash`), which are in ``once``; empty where all are trained.
         once: what the methods exchange before training, with keys ``<method>/<key>``; not repeated in every
             round.
         payload: what the methods exchange in every round, with the same kind of keys.
@@ -166,13 +167,19 @@ def shared_keys(state: Mapping[str, Tensor], local_entries: frozenset[str]) -> l
     return [key for key, value in state.items() if value.is_floating_point() and key not in local_entries]
 
 
-def frozen_hash(entries: Mapping[str, Tensor]) -> str:
+def entries_hash(entries: Mapping[str, Tensor]) -> str:
     """Hash entries of a network by name, shape and value; empty for none."""
     found = hashlib.sha256()
     for key, value in sorted(entries.items()):
         found.update(json.dumps([key, list(value.shape)]).encode())
         found.update(portable(value, torch.device("cpu")).numpy().data)
     return found.hexdigest() if entries else ""
+
+
+def split_frozen(once: Mapping[str, Tensor]) -> tuple[Payload, Payload]:
+    """Split `Request.once` into entries that no site trains, and the methods' exchange before training."""
+    frozen = {key: value for key, value in once.items() if key.startswith(f"{FROZEN}/")}
+    return frozen, {key: value for key, value in once.items() if key not in frozen}
 
 
 def num_bytes(tensors: Mapping[str, Tensor]) -> int:

@@ -27,8 +27,9 @@ from medfedaug.federation.messages.messages import (
     VALIDATE,
     Reply,
     Request,
-    frozen_hash,
+    entries_hash,
     namespaced,
+    split_frozen,
 )
 from medfedaug.federation.messages.refusal import refusal
 from medfedaug.federation.messages.site_sampling import LEAST_SITES, Participation
@@ -159,7 +160,7 @@ class FederationServer:
         """Take the entries that no site trains out of the model, to send them once."""
         sent = {*self.sent}
         self._frozen = namespaced({k: self.state[k] for k in self.shared if k not in sent}, FROZEN)
-        self._frozen_hash = frozen_hash(self._frozen)
+        self._frozen_hash = entries_hash(self._frozen)
 
     def another(self, config: RunConfig, told: Mapping[str, Any]) -> FederationServer:
         """Make the server of another training of the same job.
@@ -527,7 +528,7 @@ class FederationServer:
                 "round": self.round,
                 "model": self.state,
                 "payload": self.payload,
-                "once": self._once.payload,
+                "once": split_frozen(self._once.payload)[1],  # frozen entries are in the model
                 **self.record.saved(),
                 **self.selection.saved(),
                 "methods": self.aggregation.state(),
@@ -549,7 +550,7 @@ class FederationServer:
             setattr(self, name, saved[name])
         self.state = saved["model"]
         self._find_frozen()
-        self._once.restore(saved["once"])
+        self._once.restore({**saved["once"], **self._frozen})
         self._initial_kept = {k: v for k, v in saved["once"].items() if k.startswith(f"{INITIAL}/")}
         self.record.restore(saved)
         self.selection.restore(saved)

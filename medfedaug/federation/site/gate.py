@@ -12,8 +12,6 @@ from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from medfedaug.config.bundle_reference import find, known
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
@@ -31,7 +29,7 @@ from medfedaug.federation.messages.messages import (
     Request,
     by_method,
     num_bytes,
-    own_entries,
+    split_frozen,
 )
 from medfedaug.federation.secure.history import SumHistory, SumRules
 from medfedaug.federation.secure.identity import Identity
@@ -301,11 +299,10 @@ class GuardedDoor(Door):
         """Check the sizes of a request, and that the job has not been refused since it was admitted."""
         for config in self._admitted:
             self._check_verdict(config)
-        frozen = own_entries(request.once, FROZEN)
+        frozen, exchanged = split_frozen(request.once)
         self.rules.check_model(self.site, num_bytes({**frozen, **request.weights}) / 1e6)
         self.rules.check_model(self.site, num_bytes(request.method_states) / 1e6)
-        exchanged = {**_exchanged(request.once), **request.payload}
-        self.rules.check_payload(self.site, num_bytes(exchanged) / 1e6)
+        self.rules.check_payload(self.site, num_bytes({**exchanged, **request.payload}) / 1e6)
 
     def met(self, request: Request, trainer: SiteTrainer) -> None:
         """Enter the model in the ledger, so that an evaluation may have it scored.
@@ -327,7 +324,7 @@ class GuardedDoor(Door):
         """
         if request.task == VALIDATE and not trainer.config.validates(request.round):
             raise PrivacyRefused(self.site, f"the model of round {request.round} is not to be scored")
-        payload = {**_exchanged(trainer.memory.once), **request.payload}
+        payload = {**split_frozen(trainer.memory.once)[1], **request.payload}
         told = [
             *(job_hash(trainer.config.to_dict()), digest_of(request.weights), digest_of(payload)),
             *(digest_of(request.method_states), request.scoring.get("own")),
@@ -414,11 +411,6 @@ def _brought(request: Request, trainer: SiteTrainer) -> str:
 def _identity(request: Request, trainer: SiteTrainer, exchanged: Mapping[str, str]) -> str:
     config = job_hash(trainer.config.to_dict())
     return _sha256([config, request.run, digest_of(request.weights), sorted(exchanged.items())])
-
-
-def _exchanged(once: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The exchange before training, without entries of the model."""
-    return {key: value for key, value in once.items() if not key.startswith(f"{FROZEN}/")}
 
 
 def _sha256(told: list[Any]) -> str:

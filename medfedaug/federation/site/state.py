@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.messages.checkpoint import load_checkpoint, save_checkpoint
-from medfedaug.federation.messages.messages import FROZEN, frozen_hash
+from medfedaug.federation.messages.messages import entries_hash, split_frozen
 from medfedaug.methods.base import Payload, SitePart
 from medfedaug.utils.files import remove_unfinished
 
@@ -116,7 +116,7 @@ class RoundMemory:
         self.sent = saved.get("sent")
         file = self._frozen_file(run)
         frozen = load_checkpoint(file)["entries"] if file is not None and file.exists() else {}
-        self.once, self.frozen = {**saved.get("once", {}), **frozen}, frozen_hash(frozen)
+        self.once, self.frozen = {**saved.get("once", {}), **frozen}, entries_hash(frozen)
         self._rounds = _states(saved)
         return True
 
@@ -171,8 +171,8 @@ class RoundMemory:
     def take_once(self, once: Payload) -> None:
         """Keep what was received once; what no site trains lies in a file that is written once."""
         self.once = once
-        entries = {key: value for key, value in once.items() if key.startswith(f"{FROZEN}/")}
-        found = frozen_hash(entries)
+        entries, _ = split_frozen(once)
+        found = entries_hash(entries)
         path = self._frozen_file(self.run)
         if found not in ("", self.frozen) and path is not None:
             save_checkpoint(path, {"entries": entries}, private=True)
@@ -183,7 +183,7 @@ class RoundMemory:
         path = self._file(self.run)
         if path is not None:
             rounds = {r: vars(kept) for r, kept in self._rounds.items()}
-            once = {key: value for key, value in self.once.items() if not key.startswith(f"{FROZEN}/")}
+            _, once = split_frozen(self.once)
             content = {"run": self.run, "sent": self.sent, "once": once, "rounds": rounds}
             save_checkpoint(path, content, private=True)
 

@@ -29,7 +29,7 @@ from medfedaug.federation.messages.messages import (
     VALIDATE,
     Reply,
     Request,
-    frozen_hash,
+    entries_hash,
     namespaced,
     own_entries,
     portable,
@@ -271,7 +271,8 @@ class SiteTrainer(SiteModel):
         if not all(isinstance(value, Tensor) for value in found.values()):
             raise MedFedAugError(f"site {self.name}: refused what the server sent: an entry is no tensor")
         # What the site has was hashed when it came, and is kept once it is checked.
-        if (frozen_hash(namespaced(found, FROZEN)) if request.once else self.memory.frozen) != request.frozen:
+        known = entries_hash(namespaced(found, FROZEN)) if request.once else self.memory.frozen
+        if known != request.frozen:
             raise MedFedAugError(
                 f"site {self.name}: the entries that no site trains are not here (was the site started again "
                 "without its state?); the server sends them again with the next round"
