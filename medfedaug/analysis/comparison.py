@@ -316,9 +316,6 @@ def _by_patient(
         pairs: the runs of two methods.
         about: whether to use the sites that the runs are about, or those that are unseen in all runs.
         seed: of the runs to use; ``None`` uses all.
-
-    Returns:
-        The pairs by site and patient.
     """
     mine = {site for pair in pairs for run in pair for site in run.tested}
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}

@@ -102,9 +102,6 @@ def write_inspection(
         expected: sentences for the page about the gain of training together
             (`medfedaug.analysis.prospect_page.sentences`).
 
-    Returns:
-        The JSON file.
-
     Raises:
         ConfigError: where one of the two is there and of something else.
         StorageError: when it cannot be written.

@@ -99,14 +99,7 @@ class Worth:
 
 @dataclass(frozen=True)
 class WorthTable(TextTable):
-    """Table with a row for each site of an evaluation and each model that the federation has for it.
-
-    Attributes:
-        metric: name of the score.
-        rows: by site.
-        notes: see `medfedaug.analysis.text_table.TextTable`.
-        reduced: see there.
-    """
+    """Table with a row for each site of an evaluation and each model that the federation has for it."""
 
     metric: str
     rows: tuple[Worth, ...]

@@ -129,9 +129,6 @@ def sign(
         project: the administrator's folder of the project.
         out: the answer; by default beside the request.
         days: how long the certificate is valid; by default as long as NVFlare has it, three years.
-
-    Returns:
-        The answer.
     """
     folder = Path(project)
     target = Path(out) if out else asked.path.with_name(f"{asked.name}.signed.zip")

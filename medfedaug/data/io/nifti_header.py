@@ -116,9 +116,6 @@ def check_gzip(path: Path, state: int) -> int:
     Args:
         path: a file that ends with ``.gz``.
         state: what is another for another version of the file.
-
-    Returns:
-        The bytes before compression.
     """
     length = 0
     try:

@@ -94,10 +94,6 @@ class FetchError(MedFedAugError):
 class Wanted:
     """Studies to look for: those with one value of one attribute.
 
-    Args:
-        key: the attribute.
-        value: its value, without wildcards.
-
     Raises:
         ConfigError: for an empty value, or one that an archive takes for several values.
     """
@@ -114,14 +110,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class FoundStudy:
-    """Study in an archive.
-
-    Args:
-        uid: StudyInstanceUID.
-        patient: PatientID.
-        issuer: IssuerOfPatientID.
-        accession: AccessionNumber.
-    """
+    """Study in an archive."""
 
     uid: str
     patient: str = ""
@@ -329,9 +318,6 @@ class Archive(Protocol):
             series: the series.
             folder: where the files are written; it is made where it is missing.
             on_instance: called after each object.
-
-        Returns:
-            The files, sorted.
 
         Raises:
             ObjectRefused: where objects are of another patient, study or series than the archive said, or

@@ -27,9 +27,6 @@ class LabelGrid:
     Attributes:
         voxels: (X, Y, Z), the number of each voxel's class.
         crossed: slices in which contours of one region crossed and were united.
-
-    Raises:
-        ReaderError: for a series that does not say where it lies.
     """
 
     def __init__(self, series: DicomSeries, settings: ImportSettings) -> None:

@@ -58,11 +58,7 @@ def read_values(content: bytes) -> dict[str, str]:
 
 
 class SeriesBounds:
-    """Bounds of the objects of one series: its patient, study and series, and sizes.
-
-    Args:
-        series: as the archive describes it.
-    """
+    """Bounds of the objects of one series: its patient, study and series, and sizes."""
 
     def __init__(self, series: FoundSeries) -> None:
         self._series = series

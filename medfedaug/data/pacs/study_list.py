@@ -28,9 +28,6 @@ class StudyList:
 
     Safe to be used by several threads.
 
-    Args:
-        state: folder of the file.
-
     Attributes:
         path: the file.
         studies: by case its patient's pseudonym, identifiers, version, and the objects that were taken.
@@ -38,9 +35,6 @@ class StudyList:
             refused.
         withdrawn: by patient the time.
         caches: folders of prepared images, as long as withdrawn patients are to be removed from them.
-
-    Raises:
-        ConfigError: where the file cannot be read.
     """
 
     def __init__(self, state: Path) -> None:

@@ -121,12 +121,7 @@ def site_prospect(site: SiteFolder, guard: PrivacyGuard) -> Reply:
 
 
 class Prospecting:
-    """Gathers fingerprints at the server, and tells each site those of all.
-
-    Attributes:
-        sites: the fingerprints, by site.
-        missing: sites without one, with the reason.
-    """
+    """Gathers fingerprints at the server, and tells each site those of all."""
 
     def __init__(self, config: RunConfig, run: str) -> None:
         self.config, self.run = config, run

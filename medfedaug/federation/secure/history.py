@@ -105,14 +105,7 @@ class ModelSketch:
 
 @dataclass(frozen=True)
 class OpenedSum:
-    """A sum that a site has helped to open, or is about to.
-
-    Args:
-        job: the identifier of the job.
-        round: the round.
-        sites: those whose numbers were added up.
-        sketch: of the model that they trained.
-    """
+    """A sum that a site has helped to open, or is about to."""
 
     job: str
     round: int

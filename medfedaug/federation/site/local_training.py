@@ -132,9 +132,6 @@ class LocalTraining:
             round_: the round.
             should_stop: called before every step; returns whether training is to end early.
             half: keeps the state while the round is under way; by default nothing does.
-
-        Returns:
-            The loss of every step.
         """
         trained = [p for p in self.network.parameters() if p.requires_grad]
         optimiser, parts = self.optimiser(trained, round_.number), list(self.parts.values())

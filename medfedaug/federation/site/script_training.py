@@ -170,9 +170,6 @@ class LoopTraining(LocalTraining):
     Attributes:
         losses: that the script has told in this round.
         steps: of this round.
-
-    Raises:
-        ConfigError: when a method's local step cannot be given to another loop.
     """
 
     uncaptured: ClassVar[str] = "a script's own loop takes the steps"

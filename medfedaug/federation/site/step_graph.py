@@ -166,11 +166,6 @@ class CapturedNetwork(nn.Module):
     """A network in evaluation mode, of whose batches those of one shape are captured.
 
     It serves as long as nothing but the values of the network's weights changes.
-
-    Args:
-        network: the network.
-        passes: makes the graph.
-        parts: the methods' halves.
     """
 
     def __init__(self, network: nn.Module, passes: Capturing, parts: Mapping[str, SitePart]) -> None:
