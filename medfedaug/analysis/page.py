@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from medfedaug._version import __version__
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import write_atomic
@@ -112,6 +113,23 @@ def add(parent: ET.Element, tag: str, text: str | None = None, **attributes: str
     return child
 
 
+def start_section(body: ET.Element, title: str) -> ET.Element:
+    """Append a section with its heading."""
+    section = add(body, "section")
+    add(section, "h2", title)
+    return section
+
+
+def remark(parent: ET.Element, text: str) -> None:
+    """Append a paragraph in small print."""
+    add(parent, "p", text, **{"class": "soft"})
+
+
+def end_page(body: ET.Element) -> None:
+    """Append the version that wrote the page."""
+    remark(body, f"medfedaug {__version__}")
+
+
 def table(
     parent: ET.Element, header: Sequence[str], body: Iterable[Sequence[str]], *, words: bool = False
 ) -> None:
@@ -150,13 +168,13 @@ def text_table(section: ET.Element, content: TextTable) -> None:
     ]
     table(section, content.cells()[0], body)
     for note in content.notes:
-        add(section, "p", note, **{"class": "soft"})
+        remark(section, note)
     details(section, "As Markdown, CSV, LaTeX", (content.markdown(), content.csv(), content.latex()))
 
 
 def figure(
     parent: ET.Element,
-    draw: Callable[[float], Figure],
+    draw: Callable[..., Figure],
     alt: str,
     caption: str = "",
     *,
@@ -167,7 +185,7 @@ def figure(
 
     Args:
         parent: what the figure is appended to.
-        draw: makes the figure with a given width in inches.
+        draw: makes the figure with a given ``width`` in inches.
         alt: what the figure shows, for readers who cannot see it.
         caption: the text below the figure.
         small: whether the figure is no wider than a page of text.
@@ -177,8 +195,8 @@ def figure(
     frame = add(parent, "figure", **({"class": kind} if kind else {}))
     encode = _jpeg if photo else _svg
     picture = add(frame, "picture")
-    add(picture, "source", media="(max-width: 600px)", srcset=encode(draw(_NARROW)))
-    add(picture, "img", src=encode(draw(_WIDE)), alt=alt)
+    add(picture, "source", media="(max-width: 600px)", srcset=encode(draw(width=_NARROW)))
+    add(picture, "img", src=encode(draw(width=_WIDE)), alt=alt)
     if caption:
         add(frame, "figcaption", caption)
 
