@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,17 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from medfedaug._version import __version__
-from medfedaug.analysis.page import add, check_page, figure, start_page, table, write_page
+from medfedaug.analysis.page import (
+    add,
+    check_page,
+    end_page,
+    figure,
+    remark,
+    start_page,
+    start_section,
+    table,
+    write_page,
+)
 from medfedaug.analysis.plots import colours_by_name, tidy
 from medfedaug.analysis.shift import Shift, site_shift
 from medfedaug.data.base import SPLITS, plain_name
@@ -102,9 +112,6 @@ def write_inspection(
         expected: sentences for the page about the gain of training together
             (`medfedaug.analysis.prospect_page.sentences`).
 
-    Returns:
-        The JSON file.
-
     Raises:
         ConfigError: where one of the two is there and of something else.
         StorageError: when it cannot be written.
@@ -176,31 +183,26 @@ def _page(
     cases = sum(sum(site.splits.values()) for site in found)
     odd = sum(len(site.odd) for site in found)
     add(body, "p", f"{len(found)} site{'s' * (len(found) > 1)} · {cases} cases · odd: {odd}")
-    for section in (_cases, _classes, _intensities):
-        section(add(body, "section"), found)
-    _shift(add(body, "section"), found, shift, intensity)
+    for append in (_cases, _classes, _intensities):
+        append(body, found)
+    _shift(body, found, shift, intensity)
     if expected:
-        _expected(add(body, "section"), expected)
-    _odd(add(body, "section"), found)
-    add(
-        body,
-        "p",
-        "This page names cases, and is for who has the data; the JSON beside it names none.",
-        **{"class": "soft"},
-    )
-    add(body, "p", f"medfedaug {__version__}", **{"class": "soft"})
+        _expected(body, expected)
+    _odd(body, found)
+    remark(body, "This page names cases, and is for who has the data; the JSON beside it names none.")
+    end_page(body)
     return html
 
 
-def _expected(section: ET.Element, sentences: Sequence[str]) -> None:
-    add(section, "h2", "How far apart are the sites?")
+def _expected(body: ET.Element, sentences: Sequence[str]) -> None:
+    section = start_section(body, "How far apart are the sites?")
     for sentence in sentences:
         add(section, "p", sentence)
-    add(section, "p", "medfedaug prospect has all numbers.", **{"class": "soft"})
+    remark(section, "medfedaug prospect has all numbers.")
 
 
-def _cases(section: ET.Element, found: Sequence[SiteInspection]) -> None:
-    add(section, "h2", "Cases and geometry")
+def _cases(body: ET.Element, found: Sequence[SiteInspection]) -> None:
+    section = start_section(body, "Cases and geometry")
     header = ["site", *SPLITS, "patients", "size", "edges of a voxel, mm", "axes", "channels", "odd"]
     lines = [
         [
@@ -217,11 +219,11 @@ def _cases(section: ET.Element, found: Sequence[SiteInspection]) -> None:
     ]
     table(section, header, lines)
     note = "Size and edges: the range along each axis. Where the files do not say how large a voxel is: –."
-    add(section, "p", note, **{"class": "soft"})
+    remark(section, note)
 
 
-def _classes(section: ET.Element, found: Sequence[SiteInspection]) -> None:
-    add(section, "h2", "Classes")
+def _classes(body: ET.Element, found: Sequence[SiteInspection]) -> None:
+    section = start_section(body, "Classes")
     names = list(dict.fromkeys(name for site in found for name in site.voxels))
     if not names:
         add(section, "p", "No case could be read.")
@@ -240,11 +242,11 @@ def _classes(section: ET.Element, found: Sequence[SiteInspection]) -> None:
         text += (
             " At the border: cases whose foreground reaches the edge of the image, and may go on beyond it."
         )
-    add(section, "p", text, **{"class": "soft"})
+    remark(section, text)
 
 
-def _intensities(section: ET.Element, found: Sequence[SiteInspection]) -> None:
-    add(section, "h2", "Intensities as stored")
+def _intensities(body: ET.Element, found: Sequence[SiteInspection]) -> None:
+    section = start_section(body, "Intensities as stored")
     lines = [
         [site.name, str(channel), *(f"{value:.4g}" for value in values)]
         for site in found
@@ -252,11 +254,11 @@ def _intensities(section: ET.Element, found: Sequence[SiteInspection]) -> None:
     ]
     table(section, ["site", "channel", *(f"{percent}%" for percent in _PERCENT)], lines)
     text = "Percentiles over the training images, or the test images of a site that does not train."
-    add(section, "p", text, **{"class": "soft"})
+    remark(section, text)
 
 
-def _shift(section: ET.Element, found: Sequence[SiteInspection], shift: Shift | None, intensity: str) -> None:
-    add(section, "h2", "How far the sites are apart")
+def _shift(body: ET.Element, found: Sequence[SiteInspection], shift: Shift | None, intensity: str) -> None:
+    section = start_section(body, "How far the sites are apart")
     if shift is None:
         add(section, "p", "Nothing to compare: it takes two sites whose images have channels in common.")
         return
@@ -268,7 +270,7 @@ def _shift(section: ET.Element, found: Sequence[SiteInspection], shift: Shift | 
         both = foreign[0].sites
         figure(
             section,
-            lambda width: quantile_picture({name: quantiles[name] for name in both}, width=width),
+            partial(quantile_picture, {name: quantiles[name] for name in both}),
             f"Distribution of the intensities, {both[0]} and {both[1]}",
             f"Share of the intensities below a value, at {both[0]} and {both[1]}. If one stores bright what "
             "the other stores dark, one curve is the other one turned over.",
@@ -295,34 +297,32 @@ def _shift(section: ET.Element, found: Sequence[SiteInspection], shift: Shift | 
         if intensity == "scale"
         else "as stored"
     )
-    add(
+    remark(
         section,
-        "p",
         "Statistics: distance between the sites' mean pairs (mean and deviation of each channel), in "
         "standard deviations of the images within a site, root mean square over the components; by chance: "
         "what it would be if the sites did not differ. Histograms: Wasserstein distance between the sites' "
         "intensities, in units of that between an image and its own site. Of images "
         f"{seen}. The shift is the mean of the statistics' distances over all pairs of sites.",
-        **{"class": "soft"},
     )
     names = list(pairs)
     names = [names[int(i)] for i in np.linspace(0, len(names) - 1, min(len(names), _MOST_SITES))]
     figure(
         section,
-        lambda width: pair_picture({name: pairs[name] for name in names}, width=width),
+        partial(pair_picture, {name: pairs[name] for name in names}),
         "Mean and deviation of each image, by site",
         "Each dot is an image, each cross a site's mean: FedRDN exchanges the crosses.",
     )
     figure(
         section,
-        lambda width: quantile_picture({name: quantiles[name] for name in names}, width=width),
+        partial(quantile_picture, {name: quantiles[name] for name in names}),
         "Distribution of the intensities, by site",
         "Share of the intensities below a value, of all images of a site in equal parts.",
     )
 
 
-def _odd(section: ET.Element, found: Sequence[SiteInspection]) -> None:
-    add(section, "h2", "Odd cases")
+def _odd(body: ET.Element, found: Sequence[SiteInspection]) -> None:
+    section = start_section(body, "Odd cases")
     lines = [[site.name, odd.case or "–", odd.kind, odd.reason] for site in found for odd in site.odd]
     if not lines:
         add(section, "p", "None.")

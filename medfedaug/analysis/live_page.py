@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +27,7 @@ _DEAD = (
 
 
 def find_events(folder: str | Path) -> Path | None:
-    """The events of the latest job below a kit, or of a job's folder; ``None`` before there are any.
-
-    Raises:
-        DataError: when there is no such folder.
-    """
+    """The events of the latest job below a kit, or of a job's folder; ``None`` before there are any."""
     folder = Path(folder)
     if not folder.is_dir():
         raise DataError("no such folder", path=folder)
@@ -179,13 +176,7 @@ class Watched:
 
 
 def write_watch_page(watched: Watched, out: str | Path, *, name: str) -> None:
-    """Write a page with curves and lines of a run that is under way; it loads itself anew.
-
-    Args:
-        watched: what has happened.
-        out: the page.
-        name: of the run, for the title.
-    """
+    """Write a page with curves and lines of a run that is under way; it loads itself anew."""
     from medfedaug.analysis import page  # and with it Matplotlib, which a look at the state does without
 
     html, body = page.start_page(f"{name}: round {watched.round} of {watched.rounds}, {watched.standing}")
@@ -194,7 +185,7 @@ def write_watch_page(watched: Watched, out: str | Path, *, name: str) -> None:
         page.add(head, "meta", **{"http-equiv": "refresh", "content": "20"})
     page.figure(
         body,
-        lambda width: _curves(watched, width),
+        partial(_curves, watched),
         "Training loss of each site that sends one, and the validation score of each round's model.",
     )
     if watched.tested:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from medfedaug._version import __version__
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import write_atomic
@@ -90,22 +91,14 @@ def start_page(title: str) -> tuple[ET.Element, ET.Element]:
 
 
 def check_page(out: Path) -> None:
-    """Check that a page replaces nothing but such a page.
-
-    Raises:
-        ConfigError: naming the file.
-    """
+    """Check that a page replaces nothing but such a page."""
     # Every page has this policy in its head, which other pages hardly have.
     if out.exists() and (out.is_dir() or POLICY.encode() not in out.read_bytes()[:2000]):
         raise ConfigError(f"{out} is there, and is no page of medfedaug; choose another file")
 
 
 def write_page(html: ET.Element, out: Path) -> None:
-    """Write a page as a whole, after the line with the version; its folder is made where it is missing.
-
-    Raises:
-        StorageError: when it cannot be written.
-    """
+    """Write a page as a whole, after the line with the version; its folder is made where it is missing."""
     text = "<!DOCTYPE html>\n" + ET.tostring(html, encoding="unicode", method="html") + "\n"
     page = text.encode("utf-8", "replace")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -120,17 +113,27 @@ def add(parent: ET.Element, tag: str, text: str | None = None, **attributes: str
     return child
 
 
+def start_section(body: ET.Element, title: str) -> ET.Element:
+    """Append a section with its heading."""
+    section = add(body, "section")
+    add(section, "h2", title)
+    return section
+
+
+def remark(parent: ET.Element, text: str) -> None:
+    """Append a paragraph in small print."""
+    add(parent, "p", text, **{"class": "soft"})
+
+
+def end_page(body: ET.Element) -> None:
+    """Append the version that wrote the page."""
+    remark(body, f"medfedaug {__version__}")
+
+
 def table(
     parent: ET.Element, header: Sequence[str], body: Iterable[Sequence[str]], *, words: bool = False
 ) -> None:
-    """Append a table, which can be scrolled if it is wider than the page.
-
-    Args:
-        parent: what it is appended to.
-        header: headings of the columns.
-        body: the cells.
-        words: whether the cells are words, and not numbers.
-    """
+    """Append a table, which can be scrolled if it is wider than the page."""
     wide = add(parent, "div", **{"class": "wide"})
     grid = add(wide, "table", **({"class": "words"} if words else {}))
     line = add(add(grid, "thead"), "tr")
@@ -165,13 +168,13 @@ def text_table(section: ET.Element, content: TextTable) -> None:
     ]
     table(section, content.cells()[0], body)
     for note in content.notes:
-        add(section, "p", note, **{"class": "soft"})
+        remark(section, note)
     details(section, "As Markdown, CSV, LaTeX", (content.markdown(), content.csv(), content.latex()))
 
 
 def figure(
     parent: ET.Element,
-    draw: Callable[[float], Figure],
+    draw: Callable[..., Figure],
     alt: str,
     caption: str = "",
     *,
@@ -182,7 +185,7 @@ def figure(
 
     Args:
         parent: what the figure is appended to.
-        draw: makes the figure with a given width in inches.
+        draw: makes the figure with a given ``width`` in inches.
         alt: what the figure shows, for readers who cannot see it.
         caption: the text below the figure.
         small: whether the figure is no wider than a page of text.
@@ -192,8 +195,8 @@ def figure(
     frame = add(parent, "figure", **({"class": kind} if kind else {}))
     encode = _jpeg if photo else _svg
     picture = add(frame, "picture")
-    add(picture, "source", media="(max-width: 600px)", srcset=encode(draw(_NARROW)))
-    add(picture, "img", src=encode(draw(_WIDE)), alt=alt)
+    add(picture, "source", media="(max-width: 600px)", srcset=encode(draw(width=_NARROW)))
+    add(picture, "img", src=encode(draw(width=_WIDE)), alt=alt)
     if caption:
         add(frame, "figcaption", caption)
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from PIL import Image
 
-from medfedaug._version import __version__
 from medfedaug.analysis import page
 from medfedaug.runs.prediction.case_quality import look_first
 from medfedaug.runs.prediction.predictions_file import Predictions
@@ -58,27 +57,24 @@ def _page(out: Path, record: Mapping[str, Any]) -> ET.Element:
     order = list(dict.fromkeys([*(look_first(cases) if ranked else ()), *sorted(cases)]))
     page.add(body, "p", _summary(record, len(cases), len(failed)))
     for note in record.get("notes", ()):
-        page.add(body, "p", f"{note[:1].upper()}{note[1:]}.", **{"class": "soft"})
+        page.remark(body, f"{note[:1].upper()}{note[1:]}.")
     if cases:
-        _table(page.add(body, "section"), order, record, ranked=ranked)
-        _pictures(page.add(body, "section"), out, order, cases)
+        _table(body, order, record, ranked=ranked)
+        _pictures(body, out, order, cases)
     if failed:
-        section = page.add(body, "section")
-        page.add(section, "h2", "Not predicted")
+        section = page.start_section(body, "Not predicted")
         rows = [(name, str(entry.get("error", ""))) for name, entry in sorted(failed.items())]
         page.table(section, ("case", "reason"), rows, words=True)
     if left := record.get("left_out", ()):
         more = f", of which {_MOST_LEFT_OUT} are shown" if len(left) > _MOST_LEFT_OUT else ""
         shown = [f"{one['path']}: {one['reason']}" for one in left[:_MOST_LEFT_OUT]]
         page.details(body, f"{len(left)} files, folders or series left out{more}", ["\n".join(shown)])
-    page.add(
+    page.remark(
         body,
-        "p",
         "A prediction is the output of a research tool. This page shows images of patients: keep it where "
         "they are.",
-        **{"class": "soft"},
     )
-    page.add(body, "p", f"medfedaug {__version__}", **{"class": "soft"})
+    page.end_page(body)
     return html
 
 
@@ -94,8 +90,8 @@ def _summary(record: Mapping[str, Any], cases: int, failed: int) -> str:
     return " · ".join(parts)
 
 
-def _table(section: ET.Element, order: Sequence[str], record: Mapping[str, Any], *, ranked: bool) -> None:
-    page.add(section, "h2", "Look at the first ones first" if ranked else "Cases by name")
+def _table(body: ET.Element, order: Sequence[str], record: Mapping[str, Any], *, ranked: bool) -> None:
+    section = page.start_section(body, "Look at the first ones first" if ranked else "Cases by name")
     cases = record["cases"]
     if record.get("task") == "segmentation":
         header, rows = _label_maps(order, cases, record["classes"][1:])
@@ -114,9 +110,9 @@ def _table(section: ET.Element, order: Sequence[str], record: Mapping[str, Any],
         ],
     )
     if usual := record.get("training_range"):
-        page.add(section, "p", _training_range(usual), **{"class": "soft"})
+        page.remark(section, _training_range(usual))
     for text in _explanations(header, ranked=ranked):
-        page.add(section, "p", text, **{"class": "soft"})
+        page.remark(section, text)
 
 
 def _label_maps(
@@ -174,9 +170,9 @@ def _explanations(header: Sequence[str], *, ranked: bool) -> Iterator[str]:
 
 
 def _pictures(
-    section: ET.Element, out: Path, order: Sequence[str], cases: Mapping[str, Mapping[str, Any]]
+    body: ET.Element, out: Path, order: Sequence[str], cases: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    page.add(section, "h2", "Pictures")
+    section = page.start_section(body, "Pictures")
     grid = page.add(section, "div", **{"class": "cases"})
     for number, name in enumerate(order[:_MOST_PICTURES], start=1):
         entry = cases[name]

@@ -5,15 +5,25 @@ from __future__ import annotations
 import math
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
 from matplotlib.figure import Figure
 
-from medfedaug._version import __version__
 from medfedaug.analysis.fingerprint_distance import KINDS
 from medfedaug.analysis.gain_record import FEDAVG, LEAST_FEDERATIONS, SINGLE, Expected
-from medfedaug.analysis.page import add, check_page, figure, start_page, table, write_page
+from medfedaug.analysis.page import (
+    add,
+    check_page,
+    end_page,
+    figure,
+    remark,
+    start_page,
+    start_section,
+    table,
+    write_page,
+)
 from medfedaug.analysis.pilot import Pilot
 from medfedaug.analysis.plots import colours_by_name, legend_columns, tidy
 from medfedaug.analysis.prospect import NOT_A_REMEDY, Prospect
@@ -130,32 +140,28 @@ def write_prospect(
         out_html: the page.
         site: whose page it is; by default that of who has all data.
         releases: lines about what left the site; by default nothing did.
-
-    Raises:
-        ConfigError: where another file is there.
-        StorageError: when it cannot be written.
     """
     out = Path(out_html)
     check_page(out)
     html, body = start_page("Should we train together?" if site is None else f"Should {site} join?")
     for sentence in answer(prospect, site):
         add(body, "p", sentence, **{"class": "answer"})
-    add(body, "p", judged_sentence(prospect), **{"class": "soft"})
+    remark(body, judged_sentence(prospect))
     for name, reason in prospect.missing.items():
-        add(body, "p", f"Without {name}: {reason}", **{"class": "soft"})
+        remark(body, f"Without {name}: {reason}")
     if prospect.pilot is not None:
-        _pilot(add(body, "section"), prospect.pilot)
-    _expected(add(body, "section"), prospect)
-    _differences(add(body, "section"), prospect, site)
-    _sites(add(body, "section"), prospect)
-    _released(add(body, "section"), prospect, releases)
-    _assumed(add(body, "section"), prospect)
-    add(body, "p", f"medfedaug {__version__}", **{"class": "soft"})
+        _pilot(body, prospect.pilot)
+    _expected(body, prospect)
+    _differences(body, prospect, site)
+    _sites(body, prospect)
+    _released(body, prospect, releases)
+    _assumed(body, prospect)
+    end_page(body)
     write_page(html, out)
 
 
-def _pilot(section: ET.Element, pilot: Pilot) -> None:
-    add(section, "h2", "Measured in the pilot")
+def _pilot(body: ET.Element, pilot: Pilot) -> None:
+    section = start_section(body, "Measured in the pilot")
     lines = [
         [
             name or "mean",
@@ -169,18 +175,16 @@ def _pilot(section: ET.Element, pilot: Pilot) -> None:
     header = ["site", *pilot.scores, f"{SINGLE} minus {FEDAVG}", "95%", "test patients"]
     table(section, header, lines)
     state = "still rose" if pilot.rising else "rose no longer"
-    add(
+    remark(
         section,
-        "p",
         f"Test scores ({find_metric(pilot.metric).title}) of one small training each, of {pilot.rounds} "
         f"rounds; the validation score of {FEDAVG} {state}. 95%: over other test patients, not over other "
         "trainings. –: a site sent no scores of patients.",
-        **{"class": "soft"},
     )
 
 
-def _expected(section: ET.Element, prospect: Prospect) -> None:
-    add(section, "h2", "Gain over FedAvg")
+def _expected(body: ET.Element, prospect: Prospect) -> None:
+    section = start_section(body, "Gain over FedAvg")
     if not prospect.yardsticks:
         add(section, "p", f"No federation with {prospect.norm} norm is on record for this task.")
         return
@@ -198,9 +202,8 @@ def _expected(section: ET.Element, prospect: Prospect) -> None:
         )
     header = ["method", "expected", "80%", "95%", "patients needed", "on record, 80%", "on record, 95%"]
     table(section, header, lines)
-    add(
+    remark(
         section,
-        "p",
         "Differences of test scores in the mean of the sites. Expected: after the pilot, of methods whose "
         "predictions held and beat the yardstick with whole families of recorded federations left out; –: "
         "not known. On record: 80% and 95% of the recorded gains lie within. It is the yardstick, and says "
@@ -208,20 +211,19 @@ def _expected(section: ET.Element, prospect: Prospect) -> None:
         "needed: test patients with whom a gain as large as the expected one would be "
         f"found in four of five tests. {', '.join(NOT_A_REMEDY[1:])}: for comparison, and no way of training "
         "together without sharing images.",
-        **{"class": "soft"},
     )
     if shown := {m: found[""] for m, found in prospect.gains.get("mean", {}).items() if m != FEDAVG}:
         figure(
             section,
-            lambda width: interval_picture(shown, width=width),
+            partial(interval_picture, shown),
             "80% and 95% interval of the expected gain of each method",
             "Gain in the mean of the sites. Thick: 80% interval, thin: 95% interval, dot: expected.",
             small=True,
         )
 
 
-def _differences(section: ET.Element, prospect: Prospect, site: str | None) -> None:
-    add(section, "h2", "Where the sites differ")
+def _differences(body: ET.Element, prospect: Prospect, site: str | None) -> None:
+    section = start_section(body, "Where the sites differ")
     unknown = set() if all(one.knows_geometry for one in prospect.sites) else _OF_GEOMETRY
     for group, meaning in _GROUPS.items():
         add(section, "h3", f"{group.capitalize()}: {meaning}")
@@ -233,20 +235,20 @@ def _differences(section: ET.Element, prospect: Prospect, site: str | None) -> N
         ]
         table(section, ["site", *map(_named, kinds)], lines)
         meanings = [f"{_named(kind)}: {entry.text} ({entry.unit})" for kind, entry in kinds.items()]
-        add(section, "p", f"Mean distance from the other sites, {'; '.join(meanings)}.", **{"class": "soft"})
+        remark(section, f"Mean distance from the other sites, {'; '.join(meanings)}.")
     for reason in prospect.reasons(site):
         add(section, "p", f"{reason[0].upper()}{reason[1:]}.")
     figure(
         section,
-        lambda width: distance_picture(prospect.distances, width=width),
+        partial(distance_picture, prospect.distances),
         "Distance of each site from the others, by kind",
         "Each dot is a site. An octave is a factor of 2; deviations are those of the images within a site. "
         "–: a site's files do not say how large a voxel is.",
     )
 
 
-def _sites(section: ET.Element, prospect: Prospect) -> None:
-    add(section, "h2", "Sites")
+def _sites(body: ET.Element, prospect: Prospect) -> None:
+    section = start_section(body, "Sites")
     lines, named = [], any(one.scanners for one in prospect.sites)
     for one in prospect.sites:
         looked = f"{one.looked_at} of {one.cases}" if one.looked_at < one.cases else str(one.cases)
@@ -256,8 +258,8 @@ def _sites(section: ET.Element, prospect: Prospect) -> None:
     table(section, [*header, *(["scanners"] if named else [])], lines)
 
 
-def _released(section: ET.Element, prospect: Prospect, releases: Sequence[str]) -> None:
-    add(section, "h2", "What leaves a site")
+def _released(body: ET.Element, prospect: Prospect, releases: Sequence[str]) -> None:
+    section = start_section(body, "What leaves a site")
     if not releases:
         add(
             section,
@@ -290,8 +292,8 @@ def _released(section: ET.Element, prospect: Prospect, releases: Sequence[str]) 
             add(section, "p", f"{text}: its distances from others seem larger for it.")
 
 
-def _assumed(section: ET.Element, prospect: Prospect) -> None:
-    add(section, "h2", "What was assumed")
+def _assumed(body: ET.Element, prospect: Prospect) -> None:
+    section = start_section(body, "What was assumed")
     for text in (
         "The federations with a second seed are phantoms, trained by small networks: a real federation may "
         "gain more or less. docs/results/prospect has what was judged, and where it fails.",
@@ -299,16 +301,11 @@ def _assumed(section: ET.Element, prospect: Prospect) -> None:
         "A difference of volumes can be one of patients or of outlines: fingerprints cannot say which.",
         f"Families: {', '.join(prospect.record.families)}.",
     ):
-        add(section, "p", text, **{"class": "soft"})
+        remark(section, text)
 
 
 def interval_picture(found: Mapping[str, Expected], *, width: float = 9.0) -> Figure:
-    """Intervals of gains, a line for each method.
-
-    Args:
-        found: by methods.
-        width: of the figure, inches.
-    """
+    """Intervals of gains, a line for each method."""
     drawing = Figure(figsize=(width, 0.35 * len(found) + 0.9), layout="constrained")
     panel = drawing.add_subplot()
     tidy(panel)
@@ -327,12 +324,7 @@ def interval_picture(found: Mapping[str, Expected], *, width: float = 9.0) -> Fi
 
 
 def distance_picture(apart: Mapping[str, Mapping[str, float]], *, width: float = 9.0) -> Figure:
-    """Distances by kind, a dot for each site.
-
-    Args:
-        apart: by site and kind.
-        width: of the figure, inches.
-    """
+    """Distances by kind, a dot for each site."""
     columns = legend_columns([*apart], width)
     height = 0.32 * len(KINDS) + 1 + 0.2 * math.ceil(len(apart) / columns)
     drawing = Figure(figsize=(width, height), layout="constrained")

@@ -51,11 +51,7 @@ def _bar(*more: ProgressColumn) -> Progress:
 
 
 class Clock:
-    """Estimate of the remaining time, from the finished part.
-
-    Args:
-        total: the number of rounds, or runs.
-    """
+    """Estimate of the remaining time, from the finished part."""
 
     def __init__(self, total: int) -> None:
         self.total = total

@@ -37,9 +37,6 @@ Year = Annotated[int, Ge(1895), Le(2200)]
 class SiteDescription(Settings):
     """A site's images and patients in its own words; whatever it leaves out is not said.
 
-    Raises:
-        ConfigError: for values that make no sense.
-
     Example:
         >>> SiteDescription.from_dict({"modality": "MR", "years": [2019, 2024]}).to_dict()
         {'modality': 'MR', 'years': [2019, 2024]}
@@ -84,11 +81,7 @@ class SiteDescription(Settings):
 
     @classmethod
     def of_file(cls, path: Path) -> SiteDescription:
-        """Read a YAML or JSON file.
-
-        Raises:
-            ConfigError: naming the file and its first mistake.
-        """
+        """Read a YAML or JSON file."""
         try:
             with path.open(encoding="utf-8") as file:
                 text = file.read(_LARGEST_FILE + 1)

@@ -49,9 +49,6 @@ def patch_window(
         candidates: rows of `patch_centres`, of one item.
         plan: patch size and share of the foreground.
         random: draws.
-
-    Returns:
-        A range along each spatial axis.
     """
     assert plan.patch_size is not None
     lengths = [min(n, patch) for n, patch in zip(size, plan.patch_size, strict=True)]

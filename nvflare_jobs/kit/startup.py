@@ -416,9 +416,6 @@ class CertificateWatch(FLComponent):
 
     It begins when NVFlare builds it. No event would do: a site without a valid certificate waits for its
     first connection before any is fired.
-
-    Args:
-        hours: between two looks.
     """
 
     def __init__(self, hours: float = 24.0) -> None:

@@ -150,9 +150,6 @@ def _fork(run: Callable[[], int | None], keep: Collection[int]) -> int:
     Args:
         run: what to run, and its exit code.
         keep: the file descriptors that it needs; all others are closed there but the standard ones.
-
-    Returns:
-        The number of the process.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -235,12 +232,7 @@ class _Processes:
 
 
 class SiteProcess:
-    """A site that is a fork of another process: as much of `subprocess.Popen` as the simulator uses.
-
-    Args:
-        forks: where to ask for it.
-        request: what to ask for.
-    """
+    """A site that is a fork of another process: as much of `subprocess.Popen` as the simulator uses."""
 
     def __init__(self, forks: socket.socket, request: bytes) -> None:
         self._report, write = os.pipe()
@@ -258,11 +250,7 @@ class SiteProcess:
         return None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the process to end.
-
-        Raises:
-            subprocess.TimeoutExpired: when it has not.
-        """
+        """Wait for the process to end."""
         if self.returncode is None:
             if not select.select([self._report], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(WORKER, timeout or 0)

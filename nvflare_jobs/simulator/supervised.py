@@ -44,14 +44,7 @@ class Asked(Protocol):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command.
-
-    Args:
-        arguments: the file of the lock, and the command.
-
-    Returns:
-        Its exit code.
-    """
+    """Run the command."""
     lock, *command = arguments
     return supervise(lock, lambda: subprocess.Popen(command, stdin=subprocess.DEVNULL).pid)
 

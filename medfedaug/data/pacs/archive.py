@@ -94,10 +94,6 @@ class FetchError(MedFedAugError):
 class Wanted:
     """Studies to look for: those with one value of one attribute.
 
-    Args:
-        key: the attribute.
-        value: its value, without wildcards.
-
     Raises:
         ConfigError: for an empty value, or one that an archive takes for several values.
     """
@@ -114,14 +110,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class FoundStudy:
-    """Study in an archive.
-
-    Args:
-        uid: StudyInstanceUID.
-        patient: PatientID.
-        issuer: IssuerOfPatientID.
-        accession: AccessionNumber.
-    """
+    """Study in an archive."""
 
     uid: str
     patient: str = ""
@@ -272,9 +261,6 @@ class Access(Settings):
 
         Args:
             server: whether it is of the own receiver, which then demands the archive's certificate.
-
-        Raises:
-            ConfigError: for files that are no certificates and keys in PEM.
         """
         purpose = ssl.Purpose.CLIENT_AUTH if server else ssl.Purpose.SERVER_AUTH
         try:
@@ -310,30 +296,15 @@ class Archive(Protocol):
     _quiet: AbstractContextManager[None]
 
     def find_studies(self, wanted: Wanted) -> list[FoundStudy]:
-        """Find the studies that match, sorted by UID.
-
-        Raises:
-            RequestRefused: where the archive refuses this search.
-            ArchiveError: where the archive does not answer.
-        """
+        """Find the studies that match, sorted by UID."""
         ...
 
     def find_series(self, study: FoundStudy) -> list[FoundSeries]:
-        """Find all series of a study, sorted by number and UID.
-
-        Raises:
-            RequestRefused: where the archive refuses this search.
-            ArchiveError: where the archive does not answer.
-        """
+        """Find all series of a study, sorted by number and UID."""
         ...
 
     def find_objects(self, series: FoundSeries) -> dict[str, dict[str, str]]:
-        """List the objects of a series: by SOPInstanceUID the values of `OBJECT_FIELDS` that are known.
-
-        Raises:
-            RequestRefused: where the archive refuses this search.
-            ArchiveError: where the archive does not answer.
-        """
+        """List the objects of a series: by SOPInstanceUID the values of `OBJECT_FIELDS` that are known."""
         ...
 
     def fetch(
@@ -347,9 +318,6 @@ class Archive(Protocol):
             series: the series.
             folder: where the files are written; it is made where it is missing.
             on_instance: called after each object.
-
-        Returns:
-            The files, sorted.
 
         Raises:
             ObjectRefused: where objects are of another patient, study or series than the archive said, or

@@ -60,9 +60,6 @@ class DicomWebArchive(Archive):
     Args:
         url: of the service, under which ``/studies`` is.
         access: user or token, TLS files, time-out, attempts.
-
-    Raises:
-        ConfigError: for a URL that is none, or holds a password.
     """
 
     def __init__(self, url: str, access: Access) -> None:

@@ -23,11 +23,7 @@ _CHANNEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]*")
 
 @settings
 class ImportSettings(Settings):
-    """Choices of an import.
-
-    Raises:
-        ConfigError: for a value that is none of these.
-    """
+    """Choices of an import."""
 
     PANEL: ClassVar[str] = "The choice"
 

@@ -27,9 +27,6 @@ class LabelGrid:
     Attributes:
         voxels: (X, Y, Z), the number of each voxel's class.
         crossed: slices in which contours of one region crossed and were united.
-
-    Raises:
-        ReaderError: for a series that does not say where it lies.
     """
 
     def __init__(self, series: DicomSeries, settings: ImportSettings) -> None:
@@ -43,15 +40,7 @@ class LabelGrid:
         self.crossed = 0
 
     def add(self, dataset: Dataset, classes: Mapping[int, str]) -> None:
-        """Add segments of a SEG or an RTSTRUCT.
-
-        Args:
-            dataset: the object.
-            classes: of each segment that is added, by its number.
-
-        Raises:
-            ReaderError: for segments that overlap, and for what lies on another grid.
-        """
+        """Add segments of a SEG or an RTSTRUCT."""
         rtstruct = dataset.get("Modality") == "RTSTRUCT"
         for name, mask in (self._contours if rtstruct else self._frames)(dataset, classes):
             index = self._settings.classes.index(name)

@@ -28,9 +28,6 @@ class StudyList:
 
     Safe to be used by several threads.
 
-    Args:
-        state: folder of the file.
-
     Attributes:
         path: the file.
         studies: by case its patient's pseudonym, identifiers, version, and the objects that were taken.
@@ -38,9 +35,6 @@ class StudyList:
             refused.
         withdrawn: by patient the time.
         caches: folders of prepared images, as long as withdrawn patients are to be removed from them.
-
-    Raises:
-        ConfigError: where the file cannot be read.
     """
 
     def __init__(self, state: Path) -> None:
@@ -58,11 +52,7 @@ class StudyList:
         self.caches: list[str] = self._content.setdefault("caches", [])
 
     def settle(self, settings: ImportSettings) -> None:
-        """Bind the list to the settings that decide over voxels.
-
-        Raises:
-            ConfigError: where its studies were imported with others.
-        """
+        """Bind the list to the settings that decide over voxels."""
         choices = _choices(settings)
         before = self._content.get("settings")
         if before is not None and self.studies:

@@ -107,10 +107,6 @@ class Preparation:
     spacing, resized in plane to ``image_size``. Resampling keeps the edges of the volume where they are: n
     voxels of e mm become round(n·e/s), at least one, of about s mm.
 
-    Args:
-        plan: the run's.
-        image_size: see `medfedaug.config.run.RunConfig`.
-
     Attributes:
         landmarks: whether the landmarks of every training image are kept beside it.
     """

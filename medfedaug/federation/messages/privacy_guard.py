@@ -53,9 +53,6 @@ class PrivacyGuard:
 
     Attributes:
         samples: the training cases that a method's last payload is about, where it is not about all.
-
-    Raises:
-        ConfigError: when noise is asked for and Opacus is not installed.
     """
 
     def __init__(
@@ -84,9 +81,6 @@ class PrivacyGuard:
 
         Counted are patients: those of the exchange's sample, or, where a value is about any k cases, as few
         as those with the most cases that have k together.
-
-        Raises:
-            PrivacyRefused: naming site, method and the policy's limit.
         """
         if exchange.of_losses and not self.policy.losses:
             raise PrivacyRefused(
@@ -142,9 +136,6 @@ class PrivacyGuard:
         Args:
             steps: their number.
             rate: q.
-
-        Raises:
-            PrivacyRefused: when the policy or its budget does not allow it.
         """
         policy, most = self.policy, self.policy.cases_per_patient
         self._check_patients("the weights")
@@ -194,9 +185,6 @@ class PrivacyGuard:
 
         Must be called while the network is as the server sent it. Trained on, it would depend on every
         case, and so would what each of them contributes.
-
-        Raises:
-            PrivacyRefused: when the policy or its budget does not allow it.
         """
         policy = self.policy
         self.check(name, exchange)
@@ -249,11 +237,7 @@ class PrivacyGuard:
         return torch.where(value.isnan(), (low + high) / 2, value).clamp(low, high)
 
     def collect(self, name: str, exchange: SiteExchange) -> Payload:
-        """Return the payload that the site sends for an exchange, after `observe`.
-
-        Raises:
-            PrivacyRefused: when the policy does not allow it.
-        """
+        """Return the payload that the site sends for an exchange, after `observe`."""
         if not self.policy.noise_multiplier:
             self.check(name, exchange)
             if (sample := exchange.sample()) is not None:

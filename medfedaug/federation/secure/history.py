@@ -105,14 +105,7 @@ class ModelSketch:
 
 @dataclass(frozen=True)
 class OpenedSum:
-    """A sum that a site has helped to open, or is about to.
-
-    Args:
-        job: the identifier of the job.
-        round: the round.
-        sites: those whose numbers were added up.
-        sketch: of the model that they trained.
-    """
+    """A sum that a site has helped to open, or is about to."""
 
     job: str
     round: int
@@ -150,10 +143,6 @@ class SumHistory:
     def meet(self, project: str, names: Iterable[str]) -> frozenset[str]:
         """Enter sites whose certificates were in order.
 
-        Args:
-            project: whose root has issued them.
-            names: of the sites.
-
         Returns:
             All sites of the project that this site has met.
         """
@@ -164,11 +153,7 @@ class SumHistory:
         return frozenset(name for (name,) in found)
 
     def check(self, new: OpenedSum, rules: SumRules) -> None:
-        """Check that a sum may be opened after all that were opened before.
-
-        Raises:
-            ValueError: with the reason.
-        """
+        """Check that a sum may be opened after all that were opened before."""
         with self._opened() as connection:
             _check(connection, new, rules)
 

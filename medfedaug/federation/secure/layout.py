@@ -55,9 +55,6 @@ class SumLayout:
         context: of the server's halves, which say what they can make of means.
         sent: the entries of the network that a site sends.
         max_share: see `medfedaug.config.run.RunConfig`.
-
-    Raises:
-        ConfigError: for what needs the values of single sites, with the reason.
     """
 
     def __init__(
@@ -152,11 +149,6 @@ class SumLayout:
         self, words: Words, weighted: float, alike: float
     ) -> tuple[dict[str, Tensor], dict[str, Payload]]:
         """The means over the sites whose numbers were added up.
-
-        Args:
-            words: the sum, without masks.
-            weighted: the sum of these sites' shares of what is weighted.
-            alike: the same of what counts every site alike.
 
         Returns:
             The mean of the models' entries, float32; and by method the means of its terms, float64.

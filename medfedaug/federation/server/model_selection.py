@@ -18,9 +18,6 @@ class Selection:
     Two models are compared over the sites that scored both: a round in which a hard site did not answer, or
     was not asked, is no better for it. Where no site scored both, their means are compared.
 
-    Args:
-        higher_is_better: the metric's direction.
-
     Attributes:
         round: the round of this model, 0 if there is none yet.
         state: its state dict.
@@ -37,14 +34,7 @@ class Selection:
     def offer(
         self, round_: int, scores: Mapping[str, float], state: Mapping[str, Tensor], payload: Payload
     ) -> None:
-        """Take a model if it is better than the best so far.
-
-        Args:
-            round_: whose result it is.
-            scores: by site; a model without any is not taken.
-            state: its state dict.
-            payload: the methods' exchange that belongs to it.
-        """
+        """Take a model if it is better than the best so far."""
         if scores and (not self._scores or self._better(scores)):
             self._scores = dict(scores)
             self.take(round_, state, payload)

@@ -155,12 +155,7 @@ class Capturing:
         warn(f"{self.what} are not captured as CUDA graphs: {reason}", site=self.site)
 
     def repeated(self, work: Work, parts: Mapping[str, SitePart]) -> Work:
-        """Return the same work, captured where that is on.
-
-        Args:
-            work: of tensors on the device.
-            parts: the methods' halves that take part in it.
-        """
+        """Return the same work, captured where that is on."""
         if not self.on:
             return work
         graph = GRAPH_OF[self.device.type](self.device, generators_on(self.device, parts))
@@ -171,11 +166,6 @@ class CapturedNetwork(nn.Module):
     """A network in evaluation mode, of whose batches those of one shape are captured.
 
     It serves as long as nothing but the values of the network's weights changes.
-
-    Args:
-        network: the network.
-        passes: makes the graph.
-        parts: the methods' halves.
     """
 
     def __init__(self, network: nn.Module, passes: Capturing, parts: Mapping[str, SitePart]) -> None:
