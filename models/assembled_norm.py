@@ -49,9 +49,6 @@ def assemble_norms(net: Network) -> Network:
     Returns:
         `net` itself.
 
-    Raises:
-        ValueError: when there is no batch norm with running statistics.
-
     Deviations:
         A feature without spatial dimensions has no statistics of its own: there the batch norm is alone.
     """

@@ -45,9 +45,6 @@ def mix_instance_norms(net: Network) -> Network:
     Returns:
         `net` itself.
 
-    Raises:
-        ValueError: when there is no batch norm with running statistics.
-
     Deviations:
         A feature without spatial dimensions has no statistics of its own: there ρ has no effect.
     """

@@ -26,9 +26,6 @@ def modules_before(net: nn.Module, stage: Stage) -> list[nn.Module]:
     Args:
         net: a network whose stages are known; it stays as it is.
         stage: one of them.
-
-    Raises:
-        ValueError: when no image gets so far.
     """
     parameters = {
         name: torch.empty_like(parameter, device="meta").requires_grad_()

@@ -93,9 +93,6 @@ class _PartnerLayer(StageLayer, ABC):
 
         Returns:
             Features of the same shape and dtype.
-
-        Raises:
-            ValueError: when there are partners for another number of images.
         """
         if not self.training or self.partners is None:
             return x

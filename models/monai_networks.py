@@ -52,9 +52,6 @@ class MonaiNetwork:
             out_channels: channels of the output.
             image_size: of all images, where they have one: for a network that is made for one size.
             **args: further arguments of the network.
-
-        Raises:
-            ValueError: naming an argument that is missing, unknown or not allowed.
         """
         sizes = {"spatial_dims": spatial_dims, "in_channels": in_channels, "out_channels": out_channels}
         result: nn.Module = self.cls(**self.arguments(**sizes, image_size=image_size, **args))
@@ -63,11 +60,7 @@ class MonaiNetwork:
     def arguments(
         self, *, spatial_dims: int, in_channels: int, out_channels: int, image_size: Any = None, **args: Any
     ) -> dict[str, Any]:
-        """Return the keyword arguments of the class for the arguments of a call.
-
-        Raises:
-            ValueError: as a call.
-        """
+        """Return the keyword arguments of the class for the arguments of a call."""
         given = {**self.defaults, **args}
         sizes = (
             ((_SPATIAL_DIMS,), spatial_dims),
@@ -114,9 +107,5 @@ class MonaiNetwork:
 
 
 def network_class(path: str) -> type[nn.Module]:
-    """The class of a path such as ``monai.networks.nets.SegResNet``.
-
-    Raises:
-        ValueError: when the path is another one, or there is no such network.
-    """
+    """The class of a path such as ``monai.networks.nets.SegResNet``."""
     return public_class(monai.networks.nets, path, "network")

@@ -282,11 +282,7 @@ def find_builder(name: str) -> tuple[Builder, bool]:
 
 
 def network_builder(plugin: plugins.Plugin) -> Builder:
-    """The function, or class, with which a package builds a network.
-
-    Raises:
-        ConfigError: naming the package, when it cannot be loaded or cannot be called.
-    """
+    """The function, or class, with which a package builds a network."""
     found: Callable[..., nn.Module] = plugin.load()
     if not callable(found):
         raise ConfigError(f"{plugin.what}: {found!r} cannot be called to build a network")

@@ -102,9 +102,6 @@ def control_shortcuts(net: Network, content: float = 0.5) -> Network:
 
     Returns:
         `net` itself.
-
-    Raises:
-        ValueError: when λ is out of its range.
     """
     if not 0 <= content <= 1:
         raise ValueError(f"content is {content}, expected a number from 0 to 1")

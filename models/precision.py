@@ -44,15 +44,7 @@ def bfloat16_speedup(
     criterion: Callable[[Tensor, Tensor], Tensor],
     turns: int = 5,
 ) -> float:
-    """Return the time of a forward and a backward pass in float32, divided by that in bfloat16.
-
-    Args:
-        network: in training mode; its buffers change.
-        inputs: a batch, on the device of the network.
-        targets: of the batch.
-        criterion: the loss, of outputs and targets.
-        turns: of which the medians are taken, after one that warms up.
-    """
+    """Return the time of a forward and a backward pass in float32, divided by that in bfloat16."""
     networks = (network, run_in_bfloat16(copy.deepcopy(network)))
     times: tuple[list[float], list[float]] = ([], [])
     for turn in range(turns + 1):

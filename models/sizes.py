@@ -71,9 +71,6 @@ def check_size(net: nn.Module, size: Sequence[int]) -> None:
         net: a network; whatever is not known is taken to fit.
         size: along each axis.
 
-    Raises:
-        ValueError: naming the sizes that it takes.
-
     Example:
         >>> check_size(UNet(2, 1, 2, channels=(4, 8, 16), strides=(2, 2)), (32, 30))
         Traceback (most recent call last):

@@ -23,13 +23,6 @@ def supervision_arguments(network: Any, args: Mapping[str, Any]) -> dict[str, An
     Where the number of heads is an argument, all levels of the decoder have one but the coarsest, which has
     no weight in nnU-Net; at least two have one. A decoder of one level has one head, and needs no argument.
 
-    Args:
-        network: its class.
-        args: its other arguments.
-
-    Raises:
-        ValueError: for a network with one output.
-
     Example:
         >>> supervision_arguments(DynUNet, {"strides": (1, 2, 2, 2, 2)})
         {'deep_supervision': True, 'deep_supr_num': 2}

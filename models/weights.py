@@ -44,9 +44,6 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     Args:
         path: what ``torch.save(net.state_dict(), path)`` or safetensors wrote; a state dict within a
             checkpoint is found by the usual names. Nothing in the file is executed.
-
-    Raises:
-        ConfigError: naming the file, when it is none, or holds no state dict.
     """
     path = Path(path)
     try:

@@ -131,10 +131,6 @@ def _ends(ranked: Sequence[tuple]) -> list[tuple[str, tuple]]:
 def network_inputs(site: SiteModel, cases: Sequence[Case]) -> Iterator[tuple[Tensor, Tensor]]:
     """The network's input in evaluation for some cases: slices with foreground, or photographs.
 
-    Args:
-        site: the site's model.
-        cases: some of its cases, of any split.
-
     Returns:
         Batches: images (B, C, *spatial) and labels, on the model's device.
     """
@@ -147,13 +143,6 @@ def case_picture(views: Sequence[CaseView], *, width: float = 9.0) -> Figure:
 
     The background is dark in every theme, so that greys look as on a radiologist's screen. Slices are drawn
     as stored, with the first axis to the right and the second upwards, and photographs upright.
-
-    Args:
-        views: the cases (`extreme_cases`).
-        width: of the figure, inches.
-
-    Raises:
-        ValueError: when there is no case.
     """
     if not views:
         raise ValueError("there is no case to show")

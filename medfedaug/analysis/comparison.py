@@ -107,9 +107,6 @@ def compare_groups(groups: Mapping[str, Sequence[Run]], reference: str = BASELIN
     Args:
         groups: of `medfedaug.analysis.grouping.group_runs`.
         reference: the methods that all others are compared with, joined by commas.
-
-    Raises:
-        ConfigError: when no run is of a reference other than FedAvg.
     """
     used = [members[0].methods for members in groups.values()]
     if reference != BASELINE and {*reference.split(",")} not in map(set, used):
@@ -187,13 +184,7 @@ def delta(reference: str) -> str:
 def input_notes(
     groups: Mapping[str, Sequence[Run]], marked: Sequence[str], reference: str = BASELINE
 ) -> tuple[str, ...]:
-    """The note on rows whose input was scaled differently from that of the row they are compared with.
-
-    Args:
-        groups: all groups of the table.
-        marked: the labels of these rows.
-        reference: as of `compare_groups`.
-    """
+    """The note on rows whose input was scaled differently from that of the row they are compared with."""
     notes: dict[str, list[str]] = {}
     for label in dict.fromkeys(marked):
         notes.setdefault(_baseline(groups, label, reference) or next(iter(groups)), []).append(label)

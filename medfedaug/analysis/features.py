@@ -128,17 +128,7 @@ class SiteFeatures:
     labels: list[str] = field(default_factory=list)
 
     def add(self, site: SiteModel, network: nn.Module, cases: Sequence[Case], name: str = "") -> None:
-        """Add the features of a site's cases.
-
-        Args:
-            site: its images, as it prepares them.
-            network: the network.
-            cases: some of its cases.
-            name: in the picture; by default the site's.
-
-        Raises:
-            ValueError: as `site_features`.
-        """
+        """Add the features of a site's cases."""
         batches = list(network_inputs(site, cases))
         found = site_features(network, (images for images, _ in batches))
         kept = range(0, len(found), max(1, -(-len(found) // _MOST)))

@@ -50,11 +50,7 @@ KINDS: Mapping[str, Kind] = {
 
 
 def check_together(sites: Sequence[ImageFingerprint]) -> None:
-    """Check that fingerprints can be compared.
-
-    Raises:
-        ConfigError: naming the first site that differs, and in what.
-    """
+    """Check that fingerprints can be compared."""
     if len(sites) < 2:
         raise ConfigError(f"a prospect needs two sites or more, found {len(sites)}")
     first = sites[0]
@@ -82,9 +78,6 @@ def distances(sites: Sequence[ImageFingerprint]) -> dict[str, dict[str, float]]:
     Deviations:
         s is at least 0.01 of the range of intensities: sites whose images are all alike, or a deviation below
         0 from a policy's noise, would make it 0.
-
-    Raises:
-        ConfigError: when the sites cannot be compared (`check_together`).
     """
     check_together(sites)
     within = {name: _within(sites, name) for name in ("mean", "std")}

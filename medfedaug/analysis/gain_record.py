@@ -143,9 +143,6 @@ def find_record(metric: str, norm: str = "batch", path: Path | None = None) -> G
         metric: of the scores.
         norm: the normalisation of the networks.
         path: a file of ``benchmarks/judge_prospect.py --json``; by default that of the package.
-
-    Raises:
-        ConfigError: for a file that is none.
     """
     try:
         text = (path or files("medfedaug") / _RECORD).read_text(encoding="utf-8")

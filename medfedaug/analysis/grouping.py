@@ -167,9 +167,6 @@ def units_differ(runs: Iterable[Run], sites: Set[str]) -> bool:
 def whole_seeds(groups: Mapping[str, Sequence[Run]]) -> tuple[dict[str, list[Tested]], list[str]]:
     """The seeds of each label that have all folds and held-out sites, and notes on the others.
 
-    Args:
-        groups: the result of `group_runs`.
-
     Returns:
         The pooled scores (`pool_runs`) by label, and a note on each incomplete seed. Where no seed is whole,
         or some sites were never left out, all seeds are there, without a mean.
@@ -208,12 +205,7 @@ def _without_mean(seeds: Sequence[Tested]) -> list[Tested]:
 
 
 def unscored_notes(pooled: Mapping[str, Sequence[Tested]], reference: str = BASELINE) -> list[str]:
-    """Notes on means that lack a site which has a score in other rows or seeds.
-
-    Args:
-        pooled: of `whole_seeds`.
-        reference: the methods that all others are compared with.
-    """
+    """Notes on means that lack a site which has a score in other rows or seeds."""
     scored = {
         s for seeds in pooled.values() for seed in seeds for s, v in seed.sites.items() if v is not None
     }

@@ -34,9 +34,6 @@ def sample_intensities(images: Iterable[Tensor], *, foreground: bool = False, se
 
     Returns:
         The sample, (N, C), float32.
-
-    Raises:
-        ValueError: when there is no image, or no image has foreground.
     """
     rng = np.random.default_rng(seed)
     found = []

@@ -26,11 +26,7 @@ _DEAD = (
 
 
 def find_events(folder: str | Path) -> Path | None:
-    """The events of the latest job below a kit, or of a job's folder; ``None`` before there are any.
-
-    Raises:
-        DataError: when there is no such folder.
-    """
+    """The events of the latest job below a kit, or of a job's folder; ``None`` before there are any."""
     folder = Path(folder)
     if not folder.is_dir():
         raise DataError("no such folder", path=folder)
@@ -179,13 +175,7 @@ class Watched:
 
 
 def write_watch_page(watched: Watched, out: str | Path, *, name: str) -> None:
-    """Write a page with curves and lines of a run that is under way; it loads itself anew.
-
-    Args:
-        watched: what has happened.
-        out: the page.
-        name: of the run, for the title.
-    """
+    """Write a page with curves and lines of a run that is under way; it loads itself anew."""
     from medfedaug.analysis import page  # and with it Matplotlib, which a look at the state does without
 
     html, body = page.start_page(f"{name}: round {watched.round} of {watched.rounds}, {watched.standing}")

@@ -198,14 +198,7 @@ class ExchangeTable(TextTable):
 
 
 def load_evaluation(path: str | Path) -> dict[str, Any]:
-    """Read the results of an evaluation.
-
-    Args:
-        path: ``evaluation.json``, or the folder with it.
-
-    Raises:
-        DataError: naming the file and what is wrong with it.
-    """
+    """Read the results of an evaluation."""
     file = Path(path)
     file = file / EVALUATION if file.is_dir() else file
     try:
@@ -229,9 +222,6 @@ def find_evaluations(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[
         paths: files of evaluations, folders with ``evaluation.json``, and folders of runs, which may have
             one. An evaluation beside the results of a run that it is not of, which replaced the one that it
             was of, is left out with a warning.
-
-    Raises:
-        DataError: for a file that is neither.
     """
     evaluations, others = [], []
     for path in paths:
@@ -270,9 +260,6 @@ def worth_table(evaluation: Mapping[str, Any]) -> WorthTable:
     A site has compared the global model, and its personal one where the run leaves something at the sites,
     with the model that it trained alone, on its own test cases, patient by patient
     (`medfedaug.metrics.significance.compare_patients`).
-
-    Args:
-        evaluation: the content of ``evaluation.json``.
     """
     metric, models = _metric(evaluation), evaluation["models"]
     unseen = set(evaluation.get("unseen", ()))
@@ -325,11 +312,7 @@ def worth_table(evaluation: Mapping[str, Any]) -> WorthTable:
 
 
 def exchange_tables(evaluation: Mapping[str, Any]) -> list[ExchangeTable]:
-    """The models of each site at every site, for each kind of model that sites lent.
-
-    Args:
-        evaluation: the content of ``evaluation.json``.
-    """
+    """The models of each site at every site, for each kind of model that sites lent."""
     metric, tables = _metric(evaluation), []
     for kind, rows in evaluation.get("cross_site", {}).items():
         scores = {

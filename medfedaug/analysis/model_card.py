@@ -41,20 +41,7 @@ _UNKNOWN = "Scanners, protocols and patients other than those of the sites above
 
 
 def write_model_card(run: RecordedRun, folder: str | Path, *, site_names: bool = False) -> list[Path]:
-    """Write a run's model card, ``model_card.md`` and ``model_card.html``.
-
-    Args:
-        run: the run.
-        folder: where to write; earlier cards are replaced.
-        site_names: whether sites keep their names, or are ``site 1``, ``site 2`` and so on.
-
-    Returns:
-        The two files.
-
-    Raises:
-        ConfigError: when another page has the card's name.
-        StorageError: when they cannot be written.
-    """
+    """Write a run's model card, ``model_card.md`` and ``model_card.html``."""
     card = model_card(run, site_names=site_names)
     text, page = (Path(folder) / name for name in CARDS)
     check_page(page)
@@ -67,10 +54,6 @@ def model_card(run: RecordedRun, *, site_names: bool = False) -> Document:
     """The model card of a run: nothing in it comes from elsewhere than its record and its statistics.
 
     Names of cases, of folders and of files are left out, and names of sites unless they are asked for.
-
-    Args:
-        run: the run.
-        site_names: whether sites keep their names.
     """
     return _Card(run, site_names).document()
 
@@ -433,13 +416,7 @@ class _Card:
 
 
 def _with_interval(entry: Mapping[str, Any], name: str, first: bool) -> str:
-    """A site's mean, and where its cases are known the interval of it.
-
-    Args:
-        entry: the site's scores.
-        name: of the metric.
-        first: whether it is the one that ``cases`` are scored by.
-    """
+    """A site's mean, and where its cases are known the interval of it."""
     value = entry.get(name)
     found = entry.get("case_metrics", {}).get(name, entry.get("cases", {}) if first else {})
     cases = found if isinstance(found, Mapping) else {}

@@ -90,22 +90,14 @@ def start_page(title: str) -> tuple[ET.Element, ET.Element]:
 
 
 def check_page(out: Path) -> None:
-    """Check that a page replaces nothing but such a page.
-
-    Raises:
-        ConfigError: naming the file.
-    """
+    """Check that a page replaces nothing but such a page."""
     # Every page has this policy in its head, which other pages hardly have.
     if out.exists() and (out.is_dir() or POLICY.encode() not in out.read_bytes()[:2000]):
         raise ConfigError(f"{out} is there, and is no page of medfedaug; choose another file")
 
 
 def write_page(html: ET.Element, out: Path) -> None:
-    """Write a page as a whole, after the line with the version; its folder is made where it is missing.
-
-    Raises:
-        StorageError: when it cannot be written.
-    """
+    """Write a page as a whole, after the line with the version; its folder is made where it is missing."""
     text = "<!DOCTYPE html>\n" + ET.tostring(html, encoding="unicode", method="html") + "\n"
     page = text.encode("utf-8", "replace")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -123,14 +115,7 @@ def add(parent: ET.Element, tag: str, text: str | None = None, **attributes: str
 def table(
     parent: ET.Element, header: Sequence[str], body: Iterable[Sequence[str]], *, words: bool = False
 ) -> None:
-    """Append a table, which can be scrolled if it is wider than the page.
-
-    Args:
-        parent: what it is appended to.
-        header: headings of the columns.
-        body: the cells.
-        words: whether the cells are words, and not numbers.
-    """
+    """Append a table, which can be scrolled if it is wider than the page."""
     wide = add(parent, "div", **{"class": "wide"})
     grid = add(wide, "table", **({"class": "words"} if words else {}))
     line = add(add(grid, "thead"), "tr")

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def write_plan_page(path: Path, planned: Planned, fingerprints: Mapping[str, Payload]) -> None:
-    """Write the plan and the fingerprints that it was made of as one HTML file.
-
-    Raises:
-        StorageError: when it cannot be written.
-    """
+    """Write the plan and the fingerprints that it was made of as one HTML file."""
     html, body = page.start_page("A plan for the volumes of a federation")
     prints = {site: {k: v.tolist() for k, v in found.items()} for site, found in fingerprints.items()}
     add_plan(body, planned.reasons, prints)
@@ -29,13 +25,7 @@ def write_plan_page(path: Path, planned: Planned, fingerprints: Mapping[str, Pay
 def add_plan(
     body: ET.Element, reasons: Sequence[Sequence[str]], fingerprints: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Append the plan to a page.
-
-    Args:
-        body: of the page.
-        reasons: pairs of what was decided and why.
-        fingerprints: by site, as lists (`medfedaug.federation.planning.fingerprint.fingerprint`).
-    """
+    """Append the plan to a page."""
     # Imported here: most runs have no plan of their own, and a plan needs PyTorch.
     from medfedaug.federation.planning.fingerprint import QUANTILES
 

@@ -222,10 +222,6 @@ def legend_columns(labels: Sequence[str], width: float) -> int:
     """Return the number of columns of a legend that is no wider than its figure.
 
     Matplotlib cannot wrap a legend. A character of 9 points is about 0.075 inches wide.
-
-    Args:
-        labels: of its entries.
-        width: of the figure, inches.
     """
     return max(1, min(len(labels), int(width / (0.6 + 0.075 * max(map(len, labels))))))
 

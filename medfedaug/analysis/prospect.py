@@ -227,9 +227,6 @@ def make_prospect(
         norm: of the networks.
         pilot: of the same sites.
         record: see `medfedaug.analysis.gain_record.find_record`.
-
-    Raises:
-        ConfigError: when the sites cannot be compared, or the record cannot be read.
     """
     check_together(sites)
     found = find_record(METRICS[sites[0].task], norm, record)

@@ -130,10 +130,6 @@ def write_prospect(
         out_html: the page.
         site: whose page it is; by default that of who has all data.
         releases: lines about what left the site; by default nothing did.
-
-    Raises:
-        ConfigError: where another file is there.
-        StorageError: when it cannot be written.
     """
     out = Path(out_html)
     check_page(out)
@@ -303,12 +299,7 @@ def _assumed(section: ET.Element, prospect: Prospect) -> None:
 
 
 def interval_picture(found: Mapping[str, Expected], *, width: float = 9.0) -> Figure:
-    """Intervals of gains, a line for each method.
-
-    Args:
-        found: by methods.
-        width: of the figure, inches.
-    """
+    """Intervals of gains, a line for each method."""
     drawing = Figure(figsize=(width, 0.35 * len(found) + 0.9), layout="constrained")
     panel = drawing.add_subplot()
     tidy(panel)
@@ -327,12 +318,7 @@ def interval_picture(found: Mapping[str, Expected], *, width: float = 9.0) -> Fi
 
 
 def distance_picture(apart: Mapping[str, Mapping[str, float]], *, width: float = 9.0) -> Figure:
-    """Distances by kind, a dot for each site.
-
-    Args:
-        apart: by site and kind.
-        width: of the figure, inches.
-    """
+    """Distances by kind, a dot for each site."""
     columns = legend_columns([*apart], width)
     height = 0.32 * len(KINDS) + 1 + 0.2 * math.ceil(len(apart) / columns)
     drawing = Figure(figsize=(width, height), layout="constrained")

@@ -30,9 +30,6 @@ WORDS = _read_words((resources.files(__package__) / "words.yml").read_text(encod
 def answer(scores: Table) -> str:
     """The result of the runs in one to three sentences, with the verdict.
 
-    Args:
-        scores: of `medfedaug.analysis.summary_table`.
-
     Example:
         >>> from medfedaug.analysis.score_table import Score
         >>> rows = (Row("fedavg", (0,), {"A": Score((0.6,))}, Score((0.6,))),)

@@ -27,9 +27,6 @@ def known_methods() -> list[Described]:
 def describe_method(name: str) -> Described:
     """Describe a method: its arguments, and what leaves a site.
 
-    Args:
-        name: its name, in capitals or not.
-
     Raises:
         ConfigError: for a name that is not known, or a package that may not be used or cannot be imported.
     """
@@ -61,11 +58,7 @@ def known_networks() -> list[Described]:
 
 
 def check_network(name: str) -> None:
-    """Check that a network has a name here, or is a class path, as `check_methods` does.
-
-    Raises:
-        ConfigError: naming it.
-    """
+    """Check that a network has a name here, or is a class path, as `check_methods` does."""
     if "." not in name and plugins.find(plugins.NETWORKS, name, _built_in("networks")) is None:
         _find("network", name, known_networks())
 
@@ -95,11 +88,7 @@ def known_data_sets() -> list[Described]:
 
 
 def describe_data_set(name: str) -> Described:
-    """Describe a published data set: its address, the layout of its folder, its options and its protocols.
-
-    Raises:
-        ConfigError: for a name that is not known.
-    """
+    """Describe a published data set: its address, the layout of its folder, its options and its protocols."""
     return _find("data set", name, known_data_sets())
 
 

@@ -63,13 +63,7 @@ out_console, err_console = (_Console(stderr=err, markup=False, highlight=False) 
 
 
 def say(text: str, style: str | None = None, *, err: bool = False) -> None:
-    """Print a text in one line, without line breaks of ours: paths and commands can be copied.
-
-    Args:
-        text: the text.
-        style: its colour.
-        err: whether it is for the standard error.
-    """
+    """Print a text in one line, without line breaks of ours: paths and commands can be copied."""
     (err_console if err else out_console).print(printable(text), style=style, soft_wrap=True)
 
 

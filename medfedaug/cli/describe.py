@@ -115,9 +115,6 @@ def describe_method(name: str) -> Described:
 def describe_network(name: str) -> Described:
     """A network with its arguments, and with its stages and size in 2D and 3D.
 
-    Args:
-        name: a name, or the class path of a network of MONAI.
-
     Raises:
         ConfigError: for a name that is not known, or a package that may not be used or cannot be imported.
     """

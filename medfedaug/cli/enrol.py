@@ -123,11 +123,7 @@ def accept(
 
 
 def _compare(found: str, given: str | None, whose: str) -> None:
-    """Compare a fingerprint with that of the other side, or let a person do it.
-
-    Raises:
-        ConfigError: when they differ, or nobody can compare them.
-    """
+    """Compare a fingerprint with that of the other side, or let a person do it."""
     from medfedaug.nvflare_jobs.provisioning import enrolment
 
     shown = enrolment.fingerprint_text(found)

@@ -28,33 +28,21 @@ Given = Mapping[type, dict[str, Any]]
 
 
 def existing_folder(path: Path | None) -> Path | None:
-    """Check that a folder is there, before anything large is imported.
-
-    Raises:
-        DataError: naming it.
-    """
+    """Check that a folder is there, before anything large is imported."""
     if path is not None and not path.is_dir():
         raise DataError("no such folder", path=path)
     return path
 
 
 def existing_file(path: Path | None) -> Path | None:
-    """Check that a file is there, as `existing_folder`.
-
-    Raises:
-        ConfigError: naming it.
-    """
+    """Check that a file is there, as `existing_folder`."""
     if path is not None and not path.exists():
         raise ConfigError(f"{path}: there is no such file")
     return path
 
 
 def existing_run(path: Path | None) -> Path | None:
-    """Check that the folder or model of a run is there, before anything large is imported.
-
-    Raises:
-        ConfigError: naming it.
-    """
+    """Check that the folder or model of a run is there, before anything large is imported."""
     if path is not None and not path.exists() and not (path.parent / RESULTS).exists():
         raise ConfigError(
             f"{path}: no finished run; name the folder of one, in which are {GLOBAL_MODEL} and {RESULTS}"
@@ -263,9 +251,6 @@ def read_groups(file: Path, groups: Sequence[type[Settings]]) -> dict[type, dict
     Args:
         file: an object with fields of all classes; or a record that holds it under ``config``.
         groups: the classes; a field of the first one may hold one of the others.
-
-    Raises:
-        ConfigError: for a file that cannot be read, and unknown settings.
     """
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -357,9 +342,6 @@ def split_pairs(
         given: the values.
         form: of a value, for messages.
         first: whether they are split at the first sign, since a value may have some; else at the last one.
-
-    Raises:
-        ConfigError: for what is no pair.
     """
     split = [one.partition("=") if first else one.rpartition("=") for one in given or ()]
     pairs = [(name.strip(), value.strip()) for name, _, value in split]

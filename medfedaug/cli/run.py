@@ -354,11 +354,7 @@ def _prepare_simulation(context: typer.Context, data: Path, threads: int | None)
 
 
 def _check_loop(loop: str | None, config: RunConfig, sites: Sequence[SiteFolder], device: str) -> None:
-    """Print what a script's loop is connected to.
-
-    Raises:
-        ConfigError: where no script is given, or something is missing.
-    """
+    """Print what a script's loop is connected to."""
     if loop is None:
         raise ConfigError("--check is for a training loop of your own; give its file with --loop")
     from medfedaug.experiments.loop_check import check_loop_script

@@ -120,11 +120,7 @@ def site_config(
 
 
 def _named_scanners(given: Sequence[str], *, keep: bool) -> dict[str, list[str]] | None:
-    """Models by manufacturer; ``None`` where nothing is said.
-
-    Raises:
-        ConfigError: for what is no pair, and for pairs beside ``keep``.
-    """
+    """Models by manufacturer; ``None`` where nothing is said."""
     pairs = split_pairs("--name-scanner", "'Siemens=Prisma'", given, form="MANUFACTURER=MODEL", first=True)
     if keep and given:
         raise ConfigError("give one of --name-scanner and --keep-scanners")

@@ -222,11 +222,7 @@ def short_hash(text: str) -> str:
 
 
 def training_file(folder: Path) -> Path:
-    """The file of a Bundle that defines its training.
-
-    Raises:
-        ConfigError: when there is none.
-    """
+    """The file of a Bundle that defines its training."""
     for name in _TRAINING:
         if (folder / name).is_file():
             return folder / name
@@ -246,11 +242,7 @@ def has_training(folder: Path) -> bool:
 
 
 def check_reference(reference: Mapping[str, Any]) -> None:
-    """Check what a job says of a Bundle: a name that is no path, and a hash.
-
-    Raises:
-        ConfigError: naming what is wrong.
-    """
+    """Check what a job says of a Bundle: a name that is no path, and a hash."""
     check_keys("bundle: unknown keys", reference, ("name", "hash"))
     for key, pattern in (("name", _NAME), ("hash", _HASH)):
         value = reference.get(key)

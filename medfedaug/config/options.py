@@ -289,9 +289,6 @@ def read_text(cls: type, name: str, text: str) -> Any:
 
     What is no value of its type stays text, of which the check then says what is needed.
 
-    Raises:
-        ConfigError: for text that is no JSON object where one is needed.
-
     Example:
         >>> @settings
         ... class Room(Settings):

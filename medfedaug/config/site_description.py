@@ -84,11 +84,7 @@ class SiteDescription(Settings):
 
     @classmethod
     def of_file(cls, path: Path) -> SiteDescription:
-        """Read a YAML or JSON file.
-
-        Raises:
-            ConfigError: naming the file and its first mistake.
-        """
+        """Read a YAML or JSON file."""
         try:
             with path.open(encoding="utf-8") as file:
                 text = file.read(_LARGEST_FILE + 1)

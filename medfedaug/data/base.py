@@ -124,9 +124,6 @@ class SiteFolder(ABC):
             name: the site's name; by default the folder's.
             limit: at most so many cases of each split, evenly from the whole list.
             check: whether to check the splits, or to leave that to the caller.
-
-        Raises:
-            DataError: naming site and file, where the lists cannot be used.
         """
         path = Path(path)
         name = name or path.resolve().name
@@ -149,11 +146,7 @@ class SiteFolder(ABC):
     @classmethod
     @abstractmethod
     def list_cases(cls, path: Path, name: str) -> Listing:
-        """List the content of a folder.
-
-        Raises:
-            DataError: naming site and file, where the lists cannot be used.
-        """
+        """List the content of a folder."""
 
     @property
     def scaling(self) -> str:
@@ -186,25 +179,14 @@ class SiteFolder(ABC):
 
         Returns:
             The number of channels of the images.
-
-        Raises:
-            DataError: naming site and file.
         """
 
     @abstractmethod
     def load_image(self, case: Case, intensity: str = "raw") -> torch.Tensor:
-        """The image, (C, *spatial), in the file's units or, with ``"scale"``, scaled to [0, 1].
-
-        Raises:
-            DataError: naming site and file, when it cannot be read.
-        """
+        """The image, (C, *spatial), in the file's units or, with ``"scale"``, scaled to [0, 1]."""
 
     def read_files(self, case: Case) -> list[torch.Tensor]:
-        """The voxels of the image as they are stored, (C, *spatial), by file where it has several.
-
-        Raises:
-            DataError: as `load_image`.
-        """
+        """The voxels of the image as they are stored, (C, *spatial), by file where it has several."""
         return [self.load_image(case)]
 
     def upright_axes(self) -> dict[str, Path]:
@@ -246,9 +228,6 @@ class SiteFolder(ABC):
         Channels are found by their names, in which capitals, spaces, ``_`` and ``-`` do not matter. A channel
         that the site does not have is 0 after scaling. Where the federation or the site names none, the
         images stay as they are.
-
-        Raises:
-            DataError: when the site has a channel that the federation does not know.
         """
         if not names or not self.channel_names:
             return self
@@ -327,12 +306,7 @@ class SiteFolder(ABC):
 
     @staticmethod
     def annotated_set(case: Case, plain: Sequence[str]) -> tuple[bool, ...]:
-        """Return whether a case has each class annotated; the background counts as annotated.
-
-        Args:
-            case: of the site.
-            plain: the federation's classes, by `plain_name`.
-        """
+        """Return whether a case has each class annotated; the background counts as annotated."""
         if case.annotated is None:
             return (True,) * len(plain)
         there = {plain_name(name) for name in case.annotated}
@@ -478,11 +452,7 @@ def weights_by_patient(cases: Sequence[Case]) -> list[float]:
 
 
 def check_below(folder: Path, listed: str, site: str, listing: Path) -> None:
-    """Check that a relative path does not leave its folder; absolute paths and links are allowed.
-
-    Raises:
-        DataError: naming site, list and path.
-    """
+    """Check that a relative path does not leave its folder; absolute paths and links are allowed."""
     if not os.path.isabs(listed) and os.path.normpath(listed).split(os.sep)[0] == os.pardir:
         raise DataError(
             f"names {own(listed)}, which is not below {own(folder)}",

@@ -67,11 +67,7 @@ _OWN = Benchmark(
 
 
 def find_benchmark(name: str) -> Benchmark:
-    """The published data set of a name, or what stands for data of one's own (`OWN_DATA`).
-
-    Raises:
-        ConfigError: for another name.
-    """
+    """The published data set of a name, or what stands for data of one's own (`OWN_DATA`)."""
     if name == OWN_DATA:
         return _OWN
     check_choice("benchmark", name, BENCHMARKS)
@@ -132,11 +128,7 @@ def open_benchmark(
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> Benchmark:
-    """The benchmark of a name, after checking that it has these options.
-
-    Raises:
-        ConfigError: for a name, option or value that is not known.
-    """
+    """The benchmark of a name, after checking that it has these options."""
     benchmark = find_benchmark(name)
     defaults = benchmark.options
     for option, value in options.items():

@@ -35,11 +35,7 @@ LABELLED = "labelled"
 
 
 def read_listing(folder: Path, site: str) -> Listing:
-    """The classes and cases that ``folder/dataset.json`` names.
-
-    Raises:
-        DataError: naming site and file.
-    """
+    """The classes and cases that ``folder/dataset.json`` names."""
     listing, content = _read_object(folder, site)
     cases = {split: _read_split(listing, site, content, split) for split in SPLITS}
     names = _read_channels(listing, site, content)
@@ -57,9 +53,6 @@ def read_test_images(folder: Path, site: str, classes: Sequence[str]) -> Listing
         folder: the site's.
         site: its name, for messages.
         classes: of the listing that is returned; those of the file are not looked at.
-
-    Raises:
-        DataError: naming site and file.
     """
     listing, content = _read_object(folder, site)
     cases = {"test": _read_split(listing, site, content, "test", labelled=False)}
@@ -167,14 +160,7 @@ def _check_annotated(
 
 
 def _read_case(item: dict[str, Any], row: Any, labelled: bool, annotated: tuple[str, ...] | None) -> Case:
-    """A case of the list, whose image is one file or a list of them.
-
-    Args:
-        item: with the paths of its files.
-        row: as written.
-        labelled: whether cases have label maps.
-        annotated: the classes that the site has annotated.
-    """
+    """A case of the list, whose image is one file or a list of them."""
     listed = item["image"]
     files = [Path(file) for file in (listed if isinstance(listed, list) else [listed])]
     if not files:

@@ -34,11 +34,7 @@ def _has_images(path: Path) -> bool:
 def open_folder(
     path: Path, name: str | None = None, limit: int | None = None, check: bool = True
 ) -> SiteFolder:
-    """Open a site's own folder; see `medfedaug.data.sites.open_site`.
-
-    Raises:
-        DataError: naming site and file, where it cannot be used.
-    """
+    """Open a site's own folder; see `medfedaug.data.sites.open_site`."""
     if os.path.lexists(path / "dataset.json"):
         site = VolumeFolder.open(path, name=name, limit=limit, check=check)
         return replace(site, benchmark="phantom") if (path.parent / MANIFEST).exists() else site
@@ -53,11 +49,7 @@ def open_folder(
 
 
 def site_folders(root: Path) -> list[Path]:
-    """The folders of the sites in ``root``, sorted by name.
-
-    Raises:
-        DataError: when there is none, or a link leads nowhere.
-    """
+    """The folders of the sites in ``root``, sorted by name."""
     if not root.is_dir():
         raise DataError("no such folder", path=root)
     visible = sorted(p for p in root.iterdir() if not p.name.startswith("."))

@@ -60,9 +60,6 @@ class ImageFolder(SiteFolder):
 
         Returns:
             3: images become RGB whatever they are.
-
-        Raises:
-            DataError: naming site and file.
         """
         for case in (case for split in SPLITS for case in self.cases[split]):
             self.check_image(case)
@@ -70,11 +67,7 @@ class ImageFolder(SiteFolder):
         return 3
 
     def check_image(self, case: Case) -> None:
-        """Check that a case's image exists and that its pixels' range is known.
-
-        Raises:
-            DataError: naming site and file.
-        """
+        """Check that a case's image exists and that its pixels' range is known."""
         if not case.image.is_file():
             raise DataError(
                 "a listed image is missing",
@@ -92,9 +85,6 @@ class ImageFolder(SiteFolder):
 
         One of 8 bits is uint8. One channel of 16 bits is float32, divided by 257 so that the full range is 0
         to 255; of 16 bits in colour Pillow reads the upper 8.
-
-        Raises:
-            DataError: naming site and file, when it cannot be read.
         """
         image = decoded("photograph", case.files, lambda: self._pixels(case))
         return image / 255 if intensity == "scale" else image

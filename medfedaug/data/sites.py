@@ -56,9 +56,6 @@ def open_site(
         name: the site's name; by default the folder's.
         limit: at most so many cases of each split.
         check: whether to check the splits (`SiteFolder.check_splits`), or to leave that to the caller.
-
-    Raises:
-        DataError: naming site and file, where it cannot be used.
     """
     path = Path(path)
     if not path.is_dir():
@@ -73,11 +70,7 @@ def open_site(
 
 
 def find_sites(data_dir: str | Path, limit: int | None = None) -> list[SiteFolder]:
-    """The sites in ``data_dir``, sorted by name, or those of the benchmark that its marker names.
-
-    Raises:
-        DataError: when there is none, or one cannot be used.
-    """
+    """The sites in ``data_dir``, sorted by name, or those of the benchmark that its marker names."""
     root = Path(data_dir)
     if is_federation(root):
         return list(open_federation(root, limit).values())
@@ -112,11 +105,7 @@ def site_statistics(
 
 
 def checked_statistics(site: SiteFolder, compute: Callable[[], ChannelStatistics]) -> ChannelStatistics:
-    """A site's statistics, if images can be normalised with them.
-
-    Raises:
-        DataError: naming the site.
-    """
+    """A site's statistics, if images can be normalised with them."""
     try:
         return compute().validate(site.name)
     except ValueError as error:
@@ -133,9 +122,6 @@ def federation_channels(sites: Sequence[SiteFolder]) -> tuple[str, ...]:
 
     Returns:
         The names, in that site's order; none where no site names its channels.
-
-    Raises:
-        DataError: naming a site and its channel.
     """
     complete = max(sites, key=lambda site: len(site.channel_names))
     known = set(map(plain_name, complete.channel_names))
@@ -188,16 +174,7 @@ def check_voxels(sites: Iterable[SiteFolder]) -> None:
 def arrange(
     sites: Sequence[SiteFolder], channels: Sequence[str] | None = None, classes: Sequence[str] | None = None
 ) -> list[SiteFolder]:
-    """The sites with the channels and classes of the federation, in one order.
-
-    Args:
-        sites: the sites.
-        channels: of the federation; by default those of the sites (`federation_channels`).
-        classes: the same (`federation_classes`).
-
-    Raises:
-        DataError: as `SiteFolder.with_channels` and `SiteFolder.with_classes`.
-    """
+    """The sites with the channels and classes of the federation, in one order."""
     names = federation_channels(sites) if channels is None else channels
     known = federation_classes(sites) if classes is None else classes
     return [site.with_channels(names).with_classes(known, sites) for site in sites]
@@ -221,11 +198,7 @@ def federation_classes(sites: Sequence[SiteFolder]) -> tuple[str, ...]:
 
 
 def federation_settings(sites: Sequence[SiteFolder], holdout: Sequence[str] = ()) -> dict[str, Any]:
-    """The fields of `medfedaug.config.run.RunConfig` that follow from the sites' data.
-
-    Raises:
-        MedFedAugError: as `check_federation`.
-    """
+    """The fields of `medfedaug.config.run.RunConfig` that follow from the sites' data."""
     task, channels, classes = check_federation(sites, holdout)
     names = federation_channels(sites)
     return {"task": task, "in_channels": channels, "channel_names": names, "classes": classes}
@@ -243,10 +216,6 @@ def check_federation(
     Returns:
         The task, channels of the images, and the classes: of volumes in the order of their labels, of
         photographs all that any site has.
-
-    Raises:
-        DataError: naming site and file.
-        ConfigError: for a held-out site that is not there.
     """
     names = [site.name for site in sites]
     for site in sites:

@@ -153,9 +153,6 @@ def deal_by_dirichlet(labels: np.ndarray, sites: int, alpha: float, seed: int) -
         the number of classes; Dir(0.3) and Dir(0.6) of later papers are meant as here. Where classes differ
         in size, each has its share of the sum: α times the number of classes times p.
 
-    Raises:
-        ConfigError: when there are fewer images than sites, or ``alpha`` is not positive.
-
     Example:
         >>> [len(part) for part in deal_by_dirichlet(np.arange(20) % 4, 3, 0.5, seed=0)]
         [6, 6, 6]

@@ -63,11 +63,7 @@ class VolumeFolder(SiteFolder):
         return read_listing(path, name)
 
     def check_splits(self) -> None:
-        """Check that all listed files are there, and that the splits are those of a site.
-
-        Raises:
-            DataError: naming site and file.
-        """
+        """Check that all listed files are there, and that the splits are those of a site."""
         for split in SPLITS:
             for case in self.cases[split]:
                 labels = [("label", case.label)] if isinstance(case.label, Path) else []
@@ -86,9 +82,6 @@ class VolumeFolder(SiteFolder):
 
         Returns:
             The number of channels of the images.
-
-        Raises:
-            DataError: naming site and file.
         """
         channels: dict[int, Path] = {}
         scales: dict[int | None, Path] = {}
@@ -132,9 +125,6 @@ class VolumeFolder(SiteFolder):
 
         Returns:
             The image's header, with the channels of all its files.
-
-        Raises:
-            DataError: naming site and file.
         """
         image = self.check_image(case)
         if not isinstance(case.label, Path):
@@ -155,9 +145,6 @@ class VolumeFolder(SiteFolder):
 
         Returns:
             The image's header, with the channels of all its files.
-
-        Raises:
-            DataError: naming site and file.
         """
         headers = [_header(self.name, path) for path in case.files]
         image = headers[0]
@@ -173,11 +160,7 @@ class VolumeFolder(SiteFolder):
         return replace(image, channels=sum(header.channels for header in headers))
 
     def _check_grid(self, path: Path, found: Header, image: Header, what: str, which: str) -> None:
-        """Check that a file of a case lies on the grid of its image.
-
-        Raises:
-            DataError: naming site and file.
-        """
+        """Check that a file of a case lies on the grid of its image."""
         problem = ""
         apart = image.distance(found) if self.compares_axes and image.shape == found.shape else 0.0
         if image.shape != found.shape:
@@ -230,11 +213,7 @@ class VolumeFolder(SiteFolder):
         return decoded(kind, case.files, lambda: self._image(case, intensity))
 
     def prepared_image(self, case: Case, intensity: str, preparation: Preparation) -> torch.Tensor:
-        """A volume, (C, X, Y, Z), brought to what a plan says.
-
-        Raises:
-            DataError: as `load_image` and `placement`.
-        """
+        """A volume, (C, X, Y, Z), brought to what a plan says."""
         image = self.load_image(case, intensity)
         return preparation.image(image, self.placement(case, image, preparation))
 
@@ -279,11 +258,7 @@ class VolumeFolder(SiteFolder):
         return self._on_image(case, self.load_image(case, intensity), self.load_label(case))
 
     def load_target(self, case: Case, intensity: str = "raw") -> tuple[torch.Tensor, torch.Tensor]:
-        """Image, and the label map in the code of `annotation`, where the site has one.
-
-        Raises:
-            DataError: as `load_case`.
-        """
+        """Image, and the label map in the code of `annotation`, where the site has one."""
         image, label = self.load_image(case, intensity), self._label_or_unknown(case)
         if self.annotation is not None:
             # A case without a label map says nothing of any class.
@@ -416,16 +391,7 @@ def is_black_and_white(path: Path, found: Collection[float]) -> bool:
 
 
 def listed_sites(root: Path, data_set: str, names: Sequence[str]) -> list[SiteFolder]:
-    """The sites of a published data set that were prepared as folders with a ``dataset.json``.
-
-    Args:
-        root: the folder that holds theirs.
-        data_set: for the message.
-        names: the sites that it has.
-
-    Raises:
-        DataError: for a site that is none of them.
-    """
+    """The sites of a published data set that were prepared as folders with a ``dataset.json``."""
     folders = sorted(path.parent for path in root.glob("*/dataset.json"))
     for folder in folders:
         if folder.name not in names:

@@ -160,11 +160,7 @@ class Composition:
             yield Constraints(f"the loss {criterion.name}", excludes=frozenset({"soft_labels"}))
 
     def server_context(self, weights: Callable[[], Mapping[str, float]] = dict) -> ServerContext:
-        """Return the context of the methods' server halves.
-
-        Args:
-            weights: see `ServerContext`.
-        """
+        """Return the context of the methods' server halves."""
         return self._server_context(self.task(), weights)
 
     def _server_context(self, task: Task, weights: Callable[[], Mapping[str, float]] = dict) -> ServerContext:
@@ -224,24 +220,13 @@ class Composition:
             )
 
     def check_apart(self, who: str) -> None:
-        """Check that each site keeps its own images.
-
-        Args:
-            who: what needs that, for the message.
-
-        Raises:
-            ConfigError: naming the method that has all images in one place.
-        """
+        """Check that each site keeps its own images."""
         apart = Constraints(who, requires=frozenset({"separate_sites"}), hint=_ON_ONE_MACHINE)
         check_compatible([*map(constraints, self.methods), apart])
 
 
 def _in_place(given: nn.Module, network: nn.Module, name: str) -> nn.Module:
-    """The given network, with the entries of the run's.
-
-    Raises:
-        ConfigError: naming the first entry in which they differ.
-    """
+    """The given network, with the entries of the run's."""
     found, wanted = ({k: tuple(v.shape) for k, v in n.state_dict().items()} for n in (given, network))
     for key in [*wanted, *found]:
         if found.get(key) != wanted.get(key):

@@ -52,10 +52,6 @@ def check_unchanged(path: Path, record: Mapping[str, Any]) -> None:
 
     A model under another name, such as one that was trained further, has no hash in the record.
 
-    Args:
-        path: the file, which may be missing.
-        record: what ``results.json`` says.
-
     Raises:
         ConfigError: when it is another one, is missing, or is an exchange where the run wrote none.
     """

@@ -95,13 +95,6 @@ def evaluate(evaluation: Evaluation, carrier: Carrier) -> None:
     """Let sites score models of finished runs: first they lend models of their own, if these are asked for.
 
     A site that does not answer a request is waited for no longer than the others in the next ones.
-
-    Args:
-        evaluation: makes all decisions.
-        carrier: sends and waits.
-
-    Raises:
-        MedFedAugError: when no site gives a score.
     """
     connected = carrier.connected()
     for request, sites in evaluation.loans(connected):

@@ -31,9 +31,6 @@ def check_arguments(name: str, factory: Callable[..., Any], args: Mapping[str, A
         factory: what is called with them.
         args: the arguments by name.
 
-    Raises:
-        ConfigError: naming the argument, its value, and what is needed.
-
     Example:
         >>> def method(prob: float = 0.5, stages: Sequence[int | str] | None = None): ...
         >>> check_arguments("method", method, {"prob": 1, "stages": [1, "last"]})

@@ -111,11 +111,7 @@ class PrototypeSite(SitePart, SiteExchange):
 
 
 def linear_head(network: nn.Module, head: str | None, method: str) -> nn.Linear:
-    """The network's last layer, whose input the features are.
-
-    Raises:
-        ConfigError: naming the method, when it is not fully connected.
-    """
+    """The network's last layer, whose input the features are."""
     found = find_head(network, head)
     if not isinstance(found, nn.Linear):
         raise ConfigError(f"{method}: the network's last layer is not fully connected; name one (head)")

@@ -42,9 +42,6 @@ def constraints(method: Method) -> Constraints:
     A method provides and excludes ``method:`` and its name. One with an `Aggregator` provides and excludes
     ``global_model``. One that exchanges something, keeps entries at the site or has an `Aggregator` requires
     ``separate_sites``.
-
-    Raises:
-        ConfigError: for a word that is not in the list.
     """
     declared = {name: frozenset(getattr(method, name)) for name in ("requires", "provides", "excludes")}
     for name, words in declared.items():
@@ -64,11 +61,7 @@ def constraints(method: Method) -> Constraints:
 
 
 def check_compatible(parts: Sequence[Constraints]) -> None:
-    """Check that no part of a run excludes a word that another one requires or provides.
-
-    Raises:
-        ConfigError: naming both, the word and its meaning.
-    """
+    """Check that no part of a run excludes a word that another one requires or provides."""
     order = [*sorted({w for part in parts for w in part.excludes if w.startswith(_METHOD)}), *WORDS]
     for word, (one, other) in itertools.product(order, itertools.permutations(parts, 2)):
         if word in one.excludes and word in other.requires | other.provides:

@@ -21,11 +21,7 @@ _MIXING = {"global": (0.0, 0.0), "instance": (1.0, 1.0), "fixed": (0.5, 0.5)}
 
 
 def mixing_range(name: str, mixing: str, low: float, high: float) -> tuple[float, float]:
-    """The range of u for a kind of mixing.
-
-    Raises:
-        ConfigError: naming the method.
-    """
+    """The range of u for a kind of mixing."""
     if mixing not in ("random", *_MIXING):
         raise ConfigError(f"{name}: mixing is one of random, {', '.join(_MIXING)}, not {mixing!r}")
     if not low <= high:

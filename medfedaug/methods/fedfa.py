@@ -131,11 +131,7 @@ class FedFASite(SitePart, SiteExchange):
         return payload
 
     def contributions(self, bounds: Bounds) -> Contributions:
-        """μ and σ of each layer's features, averaged over the images of a case, in evaluation mode.
-
-        Raises:
-            ConfigError: for ``running="continue"``, whose averages reach back over rounds.
-        """
+        """μ and σ of each layer's features, averaged over the images of a case, in evaluation mode."""
         if any(layer.running != "reset" for layer in self.layers.values()):
             raise ConfigError('noise needs running="reset"')
         kinds = {f"{stage}/mean": FEATURE_MEAN for stage in self.layers}

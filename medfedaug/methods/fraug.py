@@ -133,11 +133,7 @@ class FRAug(Method):
         self._generator: Generator | None = None
 
     def classifier(self, network: nn.Module) -> nn.Linear:
-        """The network's last layer, h.
-
-        Raises:
-            ConfigError: when it is none that takes embeddings.
-        """
+        """The network's last layer, h."""
         head = find_head(network, self.head)
         if not isinstance(head, nn.Linear):
             raise ConfigError(

@@ -10,14 +10,7 @@ from medfedaug.methods.base import Payload, ServerExchange, Shapes, SiteContext
 
 
 def random_groups(method: str, site: str, samples: int, size: int) -> Tensor:
-    """The group of each of a site's samples, (samples): at random, of ``size`` or more, and always the same.
-
-    Args:
-        method: whose groups they are.
-        site: the site's name.
-        samples: their number, at least ``size``.
-        size: the least number of samples in a group.
-    """
+    """Divide a site's samples at random into groups of ``size`` or more, (samples), always the same."""
     generator = torch.Generator().manual_seed(derive_seed(method, site))
     return torch.randperm(samples, generator=generator) % (samples // size)
 

@@ -61,13 +61,7 @@ def stacked(models: Mapping[str, Mapping[str, Tensor]], key: str) -> Tensor:
 def update_norms(
     models: Mapping[str, Mapping[str, Tensor]], start: Mapping[str, Tensor], keys: Collection[str]
 ) -> dict[str, float]:
-    """‖wₖ − w‖ of each site k, over all these entries together.
-
-    Args:
-        models: wₖ by site.
-        start: w.
-        keys: the entries.
-    """
+    """‖wₖ − w‖ of each site k, over all these entries together."""
     return {
         site: math.hypot(*(float((model[key].double() - start[key].double()).norm()) for key in keys))
         for site, model in models.items()
@@ -80,24 +74,13 @@ def moved(
     key: str,
     factors: Sequence[float],
 ) -> Tensor:
-    """Compute one entry of w + Σₖ fₖ (wₖ − w), float64.
-
-    Args:
-        models: wₖ by site.
-        start: w.
-        key: the entry.
-        factors: fₖ, in the order of the sites.
-    """
+    """Compute one entry of w + Σₖ fₖ (wₖ − w), float64."""
     before = start[key].double()
     found: Tensor = before + torch.tensordot(before.new_tensor(factors), stacked(models, key) - before, 1)
     return found
 
 
 def check_hostile(method: str, hostile: int) -> None:
-    """Check the number of hostile sites that a method is asked to stand.
-
-    Raises:
-        ConfigError: for one below 1.
-    """
+    """Check the number of hostile sites that a method is asked to stand."""
     if hostile < 1:
         raise ConfigError(f"{method}: hostile is a number of sites, 1 or more, got {hostile}")

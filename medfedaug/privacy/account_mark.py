@@ -77,9 +77,6 @@ def check_account(ledger: PrivacyLedger, site: SiteFolder) -> AccountMark | None
 
     Returns:
         The mark of the images; ``None`` where they have none.
-
-    Raises:
-        ConfigError: naming the other ledger, or the numbers of entries.
     """
     mark = AccountMark.read(site.path)
     if mark is None:
@@ -104,9 +101,6 @@ def bind_account(ledger: PrivacyLedger, site: SiteFolder) -> None:
 
     The number of entries in the mark tells when an older copy of the ledger is put in its place. A folder
     that cannot be written keeps the mark that it has. Published images have no budget, and get no mark.
-
-    Raises:
-        ConfigError: as `check_account`.
     """
     if ledger.path is None or site.benchmark in BENCHMARKS:
         return

@@ -32,11 +32,7 @@ ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(12, 64)) + [2**k for k
 
 
 def require_opacus() -> Any:
-    """Opacus' accountants.
-
-    Raises:
-        ConfigError: when Opacus is not installed.
-    """
+    """Opacus' accountants."""
     try:
         import opacus.accountants
         import opacus.accountants.utils

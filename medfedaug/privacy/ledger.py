@@ -447,11 +447,7 @@ class PrivacyLedger:
 
 
 def by_kind(entries: Iterable[Entry]) -> list[tuple[Entry, Entry, int]]:
-    """The first and the last release of each kind of a site in each job, and how many there were.
-
-    Args:
-        entries: the oldest first.
-    """
+    """The first and the last release of each kind of a site in each job, and how many there were."""
     found: dict[tuple[object, ...], list[Entry]] = {}
     for entry in entries:
         r = entry.release

@@ -54,11 +54,7 @@ def sites_lock(out: Path) -> Path:
 
 
 def keep_fingerprint(state: Path, fingerprint: Fingerprint) -> None:
-    """Write down with which files a run begins.
-
-    Raises:
-        StorageError: when it cannot be written.
-    """
+    """Write down with which files a run begins."""
     file = server_checkpoint(state).with_name(_DATA)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -68,11 +64,7 @@ def keep_fingerprint(state: Path, fingerprint: Fingerprint) -> None:
 
 
 def kept_fingerprint(state: Path) -> Fingerprint | None:
-    """Read the file of `keep_fingerprint`; ``None`` for a run of an earlier release.
-
-    Raises:
-        ConfigError: when the file is damaged.
-    """
+    """Read the file of `keep_fingerprint`; ``None`` for a run of an earlier release."""
     file = server_checkpoint(state).with_name(_DATA)
     try:
         found: Fingerprint = parse_versioned(file.read_text(), _DATA_KIND, _DATA_VERSION)["files"]
@@ -93,11 +85,7 @@ def is_json_with(path: Path, *keys: str) -> bool:
 
 
 def check_results(out: Path) -> None:
-    """Check that what a run is about to write to ``out`` replaces nothing but what an earlier run wrote.
-
-    Raises:
-        ConfigError: naming what else is there.
-    """
+    """Check that what a run is about to write to ``out`` replaces nothing but what an earlier run wrote."""
     state = out / STATE
     ours = is_json_with(out / RESULTS, "config", "rounds", "test") or server_checkpoint(state).is_file()
     for name in (*_FILES, TRACKING, STATE):
@@ -171,13 +159,7 @@ def remove_workspaces(out: Path) -> None:
 
 
 def publish(work: Path, out: Path, names: Sequence[str] = ()) -> None:
-    """Move a workspace's files to ``out``, ``results.json`` last, since it marks a finished run.
-
-    Args:
-        work: of `make_workspace`.
-        out: the run's folder.
-        names: those alone; by default all.
-    """
+    """Move a workspace's files to ``out``, ``results.json`` last, since it marks a finished run."""
     files = [path for path in work.rglob("*") if path.is_file() and path.name != _WORKSPACE]
     for file in sorted(files, key=lambda path: path.name == RESULTS):
         if not names or file.name in names:
@@ -191,9 +173,6 @@ def only_process(out: Path) -> Iterator[None]:
     """The folder for this process alone, lest two of them make one run.
 
     A folder that was not there before and is empty in the end is removed again.
-
-    Raises:
-        ConfigError: when another process has it.
     """
     new = not out.exists()
     try:
@@ -220,9 +199,6 @@ def locked(file: Path, taken: str, timeout: float = 0) -> Iterator[None]:
         file: the lock's, in a folder that is there.
         taken: what to say where another process has it.
         timeout: seconds to wait for it.
-
-    Raises:
-        ConfigError: when another process still has it.
     """
     lock = FileLock(file)
     try:

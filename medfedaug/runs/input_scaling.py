@@ -82,12 +82,7 @@ def recorded_input(content: Mapping[str, Any]) -> Input:
 
 
 def input_note(reference: str, inputs: Mapping[str, Input]) -> str:
-    """The note on rows whose input differs from that of the row they are compared with.
-
-    Args:
-        reference: the label of the row they are compared with.
-        inputs: the input of this row and of the others, by label.
-    """
+    """The note on rows whose input differs from that of the row they are compared with."""
     told = "; ".join(f"{label}: {found}" for label, found in inputs.items())
     return (
         f"{OTHER_INPUT} Not the same input as {reference} ({told}): a difference may come of the scaling and "

@@ -23,9 +23,6 @@ def public_class(namespace: ModuleType, path: str, what: str) -> type[nn.Module]
         namespace: the module that the path must lead to.
         path: the whole path.
         what: what is looked for, such as ``network``.
-
-    Raises:
-        ValueError: when the path leads elsewhere, or there is no such class.
     """
     home = namespace.__name__
     module, _, name = path.rpartition(".")
@@ -68,11 +65,7 @@ def _named(function: Any) -> dict[str, inspect.Parameter]:
 
 
 def check_arguments(args: Mapping[str, Any]) -> None:
-    """Check that no argument names a file or a download.
-
-    Raises:
-        ValueError: naming the argument.
-    """
+    """Check that no argument names a file or a download."""
     for name in args:
         if name not in _HARMLESS and _FILES.intersection(name.lower().split("_")):
             raise ValueError(f"{name}: weights are neither read from a file nor downloaded here")

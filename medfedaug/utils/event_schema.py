@@ -91,9 +91,6 @@ EVENTS: Mapping[str, Check] = {
 def check_event(event: Mapping[str, Any]) -> None:
     """Check that an event has the structure that this release writes.
 
-    Raises:
-        ValueError: naming the first entry that is of another kind.
-
     Example:
         >>> check_event({"event": "resumed", "round": "three"})
         Traceback (most recent call last):

@@ -112,11 +112,7 @@ def remove_unfinished(folder: str | os.PathLike[str]) -> None:
 
 
 def private_folder(path: str | os.PathLike[str]) -> None:
-    """Make a folder, and those that are missing above it, for their owner alone; others stay as they are.
-
-    Raises:
-        OSError: when it cannot be made.
-    """
+    """Make a folder, and those that are missing above it, for their owner alone; others stay as they are."""
     path = Path(path)
     if not path.is_dir():
         private_folder(path.parent)
@@ -124,11 +120,7 @@ def private_folder(path: str | os.PathLike[str]) -> None:
 
 
 def make_private(path: str | os.PathLike[str]) -> None:
-    """Take a file that is there away from all but its owner; what another user owns stays as it is.
-
-    Raises:
-        OSError: when it cannot be looked at.
-    """
+    """Take a file that is there away from all but its owner; what another user owns stays as it is."""
     if stat.S_IMODE(os.stat(path).st_mode) & 0o077:
         with suppress(PermissionError):
             os.chmod(path, PRIVATE)
@@ -163,11 +155,7 @@ def real_paths(paths: Iterable[Path]) -> dict[Path, Path]:
 
 
 def sha256(path: str | os.PathLike[str]) -> str:
-    """The SHA-256 of a file, read in pieces.
-
-    Raises:
-        OSError: when it cannot be read.
-    """
+    """The SHA-256 of a file, read in pieces."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(2**20):
@@ -206,11 +194,7 @@ def parse_json(text: str) -> Any:
 
 
 def check_depth(content: Any) -> None:
-    """Check that lists and objects are nested at most 100 deep: copying deeper ones would fail.
-
-    Raises:
-        ValueError: for others.
-    """
+    """Check that lists and objects are nested at most 100 deep: copying deeper ones would fail."""
     level = [content]
     for _ in range(_DEEPEST):
         level = [
@@ -249,9 +233,6 @@ def write_versioned(
         version: of the format.
         content: the other entries.
         private: see `write_atomic`.
-
-    Raises:
-        StorageError: when the file cannot be written.
     """
     write_json(path, {**version_mark(kind, version), **content}, private=private)
 
@@ -276,11 +257,7 @@ def parse_versioned(text: str, kind: str, version: int) -> dict[str, Any]:
 
 
 def check_version(content: Any, kind: str, version: int) -> dict[str, Any]:
-    """Check the kind and version of a file's content, and return the content.
-
-    Raises:
-        ValueError: for another kind or version.
-    """
+    """Check the kind and version of a file's content, and return the content."""
     if not isinstance(content, dict) or content.get("format") != f"medfedaug.{kind}":
         raise ValueError(f'not a {kind} file: expected "format": "medfedaug.{kind}"')
     found = content.get("version")

@@ -14,15 +14,7 @@ _SECONDS = 120
 
 
 def print_page(page: Path, out: Path) -> None:
-    """Print a page to a file.
-
-    Args:
-        page: the HTML file, which needs no network.
-        out: the PDF to write.
-
-    Raises:
-        ConfigError: when no Chromium is installed, or it prints nothing.
-    """
+    """Print a page to a file."""
     browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
     if browser is None:
         raise ConfigError(f"no Chromium is installed: open {page} in a browser and print it to {out}")

@@ -19,12 +19,7 @@ KEY_BYTES = 32
 
 
 def stream(key: bytes, count: int) -> Words:
-    """Make ``count`` pseudorandom numbers from a key by AES-256 in counter mode.
-
-    Args:
-        key: of 32 bytes, for this stream alone.
-        count: how many.
-    """
+    """Make ``count`` pseudorandom numbers from a key by AES-256 in counter mode."""
     encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     return np.frombuffer(encryptor.update(bytes(8 * count)), dtype="<u8").astype(np.uint64, copy=False)
 

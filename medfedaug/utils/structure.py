@@ -161,13 +161,7 @@ def pairs_of(check: Check) -> Check:
 
 
 def entries(known: Mapping[str, Check], other: Check = anything, needed: Sequence[str] = ()) -> Check:
-    """Accept an object whose known entries are each of their own kind, where they are there.
-
-    Args:
-        known: the check of each known entry.
-        other: the check of all others.
-        needed: names without which the object is refused.
-    """
+    """Accept an object whose known entries are each of their own kind, where they are there."""
 
     def checked(value: Any, where: str) -> None:
         if not isinstance(value, Mapping):

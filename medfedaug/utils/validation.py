@@ -56,9 +56,6 @@ def split_names(what: str, text: str) -> list[str]:
         what: the kind of the names, for the message.
         text: the names; empty ones are left out.
 
-    Raises:
-        ConfigError: where a space stands in the place of a comma.
-
     Example:
         >>> split_names("methods", "fedrdn, fedfa")
         ['fedrdn', 'fedfa']
@@ -83,9 +80,6 @@ def match_case(name: str, known: Iterable[str]) -> str:
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
     """Check that a value is one of several.
 
-    Raises:
-        ConfigError: naming the value and the choices.
-
     Example:
         >>> check_choice("split", "random", ("patient", "published"))
         Traceback (most recent call last):
@@ -98,14 +92,6 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
 
 def check_keys(unknown: str, keys: Iterable[Any], known: Iterable[str]) -> None:
     """Check that there is no unknown key, which would silently do nothing.
-
-    Args:
-        unknown: the beginning of the message.
-        keys: those that are there.
-        known: those that may be.
-
-    Raises:
-        ConfigError: naming the unknown keys, and the known ones.
 
     Example:
         >>> check_keys("jobs: unknown", {"aprove": True}, ("approve", "loops"))
@@ -126,13 +112,6 @@ def check_printable(name: str, value: Any) -> None:
     r"""Check that every text in a setting, keys too, is of characters that can be seen, and no page long.
 
     The message has the name alone: what others have set is repeated nowhere.
-
-    Args:
-        name: of the setting.
-        value: JSON, or tuples of it.
-
-    Raises:
-        ConfigError: naming the setting.
 
     Example:
         >>> check_printable("classes", ("background", "lesion\x1b[2J"))

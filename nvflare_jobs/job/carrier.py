@@ -87,11 +87,7 @@ class NVFlareCarrier(Carrier):
         return found
 
     def ask(self, request: Request, sites: Sequence[str], needed: int, accept: Accept) -> Mapping[str, str]:
-        """Send a task, and wait for the results, unless none is needed.
-
-        Raises:
-            Aborted: when the job was stopped from outside.
-        """
+        """Send a task, and wait for the results, unless none is needed."""
         if self.abort_signal.triggered:
             raise Aborted
         if not needed:

@@ -71,15 +71,7 @@ class ProtocolController(Controller):
         folder: Path,
         fl_ctx: FLContext,
     ) -> None:
-        """Run the protocol.
-
-        Args:
-            settings: of the server's kit.
-            carrier: makes the carrier, with the path of the checkpoint.
-            record: is told what happens.
-            folder: receives the results.
-            fl_ctx: the job's context.
-        """
+        """Run the protocol."""
         raise NotImplementedError
 
     def start_controller(self, fl_ctx: FLContext) -> None:

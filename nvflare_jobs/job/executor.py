@@ -66,14 +66,7 @@ class AnsweringExecutor(Executor):
         raise NotImplementedError
 
     def open_site(self, name: str, settings: SiteSettings, door: Door, events: EventLog) -> Answers:
-        """The site, from its own settings.
-
-        Args:
-            name: the site's name.
-            settings: its settings.
-            door: what it checks before it answers and before it sends.
-            events: its own log.
-        """
+        """The site, from its own settings."""
         raise NotImplementedError
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:

@@ -10,11 +10,7 @@ from medfedaug.utils.files import parse_json
 
 
 def kit_identity(kit: Path) -> Certificates:
-    """The certificates in a site's kit. Those of the server are of no site.
-
-    Raises:
-        ConfigError: naming a file that cannot be used.
-    """
+    """The certificates in a site's kit. Those of the server are of no site."""
     startup = kit / "startup"
     file = startup / "fed_client.json"
     try:

@@ -34,17 +34,7 @@ def write_pages(
     site: str | None = None,
     releases: Sequence[str] = (),
 ) -> None:
-    """Write page and JSON of a prospect to a folder.
-
-    Args:
-        folder: the folder.
-        sites: the fingerprints.
-        missing: sites that sent none, with the reason.
-        config: the job's.
-        trained: the results of its pilot, by methods.
-        site: whose page it is; by default the server's.
-        releases: lines about what left the site.
-    """
+    """Write page and JSON of a prospect to a folder."""
     # Imported here: matplotlib takes a second, and is needed only now.
     from medfedaug.analysis.pilot import Pilot
     from medfedaug.analysis.prospect import make_prospect

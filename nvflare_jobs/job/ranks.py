@@ -191,11 +191,7 @@ class Ranks:
             raise
 
     def lost(self, seconds: float = 0.0) -> tuple[str, str] | None:
-        """Return the name of a rank that has ended, and why.
-
-        Args:
-            seconds: to wait for the word of each.
-        """
+        """Return the name of a rank that has ended, and why."""
         for other in self._others:
             if other.listen(seconds) and other.lost:
                 return f"rank {other.rank} of {self._count} of ", other.lost
@@ -220,15 +216,7 @@ class Ranks:
                 other.send(message)
 
     def collect(self, stopped: Callable[[], bool] = lambda: False, seconds: float | None = None) -> bool:
-        """Wait until all other ranks have come as far as rank 0. Returns whether they have.
-
-        Args:
-            stopped: whether nobody waits for them any more.
-            seconds: to wait at most; by default as long as in a step.
-
-        Raises:
-            MedFedAugError: naming a rank that does not come.
-        """
+        """Wait until all other ranks have come as far as rank 0. Returns whether they have."""
         seconds = _PATIENCE if seconds is None else seconds
         until = time.monotonic() + seconds
         for other in self._others:
@@ -243,11 +231,7 @@ class Ranks:
         return not any(other.lost for other in self._others)
 
     def finish(self) -> None:
-        """End a round that all have trained in: average the losses over the ranks.
-
-        Raises:
-            MedFedAugError: when another rank has taken other steps, or has other weights.
-        """
+        """End a round that all have trained in: average the losses over the ranks."""
         if not self._others:
             return
         training, losses = self._desk.training, []

@@ -106,10 +106,6 @@ def server_settings(execution: Execution, task_request_interval: float) -> dict[
 
     NVFlare would end a job for all a minute after it noticed that fewer than ``min_clients`` sites are there.
     Here a site is waited for as long as the run says, so that it can come back.
-
-    Args:
-        execution: how long a site is waited for.
-        task_request_interval: seconds after which an idle site asks for work again.
     """
     patience = max(execution.round_timeout, _LEAST_PATIENCE) if execution.round_timeout else _NO_END
     return {

@@ -38,15 +38,7 @@ _CONFIG: dict[str, dict[str, Any]] = {"tensorboard": {"tb_folder": SERVER_TRACKI
 
 
 def add_tracking(recipe: Recipe, tracker: str) -> None:
-    """Let the sites of a job send their metrics, and the server write them to a tracker.
-
-    Args:
-        recipe: the job.
-        tracker: one of `TRACKERS`.
-
-    Raises:
-        ConfigError: for an unknown name, and when the tracker's package is not installed.
-    """
+    """Let the sites of a job send their metrics, and the server write them to a tracker."""
     check_choice("tracking", tracker, TRACKERS)
     missing = [package for package in TRACKERS[tracker] if find_spec(package) is None]
     if missing:

@@ -53,11 +53,7 @@ def needed_classes(server: bool) -> tuple[str, ...]:
 
 
 def allow_list(resources: Mapping[str, Any]) -> list[str]:
-    """The current list. If ``resources`` has none, NVFlare uses its own list.
-
-    Raises:
-        ConfigError: when the entry is not a list of paths.
-    """
+    """The current list. If ``resources`` has none, NVFlare uses its own list."""
     found = resources.get("class_allow_list", list(DEFAULT_CLASS_ALLOW_LIST))
     if not isinstance(found, list) or not all(isinstance(entry, str) for entry in found):
         raise ConfigError("local/resources.json: class_allow_list must be a list of class paths")

@@ -70,19 +70,12 @@ def survey(kit: Kit, days: float, *, results: bool = False) -> list[Leftover]:
         kit: the kit.
         days: the age from which on things may go.
         results: whether results of finished jobs may go too; at the server they may be the only copy.
-
-    Raises:
-        ConfigError: when the kit's files cannot be read.
     """
     return sorted(_Survey(kit, days, results).found(), key=lambda one: (one.kind, one.path))
 
 
 def remove(leftover: Leftover) -> None:
-    """Remove what may go. Of a link the link goes, and not what it points to.
-
-    Raises:
-        ConfigError: when it is needed, or cannot be removed.
-    """
+    """Remove what may go. Of a link the link goes, and not what it points to."""
     if leftover.needed:
         raise ConfigError(f"{leftover.path}: stays: {leftover.needed}")
     try:

@@ -131,19 +131,11 @@ class Kit:
                 write_atomic(os.path.realpath(file.path), partial(_put, text.encode()))
 
     def policy(self) -> dict[str, Any]:
-        """The current authorization policy.
-
-        Raises:
-            ConfigError: naming the file that cannot be used.
-        """
+        """The current authorization policy."""
         return _in_force(self.path / "local/authorization.json") or {}
 
     def resources(self) -> dict[str, Any]:
-        """The current resources.
-
-        Raises:
-            ConfigError: naming the file that cannot be used.
-        """
+        """The current resources."""
         return _in_force(self.path / "local/resources.json") or {}
 
     def launchers(self) -> list[str]:
@@ -157,20 +149,12 @@ class Kit:
         return [path for path in OWN_COMPONENTS[self.server].values() if path not in found]
 
     def folders(self) -> dict[str, Path]:
-        """The server's folders of jobs and of snapshots, by their names; a site has none.
-
-        Raises:
-            ConfigError: naming the file that cannot be used.
-        """
+        """The server's folders of jobs and of snapshots, by their names; a site has none."""
         places = self._storage(self.resources())
         return {name: Path(str(values[key])) for name, (values, key) in places.items()}
 
     def job_book(self) -> JobBook:
-        """The jobs that the site has seen.
-
-        Raises:
-            ConfigError: for a server's kit, or settings that cannot be read.
-        """
+        """The jobs that the site has seen."""
         return JobBook(self.state_folder() / JOBS_FOLDER)
 
     def pseudonyms(self) -> Pseudonyms:
@@ -182,11 +166,7 @@ class Kit:
         return Pseudonyms.of_site(self.state_folder())
 
     def ledger(self) -> PrivacyLedger:
-        """The account of what has left the site.
-
-        Raises:
-            ConfigError: for a server's kit, or settings that cannot be read.
-        """
+        """The account of what has left the site."""
         return PrivacyLedger(self.state_folder().parent / LEDGER_FILE)
 
     def bind_account(self, files: Iterable[KitFile]) -> None:
@@ -194,9 +174,6 @@ class Kit:
 
         Args:
             files: of `plan`, which are written afterwards: a refusal leaves the kit as it is.
-
-        Raises:
-            ConfigError: when another ledger does.
         """
         # Commands that only read the kit answer at once without these.
         from medfedaug.data.sites import open_site
@@ -213,11 +190,7 @@ class Kit:
         bind_account(PrivacyLedger(settings.state / LEDGER_FILE), site)
 
     def state_folder(self) -> Path:
-        """The folder of what a site keeps.
-
-        Raises:
-            ConfigError: for a server's kit, or settings that cannot be read.
-        """
+        """The folder of what a site keeps."""
         if self.server:
             raise ConfigError(f"{self.path}: is the server's kit; name a site's")
         state = SiteSettings.load(self.path).state
@@ -322,11 +295,7 @@ class Kit:
 
 
 def open_kit(path: str | Path) -> Kit:
-    """Open the kit of a server or of a site.
-
-    Raises:
-        ConfigError: when the folder is not a kit.
-    """
+    """Open the kit of a server or of a site."""
     path = Path(path)
     if not path.is_dir():
         raise ConfigError(f"{path}: no such folder")

@@ -155,11 +155,7 @@ def _escaped(text: str) -> str:
 
 
 def write_metrics(kit: Kit, path: str | Path) -> None:
-    """Write the numbers of a kit to a file, which a reader always finds whole.
-
-    Raises:
-        StorageError: when it cannot be written.
-    """
+    """Write the numbers of a kit to a file, which a reader always finds whole."""
     write_atomic(path, partial(_put, exposition(kit_metrics(kit), kit.name).encode()))
     with contextlib.suppress(OSError):  # a collector is another user, and nothing in the file is secret
         os.chmod(path, 0o644)

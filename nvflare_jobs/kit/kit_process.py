@@ -92,11 +92,7 @@ class ProcessRecord:
     namespace: str = ""
 
     def save(self, kit: Path) -> None:
-        """Write the record, for the kit's owner alone.
-
-        Raises:
-            StorageError: when it cannot be written.
-        """
+        """Write the record, for the kit's owner alone."""
         write_versioned(kit / RECORD_FILE, *_FORMAT, asdict(self), private=True)
 
     @classmethod
@@ -312,9 +308,6 @@ def stop(kit: str | Path, timeout: float = 60.0) -> str:
 
     Returns:
         The state in words.
-
-    Raises:
-        RunFailed: when they do not end in time.
     """
     kit = Path(kit).resolve()
     process, loop = find_process(kit), _find_loop(kit)

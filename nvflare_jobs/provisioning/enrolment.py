@@ -62,13 +62,6 @@ def request(
 ) -> Enrolment:
     """Make a private key, which stays in ``folder/name``, and a request for its certificate.
 
-    Args:
-        name: of the participant.
-        kind: of the participant.
-        project: name of the project.
-        port: of the server, for its own request.
-        folder: for requests that are open.
-
     Raises:
         ConfigError: for a name that cannot be used, and where a request of this name is open.
     """
@@ -85,22 +78,14 @@ def request(
 
 
 def read_request(path: str | Path) -> Enrolment:
-    """Read a request, which comes from somebody whom nobody has checked yet.
-
-    Raises:
-        ConfigError: for a file that is no request.
-    """
+    """Read a request, which comes from somebody whom nobody has checked yet."""
     # It has the hashes of the other parts, which NVFlare compares before it signs.
     digest = hashlib.sha256(_part(path, "request.json")).hexdigest()
     return _enrolment(_entries(path, "request.json"), digest, path)
 
 
 def read_signed(path: str | Path) -> Enrolment:
-    """Read the answer to a request.
-
-    Raises:
-        ConfigError: for a file that is none.
-    """
+    """Read the answer to a request."""
     entries = _entries(path, "signed.json")
     try:
         root = x509.load_pem_x509_certificate(_part(path, "rootCA.pem"))
@@ -110,21 +95,13 @@ def read_signed(path: str | Path) -> Enrolment:
 
 
 def make_root(project: str | Path) -> None:
-    """Make the root certificate of a project, in the folder that has its profile.
-
-    Raises:
-        ConfigError: where there is one already.
-    """
+    """Make the root certificate of a project, in the folder that has its profile."""
     folder = Path(project)
     _nvflare("cert", "init", "--profile", folder / PROFILE, "-o", folder / CA)
 
 
 def root_fingerprint(project: str | Path) -> str:
-    """Return the SHA-256 of a project's root certificate.
-
-    Raises:
-        ConfigError: where it cannot be read.
-    """
+    """Return the SHA-256 of a project's root certificate."""
     path = Path(project) / CA / "rootCA.pem"
     try:
         return x509.load_pem_x509_certificate(path.read_bytes()).fingerprint(hashes.SHA256()).hex()
@@ -135,11 +112,7 @@ def root_fingerprint(project: str | Path) -> str:
 
 
 def check_kind(asked: Enrolment, kind: Kind) -> None:
-    """Check that a request is for the part that is meant: a hospital that asks to be lead could send jobs.
-
-    Raises:
-        ConfigError: when it is for another.
-    """
+    """Check that a request is for the part that is meant: a hospital that asks to be lead could send jobs."""
     if asked.kind != _ASKED[kind]:
         meant = next((name for name, words in _ASKED.items() if words == asked.kind), None)
         advice = f"; if that is meant, give --as {meant}" if meant else ""
@@ -159,9 +132,6 @@ def sign(
 
     Returns:
         The answer.
-
-    Raises:
-        ConfigError: when NVFlare refuses it.
     """
     folder = Path(project)
     target = Path(out) if out else asked.path.with_name(f"{asked.name}.signed.zip")
@@ -179,11 +149,6 @@ def accept(answer: Enrolment, requests: str | Path, kit: str | Path) -> bool:
     """Make a kit of an answer, whose root was compared, and of the private key; or renew its certificate.
 
     A kit that is there keeps all but its folder ``startup``.
-
-    Args:
-        answer: the answer.
-        requests: the folder of the open requests, where the private key is.
-        kit: the kit's folder.
 
     Returns:
         Whether a kit was there.

@@ -26,11 +26,7 @@ _SITES = re.compile(r"(  - name: \S+\n    type: client\n    org: \S+\n)+")
 
 
 def check_site_name(site: str) -> None:
-    """Check that NVFlare can have a site of this name: a dot in it would separate a site from a part of it.
-
-    Raises:
-        ConfigError: when it cannot.
-    """
+    """Check that NVFlare can have a site of this name: a dot would separate a site from a part of it."""
     if not _SITE.fullmatch(site):
         raise ConfigError(f"{site!r} is not a name for a site: letters, digits, '_' and '-'")
     if site == _SERVER:
@@ -55,9 +51,6 @@ def project_file(
         admin: the project administrator's e-mail address.
         lead: that of who submits jobs.
         name: the project's name.
-
-    Raises:
-        ConfigError: for names that cannot be used.
     """
     _check(sites, server=server, port=port, admin=admin, lead=lead, name=name)
     said = {
@@ -80,16 +73,7 @@ def project_file(
 
 
 def profile_file(*, server: str, port: int, name: str) -> str:
-    """The profile of a project whose participants keep their keys, for `nvflare cert`.
-
-    Args:
-        server: the server's host name as the sites resolve it.
-        port: the server's one port.
-        name: the project's name.
-
-    Raises:
-        ConfigError: for names that cannot be used.
-    """
+    """The profile of a project whose participants keep their keys, for `nvflare cert`."""
     _check_project(server=server, port=port, name=name)
     address = {"host": server, "fed_learn_port": port, "admin_port": port}
     profile = {"name": name, "scheme": "grpc", "connection_security": "mtls", "server": address}
@@ -101,15 +85,6 @@ def participant_file(name: str, kind: str, *, project: str, port: int) -> str:
 
     NVFlare gives the role of the project administrator to nobody in this way: ``"admin"`` becomes the
     organisation administrator of the server.
-
-    Args:
-        name: of the participant.
-        kind: ``"site"``, ``"server"``, ``"lead"`` or ``"admin"``.
-        project: the project's name.
-        port: the server's one port.
-
-    Raises:
-        ConfigError: for names that cannot be used.
     """
     if kind == "site":
         check_site_name(name)

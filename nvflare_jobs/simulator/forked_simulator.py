@@ -258,11 +258,7 @@ class SiteProcess:
         return None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the process to end.
-
-        Raises:
-            subprocess.TimeoutExpired: when it has not.
-        """
+        """Wait for the process to end."""
         if self.returncode is None:
             if not select.select([self._report], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(WORKER, timeout or 0)

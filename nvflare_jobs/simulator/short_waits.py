@@ -56,10 +56,6 @@ class _Runner(simulator_runner.SimulatorRunner):
 def run_simulator(arguments: list[str], processes: object) -> int:
     """Run NVFlare's simulator in this process.
 
-    Args:
-        arguments: those of its command.
-        processes: starts the sites: takes the place of the module `subprocess` in the simulator.
-
     Returns:
         Its exit code.
     """
@@ -74,12 +70,7 @@ def run_simulator(arguments: list[str], processes: object) -> int:
 
 
 def run_site(arguments: list[str], sites: int) -> None:
-    """Run a site of NVFlare's simulator in this process.
-
-    Args:
-        arguments: the command line of NVFlare's process of a site.
-        sites: how many there are.
-    """
+    """Run a site of NVFlare's simulator in this process."""
     simulator_worker.sys.argv = arguments
     least, most = _ASK_AGAIN
     _replace(simulator_worker, "time", _Pauses(min(max(least, sites / _SITES_A_SECOND), most)))

@@ -205,19 +205,6 @@ def run_job(
 ) -> Path:
     """Run any of our jobs in NVFlare's simulator.
 
-    Args:
-        recipe: the job.
-        data_dir: see `run_in_simulator`.
-        sites: see there.
-        work_dir: see there.
-        result: the file without which the job has failed.
-        device: see `run_in_simulator`, as for all that follows.
-        on_event: see there.
-        state_dir: see there.
-        execution: see there.
-        machine: see there.
-        lock: see there.
-
     Returns:
         The folder with the results.
 

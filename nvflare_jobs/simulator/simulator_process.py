@@ -102,12 +102,7 @@ class SimulatorProcess:
 
     @classmethod
     def start(cls, start: Start, threads: int | None) -> SimulatorProcess:
-        """Start a simulation.
-
-        Args:
-            start: the simulation.
-            threads: of server and sites each; ``None`` leaves them to PyTorch.
-        """
+        """Start a simulation."""
         if no_fast_start() is not None:
             environment = {**_environment(threads), **start.environment}
             with Path(start.log).open("wb") as log:
@@ -184,10 +179,6 @@ def prepare(threads: int | None) -> None:
     """Let a process import everything, for the next simulation that this process starts.
 
     Nothing happens where server and sites are fresh processes.
-
-    Args:
-        threads: see `SimulatorProcess.start`. Where the simulation has another number, another process is
-            prepared then.
     """
     global _prepared
     discard()

@@ -46,9 +46,6 @@ class Asked(Protocol):
 def main(arguments: Sequence[str]) -> int:
     """Run the command.
 
-    Args:
-        arguments: the file of the lock, and the command.
-
     Returns:
         Its exit code.
     """

@@ -29,9 +29,6 @@ def check_copies(sites: Sequence[SiteFolder]) -> None:
     Files are compared by their length first, so that few of them are read. A compressed NIfTI file ends with
     the length and the checksum of its content: it is the same volume however it was packed. Volumes are
     refused; of photographs, whose published data sets have such copies, the first is told in a warning.
-
-    Raises:
-        DataError: naming site and file, and the other one.
     """
     # What a site has twice itself was found when it was looked at alone.
     leaks = find_copies(sites, apart=len(sites) > 1)

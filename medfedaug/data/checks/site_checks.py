@@ -66,14 +66,6 @@ def check_classes(site: SiteFolder, expected: Sequence[str], whose: str) -> None
     """Check that the labels of a site have the same names as elsewhere.
 
     Capitals, spaces, ``_`` and ``-`` do not matter, and ``foreground`` is any one class.
-
-    Args:
-        site: the site.
-        expected: the classes in the order of their labels.
-        whose: they are, for the message.
-
-    Raises:
-        DataError: naming the site and both names.
     """
     listing = site.path / site.listing
     if len(site.classes) != len(expected):
@@ -101,11 +93,7 @@ def check_classes(site: SiteFolder, expected: Sequence[str], whose: str) -> None
 
 
 def check_known_classes(site: SiteFolder, expected: Sequence[str]) -> None:
-    """Check that a site of photographs has no class that the federation does not know; it may lack some.
-
-    Raises:
-        DataError: naming the site and the class.
-    """
+    """Check that a site of photographs has no class that the federation does not know; it may lack some."""
     unknown = sorted(set(site.classes) - set(expected))
     if unknown:
         raise DataError(
@@ -117,10 +105,6 @@ def check_known_classes(site: SiteFolder, expected: Sequence[str]) -> None:
 
 def check_files_alone(site: SiteFolder, who: str) -> None:
     """Check that who reads a site's files without us gets the images of the federation.
-
-    Args:
-        site: the site.
-        who: reads them, for the message.
 
     Raises:
         DataError: where channels are missing or in another order, images are in archives, or label maps have

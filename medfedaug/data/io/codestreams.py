@@ -60,11 +60,7 @@ class _Segment(NamedTuple):
 
 
 def describe(data: bytes) -> Codestream:
-    """Return the size of a compressed image, once it is whole.
-
-    Raises:
-        ReaderError: where it breaks off, or is none.
-    """
+    """Return the size of a compressed image, once it is whole."""
     sizes = [size for segment in _segments(data) if (size := _size(segment)) is not None]
     if len(sizes) != 1:
         raise ReaderError("its compressed pixels do not say how large they are")
@@ -87,9 +83,6 @@ def without_comments(data: bytes) -> bytes:
     """Return a compressed image without comments, application segments, and all that follows its end.
 
     What says how colours are coded (JFIF, Adobe, HP's of JPEG-LS) is written anew without any other field.
-
-    Raises:
-        ReaderError: where it breaks off, or is none.
     """
     start = data[:2]
     return start + b"".join(map(_kept, _segments(data))) + bytes([0xFF, _END])

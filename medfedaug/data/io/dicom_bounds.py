@@ -33,9 +33,6 @@ _GARBLED = "a damaged DICOM file (its elements do not follow each other)"
 def check_bounds(source: Path | bytes) -> None:
     """Check the size and the structure of a DICOM object, without reading its values.
 
-    Args:
-        source: the file, or its content.
-
     Raises:
         ReaderError: where it inflates to more than `MOST_INFLATED` bytes, nests sequences without end, or is
             too garbled to say.

@@ -169,11 +169,7 @@ def expected_bytes(dataset: Dataset) -> int:
 
 
 def compressed_frames(dataset: Dataset) -> list[bytes]:
-    """Return the compressed images of an object, each whole and of the size that the header says.
-
-    Raises:
-        ReaderError: for others.
-    """
+    """Return the compressed images of an object, each whole and of the size that the header says."""
     form, frames = PixelFormat.of(dataset), _number_of_frames(dataset)
     tables = dataset.get("ExtendedOffsetTable"), dataset.get("ExtendedOffsetTableLengths")
     offsets = (tables[0], tables[1]) if tables[0] and tables[1] else None

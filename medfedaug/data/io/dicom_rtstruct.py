@@ -32,15 +32,6 @@ def write_rtstruct(path: Path, series: Path, voxels: np.ndarray, segments: Segme
 
     Contours run half way between voxels, in millimetres of the patient; holes are keyholes
     (`medfedaug.data.io.contours.closed_contours`). A class that is nowhere is a region without contours.
-
-    Args:
-        path: the file.
-        series: the folder with the series, or one of its files.
-        voxels: (X, Y, Z), integer.
-        segments: the classes, and the model that predicted them.
-
-    Raises:
-        DataError: for a series that lacks what an RTSTRUCT needs.
     """
     volume = open_series(series)
     try:

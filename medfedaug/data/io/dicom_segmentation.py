@@ -73,9 +73,6 @@ def write_segmentation(path: Path, series: Path, voxels: np.ndarray, segments: S
         voxels: (X, Y, Z), integer: the label map, written as binary segments without the background; or
             (X, Y, Z, K), floating point: probabilities, written as fractional ones.
         segments: the classes, and who predicted them.
-
-    Raises:
-        DataError: for a series that lacks what a SEG needs.
     """
     import highdicom as hd
     import pydicom

@@ -222,11 +222,7 @@ def _spread(folders: dict[Path, list[DicomInstance]]) -> list[DicomInstance] | N
 
 
 def compile_series(pattern: str | None, option: str = "--series") -> re.Pattern[str] | None:
-    """A regular expression of a user, which does not mind capitals.
-
-    Raises:
-        ConfigError: for what is none.
-    """
+    """A regular expression of a user, which does not mind capitals."""
     if pattern is None:
         return None
     try:
@@ -246,9 +242,6 @@ def select(series: Sequence[DicomSeries], pattern: str | None = None) -> Selecti
         series: of `scan`.
         pattern: the identity of a series, or a regular expression that is searched for, without minding
             capitals, in `DicomSeries.searched`.
-
-    Raises:
-        ConfigError: for a pattern that is no regular expression.
     """
     wanted = compile_series(pattern)
     groups: dict[tuple[tuple[Path, ...], str], list[DicomSeries]] = defaultdict(list)
@@ -382,11 +375,7 @@ def files_of_series(path: Path) -> list[Path]:
 
 
 def voxels_of_series(series: DicomSeries) -> np.ndarray:
-    """The voxels of a series, (X, Y, Z) or (X, Y, Z, C), float32 in the units of its modality.
-
-    Raises:
-        ReaderError: as `medfedaug.data.io.dicom_pixels.read_slices`.
-    """
+    """The voxels of a series, (X, Y, Z) or (X, Y, Z, C), float32 in the units of its modality."""
     return read_slices(series.slices).swapaxes(0, 2)
 
 

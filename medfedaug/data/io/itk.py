@@ -77,11 +77,7 @@ class ITKFormat(ImageFormat):
 
 
 def read_image(path: Path) -> sitk.Image:
-    """Read an image with its voxels.
-
-    Raises:
-        ValueError: with the reason that SimpleITK gives.
-    """
+    """Read an image with its voxels."""
     from SimpleITK import ReadImage
 
     try:

@@ -29,9 +29,6 @@ def check_nifti_header(path: Path, image: nibabel.Nifti1Image) -> None:
 
     What readers do not use, and what they use as it stands, is a warning; what makes other voxels of those
     in the file is an error.
-
-    Raises:
-        ValueError: naming the field and its value.
     """
     raw = _raw_header(path, image)
     bits, wanted = int(raw["bitpix"]), 8 * int(raw.get_data_dtype().itemsize)
@@ -122,9 +119,6 @@ def check_gzip(path: Path, state: int) -> int:
 
     Returns:
         The bytes before compression.
-
-    Raises:
-        ValueError: when the checksum contradicts the content, or no compressed data follow it.
     """
     length = 0
     try:

@@ -60,9 +60,6 @@ def load_photograph(path: Path) -> np.ndarray:
 
     A palette becomes the colours that it stands for, black and white 0 and 255. An alpha channel is left out
     where nothing is transparent. In colour the upper 8 of 16 bits are read.
-
-    Raises:
-        Exception: as `photograph_header`, and `ValueError` for transparent pixels.
     """
     with _opened(path) as file:
         file.load()
@@ -79,9 +76,6 @@ def load_label_photograph(path: Path) -> np.ndarray:
     Of a palette the indices count, since its colours only show them; of a palette of greys alone the greys,
     since some programs write grey images that way, in any order. Colour is taken where its three channels
     agree.
-
-    Raises:
-        Exception: as `load_photograph`, and `ValueError` for colours.
     """
     with _opened(path) as file:
         file.load()
@@ -105,11 +99,7 @@ def load_label_photograph(path: Path) -> np.ndarray:
 
 
 def _check_kind(file: Image.Image) -> None:
-    """Check that the pixels' range is known: 8 bits, or unsigned 16 bits.
-
-    Raises:
-        ValueError: saying what it is.
-    """
+    """Check that the pixels' range is known: 8 bits, or unsigned 16 bits."""
     if file.format == "TIFF" and getattr(file, "n_frames", 1) > 1:
         raise ValueError(f"a stack of {getattr(file, 'n_frames', 1)} images, and one was expected")
     sixteen = file.mode.startswith("I;16") or (file.mode == "I" and file.format == "PNG")

@@ -41,11 +41,7 @@ class PixelFormat:
 
     @classmethod
     def of(cls, header: Dataset) -> PixelFormat:
-        """Take the description of a header.
-
-        Raises:
-            ReaderError: for one that is missing, or contradicts itself.
-        """
+        """Take the description of a header."""
         photometric = str(header.get("PhotometricInterpretation") or "")
         found = cls(
             rows=_number(header, "Rows"),

@@ -31,11 +31,7 @@ def load_volume(path: Path) -> torch.Tensor:
 
 
 def load_label(path: Path) -> torch.Tensor:
-    """A label map, float32: (1, X, Y, Z), or (C, X, Y, Z) of a volume that has channels.
-
-    Raises:
-        Exception: as `load_volume`, and for a label image in colour.
-    """
+    """A label map, float32: (1, X, Y, Z), or (C, X, Y, Z) of a volume that has channels."""
     return torch.as_tensor(format_of(path).read_label(path))
 
 

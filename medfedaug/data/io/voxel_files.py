@@ -33,8 +33,5 @@ def file_states(images: Iterable[Path]) -> tuple[FileState, ...]:
 
     Args:
         images: files, or folders of files.
-
-    Raises:
-        OSError: for a header that cannot be read.
     """
     return tuple(file_state(file) for image in images for file in sorted(files_of(image)))

@@ -272,9 +272,6 @@ class Access(Settings):
 
         Args:
             server: whether it is of the own receiver, which then demands the archive's certificate.
-
-        Raises:
-            ConfigError: for files that are no certificates and keys in PEM.
         """
         purpose = ssl.Purpose.CLIENT_AUTH if server else ssl.Purpose.SERVER_AUTH
         try:
@@ -310,30 +307,15 @@ class Archive(Protocol):
     _quiet: AbstractContextManager[None]
 
     def find_studies(self, wanted: Wanted) -> list[FoundStudy]:
-        """Find the studies that match, sorted by UID.
-
-        Raises:
-            RequestRefused: where the archive refuses this search.
-            ArchiveError: where the archive does not answer.
-        """
+        """Find the studies that match, sorted by UID."""
         ...
 
     def find_series(self, study: FoundStudy) -> list[FoundSeries]:
-        """Find all series of a study, sorted by number and UID.
-
-        Raises:
-            RequestRefused: where the archive refuses this search.
-            ArchiveError: where the archive does not answer.
-        """
+        """Find all series of a study, sorted by number and UID."""
         ...
 
     def find_objects(self, series: FoundSeries) -> dict[str, dict[str, str]]:
-        """List the objects of a series: by SOPInstanceUID the values of `OBJECT_FIELDS` that are known.
-
-        Raises:
-            RequestRefused: where the archive refuses this search.
-            ArchiveError: where the archive does not answer.
-        """
+        """List the objects of a series: by SOPInstanceUID the values of `OBJECT_FIELDS` that are known."""
         ...
 
     def fetch(

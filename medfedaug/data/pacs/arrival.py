@@ -87,9 +87,6 @@ class Arrival:
 
         A process that is killed leaves the whole file, or none of its name.
 
-        Args:
-            content: the object as a DICOM file.
-
         Raises:
             ObjectRefused: for an object of others than the archive said, and for many that nobody asked for.
             ReaderError: where it cannot be read.
@@ -123,12 +120,7 @@ class Arrival:
         return True
 
     def files(self, failure: Failure) -> list[Path]:
-        """Return the files, sorted.
-
-        Raises:
-            ObjectRefused: where one was refused.
-            FetchError: where objects are missing.
-        """
+        """Return the files, sorted."""
         if self._refused is not None:
             raise self._refused
         if missing := len(self.missing):

@@ -83,9 +83,6 @@ def plan_import(
         pseudonym: of a name and its kind (``case``, ``patient``), with the site's key.
         settings: the choices.
         on_event: called with ``{"event": "found", "number": ..., "of": ...}`` after each search.
-
-    Raises:
-        ArchiveError: where the archive cannot be used.
     """
     found: dict[str, Planned] = {}
     patience = Patience(archive.place)

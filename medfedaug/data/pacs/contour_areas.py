@@ -36,9 +36,6 @@ def joined_area(contours: Iterable[Contour], crossing: str = "refuse") -> tuple[
     Returns:
         The area, a geometry of shapely, and whether contours crossed.
 
-    Raises:
-        ReaderError: for contours that cross, with ``refuse``.
-
     Example:
         >>> square = np.array([(0, 0), (4, 0), (4, 4), (0, 4)])
         >>> joined_area([("CLOSED_PLANAR", square), ("CLOSED_PLANAR", square / 4 + 1)])[0].area

@@ -62,10 +62,6 @@ def possible_outlines(objects: Sequence[LabelObject], settings: ImportSettings) 
 def choose_outlines(objects: Sequence[LabelObject], settings: ImportSettings) -> LabelChoice:
     """Choose among the label objects that refer to an image.
 
-    Args:
-        objects: all of them.
-        settings: of the import.
-
     Raises:
         LabelRefused: where nothing is left, or the objects leave the choice open.
     """

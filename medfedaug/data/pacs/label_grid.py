@@ -43,15 +43,7 @@ class LabelGrid:
         self.crossed = 0
 
     def add(self, dataset: Dataset, classes: Mapping[int, str]) -> None:
-        """Add segments of a SEG or an RTSTRUCT.
-
-        Args:
-            dataset: the object.
-            classes: of each segment that is added, by its number.
-
-        Raises:
-            ReaderError: for segments that overlap, and for what lies on another grid.
-        """
+        """Add segments of a SEG or an RTSTRUCT."""
         rtstruct = dataset.get("Modality") == "RTSTRUCT"
         for name, mask in (self._contours if rtstruct else self._frames)(dataset, classes):
             index = self._settings.classes.index(name)

@@ -89,11 +89,7 @@ class LabelObject:
 
     @classmethod
     def read(cls, file: Path) -> LabelObject:
-        """Open an object.
-
-        Raises:
-            ReaderError: where it is damaged.
-        """
+        """Open an object."""
         try:
             dataset = pydicom.dcmread(file, defer_size=_LARGE)
             return cls(

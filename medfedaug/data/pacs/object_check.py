@@ -48,11 +48,7 @@ def reading_objects() -> Iterator[None]:
 
 
 def read_values(content: bytes) -> dict[str, str]:
-    """Read the values of `OBJECT_TAGS`, as text; empty where there are none.
-
-    Raises:
-        ReaderError: where they cannot be read.
-    """
+    """Read the values of `OBJECT_TAGS`, as text; empty where there are none."""
     with reading_objects():
         check_bounds(content)
         header = pydicom.dcmread(
@@ -74,10 +70,6 @@ class SeriesBounds:
 
     def check(self, values: Mapping[str, str], size: int) -> None:
         """Check one object, and count it.
-
-        Args:
-            values: of the object, as `read_values` has them.
-            size: its bytes.
 
         Raises:
             ObjectRefused: where it is of others than the archive said, or where all of them are too large.
@@ -118,15 +110,7 @@ def _voxels(values: Mapping[str, str]) -> int:
 
 
 def check_references(label: Dataset, image: DicomSeries) -> None:
-    """Check that a SEG or an RTSTRUCT refers to the objects of its image, in its frame of reference.
-
-    Args:
-        label: the SEG or RTSTRUCT.
-        image: a volume of the series that it refers to; all objects of this series lie in its folder.
-
-    Raises:
-        ReaderError: where it refers to others.
-    """
+    """Check that a SEG or an RTSTRUCT refers to the objects of its image, in its frame of reference."""
     frame = image.first.frame_of_reference
     for found in _frames_of_reference(label, image.uid):
         if frame and found and found != frame:

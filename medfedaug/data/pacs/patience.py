@@ -32,11 +32,7 @@ class Patience:
             self._answered, self._silent = True, 0
 
     def problem(self, error: ArchiveError | FetchError) -> str:
-        """Return the reason why a study failed.
-
-        Raises:
-            ArchiveError: where the other studies would fail alike.
-        """
+        """Return the reason why a study failed."""
         if not error.timed_out:
             if isinstance(error, ArchiveError) and not isinstance(error, RequestRefused):
                 raise error

@@ -10,11 +10,7 @@ from medfedaug.errors import ConfigError
 
 
 def read_studies(path: Path) -> list[Wanted]:
-    """Read the studies of a CSV file with a column of `STUDY_KEYS`, each once, in the order of the file.
-
-    Raises:
-        ConfigError: with the number of the line, and without what it says.
-    """
+    """Read the studies of a CSV file with a column of `STUDY_KEYS`, each once, in the order of the file."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

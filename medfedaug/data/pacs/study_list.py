@@ -58,11 +58,7 @@ class StudyList:
         self.caches: list[str] = self._content.setdefault("caches", [])
 
     def settle(self, settings: ImportSettings) -> None:
-        """Bind the list to the settings that decide over voxels.
-
-        Raises:
-            ConfigError: where its studies were imported with others.
-        """
+        """Bind the list to the settings that decide over voxels."""
         choices = _choices(settings)
         before = self._content.get("settings")
         if before is not None and self.studies:

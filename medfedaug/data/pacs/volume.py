@@ -22,11 +22,6 @@ _SAME_PLACE = 1e-3  # of a voxel
 def open_volume(folder: Path, rule: str | None, *, allow_burned_in: bool) -> DicomSeries:
     """Open the one volume of a fetched series.
 
-    Args:
-        folder: its files.
-        rule: what chooses among several volumes in it.
-        allow_burned_in: whether its pixels may hold text.
-
     Raises:
         ReaderError: where it is no volume, or must not be taken; names no value of a header but sizes.
     """
@@ -59,10 +54,6 @@ def load_on_grid(channels: Sequence[DicomSeries], grid: DicomSeries) -> list[np.
 
     One on the same grid keeps its voxels; others are interpolated linearly, and have their lowest value
     outside of what they show.
-
-    Args:
-        channels: the volumes.
-        grid: the volume whose grid is taken.
 
     Raises:
         ReaderError: where voxels cannot be decoded, and for volumes whose places are not comparable.
@@ -112,9 +103,6 @@ def write_nifti(path: Path, voxels: np.ndarray, affine: np.ndarray) -> None:
         path: a file ``.nii.gz``; folders above it are made.
         voxels: (X, Y, Z), or (X, Y, Z, C).
         affine: (4, 4), RAS, millimetres.
-
-    Raises:
-        StorageError: when it cannot be written.
     """
     private_folder(path.parent)
     if voxels.dtype.kind == "f" and _whole(voxels):

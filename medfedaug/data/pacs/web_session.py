@@ -79,11 +79,7 @@ class WebSession(requests.Session):
         return found
 
     def get_redirect_target(self, response: requests.Response) -> str | None:
-        """Return where an answer redirects to; ``None`` where it does not.
-
-        Raises:
-            AnswerRefused: for another origin, and for a request that stores.
-        """
+        """Return where an answer redirects to; ``None`` where it does not."""
         target: str | None = super().get_redirect_target(response)
         if target is None:
             return None

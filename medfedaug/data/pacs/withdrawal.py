@@ -48,9 +48,6 @@ def withdraw(
         state: folder of the site's own list.
         pseudonym: of a name and its kind (``case``, ``patient``), with the site's key.
         caches: folders in which jobs and runs keep prepared images.
-
-    Raises:
-        ConfigError: where there is no list, or an import writes to the folder.
     """
     files = CaseFiles(out, state)
     if not StudyList(state).path.is_file():

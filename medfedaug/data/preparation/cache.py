@@ -49,16 +49,7 @@ class StoredCase:
         return tuple(self._mapped(name).shape)
 
     def read(self, name: str, index: int | None = None, window: Window = ()) -> Tensor:
-        """A tensor, or of it what is asked for, as a tensor of its own that must not be changed.
-
-        Args:
-            name: which tensor.
-            index: which element of its first axis; ``None`` for the whole.
-            window: a range of each of the last axes of that element.
-
-        Raises:
-            MedFedAugError: when its file cannot be read any more; names it.
-        """
+        """A tensor, or of it what is asked for, as a tensor of its own that must not be changed."""
         where: tuple[Any, ...] = (...,) if index is None else (index, ..., *window) if window else (index,)
         if self.tensors is not None:
             return self.tensors[name][where]
@@ -111,16 +102,7 @@ class CaseCache:
         make: Callable[[], Mapping[str, Tensor]],
         files: Sequence[Path] = (),
     ) -> StoredCase:
-        """Return the case that is kept under a key, or keep ``make()``.
-
-        Args:
-            key: everything that the result follows from.
-            make: the tensors, by names that can be those of files.
-            files: of the case, by whose names `remove_prepared` finds it.
-
-        Raises:
-            StorageError: when there is no room for a file; names the folder.
-        """
+        """Return the case that is kept under a key, or keep ``make()``."""
         if key not in self._known:
             self._known[key] = self._find(key) or self._keep(key, make(), files)
         return self._known[key]
@@ -176,16 +158,6 @@ def remove_prepared(folder: Path, files: Sequence[Path]) -> int:
     """Remove prepared cases of some files, by the files' names; those that name no file go, too.
 
     What a killed process left unfinished is removed, too. Cases are prepared again when they are needed.
-
-    Args:
-        folder: of a cache.
-        files: images that were prepared; they need not be there any more.
-
-    Returns:
-        The number of removed cases.
-
-    Raises:
-        StorageError: when one cannot be removed; names it.
     """
     marks, removed = {_mark(file) for file in files}, 0
     for entry in sorted(folder.iterdir()) if folder.is_dir() else ():

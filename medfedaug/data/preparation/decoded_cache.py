@@ -53,9 +53,6 @@ _active: ContextVar[DecodedMemory | None] = ContextVar("decoded_memory", default
 def keep_decoded(max_bytes: int) -> Iterator[DecodedMemory]:
     """A context in which all sites of this process share decoded images.
 
-    Args:
-        max_bytes: how much is kept.
-
     Example:
         >>> with keep_decoded(2**20) as memory:
         ...     memory.num_bytes

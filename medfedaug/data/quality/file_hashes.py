@@ -46,11 +46,7 @@ def fingerprint_sites(sites: Sequence[SiteFolder]) -> dict[str, str]:
 
 
 def check_unchanged(began: Mapping[str, Mapping[str, str]], now: Fingerprint, data: Path) -> None:
-    """Check that a run is continued with the files that it began with.
-
-    Raises:
-        DataError: naming the first site or file that is missing, new or changed.
-    """
+    """Check that a run is continued with the files that it began with."""
     hint = "Restore it, or begin anew with --overwrite"
     for site in sorted({*began, *now}):
         if site not in now:
@@ -75,12 +71,6 @@ def check_unchanged(began: Mapping[str, Mapping[str, str]], now: Fingerprint, da
 
 def check_made_with(made: Mapping[str, str], now: Mapping[str, str], run: Path, data: Path) -> None:
     """Check that a finished run was made with the files that are there.
-
-    Args:
-        made: of `fingerprint_sites`, as the run recorded it.
-        now: the same of the sites that are there.
-        run: the run's folder, for the message.
-        data: the folder of the sites' folders, for the message.
 
     Raises:
         DataError: naming the first site whose files are others, or that is missing or new.

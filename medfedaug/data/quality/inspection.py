@@ -150,12 +150,7 @@ def inspect_sites(
 
 
 def inspect_site(site: SiteFolder, intensity: str = "scale") -> SiteInspection:
-    """Look at every case of a site, one image in memory at a time.
-
-    Args:
-        site: the site, whose splits need not be checked.
-        intensity: see `inspect_sites`.
-    """
+    """Look at every case of a site, one image in memory at a time."""
     found = SiteInspection(
         site.name,
         site.task,

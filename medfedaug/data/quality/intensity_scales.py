@@ -72,9 +72,6 @@ def find_uneven_scales(site: SiteFolder, limit: int | None = _LOOKED_AT) -> Unev
 
     Returns:
         ``None`` for volumes on one scale, for a single one, and for data that have one fixed scale.
-
-    Raises:
-        DataError: when a volume cannot be read.
     """
     if site.scaling == "fixed":
         return None
@@ -84,13 +81,7 @@ def find_uneven_scales(site: SiteFolder, limit: int | None = _LOOKED_AT) -> Unev
 
 
 def most_uneven(site: str, cases: Sequence[str], ranges: Sequence[Sequence[float]]) -> UnevenScales | None:
-    """The two volumes whose ranges differ most, if by a factor of `WILD` or more.
-
-    Args:
-        site: their site.
-        cases: their names.
-        ranges: of each volume and channel.
-    """
+    """The two volumes whose ranges differ most, if by a factor of `WILD` or more."""
     worst: UnevenScales | None = None
     for channel in zip(*ranges, strict=True):
         # A channel that is constant in a volume, as where a sequence was not taken, has no scale.

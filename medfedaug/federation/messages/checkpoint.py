@@ -26,11 +26,6 @@ def server_checkpoint(state_dir: str | Path, name: str = "medfedaug") -> Path:
 def save_checkpoint(path: Path, content: dict[str, Any], *, private: bool = False) -> None:
     """Write ``content`` (tensors and plain Python types). The old file remains until the new one is complete.
 
-    Args:
-        path: the file.
-        content: what it is to hold.
-        private: whether its owner alone may read it.
-
     Raises:
         StorageError: when it cannot be written, for instance on a full disk; the old file is then intact.
     """
@@ -66,14 +61,6 @@ def check_same_run(path: Path, saved: Mapping[str, Any], config: RunConfig) -> N
 
     Only the purpose and the number of rounds may differ, and the latter not with a schedule, which has
     decided over the learning rates of the rounds that are over, nor with a method that goes by it.
-
-    Args:
-        path: of the checkpoint, for the message.
-        saved: its content.
-        config: the run that is asked for.
-
-    Raises:
-        ConfigError: naming the setting that differs.
     """
     # Through `RunConfig`, so that a setting that came with a later release has its default.
     asked, before = config.to_dict(), RunConfig.from_dict(recorded_settings(saved)).to_dict()

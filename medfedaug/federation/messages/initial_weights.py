@@ -106,10 +106,6 @@ class InitialWeights:
     def load(cls, path: Path, state: Mapping[str, Tensor]) -> InitialWeights:
         """The inverse of `save`, at the server of a job.
 
-        Args:
-            path: the job's file.
-            state: the state dict of the job's network, which limits what is read.
-
         Raises:
             ConfigError: when the file is missing, larger than the network, or not of its entries.
         """

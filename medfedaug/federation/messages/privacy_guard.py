@@ -84,9 +84,6 @@ class PrivacyGuard:
 
         Counted are patients: those of the exchange's sample, or, where a value is about any k cases, as few
         as those with the most cases that have k together.
-
-        Raises:
-            PrivacyRefused: naming site, method and the policy's limit.
         """
         if exchange.of_losses and not self.policy.losses:
             raise PrivacyRefused(
@@ -142,9 +139,6 @@ class PrivacyGuard:
         Args:
             steps: their number.
             rate: q.
-
-        Raises:
-            PrivacyRefused: when the policy or its budget does not allow it.
         """
         policy, most = self.policy, self.policy.cases_per_patient
         self._check_patients("the weights")
@@ -194,9 +188,6 @@ class PrivacyGuard:
 
         Must be called while the network is as the server sent it. Trained on, it would depend on every
         case, and so would what each of them contributes.
-
-        Raises:
-            PrivacyRefused: when the policy or its budget does not allow it.
         """
         policy = self.policy
         self.check(name, exchange)
@@ -249,11 +240,7 @@ class PrivacyGuard:
         return torch.where(value.isnan(), (low + high) / 2, value).clamp(low, high)
 
     def collect(self, name: str, exchange: SiteExchange) -> Payload:
-        """Return the payload that the site sends for an exchange, after `observe`.
-
-        Raises:
-            PrivacyRefused: when the policy does not allow it.
-        """
+        """Return the payload that the site sends for an exchange, after `observe`."""
         if not self.policy.noise_multiplier:
             self.check(name, exchange)
             if (sample := exchange.sample()) is not None:

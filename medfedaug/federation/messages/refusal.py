@@ -22,13 +22,7 @@ def raise_error(reply: Reply) -> None:
 
 
 def refusal(site: str, use: Callable[[], None]) -> str | None:
-    """The reason why a reply could not be used, or ``None`` if it was used.
-
-    Args:
-        site: who sent it.
-        use: checks the reply and uses it. Any exception that it raises counts as an error of this site;
-            otherwise it would end the run for all sites.
-    """
+    """The reason why a reply could not be used, or ``None`` if it was used."""
     try:
         use()
     except MedFedAugError as error:

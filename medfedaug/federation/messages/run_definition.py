@@ -24,11 +24,7 @@ class Definition(Protocol):
     """Momentum of the optimiser; 0 if it has none."""
 
     def network(self) -> nn.Module:
-        """The network, with random weights, without the methods' layers.
-
-        Raises:
-            ConfigError: when it cannot be made.
-        """
+        """The network, with random weights, without the methods' layers."""
         ...
 
     def channels(self, network: nn.Module) -> int:
@@ -36,12 +32,7 @@ class Definition(Protocol):
         ...
 
     def task(self, config: RunConfig, *, normalised: bool) -> Task:
-        """The task.
-
-        Args:
-            config: the run.
-            normalised: whether a method normalises the images.
-        """
+        """The task."""
         ...
 
     def optimiser(self, parameters: Iterable[Tensor], rate: float) -> torch.optim.Optimizer:
@@ -85,11 +76,7 @@ class ConfiguredRun:
 
 
 def define(config: RunConfig) -> Definition:
-    """The definition of a run.
-
-    Raises:
-        ConfigError: for a Bundle that may not be used here, or cannot.
-    """
+    """The definition of a run."""
     if not config.bundle:
         return ConfiguredRun(config)
     definition: Definition = _bundles().BundleDefinition.of(config)
@@ -119,11 +106,7 @@ def scaling(config: RunConfig, intensity: str) -> str:
 
 
 def network_arguments(config: RunConfig) -> dict[str, Any]:
-    """Return the arguments of `medfedaug.models.build_network` for a run.
-
-    Raises:
-        ConfigError: for arguments that follow from the data.
-    """
+    """Return the arguments of `medfedaug.models.build_network` for a run."""
     args = {"spatial_dims": config.plan.spatial_dims, **config.network_args}
     for name in ("in_channels", "out_channels"):
         if name in args:

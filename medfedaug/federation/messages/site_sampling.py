@@ -64,13 +64,7 @@ class Participation:
         return max(self.execution.min_sites or self.round_size(sites), self.least)
 
     def choose(self, available: Sequence[str], sites: int, round_: int) -> list[str]:
-        """The sites that a round asks: all that are available, or a share drawn by seed and round.
-
-        Args:
-            available: the sites that can be asked, sorted.
-            sites: the number of all training sites.
-            round_: the round.
-        """
+        """The sites that a round asks: all that are available, or a share drawn by seed and round."""
         size = self.round_size(sites)
         if len(available) <= size:
             return list(available)
@@ -78,16 +72,7 @@ class Participation:
         return sorted(generator.sample(available, size))
 
     def check(self, sites: Collection[str], left_out: Mapping[str, str]) -> None:
-        """Check that enough sites can train.
-
-        Args:
-            sites: those that can.
-            left_out: those that cannot, with the reason.
-
-        Raises:
-            RunFailed: when there are too few.
-            ConfigError: when a round cannot ask as many as it needs.
-        """
+        """Check that enough sites can train."""
         reasons = "; ".join(f"{reason}" for _, reason in sorted(left_out.items()))
         min_sites = self.execution.min_sites
         if left_out and not min_sites:

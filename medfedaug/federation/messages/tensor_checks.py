@@ -58,9 +58,6 @@ class StateDictValidator:
             buffers: whether buffers are compared with those of the global model. Not in the first round, in
                 which running statistics come from nothing, nor where other sites' updates are a better
                 measure (`medfedaug.federation.server.outlier_checks.judge_steps`).
-
-        Raises:
-            UpdateRefused: naming site, key, what was expected and what came.
         """
         self.check_values(site, weights)
         moved = self.steps(weights, state)
@@ -69,11 +66,7 @@ class StateDictValidator:
             self.check_buffers(site, moved, state)
 
     def check_values(self, site: str, weights: Mapping[str, Tensor]) -> None:
-        """Check a model's entries, without regard to any other model.
-
-        Raises:
-            UpdateRefused: as `check`.
-        """
+        """Check a model's entries, without regard to any other model."""
         check_tensors(site, weights, self.shapes)
         for key in sorted(self.variances):
             if bool((weights[key] < 0).any()):
@@ -100,13 +93,7 @@ class StateDictValidator:
     def shortened(
         self, weights: Mapping[str, Tensor], state: Mapping[str, Tensor], factors: Mapping[str, float]
     ) -> dict[str, Tensor]:
-        """Shorten the step of a checked model, so that `steps` is so many times as long.
-
-        Args:
-            weights: the model's entries.
-            state: the global model at the beginning of the round.
-            factors: by what moves, from 0 to 1.
-        """
+        """Shorten the step of a checked model, so that `steps` is so many times as long."""
         return {key: self._between(key, state[key], value, factors) for key, value in weights.items()}
 
     def _between(self, key: str, start: Tensor, end: Tensor, factors: Mapping[str, float]) -> Tensor:
@@ -142,11 +129,7 @@ def _length(tensors: Iterable[Tensor]) -> float:
 
 
 def check_tensors(site: str, tensors: Mapping[str, Any], shapes: Shapes) -> None:
-    """Check that keys and shapes are as expected, and values floating point, finite and below `LARGEST`.
-
-    Raises:
-        UpdateRefused: naming site, key, what was expected and what came.
-    """
+    """Check that keys and shapes are as expected, and values floating point, finite and below `LARGEST`."""
     for key in tensors:
         if key not in shapes:
             raise UpdateRefused(site, repr(key)[:80], expected="no such entry", got="one")
@@ -162,11 +145,7 @@ def check_tensors(site: str, tensors: Mapping[str, Any], shapes: Shapes) -> None
 
 
 def check_values(site: str, tensors: Mapping[str, Any]) -> None:
-    """Check tensors as `check_tensors` does, without keys and shapes known in advance.
-
-    Raises:
-        UpdateRefused: naming site, key, what was expected and what came.
-    """
+    """Check tensors as `check_tensors` does, without keys and shapes known in advance."""
     for key, value in tensors.items():
         if not isinstance(value, Tensor):
             raise UpdateRefused(site, repr(key)[:80], expected="a tensor", got=type(value).__name__)

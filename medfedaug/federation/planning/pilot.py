@@ -14,10 +14,6 @@ from medfedaug.metrics.convergence import ATTEMPTS
 def pilot_training(job: RunConfig, told: Mapping[str, Any]) -> RunConfig:
     """Return a training of a job's pilot, which server and sites derive alike.
 
-    Args:
-        job: the job's settings.
-        told: its ``methods``, one of the job's ``pilot``, and its number of ``rounds``.
-
     Raises:
         ConfigError: for anything else than the job announced.
     """

@@ -100,9 +100,6 @@ def site_prospect(site: SiteFolder, guard: PrivacyGuard) -> Reply:
     """Answer with the site's fingerprint, through its guard; empty of a site that does not train.
 
     Counts that the site's policy keeps back are 0, and scanners that it does not name are left out.
-
-    Raises:
-        PrivacyRefused: when the site's policy does not allow it.
     """
     reply = Reply(PROSPECT)
     if not site.trains:
@@ -170,11 +167,7 @@ class Prospecting:
             return reason is None
 
     def finish(self) -> None:
-        """Check that there is something to compare.
-
-        Raises:
-            RunFailed: with the sites' reasons, when fewer than two sent a fingerprint.
-        """
+        """Check that there is something to compare."""
         if len(self.sites) < 2:
             reasons = "; ".join(reason for _, reason in sorted(self.missing.items()))
             raise RunFailed(
@@ -198,11 +191,7 @@ class Prospecting:
 
 
 def received(config: RunConfig, request: Request) -> list[ImageFingerprint]:
-    """The fingerprints that the server tells, checked as the server checks them.
-
-    Raises:
-        UpdateRefused: naming site and entry.
-    """
+    """The fingerprints that the server tells, checked as the server checks them."""
     by_site: dict[str, Payload] = {}
     for key, value in own_entries(request.once, PROSPECT).items():
         name, _, site = key.partition("/")
@@ -221,11 +210,7 @@ def received(config: RunConfig, request: Request) -> list[ImageFingerprint]:
 def _fingerprint(
     site: str, config: RunConfig, payload: Payload, metrics: Mapping[str, Any]
 ) -> ImageFingerprint:
-    """Put together what another one sent.
-
-    Raises:
-        UpdateRefused: for numbers that no fingerprint has.
-    """
+    """Put together what another one sent."""
     noise = metrics.get("noise")
     if isinstance(noise, bool) or not isinstance(noise, (int, float)) or not 0 <= noise < math.inf:
         raise UpdateRefused(site, f"{PROSPECT}/noise", expected="a deviation", got="another value")

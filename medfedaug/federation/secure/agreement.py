@@ -57,15 +57,7 @@ def colluders(known: int, floor: int) -> int:
 
 
 def request_digest(request: Request, once: Payload) -> bytes:
-    """Hash all of a training request that decides over what a site trains.
-
-    Args:
-        request: of a round.
-        once: what was exchanged before training, as the site has it with this request.
-
-    Raises:
-        ValueError: for values that are no tensors.
-    """
+    """Hash all of a training request that decides over what a site trains."""
     content = [request.round, request.run, request.selected_round, request.planned]
     found = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
     # A site has put the entries that came once into the model, from which a server has left them out.
@@ -118,11 +110,7 @@ class Training:
 
     @staticmethod
     def read(masks: Mapping[str, Any]) -> tuple[bytes, dict[str, float]]:
-        """Return what a server says of the training to come: the hash of its request, and the weights.
-
-        Raises:
-            ValueError: when it is not there, or a weight is none.
-        """
+        """Return what a server says of the training to come: the hash of its request, and the weights."""
         request, weights = masks.get("request"), masks.get("weights")
         if not isinstance(request, bytes) or len(request) != _DIGEST_BYTES or not isinstance(weights, dict):
             raise ValueError("no training")
@@ -151,11 +139,7 @@ class PublicKeys:
 
     @classmethod
     def of(cls, content: Mapping[str, object]) -> PublicKeys:
-        """Return the keys in a message.
-
-        Raises:
-            ValueError: when they are not there, or of another length.
-        """
+        """Return the keys in a message."""
         found = content.get("cipher"), content.get("mask")
         for key in found:
             if not isinstance(key, bytes) or len(key) != KEY_BYTES:
@@ -192,21 +176,11 @@ class Agreement:
         return _PREFIX + b"purpose: " + hashlib.sha256(content.encode()).digest()
 
     def masking(self, shares: Shares) -> bytes:
-        """Return the purpose of masks: also the sites that dealt shares, and these shares.
-
-        Args:
-            shares: as the server passed them on.
-        """
+        """Return the purpose of masks: also the sites that dealt shares, and these shares."""
         dealt = {site: {to: text.hex() for to, text in texts.items()} for site, texts in shares.items()}
         return self.purpose("masks", dealt)
 
 
 def sum_message(masking: bytes, site: str, summed: Collection[str]) -> bytes:
-    """Return the bytes that a site signs before it helps to open a sum.
-
-    Args:
-        masking: the purpose of the masks, which has all that was said before.
-        site: its name.
-        summed: the sites whose numbers were added up.
-    """
+    """Return the bytes that a site signs before it helps to open a sum."""
     return _PREFIX + b"sum: " + json.dumps([masking.hex(), site, sorted(summed)]).encode()

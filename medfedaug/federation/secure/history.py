@@ -150,10 +150,6 @@ class SumHistory:
     def meet(self, project: str, names: Iterable[str]) -> frozenset[str]:
         """Enter sites whose certificates were in order.
 
-        Args:
-            project: whose root has issued them.
-            names: of the sites.
-
         Returns:
             All sites of the project that this site has met.
         """
@@ -164,11 +160,7 @@ class SumHistory:
         return frozenset(name for (name,) in found)
 
     def check(self, new: OpenedSum, rules: SumRules) -> None:
-        """Check that a sum may be opened after all that were opened before.
-
-        Raises:
-            ValueError: with the reason.
-        """
+        """Check that a sum may be opened after all that were opened before."""
         with self._opened() as connection:
             _check(connection, new, rules)
 

@@ -34,17 +34,7 @@ class Identity:
         return {}
 
     def check(self, site: str, message: bytes, signed: Mapping[str, Any], what: str = "keys") -> None:
-        """Check that a message is of the site.
-
-        Args:
-            site: its name.
-            message: what it is said to have sent.
-            signed: what came with it; anything.
-            what: the message's content, for errors; a noun in the plural.
-
-        Raises:
-            MedFedAugError: naming the site and what is wrong.
-        """
+        """Check that a message is of the site."""
 
 
 class Certificates(Identity):

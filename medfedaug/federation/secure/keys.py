@@ -38,15 +38,7 @@ class KeyPair:
         return self._key.public_key().public_bytes_raw()
 
     def agree(self, public: bytes, purpose: bytes) -> bytes:
-        """The 32 bytes that both ends derive, each from its own private key and the other's public one.
-
-        Args:
-            public: the other end's.
-            purpose: what the key is for; another purpose gives another key.
-
-        Raises:
-            ValueError: for what is no public key.
-        """
+        """The 32 bytes that both ends derive, each from its own private key and the other's public one."""
         return derived(self._key.exchange(X25519PublicKey.from_public_bytes(public)), purpose)
 
 

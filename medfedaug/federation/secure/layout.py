@@ -153,11 +153,6 @@ class SumLayout:
     ) -> tuple[dict[str, Tensor], dict[str, Payload]]:
         """The means over the sites whose numbers were added up.
 
-        Args:
-            words: the sum, without masks.
-            weighted: the sum of these sites' shares of what is weighted.
-            alike: the same of what counts every site alike.
-
         Returns:
             The mean of the models' entries, float32; and by method the means of its terms, float64.
         """

@@ -139,15 +139,7 @@ class SiteMasks:
         self._round = None
 
     def answer(self, request: Request, member: Member) -> dict[str, Any]:
-        """Answer a request for keys, for shares, for a signature, or for what takes the masks off.
-
-        Args:
-            request: the server's.
-            member: what the site itself knows of the training.
-
-        Raises:
-            MedFedAugError: for a request that this site must not answer, with the reason.
-        """
+        """Answer a request for keys, for shares, for a signature, or for what takes the masks off."""
         with self._voiding():
             if request.task == KEYS:
                 return self._send_keys(request, member)
@@ -225,11 +217,6 @@ class SiteMasks:
 
     def sealing(self, request: Request, member: Member, once: Payload) -> Sealing:
         """Take what a site needs to mask its numbers, before it trains: nothing is then done in vain.
-
-        Args:
-            request: to train.
-            member: what the site itself knows of the training.
-            once: what was exchanged before training, as the site has it with this request.
 
         Raises:
             MedFedAugError: when this is not the training that the sites agreed on, or the server does not
@@ -371,13 +358,7 @@ class Sealing:
     sites: list[str]
 
     def mask(self, words: Words, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Words:
-        """Add the site's own mask, and add or subtract those that it has in common with other sites.
-
-        Args:
-            words: the site's numbers.
-            before: the model that it received, as far as it is added up.
-            after: the same entries after its training.
-        """
+        """Add the site's own mask, and add or subtract those that it has in common with other sites."""
         now = self._round
         assert now.step == _Step.TRAINING
         now.sketch = ModelSketch.of(self._masks.history.key, before, after)

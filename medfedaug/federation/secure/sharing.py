@@ -17,16 +17,7 @@ _PRIME = 2**521 - 1
 
 
 def split(secret: bytes, count: int, threshold: int) -> list[bytes]:
-    """The shares of a secret, the values at 1, 2, ... of a random polynomial that is the secret at 0.
-
-    Args:
-        secret: of `SECRET_BYTES` bytes.
-        count: the number of shares.
-        threshold: the number of them that gives the secret again.
-
-    Raises:
-        ValueError: for a secret of another length, or a threshold out of range.
-    """
+    """The shares of a secret, the values at 1, 2, ... of a random polynomial that is the secret at 0."""
     if len(secret) != SECRET_BYTES or not 1 <= threshold <= count:
         raise ValueError(f"{len(secret)} bytes cannot be split into {count} shares, {threshold} needed")
     polynomial = [int.from_bytes(secret, "big"), *(secrets.randbelow(_PRIME) for _ in range(threshold - 1))]

@@ -56,24 +56,14 @@ class ServerMasks:
     # ------------------------------------------------------------------ before training
 
     def keys(self, training: Request, once: Payload, weights: Mapping[str, float]) -> Request:
-        """Begin a round, say what is to be trained, and ask its sites for keys.
-
-        Args:
-            training: the request of the round.
-            once: what was exchanged before training, as each site has it with this request.
-            weights: of the sites that the round asks, in the mean of the models.
-        """
+        """Begin a round, say what is to be trained, and ask its sites for keys."""
         digest = request_digest(training, once)
         weights = {site: float(weight) for site, weight in weights.items()}
         self._begin(Training(training.run, training.round, self.config, digest, weights))
         return self._request(KEYS, request=digest, weights=weights)
 
     def accept_keys(self, site: str, reply: Reply) -> None:
-        """Take a site's keys.
-
-        Raises:
-            MedFedAugError: when they are none, or for another training.
-        """
+        """Take a site's keys."""
         raise_error(reply)
         try:
             PublicKeys.of(reply.masks)
@@ -100,11 +90,7 @@ class ServerMasks:
         return sorted(self._keys)
 
     def accept_shares(self, site: str, reply: Reply) -> None:
-        """Take what a site dealt to the others.
-
-        Raises:
-            MedFedAugError: when it is not for each of them.
-        """
+        """Take what a site dealt to the others."""
         raise_error(reply)
         texts = {to: text for to, text in reply.masks.items() if isinstance(text, bytes)}
         others = self._keys.keys() - {site}
@@ -137,11 +123,7 @@ class ServerMasks:
         return self._request(CONFIRM, summed=sorted(self.summed))
 
     def accept_confirmation(self, site: str, reply: Reply) -> None:
-        """Take a site's signature of whose numbers were added up.
-
-        Raises:
-            MedFedAugError: when it did not sign.
-        """
+        """Take a site's signature of whose numbers were added up."""
         raise_error(reply)
         if site not in self.summed:
             raise UpdateRefused(site, "signature", expected="of a site in the sum", got="of another")
@@ -159,11 +141,7 @@ class ServerMasks:
         return self._request(OPEN, summed=sorted(self.summed), signed=self._signed)
 
     def accept_opening(self, site: str, reply: Reply) -> None:
-        """Take a site's shares of what takes the masks off.
-
-        Raises:
-            MedFedAugError: when it is not a share for each site.
-        """
+        """Take a site's shares of what takes the masks off."""
         raise_error(reply)
         said = {of: share for of, share in reply.masks.items() if isinstance(share, bytes)}
         if site not in self.summed or said.keys() != self._dealt.keys():

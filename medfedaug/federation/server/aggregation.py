@@ -188,9 +188,6 @@ class Aggregation:
             steps: how far the site went
                 (`medfedaug.federation.messages.tensor_checks.StateDictValidator.steps`).
             doubt: why it is refused where too few updates come to compare it with.
-
-        Raises:
-            MedFedAugError: where models are not held, for one in doubt.
         """
         if not self.hold_models:
             if doubt is not None:
@@ -208,9 +205,6 @@ class Aggregation:
 
     def compare(self, state: Mapping[str, Tensor]) -> dict[str, str]:
         """At the end of a round: compare what the sites sent, and use what is not far outside.
-
-        Args:
-            state: the state dict of the global model at the beginning of the round.
 
         Returns:
             The sites that are refused, with the reason. Where models are not held, the model of such a site
@@ -268,12 +262,7 @@ class Aggregation:
             exchange.accept(site, own_entries(reply.payload, name), weight)
 
     def finish_round(self, round_: int, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Payload]:
-        """Returns the state dict of the new global model, and what the sites receive with it.
-
-        Args:
-            round_: the finished round.
-            state: the state dict of the global model at its beginning.
-        """
+        """Returns the state dict of the new global model, and what the sites receive with it."""
         shared = self._mean.result()
         for aggregator in self.aggregators.values():
             previous = {key: state[key] for key in self.sent}

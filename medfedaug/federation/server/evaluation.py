@@ -323,11 +323,7 @@ class Evaluation:
     # ------------------------------------------------------------------ results
 
     def finish(self) -> None:
-        """Check that there is anything to report.
-
-        Raises:
-            RunFailed: with the reasons, when no site has given a score.
-        """
+        """Check that there is anything to report."""
         if not self.scored:
             reasons = sorted({reason for found in self.missing.values() for reason in found.values()})
             raise RunFailed("no site has scored a model" + (f" ({'; '.join(reasons)})" if reasons else ""))

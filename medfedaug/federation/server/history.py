@@ -167,12 +167,7 @@ class RunHistory:
         self.refused(site, reason)
 
     def suspect(self, round_: int, scores: Mapping[str, float]) -> None:
-        """Record the sites whose step in a round stood apart and did the others no good.
-
-        Args:
-            round_: the round.
-            scores: the validation scores of its model by site.
-        """
+        """Record the sites whose step in a round stood apart and did the others no good."""
         entry = self.rounds[round_ - 1]
         earlier = [self.scores_of(one) for one in self.rounds[: round_ - 1]]
         higher = METRICS[self.metric].higher_is_better

@@ -37,14 +37,7 @@ class Selection:
     def offer(
         self, round_: int, scores: Mapping[str, float], state: Mapping[str, Tensor], payload: Payload
     ) -> None:
-        """Take a model if it is better than the best so far.
-
-        Args:
-            round_: whose result it is.
-            scores: by site; a model without any is not taken.
-            state: its state dict.
-            payload: the methods' exchange that belongs to it.
-        """
+        """Take a model if it is better than the best so far."""
         if scores and (not self._scores or self._better(scores)):
             self._scores = dict(scores)
             self.take(round_, state, payload)

@@ -61,11 +61,7 @@ Sizes = dict[str, tuple[float, float]]
 
 
 def check_payload(site: str, method: str, exchange: ServerExchange, payload: Payload) -> None:
-    """The method's own check of one payload.
-
-    Raises:
-        UpdateRefused: with what the method said.
-    """
+    """The method's own check of one payload."""
     try:
         exchange.check(payload)
     except ValueError as error:
@@ -95,11 +91,7 @@ class Plausibility:
         return {key: _sizes(payload[key]) for key in sorted(self.kinds)}
 
     def judge(self, sites: Mapping[str, Sizes]) -> dict[str, UpdateRefused]:
-        """The sites of which an entry is far outside, each with the first such entry.
-
-        Args:
-            sites: what `sizes` gave, by site.
-        """
+        """The sites of which an entry is far outside, each with the first such entry."""
         if len(sites) < LEAST_SITES:
             return {}
         found: dict[str, UpdateRefused] = {}
@@ -131,13 +123,7 @@ class Plausibility:
 
 
 def judge_steps(steps: Mapping[str, Mapping[str, float]], norm: float) -> dict[str, UpdateRefused]:
-    """The sites whose step is far longer than those of the others in the same round.
-
-    Args:
-        steps: by site, the length of its step by what moved
-            (`medfedaug.federation.messages.tensor_checks.StateDictValidator.steps`).
-        norm: that of the parameters as the run began, which no site has moved.
-    """
+    """The sites whose step is far longer than those of the others in the same round."""
     if len(steps) < LEAST_SITES:
         return {}
     found: dict[str, UpdateRefused] = {}

@@ -47,11 +47,7 @@ class Acceptance:
         self.once, self.every_round = aggregation.once, aggregation.every_round
 
     def preparation(self, site: str, reply: Reply) -> None:
-        """Check an answer to a request to prepare.
-
-        Raises:
-            MedFedAugError: naming site, key, what was expected and what came.
-        """
+        """Check an answer to a request to prepare."""
         raise_error(reply)
         description = accepted_description(reply.metrics)  # with lists and texts, which others have not
         reply.metrics = {**clean_metrics(reply.metrics), DESCRIPTION: description}
@@ -79,9 +75,6 @@ class Acceptance:
                 not train.
             state: the global model at the beginning of the round.
             others: whether other sites' updates will tell how far running statistics may move.
-
-        Raises:
-            MedFedAugError: naming site, key, what was expected and what came.
         """
         raise_error(reply)
         if samples is None:
@@ -110,16 +103,7 @@ class Acceptance:
         return refusal(site, lambda: self.model.check_buffers(site, steps, state))
 
     def scores(self, site: str, reply: Reply, asked: Collection[str]) -> None:
-        """Check a reply that holds a site's scores.
-
-        Args:
-            site: who sent it.
-            reply: the reply; metrics that cannot be recorded are dropped from it.
-            asked: the sites that may send scores.
-
-        Raises:
-            MedFedAugError: naming the site.
-        """
+        """Check a reply that holds a site's scores."""
         raise_error(reply)
         if site not in asked:
             raise UpdateRefused(site, "scores", expected="a site that was asked", got="another")
@@ -140,10 +124,6 @@ def clean_metrics(metrics: Any, depth: int = 1) -> dict[str, Any]:
 
     Mappings inside, such as the scores by case, are treated in the same way. Everything else is dropped: no
     metric is important enough to end a round.
-
-    Args:
-        metrics: what the site sent.
-        depth: how deep mappings may be nested.
     """
     kept: dict[str, Any] = {}
     entries = islice(metrics.items(), _MOST_SCORES) if isinstance(metrics, Mapping) else ()
@@ -164,13 +144,7 @@ def clean_metrics(metrics: Any, depth: int = 1) -> dict[str, Any]:
 def accepted_scores(
     metrics: Mapping[str, Any], names: Sequence[str], classes: Sequence[str]
 ) -> dict[str, Any]:
-    """A site's test scores as they stand in ``results.json``.
-
-    Args:
-        metrics: what the site sent, after `clean_metrics`.
-        names: the metrics of the task; a score that one of them cannot have becomes ``None``.
-        classes: the classes that have scores of their own; others are dropped.
-    """
+    """A site's test scores as they stand in ``results.json``."""
     notes = {key: metrics[key] for key in ("note", "unit") if isinstance(metrics.get(key), str)}
     by_class, by_metric = _mapping(metrics.get("classes")), _mapping(metrics.get("case_metrics"))
     found: dict[str, Any] = {**notes, names[0]: None, **_scores(metrics, names)}
@@ -250,14 +224,7 @@ def _check_entries(site: str, metrics: Any, most: int) -> None:
 def _check_payload(
     site: str, payload: Payload, exchanges: Mapping[str, ServerExchange], samples: int
 ) -> None:
-    """Check what a site's methods exchange.
-
-    Args:
-        site: the site.
-        payload: what it sent.
-        exchanges: the server's halves, by method.
-        samples: the number of its training samples: an exchange has at most one row for each.
-    """
+    """Check what a site's methods exchange."""
     shapes: dict[str, tuple[int | None, ...]] = {}
     for name, exchange in exchanges.items():
         shapes.update({f"{name}/{key}": shape for key, shape in exchange.shapes.items()})

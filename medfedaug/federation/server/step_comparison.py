@@ -80,14 +80,7 @@ class StepComparison:
         weights: Mapping[str, float],
         state: Mapping[str, Tensor],
     ) -> dict[str, ComparedStep]:
-        """Compare the steps of a round; nothing where there are too few.
-
-        Args:
-            updates: the entries that each site sent, which have been checked.
-            steps: the lengths of their steps (`StateDictValidator.steps`).
-            weights: the sites' weights in the mean.
-            state: the global model at the beginning of the round.
-        """
+        """Compare the steps of a round; nothing where there are too few."""
         if len(updates) < LEAST_SITES:
             return {}
         lengths = {w: {site: steps[site][w] / math.sqrt(weights[site]) for site in updates} for w in _ALLOWED}
@@ -159,13 +152,6 @@ def suspicion(
     higher_is_better: bool,
 ) -> str | None:
     """Return the reason to look at a site, or ``None`` where there is none.
-
-    Args:
-        site: the site.
-        step: `ComparedStep.to_results`.
-        scores: the validation scores, by site, of the model that the round made.
-        earlier: those of the models of earlier rounds.
-        higher_is_better: of the scores.
 
     Example:
         >>> step = {"parameters": 1.0, "buffers": 1.0, "cosine": -0.6}

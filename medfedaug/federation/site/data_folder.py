@@ -45,11 +45,6 @@ def resolve_data_folder(site: str, data_dir: str | Path | None = None) -> Path:
 def open_own_data(site: str, config: RunConfig, data_dir: str | Path | None = None) -> SiteFolder:
     """A site's data as a run sees them, their files checked.
 
-    Args:
-        site: the site's name.
-        config: the run.
-        data_dir: see `resolve_data_folder`.
-
     Raises:
         DataError: naming site and file, where they cannot be used, or have other channels than the run.
     """
@@ -60,11 +55,7 @@ def open_own_data(site: str, config: RunConfig, data_dir: str | Path | None = No
 
 
 def check_channels(folder: SiteFolder, config: RunConfig) -> None:
-    """Check the files of a site's data (`SiteFolder.check_files`), and that they have a run's channels.
-
-    Raises:
-        DataError: naming site and file.
-    """
+    """Check the files of a site's data (`SiteFolder.check_files`), and that they have a run's channels."""
     channels = folder.check_files()
     if channels != config.in_channels:
         raise DataError(

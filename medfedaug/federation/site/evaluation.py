@@ -57,12 +57,7 @@ class EvaluationSite:
         }
 
     def answer(self, request: Request, should_stop: Callable[[], bool] | None = None) -> Reply:
-        """Do what the server asks.
-
-        Args:
-            request: the server's.
-            should_stop: called before every step of fine-tuning and while the job waits for an approval.
-        """
+        """Do what the server asks."""
         try:
             run = self.runs[Asked.from_dict(request.scoring).run]
         except (ConfigError, KeyError) as error:
@@ -161,11 +156,7 @@ class _EvaluatedSite(Site):
 
 
 def _lend(trainer: SiteTrainer, round_: int) -> tuple[dict[str, Tensor], Payload]:
-    """The model that the site is scored with: all entries of its network, and what methods keep for it.
-
-    Raises:
-        DataError: when the site has no model of its own.
-    """
+    """The model that the site is scored with: all entries of its network, and what methods keep for it."""
     trained = trainer.memory.latest(round_) or (trainer.composition.epochs_before_test and trainer.trains)
     if not trained or not trainer.recall_round(round_):
         raise DataError("has no model of its own in this run", site=trainer.name)

@@ -71,41 +71,19 @@ class Door:
         return SiteMasks(site)
 
     def admit(self, config: RunConfig, should_stop: Callable[[], bool]) -> None:
-        """Called before anything is built for a configuration.
-
-        Args:
-            config: the run, as it is now: planning may change it.
-            should_stop: whether the job was stopped.
-
-        Raises:
-            MedFedAugError: when the site does not take part.
-        """
+        """Called before anything is built for a configuration."""
 
     def opened(self, trainer: SiteTrainer) -> None:
-        """Called when the trainer has the site's data and the network.
-
-        Raises:
-            MedFedAugError: when the site does not take part.
-        """
+        """Called when the trainer has the site's data and the network."""
 
     def incoming(self, request: Request) -> None:
-        """Called with each request, before anything is done with it.
-
-        Raises:
-            MedFedAugError: when the site does not answer it.
-        """
+        """Called with each request, before anything is done with it."""
 
     def met(self, request: Request, trainer: SiteTrainer) -> None:
         """Called in a training job when the trainer has received the model of a request."""
 
     def asked(self, request: Request, trainer: SiteTrainer, place: str) -> ScoreRequest:
-        """Name the model of a request whose scores are asked for, after the trainer has received it.
-
-        Args:
-            request: the server's.
-            trainer: the site's.
-            place: see `ScoreRequest`.
-        """
+        """Name the model of a request whose scores are asked for, after the trainer has received it."""
         return ScoreRequest("validation" if place.startswith(ROUND) else "test", "", place)
 
     def check_scores(self, asked: ScoreRequest, trainer: SiteTrainer) -> None:
@@ -118,9 +96,6 @@ class Door:
     def release(self, asked: ScoreRequest, found: Mapping[str, Any], trainer: SiteTrainer) -> dict[str, Any]:
         """Called with the scores of a model.
 
-        Returns:
-            What is sent of them.
-
         Raises:
             MedFedAugError: when nothing of them is sent.
         """
@@ -132,16 +107,6 @@ class Door:
     ) -> dict[str, Any]:
         """Called with the comparison of two models.
 
-        Args:
-            asked: one of them.
-            other: the other one's `ScoreRequest.model`.
-            test: the comparison.
-            unit: see `medfedaug.privacy.released_difference`.
-            trainer: the site's.
-
-        Returns:
-            What is sent of it.
-
         Raises:
             MedFedAugError: when nothing of it is sent.
         """
@@ -149,9 +114,6 @@ class Door:
 
     def outgoing(self, reply: Reply, trainer: SiteTrainer) -> Reply:
         """Called with each answer.
-
-        Returns:
-            What is sent.
 
         Raises:
             MedFedAugError: when nothing of it is sent.
@@ -305,11 +267,7 @@ class GuardedDoor(Door):
         self.rules.check_payload(self.site, num_bytes({**exchanged, **request.payload}) / 1e6)
 
     def met(self, request: Request, trainer: SiteTrainer) -> None:
-        """Enter the model in the ledger, so that an evaluation may have it scored.
-
-        Raises:
-            PrivacyRefused: when the site trains no more in this job.
-        """
+        """Enter the model in the ledger, so that an evaluation may have it scored."""
         if request.task == TRAIN:
             self._accounts[trainer].check_updates()
         trained = request.round - 1 if request.task == TRAIN else request.round
@@ -317,11 +275,7 @@ class GuardedDoor(Door):
             trainer.ledger.meet(_identities(request, trainer), self._account_of(trainer.config))
 
     def asked(self, request: Request, trainer: SiteTrainer, place: str) -> ScoreRequest:
-        """Name the model by a hash of all that decides over its scores.
-
-        Raises:
-            PrivacyRefused: for a round whose model the job does not score.
-        """
+        """Name the model by a hash of all that decides over its scores."""
         if request.task == VALIDATE and not trainer.config.validates(request.round):
             raise PrivacyRefused(self.site, f"the model of round {request.round} is not to be scored")
         payload = {**split_frozen(trainer.memory.once)[1], **request.payload}

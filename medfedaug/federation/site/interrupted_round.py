@@ -82,16 +82,8 @@ class HalfRound:
     def resume(self, roots: Mapping[str, Any], data: Any, device: torch.device) -> list[Tensor]:
         """Put the state that was found in its place.
 
-        Args:
-            roots: the objects of the training, built and begun as in any round.
-            data: the data set, with its random numbers as at the beginning of the round.
-            device: of the training.
-
         Returns:
             The losses of the steps that are done; none if nothing was found.
-
-        Raises:
-            StateMismatch: when the objects are others; the file is gone then.
         """
         self._generators = list(find_generators(data)) if self.keeps or self._found else []
         self._last = time.monotonic()
@@ -122,14 +114,7 @@ class HalfRound:
     def step(
         self, roots: Mapping[str, Any], losses: Sequence[Tensor], data: list[Any], device: torch.device
     ) -> None:
-        """A step is done: write the state, if it is time to. A full disk ends nothing.
-
-        Args:
-            roots: see `resume`.
-            losses: of all steps of the round.
-            data: what `numbered` gave with the batch.
-            device: of the training.
-        """
+        """A step is done: write the state, if it is time to. A full disk ends nothing."""
         if not self.keeps or time.monotonic() - self._last < self.seconds:
             return
         assert self.path is not None
@@ -187,13 +172,7 @@ def keeps_order(loader: Any) -> bool:
 
 
 def remaining_batches(loader: DataLoader[Any], epochs: Iterable[int], done: int) -> Iterator[Any]:
-    """The batches of some epochs after those that are done, which are not made.
-
-    Args:
-        loader: one that `keeps_order`, newly made.
-        epochs: their numbers from 0.
-        done: the number of batches that are done.
-    """
+    """The batches of some epochs after those that are done, which are not made."""
     for epoch in epochs:
         before = min(max(done - epoch * len(loader), 0), len(loader))
         if not before:

@@ -103,11 +103,7 @@ class LocalTraining:
         self.capturing = Capturing("steps", self.folder.name, self.device, model.machine.graphs, reason)
 
     def try_out(self, samples: SiteSamples) -> None:
-        """Check that the network can be trained at all, before any budget is spent for it.
-
-        Raises:
-            ConfigError: with the reason.
-        """
+        """Check that the network can be trained at all, before any budget is spent for it."""
 
     def count(self, samples: SiteSamples) -> int:
         """The number that the server weighs the site by."""
@@ -119,13 +115,7 @@ class LocalTraining:
         return max(1, round(total))
 
     def batches(self, samples: SiteSamples, dataset: Any, seed: int) -> Iterable[Any]:
-        """The batches of an epoch.
-
-        Args:
-            samples: the site's.
-            dataset: its training samples, transformed.
-            seed: decides over the order.
-        """
+        """The batches of an epoch."""
         return samples.loader(dataset, seed)
 
     def run(
@@ -145,9 +135,6 @@ class LocalTraining:
 
         Returns:
             The loss of every step.
-
-        Raises:
-            MedFedAugError: when a loss is not finite, or the training was stopped.
         """
         trained = [p for p in self.network.parameters() if p.requires_grad]
         optimiser, parts = self.optimiser(trained, round_.number), list(self.parts.values())
@@ -196,9 +183,6 @@ class LocalTraining:
         """The losses of a round as numbers, before anything of it has been sent or kept.
 
         They are read only here, since reading a number waits for the GPU.
-
-        Raises:
-            MedFedAugError: when one is not finite.
         """
         values: list[float] = torch.stack(losses).tolist() if losses else []
         bad = next((value for value in values if not math.isfinite(value)), None)
@@ -211,11 +195,7 @@ class LocalTraining:
 
     @contextmanager
     def own_random_numbers(self, seed: int | None = None) -> Iterator[None]:
-        """A context in which random draws do not change the random numbers outside.
-
-        Args:
-            seed: where they begin; by default where those outside are.
-        """
+        """A context in which random draws do not change the random numbers outside."""
         cuda = self.device.type == "cuda"
         with torch.random.fork_rng(devices=[self.device] if cuda else []):
             if seed is not None:

@@ -295,12 +295,7 @@ class SiteModel:
             yield
 
     def evaluate(self, split: str, *, full: bool) -> dict[str, Any]:
-        """Score the recalled model on the site's cases of a split.
-
-        Args:
-            split: ``"validation"`` or ``"test"``.
-            full: whether all metrics are computed, or the one that chooses the round.
-        """
+        """Score the recalled model on the site's cases of a split."""
         with self.scoring():
             if (own := self._script.score) is None:
                 return self.score(self._samples.evaluation(split), full)

@@ -144,10 +144,6 @@ class Account:
     def check_cases(self, split: str, sample: Sequence[Case] | None = None) -> None:
         """Check that a set of cases is not nearly that of an earlier release.
 
-        Args:
-            split: the split.
-            sample: some of its cases; by default all.
-
         Raises:
             PrivacyRefused: naming the number of patients or cases in which they differ, and the earlier job.
         """
@@ -206,13 +202,6 @@ class Account:
         """Enter the scores of a model in the ledger, and return the part that leaves.
 
         The same model on the same cases has the same answer, whichever job asks, and counts once.
-
-        Args:
-            asked: which model.
-            found: its scores, as `medfedaug.tasks.base.Task.evaluate` returns them.
-
-        Raises:
-            PrivacyRefused: when scores of this model may not leave.
         """
         folder, split = self.folder, asked.split
         whose, labels = folder.patients(split), class_labels(folder, split)
@@ -247,18 +236,6 @@ class Account:
 
         As of scores, the same model has the same answer, a job gets one model's in each round, and there is
         one budget for all jobs.
-
-        Args:
-            what: the loss by name; a job may have several in a round.
-            round_: the round.
-            weights: the model, which decides over the answer beside the cases.
-            by_case: see `released_loss`.
-
-        Returns:
-            See `released_loss`.
-
-        Raises:
-            PrivacyRefused: when no loss of this model may leave.
         """
         policy, split = self.policy, "training"
         rules = (policy.min_images, policy.score_noise_multiplier)
@@ -318,17 +295,7 @@ class Account:
             return told
 
     def compare(self, asked: ScoreRequest, other: str, test: PatientTest, unit: str) -> dict[str, Any]:
-        """Enter the difference between two models' scores in the ledger, and return the part that leaves.
-
-        Args:
-            asked: one of them, whose scores have been released.
-            other: the other one's `ScoreRequest.model`.
-            test: their comparison.
-            unit: see `released_difference`.
-
-        Raises:
-            PrivacyRefused: when no more about these cases may leave.
-        """
+        """Enter the difference between two models' scores in the ledger, and return the part that leaves."""
         split, cases = asked.split, self._cases(asked.split)
         if self.policy.scores != SUMMARY:  # which follows from the scores of cases
             return released_difference(test, self.policy, unit)
@@ -413,11 +380,7 @@ class Account:
         self.epsilon = max(epsilon, self.epsilon or 0.0)
 
     def check_updates(self) -> None:
-        """Check that the job may have one more update.
-
-        Raises:
-            PrivacyRefused: when as many have left, or have failed, as there may be.
-        """
+        """Check that the job may have one more update."""
         sent, most = self.ledger.updates(self.job, self.site), _TIMES * self.rounds
         if sent >= most:
             raise PrivacyRefused(

@@ -22,20 +22,7 @@ def check_received(
     payload: Payload,
     once: Payload,
 ) -> None:
-    """Check what the server sent as it checks what sites send: shapes, types, finite values, variances.
-
-    Args:
-        site: the site's name.
-        network: with every method's layers in it.
-        shared: the entries of its state dict that the server sends.
-        parts: the methods' site halves, by name.
-        weights: the global model's entries; none where the server sent no model.
-        payload: what the methods exchange in every round.
-        once: what they exchanged before training.
-
-    Raises:
-        MedFedAugError: naming the entry, what was expected and what came.
-    """
+    """Check what the server sent as it checks what sites send: shapes, types, finite values, variances."""
     exchanged = {"once": once, "payload": payload}
     missing = sorted(set(shared) - set(weights)) if weights else []
     if missing:

@@ -141,11 +141,7 @@ class SiteSamples:
         self.cache, self._room = other.cache, other._room
 
     def statistics(self, over: str = "image") -> ChannelStatistics:
-        """The site's channel statistics over its training images, or where it has none its test images.
-
-        Args:
-            over: ``"image"``, or ``"foreground"`` (`medfedaug.functional.foreground_voxels`).
-        """
+        """The site's channel statistics over its training images, or where it has none its test images."""
         if over not in self._statistics:
             folder = self.folder
             self._statistics[over] = (
@@ -156,11 +152,7 @@ class SiteSamples:
         return self._statistics[over]
 
     def summary(self, *, statistics: bool) -> dict[str, str]:
-        """Return the description of this site's images for the record of a run.
-
-        Args:
-            statistics: whether also which channels are constant, in terms of the statistics.
-        """
+        """Return the description of this site's images for the record of a run."""
         missing = self.folder.missing_channels
         constant = [i for i in self.statistics().constant if i not in missing] if statistics else []
         count = max(self.config.in_channels, *(i + 1 for i in constant), 0)

@@ -50,11 +50,7 @@ class Brought:
     criterion: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def check(self, site: str, methods: Iterable[str]) -> None:
-        """Check that the job is the one that the script was written for.
-
-        Raises:
-            ConfigError: naming the methods of both.
-        """
+        """Check that the job is the one that the script was written for."""
         job = tuple(methods)
         if self.methods is not None and set(self.methods) != set(job):
             raise ConfigError(
@@ -97,11 +93,7 @@ class OwnSamples(SiteSamples):
         return self._own
 
     def by_case(self) -> list[Sequence[Sample]]:
-        """The samples of each training case, which have to be one for each case, in their order.
-
-        Raises:
-            ConfigError: when there are more or fewer of them.
-        """
+        """The samples of each training case, which have to be one for each case, in their order."""
         cases = len(self.folder.cases["training"])
         if len(self._own) != cases:
             raise ConfigError(
@@ -144,13 +136,6 @@ def own_scores(
     score: Score, network: nn.Module, folder: SiteFolder, split: str, metric: str
 ) -> dict[str, Any]:
     """Convert a script's own scores for a federation: see `medfedaug.tasks.Task.evaluate`.
-
-    Args:
-        score: the script's.
-        network: the network.
-        folder: the site's data.
-        split: whose cases are scored.
-        metric: the task's.
 
     Raises:
         MedFedAugError: for a case that is not one of the site's, and a score that the metric cannot have. NaN

@@ -253,23 +253,14 @@ class LoopTraining(LocalTraining):
         return self.values(self.losses)
 
     def begin(self, dataset: Any, should_stop: Callable[[], bool] = lambda: False) -> None:
-        """A round begins.
-
-        Args:
-            dataset: of the site's own samples, whose methods' transforms the script's samples get.
-            should_stop: asked at every step.
-        """
+        """A round begins."""
         self._step, self.losses, self.steps, self._should_stop = None, [], 0, should_stop
         self.transform.begin(dataset.after)
         self.evaluation_transform.begin()
         self.network.train()
 
     def average(self, others: Sequence[Sequence[float]]) -> None:
-        """Average the losses of the steps with those that other processes had for their part of the batch.
-
-        Raises:
-            MedFedAugError: when only some of the processes have told losses.
-        """
+        """Average the losses of the steps with those that other processes had for their part of the batch."""
         try:
             pairs = list(zip(self.losses, *others, strict=True))
         except ValueError as error:

@@ -31,13 +31,7 @@ class LocalState:
 
     @classmethod
     def of(cls, network: nn.Module, keys: Iterable[str], parts: Mapping[str, SitePart]) -> LocalState:
-        """Copy the state after a finished round.
-
-        Args:
-            network: the trained network.
-            keys: the entries of its state dict that stay at the site.
-            parts: the methods' site halves, by name.
-        """
+        """Copy the state after a finished round."""
         state = network.state_dict()
         return cls(
             network={key: _copy(state[key]) for key in keys},
@@ -49,11 +43,7 @@ class LocalState:
 
 
 def read_local_states(file: Path) -> dict[int, LocalState]:
-    """Read what a site kept in a run, by round; nothing where there is no file.
-
-    Raises:
-        MedFedAugError: when the file is damaged.
-    """
+    """Read what a site kept in a run, by round; nothing where there is no file."""
     saved = load_checkpoint(file) if file.exists() else {}
     return _states(saved)
 
@@ -94,14 +84,8 @@ class RoundMemory:
     def enter(self, run: str) -> bool:
         """Load what was kept in a run, if the site took part in it before a restart.
 
-        Args:
-            run: see `medfedaug.federation.Request`.
-
         Returns:
             Whether this is a different run than before.
-
-        Raises:
-            MedFedAugError: when the name is not valid, or the file is damaged.
         """
         if run == self.run:
             return False
@@ -156,9 +140,6 @@ class RoundMemory:
 
     def recall(self, round_: int) -> LocalState | None:
         """Return the state that was kept after a round, for the caller to load.
-
-        Args:
-            round_: one that `latest` has returned.
 
         Returns:
             ``None`` if it is in the network already, or the round is 0.

@@ -155,12 +155,7 @@ class Capturing:
         warn(f"{self.what} are not captured as CUDA graphs: {reason}", site=self.site)
 
     def repeated(self, work: Work, parts: Mapping[str, SitePart]) -> Work:
-        """Return the same work, captured where that is on.
-
-        Args:
-            work: of tensors on the device.
-            parts: the methods' halves that take part in it.
-        """
+        """Return the same work, captured where that is on."""
         if not self.on:
             return work
         graph = GRAPH_OF[self.device.type](self.device, generators_on(self.device, parts))

@@ -498,11 +498,7 @@ class SiteTrainer(SiteModel):
 
 
 def site_fingerprint(trainer: SiteTrainer) -> Payload:
-    """Return a site's payload for the plan, through its guard; nothing from one that does not train.
-
-    Raises:
-        PrivacyRefused: when the site's policy does not allow it.
-    """
+    """Return a site's payload for the plan, through its guard; nothing from one that does not train."""
     if not trainer.trains:
         return {}
     exchange = FingerprintExchange(trainer.folder, trainer.config.classes, trainer.policy.min_images)

@@ -24,12 +24,6 @@ def local_training(
 ) -> LocalTraining:
     """Choose the training of a site.
 
-    Args:
-        model: the site's.
-        guard: knows the site's policy, and its account.
-        loop: a script's own, if it trains.
-        criterion: the script's loss.
-
     Raises:
         ConfigError: when the site trains with differential privacy and the run does not allow it.
     """

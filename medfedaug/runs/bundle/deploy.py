@@ -63,18 +63,7 @@ _SERIES = {
 def write_application(
     out: Path, bundle: Path, classes: Sequence[str], sha256: str, codes: Mapping[str, SegmentCodes]
 ) -> None:
-    """Write the sources of an application; the folder is there as a whole or not at all.
-
-    Args:
-        out: a folder that is not there yet, or is empty.
-        bundle: folder of the Bundle, which is copied.
-        classes: names of the classes, background first.
-        sha256: of the model.
-        codes: of the classes.
-
-    Raises:
-        ConfigError: for a folder that holds something.
-    """
+    """Write the sources of an application; the folder is there as a whole or not at all."""
     check_new_folder(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.resolve().parent))
@@ -102,11 +91,7 @@ def write_application(
 
 
 def check_new_folder(out: Path) -> None:
-    """Check that a folder is not there yet, or is empty.
-
-    Raises:
-        ConfigError: where it holds something.
-    """
+    """Check that a folder is not there yet, or is empty."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is not an empty folder; choose another one")
 

@@ -52,9 +52,6 @@ def write_bundle(
         card: writes the model card into a folder.
         onnx: whether to write ``models/model.onnx`` besides, which needs the packages of the extra ``onnx``.
         licence_file: the terms under which the weights are given away.
-
-    Raises:
-        ConfigError: one line that says what MONAI cannot hold, or what is missing.
     """
     out = Path(out)
     check_new_folder(out)

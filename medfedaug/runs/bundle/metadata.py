@@ -67,14 +67,7 @@ bundle. To fetch MONAI's own, name a file that is not there.
 
 
 def licence(file: str | Path | None) -> str:
-    """The terms of a bundle.
-
-    Args:
-        file: with the terms; without it, the text says that none were given.
-
-    Raises:
-        ConfigError: when the file cannot be read.
-    """
+    """The terms of a bundle."""
     if file is None:
         return _TERMS
     try:

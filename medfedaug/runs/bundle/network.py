@@ -51,13 +51,6 @@ def plain_inference(run: FinishedRun, origin: Origin) -> PlainInference:
 
     The network of MONAI's class, made from the configuration as whoever runs the bundle makes it, gets the
     weights and an image of random numbers. Its output must be that of the run's own network to the last bit.
-
-    Args:
-        run: a segmentation.
-        origin: of the images that the bundle is for, whose layers and pair it gets.
-
-    Raises:
-        ConfigError: saying what MONAI cannot hold, or what is missing.
     """
     config = run.config
     if config.task != "segmentation":

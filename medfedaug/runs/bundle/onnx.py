@@ -28,15 +28,8 @@ def write_onnx(plain: PlainInference, path: Path) -> str:
     The number of images is free, and so are their sizes where no window and no image size fixes them, as
     multiples of what the network takes.
 
-    Args:
-        plain: the network, and an image that it takes.
-        path: the file to write; none is written where the network does not export, or gives something else.
-
     Returns:
         A sentence that says what came of it.
-
-    Raises:
-        ConfigError: when the packages of the extra ``onnx`` are not installed.
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:

@@ -21,11 +21,7 @@ from medfedaug.runs.prediction.ensemble import Ensemble
 
 
 def read_codes(run: FinishedRun, path: str | Path | None) -> dict[str, SegmentCodes]:
-    """Read the codes of a run's classes; none without a file.
-
-    Raises:
-        ConfigError: for a run that classifies, and as `read_segment_codes`.
-    """
+    """Read the codes of a run's classes; none without a file."""
     if path is None:
         return {}
     if run.config.task != "segmentation":

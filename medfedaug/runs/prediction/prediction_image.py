@@ -78,12 +78,7 @@ def draw_label_map(image: Tensor, label: Tensor, classes: Sequence[str], affine:
 
 
 def draw_classified(image: Tensor, probabilities: Mapping[str, float]) -> Figure:
-    """Draw a photograph with its class above and the most probable ones below.
-
-    Args:
-        image: (3, H, W), from 0 to 1.
-        probabilities: by class.
-    """
+    """Draw a photograph with its class above and the most probable ones below."""
     height = min(_WIDTH * image.shape[1] / image.shape[2], 2 * _WIDTH)
     figure = _figure(height + _ROOM)
     panel = figure.add_subplot()
@@ -97,11 +92,7 @@ def draw_classified(image: Tensor, probabilities: Mapping[str, float]) -> Figure
 
 
 def write_picture(path: Path, figure: Figure) -> None:
-    """Write a figure as PNG.
-
-    Raises:
-        StorageError: when the file cannot be written.
-    """
+    """Write a figure as PNG."""
     write_atomic(path, lambda file: figure.savefig(file, format="png", dpi=_DPI, metadata={"Software": None}))
 
 

@@ -61,11 +61,7 @@ class Predictions:
 
     @staticmethod
     def read(out: Path) -> dict[str, Any]:
-        """Read the record of an earlier call from a folder; empty where there is none.
-
-        Raises:
-            ConfigError: for a file that is something else.
-        """
+        """Read the record of an earlier call from a folder; empty where there is none."""
         path = out / PREDICTIONS
         if not path.exists():
             return {}
@@ -86,9 +82,6 @@ class Predictions:
             states: the sizes and times of the files of each case that is given now; one whose files are
                 others is predicted again, and what is not given any more stays as it is.
             among: names of cases whose failures stay, too, where they are not given now.
-
-        Raises:
-            ConfigError: naming what was different, or damaged.
         """
         self._earlier = earlier
         self.told = {**{key: earlier[key] for key in _OF_ALL_CASES if key in earlier}, **self.told}
@@ -110,11 +103,7 @@ class Predictions:
         self.failed = {name: entry for name, entry in earlier.get("failed", {}).items() if name in kept}
 
     def agree(self, key: str, value: Any) -> None:
-        """Settle what decides over the result; finished cases of an earlier call were made with the same.
-
-        Raises:
-            ConfigError: where it was something else.
-        """
+        """Settle what decides over the result; finished cases of an earlier call were made with the same."""
         self.made[key] = value
         before = self._earlier.get(key)
         if self._earlier.get("cases") and before != value:
@@ -158,11 +147,7 @@ class Predictions:
         self._write_soon()
 
     def write(self) -> None:
-        """Write the file.
-
-        Raises:
-            StorageError: when it cannot be written.
-        """
+        """Write the file."""
         content = {
             **version_mark(_KIND, _VERSION),
             **self.made,

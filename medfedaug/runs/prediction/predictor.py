@@ -48,18 +48,7 @@ class Predictor:
         device: str,
         statistics: ChannelStatistics | None = None,
     ) -> Predictor:
-        """Build the network, and give it the statistics and layers of the images' place.
-
-        Args:
-            run: the run.
-            origin: of the images.
-            folder: the images, as test cases.
-            device: where to compute.
-            statistics: of the images, where they are known already.
-
-        Raises:
-            ConfigError: where something is not there, with what to give.
-        """
+        """Build the network, and give it the statistics and layers of the images' place."""
         model = run.at_site(origin.site, folder, device, statistics=origin.pair or statistics)
         if not model.recall(run.local_state(origin.site)):
             layers = run.sites_with_layers
@@ -77,11 +66,7 @@ class Predictor:
         return cls(run, origin, model, model.evaluation_transform())
 
     def statistics(self, count: int) -> dict[str, Any] | None:
-        """The pair that images are normalised with, and its source; ``None`` where no method normalises.
-
-        Args:
-            count: number of the images given.
-        """
+        """The pair that images are normalised with, and its source; ``None`` where no method normalises."""
         used = next((t.normalizer for t in self.transform.transforms if isinstance(t, FedRDNd)), None)
         if used is None or used.pair is None:
             return None
@@ -142,9 +127,6 @@ def predictions(
 
     Yields:
         The prediction of each model for the image as it is, in their order.
-
-    Raises:
-        DataError: naming site and file.
     """
     prepared: dict[str, EvaluationCase] = {}
     for predictor in predictors:

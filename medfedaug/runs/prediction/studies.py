@@ -159,11 +159,7 @@ def _of_all(tell: Event, total: int, *, first: bool) -> Event:
 
 
 def _leave_out_withdrawn(plans: Sequence[Planned], own: Path) -> None:
-    """Refuse studies of patients who are withdrawn, by the list of an import beside the site's key.
-
-    Raises:
-        ConfigError: where the list cannot be read.
-    """
+    """Refuse studies of patients who are withdrawn, by the list of an import beside the site's key."""
     if _Book.is_in(own):  # the key is a prediction's
         return
     withdrawn = StudyList(own).withdrawn
@@ -173,11 +169,7 @@ def _leave_out_withdrawn(plans: Sequence[Planned], own: Path) -> None:
 
 
 def _check_asked(config: RunConfig, studies: StudyOptions) -> None:
-    """Check that an archive can have images of a run.
-
-    Raises:
-        ConfigError: with the options to give.
-    """
+    """Check that an archive can have images of a run."""
     if config.task != "segmentation":
         raise ConfigError(
             "the run classifies photographs, which no archive of DICOM studies has; give --images"
@@ -188,11 +180,7 @@ def _check_asked(config: RunConfig, studies: StudyOptions) -> None:
 
 
 def _check_channels(config: RunConfig, channels: Mapping[str, str]) -> None:
-    """Check that what is given as channels is what the model takes; it may do without some that have names.
-
-    Raises:
-        ConfigError: with the options to give.
-    """
+    """Check that the given channels are those of the model, which may do without some named ones."""
     names, count = config.channel_names, config.in_channels
     named = ", ".join(names)
     if not channels:
@@ -270,15 +258,7 @@ class _Job:
         *,
         together: bool,
     ) -> None:
-        """Fetch and predict cases, some at a time; the next ones are fetched while these are predicted.
-
-        Args:
-            todo: the cases.
-            predict: predicts the cases whose images are in ``images``; called with them, and whether they are
-                the first ones.
-            parallel: studies that are fetched at a time.
-            together: whether all images are needed before any is predicted.
-        """
+        """Fetch and predict cases, some at a time; the next ones are fetched while these are predicted."""
         self._tidy(todo)
         size = len(todo) if together else 2 * parallel
         batches = [todo[start : start + size] for start in range(0, len(todo), max(1, size))]
@@ -384,11 +364,7 @@ class _Job:
         write_json(images / "dataset.json", {**names, "test": rows})
 
     def deliver(self, case: str) -> None:
-        """Store the objects of a predicted case that the archive does not have.
-
-        Raises:
-            ArchiveError: where it refuses several cases one after another.
-        """
+        """Store the objects of a predicted case that the archive does not have."""
         if not self.missing.get(case):
             return
         files = object_files(self.out, case)

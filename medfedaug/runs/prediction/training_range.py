@@ -43,18 +43,7 @@ class TrainingRange:
         run: FinishedRun,
         on_event: Callable[[dict[str, Any]], object] = lambda event: None,
     ) -> TrainingRange:
-        """Read the label maps of a site's training cases.
-
-        Args:
-            data: the site's folder, or one that holds it.
-            site: its name; empty for the folder's.
-            run: whose classes and channels the site has.
-            on_event: called with ``{"event": "reading", "number": ..., "of": ...}`` before each case.
-
-        Raises:
-            DataError: naming site and file.
-            ConfigError: where the site has no training case.
-        """
+        """Read the label maps of a site's training cases."""
         folder = open_own_data(site or Path(data).resolve().name, run.config, data)
         run.composition.task().check_site(folder)
         assert isinstance(folder, VolumeFolder)
@@ -69,13 +58,7 @@ class TrainingRange:
         classes: Sequence[str],
         on_event: Callable[[dict[str, Any]], object] = lambda event: None,
     ) -> TrainingRange:
-        """Read the label maps of an open site, see `of_site`.
-
-        Args:
-            folder: with training cases.
-            classes: of the run, background first.
-            on_event: see there.
-        """
+        """Read the label maps of an open site, see `of_site`."""
         cases, names = folder.cases["training"], classes[1:]
         volumes: list[dict[str, float] | None] = []
         shares, components = [], []
@@ -100,9 +83,6 @@ class TrainingRange:
 
         Numbers of pieces are recorded, and no reason for a warning: nearly all predictions have more than any
         label map (`benchmarks/look_first.py`).
-
-        Args:
-            entry: of ``predictions.json``: ``voxels`` and, where known, ``volume_ml``.
         """
         total = sum(entry["voxels"].values())
         shares = {name: count / total for name, count in entry["voxels"].items()}
@@ -141,12 +121,7 @@ class TrainingRange:
 
 
 def volumes_in_millilitres(voxels: Mapping[str, int], affine: Tensor | None) -> dict[str, float] | None:
-    """Return volumes of numbers of voxels.
-
-    Args:
-        voxels: by class.
-        affine: (4, 4), to millimetres; ``None`` where the file does not say, which gives ``None``.
-    """
+    """Return volumes of numbers of voxels."""
     if affine is None:
         return None
     voxel = abs(float(torch.linalg.det(affine[:3, :3].double()))) / 1000
