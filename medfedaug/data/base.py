@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 from medfedaug.data.annotation import Annotation
-from medfedaug.data.io.voxel_files import file_states
+from medfedaug.data.io.formats import file_states
 from medfedaug.errors import DataError, ReaderError, first_line, own, withheld
 from medfedaug.utils.files import real_paths
 

@@ -5,7 +5,7 @@ The lists and the checks of files need no PyTorch: it is imported where voxels a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -15,8 +15,7 @@ from medfedaug.data.checks.duplicates import check_copies
 from medfedaug.data.checks.site_checks import check_label_maps, compare_axes
 from medfedaug.data.dataset_json import read_listing
 from medfedaug.data.io.base import Header
-from medfedaug.data.io.formats import is_lossy, is_photograph
-from medfedaug.data.io.headers import read_header
+from medfedaug.data.io.formats import format_of, is_lossy, is_photograph, read_header
 from medfedaug.data.io.label_maps import label_bits
 from medfedaug.data.preparation.decoded_cache import decoded
 from medfedaug.errors import DataError, own
@@ -200,15 +199,20 @@ class VolumeFolder(SiteFolder):
 
     def read_files(self, case: Case) -> list[torch.Tensor]:
         """The voxels of the image's files as they are stored, float32 of shape (C, H, W, D)."""
-        from medfedaug.data.io.readers import load_volume
-
-        return [_load(self.name, path, load_volume) for path in case.files]
+        return [self._voxels(path) for path in case.files]
 
     def read_label(self, case: Case) -> torch.Tensor:
         """The label map's voxels as they are stored, float32 of shape (1, H, W, D)."""
-        from medfedaug.data.io.readers import load_label
+        return self._voxels(_label(case), label=True)
 
-        return _load(self.name, _label(case), load_label)
+    def _voxels(self, path: Path, *, label: bool = False) -> torch.Tensor:
+        import torch
+
+        try:
+            known = format_of(path)
+            return torch.as_tensor(known.read_label(path) if label else known.read_volume(path))
+        except Exception as error:  # a damaged file fails anywhere between the reader and zlib
+            raise unreadable(self.name, path, error) from error
 
     def load_image(self, case: Case, intensity: str = "raw") -> torch.Tensor:
         """The image as float32 of shape (C, H, W, D), in the file's units or scaled to [0, 1].
@@ -449,13 +453,6 @@ def _header(site: str, path: Path) -> Header:
     try:
         return read_header(path)
     except Exception as error:  # nibabel raises its own, zlib's, OSError and ValueError
-        raise unreadable(site, path, error) from error
-
-
-def _load(site: str, path: Path, read: Callable[[Path], torch.Tensor]) -> torch.Tensor:
-    try:
-        return read(path)
-    except Exception as error:  # a damaged file fails anywhere between the reader and zlib
         raise unreadable(site, path, error) from error
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.data.base import SPLITS, Case, SiteFolder
-from medfedaug.data.io.formats import format_of, image_suffix
-from medfedaug.data.io.voxel_files import voxel_files
+from medfedaug.data.io.formats import format_of, image_suffix, voxel_files
 from medfedaug.errors import DataError, own, warn
 from medfedaug.utils.files import real_paths
 

@@ -38,7 +38,7 @@ def compare_axes(site: str, axes: Mapping[str, Path], first: tuple[str, str, Pat
 
     Args:
         site: whose volumes.
-        axes: where their axes point to (`medfedaug.data.io.readers.Header.upright_axes`), each with one
+        axes: where their axes point to (`medfedaug.data.io.base.Header.upright_axes`), each with one
             volume.
         first: the same of a volume at another site, before its name.
     """

@@ -12,10 +12,10 @@ import pytest
 import torch
 from finished_runs import FEW, balanced, dice_of, rehashed, simulated
 from PIL import Image
+from written_volumes import load_volume
 
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.io.photographs import load_label_photograph
-from medfedaug.data.io.readers import load_volume
 from medfedaug.data.sites import open_site, site_statistics
 from medfedaug.federation.messages.privacy_guard import PrivacyGuard
 from medfedaug.federation.site.state import RoundMemory
