@@ -18,6 +18,7 @@ from medfedaug.data.preparation.preparation import Preparation
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.statistics import ChannelStatistics, average_moments
+from medfedaug.utils.validation import first_of
 
 __all__ = [
     "SPLITS",
@@ -66,8 +67,9 @@ def open_site(
     if is_federation(path):
         sites = open_federation(path, limit)
         if name not in sites:
-            some = ", ".join(list(sites)[:6]) + (", ..." if len(sites) > 6 else "")
-            raise DataError(f"no such site; there are {some}", site=name, path=path / MARKER)
+            raise DataError(
+                f"no such site; there are {first_of(list(sites), 6)}", site=name, path=path / MARKER
+            )
         return sites[name]
     return open_folder(path, name, limit, check)
 
