@@ -64,7 +64,7 @@ class ImageFolder(SiteFolder):
         Raises:
             DataError: naming site and file.
         """
-        for case in (case for split in SPLITS for case in self.cases[split]):
+        for case in self.listed_cases:
             self.check_image(case)
         check_copies([self])
         return 3
@@ -76,11 +76,8 @@ class ImageFolder(SiteFolder):
             DataError: naming site and file.
         """
         if not case.image.is_file():
-            raise DataError(
-                "a listed image is missing",
-                site=self.name,
-                path=case.image,
-                hint="Put the file there or take it out of the list.",
+            raise self.error(
+                "a listed image is missing", case.image, hint="Put the file there or take it out of the list."
             )
         try:
             format_of(case.image).check_photograph(case.image)

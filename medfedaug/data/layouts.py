@@ -11,18 +11,18 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from medfedaug.config.run import derive_seed
-from medfedaug.data.base import SPLITS, Case, plain_name
+from medfedaug.data.base import SPLITS, Case, by_patient, plain_name
 from medfedaug.data.checks.site_checks import check_classes
 from medfedaug.data.dataset_json import IGNORE, LARGEST_VALUE, UNNAMED
 from medfedaug.data.io.formats import format_of, image_suffix, is_lossy, voxel_suffixes
-from medfedaug.data.splits import by_patient, split_patients
+from medfedaug.data.splits import split_patients
 from medfedaug.data.volumes import VolumeFolder, is_black_and_white
 from medfedaug.errors import DataError, first_line
 from medfedaug.utils.files import parse_json, write_json
@@ -361,7 +361,7 @@ def _with_patients(cases: Sequence[Case], pattern: str | None, site: str, folder
                 path=folder,
                 hint="The first group in brackets is the patient, as in '(.+)_'.",
             )
-        found.append(Case(case.name, case.image, case.label, patient=match[1], others=case.others))
+        found.append(replace(case, patient=match[1]))
     return found
 
 
