@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from medfedaug.config.run import derive_seed
-from medfedaug.data.base import SPLITS, Case, SiteFolder, base_folder
+from medfedaug.data.base import SPLITS, Case, SiteFolder, base_folder, spread
 from medfedaug.data.datasets.archives import (
     Archive,
     ArchiveSite,
@@ -54,14 +54,11 @@ def femnist(root: Path, writers: int = 0, min_images: int = 10) -> list[SiteFold
             raise FileNotFoundError(2, "no such file", str(root / part / "*.json"))
         parts[part] = _by_owner((path, read_archive(read_leaf, path)) for path in files)
     if "all_data" in parts:
-        splits = {
-            name: split_in_order(_shuffled(name, own), _EACH) for name, own in parts["all_data"].items()
-        }
+        splits = _split(parts["all_data"], _EACH)
     else:
-        splits = {}
-        for name in sorted(parts["train"].keys() & parts["test"].keys()):
-            own = split_in_order(_shuffled(name, parts["train"][name]), _TRAINING_AND_VALIDATION)
-            splits[name] = {**own, "test": parts["test"][name]}
+        both = parts["train"].keys() & parts["test"].keys()
+        splits = _split({name: parts["train"][name] for name in both}, _TRAINING_AND_VALIDATION)
+        splits = {name: {**own, "test": parts["test"][name]} for name, own in splits.items()}
     return _writers(root, splits, read_leaf, writers, min_images)
 
 
@@ -74,10 +71,7 @@ def emnist(root: Path, writers: int = 0, min_images: int = 10) -> list[SiteFolde
         min_images: writers with fewer are left out.
     """
     path = base_folder(root, "matlab") / "emnist-byclass.mat"
-    splits = {
-        name: split_in_order(_shuffled(name, own), _EACH)
-        for name, own in _by_owner([(path, read_archive(read_emnist, path))]).items()
-    }
+    splits = _split(_by_owner([(path, read_archive(read_emnist, path))]), _EACH)
     return _writers(path.parent, splits, read_emnist, writers, min_images)
 
 
@@ -89,9 +83,15 @@ def _by_owner(files: Iterable[tuple[Path, Archive]]) -> dict[str, list[Case]]:
     return found
 
 
-def _shuffled(site: str, cases: Sequence[Case]) -> list[Case]:
-    order = np.random.default_rng(derive_seed("split", site)).permutation(len(cases))
-    return [cases[i] for i in order]
+def _split(
+    by_writer: Mapping[str, Sequence[Case]], shares: tuple[float, float]
+) -> dict[str, dict[str, list[Case]]]:
+    """Split each writer's cases, shuffled by the writer's name."""
+    found = {}
+    for name, cases in by_writer.items():
+        order = np.random.default_rng(derive_seed("split", name)).permutation(len(cases))
+        found[name] = split_in_order([cases[i] for i in order], shares)
+    return found
 
 
 def _writers(
@@ -109,7 +109,7 @@ def _writers(
     if writers:
         if not 1 <= writers <= len(names):
             raise ConfigError(f"{writers} writers were asked for, {len(names)} have {min_images} images")
-        names = [names[int(i * len(names) / writers)] for i in range(writers)]
+        names = [*spread(names, writers)]
     return [
         ArchiveSite(name, root, _CHARACTERS, {key: tuple(splits[name][key]) for key in SPLITS}, reader=reader)
         for name in names
@@ -128,20 +128,26 @@ def digits(root: Path, synthetic: bool = True) -> list[SiteFolder]:
         synthetic: whether SynthDigits is a site.
     """
     root = base_folder(root, "digit_dataset")
-    collections = {name: open_ for name, open_ in _COLLECTIONS.items() if synthetic or name != "SynthDigits"}
-    sites = [_fedbn_digits(root / name) or open_(root / name) for name, open_ in collections.items()]
-    found = [site for site in sites if site is not None]
+    names = [name for name in _COLLECTIONS if synthetic or name != "SynthDigits"]
+    found = [site for name in names if (site := _digits(root / name)) is not None]
     if not found:
         raise FileNotFoundError(2, "no collection", str(root / "MNIST"))
     return found
 
 
-def _fedbn_digits(folder: Path) -> SiteFolder | None:
-    if not (folder / "partitions").is_dir():
-        return None
-    parts = [folder / "partitions" / f"train_part{i}.pkl" for i in range(10)]
-    files = {"training": parts[:8], "validation": parts[8:], "test": [folder / "test.pkl"]}
-    return _collection(folder, read_pickled_pair, files)
+def _digits(folder: Path) -> SiteFolder | None:
+    """A collection as FedBN or its authors publish it; ``None`` where it is not there."""
+    if (folder / "partitions").is_dir():
+        parts = [folder / "partitions" / f"train_part{i}.pkl" for i in range(10)]
+        files = {"training": parts[:8], "validation": parts[8:], "test": [folder / "test.pkl"]}
+        return _collection(folder, read_pickled_pair, files)
+    published = _COLLECTIONS[folder.name]
+    if published is None:
+        return _mnist_m(folder)
+    reader, *names = published
+    train, test = ([*filter(Path.is_file, map(folder.joinpath, some))][:1] for some in names)
+    files = {"training": train, "test": test or [folder / names[1][0]]}
+    return _collection(folder, reader, files) if train else None
 
 
 def _collection(folder: Path, reader: Reader, files: dict[str, list[Path]]) -> SiteFolder:
@@ -161,27 +167,6 @@ def _with_validation(site: str, cases: Sequence[Case]) -> dict[str, list[Case]]:
     return {key: list(split[key]) for key in ("training", "validation")}
 
 
-def _mnist(folder: Path) -> SiteFolder | None:
-    found = {}
-    for split, stem in (("training", "train"), ("test", "t10k")):
-        names = (f"{stem}-images-idx3-ubyte", f"{stem}-images-idx3-ubyte.gz", f"{stem}-images.idx3-ubyte")
-        found[split] = [folder / name for name in names if (folder / name).is_file()][:1]
-    return _collection(folder, read_idx, found) if all(found.values()) else None
-
-
-def _mat(train: str, test: str) -> Callable[[Path], SiteFolder | None]:
-    def open_(folder: Path) -> SiteFolder | None:
-        files = {"training": [folder / train], "test": [folder / test]}
-        return _collection(folder, read_mat, files) if (folder / train).is_file() else None
-
-    return open_
-
-
-def _usps(folder: Path) -> SiteFolder | None:
-    files = {"training": [folder / "usps.bz2"], "test": [folder / "usps.t.bz2"]}
-    return _collection(folder, read_libsvm, files) if (folder / "usps.bz2").is_file() else None
-
-
 def _mnist_m(folder: Path) -> SiteFolder | None:
     folder = base_folder(folder, "mnist_m")
     if not (folder / "mnist_m_train_labels.txt").is_file():
@@ -194,12 +179,14 @@ def _mnist_m(folder: Path) -> SiteFolder | None:
     return ImageFolder("MNIST_M", folder, _DIGITS, {key: tuple(cases[key]) for key in SPLITS})
 
 
-_COLLECTIONS = {
-    "MNIST": _mnist,
-    "MNIST_M": _mnist_m,
-    "SVHN": _mat("train_32x32.mat", "test_32x32.mat"),
-    "USPS": _usps,
-    "SynthDigits": _mat("synth_train_32x32.mat", "synth_test_32x32.mat"),
+_IDX = ("{}-images-idx3-ubyte", "{}-images-idx3-ubyte.gz", "{}-images.idx3-ubyte")
+# By collection its reader, and the names that its training and test images may have; MNIST-M has folders.
+_COLLECTIONS: dict[str, tuple[Reader, Sequence[str], Sequence[str]] | None] = {
+    "MNIST": (read_idx, [name.format("train") for name in _IDX], [name.format("t10k") for name in _IDX]),
+    "MNIST_M": None,
+    "SVHN": (read_mat, ["train_32x32.mat"], ["test_32x32.mat"]),
+    "USPS": (read_libsvm, ["usps.bz2"], ["usps.t.bz2"]),
+    "SynthDigits": (read_mat, ["synth_train_32x32.mat"], ["synth_test_32x32.mat"]),
 }
 
 

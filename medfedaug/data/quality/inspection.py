@@ -267,7 +267,7 @@ def _counted(site: SiteFolder, case: Case, image: torch.Tensor, found: SiteInspe
     found.channels[image.shape[0]] += 1
     low, high = torch.aminmax(image.flatten(1), dim=1)
     if bool((low == high).all()):
-        raise DataError(f"is constant: every pixel is {low[0]:g}", site=site.name, path=case.image)
+        raise site.error(f"is constant: every pixel is {low[0]:g}", case.image)
     return image
 
 

@@ -16,9 +16,8 @@ from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.io.dicom_identity import ModelIdentity
 from medfedaug.data.io.dicom_segmentation import check_highdicom
 from medfedaug.data.io.dicom_series import open_series
-from medfedaug.data.io.formats import is_dicom
+from medfedaug.data.io.formats import files_of, is_dicom
 from medfedaug.data.io.segment_codes import SegmentCodes
-from medfedaug.data.io.voxel_files import files_of
 from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.data.unlabelled import Given, check_given, open_given
 from medfedaug.data.volumes import VolumeFolder
