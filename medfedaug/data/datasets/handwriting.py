@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from medfedaug.config.run import derive_seed
-from medfedaug.data.base import SPLITS, Case, SiteFolder, base_folder, spread
+from medfedaug.data.base import SPLITS, Case, SiteFolder, base_folder, check_below, spread
 from medfedaug.data.datasets.archives import (
     Archive,
     ArchiveSite,
@@ -25,27 +28,33 @@ from medfedaug.data.datasets.archives import (
 from medfedaug.data.images import ImageFolder
 from medfedaug.data.published import Benchmark
 from medfedaug.data.splits import split_by_class, split_in_order
-from medfedaug.errors import ConfigError
+from medfedaug.errors import ConfigError, DataError
 
 # Digits, capitals, small letters: LEAF's and EMNIST's numbering of the 62 classes.
 _CHARACTERS = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 _DIGITS = _CHARACTERS[:10]
+
+_LISTS = "client_data_mapping"  # of FedScale
 
 _TRAINING_AND_VALIDATION = (0.9, 0.1)
 _EACH = (0.8, 0.1)
 
 
 def femnist(root: Path, writers: int = 0, min_images: int = 10) -> list[SiteFolder]:
-    """FEMNIST as LEAF writes it: a site is a writer.
+    """FEMNIST as LEAF or FedScale writes it: a site is a writer.
 
     LEAF's own division by image (``data/train``, ``data/test``) is kept, a tenth of the training images
-    validates; without it (``data/all_data``) each writer is split 80/10/10.
+    validates; without it (``data/all_data``) each writer is split 80/10/10. So are FedScale's writers of
+    ``client_data_mapping/train.csv``; those of its other lists do not train, and are tested with all their
+    images.
 
     Args:
-        root: the folder ``data`` of LEAF's femnist, or the one above.
-        writers: so many, evenly from all; 0 for all of them.
+        root: the folder ``data`` of LEAF's femnist, or the one above; or that of FedScale's femnist.
+        writers: so many of those that train, evenly from all; 0 for all of them.
         min_images: writers with fewer are left out.
     """
+    if (root / _LISTS).is_dir():
+        return _fedscale(root, writers, min_images)
     root = base_folder(root, "data")
     parts = {}
     for part in ("train", "test") if (root / "train").is_dir() else ("all_data",):
@@ -59,7 +68,37 @@ def femnist(root: Path, writers: int = 0, min_images: int = 10) -> list[SiteFold
         both = parts["train"].keys() & parts["test"].keys()
         splits = _split({name: parts["train"][name] for name in both}, _TRAINING_AND_VALIDATION)
         splits = {name: {**own, "test": parts["test"][name]} for name, own in splits.items()}
-    return _writers(root, splits, read_leaf, writers, min_images)
+    return _writers(partial(ArchiveSite, reader=read_leaf), root, splits, writers, min_images)
+
+
+def _fedscale(root: Path, writers: int, min_images: int) -> list[SiteFolder]:
+    lists = {path.stem: _listed(root, path) for path in sorted((root / _LISTS).glob("*.csv"))}
+    if "train" not in lists:
+        raise FileNotFoundError(2, "no such file", str(root / _LISTS / "train.csv"))
+    trained = _split(lists.pop("train"), _EACH)
+    tested = [
+        ImageFolder(name, root, _CHARACTERS, {"training": (), "validation": (), "test": tuple(own)})
+        for found in lists.values()
+        for name, own in found.items()
+    ]
+    return [*_writers(ImageFolder, root, trained, writers, min_images), *tested]
+
+
+def _listed(root: Path, path: Path) -> dict[str, list[Case]]:
+    """The cases of a list by its name and the writer's, whose numbers may stand in another list, too."""
+    found: dict[str, list[Case]] = defaultdict(list)
+    labels = range(len(_CHARACTERS))
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = csv.reader(file)
+        try:
+            for row in islice(rows, 1, None):
+                writer, image, label = row[0], row[1], labels.index(int(row[-1]))
+                check_below(root, image, writer, path)
+                found[f"{path.stem}_{writer}"].append(Case(image, root / image, _CHARACTERS[label]))
+        except (IndexError, ValueError, csv.Error) as error:
+            message = "client_id,sample_path,label_name,label_id with a label from 0 to 61 is needed"
+            raise DataError(f"line {rows.line_num}: {message}", path=path) from error
+    return found
 
 
 def emnist(root: Path, writers: int = 0, min_images: int = 10) -> list[SiteFolder]:
@@ -72,7 +111,7 @@ def emnist(root: Path, writers: int = 0, min_images: int = 10) -> list[SiteFolde
     """
     path = base_folder(root, "matlab") / "emnist-byclass.mat"
     splits = _split(_by_owner([(path, read_archive(read_emnist, path))]), _EACH)
-    return _writers(path.parent, splits, read_emnist, writers, min_images)
+    return _writers(partial(ArchiveSite, reader=read_emnist), path.parent, splits, writers, min_images)
 
 
 def _by_owner(files: Iterable[tuple[Path, Archive]]) -> dict[str, list[Case]]:
@@ -95,9 +134,9 @@ def _split(
 
 
 def _writers(
+    kind: Callable[..., SiteFolder],
     root: Path,
     splits: dict[str, dict[str, list[Case]]],
-    reader: Reader,
     writers: int,
     min_images: int,
 ) -> list[SiteFolder]:
@@ -111,8 +150,7 @@ def _writers(
             raise ConfigError(f"{writers} writers were asked for, {len(names)} have {min_images} images")
         names = [*spread(names, writers)]
     return [
-        ArchiveSite(name, root, _CHARACTERS, {key: tuple(splits[name][key]) for key in SPLITS}, reader=reader)
-        for name in names
+        kind(name, root, _CHARACTERS, {key: tuple(splits[name][key]) for key in SPLITS}) for name in names
     ]
 
 
@@ -208,8 +246,9 @@ BENCHMARKS = {
         femnist,
         "FEMNIST: 62 handwritten characters, a site a writer",
         "https://github.com/TalwalkarLab/leaf/tree/master/data/femnist "
-        "(./preprocess.sh -s niid --sf 1.0 -k 0 -t sample)",
-        "data/{train,test}/*.json or data/all_data/*.json",
+        "(./preprocess.sh -s niid --sf 1.0 -k 0 -t sample), "
+        "or https://github.com/SymbioticLab/FedScale (femnist.tar.gz)",
+        "data/{train,test}/*.json or data/all_data/*.json, or client_data_mapping/*.csv and what they list",
     ),
     "emnist": Benchmark(
         emnist,

@@ -15,6 +15,7 @@ from medfedaug.data.io.formats import is_dicom
 from medfedaug.data.io.itk import FORMAT as ITK
 from medfedaug.data.io.itk import array_of, ras_affine, read_image
 
+__all__ = ["SimpleITKReader"]
 
 
 class SimpleITKReader(ImageReader):
