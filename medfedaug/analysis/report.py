@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.figure import Figure
 
 from medfedaug._version import __version__
+from medfedaug.analysis.class_table import class_table
 from medfedaug.analysis.comparison import MIN_PATIENTS
 from medfedaug.analysis.grouping import experiment, group_runs
 from medfedaug.analysis.local_vs_global import exchange_tables, worth_table
@@ -125,7 +126,8 @@ def _page(
     add(scored, "h2", f"{_title(groups)} on the test cases")
     text_table(scored, scores)
     patients = partial(_patients, reduced=reduced, reference=reference)
-    _sections(body, (patients, partial(_metrics, reduced=reduced)), groups)
+    classes = partial(_classes, reduced=reduced, reference=reference)
+    _sections(body, (patients, classes, partial(_metrics, reduced=reduced)), groups)
     _sections(body, (_curves, _traffic, _gamma), groups)
     if images is not None:
         images(body, groups)
@@ -223,6 +225,13 @@ def _patients(section: ET.Element, groups: dict[str, list[Run]], reduced: str, r
     )
     for note in pairs.notes:
         add(section, "p", note, **{"class": "soft"})
+
+
+def _classes(section: ET.Element, groups: dict[str, list[Run]], reduced: str, reference: str) -> None:
+    found = class_table([run for members in groups.values() for run in members], reference)
+    if found.rows:
+        add(section, "h2", "By class, where sites have outlined different ones")
+        text_table(section, replace(found, reduced=reduced))
 
 
 def _metrics(section: ET.Element, groups: dict[str, list[Run]], reduced: str) -> None:

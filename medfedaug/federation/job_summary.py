@@ -97,8 +97,8 @@ def summary(entry: JobEntry) -> list[str]:
         return [*lines, *_prospect(config), *_changed(config)]
     lines += ["  once: the numbers of cases, and how images are scaled"]
     lines += [
-        "  once: the names of the classes that this site has annotated, where its dataset.json says that "
-        "these may not be all (labelled)"
+        "  once: the names of the classes that this site has annotated for training, where its dataset.json "
+        "says that these may not be all (labelled)"
     ]
     lines += [
         "  once: the edges of the training volumes' voxels, as 10 %, 50 % and 90 % quantiles of two digits, "

@@ -20,6 +20,7 @@ _OF_SCORES = (
     METRIC,
     "cases",
     "case_metrics",
+    "case_classes",
     "classes",
     "missed",
     "undivided",

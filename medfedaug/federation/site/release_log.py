@@ -431,9 +431,9 @@ class Account:
         return self._release(method, "statistics", _size(values), *about, digest_of(values))
 
     def _annotated(self) -> Iterator[Release]:
-        """The names of the classes that the site has annotated, which follow from its list and no image."""
+        """The names of the classes that the site has annotated for training; they follow from its list."""
         if self.folder.partial:
-            names = ", ".join(self.folder.annotated()) or "none"
+            names = ", ".join(self.folder.annotated("training")) or "none"
             yield self._release("task", "numbers", f"annotated classes: {names}", digest=_hash(names))
 
     def _update(self, reply: Reply, payloads: Mapping[str, Mapping[str, Tensor]]) -> Iterator[Release]:
