@@ -158,7 +158,9 @@ def _prospect(config: RunConfig) -> list[str]:
         "are tested; 0 where this kit's privacy policy keeps them back",
         "  once: manufacturers and models of the site's scanners, where this kit's privacy policy names them "
         "(site-config --name-scanner); by default none",
-        "  All sites of the job are told the fingerprints, and the scanners, of all.",
+        "  once: the names of the classes that all training cases of this site show, where its dataset.json "
+        "says that these may not be all (labelled)",
+        "  All sites of the job are told the fingerprints, the scanners and these classes of all.",
     ]
 
 
