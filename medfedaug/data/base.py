@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
@@ -238,17 +239,21 @@ class SiteFolder(ABC):
         cases = (case for split in SPLITS for case in self.cases[split])
         return self.ignore is not None or any(case.annotated is not None for case in cases)
 
-    def annotated(self, *splits: str) -> tuple[str, ...]:
+    def annotated(self, *splits: str, in_all: bool = False) -> tuple[str, ...]:
         """Return the classes that some case of the site has annotated, without the background.
 
         Args:
             splits: the splits to look at; all by default.
+            in_all: whether only those that every case shows in full: none where a voxel may be unknown.
         """
-        cases = [case for split in splits or SPLITS for case in self.cases[split]]
-        if any(case.annotated is None for case in cases):
-            return self.classes[1:]
-        known = {plain_name(name) for case in cases for name in case.annotated or ()}
-        return tuple(name for name in self.classes[1:] if plain_name(name) in known)
+        plain = [plain_name(name) for name in self.classes]
+        sets = [
+            self.annotated_set(case, plain)[1:] for split in splits or SPLITS for case in self.cases[split]
+        ]
+        if not sets or (in_all and self.ignore is not None):
+            return ()
+        chosen = map(all if in_all else any, zip(*sets, strict=True))
+        return tuple(compress(self.classes[1:], chosen))
 
     def with_classes(self, names: Sequence[str], sites: Sequence[SiteFolder] = ()) -> Self:
         """The site with label maps that have a federation's classes, by their names, in its order.

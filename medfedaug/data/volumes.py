@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -274,8 +275,16 @@ class VolumeFolder(SiteFolder):
         Raises:
             DataError: naming site and file, where it cannot be read, and for labels outside the classes.
         """
+        return self.load_shown(case)[0]
+
+    def load_shown(self, case: Case) -> tuple[torch.Tensor, tuple[str, ...]]:
+        """Return `load_label`, and the classes that the case shows in full: none where a voxel is unknown."""
         label = self._label_or_unknown(case)
-        return label if self.annotation is None else label * (label != self.annotation.unknown)
+        if self.annotation is None:
+            return label, self.classes[1:]
+        known = label != self.annotation.unknown
+        chosen = self.annotated_set(case, [plain_name(name) for name in self.classes])
+        return label * known, tuple(compress(self.classes[1:], chosen[1:])) if bool(known.all()) else ()
 
     def _label_or_unknown(self, case: Case) -> torch.Tensor:
         """The class of each voxel, `Annotation.unknown` where nobody knows it, or without a label map."""

@@ -97,8 +97,8 @@ def summary(entry: JobEntry) -> list[str]:
         return [*lines, *_prospect(config), *_changed(config)]
     lines += ["  once: the numbers of cases, and how images are scaled"]
     lines += [
-        "  once: the names of the classes that this site has annotated, where its dataset.json says that "
-        "these may not be all (labelled)"
+        "  once: the names of the classes that this site has annotated for training, where its dataset.json "
+        "says that these may not be all (labelled)"
     ]
     lines += [
         "  once: the edges of the training volumes' voxels, as 10 %, 50 % and 90 % quantiles of two digits, "
@@ -158,7 +158,9 @@ def _prospect(config: RunConfig) -> list[str]:
         "are tested; 0 where this kit's privacy policy keeps them back",
         "  once: manufacturers and models of the site's scanners, where this kit's privacy policy names them "
         "(site-config --name-scanner); by default none",
-        "  All sites of the job are told the fingerprints, and the scanners, of all.",
+        "  once: the names of the classes that all training cases of this site show, where its dataset.json "
+        "says that these may not be all (labelled)",
+        "  All sites of the job are told the fingerprints, the scanners and these classes of all.",
     ]
 
 

@@ -20,7 +20,7 @@ def annotation_notes(sites: Sequence[SiteFolder]) -> Iterator[tuple[str, str]]:
         sites: the sites of a federation, some of them partial.
     """
     named = {site.name: {plain_name(name): name for name in named_classes(site)} for site in sites}
-    known = {site.name: {plain_name(name) for name in site.annotated()} for site in sites}
+    known = {site.name: {plain_name(name) for name in site.annotated("training")} for site in sites}
     first: dict[str, str] = {}
     for site, names in named.items():
         for plain in names:
@@ -43,11 +43,12 @@ def annotation_notes(sites: Sequence[SiteFolder]) -> Iterator[tuple[str, str]]:
             )
             yield site, reason
         elif len(having) == 1 and len(sites) > 1:
-            reason = (
-                f"no other site has outlined {name!r}: it is learned and scored here alone, and how well it "
-                "is found at the others is not known"
+            tested = [s.name for s in sites if plain in {plain_name(own) for own in s.annotated("test")}]
+            measured = f"it is scored at {', '.join(tested) or 'no site'}"
+            unknown = (
+                ", and how well it is found at other sites is not known" if len(tested) < len(sites) else ""
             )
-            yield having[0], reason
+            yield having[0], f"no other site has outlined {name!r} for training: {measured}{unknown}"
 
 
 def _alike(one: str, other: str) -> bool:
