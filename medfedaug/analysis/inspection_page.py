@@ -33,6 +33,7 @@ from medfedaug.errors import ConfigError
 from medfedaug.runs.folder import is_json_with
 from medfedaug.statistics import ChannelStatistics, ForeignPair, foreign_pairs
 from medfedaug.utils.files import write_json
+from medfedaug.utils.printable import counted
 
 _PERCENT = (1, 25, 50, 75, 99)
 _MOST_ODD = 100  # on the page
@@ -182,7 +183,7 @@ def _page(
     html, body = start_page("Data of the sites" if len(found) > 1 else f"Data of {found[0].name}")
     cases = sum(sum(site.splits.values()) for site in found)
     odd = sum(len(site.odd) for site in found)
-    add(body, "p", f"{len(found)} site{'s' * (len(found) > 1)} · {cases} cases · odd: {odd}")
+    add(body, "p", f"{counted(len(found), 'site')} · {cases} cases · odd: {odd}")
     for append in (_cases, _classes, _intensities):
         append(body, found)
     _shift(body, found, shift, intensity)

@@ -30,6 +30,7 @@ from medfedaug.analysis.prospect import NOT_A_REMEDY, Prospect
 from medfedaug.config.scanners import scanners_text
 from medfedaug.data.quality.image_fingerprint import QUANTITIES
 from medfedaug.metrics.registry import find_metric
+from medfedaug.utils.printable import counted
 
 _TICKS = (0, 0.5, 1, 2, 5, 10, 20, 50)
 
@@ -102,7 +103,7 @@ def judged_sentence(prospect: Prospect) -> str:
     record = prospect.record
     text = (
         f"The record has {record.number} federations with {prospect.norm} norm, of "
-        f"{len(record.families)} families, {record.seeds} seed{'s' * (record.seeds != 1)} each at most."
+        f"{len(record.families)} families, {counted(record.seeds, 'seed')} each at most."
     )
     if prospect.pilot is None:
         return text

@@ -38,6 +38,7 @@ from medfedaug.metrics.registry import find_metric
 from medfedaug.runs.input_scaling import SCALED
 from medfedaug.runs.load_results import find_runs, load_run
 from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run
+from medfedaug.utils.printable import counted
 
 if TYPE_CHECKING:
     from medfedaug.analysis.report_images import LocalFeatures
@@ -154,7 +155,7 @@ def _lead(runs: Sequence[Run]) -> str:
     data = sorted({run.data for run in runs if run.data})
     sites = sorted({site for run in runs for site in run.sites})
     unseen = sorted({site for run in runs for site in run.unseen} - {*sites})
-    parts = [f"{len(runs)} run{'s' * (len(runs) > 1)}"]
+    parts = [counted(len(runs), "run")]
     parts += [f"data: {', '.join(data)}"] if data else []
     parts += [f"training sites: {_names(sites)}"]
     parts += [f"unseen: {_names(unseen)}"] if unseen else []

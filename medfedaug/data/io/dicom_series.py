@@ -22,7 +22,6 @@ import pydicom
 
 from medfedaug.data.io.dicom_headers import (
     DicomInstance,
-    counted,
     is_dicom_file,
     one_line,
     read_instance,
@@ -32,6 +31,7 @@ from medfedaug.data.io.dicom_headers import (
 from medfedaug.data.io.dicom_pixels import read_slices
 from medfedaug.data.io.dicom_volumes import DicomSeries, volumes_of
 from medfedaug.errors import ConfigError, ReaderError
+from medfedaug.utils.printable import counted
 
 if TYPE_CHECKING:
     import SimpleITK as sitk

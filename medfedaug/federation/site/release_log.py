@@ -42,6 +42,7 @@ from medfedaug.privacy import (
 from medfedaug.privacy.account_mark import bind_account
 from medfedaug.privacy.ledger import Scored
 from medfedaug.privacy.policy import SUMMARY
+from medfedaug.utils.printable import counted
 
 __all__ = ["Account", "ScoreRequest", "digest_of", "enter_message"]
 
@@ -356,7 +357,7 @@ class Account:
         if sent >= most:
             raise PrivacyRefused(
                 self.site,
-                f"{_said(split)} of {sent} model{'s' * (sent != 1)} on its {split} cases have left, and "
+                f"{_said(split)} of {counted(sent, 'model')} on its {split} cases have left, and "
                 f"{rule} of its privacy policy is {most} within {_DAYS} days",
             )
 
@@ -385,7 +386,7 @@ class Account:
         if sent >= most:
             raise PrivacyRefused(
                 self.site,
-                f"{sent} updates have left in this job of {self.rounds} round{'s' * (self.rounds != 1)}, "
+                f"{sent} updates have left in this job of {counted(self.rounds, 'round')}, "
                 f"failed ones counted, and a site answers a round at most {_TIMES} times",
             )
 
