@@ -106,13 +106,6 @@ def write_inspection(
     The page names cases: it is for who has the data. The JSON, ``inspect.json`` beside ``inspect.html``,
     names none.
 
-    Args:
-        found: of `medfedaug.data.quality.inspection.inspect_sites`.
-        out_html: the page.
-        intensity: with which they were inspected.
-        expected: sentences for the page about the gain of training together
-            (`medfedaug.analysis.prospect_page.sentences`).
-
     Raises:
         ConfigError: where one of the two is there and of something else.
         StorageError: when it cannot be written.
@@ -334,12 +327,7 @@ def _odd(body: ET.Element, found: Sequence[SiteInspection]) -> None:
 
 
 def pair_picture(pairs: dict[str, np.ndarray], *, width: float = 9.0) -> Figure:
-    """Mean and deviation of each image, a dot, and of each site, a cross: one panel a channel.
-
-    Args:
-        pairs: by site, (N, C, 2).
-        width: of the figure, inches.
-    """
+    """Mean and deviation of each image, a dot, and of each site, a cross: one panel a channel."""
     figure_, panels, colours = _panels(pairs, width)
     for channel, panel in enumerate(panels):
         for site, values in pairs.items():
@@ -355,12 +343,7 @@ def pair_picture(pairs: dict[str, np.ndarray], *, width: float = 9.0) -> Figure:
 
 
 def quantile_picture(quantiles: dict[str, np.ndarray], *, width: float = 9.0) -> Figure:
-    """Distribution functions of the sites' intensities: one panel a channel.
-
-    Args:
-        quantiles: by site, (N, C, Q).
-        width: of the figure, inches.
-    """
+    """Distribution functions of the sites' intensities: one panel a channel."""
     figure_, panels, colours = _panels(quantiles, width)
     for channel, panel in enumerate(panels):
         for site, values in quantiles.items():

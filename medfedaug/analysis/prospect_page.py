@@ -134,14 +134,7 @@ def write_prospect(
     site: str | None = None,
     releases: Sequence[str] = (),
 ) -> None:
-    """Write the page.
-
-    Args:
-        prospect: the numbers.
-        out_html: the page.
-        site: whose page it is; by default that of who has all data.
-        releases: lines about what left the site; by default nothing did.
-    """
+    """Write the page."""
     out = Path(out_html)
     check_page(out)
     html, body = start_page("Should we train together?" if site is None else f"Should {site} join?")

@@ -149,12 +149,7 @@ class TextTable(ABC):
 
 
 def plain_markdown(text: str, marks: str) -> str:
-    """Markdown that shows a text as it is, in one line and without a link.
-
-    Args:
-        text: the text.
-        marks: the characters that Markdown is kept from reading, the backslash first.
-    """
+    """Markdown that shows a text as it is, in one line and without a link."""
     text = printable(text)
     for mark in marks:
         text = text.replace(mark, f"\\{mark}")

@@ -196,13 +196,7 @@ class SiteFolder(ABC):
     def images(
         self, split: str, intensity: str = "raw", preparation: Preparation | None = None
     ) -> Iterator[torch.Tensor]:
-        """The images of a split as a network's task sees them, (C, *spatial), one in memory at a time.
-
-        Args:
-            split: one of `SPLITS`.
-            intensity: see `load_image`.
-            preparation: what else they are brought to.
-        """
+        """The images of a split as a network's task sees them, (C, *spatial), one in memory at a time."""
         from medfedaug.data.preparation.preparation import Preparation
 
         prepared = preparation or Preparation()
@@ -249,11 +243,7 @@ class SiteFolder(ABC):
         return self.ignore is not None or any(case.annotated is not None for case in cases)
 
     def annotated(self, *splits: str) -> tuple[str, ...]:
-        """Return the classes that some case of the site has annotated, without the background.
-
-        Args:
-            splits: the splits to look at; all by default.
-        """
+        """Return the classes that some case of the site has annotated, without the background."""
         cases = [case for split in splits or SPLITS for case in self.cases[split]]
         if any(case.annotated is None for case in cases):
             return self.classes[1:]

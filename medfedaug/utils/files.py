@@ -225,15 +225,7 @@ def write_versioned(
     *,
     private: bool = False,
 ) -> None:
-    """Write a JSON file that says what it is, for `parse_versioned`.
-
-    Args:
-        path: the file; an existing one is replaced.
-        kind: what it holds, for instance ``"statistics"``.
-        version: of the format.
-        content: the other entries.
-        private: see `write_atomic`.
-    """
+    """Write a JSON file that says what it is, for `parse_versioned`."""
     write_json(path, {**version_mark(kind, version), **content}, private=private)
 
 

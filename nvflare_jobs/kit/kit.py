@@ -170,11 +170,7 @@ class Kit:
         return PrivacyLedger(self.state_folder().parent / LEDGER_FILE)
 
     def bind_account(self, files: Iterable[KitFile]) -> None:
-        """Write beside the site's images which ledger counts the releases about them, once they are there.
-
-        Args:
-            files: of `plan`, which are written afterwards: a refusal leaves the kit as it is.
-        """
+        """Write beside the site's images which ledger counts the releases about them, once they are there."""
         # Commands that only read the kit answer at once without these.
         from medfedaug.data.sites import open_site
         from medfedaug.federation.site.data_folder import resolve_data_folder
@@ -329,9 +325,6 @@ def forbid_code(policy: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
     It is not enough to set the right ``byoc`` of the role ``lead``: the project administrator's role has one
     expression for all rights.
-
-    Args:
-        policy: the content of ``authorization.json``.
 
     Returns:
         The policy, and the roles that had this right before.

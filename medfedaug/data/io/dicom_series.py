@@ -347,10 +347,6 @@ def _beside(path: Path) -> list[DicomSeries]:
 def place_of_series(series: DicomSeries, others: Sequence[DicomSeries]) -> Path | None:
     """The path by which `open_series` finds a series: a folder that holds no other, or its first file.
 
-    Args:
-        series: the series.
-        others: all series of the same scan.
-
     Returns:
         The path, or ``None`` for one that is spread over folders in which there are others.
     """

@@ -30,8 +30,5 @@ def file_states(images: Iterable[Path]) -> tuple[FileState, ...]:
 
     A folder's own time stays when a slice in it is replaced by another of its name, and a header's when the
     voxels beside it are.
-
-    Args:
-        images: files, or folders of files.
     """
     return tuple(file_state(file) for image in images for file in sorted(files_of(image)))

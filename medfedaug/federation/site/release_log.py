@@ -167,10 +167,6 @@ class Account:
         No other job enters anything between the checks and the entry: of two jobs that run at the same time
         the second is checked against the first.
 
-        Args:
-            reply: the answer.
-            samples: the training cases that a method's payload is about, where it is not about all.
-
         Raises:
             PrivacyRefused: when no more updates may leave, or nothing about these cases.
         """
@@ -252,14 +248,7 @@ class Account:
     def _release_once(
         self, asked: ScoreRequest, kind: str, left: Callable[[], dict[str, Any]], *, exact: bool = False
     ) -> dict[str, Any]:
-        """Enter what is said of a model, and return it; of the same model what was said before.
-
-        Args:
-            asked: the model.
-            kind: of the release.
-            left: makes what leaves.
-            exact: whether it is the same whenever it is made, so that no answer is kept.
-        """
+        """Enter what is said of a model, and return it; of the same model what was said before."""
         split, cases = asked.split, self._cases(asked.split)
         with self.ledger.held():
             if not exact:
