@@ -148,6 +148,11 @@ class TextTable(ABC):
         yield self.rich(without=() if fits else self.optional, room=options.max_width)
 
 
+def number(value: float | None, digits: int = 3) -> str:
+    """Return a cell with a number, or a dash without one."""
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
 def plain_markdown(text: str, marks: str) -> str:
     """Markdown that shows a text as it is, in one line and without a link."""
     text = printable(text)

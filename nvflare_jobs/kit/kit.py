@@ -11,16 +11,15 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from medfedaug.config.options import to_json
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.nvflare_jobs.kit import allowed
 from medfedaug.privacy import JOBS_FOLDER, LEDGER_FILE, JobBook, PrivacyLedger, PrivacyPolicy, Pseudonyms
 from medfedaug.privacy.site_settings import SETTINGS_FILE, SiteSettings
-from medfedaug.utils.files import parse_json, write_atomic
+from medfedaug.utils.files import parse_json, write_text
 
 LAUNCHER = "medfedaug.nvflare_jobs.launcher.RestartingLauncher"
 VALIDATOR = "medfedaug.nvflare_jobs.app_validator.JsonAppValidator"
@@ -126,9 +125,8 @@ class Kit:
         """
         for file in files:
             if file.changes:
-                text = json.dumps(file.wanted, indent=2) + "\n"
                 # Through a link, which is the administrator's own, and stays.
-                write_atomic(os.path.realpath(file.path), partial(_put, text.encode()))
+                write_text(os.path.realpath(file.path), json.dumps(file.wanted, indent=2) + "\n")
 
     def policy(self) -> dict[str, Any]:
         """The current authorization policy."""
@@ -338,10 +336,6 @@ def forbid_code(policy: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
             rights["byoc"] = "none"
             roles.append(role)
     return wanted, roles
-
-
-def _put(content: bytes, file: IO[bytes]) -> None:
-    file.write(content)
 
 
 def _components(resources: dict[str, Any]) -> list[dict[str, Any]]:

@@ -401,7 +401,8 @@ class Account:
             yield self._release("model", kind, size, *about, noise, digest)
         for method, values in payloads.items():
             yield self._statistics(method, values, about[1])
-        told = {"num_samples": reply.num_samples, **_told(reply.metrics)}
+        said = {key: value for key, value in reply.metrics.items() if value is not None}
+        told = {"num_samples": reply.num_samples, **said}
         yield self._release("task", "numbers", _names(told), *about, digest=_hash(told))
 
     def _cases(self, split: str, sample: Sequence[Case] | None = None) -> dict[bytes, bytes]:
@@ -423,11 +424,6 @@ def _left(told: Mapping[str, Any]) -> dict[str, Any]:
 def _said(split: str) -> str:
     """The name of what is said of a model on the cases of a split."""
     return "losses" if split == "training" else "scores"
-
-
-def _told(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the scores to send: a score that the site keeps becomes ``None``."""
-    return {key: value for key, value in metrics.items() if value is not None}
 
 
 def _size(tensors: Mapping[str, Tensor]) -> str:
