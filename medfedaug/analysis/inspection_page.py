@@ -33,6 +33,7 @@ from medfedaug.errors import ConfigError
 from medfedaug.runs.folder import is_json_with
 from medfedaug.statistics import ChannelStatistics, ForeignPair, foreign_pairs
 from medfedaug.utils.files import write_json
+from medfedaug.utils.printable import counted
 
 _PERCENT = (1, 25, 50, 75, 99)
 _MOST_ODD = 100  # on the page
@@ -105,13 +106,6 @@ def write_inspection(
     The page names cases: it is for who has the data. The JSON, ``inspect.json`` beside ``inspect.html``,
     names none.
 
-    Args:
-        found: of `medfedaug.data.quality.inspection.inspect_sites`.
-        out_html: the page.
-        intensity: with which they were inspected.
-        expected: sentences for the page about the gain of training together
-            (`medfedaug.analysis.prospect_page.sentences`).
-
     Raises:
         ConfigError: where one of the two is there and of something else.
         StorageError: when it cannot be written.
@@ -182,7 +176,7 @@ def _page(
     html, body = start_page("Data of the sites" if len(found) > 1 else f"Data of {found[0].name}")
     cases = sum(sum(site.splits.values()) for site in found)
     odd = sum(len(site.odd) for site in found)
-    add(body, "p", f"{len(found)} site{'s' * (len(found) > 1)} · {cases} cases · odd: {odd}")
+    add(body, "p", f"{counted(len(found), 'site')} · {cases} cases · odd: {odd}")
     for append in (_cases, _classes, _intensities):
         append(body, found)
     _shift(body, found, shift, intensity)
@@ -333,12 +327,7 @@ def _odd(body: ET.Element, found: Sequence[SiteInspection]) -> None:
 
 
 def pair_picture(pairs: dict[str, np.ndarray], *, width: float = 9.0) -> Figure:
-    """Mean and deviation of each image, a dot, and of each site, a cross: one panel a channel.
-
-    Args:
-        pairs: by site, (N, C, 2).
-        width: of the figure, inches.
-    """
+    """Mean and deviation of each image, a dot, and of each site, a cross: one panel a channel."""
     figure_, panels, colours = _panels(pairs, width)
     for channel, panel in enumerate(panels):
         for site, values in pairs.items():
@@ -354,12 +343,7 @@ def pair_picture(pairs: dict[str, np.ndarray], *, width: float = 9.0) -> Figure:
 
 
 def quantile_picture(quantiles: dict[str, np.ndarray], *, width: float = 9.0) -> Figure:
-    """Distribution functions of the sites' intensities: one panel a channel.
-
-    Args:
-        quantiles: by site, (N, C, Q).
-        width: of the figure, inches.
-    """
+    """Distribution functions of the sites' intensities: one panel a channel."""
     figure_, panels, colours = _panels(quantiles, width)
     for channel, panel in enumerate(panels):
         for site, values in quantiles.items():

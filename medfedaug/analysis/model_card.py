@@ -10,6 +10,7 @@ from typing import Any
 
 from medfedaug.analysis.document import Block, Code, Document, Section, Table
 from medfedaug.analysis.page import check_page, write_page
+from medfedaug.analysis.text_table import number
 from medfedaug.config.command_line import command_of
 from medfedaug.config.run import DEFAULT_LOSSES
 from medfedaug.config.scanners import scanners_text
@@ -21,7 +22,7 @@ from medfedaug.metrics.significance import mean_interval
 from medfedaug.runs.annotated import OWN, Annotated
 from medfedaug.runs.input_scaling import recorded_input
 from medfedaug.runs.recorded_run import RecordedRun
-from medfedaug.utils.files import write_atomic
+from medfedaug.utils.files import write_text
 
 _USE = (
     "For research. It is not a medical device: no authority has cleared it, and no diagnosis and no "
@@ -46,7 +47,7 @@ def write_model_card(run: RecordedRun, folder: str | Path, *, site_names: bool =
     text, page = (Path(folder) / name for name in CARDS)
     check_page(page)
     write_page(card.html(), page)
-    write_atomic(text, lambda file: file.write(card.markdown().encode("utf-8", "replace")))
+    write_text(text, card.markdown())
     return [text, page]
 
 
@@ -272,10 +273,10 @@ class _Card:
     def summary(self, name: str) -> str:
         worst = self.test.get("worst", {}).get(name)
         text = (
-            f"{find_metric(name).title}: mean over the sites that trained {_score(self.test['mean'][name])}"
+            f"{find_metric(name).title}: mean over the sites that trained {number(self.test['mean'][name])}"
         )
         if worst and len(self.test.get("sites", {})) > 1:
-            text += f"; worst site: {self.name(worst['site'])}, {_score(worst['value'])}"
+            text += f"; worst site: {self.name(worst['site'])}, {number(worst['value'])}"
         return f"{text}."
 
     def unknown(self) -> tuple[Block, ...]:
@@ -434,11 +435,7 @@ def _of_class(by_class: Mapping[str, Any], label: str, name: str, kind: str) -> 
 
 
 def _between(value: float | None, interval: Sequence[float] | None) -> str:
-    return f"{_score(value)} [{' to '.join(map(_score, interval))}]" if interval else _score(value)
-
-
-def _score(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+    return f"{number(value)} [{' to '.join(map(number, interval))}]" if interval else number(value)
 
 
 def _count(value: Any) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from medfedaug._version import __version__
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.errors import ConfigError
-from medfedaug.utils.files import write_atomic
+from medfedaug.utils.files import write_text
 from medfedaug.utils.printable import printable, printable_lines
 
 if TYPE_CHECKING:
@@ -100,9 +100,8 @@ def check_page(out: Path) -> None:
 def write_page(html: ET.Element, out: Path) -> None:
     """Write a page as a whole, after the line with the version; its folder is made where it is missing."""
     text = "<!DOCTYPE html>\n" + ET.tostring(html, encoding="unicode", method="html") + "\n"
-    page = text.encode("utf-8", "replace")
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(out, lambda file: file.write(page))
+    write_text(out, text)
 
 
 def add(parent: ET.Element, tag: str, text: str | None = None, **attributes: str) -> ET.Element:

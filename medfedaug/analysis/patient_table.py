@@ -24,6 +24,7 @@ from medfedaug.metrics.registry import find_metric
 from medfedaug.metrics.significance import PatientTest
 from medfedaug.runs.input_scaling import OTHER_INPUT
 from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run, compared_metric
+from medfedaug.utils.printable import counted
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class PatientRow:
             f"{self.label}, {self.where}, model {self.model}: {t.difference:+.3f} {found.in_text} against "
             f"{self.reference} on the same {t.patients} {self.cases} (95% interval {t.low:+.3f} to "
             f"{t.high:+.3f}, "
-            f"{p}), with {self.seeds} seed{'s' * (self.seeds != 1)}. Verdict: {self.verdict}. "
+            f"{p}), with {counted(self.seeds, 'seed')}. Verdict: {self.verdict}. "
             f"A true difference of {t.detectable:.3f} or more would have been seen four times in five."
             + (f" The two did not see the same input ({OTHER_INPUT})." if self.other_input else "")
         )

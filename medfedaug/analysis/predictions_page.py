@@ -14,6 +14,7 @@ from PIL import Image
 from medfedaug.analysis import page
 from medfedaug.runs.prediction.case_quality import look_first
 from medfedaug.runs.prediction.predictions_file import Predictions
+from medfedaug.utils.printable import counted
 
 PAGE = "predictions.html"
 """Name of the page in a folder of predictions."""
@@ -79,7 +80,7 @@ def _page(out: Path, record: Mapping[str, Any]) -> ET.Element:
 
 
 def _summary(record: Mapping[str, Any], cases: int, failed: int) -> str:
-    parts = [f"{cases} case{'s' * (cases != 1)}"]
+    parts = [counted(cases, "case")]
     parts += [f"{failed} not predicted"] if failed else []
     if methods := record.get("methods"):
         parts.append(f"model trained with {', '.join(methods)}")

@@ -30,6 +30,7 @@ from medfedaug.analysis.prospect import NOT_A_REMEDY, Prospect
 from medfedaug.config.scanners import scanners_text
 from medfedaug.data.quality.image_fingerprint import QUANTITIES
 from medfedaug.metrics.registry import find_metric
+from medfedaug.utils.printable import counted
 
 _TICKS = (0, 0.5, 1, 2, 5, 10, 20, 50)
 
@@ -102,7 +103,7 @@ def judged_sentence(prospect: Prospect) -> str:
     record = prospect.record
     text = (
         f"The record has {record.number} federations with {prospect.norm} norm, of "
-        f"{len(record.families)} families, {record.seeds} seed{'s' * (record.seeds != 1)} each at most."
+        f"{len(record.families)} families, {counted(record.seeds, 'seed')} each at most."
     )
     if prospect.pilot is None:
         return text
@@ -133,14 +134,7 @@ def write_prospect(
     site: str | None = None,
     releases: Sequence[str] = (),
 ) -> None:
-    """Write the page.
-
-    Args:
-        prospect: the numbers.
-        out_html: the page.
-        site: whose page it is; by default that of who has all data.
-        releases: lines about what left the site; by default nothing did.
-    """
+    """Write the page."""
     out = Path(out_html)
     check_page(out)
     html, body = start_page("Should we train together?" if site is None else f"Should {site} join?")

@@ -35,10 +35,12 @@ from medfedaug.analysis.plan_page import add_plan
 from medfedaug.analysis.plots import byte_unit, gamma_by_layer, learning_curves, metric_by_bytes
 from medfedaug.analysis.report_summary import answer, words_in
 from medfedaug.analysis.score_table import MOST_SITES, summary_table
+from medfedaug.analysis.text_table import number
 from medfedaug.metrics.registry import find_metric
 from medfedaug.runs.input_scaling import SCALED
 from medfedaug.runs.load_results import find_runs, load_run
 from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run
+from medfedaug.utils.printable import counted
 
 if TYPE_CHECKING:
     from medfedaug.analysis.report_images import LocalFeatures
@@ -156,7 +158,7 @@ def _lead(runs: Sequence[Run]) -> str:
     data = sorted({run.data for run in runs if run.data})
     sites = sorted({site for run in runs for site in run.sites})
     unseen = sorted({site for run in runs for site in run.unseen} - {*sites})
-    parts = [f"{len(runs)} run{'s' * (len(runs) > 1)}"]
+    parts = [counted(len(runs), "run")]
     parts += [f"data: {', '.join(data)}"] if data else []
     parts += [f"training sites: {_names(sites)}"]
     parts += [f"unseen: {_names(unseen)}"] if unseen else []
@@ -374,8 +376,8 @@ def _runs(body: ET.Element, groups: dict[str, list[Run]]) -> None:
                     run.name.replace(" ", "\u00a0"),
                     str(len(run.rounds)),
                     str(run.selected_round),
-                    _number(run.mean),
-                    *([_number(left_out)] if in_turn else []),
+                    number(run.mean, 4),
+                    *([number(left_out, 4)] if in_turn else []),
                     f"{seconds / 60:.1f} min" if isinstance(seconds, int | float) else "–",
                     str(run.context.get("engine", "–")),
                 ]
@@ -425,10 +427,6 @@ def _settled(members: Sequence[Run]) -> dict[str, Any]:
         listed = [f"{value} ({'; '.join(names)})" for value, names in runs.items()]
         settings[key] = ", ".join(listed if len(runs) > 1 else runs)
     return settings
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"
 
 
 def _plain(value: Any) -> str:

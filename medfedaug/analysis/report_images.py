@@ -65,13 +65,6 @@ def image_sections(
 ) -> None:
     """Append intensities, features and cases, for the first run of each method and at most a dozen sites.
 
-    Args:
-        body: the page's body.
-        groups: the runs (`medfedaug.analysis.grouping.group_runs`).
-        data: a site's folder, a folder with the sites' folders, or the files of the runs' benchmark.
-        device: the device to compute on.
-        local_features: see `medfedaug.analysis.report.write_report`.
-
     Raises:
         DataError: when the data cannot be used, or have none of the runs' sites.
     """

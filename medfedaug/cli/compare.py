@@ -11,6 +11,7 @@ import typer
 from medfedaug.cli.console import err_console, out_console, say
 from medfedaug.cli.options import Data, Device, Each, Limit, Threads, Workers
 from medfedaug.errors import ConfigError, RunFailed
+from medfedaug.utils.printable import counted
 
 _ALWAYS = ("single", "fedavg")
 
@@ -69,7 +70,7 @@ def compare(
         else:
             suggestion = Suggestion(tuple(methods.split()), "asked for")
     tried = list(dict.fromkeys([*_ALWAYS, *suggestion.methods]))
-    say(f"trying {', '.join(tried)} ({suggestion.reason}): {seeds} training{'s' * (seeds > 1)} each")
+    say(f"trying {', '.join(tried)} ({suggestion.reason}): {counted(seeds, 'training')} each")
     given = {"data": data, "methods": tried, "out": out, "seeds": seeds, "limit": limit}
     given |= {"workers": workers, "each": each or None}
 

@@ -277,11 +277,7 @@ class ImportProgress:
 
 @contextmanager
 def resumable(*more: str) -> Iterator[None]:
-    """Say in one line how to continue, where the user stops a command with Ctrl-C.
-
-    Args:
-        *more: what the same command needs besides, such as ``--resume``.
-    """
+    """Say in one line how to continue, where the user stops a command with Ctrl-C."""
     try:
         yield
     except KeyboardInterrupt:

@@ -53,11 +53,6 @@ def read_test_images(folder: Path, site: str, classes: Sequence[str]) -> Listing
     """The test cases that ``folder/dataset.json`` names, without their labels, which need not be there.
 
     A case may be the path of its image alone, as decathlon's test cases are.
-
-    Args:
-        folder: the site's.
-        site: its name, for messages.
-        classes: of the listing that is returned; those of the file are not looked at.
     """
     read = _List(folder, site)
     cases = {"test": read.split("test", labelled=False)}

@@ -19,6 +19,7 @@ from medfedaug.data.io.dicom_volumes import DicomSeries
 from medfedaug.data.io.formats import image_suffix, is_photograph, known_formats, voxel_suffixes
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
+from medfedaug.utils.printable import counted
 
 __all__ = ["Given", "check_given", "open_given"]
 
@@ -131,7 +132,7 @@ def check_given(folder: SiteFolder, case: Case, config: RunConfig, photographs: 
     if found != wanted or len(folder.federation_channels or range(found)) != expected:
         channels = f" ({', '.join(config.channel_names)})" if config.channel_names else ""
         raise DataError(
-            f"has {found} channel{'s' * (found != 1)}, and the model takes {expected}{channels}",
+            f"has {counted(found, 'channel')}, and the model takes {expected}{channels}",
             site=folder.name,
             path=case.image,
             hint=f'Several files of one image are listed in {_LISTING}: "image": [FILE, ...].'

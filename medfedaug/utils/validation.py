@@ -62,10 +62,6 @@ def not_known(name: Any, choices: Iterable[str]) -> str:
 def split_names(what: str, text: str) -> list[str]:
     """Return the names in a text, which commas separate.
 
-    Args:
-        what: the kind of the names, for the message.
-        text: the names; empty ones are left out.
-
     Example:
         >>> split_names("methods", "fedrdn, fedfa")
         ['fedrdn', 'fedfa']

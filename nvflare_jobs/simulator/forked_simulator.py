@@ -145,12 +145,7 @@ class ForkedSites:
 
 
 def _fork(run: Callable[[], int | None], keep: Collection[int]) -> int:
-    """Run something in a fork, which ends with this process.
-
-    Args:
-        run: what to run, and its exit code.
-        keep: the file descriptors that it needs; all others are closed there but the standard ones.
-    """
+    """Run something in a fork, which ends with this process."""
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()

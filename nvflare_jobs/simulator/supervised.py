@@ -54,11 +54,6 @@ def supervise(lock: str, start: Callable[[], int], asked: Asked | None = None) -
 
     This process has one thread only, so that a process may be forked from it at any time.
 
-    Args:
-        lock: the file to lock until then.
-        start: starts the process, and returns its number.
-        asked: starts more of them on request.
-
     Returns:
         The exit code of the first process.
     """

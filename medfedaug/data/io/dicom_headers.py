@@ -421,9 +421,5 @@ def one_line(value: Any) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
-def counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' if number != 1 else ''}"
-
-
 def reason_of(error: Exception) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else first_line(error)

@@ -22,7 +22,6 @@ import pydicom
 
 from medfedaug.data.io.dicom_headers import (
     DicomInstance,
-    counted,
     is_dicom_file,
     one_line,
     read_instance,
@@ -32,6 +31,7 @@ from medfedaug.data.io.dicom_headers import (
 from medfedaug.data.io.dicom_pixels import read_slices
 from medfedaug.data.io.dicom_volumes import DicomSeries, volumes_of
 from medfedaug.errors import ConfigError, ReaderError
+from medfedaug.utils.printable import counted
 from medfedaug.utils.validation import first_of
 
 if TYPE_CHECKING:
@@ -344,10 +344,6 @@ def _beside(path: Path) -> list[DicomSeries]:
 
 def place_of_series(series: DicomSeries, others: Sequence[DicomSeries]) -> Path | None:
     """The path by which `open_series` finds a series: a folder that holds no other, or its first file.
-
-    Args:
-        series: the series.
-        others: all series of the same scan.
 
     Returns:
         The path, or ``None`` for one that is spread over folders in which there are others.

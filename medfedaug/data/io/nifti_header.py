@@ -112,10 +112,6 @@ def check_gzip(path: Path, state: int) -> int:
     """Check that the voxels of a compressed file are those that were compressed, once for each version of it.
 
     A reader stops at the last voxel, before the checksum that stands behind them.
-
-    Args:
-        path: a file that ends with ``.gz``.
-        state: what is another for another version of the file.
     """
     length = 0
     try:

@@ -314,11 +314,6 @@ class Archive(Protocol):
 
         Files of an earlier call that was interrupted are kept. Their names tell nothing of the header.
 
-        Args:
-            series: the series.
-            folder: where the files are written; it is made where it is missing.
-            on_instance: called after each object.
-
         Raises:
             ObjectRefused: where objects are of another patient, study or series than the archive said, or
                 beyond all limits.

@@ -189,9 +189,6 @@ class _Waiting(Retry):
 def parts_of(response: requests.Response) -> Iterator[bytes]:
     """Return the objects of an answer, each as its bytes come.
 
-    Args:
-        response: an answer that is streamed: ``multipart/related``, or one object, as some archives send it.
-
     Raises:
         AnswerRefused: for an answer without objects, and for an object that is too large.
         requests.exceptions.ChunkedEncodingError: where the answer ends in the middle of an object.

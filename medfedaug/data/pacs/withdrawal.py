@@ -41,13 +41,6 @@ def withdraw(
 
     The record, which has pseudonyms and times alone, comes first: where the process is killed, the next
     import or withdrawal finishes it. A later import leaves the patients out.
-
-    Args:
-        wanted: values of the patients' studies.
-        out: the site's data folder.
-        state: folder of the site's own list.
-        pseudonym: of a name and its kind (``case``, ``patient``), with the site's key.
-        caches: folders in which jobs and runs keep prepared images.
     """
     files = CaseFiles(out, state)
     if not StudyList(state).path.is_file():

@@ -67,13 +67,7 @@ def keep_decoded(max_bytes: int) -> Iterator[DecodedMemory]:
 
 
 def decoded(kind: str, files: Sequence[Path], load: Callable[[], Tensor]) -> Tensor:
-    """``load()``, or its earlier result where decoded images are kept; it must not be changed.
-
-    Args:
-        kind: what is made of the files: two kinds are kept apart.
-        files: the files, or folders of files; what was written anew is decoded anew.
-        load: decodes them.
-    """
+    """``load()``, or its earlier result where decoded images are kept; it must not be changed."""
     memory = _active.get()
     if memory is None:
         return load()

@@ -14,11 +14,7 @@ _ALIKE = 0.75
 
 
 def annotation_notes(sites: Sequence[SiteFolder]) -> Iterator[tuple[str, str]]:
-    """Yield a site and a note for each class that may be spelt in two ways, or that few sites have annotated.
-
-    Args:
-        sites: the sites of a federation, some of them partial.
-    """
+    """Yield a site and a note for each class that may have two names, or that few sites have annotated."""
     named = {site.name: {plain_name(name): name for name in named_classes(site)} for site in sites}
     known = {site.name: {plain_name(name) for name in site.annotated("training")} for site in sites}
     first: dict[str, str] = {}

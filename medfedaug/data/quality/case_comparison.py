@@ -178,9 +178,6 @@ def _offset(case: CaseMeasures, channel: int, axis: int, sign: float) -> float:
 def small_picture(image: Tensor) -> np.ndarray:
     """Return the details of an image in few voxels, without brightness and contrast of their surroundings.
 
-    Args:
-        image: (C, X, Y) or (C, X, Y, Z).
-
     Returns:
         (Z', X', Y'), of one size for all volumes; Z' is 1 for photographs.
     """

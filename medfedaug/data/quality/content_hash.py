@@ -25,11 +25,7 @@ class IdentityStore(Protocol):
     """Store of identities by the bytes of files, so that a file is decoded once."""
 
     def identities(self, files: Mapping[bytes, Callable[[], bytes]]) -> Mapping[bytes, bytes]:
-        """Return the identity of each case.
-
-        Args:
-            files: by a hash of the case's files, a function that decodes them and hashes their voxels.
-        """
+        """Return the identity of each case."""
         ...
 
 

@@ -278,13 +278,7 @@ def entry_shapes(task: str, num_classes: int, channels: int) -> dict[str, tuple[
 def fingerprint_of(
     site: SiteFolder, limit: int | None = SAMPLE, on_case: Callable[[int, int], None] | None = None
 ) -> ImageFingerprint:
-    """Compute the fingerprint of a site, one image in memory at a time; every patient has the same weight.
-
-    Args:
-        site: the site.
-        limit: about so many training cases are looked at, see `sampled`.
-        on_case: called with the number of cases so far and of all.
-    """
+    """Compute the fingerprint of a site, one image in memory at a time; every patient has the same weight."""
     return fingerprint_of_cases(site, sampled(site, limit), on_case)
 
 

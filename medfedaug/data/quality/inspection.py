@@ -117,11 +117,6 @@ def inspect_sites(
 ) -> list[SiteInspection]:
     """Look at all sites below a folder, or at the one whose folder it is.
 
-    Args:
-        data: a site's folder, one that holds the sites' folders, or a benchmark (`federation.json`).
-        limit: at most so many cases of each split and site.
-        intensity: what a run would see: ``"scale"`` or ``"raw"`` (`medfedaug.config.run.RunConfig`).
-
     Raises:
         DataError: where there is no site. What is wrong with one is in its `SiteInspection.odd`.
     """

@@ -70,9 +70,6 @@ class Planning:
     def finish(self, needed: int) -> None:
         """Make the plan.
 
-        Args:
-            needed: so many fingerprints are needed; 0 for those of all sites that answered.
-
         Raises:
             RunFailed: when there are fewer, with the sites' reasons.
             ConfigError: when no plan can be made of them.

@@ -307,17 +307,13 @@ def _interpolated(
         for axis, factor in enumerate((own / target).tolist()):
             if not 1 / _ANISOTROPIC < factor < _ANISOTROPIC:
                 does = "makes up" if factor > 1 else "gives up"
-                many = max(factor, 1 / factor)
+                many, edges = max(factor, 1 / factor), ",".join(f"{edge:.4g}" for edge in own.tolist())
                 why = (
                     f"{does} detail along {'xyz'[axis]}: its median voxel has {own[axis]:.4g} mm, the plan "
-                    f"{target[axis]:.4g} mm, a factor of {many:.2g}; --spacing {_given(own)} would keep it"
+                    f"{target[axis]:.4g} mm, a factor of {many:.2g}; --spacing {edges} would keep it"
                 )
                 found.append((f"resampling of {site}", why))
     return found
-
-
-def _given(edges: torch.Tensor) -> str:
-    return ",".join(f"{edge:.4g}" for edge in edges.tolist())
 
 
 def training_bytes(network: torch.nn.Module, shape: tuple[int, ...]) -> int:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medfedaug.errors import ConfigError, own
+from medfedaug.utils.printable import counted
 from medfedaug.utils.secure_random import KEY_BYTES, stream
 
 HISTORY_FILE = "sums.sqlite"
@@ -227,10 +228,10 @@ def _check(connection: sqlite3.Connection, new: OpenedSum, rules: SumRules) -> N
     few = _smallest_part([*(one.sites for one in near), new.sites])
     # Sums over one set alone have no difference; how many sites they are of is checked elsewhere.
     if any(one.sites != new.sites for one in near) and few < rules.least:
-        times = f"{len(near)} time{'s' * (len(near) != 1)}"
         raise ValueError(
-            f"the sum of nearly the same model was opened for other sites before ({times}), and the "
-            f"difference would be of {few} of them, where {rules.least} are needed; ask the same sites again"
+            "the sum of nearly the same model was opened for other sites before "
+            f"({counted(len(near), 'time')}), and the difference would be of {few} of them, where "
+            f"{rules.least} are needed; ask the same sites again"
         )
     sets = {new.sites, *(one.sites for one in before if one.job == new.job)}
     if rules.most_sets is not None and len(sets) > rules.most_sets:

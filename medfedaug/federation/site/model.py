@@ -243,9 +243,6 @@ class SiteModel:
     def recall(self, kept: LocalState | None) -> bool:
         """Load what the site kept with the received model, or what methods have for a site without it.
 
-        Args:
-            kept: the site's own; ``None`` for a site that kept nothing.
-
         Returns:
             Whether the network is complete. It is not if sites keep layers and this site has none.
         """

@@ -42,6 +42,7 @@ from medfedaug.privacy import (
 from medfedaug.privacy.account_mark import bind_account
 from medfedaug.privacy.ledger import Scored
 from medfedaug.privacy.policy import SUMMARY
+from medfedaug.utils.printable import counted
 
 __all__ = ["Account", "ScoreRequest", "digest_of", "enter_message"]
 
@@ -166,10 +167,6 @@ class Account:
         No other job enters anything between the checks and the entry: of two jobs that run at the same time
         the second is checked against the first.
 
-        Args:
-            reply: the answer.
-            samples: the training cases that a method's payload is about, where it is not about all.
-
         Raises:
             PrivacyRefused: when no more updates may leave, or nothing about these cases.
         """
@@ -253,14 +250,7 @@ class Account:
     def _release_once(
         self, asked: ScoreRequest, kind: str, left: Callable[[], dict[str, Any]], *, exact: bool = False
     ) -> dict[str, Any]:
-        """Enter what is said of a model, and return it; of the same model what was said before.
-
-        Args:
-            asked: the model.
-            kind: of the release.
-            left: makes what leaves.
-            exact: whether it is the same whenever it is made, so that no answer is kept.
-        """
+        """Enter what is said of a model, and return it; of the same model what was said before."""
         split, cases = asked.split, self._cases(asked.split)
         with self.ledger.held():
             if not exact:
@@ -358,7 +348,7 @@ class Account:
         if sent >= most:
             raise PrivacyRefused(
                 self.site,
-                f"{_said(split)} of {sent} model{'s' * (sent != 1)} on its {split} cases have left, and "
+                f"{_said(split)} of {counted(sent, 'model')} on its {split} cases have left, and "
                 f"{rule} of its privacy policy is {most} within {_DAYS} days",
             )
 
@@ -387,7 +377,7 @@ class Account:
         if sent >= most:
             raise PrivacyRefused(
                 self.site,
-                f"{sent} updates have left in this job of {self.rounds} round{'s' * (self.rounds != 1)}, "
+                f"{sent} updates have left in this job of {counted(self.rounds, 'round')}, "
                 f"failed ones counted, and a site answers a round at most {_TIMES} times",
             )
 
@@ -412,7 +402,8 @@ class Account:
             yield self._release("model", kind, size, *about, noise, digest)
         for method, values in payloads.items():
             yield self._statistics(method, values, about[1])
-        told = {"num_samples": reply.num_samples, **_told(reply.metrics)}
+        said = {key: value for key, value in reply.metrics.items() if value is not None}
+        told = {"num_samples": reply.num_samples, **said}
         yield self._release("task", "numbers", _names(told), *about, digest=_hash(told))
 
     def _cases(self, split: str, sample: Sequence[Case] | None = None) -> dict[bytes, bytes]:
@@ -434,11 +425,6 @@ def _left(told: Mapping[str, Any]) -> dict[str, Any]:
 def _said(split: str) -> str:
     """The name of what is said of a model on the cases of a split."""
     return "losses" if split == "training" else "scores"
-
-
-def _told(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the scores to send: a score that the site keeps becomes ``None``."""
-    return {key: value for key, value in metrics.items() if value is not None}
 
 
 def _size(tensors: Mapping[str, Tensor]) -> str:

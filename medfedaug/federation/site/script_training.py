@@ -219,13 +219,6 @@ class LoopTraining(LocalTraining):
     ) -> list[float]:
         """Let the script train. Nothing is kept of half a round: only the script knows where it is.
 
-        Args:
-            loader: of the site's own samples, of which the methods' transforms are taken, with the random
-                numbers of the round: the script has its own batches.
-            round_: the round.
-            should_stop: asked at every step.
-            half: without effect.
-
         Returns:
             The losses that the script told, if any.
 
