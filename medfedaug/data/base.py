@@ -62,15 +62,7 @@ class Case:
 
 
 class Listing(NamedTuple):
-    """Content of a site's folder.
-
-    Args:
-        classes: their names.
-        cases: the cases of each of `SPLITS`.
-        channel_names: those of the images, where they are named.
-        label_values: the value of each class in the label maps, where they are not 0, 1, 2, ...
-        ignore: the value of voxels of which nobody knows the class.
-    """
+    """Content of a site's folder; the fields are those of `SiteFolder`, and may be left out."""
 
     classes: tuple[str, ...]
     cases: dict[str, Sequence[Case]]
@@ -84,9 +76,6 @@ class SiteFolder(ABC):
     """A site's data.
 
     Args:
-        name: the site's name.
-        path: its folder.
-        classes: names of the classes.
         cases: the cases of each of `SPLITS`.
         channel_names: those of the images' channels in their order, where they are named.
         label_values: the value of each class in the label maps, where they are not 0, 1, 2, ...; -1 of a
@@ -192,11 +181,7 @@ class SiteFolder(ABC):
         """
 
     def read_files(self, case: Case) -> list[torch.Tensor]:
-        """The voxels of the image as they are stored, (C, *spatial), by file where it has several.
-
-        Raises:
-            DataError: as `load_image`.
-        """
+        """The voxels of the image as they are stored, (C, *spatial), by file where it has several."""
         return [self.load_image(case)]
 
     def upright_axes(self) -> dict[str, Path]:
@@ -206,13 +191,7 @@ class SiteFolder(ABC):
     def images(
         self, split: str, intensity: str = "raw", preparation: Preparation | None = None
     ) -> Iterator[torch.Tensor]:
-        """The images of a split as a network's task sees them, (C, *spatial), one in memory at a time.
-
-        Args:
-            split: one of `SPLITS`.
-            intensity: see `load_image`.
-            preparation: what else they are brought to.
-        """
+        """The images of a split as a network's task sees them, (C, *spatial), one in memory at a time."""
         from medfedaug.data.preparation.preparation import Preparation
 
         prepared = preparation or Preparation()
@@ -315,12 +294,7 @@ class SiteFolder(ABC):
 
     @staticmethod
     def annotated_set(case: Case, plain: Sequence[str]) -> tuple[bool, ...]:
-        """Return whether a case has each class annotated; the background counts as annotated.
-
-        Args:
-            case: of the site.
-            plain: the federation's classes, by `plain_name`.
-        """
+        """Return whether a case has each class, by `plain_name`, annotated; the background counts as such."""
         if case.annotated is None:
             return (True,) * len(plain)
         there = {plain_name(name) for name in case.annotated}

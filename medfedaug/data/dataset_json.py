@@ -49,14 +49,7 @@ def read_listing(folder: Path, site: str) -> Listing:
 
 
 def read_test_images(folder: Path, site: str, classes: Sequence[str]) -> Listing:
-    """The test cases that ``folder/dataset.json`` names, without their labels, which need not be there.
-
-    A case may be the path of its image alone, as decathlon's test cases are.
-
-    Args:
-        folder: the site's.
-        site: its name, for messages.
-        classes: of the listing that is returned; those of the file are not looked at.
+    """The test cases that ``folder/dataset.json`` names, also as paths of images alone, without their labels.
 
     Raises:
         DataError: naming site and file.
@@ -192,14 +185,7 @@ def _names(value: Any) -> tuple[str, ...] | None:
 
 
 def _read_case(item: dict[str, Any], row: Any, labelled: bool, annotated: tuple[str, ...] | None) -> Case:
-    """A case of the list, whose image is one file or a list of them.
-
-    Args:
-        item: with the paths of its files.
-        row: as written.
-        labelled: whether cases have label maps.
-        annotated: the classes that the site has annotated.
-    """
+    """A case of the list, whose image is one file or a list of them."""
     listed = item["image"]
     files = [Path(file) for file in (listed if isinstance(listed, list) else [listed])]
     if not files:

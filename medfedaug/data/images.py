@@ -56,25 +56,14 @@ class ImageFolder(SiteFolder):
         return Listing(classes, _seeded(name, path, classes))
 
     def check_files(self) -> int:
-        """Check that every listed image exists and can be read, by the headers alone.
-
-        Returns:
-            3: images become RGB whatever they are.
-
-        Raises:
-            DataError: naming site and file.
-        """
+        """Check that every listed image exists and can be read, by the headers alone; all become RGB."""
         for case in self.listed_cases:
             self.check_image(case)
         check_copies([self])
         return 3
 
     def check_image(self, case: Case) -> None:
-        """Check that a case's image exists and that its pixels' range is known.
-
-        Raises:
-            DataError: naming site and file.
-        """
+        """Check that a case's image exists and that its pixels' range is known."""
         if not case.image.is_file():
             raise self.error(
                 "a listed image is missing", case.image, hint="Put the file there or take it out of the list."
@@ -89,9 +78,6 @@ class ImageFolder(SiteFolder):
 
         One of 8 bits is uint8. One channel of 16 bits is float32, divided by 257 so that the full range is 0
         to 255; of 16 bits in colour Pillow reads the upper 8.
-
-        Raises:
-            DataError: naming site and file, when it cannot be read.
         """
         image = decoded("photograph", case.files, lambda: self._pixels(case))
         return image / 255 if intensity == "scale" else image

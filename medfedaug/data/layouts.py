@@ -45,8 +45,6 @@ class Proposal:
     """A ``dataset.json`` that could be written.
 
     Args:
-        site: as it would be opened.
-        content: what would be written.
         layout: the folders in which images and label maps were found.
         notes: what a user should know: what is left out, or looks odd.
         replaces: whether there is a ``dataset.json`` of another kind.
@@ -155,11 +153,7 @@ def propose(
 
 
 def check_alike(proposals: Sequence[Proposal]) -> None:
-    """Check that the sites of one federation have the same classes.
-
-    Raises:
-        DataError: naming a site and its classes.
-    """
+    """Check that the sites of one federation have the same classes."""
     first, *others = proposals
     for other in others:
         try:
@@ -170,11 +164,7 @@ def check_alike(proposals: Sequence[Proposal]) -> None:
 
 
 def write_proposal(proposal: Proposal, *, replace: bool = False) -> Path:
-    """Write ``dataset.json``.
-
-    Args:
-        proposal: what is written.
-        replace: keep a ``dataset.json`` that is there as ``dataset.before.json``.
+    """Write ``dataset.json``; with ``replace``, keep the one before as ``dataset.before.json``.
 
     Raises:
         DataError: when there is one already.
@@ -311,11 +301,7 @@ def _without_ending(stem: str) -> str:
 
 
 def _add(found: dict[str, Path], channel: str, path: Path, site: str) -> None:
-    """Take a file for a channel of an image, or for all of it where the channel is empty.
-
-    Raises:
-        DataError: when there is another one already.
-    """
+    """Take the only file for a channel of an image, or for all of it where the channel is empty."""
     other = found.get(channel) or found.get("")  # which comes before its channels
     if other is not None:
         raise DataError(
@@ -328,11 +314,7 @@ def _add(found: dict[str, Path], channel: str, path: Path, site: str) -> None:
 
 
 def _check_channels(cases: Sequence[Case], channels: Sequence[tuple[str, ...]], site: str) -> None:
-    """Check that the images have the same channels, by their numbers; one file is the channel 0.
-
-    Raises:
-        DataError: naming a case whose channels are others than most cases'.
-    """
+    """Check that the images have the same channels, by their numbers; one file is the channel 0."""
     found = [tuple(f"_{number or '0000'}" for number in numbers) for numbers in channels]
     usual, _ = Counter(found).most_common(1)[0]
     for case, own in zip(cases, found, strict=True):
@@ -383,17 +365,7 @@ def _classes(
     site: str,
     on_label: Callable[[int, int], None] | None,
 ) -> dict[int, str]:
-    """The classes by their value in the label maps.
-
-    Args:
-        cases: whose label maps are read.
-        given: the names by value, or in the order of the values, where there are some.
-        site: its name, for messages.
-        on_label: see `propose`.
-
-    Raises:
-        DataError: naming a label map with a value that stands for no class.
-    """
+    """The classes by their value in the label maps, named as given by value or in the order of the values."""
     holders: dict[float, Path] = {}
     drawn: set[float] = set()
     for number, case in enumerate(cases, start=1):
@@ -436,12 +408,7 @@ def _classes(
 
 
 def _inferred(values: Sequence[float], names: Sequence[str]) -> dict[int, str]:
-    """The classes of label maps by their value: two of any two values, else of 0, 1, 2, ...
-
-    Args:
-        values: those of the label maps, sorted.
-        names: of the classes in the order of their values; none for ``background``, ``class_1``, ...
-    """
+    """The classes of label maps by their value: two of any two values, else of 0, 1, 2, ..."""
     whole = [int(value) for value in values if 0 <= value <= LARGEST_VALUE and value == int(value)]
     number = max(2, *(value + 1 for value in whole)) if whole else 2
     pair = sorted({0, *whole}) if len(whole) == 1 else whole

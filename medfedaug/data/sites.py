@@ -114,11 +114,7 @@ def site_statistics(
 
 
 def checked_statistics(site: SiteFolder, compute: Callable[[], ChannelStatistics]) -> ChannelStatistics:
-    """A site's statistics, if images can be normalised with them.
-
-    Raises:
-        DataError: naming the site.
-    """
+    """A site's statistics, if images can be normalised with them."""
     try:
         return compute().validate(site.name)
     except ValueError as error:
@@ -184,16 +180,7 @@ def check_voxels(sites: Iterable[SiteFolder]) -> None:
 def arrange(
     sites: Sequence[SiteFolder], channels: Sequence[str] | None = None, classes: Sequence[str] | None = None
 ) -> list[SiteFolder]:
-    """The sites with the channels and classes of the federation, in one order.
-
-    Args:
-        sites: the sites.
-        channels: of the federation; by default those of the sites (`federation_channels`).
-        classes: the same (`federation_classes`).
-
-    Raises:
-        DataError: as `SiteFolder.with_channels` and `SiteFolder.with_classes`.
-    """
+    """The sites with the channels and classes of the federation, by default their own, in one order."""
     names = federation_channels(sites) if channels is None else channels
     known = federation_classes(sites) if classes is None else classes
     return [site.with_channels(names).with_classes(known, sites) for site in sites]

@@ -62,11 +62,7 @@ class VolumeFolder(SiteFolder):
         return read_listing(path, name)
 
     def check_splits(self) -> None:
-        """Check that all listed files are there, and that the splits are those of a site.
-
-        Raises:
-            DataError: naming site and file.
-        """
+        """Check that all listed files are there, and that the splits are those of a site."""
         for split in SPLITS:
             for case in self.cases[split]:
                 labels = [("label", case.label)] if isinstance(case.label, Path) else []
@@ -80,14 +76,7 @@ class VolumeFolder(SiteFolder):
         super().check_splits()
 
     def check_files(self) -> int:
-        """Check that every listed file can be opened and fits its label map, by the headers alone.
-
-        Returns:
-            The number of channels of the images.
-
-        Raises:
-            DataError: naming site and file.
-        """
+        """Check that every listed file can be opened and fits its label map, by the headers alone."""
         channels: dict[int, Path] = {}
         scales: dict[int | None, Path] = {}
         # Several cases may be slices of one volume.
@@ -122,14 +111,7 @@ class VolumeFolder(SiteFolder):
         return len(self.federation_channels) or found
 
     def check_case(self, case: Case) -> Header:
-        """Check that a case's files can be opened and lie on one grid, by their headers alone.
-
-        Returns:
-            The image's header, with the channels of all its files.
-
-        Raises:
-            DataError: naming site and file.
-        """
+        """Check that a case's files can be opened and lie on one grid; return its header, of all channels."""
         image = self.check_image(case)
         if not isinstance(case.label, Path):
             return image
@@ -141,14 +123,7 @@ class VolumeFolder(SiteFolder):
         return image
 
     def check_image(self, case: Case) -> Header:
-        """Check the files of a case's image as `check_case` does, and not its label map.
-
-        Returns:
-            The image's header, with the channels of all its files.
-
-        Raises:
-            DataError: naming site and file.
-        """
+        """Check the files of a case's image as `check_case` does, and not its label map."""
         headers = [_header(self.name, path) for path in case.files]
         image = headers[0]
         for path, header in zip(case.others, headers[1:], strict=True):
@@ -162,11 +137,7 @@ class VolumeFolder(SiteFolder):
         return replace(image, channels=sum(header.channels for header in headers))
 
     def _check_grid(self, path: Path, found: Header, image: Header, what: str, which: str) -> None:
-        """Check that a file of a case lies on the grid of its image.
-
-        Raises:
-            DataError: naming site and file.
-        """
+        """Check that a file of a case lies on the grid of its image."""
         problem = ""
         apart = image.distance(found) if self.compares_axes and image.shape == found.shape else 0.0
         if image.shape != found.shape:
@@ -224,11 +195,7 @@ class VolumeFolder(SiteFolder):
         return decoded(kind, case.files, lambda: self._image(case, intensity))
 
     def prepared_image(self, case: Case, intensity: str, preparation: Preparation) -> torch.Tensor:
-        """A volume, (C, X, Y, Z), brought to what a plan says.
-
-        Raises:
-            DataError: as `load_image` and `placement`.
-        """
+        """A volume, (C, X, Y, Z), brought to what a plan says."""
         image = self.load_image(case, intensity)
         return preparation.image(image, self.placement(case, image, preparation))
 
@@ -264,19 +231,11 @@ class VolumeFolder(SiteFolder):
         return torch.as_tensor(ScaleIntensity()(voxels)) if white is None else voxels / white
 
     def load_case(self, case: Case, intensity: str = "raw") -> tuple[torch.Tensor, torch.Tensor]:
-        """Image (C, H, W, D), float32, and label map, as `load_label` returns it.
-
-        Raises:
-            DataError: naming site and file, as `load_image` does, and for labels outside the classes.
-        """
+        """Image (C, H, W, D), float32, and label map, as `load_label` returns it."""
         return self._on_image(case, self.load_image(case, intensity), self.load_label(case))
 
     def load_target(self, case: Case, intensity: str = "raw") -> tuple[torch.Tensor, torch.Tensor]:
-        """Image, and the label map in the code of `annotation`, where the site has one.
-
-        Raises:
-            DataError: as `load_case`.
-        """
+        """Image, and the label map in the code of `annotation`, where the site has one."""
         image, label = self.load_image(case, intensity), self._label_or_unknown(case)
         if self.annotation is not None:
             # A case without a label map says nothing of any class.
@@ -324,11 +283,7 @@ class VolumeFolder(SiteFolder):
         return None if affine is None else torch.as_tensor(affine)
 
     def placement(self, case: Case, image: torch.Tensor, preparation: Preparation) -> Placement | None:
-        """Compute the placement of an image, (C, X, Y, Z), of this site.
-
-        Raises:
-            DataError: naming site and file, when the file does not say what the plan needs to know.
-        """
+        """Compute the placement of an image, (C, X, Y, Z), whose file has to say what the plan needs."""
         try:
             return preparation.placement(image, self.affine(case))
         except ValueError as error:
@@ -361,11 +316,7 @@ class VolumeFolder(SiteFolder):
         return label.to(torch.uint8 if label_bits(len(values)) == 8 else torch.int32)
 
     def _annotated_map(self, case: Case, label: torch.Tensor, found: list[float]) -> torch.Tensor:
-        """The label map of a case that may have some classes alone, and unknown voxels.
-
-        Raises:
-            DataError: naming the file, for the value of a class that the case has not annotated.
-        """
+        """The label map of a case that may have some classes alone, and unknown voxels."""
         import torch
 
         assert self.annotation is not None
@@ -394,26 +345,12 @@ class VolumeFolder(SiteFolder):
 
 
 def is_black_and_white(path: Path, found: Collection[float]) -> bool:
-    """Return whether a label image is a mask as drawing programs write it, in which 255 is the class 1.
-
-    Args:
-        path: of the label map; a volume is none.
-        found: its values.
-    """
+    """Return whether a label image is a mask as drawing programs write it, in which 255 is the class 1."""
     return is_photograph(path) and _WHITE in found and {*found} <= {0, _WHITE}
 
 
 def listed_sites(root: Path, data_set: str, names: Sequence[str]) -> list[SiteFolder]:
-    """The sites of a published data set that were prepared as folders with a ``dataset.json``.
-
-    Args:
-        root: the folder that holds theirs.
-        data_set: for the message.
-        names: the sites that it has.
-
-    Raises:
-        DataError: for a site that is none of them.
-    """
+    """The sites of a published data set, and no others, prepared as folders with a ``dataset.json``."""
     folders = sorted(path.parent for path in root.glob("*/dataset.json"))
     for folder in folders:
         if folder.name not in names:

@@ -48,15 +48,7 @@ def check_copies(sites: Sequence[SiteFolder]) -> None:
 
 
 def find_copies(sites: Sequence[SiteFolder], apart: bool) -> list[tuple[Entry, Entry]]:
-    """Images that are in two splits, as a link or a copy: one pair for each image.
-
-    Args:
-        sites: the sites.
-        apart: only those in splits of different sites.
-
-    Returns:
-        Split, site and case of the first and of another.
-    """
+    """Find pairs of entries with one image in two splits, as a link or a copy; ``apart``: at two sites."""
     listed: dict[Path, list[Entry]] = defaultdict(list)
     # Slices of one file are told apart by their index.
     entries = [

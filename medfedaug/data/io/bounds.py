@@ -22,11 +22,7 @@ def plausible_edges(edges: Iterable[float]) -> bool:
 
 
 def check_edges(edges: Iterable[float]) -> None:
-    """Check the edges of a voxel, mm.
-
-    Raises:
-        ValueError: with the edges.
-    """
+    """Check the edges of a voxel, mm."""
     edges = [*edges]
     if not plausible_edges(edges):
         raise ValueError(f"its header has voxels of {edges_text(edges)} mm")
@@ -38,21 +34,13 @@ def edges_text(edges: Iterable[float]) -> str:
 
 
 def check_slope(name: str, slope: float) -> None:
-    """Check the factor of a header that scales intensities.
-
-    Raises:
-        ValueError: with the name of the field and its value.
-    """
+    """Check the factor of a header that scales intensities."""
     if not 1 / _LARGEST_SCALE <= abs(slope) <= _LARGEST_SCALE:
         raise ValueError(_scales(name, slope))
 
 
 def check_intercept(name: str, intercept: float) -> None:
-    """Check the number that a header adds to intensities.
-
-    Raises:
-        ValueError: with the name of the field and its value.
-    """
+    """Check the number that a header adds to intensities."""
     if not np.abs(intercept) <= _LARGEST_SCALE:
         raise ValueError(_scales(name, intercept))
 

@@ -31,14 +31,7 @@ _COLOURS = {
 
 
 class Codestream(NamedTuple):
-    """Size of a compressed image.
-
-    Args:
-        rows: of the image.
-        columns: of the image.
-        samples: values of one pixel.
-        bits: of a value.
-    """
+    """Size of a compressed image, values of one of its pixels, and bits of a value."""
 
     rows: int
     columns: int
@@ -60,11 +53,7 @@ class _Segment(NamedTuple):
 
 
 def describe(data: bytes) -> Codestream:
-    """Return the size of a compressed image, once it is whole.
-
-    Raises:
-        ReaderError: where it breaks off, or is none.
-    """
+    """Return the size of a compressed image, once it is whole."""
     sizes = [size for segment in _segments(data) if (size := _size(segment)) is not None]
     if len(sizes) != 1:
         raise ReaderError("its compressed pixels do not say how large they are")

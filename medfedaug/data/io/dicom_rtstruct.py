@@ -25,19 +25,10 @@ _STUDY_COMPONENT = "1.2.840.10008.3.1.2.3.1"  # the class by which a structure s
 
 
 def write_rtstruct(path: Path, series: Path, voxels: np.ndarray, segments: Segments) -> None:
-    """Write a label map as an RTSTRUCT: a region for each class, closed contours slice by slice.
+    """Write a label map, (X, Y, Z), as an RTSTRUCT: a region for each class, contours slice by slice.
 
     Contours run half way between voxels, in millimetres of the patient; holes are keyholes
     (`medfedaug.data.io.contours.closed_contours`). A class that is nowhere is a region without contours.
-
-    Args:
-        path: the file.
-        series: the folder with the series, or one of its files.
-        voxels: (X, Y, Z), integer.
-        segments: the classes, and the model that predicted them.
-
-    Raises:
-        DataError: for a series that lacks what an RTSTRUCT needs.
     """
     volume = open_series(series)
     with writing("RTSTRUCT", series, "Leave out --rtstruct."):

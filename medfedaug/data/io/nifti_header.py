@@ -112,13 +112,9 @@ def _length(path: Path, promised: int) -> int:
 
 @lru_cache(maxsize=2**14)
 def check_gzip(path: Path, state: int) -> int:
-    """Check that the voxels of a compressed file are those that were compressed, once for each version of it.
+    """Check the checksum of a compressed file, once for each version of it (``state``).
 
     A reader stops at the last voxel, before the checksum that stands behind them.
-
-    Args:
-        path: a file that ends with ``.gz``.
-        state: what is another for another version of the file.
 
     Returns:
         The bytes before compression.

@@ -19,7 +19,6 @@ class SegmentFrame(NamedTuple):
     """Pixels of one segment in one frame.
 
     Args:
-        number: of the segment.
         pixels: (rows, columns), true in the segment.
         groups: functional groups of the frame, and of all frames.
     """

@@ -94,10 +94,6 @@ class FetchError(MedFedAugError):
 class Wanted:
     """Studies to look for: those with one value of one attribute.
 
-    Args:
-        key: the attribute.
-        value: its value, without wildcards.
-
     Raises:
         ConfigError: for an empty value, or one that an archive takes for several values.
     """
@@ -114,14 +110,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class FoundStudy:
-    """Study in an archive.
-
-    Args:
-        uid: StudyInstanceUID.
-        patient: PatientID.
-        issuer: IssuerOfPatientID.
-        accession: AccessionNumber.
-    """
+    """Study in an archive."""
 
     uid: str
     patient: str = ""
@@ -154,15 +143,8 @@ class FoundSeries:
     """Series in an archive, as the archive describes it.
 
     Args:
-        study: StudyInstanceUID.
-        uid: SeriesInstanceUID.
-        modality: as the standard abbreviates it.
-        number: SeriesNumber, as text.
-        description: SeriesDescription.
         instances: the number of its objects; ``None`` where the archive does not say.
         localiser: whether ImageType says so; archives that answer over a network do not tell it.
-        patient: PatientID of its study.
-        issuer: IssuerOfPatientID of its study.
     """
 
     study: str
@@ -268,14 +250,7 @@ class Access(Settings):
         self.context()
 
     def context(self, *, server: bool = False) -> ssl.SSLContext:
-        """Make the TLS context of connections.
-
-        Args:
-            server: whether it is of the own receiver, which then demands the archive's certificate.
-
-        Raises:
-            ConfigError: for files that are no certificates and keys in PEM.
-        """
+        """Make the TLS context of connections, or of the own receiver, which demands a certificate."""
         purpose = ssl.Purpose.CLIENT_AUTH if server else ssl.Purpose.SERVER_AUTH
         try:
             context = ssl.create_default_context(purpose, cafile=self.authority)
@@ -300,7 +275,8 @@ class Archive(Protocol):
     """Source of DICOM objects.
 
     Methods may be called from several threads at once. As a context manager it is closed at the end, and
-    DICOM libraries write no values of headers into logs and warnings in the meantime.
+    DICOM libraries write no values of headers into logs and warnings in the meantime. A search raises
+    `RequestRefused` where the archive refuses it, and `ArchiveError` where the archive does not answer.
 
     Attributes:
         place: where it is, for messages, without user and password.
@@ -310,30 +286,15 @@ class Archive(Protocol):
     _quiet: AbstractContextManager[None]
 
     def find_studies(self, wanted: Wanted) -> list[FoundStudy]:
-        """Find the studies that match, sorted by UID.
-
-        Raises:
-            RequestRefused: where the archive refuses this search.
-            ArchiveError: where the archive does not answer.
-        """
+        """Find the studies that match, sorted by UID."""
         ...
 
     def find_series(self, study: FoundStudy) -> list[FoundSeries]:
-        """Find all series of a study, sorted by number and UID.
-
-        Raises:
-            RequestRefused: where the archive refuses this search.
-            ArchiveError: where the archive does not answer.
-        """
+        """Find all series of a study, sorted by number and UID."""
         ...
 
     def find_objects(self, series: FoundSeries) -> dict[str, dict[str, str]]:
-        """List the objects of a series: by SOPInstanceUID the values of `OBJECT_FIELDS` that are known.
-
-        Raises:
-            RequestRefused: where the archive refuses this search.
-            ArchiveError: where the archive does not answer.
-        """
+        """List the objects of a series: by SOPInstanceUID the values of `OBJECT_FIELDS` that are known."""
         ...
 
     def fetch(
@@ -384,11 +345,7 @@ class Archive(Protocol):
 
 
 def require_pacs(*modules: str) -> None:
-    """Check that packages of the extra ``pacs`` are installed.
-
-    Raises:
-        ConfigError: with the command that installs what is missing.
-    """
+    """Check that packages of the extra ``pacs`` are installed; else say the command that installs them."""
     missing = [name for name in modules if find_spec(name) is None]
     if missing:
         packages = ", ".join(name.replace("_", "-") for name in missing)

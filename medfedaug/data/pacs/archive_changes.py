@@ -26,11 +26,6 @@ Taken = dict[str, dict[str, Any]]
 def taken_series(plan: Planned, images: Mapping[str, Sequence[str]], labels: Sequence[LabelObject]) -> Taken:
     """Describe the series that an import looked at, for the site's own list.
 
-    Args:
-        plan: of the study.
-        images: SOPInstanceUIDs of the images that were taken, by series.
-        labels: all label objects, also those that were left out.
-
     Returns:
         By SeriesInstanceUID the kind and modality; of an image the number of its objects and a hash of their
         UIDs, since a list of thousands of studies is written anew with each of them; of label objects the
@@ -64,18 +59,8 @@ def find_changes(
     UIDs, and their dates where the archive says them. An object that was overwritten under its own UID with
     the same dates is not seen.
 
-    Args:
-        archive: the archive.
-        plans: of `medfedaug.data.pacs.choice.plan_import`.
-        wanted: the studies that were asked for.
-        pseudonym: of a name and its kind, with the site's key.
-        studies: entries of the site's own list by case.
-
     Returns:
         Differences by case, in words without values of headers; cases without any are left out.
-
-    Raises:
-        ArchiveError: where the archive does not answer any more.
     """
     found: dict[str, list[str]] = {}
     patience = Patience(archive.place, answered=True)

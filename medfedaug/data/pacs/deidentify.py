@@ -85,22 +85,7 @@ class Deidentifier:
         self._new_uid, self._name_of = new_uid, name_of
 
     def write(self, files: Iterable[Path], folder: Path, *, patient: str, study: str) -> list[Path]:
-        """Write the objects of files without identity, each named by its new UID.
-
-        Args:
-            files: DICOM files.
-            folder: is made where it is missing.
-            patient: pseudonym, as PatientID and PatientName.
-            study: text, as StudyID.
-
-        Returns:
-            The files.
-
-        Raises:
-            StorageError: when one cannot be written.
-            ReaderError: for an object of a class that has no list, and for pixels that contradict its header.
-            Exception: whatever pydicom raises for a damaged object.
-        """
+        """Write the objects of files without identity, each named by its new UID, and return the files."""
         private_folder(folder)
         written = []
         for file in files:

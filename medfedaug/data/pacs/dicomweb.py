@@ -212,12 +212,7 @@ class DicomWebArchive(Archive):
         return failure
 
     def _received(self, arrival: Arrival, address: str) -> Failure:
-        """Take in what comes from an address; the reason where it does not come to its end.
-
-        Raises:
-            FetchError: where the archive means harm, or does not know what an object is.
-            ObjectRefused: for objects of others than it said.
-        """
+        """Take in what comes from an address; the reason where it does not come to its end."""
         try:
             with self._session().get(
                 address, headers=_OBJECTS, stream=True, timeout=self._access.timeout

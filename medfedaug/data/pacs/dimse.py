@@ -99,7 +99,6 @@ class DimseArchive(Archive):
 
     Args:
         address: ``AET@HOST:PORT``.
-        access: own AE title, port of the receiver, TLS files, time-out, attempts.
 
     Raises:
         ConfigError: for an address that is none, or a port that is taken.

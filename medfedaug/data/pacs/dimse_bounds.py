@@ -20,10 +20,6 @@ class Traffic:
     Args:
         most: bytes.
         of_all: whether all messages count together, and not each by itself.
-
-    Attributes:
-        handlers: to be bound to an association or a server.
-        exceeded: whether a connection was closed.
     """
 
     def __init__(self, most: int, *, of_all: bool = False) -> None:
@@ -73,11 +69,7 @@ class Receiver(ThreadedAssociationServer):
 
 
 def addresses_of(host: str) -> set[str]:
-    """Return the addresses of a host.
-
-    Raises:
-        ConfigError: where it has none.
-    """
+    """Return the addresses of a host."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -86,11 +78,7 @@ def addresses_of(host: str) -> set[str]:
 
 
 def own_address(host: str, port: int) -> str:
-    """Return the address of this machine from which a host is reached; nothing is sent.
-
-    Raises:
-        ConfigError: where it cannot be reached from any.
-    """
+    """Return the address of this machine from which a host is reached; nothing is sent."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:

@@ -135,11 +135,7 @@ _BY_CLASS: dict[str, frozenset[str]] = {
 
 
 def kept_attributes(sop_class: str) -> frozenset[str]:
-    """Return the attributes that objects of a class keep.
-
-    Raises:
-        ReaderError: for a class that is not written.
-    """
+    """Return the attributes that objects of a class keep."""
     if sop_class not in _BY_CLASS:
         name = UID(sop_class).name if sop_class in UID_dictionary else "unknown"
         raise ReaderError(f"objects of the class {name} cannot be written without identity")

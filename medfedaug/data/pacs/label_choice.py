@@ -30,12 +30,7 @@ class LabelRefused(ReaderError):
 
 @dataclass(frozen=True, eq=False)
 class Outline:
-    """Label object that counts.
-
-    Args:
-        source: the object.
-        classes: of each segment that counts, by its number.
-    """
+    """Label object that counts, with the class of each segment that counts, by its number."""
 
     source: LabelObject
     classes: Mapping[int, str]
@@ -43,12 +38,7 @@ class Outline:
 
 @dataclass(frozen=True)
 class LabelChoice:
-    """Outlines of a study.
-
-    Args:
-        outlines: what counts.
-        notes: what was decided on the way, in words without names.
-    """
+    """Outlines of a study, and decisions on the way, in words without names."""
 
     outlines: Sequence[Outline]
     notes: Sequence[str] = field(default_factory=list)
@@ -61,10 +51,6 @@ def possible_outlines(objects: Sequence[LabelObject], settings: ImportSettings) 
 
 def choose_outlines(objects: Sequence[LabelObject], settings: ImportSettings) -> LabelChoice:
     """Choose among the label objects that refer to an image.
-
-    Args:
-        objects: all of them.
-        settings: of the import.
 
     Raises:
         LabelRefused: where nothing is left, or the objects leave the choice open.

@@ -21,16 +21,9 @@ _NEAR = 0.05  # of a voxel: rounding in headers is below, another grid above
 class LabelGrid:
     """Label map on the grid of a series.
 
-    Args:
-        series: of the image.
-        settings: names of the classes, and what becomes of overlaps and crossing contours.
-
     Attributes:
         voxels: (X, Y, Z), the number of each voxel's class.
         crossed: slices in which contours of one region crossed and were united.
-
-    Raises:
-        ReaderError: for a series that does not say where it lies.
     """
 
     def __init__(self, series: DicomSeries, settings: ImportSettings) -> None:
@@ -45,10 +38,6 @@ class LabelGrid:
 
     def add(self, dataset: Dataset, classes: Mapping[int, str]) -> None:
         """Add segments of a SEG or an RTSTRUCT.
-
-        Args:
-            dataset: the object.
-            classes: of each segment that is added, by its number.
 
         Raises:
             ReaderError: for segments that overlap, and for what lies on another grid.

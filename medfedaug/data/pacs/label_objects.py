@@ -43,8 +43,6 @@ class Segment:
     """Segment of a SEG, or region of an RTSTRUCT.
 
     Args:
-        number: SegmentNumber or ROINumber.
-        name: as somebody typed it.
         algorithm: ``AUTOMATIC``, ``SEMIAUTOMATIC`` or ``MANUAL``; empty where the object does not say.
         empty: whether it is a region without contours.
     """
@@ -67,10 +65,8 @@ class LabelObject:
     Args:
         dataset: the object; its pixels are read when they are needed.
         segments: without regions that are points, which enclose no voxel.
-        references: SeriesInstanceUIDs of the images that it refers to.
         date: date and time of its content, comparable as text; empty where it does not say, and
             where nothing was made then.
-        own: whether this software wrote it.
     """
 
     dataset: Dataset
@@ -81,11 +77,7 @@ class LabelObject:
 
     @classmethod
     def read(cls, file: Path) -> LabelObject:
-        """Open an object.
-
-        Raises:
-            ReaderError: where it is damaged.
-        """
+        """Open an object."""
         try:
             dataset = pydicom.dcmread(file, defer_size=_LARGE)
             series = {str(item.get("SeriesInstanceUID", "")) for item in referenced_series(dataset)}

@@ -55,11 +55,7 @@ def reading_objects() -> Iterator[None]:
 
 
 def read_values(content: bytes) -> dict[str, str]:
-    """Read the values of `OBJECT_TAGS`, as text; empty where there are none.
-
-    Raises:
-        ReaderError: where they cannot be read.
-    """
+    """Read the values of `OBJECT_TAGS`, as text; empty where there are none."""
     with reading_objects():
         check_bounds(content)
         header = pydicom.dcmread(
@@ -69,11 +65,7 @@ def read_values(content: bytes) -> dict[str, str]:
 
 
 class SeriesBounds:
-    """Bounds of the objects of one series: its patient, study and series, and sizes.
-
-    Args:
-        series: as the archive describes it.
-    """
+    """Bounds of the objects of one series: its patient, study and series, and sizes."""
 
     def __init__(self, series: FoundSeries) -> None:
         self._series = series
@@ -81,10 +73,6 @@ class SeriesBounds:
 
     def check(self, values: Mapping[str, str], size: int) -> None:
         """Check one object, and count it.
-
-        Args:
-            values: of the object, as `read_values` has them.
-            size: its bytes.
 
         Raises:
             ObjectRefused: where it is of others than the archive said, or where all of them are too large.

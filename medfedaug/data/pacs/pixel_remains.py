@@ -16,10 +16,6 @@ def clean_pixels(dataset: Dataset) -> None:
     """Remove bytes after the pixels, bits that no value uses, and comments in compressed images, in place.
 
     Values stay the same; RLE is written anew.
-
-    Raises:
-        ReaderError: for pixels that contradict their header.
-        ValueError: for what cannot be written anew.
     """
     syntax = syntax_of(dataset)
     if syntax == RLELossless:

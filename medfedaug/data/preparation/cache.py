@@ -29,12 +29,7 @@ _ENTRY = re.compile(r"[0-9a-f]{32}")
 
 
 class StoredCase:
-    """The tensors of one prepared case, wherever they are.
-
-    Args:
-        tensors: those in memory; or else
-        folder: that of their files, ``<name>.npy``.
-    """
+    """The tensors of one prepared case, in memory or in a folder as ``<name>.npy``."""
 
     def __init__(self, tensors: Mapping[str, Tensor] | None = None, folder: Path | None = None) -> None:
         self.tensors, self.folder = tensors, folder
@@ -111,16 +106,7 @@ class CaseCache:
         make: Callable[[], Mapping[str, Tensor]],
         files: Sequence[Path] = (),
     ) -> StoredCase:
-        """Return the case that is kept under a key, or keep ``make()``.
-
-        Args:
-            key: everything that the result follows from.
-            make: the tensors, by names that can be those of files.
-            files: of the case, by whose names `remove_prepared` finds it.
-
-        Raises:
-            StorageError: when there is no room for a file; names the folder.
-        """
+        """Return the case kept under a key, or keep ``make()`` and its files, for `remove_prepared`."""
         if key not in self._known:
             self._known[key] = self._find(key) or self._keep(key, make(), files)
         return self._known[key]
@@ -173,19 +159,9 @@ class CaseCache:
 
 
 def remove_prepared(folder: Path, files: Sequence[Path]) -> int:
-    """Remove prepared cases of some files, by the files' names; those that name no file go, too.
+    """Remove prepared cases of some files, by the files' names, and count them; those of no file go, too.
 
     What a killed process left unfinished is removed, too. Cases are prepared again when they are needed.
-
-    Args:
-        folder: of a cache.
-        files: images that were prepared; they need not be there any more.
-
-    Returns:
-        The number of removed cases.
-
-    Raises:
-        StorageError: when one cannot be removed; names it.
     """
     marks, removed = {_mark(file) for file in files}, 0
     for entry in sorted(folder.iterdir()) if folder.is_dir() else ():

@@ -202,12 +202,7 @@ class Preparation:
 
     @staticmethod
     def kept_moments(read: Callable[[str], Tensor], over: str = "image") -> dict[str, Tensor]:
-        """The `moments` of an image, of what was kept of it (`of_whole`).
-
-        Args:
-            read: gives a tensor by its name.
-            over: see `moments`.
-        """
+        """The `moments` of an image, of what was kept of it (`of_whole`)."""
         return {key: read(_PREFIXES[over] + key) for key in ("mean", "std")}
 
     def __repr__(self) -> str:

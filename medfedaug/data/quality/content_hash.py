@@ -45,11 +45,6 @@ def case_identities(site: SiteFolder, split: str, store: IdentityStore | None = 
 
     A patient is known by a hash of the name in the site's list; a case without one stands for a patient, and
     has the case's identity.
-
-    Args:
-        site: the site's data.
-        split: one of `medfedaug.data.base.SPLITS`.
-        store: keeps identities; by default none, and every case is decoded.
     """
     cases = site.cases[split]
     files = {case.name: _of_files(case) for case in cases}

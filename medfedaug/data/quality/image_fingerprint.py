@@ -266,11 +266,6 @@ def fingerprint_of(
 ) -> ImageFingerprint:
     """Compute the fingerprint of a site, one image in memory at a time; every patient has the same weight.
 
-    Args:
-        site: the site.
-        limit: about so many training cases are looked at, see `sampled`.
-        on_case: called with the number of cases so far and of all.
-
     Raises:
         DataError: when the site has no training case, or one cannot be read.
     """
@@ -291,11 +286,7 @@ def fingerprint_of_cases(
 
 
 def sampled(site: SiteFolder, limit: int | None = SAMPLE, least: int = 1) -> tuple[Case, ...]:
-    """The training cases that are looked at: see `medfedaug.data.base.drawn_over_patients`.
-
-    Raises:
-        DataError: when there are none.
-    """
+    """The training cases that are looked at: see `medfedaug.data.base.drawn_over_patients`."""
     chosen = drawn_over_patients(site.cases["training"], limit, least)
     if not chosen:
         raise DataError("has no training case, of which a fingerprint could be made", site=site.name)
@@ -319,11 +310,7 @@ def described(site: SiteFolder, entries: Mapping[str, Tensor], looked_at: int) -
 
 
 def case_numbers(site: SiteFolder, case: Case) -> dict[str, Tensor]:
-    """Return the entries of a fingerprint (`entry_shapes`) of one case alone, float64 in [0, 1].
-
-    Raises:
-        DataError: when the case cannot be read.
-    """
+    """Return the entries of a fingerprint (`entry_shapes`) of one case alone, float64 in [0, 1]."""
     found: dict[str, Tensor] = {}
     edges: Sequence[float] = ()
     if isinstance(site, VolumeFolder):
