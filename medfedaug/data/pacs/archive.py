@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
@@ -40,15 +41,16 @@ SERIES_FIELDS = (
 )
 """The attributes of which a `FoundSeries` is made; a file has no number of objects."""
 
-OBJECT_FIELDS = (
-    "ContentDate",
-    "ContentTime",
-    "StructureSetDate",
-    "StructureSetTime",
-    "InstanceCreationDate",
-    "InstanceCreationTime",
-)
+DATES = tuple((f"{kind}Date", f"{kind}Time") for kind in ("Content", "StructureSet", "InstanceCreation"))
+OBJECT_FIELDS = tuple(chain(*DATES))
 """The attributes that change when an object is written anew under its own UID."""
+
+MOST_FOUND = 10_000
+"""Studies of a search, and series of a study."""
+MOST_OBJECTS = 100_000
+"""Objects of a series."""
+LONGEST_VALUE = 1024
+"""Characters of a value that an archive answers."""
 
 _UID = re.compile(r"[0-9]+(\.[0-9]+)*")
 _LONGEST_UID = 64
@@ -56,17 +58,21 @@ _COUNT = re.compile(r"[0-9]{1,9}")
 _LIBRARIES = ("dicomweb_client", "highdicom", "pydicom", "pynetdicom", "urllib3")
 
 
-class ArchiveError(MedFedAugError):
-    """The archive cannot be used: it does not answer, or refuses.
+class _Trouble(MedFedAugError):
+    """Trouble with an archive.
 
     Args:
         text: the reason, without a full stop.
-        timed_out: whether the archive was silent, or could not be reached.
+        timed_out: whether the archive was silent, stopped answering, or could not be reached.
     """
 
     def __init__(self, text: str, *, timed_out: bool = False) -> None:
         self.timed_out = timed_out
         super().__init__(text)
+
+
+class ArchiveError(_Trouble):
+    """The archive cannot be used: it does not answer, or refuses."""
 
 
 class RequestRefused(ArchiveError):
@@ -77,17 +83,8 @@ class OddAnswer(RequestRefused):
     """The archive answers one request with what nobody can use; others may succeed."""
 
 
-class FetchError(MedFedAugError):
-    """One series cannot be fetched; others may be.
-
-    Args:
-        text: the reason, without a full stop.
-        timed_out: whether the archive stopped answering.
-    """
-
-    def __init__(self, text: str, *, timed_out: bool = False) -> None:
-        self.timed_out = timed_out
-        super().__init__(text)
+class FetchError(_Trouble):
+    """One series cannot be fetched; others may be."""
 
 
 @dataclass(frozen=True)

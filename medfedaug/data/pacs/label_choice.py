@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from medfedaug.data.pacs.import_settings import BACKGROUND, ImportSettings
+from medfedaug.data.io.dicom_headers import counted
+from medfedaug.data.pacs.import_settings import BACKGROUND, NEWEST, ImportSettings
 from medfedaug.data.pacs.label_objects import LabelObject, Segment, class_of
 from medfedaug.errors import ReaderError
 
@@ -59,9 +60,9 @@ def choose_outlines(objects: Sequence[LabelObject], settings: ImportSettings) ->
     kept = _by_persons(objects, settings, notes)
     outlines = _newest(kept, settings, notes)
     _check_background(kept, outlines, settings, notes)
-    half = sum(one.algorithm == "SEMIAUTOMATIC" for _, one in _counting(outlines))
+    half = sum(one.algorithm == "SEMIAUTOMATIC" for one in _counting(outlines))
     if half:
-        notes.append(f"{half} segment{_s(half)} of the type SEMIAUTOMATIC taken")
+        notes.append(f"{counted(half, 'segment')} of the type SEMIAUTOMATIC taken")
     return LabelChoice(outlines, notes)
 
 
@@ -85,11 +86,11 @@ def _by_persons(objects: Sequence[LabelObject], settings: ImportSettings, notes:
     automatic = sum(one.automatic for one in objects if not one.own)
     fate = "taken" if settings.automatic_labels else "left out"
     if own:
-        notes.append(f"{own} prediction{_s(own)} of medfedaug {fate}")
+        notes.append(f"{counted(own, 'prediction')} of medfedaug {fate}")
     if automatic:
-        notes.append(f"{automatic} automatic label object{_s(automatic)} {fate}")
+        notes.append(f"{counted(automatic, 'automatic label object')} {fate}")
     if count := sum(len(one.automatic) for one in kept):
-        notes.append(f"{count} automatic segment{_s(count)} left out")
+        notes.append(f"{counted(count, 'automatic segment')} left out")
     if not kept:
         raise LabelRefused(
             f"its label maps are predictions ({own} of medfedaug, {automatic} of other programs, by their "
@@ -127,14 +128,17 @@ def _newest(kept: Sequence[_Kept], settings: ImportSettings, notes: list[str]) -
     pairs = combinations(rivals, 2)
     names = ", ".join(sorted({name for one, other in pairs for name in _shared(one, other)}))
     what = f"{len(rivals)} outlines, in {len({one.source.series for one in rivals})} series, of {names}"
-    if not settings.newest_labels:
+    typed = [part.name for part in _counting(rivals)]
+    if NEWEST not in settings.label_series:
         raise LabelRefused(
-            f"has {what}; choose with --label-series UID, REGEX or newest", _typed_names(rivals)
+            f"has {what}; choose with --label-series UID, REGEX or newest",
+            typed,
         )
     dates = [one.source.date for one in rivals]
     if "" in dates or len({*dates}) < len(dates):
         raise LabelRefused(
-            f"has {what}, and their dates do not say which is the newest", _typed_names(rivals)
+            f"has {what}, and their dates do not say which is the newest",
+            typed,
         )
     chosen: list[Outline] = []
     for one in sorted(rivals, key=lambda rival: rival.source.date, reverse=True):
@@ -148,12 +152,8 @@ def _shared(one: Outline, other: Outline) -> set[str]:
     return {*one.classes.values()} & {*other.classes.values()}
 
 
-def _typed_names(outlines: Sequence[Outline]) -> list[str]:
-    return [part.name for _, part in _counting(outlines)]
-
-
-def _counting(outlines: Sequence[Outline]) -> list[tuple[Outline, Segment]]:
-    return [(one, part) for one in outlines for part in one.source.segments if part.number in one.classes]
+def _counting(outlines: Sequence[Outline]) -> list[Segment]:
+    return [part for one in outlines for part in one.source.segments if part.number in one.classes]
 
 
 def _check_background(
@@ -179,7 +179,7 @@ def _check_background(
     if nameless:
         numbers = ", ".join(str(part.number) for part in nameless)
         reasons.append(
-            f"{len(nameless)} segment{_s(len(nameless))} (number {numbers}) without a class in --segments"
+            f"{counted(len(nameless), 'segment')} (number {numbers}) without a class in --segments"
         )
     if automatic:
         reasons.append(f"only automatic segments of {', '.join(automatic)}")
@@ -193,7 +193,3 @@ def _check_background(
             [part.name for part in nameless],
         )
     notes.append(f"{text}: background")
-
-
-def _s(count: int) -> str:
-    return "" if count == 1 else "s"

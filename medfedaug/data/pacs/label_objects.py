@@ -14,17 +14,13 @@ from pydicom import Dataset
 from medfedaug.data.io.dicom_headers import items_of
 from medfedaug.data.io.dicom_identity import is_own_object
 from medfedaug.data.io.segment_frames import described_segments
+from medfedaug.data.pacs.archive import DATES
 from medfedaug.data.pacs.object_check import referenced_series
 from medfedaug.errors import ReaderError
 
 _LARGE = "64 KB"  # values that are read when they are needed: pixels
 
-_DATES = (
-    ("ContentDate", "ContentTime"),
-    ("StructureSetDate", "StructureSetTime"),
-    ("InstanceCreationDate", "InstanceCreationTime"),
-    ("SeriesDate", "SeriesTime"),
-)
+_DATES = (*DATES, ("SeriesDate", "SeriesTime"))
 
 
 def class_of(name: str, segments: Mapping[str, str]) -> str | None:
