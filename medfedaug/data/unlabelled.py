@@ -76,31 +76,28 @@ def open_given(
     kind: type[VolumeFolder] | type[ImageFolder]
     kind = VolumeFolder if config.task == "segmentation" else ImageFolder
     names: tuple[str, ...] = ()
-    unclear: dict[str, str] = {}
-    left_out: tuple[LeftOut, ...] = ()
+    found = _Found()
     if images.is_dir() and os.path.lexists(images / _LISTING):
         if series is not None:
             raise ConfigError(f"--series: {images / _LISTING} names the images; leave it out")
         listed = read_test_images(images, name, config.classes)
-        names, cases = listed.channel_names, [*listed.cases["test"]]
-        if not cases:
+        names, found.cases = listed.channel_names, [*listed.cases["test"]]
+        if not found.cases:
             hint = 'Name them under "test"; labels are not needed.'
             raise DataError("lists no test case", site=name, path=images / _LISTING, hint=hint)
     elif images.is_dir() or is_dicomdir(images):
         root = images if images.is_dir() else images.parent
         found = _found(root, config.task, name, leave_out, series)
-        cases, unclear, left_out = found.cases, found.unclear, tuple(found.left_out)
     else:
         if not image_suffix(images.name) and not is_dicom_file(images):
             hint = f"Known are {known_formats()}, and DICOM."
             raise DataError("is no image, by its name or its content", site=name, path=images, hint=hint)
         if series is not None:
             raise ConfigError(f"--series: {images} is one file; leave it out, or give a folder")
-        cases = _named([images])
-    folder = kind(name, images, config.classes, {"training": (), "validation": (), "test": tuple(cases)})
-    if names:
-        folder = type(folder)(folder.name, images, folder.classes, folder.cases, channel_names=names)
-    return Given(folder.with_channels(config.channel_names), unclear, left_out)
+        found.cases = _named([images])
+    cases: dict[str, tuple[Case, ...]] = {"training": (), "validation": (), "test": tuple(found.cases)}
+    folder = kind(name, images, config.classes, cases, channel_names=names)
+    return Given(folder.with_channels(config.channel_names), found.unclear, tuple(found.left_out))
 
 
 def check_given(folder: SiteFolder, case: Case, config: RunConfig, photographs: bool | None) -> None:

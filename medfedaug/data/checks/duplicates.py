@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.data.base import SPLITS, Case, SiteFolder
-from medfedaug.data.io.formats import format_of, image_suffix, voxel_files
+from medfedaug.data.io.formats import file_states, format_of, image_suffix, voxel_files
 from medfedaug.errors import own, warn
 from medfedaug.utils.files import real_paths
 
@@ -140,8 +140,7 @@ def _trailer(path: Path) -> tuple[int, int]:
 
 
 def _digest(path: Path) -> Hashable:
-    status = [file.stat() for file in voxel_files(path)]
-    return _known_digest(path, tuple((file.st_mtime_ns, file.st_size) for file in status))
+    return _known_digest(path, file_states([path]))
 
 
 @lru_cache(maxsize=2**14)

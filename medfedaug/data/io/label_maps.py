@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,16 +98,11 @@ def _write(target: Path, save: Callable[[Path], Any]) -> None:
     """Let ``save`` write a file, in some formats several, and put it into its place when done."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _beside(target) as folder:
+        with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=target.parent) as beside:
+            folder = Path(beside)
             save(folder / target.name)
             written = sorted(folder.iterdir(), key=lambda path: path.name == target.name)
             for path in written:  # the header of a detached volume last
                 os.replace(path, target.parent / path.name)
     except OSError as error:
         raise StorageError(target, error) from error
-
-
-@contextmanager
-def _beside(target: Path) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=target.parent) as folder:
-        yield Path(folder)

@@ -47,9 +47,8 @@ def check_nifti_header(path: Path, image: nibabel.Nifti1Image) -> None:
     _check_place(path, raw, image)
     promised = int(cast(Any, image.dataobj).offset) + prod(image.shape) * int(raw.get_data_dtype().itemsize)
     if (more := _length(path, promised) - promised) > 0:
-        warn(
-            f"has {more} bytes more than the {_sides(image)} voxels of its header: are these all?", path=path
-        )
+        sides = " x ".join(map(str, image.shape))
+        warn(f"has {more} bytes more than the {sides} voxels of its header: are these all?", path=path)
 
 
 def _check_place(path: Path, raw: Any, image: nibabel.Nifti1Image) -> None:
@@ -130,7 +129,3 @@ def check_gzip(path: Path, state: int) -> int:
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise ValueError(f"damaged: {error}") from error
     return length
-
-
-def _sides(image: nibabel.Nifti1Image) -> str:
-    return " x ".join(map(str, image.shape))
