@@ -28,21 +28,6 @@ from medfedaug.errors import ConfigError, DataError
 from medfedaug.utils.files import parse_versioned, write_versioned
 from medfedaug.utils.validation import check_choice
 
-__all__ = [
-    "BENCHMARKS",
-    "MARKER",
-    "OWN_DATA",
-    "check_options",
-    "find_benchmark",
-    "find_root",
-    "is_federation",
-    "is_there",
-    "open_benchmark",
-    "open_federation",
-    "read_federation",
-    "write_federation",
-]
-
 _KIND, _VERSION = "federation", 1
 _Any = TypeVar("_Any")
 

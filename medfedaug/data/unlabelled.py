@@ -20,8 +20,6 @@ from medfedaug.data.io.formats import image_suffix, is_photograph, known_formats
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
 
-__all__ = ["Given", "check_given", "open_given"]
-
 _LISTING, _PREDICTED = "dataset.json", "predictions.json"
 _LABELS = ("label", "labels", "labelstr", "labelsts", "mask", "masks", "segmentation", "segmentations")
 _SHOWN = 3

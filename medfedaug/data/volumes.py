@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from medfedaug.data.preparation.preparation import Placement, Preparation
 
-__all__ = ["VolumeFolder", "is_black_and_white", "listed_sites"]
-
 _WHITE = 255
 _KINDS = {None: "a volume", 255: "a photograph of 8 bits", 65535: "a photograph of 16 bits"}
 

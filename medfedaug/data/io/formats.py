@@ -11,18 +11,6 @@ from medfedaug.data.io.base import FileState, Header, ImageFormat, file_state
 from medfedaug.errors import ConfigError
 from medfedaug.utils import plugins
 
-__all__ = [
-    "BUILT_IN_SUFFIXES",
-    "format_of",
-    "image_suffix",
-    "is_dicom",
-    "is_lossy",
-    "is_photograph",
-    "known_formats",
-    "plugin_format",
-    "voxel_suffixes",
-]
-
 
 def image_suffix(name: str) -> str:
     """Return the known suffix that a file's name ends with, as it is written there; empty for none.

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from medfedaug.data.io.dicom_segmentation import Segments
 
-__all__ = ["label_bits", "write_label_map", "write_map", "write_object", "write_probabilities"]
-
 
 def label_bits(classes: int) -> int:
     """Bits of a label: 8, or 16 where there are more than 256 classes.
