@@ -91,13 +91,13 @@ class DicomWebArchive(Archive):
     def find_studies(self, wanted: Wanted) -> list[FoundStudy]:
         """Find studies by QIDO."""
         search = partial(self._client().search_for_studies, search_filters={wanted.key: wanted.value})
-        rows = self._rows("StudyInstanceUID", search, STUDY_FIELDS)
+        rows = self._rows("StudyInstanceUID", search, STUDY_FIELDS, MOST_FOUND)
         return matching(map(FoundStudy.of_values, rows), wanted)
 
     def find_series(self, study: FoundStudy) -> list[FoundSeries]:
         """Find series by QIDO."""
         search = partial(self._client().search_for_series, study.uid)
-        rows = self._rows("SeriesInstanceUID", search, SERIES_FIELDS)
+        rows = self._rows("SeriesInstanceUID", search, SERIES_FIELDS, MOST_FOUND)
         return in_order(FoundSeries.of_values(study, row) for row in rows)
 
     def find_objects(self, series: FoundSeries) -> dict[str, dict[str, str]]:
@@ -114,7 +114,7 @@ class DicomWebArchive(Archive):
         key: str,
         search: Callable[..., list[dict[str, Any]]],
         fields: Sequence[str],
-        most: int = MOST_FOUND,
+        most: int,
     ) -> list[dict[str, str]]:
         """Return all answers of a search, page by page, until a page has nothing new."""
         found: dict[str, dict[str, str]] = {}
