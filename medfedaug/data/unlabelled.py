@@ -16,7 +16,13 @@ from medfedaug.data.images import ImageFolder
 from medfedaug.data.io.dicom_headers import is_dicom_file, is_dicomdir
 from medfedaug.data.io.dicom_series import LeftOut, place_of_series, scan, select
 from medfedaug.data.io.dicom_volumes import DicomSeries
-from medfedaug.data.io.formats import image_suffix, is_photograph, known_formats, voxel_suffixes
+from medfedaug.data.io.formats import (
+    image_suffix,
+    is_photograph,
+    is_volume_file,
+    known_formats,
+    without_suffix,
+)
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
 
@@ -148,8 +154,8 @@ def _found(images: Path, task: str, site: str, leave_out: Path | None, series: s
     inside = [path for path in sorted(images.iterdir()) if not path.name.startswith(".")]
     if any((path / _LISTING).exists() for path in inside):
         raise DataError("holds folders of sites", site=site, path=images, hint="Give one site's folder.")
-    seen = scan(images, skip=_skipped(leave_out), take=lambda file: _is_image(file, task))
     dense = task == "segmentation"
+    seen = scan(images, skip=_skipped(leave_out), take=is_volume_file if dense else is_photograph)
     found = _Found(left_out=[*seen.left_out])
     chosen = select(seen.series if dense else (), series)
     found.left_out += chosen.left_out
@@ -195,14 +201,6 @@ def _nothing(left_out: Sequence[LeftOut], images: Path) -> str:
     return f"holds no image ({'; '.join(told)}{more})" if told else "holds no image"
 
 
-def _is_image(file: Path, task: str) -> bool:
-    """True where a file is an image of a format other than DICOM, or the voxels of one, by its name."""
-    name = file.name.lower()
-    if task == "classification":
-        return is_photograph(file)
-    return bool(image_suffix(name)) or name.endswith(voxel_suffixes())
-
-
 def _skipped(leave_out: Path | None) -> Callable[[Path], str | None]:
     apart = leave_out.resolve() if leave_out is not None else None
 
@@ -242,8 +240,7 @@ def _named(paths: Sequence[Path], root: Path | None = None, taken: Collection[st
         return _below(path, root) if root is not None else path.resolve().name
 
     def short(path: Path) -> str:
-        name = full(path)
-        return name[: len(name) - len(image_suffix(name))]
+        return without_suffix(full(path))
 
     often = Counter([*map(short, paths), *taken])
     return [Case(short(path) if often[short(path)] == 1 else full(path), path, "") for path in paths]

@@ -24,6 +24,16 @@ def image_suffix(name: str) -> str:
     return name[len(name) - len(known) :]
 
 
+def without_suffix(name: str) -> str:
+    """Return a file's name without its known suffix."""
+    return name[: len(name) - len(image_suffix(name))]
+
+
+def is_volume_file(file: Path) -> bool:
+    """Return whether a file is an image of a format other than DICOM, or the voxels of one, by its name."""
+    return bool(image_suffix(file.name)) or file.name.lower().endswith(voxel_suffixes())
+
+
 def format_of(path: Path) -> ImageFormat:
     """Return the format of an image, by its name; a folder, or a file without a known suffix, is DICOM.
 

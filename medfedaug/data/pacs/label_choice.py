@@ -7,7 +7,7 @@ one is chosen, or none; and a structure without a class is background only where
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import combinations
 
 from medfedaug.data.io.dicom_headers import counted
@@ -37,21 +37,15 @@ class Outline:
     classes: Mapping[int, str]
 
 
-@dataclass(frozen=True)
-class LabelChoice:
-    """Outlines of a study, and decisions on the way, in words without names."""
-
-    outlines: Sequence[Outline]
-    notes: Sequence[str] = field(default_factory=list)
-
-
 def possible_outlines(objects: Sequence[LabelObject], settings: ImportSettings) -> list[LabelObject]:
     """Return the objects that are no predictions, or all where the settings take those, too."""
     return [one for one in objects if settings.automatic_labels or not (one.own or one.automatic)]
 
 
-def choose_outlines(objects: Sequence[LabelObject], settings: ImportSettings) -> LabelChoice:
-    """Choose among the label objects that refer to an image.
+def choose_outlines(
+    objects: Sequence[LabelObject], settings: ImportSettings
+) -> tuple[list[Outline], list[str]]:
+    """Choose among the label objects that refer to an image; return decisions too, in words without names.
 
     Raises:
         LabelRefused: where nothing is left, or the objects leave the choice open.
@@ -63,7 +57,7 @@ def choose_outlines(objects: Sequence[LabelObject], settings: ImportSettings) ->
     half = sum(one.algorithm == "SEMIAUTOMATIC" for one in _counting(outlines))
     if half:
         notes.append(f"{counted(half, 'segment')} of the type SEMIAUTOMATIC taken")
-    return LabelChoice(outlines, notes)
+    return outlines, notes
 
 
 @dataclass(frozen=True)
@@ -163,9 +157,9 @@ def _check_background(
 
     These are segments without a class, and automatic ones of a class that nobody else outlined.
     """
-    counted = {id(one.source) for one in outlines}
+    chosen = {id(one.source) for one in outlines}
     drawn = {name for one in outlines for name in one.classes.values()}
-    looked_at = [one for one in kept if id(one.source) in counted or not one.classes]
+    looked_at = [one for one in kept if id(one.source) in chosen or not one.classes]
     nameless = [part for one in looked_at for part, name in one.segments if name is None and not part.empty]
     lost = [
         (part, name)

@@ -15,8 +15,7 @@ from medfedaug.data.io.dicom_headers import items_of
 from medfedaug.data.io.dicom_identity import is_own_object
 from medfedaug.data.io.segment_frames import described_segments
 from medfedaug.data.pacs.archive import DATES
-from medfedaug.data.pacs.object_check import referenced_series
-from medfedaug.errors import ReaderError
+from medfedaug.data.pacs.object_check import reading_objects, referenced_series
 
 _LARGE = "64 KB"  # values that are read when they are needed: pixels
 
@@ -74,13 +73,11 @@ class LabelObject:
     @classmethod
     def read(cls, file: Path) -> LabelObject:
         """Open an object."""
-        try:
+        with reading_objects("a label object is damaged"):
             dataset = pydicom.dcmread(file, defer_size=_LARGE)
             series = {str(item.get("SeriesInstanceUID", "")) for item in referenced_series(dataset)}
             segments = tuple(_segments(dataset))
             return cls(dataset, segments, frozenset(series - {""}), _date(dataset), is_own_object(dataset))
-        except Exception as error:  # a damaged object fails anywhere in pydicom
-            raise ReaderError("a label object is damaged") from error
 
     @property
     def automatic(self) -> bool:
