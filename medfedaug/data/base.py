@@ -63,15 +63,7 @@ class Case:
 
 
 class Listing(NamedTuple):
-    """Content of a site's folder.
-
-    Args:
-        classes: their names.
-        cases: the cases of each of `SPLITS`.
-        channel_names: those of the images, where they are named.
-        label_values: the value of each class in the label maps, where they are not 0, 1, 2, ...
-        ignore: the value of voxels of which nobody knows the class.
-    """
+    """Content of a site's folder; the fields are those of `SiteFolder`, and may be left out."""
 
     classes: tuple[str, ...]
     cases: dict[str, Sequence[Case]]
@@ -85,9 +77,6 @@ class SiteFolder(ABC):
     """A site's data.
 
     Args:
-        name: the site's name.
-        path: its folder.
-        classes: names of the classes.
         cases: the cases of each of `SPLITS`.
         channel_names: those of the images' channels in their order, where they are named.
         label_values: the value of each class in the label maps, where they are not 0, 1, 2, ...; -1 of a
@@ -293,7 +282,7 @@ class SiteFolder(ABC):
 
     @staticmethod
     def annotated_set(case: Case, plain: Sequence[str]) -> tuple[bool, ...]:
-        """Return whether a case has each class annotated; the background counts as annotated."""
+        """Return whether a case has each class, by `plain_name`, annotated; the background counts as such."""
         if case.annotated is None:
             return (True,) * len(plain)
         there = {plain_name(name) for name in case.annotated}

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.data.base import SPLITS, Case, Listing, SiteFolder, check_below, patient_name, plain_name
-from medfedaug.data.io.formats import image_suffix
+from medfedaug.data.io.formats import without_suffix
 from medfedaug.errors import DataError, own, withheld
 from medfedaug.utils.files import parse_json
 
@@ -50,9 +50,10 @@ def read_listing(folder: Path, site: str) -> Listing:
 
 
 def read_test_images(folder: Path, site: str, classes: Sequence[str]) -> Listing:
-    """The test cases that ``folder/dataset.json`` names, without their labels, which need not be there.
+    """The test cases that ``folder/dataset.json`` names, also as paths of images alone, without their labels.
 
-    A case may be the path of its image alone, as decathlon's test cases are.
+    Raises:
+        DataError: naming site and file.
     """
     read = _List(folder, site)
     cases = {"test": read.split("test", labelled=False)}
@@ -201,7 +202,7 @@ def _read_case(item: dict[str, Any], row: Any, labelled: bool, annotated: tuple[
     # As written: MONAI's reader takes any text for a path where a file or folder of that name is there, as
     # one is for the empty text.
     patient = patient_name(row.get("patient") if isinstance(row, dict) else None)
-    name = _without_suffix(first.name)
+    name = without_suffix(first.name)
     return Case(name, first, label, patient=patient, others=tuple(others), annotated=annotated)
 
 
@@ -211,10 +212,6 @@ def _told_apart(folder: Path, cases: dict[str, Sequence[Case]]) -> dict[str, Seq
     if len(set(names)) == len(names):
         return cases
     return {
-        split: [replace(case, name=_without_suffix(os.path.relpath(case.image, folder))) for case in listed]
+        split: [replace(case, name=without_suffix(os.path.relpath(case.image, folder))) for case in listed]
         for split, listed in cases.items()
     }
-
-
-def _without_suffix(name: str) -> str:
-    return name[: len(name) - len(image_suffix(name))]

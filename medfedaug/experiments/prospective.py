@@ -9,8 +9,9 @@ from typing import Any
 from medfedaug.analysis.pilot import METHODS, Pilot
 from medfedaug.analysis.prospect import Prospect, make_prospect
 from medfedaug.config.run import RunConfig
+from medfedaug.data.base import SiteFolder
 from medfedaug.data.quality.image_fingerprint import SAMPLE, fingerprint_of
-from medfedaug.data.sites import SiteFolder, arrange, find_sites
+from medfedaug.data.sites import arrange, find_sites
 from medfedaug.errors import ConfigError
 from medfedaug.experiments.axes import parse_axis
 from medfedaug.experiments.simulate import configure

@@ -13,7 +13,8 @@ from benchmark_files import (
 )
 from running import SHARED
 
-from medfedaug.data.benchmarks import BENCHMARKS, MARKER, open_benchmark, write_federation
+from medfedaug.data.benchmarks import BENCHMARKS, open_benchmark, write_federation
+from medfedaug.data.folders import MARKER
 from medfedaug.data.published import COMMON_OPTIONS
 from medfedaug.data.sites import find_sites, open_site
 from medfedaug.errors import ConfigError, DataError

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from medfedaug.data.base import SPLITS, Case, SiteFolder, plain_name
-from medfedaug.data.benchmarks import open_federation
+from medfedaug.data.benchmarks import is_federation, open_federation
 from medfedaug.data.checks.duplicates import find_copies
+from medfedaug.data.folders import is_site, site_folders
 from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.data.quality.annotation_notes import annotation_notes
 from medfedaug.data.quality.case_comparison import (
@@ -24,7 +25,7 @@ from medfedaug.data.quality.case_comparison import (
     row_quantiles,
 )
 from medfedaug.data.quality.intensity_scales import most_uneven
-from medfedaug.data.sites import is_federation, is_site, open_site, site_folders
+from medfedaug.data.sites import open_site
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
 from medfedaug.functional import foreground_voxels
