@@ -33,7 +33,8 @@ from monai.networks.nets import (
     UNet,
     VNet,
 )
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from medfedaug.models.classifiers import StagedClassifier, SwinClassifier
 from medfedaug.models.stage_layer import StageLayer
@@ -56,6 +57,13 @@ class Stage:
     module: str
     side: Side
     channels: int
+
+    def watch(self, net: nn.Module, see: Callable[[Tensor], None]) -> RemovableHandle:
+        """Let a function see the features of the stage in every pass, until the handle is removed."""
+        module = net.get_submodule(self.module)
+        if self.side == "output":
+            return module.register_forward_hook(lambda _module, _args, output: see(output))
+        return module.register_forward_pre_hook(lambda _module, args: see(args[0]))
 
 
 def output_channels(module: nn.Module) -> int | None:
@@ -236,6 +244,23 @@ def known_stages(net: nn.Module) -> list[Stage] | None:
         if cls in _STAGES:
             return _STAGES[cls](net)
     return None
+
+
+def find_stage(net: nn.Module, stage: int | str = -1) -> Stage:
+    """A stage of a network by its number, counted from 1, or its name; -1 is the last.
+
+    Raises:
+        ValueError: when the stages of the network are not known, or it has no such stage.
+    """
+    stages = known_stages(net)
+    if not stages:
+        raise ValueError(f"the stages of {type(net).__name__} are not known")
+    if stage == -1:
+        return stages[-1]
+    for number, found in enumerate(stages, start=1):
+        if stage in (number, found.name):
+            return found
+    raise ValueError(f"no stage {stage!r}; there are {', '.join(found.name for found in stages)}")
 
 
 def supported_networks() -> tuple[str, ...]:

@@ -11,11 +11,9 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-from medfedaug._version import __version__
-from medfedaug.analysis.page import add, check_page, figure, start_page, table, write_page
-from medfedaug.analysis.plots import colours_by_name, tidy
+from medfedaug.analysis.page import add, check_page, figure, note, start_page, table, version, write_page
+from medfedaug.analysis.plots import add_legend, colours_by_name, tidy
 from medfedaug.analysis.shift import Shift, site_shift
 from medfedaug.data.base import SPLITS, plain_name
 from medfedaug.data.quality.inspection import QUANTILES, SiteInspection
@@ -182,13 +180,8 @@ def _page(
     if expected:
         _expected(add(body, "section"), expected)
     _odd(add(body, "section"), found)
-    add(
-        body,
-        "p",
-        "This page names cases, and is for who has the data; the JSON beside it names none.",
-        **{"class": "soft"},
-    )
-    add(body, "p", f"medfedaug {__version__}", **{"class": "soft"})
+    note(body, "This page names cases, and is for who has the data; the JSON beside it names none.")
+    version(body)
     return html
 
 
@@ -196,7 +189,7 @@ def _expected(section: ET.Element, sentences: Sequence[str]) -> None:
     add(section, "h2", "How far apart are the sites?")
     for sentence in sentences:
         add(section, "p", sentence)
-    add(section, "p", "medfedaug prospect has all numbers.", **{"class": "soft"})
+    note(section, "medfedaug prospect has all numbers.")
 
 
 def _cases(section: ET.Element, found: Sequence[SiteInspection]) -> None:
@@ -216,8 +209,7 @@ def _cases(section: ET.Element, found: Sequence[SiteInspection]) -> None:
         for site in found
     ]
     table(section, header, lines)
-    note = "Size and edges: the range along each axis. Where the files do not say how large a voxel is: –."
-    add(section, "p", note, **{"class": "soft"})
+    note(section, "Size and edges: the range along each axis. Where no file says how large a voxel is: –.")
 
 
 def _classes(section: ET.Element, found: Sequence[SiteInspection]) -> None:
@@ -240,7 +232,7 @@ def _classes(section: ET.Element, found: Sequence[SiteInspection]) -> None:
         text += (
             " At the border: cases whose foreground reaches the edge of the image, and may go on beyond it."
         )
-    add(section, "p", text, **{"class": "soft"})
+    note(section, text)
 
 
 def _intensities(section: ET.Element, found: Sequence[SiteInspection]) -> None:
@@ -251,8 +243,7 @@ def _intensities(section: ET.Element, found: Sequence[SiteInspection]) -> None:
         for channel, values in enumerate(_percentiles(site.stored))
     ]
     table(section, ["site", "channel", *(f"{percent}%" for percent in _PERCENT)], lines)
-    text = "Percentiles over the training images, or the test images of a site that does not train."
-    add(section, "p", text, **{"class": "soft"})
+    note(section, "Percentiles over the training images, or the test images of a site that does not train.")
 
 
 def _shift(section: ET.Element, found: Sequence[SiteInspection], shift: Shift | None, intensity: str) -> None:
@@ -295,15 +286,13 @@ def _shift(section: ET.Element, found: Sequence[SiteInspection], shift: Shift | 
         if intensity == "scale"
         else "as stored"
     )
-    add(
+    note(
         section,
-        "p",
         "Statistics: distance between the sites' mean pairs (mean and deviation of each channel), in "
         "standard deviations of the images within a site, root mean square over the components; by chance: "
         "what it would be if the sites did not differ. Histograms: Wasserstein distance between the sites' "
         "intensities, in units of that between an image and its own site. Of images "
         f"{seen}. The shift is the mean of the statistics' distances over all pairs of sites.",
-        **{"class": "soft"},
     )
     names = list(pairs)
     names = [names[int(i)] for i in np.linspace(0, len(names) - 1, min(len(names), _MOST_SITES))]
@@ -383,16 +372,7 @@ def _panels(by_site: dict[str, np.ndarray], width: float) -> tuple[Figure, list[
         if number > 1:
             panel.set_title(f"channel {channel}", fontsize=10, y=1.0)
     colours = colours_by_name(by_site)
-    figure_.legend(
-        handles=[
-            Line2D([], [], color=colour, linewidth=3, label=site.replace("$", r"\$"))
-            for site, colour in colours.items()
-        ],
-        loc="outside lower center",
-        ncols=3 if width < 5 else 6,
-        frameon=False,
-        fontsize=9,
-    )
+    add_legend(figure_, colours, width)
     return figure_, panels, colours
 
 

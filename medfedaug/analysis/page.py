@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from medfedaug._version import __version__
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import write_atomic
@@ -112,6 +113,16 @@ def add(parent: ET.Element, tag: str, text: str | None = None, **attributes: str
     return child
 
 
+def note(parent: ET.Element, text: str) -> None:
+    """Append a paragraph in the colour of captions."""
+    add(parent, "p", text, **{"class": "soft"})
+
+
+def version(body: ET.Element) -> None:
+    """Append the last line of a page: the version that made it."""
+    note(body, f"medfedaug {__version__}")
+
+
 def table(
     parent: ET.Element, header: Sequence[str], body: Iterable[Sequence[str]], *, words: bool = False
 ) -> None:
@@ -149,8 +160,8 @@ def text_table(section: ET.Element, content: TextTable) -> None:
         for line in content.cells()[1:]
     ]
     table(section, content.cells()[0], body)
-    for note in content.notes:
-        add(section, "p", note, **{"class": "soft"})
+    for text in content.notes:
+        note(section, text)
     details(section, "As Markdown, CSV, LaTeX", (content.markdown(), content.csv(), content.latex()))
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from PIL import Image
 
-from medfedaug._version import __version__
 from medfedaug.analysis import page
 from medfedaug.runs.prediction.case_quality import look_first
 from medfedaug.runs.prediction.predictions_file import Predictions
@@ -58,7 +57,7 @@ def _page(out: Path, record: Mapping[str, Any]) -> ET.Element:
     order = list(dict.fromkeys([*(look_first(cases) if ranked else ()), *sorted(cases)]))
     page.add(body, "p", _summary(record, len(cases), len(failed)))
     for note in record.get("notes", ()):
-        page.add(body, "p", f"{note[:1].upper()}{note[1:]}.", **{"class": "soft"})
+        page.note(body, f"{note[:1].upper()}{note[1:]}.")
     if cases:
         _table(page.add(body, "section"), order, record, ranked=ranked)
         _pictures(page.add(body, "section"), out, order, cases)
@@ -71,14 +70,12 @@ def _page(out: Path, record: Mapping[str, Any]) -> ET.Element:
         more = f", of which {_MOST_LEFT_OUT} are shown" if len(left) > _MOST_LEFT_OUT else ""
         shown = [f"{one['path']}: {one['reason']}" for one in left[:_MOST_LEFT_OUT]]
         page.details(body, f"{len(left)} files, folders or series left out{more}", ["\n".join(shown)])
-    page.add(
+    page.note(
         body,
-        "p",
         "A prediction is the output of a research tool. This page shows images of patients: keep it where "
         "they are.",
-        **{"class": "soft"},
     )
-    page.add(body, "p", f"medfedaug {__version__}", **{"class": "soft"})
+    page.version(body)
     return html
 
 
@@ -114,9 +111,9 @@ def _table(section: ET.Element, order: Sequence[str], record: Mapping[str, Any],
         ],
     )
     if usual := record.get("training_range"):
-        page.add(section, "p", _training_range(usual), **{"class": "soft"})
+        page.note(section, _training_range(usual))
     for text in _explanations(header, ranked=ranked):
-        page.add(section, "p", text, **{"class": "soft"})
+        page.note(section, text)
 
 
 def _label_maps(

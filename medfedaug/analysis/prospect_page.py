@@ -10,12 +10,11 @@ from statistics import fmean
 
 from matplotlib.figure import Figure
 
-from medfedaug._version import __version__
 from medfedaug.analysis.fingerprint_distance import KINDS
 from medfedaug.analysis.gain_record import FEDAVG, LEAST_FEDERATIONS, SINGLE, Expected
-from medfedaug.analysis.page import add, check_page, figure, start_page, table, write_page
+from medfedaug.analysis.page import add, check_page, figure, note, start_page, table, version, write_page
 from medfedaug.analysis.pilot import Pilot
-from medfedaug.analysis.plots import colours_by_name, legend_columns, tidy
+from medfedaug.analysis.plots import colours_by_name, legend_columns, plain_label, tidy
 from medfedaug.analysis.prospect import NOT_A_REMEDY, Prospect
 from medfedaug.config.scanners import scanners_text
 from medfedaug.data.quality.image_fingerprint import QUANTITIES
@@ -136,9 +135,9 @@ def write_prospect(
     html, body = start_page("Should we train together?" if site is None else f"Should {site} join?")
     for sentence in answer(prospect, site):
         add(body, "p", sentence, **{"class": "answer"})
-    add(body, "p", judged_sentence(prospect), **{"class": "soft"})
+    note(body, judged_sentence(prospect))
     for name, reason in prospect.missing.items():
-        add(body, "p", f"Without {name}: {reason}", **{"class": "soft"})
+        note(body, f"Without {name}: {reason}")
     if prospect.pilot is not None:
         _pilot(add(body, "section"), prospect.pilot)
     _expected(add(body, "section"), prospect)
@@ -146,7 +145,7 @@ def write_prospect(
     _sites(add(body, "section"), prospect)
     _released(add(body, "section"), prospect, releases)
     _assumed(add(body, "section"), prospect)
-    add(body, "p", f"medfedaug {__version__}", **{"class": "soft"})
+    version(body)
     write_page(html, out)
 
 
@@ -165,13 +164,11 @@ def _pilot(section: ET.Element, pilot: Pilot) -> None:
     header = ["site", *pilot.scores, f"{SINGLE} minus {FEDAVG}", "95%", "test patients"]
     table(section, header, lines)
     state = "still rose" if pilot.rising else "rose no longer"
-    add(
+    note(
         section,
-        "p",
         f"Test scores ({find_metric(pilot.metric).title}) of one small training each, of {pilot.rounds} "
         f"rounds; the validation score of {FEDAVG} {state}. 95%: over other test patients, not over other "
         "trainings. –: a site sent no scores of patients.",
-        **{"class": "soft"},
     )
 
 
@@ -194,9 +191,8 @@ def _expected(section: ET.Element, prospect: Prospect) -> None:
         )
     header = ["method", "expected", "80%", "95%", "patients needed", "on record, 80%", "on record, 95%"]
     table(section, header, lines)
-    add(
+    note(
         section,
-        "p",
         "Differences of test scores in the mean of the sites. Expected: after the pilot, of methods whose "
         "predictions held and beat the yardstick with whole families of recorded federations left out; –: "
         "not known. On record: 80% and 95% of the recorded gains lie within. It is the yardstick, and says "
@@ -204,7 +200,6 @@ def _expected(section: ET.Element, prospect: Prospect) -> None:
         "needed: test patients with whom a gain as large as the expected one would be "
         f"found in four of five tests. {', '.join(NOT_A_REMEDY[1:])}: for comparison, and no way of training "
         "together without sharing images.",
-        **{"class": "soft"},
     )
     if shown := {m: found[""] for m, found in prospect.gains.get("mean", {}).items() if m != FEDAVG}:
         figure(
@@ -229,7 +224,7 @@ def _differences(section: ET.Element, prospect: Prospect, site: str | None) -> N
         ]
         table(section, ["site", *map(_named, kinds)], lines)
         meanings = [f"{_named(kind)}: {entry.text} ({entry.unit})" for kind, entry in kinds.items()]
-        add(section, "p", f"Mean distance from the other sites, {'; '.join(meanings)}.", **{"class": "soft"})
+        note(section, f"Mean distance from the other sites, {'; '.join(meanings)}.")
     for reason in prospect.reasons(site):
         add(section, "p", f"{reason[0].upper()}{reason[1:]}.")
     figure(
@@ -295,7 +290,7 @@ def _assumed(section: ET.Element, prospect: Prospect) -> None:
         "A difference of volumes can be one of patients or of outlines: fingerprints cannot say which.",
         f"Families: {', '.join(prospect.record.families)}.",
     ):
-        add(section, "p", text, **{"class": "soft"})
+        note(section, text)
 
 
 def interval_picture(found: Mapping[str, Expected], *, width: float = 9.0) -> Figure:
@@ -333,7 +328,7 @@ def distance_picture(apart: Mapping[str, Mapping[str, float]], *, width: float =
             color=colours[site],
             markersize=6,
             alpha=0.8,
-            label=site.replace("$", r"\$"),
+            label=plain_label(site),
         )
     labels = [f"{_named(kind)} ({KINDS[kind].unit})" for kind in kinds]
     panel.set_yticks(range(len(kinds)), labels, fontsize=9)

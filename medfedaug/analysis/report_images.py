@@ -230,7 +230,7 @@ def _features(
         else "on two principal components with the share of the variance that each carries"
     )
     text = f"Test images in the last stage of the encoder, averaged over space, {on}. A colour is a site: "
-    page.add(section, "p", f"{text}sites that lie apart are told apart by the network.", **{"class": "soft"})
+    page.note(section, f"{text}sites that lie apart are told apart by the network.")
     for name, found in seen.items():
         if len(found.features) < 3:
             page.add(section, "h3", name)
@@ -257,7 +257,7 @@ def _draw_features(section: ET.Element, name: str, features: SiteFeatures, metho
 
 def _cases(section: ET.Element, seen: Mapping[str, _Seen], how: str) -> None:
     page.add(section, "h2", "Worst and best case of each site")
-    page.add(section, "p", how, **{"class": "soft"})
+    page.note(section, how)
     for name, found in seen.items():
         page.add(section, "h3", name)
         if not found.views:
