@@ -8,24 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from monai.networks import nets
-from monai.networks.nets import (
-    UNETR,
-    AttentionUnet,
-    BasicUNet,
-    BasicUNetPlusPlus,
-    DenseNet,
-    DynUNet,
-    FlexibleUNet,
-    MedNeXt,
-    ResNet,
-    SegResNet,
-    SegResNetDS,
-    SwinUNETR,
-    UNet,
-    VNet,
-    resnet18,
-    resnet50,
-)
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -314,20 +296,20 @@ _CHANNELS, _STRIDES = (16, 32, 64, 128, 256), (2, 2, 2, 2)
 _FEATURES = (*_CHANNELS, 16)
 
 _NETWORKS.update(
-    attentionunet=MonaiNetwork(AttentionUnet, channels=_CHANNELS, strides=_STRIDES),
-    basicunet=MonaiNetwork(BasicUNet, features=_FEATURES, norm="batch"),
-    basicunetplusplus=MonaiNetwork(BasicUNetPlusPlus, features=_FEATURES, norm="batch"),
+    attentionunet=MonaiNetwork(nets.AttentionUnet, channels=_CHANNELS, strides=_STRIDES),
+    basicunet=MonaiNetwork(nets.BasicUNet, features=_FEATURES, norm="batch"),
+    basicunetplusplus=MonaiNetwork(nets.BasicUNetPlusPlus, features=_FEATURES, norm="batch"),
     dynunet=MonaiNetwork(
-        DynUNet, kernel_size=(3,) * 5, strides=(1, *_STRIDES), upsample_kernel_size=_STRIDES
+        nets.DynUNet, kernel_size=(3,) * 5, strides=(1, *_STRIDES), upsample_kernel_size=_STRIDES
     ),
-    flexibleunet=MonaiNetwork(FlexibleUNet, backbone="resnet18"),
-    mednext=MonaiNetwork(MedNeXt),
-    segresnet=MonaiNetwork(SegResNet),
-    segresnetds=MonaiNetwork(SegResNetDS),
-    swinunetr=MonaiNetwork(SwinUNETR),
-    unet=MonaiNetwork(UNet, channels=_CHANNELS, strides=_STRIDES, num_res_units=2, norm="batch"),
-    unetr=MonaiNetwork(UNETR),
-    vnet=_VNet(VNet, dropout_dim=None),
+    flexibleunet=MonaiNetwork(nets.FlexibleUNet, backbone="resnet18"),
+    mednext=MonaiNetwork(nets.MedNeXt),
+    segresnet=MonaiNetwork(nets.SegResNet),
+    segresnetds=MonaiNetwork(nets.SegResNetDS),
+    swinunetr=MonaiNetwork(nets.SwinUNETR),
+    unet=MonaiNetwork(nets.UNet, channels=_CHANNELS, strides=_STRIDES, num_res_units=2, norm="batch"),
+    unetr=MonaiNetwork(nets.UNETR),
+    vnet=_VNet(nets.VNet, dropout_dim=None),
 )
 
 
@@ -349,11 +331,11 @@ _OF_RESNET = {"in_channels": "n_input_channels", **_CLASSES}
 
 _NETWORKS.update(
     alexnet=OwnNetwork(alexnet),
-    densenet100=OwnNetwork(DenseNet, **_DENSENET),
+    densenet100=OwnNetwork(nets.DenseNet, **_DENSENET),
     digits_cnn=OwnNetwork(digits_cnn),
     lenet5=OwnNetwork(lenet5),
-    resnet18=OwnNetwork(resnet18, ResNet, _OF_RESNET, **_RESNET),
-    resnet50=OwnNetwork(resnet50, ResNet, _OF_RESNET, **_RESNET),
+    resnet18=OwnNetwork(nets.resnet18, nets.ResNet, _OF_RESNET, **_RESNET),
+    resnet50=OwnNetwork(nets.resnet50, nets.ResNet, _OF_RESNET, **_RESNET),
     swin_t=OwnNetwork(SwinClassifier),
     vit=OwnNetwork(ViTClassifier, names=_CLASSES, **_VIT),
 )

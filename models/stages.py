@@ -15,24 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from monai.networks import nets
 from monai.networks.layers.simplelayers import SkipConnection
-from monai.networks.nets import (
-    UNETR,
-    AttentionUnet,
-    BasicUNet,
-    BasicUNetPlusPlus,
-    DenseNet,
-    DynUNet,
-    EfficientNet,
-    FlexibleUNet,
-    MedNeXt,
-    ResNet,
-    SegResNet,
-    SegResNetDS,
-    SwinUNETR,
-    UNet,
-    VNet,
-)
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -218,23 +202,23 @@ def _swin_classifier(net: Any) -> list[Stage]:
 
 
 _STAGES: dict[type[nn.Module], Callable[[Any], list[Stage] | None]] = {
-    AttentionUnet: _attention_unet,
-    BasicUNet: _basic_unet,
-    BasicUNetPlusPlus: _basic_unet_plus_plus,
-    DenseNet: _densenet,
-    DynUNet: _dyn_unet,
-    EfficientNet: _efficientnet,
-    FlexibleUNet: _flexible_unet,
-    MedNeXt: _mednext,
-    ResNet: _resnet,
-    SegResNet: _seg_res_net,
-    SegResNetDS: _seg_res_net_ds,
+    nets.AttentionUnet: _attention_unet,
+    nets.BasicUNet: _basic_unet,
+    nets.BasicUNetPlusPlus: _basic_unet_plus_plus,
+    nets.DenseNet: _densenet,
+    nets.DynUNet: _dyn_unet,
+    nets.EfficientNet: _efficientnet,
+    nets.FlexibleUNet: _flexible_unet,
+    nets.MedNeXt: _mednext,
+    nets.ResNet: _resnet,
+    nets.SegResNet: _seg_res_net,
+    nets.SegResNetDS: _seg_res_net_ds,
     StagedClassifier: _staged_classifier,
     SwinClassifier: _swin_classifier,
-    SwinUNETR: _swin_unetr,
-    UNETR: _unetr,
-    UNet: _unet,
-    VNet: _vnet,
+    nets.SwinUNETR: _swin_unetr,
+    nets.UNETR: _unetr,
+    nets.UNet: _unet,
+    nets.VNet: _vnet,
 }
 
 
