@@ -331,7 +331,7 @@ def test_a_network_that_cannot_run_on_prepared_images_is_named_in_one_line(
 def test_a_network_without_known_stages_has_cases_without_features(
     trained, phantom_dir, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("medfedaug.analysis.features.known_stages", lambda network: None)
+    monkeypatch.setattr("medfedaug.models.stages.known_stages", lambda network: None)
     text = write_report([trained], tmp_path / "r.html", data=phantom_dir, device="cpu").read_text()
     assert text.count("No picture: the stages of UNet are not known.") == 1
     assert text.count("data:image/jpeg;base64,") == 2
