@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from dataclasses import fields
+from functools import cache
 
 import pytest
 import typer
@@ -78,6 +79,7 @@ def test_a_new_field_is_an_option_by_itself():
     assert "Share of the rounds" in CliRunner().invoke(app, ["--help"]).output
 
 
+@cache
 def every_command():
     """Return all commands by their names, those of groups too."""
     found = {}
