@@ -173,12 +173,7 @@ def tiny_config():
 
     def make(methods: str = "fedavg", **changes) -> RunConfig:
         settings = changes.pop("settings", None)
-        values = {
-            **TINY_NETWORK,
-            "rounds": 2,
-            "batch_size": 4,
-            **changes,
-        }
+        values = {**TINY_NETWORK, "rounds": 2, "batch_size": 4, **changes}
         return RunConfig(methods=tuple(parse_methods(methods, settings)), **values)
 
     return make
