@@ -65,10 +65,7 @@ def test_histograms_are_those_of_the_pairs():
     rng = np.random.default_rng(0)
     base = rng.normal(0, 1, (4000, 1))
     samples = {"A": 100 + 10 * base, "B": 300 + 50 * base}
-    pairs = {
-        "A": ChannelStatistics([100.0], [10.0], 4),
-        "B": ChannelStatistics([300.0], [50.0], 4),
-    }
+    pairs = {"A": ChannelStatistics([100.0], [10.0], 4), "B": ChannelStatistics([300.0], [50.0], 4)}
     figure = intensity_histograms(samples, pairs)
     stored, test, training = figure.axes
 
@@ -221,10 +218,7 @@ def test_a_site_with_one_case_does_not_shift_the_others():
 
 def test_photographs_are_ranked_by_the_probability_of_their_class(photographs, tmp_path):
     config = configure(
-        find_sites(photographs),
-        methods=({"name": "fedavg", "args": {}},),
-        network="lenet5",
-        rounds=1,
+        find_sites(photographs), methods=({"name": "fedavg", "args": {}},), network="lenet5", rounds=1
     )
     simulate(photographs, tmp_path / "run", config, engine="inprocess", device="cpu")
     trainer, _ = next(open_model(tmp_path / "run" / "global_model.pt", photographs, device="cpu"))

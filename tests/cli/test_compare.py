@@ -28,13 +28,7 @@ def apart(tmp_path_factory):
 
 def scores(**means: tuple[float, ...]) -> Table:
     rows = tuple(
-        Row(
-            label,
-            tuple(range(len(values))),
-            {"A": Score(values)},
-            Score(values),
-            baseline=label == "fedavg",
-        )
+        Row(label, tuple(range(len(values))), {"A": Score(values)}, Score(values), baseline=label == "fedavg")
         for label, values in means.items()
     )
     return Table("dice", ("A",), (), rows)

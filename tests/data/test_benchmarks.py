@@ -6,11 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmark_files import (
-    counts,
-    write_cifar,
-    write_pacs,
-)
+from benchmark_files import counts, write_cifar, write_pacs
 from running import SHARED
 
 from medfedaug.data.benchmarks import BENCHMARKS, open_benchmark, write_federation
