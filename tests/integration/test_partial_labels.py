@@ -12,7 +12,9 @@ from running import TINY_NETWORK, command
 from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.partial_phantom import TRUTH, annotate_apart
 from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.sites import open_site
 from medfedaug.federation.job_summary import summary
+from medfedaug.federation.planning.fingerprint import fingerprint
 from medfedaug.methods import parse_methods
 from medfedaug.nvflare_jobs.kit.kit import open_kit
 from medfedaug.privacy import PrivacyLedger
@@ -156,3 +158,15 @@ def test_what_a_site_has_annotated_is_in_its_ledger_and_on_the_approval_page(pha
         assert any("classes that this site has annotated" in line for line in page)
     counts = {site: reply.num_samples for site, reply in deployment.replies if reply.task == "prepare"}
     assert counts["site_D"] == round(0.5 * 5)
+
+
+def test_a_plan_finds_classes_by_name_and_says_what_a_site_has_not_outlined(tmp_path):
+    root = tmp_path / "data"
+    make_phantom(root, sites=3, patients=3, shape=(32, 32, 4), classes=4)
+    assert annotate_apart(root)["site_B"] == STRUCTURES[1:3]
+    code, _, err = command("plan", "--data", root, "--out", tmp_path / "plan.json")
+    assert code == 0, err
+    page = (tmp_path / "plan.html").read_text()
+    complete = open_site(root / TRUTH / "site_B")
+    shares = fingerprint(complete, complete.classes)["foreground"].tolist()
+    assert f"not outlined, {shares[1]:.2%}, {shares[2]:.2%}" in page
