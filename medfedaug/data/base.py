@@ -286,6 +286,11 @@ class SiteFolder(ABC):
         chosen = map(all if in_all else any, zip(*sets, strict=True))
         return tuple(compress(self.classes[1:], chosen))
 
+    def without_unlabelled(self) -> Self:
+        """The site without the training cases that have nothing annotated; it may train no more."""
+        training = tuple(case for case in self.cases["training"] if case.annotated != ())
+        return replace(self, cases={**self.cases, "training": training})
+
     def with_classes(self, names: Sequence[str], sites: Sequence[SiteFolder] = ()) -> Self:
         """The site with label maps that have a federation's classes, by their names, in its order.
 

@@ -220,6 +220,11 @@ def federation_classes(sites: Sequence[SiteFolder]) -> tuple[str, ...]:
     return (sites[0].classes[0], *found.values())
 
 
+def unlabelled_sites(sites: Iterable[SiteFolder]) -> list[str]:
+    """The names of sites whose training cases have nothing annotated."""
+    return [site.name for site in sites if site.trains and site.partial and not site.annotated("training")]
+
+
 def federation_settings(sites: Sequence[SiteFolder], holdout: Sequence[str] = ()) -> dict[str, Any]:
     """The fields of `medfedaug.config.run.RunConfig` that follow from the sites' data.
 
