@@ -316,6 +316,14 @@ class SiteFolder(ABC):
                     path=self.path / self.listing,
                     hint=f"Write the federation's name in labels and in labelled.{meant}",
                 )
+        if own[0] in known[1:]:
+            raise DataError(
+                f"has {self.classes[0]!r} as its lowest value, which stands for the background, and the "
+                "federation has a class of that name",
+                site=self.name,
+                path=self.path / self.listing,
+                hint="Give the background the lowest value in labels and label maps.",
+            )
         values = self.label_values or tuple(range(len(self.classes)))
         # The background is the first class, whatever its name.
         of_class = {**dict(zip(own, values, strict=True)), known[0]: values[0]}

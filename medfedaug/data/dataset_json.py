@@ -109,7 +109,7 @@ def _read_split(
     for row in content[split]:
         image = row["image"] if isinstance(row, dict) else row
         files = [*image] if isinstance(image, list) else [image]
-        for listed in (*files, *([row["label"]] if labelled and "label" in row else [])):
+        for listed in (*files, *([row["label"]] if labelled and row.get("label") else [])):
             check_below(listing.parent, str(listed), site, listing)
     return cases
 
@@ -126,7 +126,7 @@ def _patient(row: Any) -> str:
 def _names(value: Any) -> tuple[str, ...] | None:
     """Names of classes, where they are given."""
     if value is not None and not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
-        raise ValueError(f"{LABELLED!r} is a list of names of classes")
+        raise ValueError(f"{LABELLED!r} must be a list of names of classes")
     return None if value is None else tuple(value)
 
 
@@ -185,7 +185,7 @@ def _read_case(item: dict[str, Any], row: Any, labelled: bool, annotated: tuple[
     label: Path | str = ""
     if labelled:
         given = _names(row.get(LABELLED))
-        label = Path(item["label"]) if "label" in row else ""
+        label = Path(item["label"]) if row.get("label") else ""
         annotated = (annotated if given is None else given) if label else ()
     return Case(
         _without_suffix(first.name),
@@ -207,7 +207,9 @@ def _read_labels(
         named = {int(value): str(text) for value, text in labels.items()}
         # nnU-Net lists it among the classes.
         listed = [value for value, text in named.items() if plain_name(text) == IGNORE]
-        ignore = listed[0] if listed and ignore is None else ignore
+        if listed and ignore not in (None, listed[0]):
+            raise ValueError(f"{IGNORE!r} is {ignore!r}, and its label of that name is {listed[0]}")
+        ignore = listed[0] if listed else ignore
         labels = {value: text for value, text in named.items() if value not in listed}
         named = dict(labels)
     except (AttributeError, TypeError, ValueError) as error:
@@ -223,7 +225,7 @@ def _read_labels(
             path=listing,
             hint=f"Two classes or more, each with a whole number from 0 to {LARGEST_VALUE} of its own.",
         )
-    if len(set(named.values())) < len(named):
+    if len(set(map(plain_name, named.values()))) < len(named):
         raise DataError("'labels' has two classes of one name", site=site, path=listing)
     whole = isinstance(ignore, int) and not isinstance(ignore, bool) and 0 <= ignore <= LARGEST_VALUE
     if ignore is not None and (not whole or ignore in named):

@@ -279,6 +279,12 @@ def check_federation(
             + (f" ({training[0]})" if training else ""),
             path=sites[0].path.parent,
         )
+    if len(unlabelled_sites(site for site in sites if site.name in training)) == len(training):
+        raise DataError(
+            "no site that trains has outlined anything",
+            path=sites[0].path.parent,
+            hint="List label maps at one site or more, and under labelled what they show.",
+        )
     first = sites[0]
     classes = federation_classes(sites)
     named = next((site for site in sites if not site.partial and site.classes == classes), first)

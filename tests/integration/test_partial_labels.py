@@ -9,6 +9,8 @@ from finished_runs import simulated
 from hospitals import Deployment, Hospital
 from running import TINY_NETWORK, command
 
+from medfedaug.analysis import load_run
+from medfedaug.analysis.score_table import cells_note
 from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.partial_phantom import TRUTH, annotate_apart
 from medfedaug.data.datasets.phantom import make_phantom
@@ -75,6 +77,8 @@ def test_a_class_is_scored_where_it_is_outlined_and_pages_say_so(run):
     assert "nobody knows" in nobody.sentence("A", "gland")
     card = (run / "model_card.md").read_text()
     assert "has outlined ventricles, deep grey matter." in card
+    assert "has outlined nothing. In the average it counts 1 of its samples." in card
+    assert "Without outlines, site_D counts 1 of its samples in the average." in cells_note([load_run(run)])
     assert "| borrowed |" in card
     assert " (borrowed) |" in card  # the class that site B outlined in test cases alone
     methods = record["rounds"][0]["methods"]
