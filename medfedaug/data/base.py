@@ -238,6 +238,11 @@ class SiteFolder(ABC):
         chosen = map(all if in_all else any, zip(*sets, strict=True))
         return tuple(compress(self.classes[1:], chosen))
 
+    def without_unlabelled(self) -> Self:
+        """The site without the training cases that have nothing annotated; it may train no more."""
+        training = tuple(case for case in self.cases["training"] if case.annotated != ())
+        return replace(self, cases={**self.cases, "training": training})
+
     def with_classes(self, names: Sequence[str], sites: Sequence[SiteFolder] = ()) -> Self:
         """The site with label maps that have a federation's classes, by their names, in its order.
 
@@ -261,6 +266,14 @@ class SiteFolder(ABC):
                     f"has annotated {name!r}, and the federation's classes are {', '.join(names[1:])}",
                     hint=f"Write the federation's name in labels and in labelled.{meant}",
                 )
+        if own[0] in known[1:]:
+            raise DataError(
+                f"has {self.classes[0]!r} as its lowest value, which stands for the background, and the "
+                "federation has a class of that name",
+                site=self.name,
+                path=self.path / self.listing,
+                hint="Give the background the lowest value in labels and label maps.",
+            )
         values = self.label_values or tuple(range(len(self.classes)))
         # The background is the first class, whatever its name.
         of_class = {**dict(zip(own, values, strict=True)), known[0]: values[0]}

@@ -102,7 +102,7 @@ class _List:
         for row in listed:
             image = row["image"] if isinstance(row, dict) else row
             files = [*image] if isinstance(image, list) else [image]
-            for file in (*files, *([row["label"]] if labelled and "label" in row else [])):
+            for file in (*files, *([row["label"]] if labelled and row.get("label") else [])):
                 check_below(self.path.parent, str(file), self.site, self.path)
         return cases
 
@@ -134,14 +134,16 @@ class _List:
         named = self._named("labels", "values of label maps", dict(enumerate(UNNAMED)))
         # nnU-Net lists it among the classes.
         listed = [value for value, text in named.items() if plain_name(text) == IGNORE]
-        ignore = listed[0] if listed and ignore is None else ignore
+        if listed and ignore not in (None, listed[0]):
+            raise self.error(f"{IGNORE!r} is {ignore!r}, and its label of that name is {listed[0]}")
+        ignore = listed[0] if listed else ignore
         named = {value: text for value, text in named.items() if value not in listed}
         if len(named) < 2 or not all(0 <= value <= LARGEST_VALUE for value in named):
             raise self.error(
                 f"'labels' has the values {sorted(map(str, named))}",
                 f"Two classes or more, each with a whole number from 0 to {LARGEST_VALUE} of its own.",
             )
-        if len(set(named.values())) < len(named):
+        if len(set(map(plain_name, named.values()))) < len(named):
             raise self.error("'labels' has two classes of one name")
         whole = isinstance(ignore, int) and not isinstance(ignore, bool) and 0 <= ignore <= LARGEST_VALUE
         if ignore is not None and (not whole or ignore in named):
@@ -181,7 +183,7 @@ class _List:
 def _names(value: Any) -> tuple[str, ...] | None:
     """Names of classes, where they are given."""
     if value is not None and not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
-        raise ValueError(f"{LABELLED!r} is a list of names of classes")
+        raise ValueError(f"{LABELLED!r} must be a list of names of classes")
     return None if value is None else tuple(value)
 
 
@@ -197,7 +199,7 @@ def _read_case(item: dict[str, Any], row: Any, labelled: bool, annotated: tuple[
     label: Path | str = ""
     if labelled:
         given = _names(row.get(LABELLED))
-        label = Path(item["label"]) if "label" in row else ""
+        label = Path(item["label"]) if row.get("label") else ""
         annotated = (annotated if given is None else given) if label else ()
     # As written: MONAI's reader takes any text for a path where a file or folder of that name is there, as
     # one is for the empty text.

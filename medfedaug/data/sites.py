@@ -169,6 +169,11 @@ def federation_classes(sites: Sequence[SiteFolder]) -> tuple[str, ...]:
     return (sites[0].classes[0], *found.values())
 
 
+def unlabelled_sites(sites: Iterable[SiteFolder]) -> list[str]:
+    """The names of sites whose training cases have nothing annotated."""
+    return [site.name for site in sites if site.trains and site.partial and not site.annotated("training")]
+
+
 def federation_settings(sites: Sequence[SiteFolder], holdout: Sequence[str] = ()) -> dict[str, Any]:
     """The fields of `medfedaug.config.run.RunConfig` that follow from the sites' data."""
     task, channels, classes = check_federation(sites, holdout)
@@ -209,6 +214,12 @@ def check_federation(
             f"a federation needs two sites with training cases, found {len(training)}"
             + (f" ({training[0]})" if training else ""),
             path=sites[0].path.parent,
+        )
+    if len(unlabelled_sites(site for site in sites if site.name in training)) == len(training):
+        raise DataError(
+            "no site that trains has outlined anything",
+            path=sites[0].path.parent,
+            hint="List label maps at one site or more, and under labelled what they show.",
         )
     first = sites[0]
     classes = federation_classes(sites)

@@ -341,8 +341,9 @@ class VolumeFolder(SiteFolder):
                 what = f"the value {value:g}" + (
                     f", the class {names[int(value)]!r}" if value in names else ""
                 )
+                listed = self.classes[1:] if case.annotated is None else case.annotated
                 raise self.error(
-                    f"holds {what}, and annotated are {', '.join(case.annotated or self.classes[1:])}",
+                    f"holds {what}, and annotated are {', '.join(listed) or 'none'}",
                     _label(case),
                     hint="Add the class to 'labelled' in dataset.json, of the site or of the case's row, if "
                     "all of it is outlined; otherwise give these voxels the background's value.",

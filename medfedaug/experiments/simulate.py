@@ -273,6 +273,8 @@ def _prepare(
     task = composition.task()
     for folder in sites:
         task.check_site(folder)
+        if folder.trains and folder.name not in config.holdout and config.unlabelled_weight:
+            composition.check_annotated(folder)
     initial = InitialWeights.read(init, composition.network.state_dict()) if init is not None else None
     config = replace(config, init=initial.digest if initial is not None else None)
     script = None

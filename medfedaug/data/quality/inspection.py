@@ -80,7 +80,7 @@ class SiteInspection:
         stored: quantiles of these images as stored, (N, C, Q).
         seen: the same as a run sees them.
         odd: what a user should look at.
-        annotated: the classes that it has annotated, where these may not be all.
+        annotated: the classes that it has annotated for training, where these may not be all.
     """
 
     name: str
@@ -155,7 +155,7 @@ def inspect_site(site: SiteFolder, intensity: str = "scale") -> SiteInspection:
         site.scaling,
         splits={split: len(site.cases[split]) for split in SPLITS},
         channel_names=site.channel_names,
-        annotated=site.annotated() if site.partial else None,
+        annotated=site.annotated("training") if site.partial else None,
     )
     cases = [(split, case) for split in SPLITS for case in site.cases[split]]
     named = {case.patient for _, case in cases if case.patient}
