@@ -1,4 +1,4 @@
-"""When the sites of a simulation answer, in simulated hours."""
+"""Tell when the sites of a simulation answer, in simulated hours."""
 
 from __future__ import annotations
 
