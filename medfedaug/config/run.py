@@ -436,6 +436,8 @@ class RunConfig(Settings):
                 "buffer and secure_aggregation cannot be combined: masks cancel out among the sites of one "
                 "round, and a late update has those of an earlier one"
             )
+        if self.prospect:
+            raise ConfigError("a prospect and its pilot have no buffered rounds: leave out buffer")
         if self.participation < 1:
             raise ConfigError("buffer takes the updates that come first: leave out participation, or buffer")
         if self.compare_sites != "updates":

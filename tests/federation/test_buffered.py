@@ -12,9 +12,9 @@ from running import TINY_OPTIONS
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.errors import ConfigError, MedFedAugError, RunFailed
 from medfedaug.experiments.simulate import simulate
-from medfedaug.federation import FederationServer, Reply, run_in_process
+from medfedaug.federation import FederationServer, Reply, Request, run_in_process
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.in_process import InProcessCarrier
+from medfedaug.federation.in_process import InProcessCarrier, SitesInProcess
 from medfedaug.federation.simulated_time import SimulatedTime
 from medfedaug.methods import parse_methods
 from medfedaug.runs.results_schema import check_record
@@ -204,9 +204,12 @@ def test_methods_that_cannot_do_with_late_updates_are_refused_by_what_they_decla
 
 
 def test_other_settings_that_do_not_go_with_a_buffer_are_refused(tiny_config):
-    for setting in ({"secure_aggregation": True}, {"participation": 0.5}, {"compare_sites": "statistics"}):
+    others = ({"participation": 0.5}, {"compare_sites": "statistics"}, {"prospect": True})
+    for setting in ({"secure_aggregation": True}, *others):
         with pytest.raises(ConfigError, match="buffer"):
             tiny_config(buffer=2, **setting)
+    with pytest.raises(ConfigError, match="this engine has no buffered rounds"):
+        SitesInProcess({}).gather(Request("train"), [], 1, print)
     with pytest.raises(ConfigError, match="buffer is 4, and 3 sites can train"):
         started(tiny_config(buffer=4))
     with pytest.raises(ConfigError, match="the method needs 3, and with buffer 2 a round takes 2"):
