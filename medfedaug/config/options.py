@@ -304,6 +304,9 @@ def _of_text(kind: Any, text: str, option: str) -> Any:
     if rows := [one for one in kinds if get_origin(one) is tuple]:
         return tuple(_of_text(get_args(rows[0])[0], part.strip(), option) for part in text.split(","))
     if any((get_origin(one) or one) in (dict, Mapping) for one in kinds):
+        if kind == dict[str, float] and not text.lstrip().startswith("{"):
+            pairs = (part.rpartition("=") for part in text.split(","))
+            return {name.strip(): _of_text(float, number.strip(), option) for name, _, number in pairs}
         try:
             value = parse_json(text)
         except ValueError as error:

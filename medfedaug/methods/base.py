@@ -94,6 +94,7 @@ WORDS: dict[str, str] = {
     "norm_layers": "the normalisation layers are those of the network",
     "complete_state_dict": "all that is trained, averaged or scored is in the network's state dict",
     "global_start": "the weights from which a site starts are the global model",
+    "same_start": "all updates of a round start from the same global model",
     "separate_sites": "the images of each site are at that site alone",
     "averaged_parameters": "of what is trained some is averaged, and does not stay at the sites",
     "averaged_buffers": "running statistics are averaged with the model",

@@ -72,7 +72,7 @@ class FedCE(Method):
     """
 
     name = "fedce"
-    requires = frozenset({"averaged_parameters", "complete_state_dict", "global_start"})
+    requires = frozenset({"averaged_parameters", "complete_state_dict", "global_start", "same_start"})
     excludes = frozenset({"given_shares"})
 
     def __init__(self, mode: str = "plus") -> None:

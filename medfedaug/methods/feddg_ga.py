@@ -69,7 +69,7 @@ class FedDGGA(Method):
     """
 
     name = "feddg_ga"
-    requires = frozenset({"averaged_parameters", "fixed_rounds", "global_start"})
+    requires = frozenset({"averaged_parameters", "fixed_rounds", "global_start", "same_start"})
     excludes = frozenset({"given_shares"})
 
     def __init__(self, step: float = 0.2) -> None:

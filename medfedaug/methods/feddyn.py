@@ -42,7 +42,7 @@ class FedDyn(Method):
 
     name = "feddyn"
     capturable = True
-    requires = frozenset({"averaged_parameters", "global_start"})
+    requires = frozenset({"averaged_parameters", "global_start", "same_start"})
 
     def __init__(self, alpha: float = 0.01) -> None:
         if not alpha > 0:
