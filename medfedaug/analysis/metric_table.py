@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from medfedaug.analysis.grouping import Tested, group_runs, units_differ, whole_seeds
-from medfedaug.analysis.score_table import Score
+from medfedaug.analysis.score_table import Score, cells_note
 from medfedaug.analysis.text_table import TextTable, number
 from medfedaug.metrics.registry import disparity, find_metric
 from medfedaug.runs.run import MODEL, NOT_RECORDED, Run
@@ -163,7 +163,7 @@ def metric_table(runs: Sequence[Run]) -> MetricTable:
             f"{' or '.join(dict.fromkeys(infinite))} is infinite and enters no mean, so that a method which "
             "misses more may have the smaller one."
         )
-    return MetricTable(tuple(rows), (*notes, *lacking))
+    return MetricTable(tuple(rows), (*notes, *cells_note(runs), *lacking))
 
 
 def _rows(groups: Mapping[str, Sequence[Run]]) -> list[MetricRow]:

@@ -19,7 +19,7 @@ from medfedaug.federation.job_folder import CARDS, LEVELS, SPACING
 from medfedaug.metrics.nothing_learned import nothing_learned_in
 from medfedaug.metrics.registry import find_metric
 from medfedaug.metrics.significance import mean_interval
-from medfedaug.runs.annotated import Annotated
+from medfedaug.runs.annotated import OWN, Annotated
 from medfedaug.runs.input_scaling import recorded_input
 from medfedaug.runs.recorded_run import RecordedRun
 from medfedaug.utils.files import write_text
@@ -219,12 +219,7 @@ class _Card:
             rows = []
             for site in sorted(tested, key=lambda site: (site in self.unseen, site)):
                 by_class = tested[site].get("classes", {})
-                cells = [
-                    _of_class(by_class.get(one, {}), name)
-                    if one in by_class or not kinds.sites
-                    else kinds.kind(site, one)
-                    for one in classes
-                ]
+                cells = [_of_class(by_class, one, name, kinds.kind(site, one)) for one in classes]
                 score = _with_interval(tested[site], name, first=name == metrics[0])
                 rows.append((self.name(site), score, *cells, self.whose(site)))
             header = ("site", find_metric(name).title + self.unit(name, tested), *classes, "model")
@@ -236,9 +231,10 @@ class _Card:
         )
         if kinds.sites:
             found.append(
-                "A class is scored at the sites that have outlined it, and means are over these. borrowed: "
-                "the site never outlined the class, and the model learned it from others; how well it is "
-                "found there is not known. unknown: no site outlined it."
+                "A class is scored at the sites that outlined it in test cases, and means are over these. "
+                "borrowed: the site outlined it in no training case, and the model learned it from others; "
+                "without a score, how well it is found there is not known. unknown: no site outlined it "
+                "for training."
             )
         missing = [self.name(site) for site in self.test.get("missing", {})]
         if missing:
@@ -429,9 +425,13 @@ def _with_interval(entry: Mapping[str, Any], name: str, first: bool) -> str:
     return _between(value, mean_interval(scores, largest, patients=owners) if of_cases else None)
 
 
-def _of_class(entry: Mapping[str, Any], name: str) -> str:
+def _of_class(by_class: Mapping[str, Any], label: str, name: str, kind: str) -> str:
+    if label not in by_class and kind != OWN:
+        return kind
+    entry = by_class.get(label, {})
     low, high = entry.get(f"{name}_low"), entry.get(f"{name}_high")
-    return _between(entry.get(name), None if low is None or high is None else (low, high))
+    score = _between(entry.get(name), None if low is None or high is None else (low, high))
+    return score if kind == OWN else f"{score} ({kind})"
 
 
 def _between(value: float | None, interval: Sequence[float] | None) -> str:

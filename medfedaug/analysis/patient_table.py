@@ -17,6 +17,7 @@ from medfedaug.analysis.comparison import (
     unlike_notes,
 )
 from medfedaug.analysis.grouping import group_runs
+from medfedaug.analysis.score_table import cells_note
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.analysis.verdict import Verdict, rule
 from medfedaug.metrics.registry import find_metric
@@ -172,7 +173,7 @@ def patient_table(runs: Sequence[Run], reference: str = BASELINE) -> PatientTabl
             why = "Too few" if found.num_patients < MIN_PATIENTS else "No difference"
             few.setdefault(f"{why} to compare: {count} in common with {reference}", []).append(found.label)
     notes = list(input_notes(groups, [row.label for row in rows if row.other_input], reference))
-    notes += unlike_notes(comparisons)
+    notes += [*unlike_notes(comparisons), *cells_note(runs)]
     if rows:
         seeds = max(row.seeds for row in rows)
         over = ["the common seeds"] if seeds > 1 else []

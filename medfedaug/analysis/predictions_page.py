@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,7 @@ def _table(body: ET.Element, order: Sequence[str], record: Mapping[str, Any], *,
     section = page.start_section(body, "Look at the first ones first" if ranked else "Cases by name")
     cases = record["cases"]
     if record.get("task") == "segmentation":
-        header, rows = _label_maps(order, cases, record["classes"][1:])
+        header, rows = _label_maps(order, cases, record["classes"][1:], record.get("borrowed", {}))
     else:
         header = ["case", "class", "probability"]
         rows = [
@@ -112,19 +112,23 @@ def _table(body: ET.Element, order: Sequence[str], record: Mapping[str, Any], *,
     )
     if usual := record.get("training_range"):
         page.remark(section, _training_range(usual))
-    for text in _explanations(header, ranked=ranked):
+    for text in _explanations(header, record.get("borrowed", {}), ranked=ranked):
         page.remark(section, text)
 
 
 def _label_maps(
-    order: Sequence[str], cases: Mapping[str, Mapping[str, Any]], classes: Sequence[str]
+    order: Sequence[str],
+    cases: Mapping[str, Mapping[str, Any]],
+    classes: Sequence[str],
+    borrowed: Collection[str],
 ) -> tuple[list[str], list[list[str]]]:
     millimetres = all("volume_ml" in entry for entry in cases.values())
     unit, sizes = ("ml", "volume_ml") if millimetres else ("pixels", "voxels")
     agreement = any("agreement" in entry for entry in cases.values())
     header = ["case"]
     for name in classes:
-        header += [f"{name}, {unit}", f"{name}, pieces"]
+        marked = f"{name} (borrowed)" if name in borrowed else name
+        header += [f"{marked}, {unit}", f"{marked}, pieces"]
     rows = []
     for case in order:
         entry = cases[case]
@@ -147,6 +151,9 @@ def _size(entry: Mapping[str, Any], sizes: str, name: str) -> str:
 def _training_range(usual: Mapping[str, Any]) -> str:
     parts = []
     for name, entry in usual["classes"].items():
+        if "share" not in entry:
+            parts.append(f"{name} not known: no case shows it in full")
+            continue
         form, unit = (".3g", "ml") if "volume_ml" in entry else (".1%", "of the image")
         low, high = entry.get("volume_ml", entry["share"])
         least, most = entry["components"]
@@ -154,11 +161,16 @@ def _training_range(usual: Mapping[str, Any]) -> str:
     return f"In the site's {usual['cases']} training cases: {'; '.join(parts)}."
 
 
-def _explanations(header: Sequence[str], *, ranked: bool) -> Iterator[str]:
+def _explanations(header: Sequence[str], borrowed: Collection[str], *, ranked: bool) -> Iterator[str]:
     if "probability" in header:
         yield "Probability: that of the class, by the model; not calibrated."
     if ranked:
         yield "Sorted by how sure the model is of its least sure class: an order, no estimate of the Dice."
+    if borrowed:
+        yield (
+            f"Borrowed: this site outlined {', '.join(borrowed)} in no training case. How sure the model is "
+            "of them here was learned on other scanners, and the order rests on it."
+        )
     if "agreement" in header:
         yield (
             "Agreement: that of the label maps of all passes (models of an ensemble, flipped images); the "

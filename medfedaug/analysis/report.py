@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from medfedaug.analysis.class_table import class_table
 from medfedaug.analysis.comparison import MIN_PATIENTS
 from medfedaug.analysis.grouping import experiment, group_runs
 from medfedaug.analysis.local_vs_global import exchange_tables, worth_table
@@ -125,6 +126,7 @@ def _page(
     _evaluations(body, evaluations)
     text_table(start_section(body, f"{_title(groups)} on the test cases"), scores)
     _patients(body, groups, reduced, reference)
+    _classes(body, groups, reduced, reference)
     _metrics(body, groups, reduced)
     for append in (_curves, _traffic, _gamma):
         append(body, groups)
@@ -212,6 +214,13 @@ def _patients(body: ET.Element, groups: dict[str, list[Run]], reduced: str, refe
     )
     for note in pairs.notes:
         remark(section, note)
+
+
+def _classes(body: ET.Element, groups: dict[str, list[Run]], reduced: str, reference: str) -> None:
+    found = class_table([run for members in groups.values() for run in members], reference)
+    if found.rows:
+        section = start_section(body, "By class, where sites have outlined different ones")
+        text_table(section, replace(found, reduced=reduced))
 
 
 def _metrics(body: ET.Element, groups: dict[str, list[Run]], reduced: str) -> None:

@@ -102,6 +102,8 @@ def compare(
     table = outcome.tables.get("table")
     if isinstance(table, Table):
         out_console.print(table)
+        if "classes" in outcome.tables:
+            out_console.print(outcome.tables["classes"])
         advice = advise(table)
         for sentence in advice:
             say(sentence)

@@ -11,21 +11,22 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from medfedaug.config.run import derive_seed
-from medfedaug.data.base import SPLITS, Case, plain_name
+from medfedaug.data.base import SPLITS, Case, by_patient, plain_name
 from medfedaug.data.checks.site_checks import check_classes
 from medfedaug.data.dataset_json import IGNORE, LARGEST_VALUE, UNNAMED
 from medfedaug.data.io.formats import format_of, image_suffix, is_lossy, voxel_suffixes
-from medfedaug.data.splits import by_patient, split_patients
+from medfedaug.data.splits import split_patients
 from medfedaug.data.volumes import VolumeFolder, is_black_and_white
 from medfedaug.errors import DataError, first_line
 from medfedaug.utils.files import parse_json, write_json
+from medfedaug.utils.validation import first_of
 
 if TYPE_CHECKING:
     from medfedaug.data.io.dicom_series import LeftOut
@@ -36,7 +37,6 @@ _TEST = ("imagesTs", "labelsTs")
 _CHANNEL = re.compile(r"(?P<name>.+)_(?P<channel>\d{4})")
 _LABEL_ENDING = re.compile(r"(.+?)[-_.](mask|masks|seg|segmentation|label|labels|gt)", re.IGNORECASE)
 _PART = re.compile(r"(.+)[-_][^-_]+")
-_SHOWN = 3
 _MOST_CLASSES = 200  # without names
 
 
@@ -290,8 +290,7 @@ def _pairs(
         )
     for what, alone in (("label map", set(images) - set(labels)), ("image", set(labels) - set(images))):
         if alone:
-            some = ", ".join(sorted(alone)[:_SHOWN]) + (", ..." if len(alone) > _SHOWN else "")
-            notes.append(f"left out of {layout[0]}, without {what}: {len(alone)} ({some})")
+            notes.append(f"left out of {layout[0]}, without {what}: {len(alone)} ({first_of(sorted(alone))})")
     cases = []
     for name in both:
         first, *others = (path for _, path in sorted(images[name].items()))
@@ -347,7 +346,7 @@ def _with_patients(cases: Sequence[Case], pattern: str | None, site: str, folder
                 path=folder,
                 hint="The first group in brackets is the patient, as in '(.+)_'.",
             )
-        found.append(Case(case.name, case.image, case.label, patient=match[1], others=case.others))
+        found.append(replace(case, patient=match[1]))
     return found
 
 
@@ -391,7 +390,7 @@ def _classes(
     unknown = [value for value in values if value not in known]
     if unknown:
         classes = ", ".join(f"{value} is {text}" for value, text in known.items()) or "not named"
-        shown = ", ".join(f"{value:g}" for value in values[:6]) + (", ..." if len(values) > 6 else "")
+        shown = first_of([f"{value:g}" for value in values], 6)
         holder = holders.get(unknown[0], Path(cases[0].label))
         lossy = "JPEG changes values: write label images as PNG." if is_lossy(holder) else ""
         raise DataError(

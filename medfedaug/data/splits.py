@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from medfedaug.config.run import derive_seed
-from medfedaug.data.base import SPLITS, Case, SiteFolder
+from medfedaug.data.base import SPLITS, Case, SiteFolder, by_patient
 from medfedaug.errors import ConfigError
 
 T = TypeVar("T")
@@ -118,14 +118,6 @@ def in_fold(site: SiteFolder, folds: int, fold: int, seed: int = 0) -> SiteFolde
     everything = [case for split in site.cases.values() for case in split]
     parts = fold_patients(site.name, everything, folds, fold, seed)
     return replace(site, cases={split: tuple(cases) for split, cases in parts.items()})
-
-
-def by_patient(cases: Sequence[Case]) -> list[list[Case]]:
-    """The cases of each patient, in the order of their first ones."""
-    patients: dict[tuple[str, str], list[Case]] = {}
-    for case in cases:
-        patients.setdefault(case.owner, []).append(case)
-    return list(patients.values())
 
 
 def _flat(patients: Sequence[Sequence[Case]]) -> list[Case]:

@@ -5,8 +5,9 @@ The lists and the checks of files need no PyTorch: it is imported where voxels a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,8 +16,7 @@ from medfedaug.data.checks.duplicates import check_copies
 from medfedaug.data.checks.site_checks import check_label_maps, compare_axes
 from medfedaug.data.dataset_json import read_listing
 from medfedaug.data.io.base import Header
-from medfedaug.data.io.formats import is_lossy, is_photograph
-from medfedaug.data.io.headers import read_header
+from medfedaug.data.io.formats import format_of, is_lossy, is_photograph, read_header
 from medfedaug.data.io.label_maps import label_bits
 from medfedaug.data.preparation.decoded_cache import decoded
 from medfedaug.errors import DataError, own
@@ -50,7 +50,7 @@ class VolumeFolder(SiteFolder):
     @property
     def has_photographs(self) -> bool:
         """Return whether the images are photographs, which have neither depth nor millimetres."""
-        return any(is_photograph(case.image) for split in SPLITS for case in self.cases[split])
+        return any(is_photograph(case.image) for case in self.listed_cases)
 
     @property
     def scaling(self) -> str:
@@ -69,10 +69,9 @@ class VolumeFolder(SiteFolder):
                 labels = [("label", case.label)] if isinstance(case.label, Path) else []
                 for kind, file in (*(("image", path) for path in case.files), *labels):
                     if not _is_there(file):
-                        raise DataError(
+                        raise self.error(
                             f"the {kind} of a {split} case is missing",
-                            site=self.name,
-                            path=file,
+                            file,
                             hint="Put the file there or take the case out of dataset.json.",
                         )
         super().check_splits()
@@ -86,33 +85,29 @@ class VolumeFolder(SiteFolder):
         channels: dict[int, Path] = {}
         scales: dict[int | None, Path] = {}
         # Several cases may be slices of one volume.
-        volumes = {case.files: case for split in SPLITS for case in self.cases[split]}
+        volumes = {case.files: case for case in self.listed_cases}
         for files, case in volumes.items():
             image = self.check_case(case)
             channels.setdefault(image.channels, files[0])
             scales.setdefault(image.white, files[0])
         if len(scales) > 1:
             (a, first), (b, other) = list(scales.items())[:2]
-            raise DataError(
+            raise self.error(
                 f"{_KINDS[b]}, while {own(first.name)} is {_KINDS[a]}: their intensities do not compare",
-                site=self.name,
-                path=other,
+                other,
                 hint="Bring all images of the site to one kind.",
             )
         if len(channels) > 1:
             (a, first), (b, other) = list(channels.items())[:2]
-            raise DataError(
+            raise self.error(
                 f"{b} channels, while {own(first.name)} has {a}",
-                site=self.name,
-                path=other,
+                other,
                 hint="All images need the same channels.",
             )
         found = next(iter(channels))
         if self.channel_names and len(self.channel_names) != found:
-            raise DataError(
+            raise self.error(
                 f"names {len(self.channel_names)} channels, and the images have {found}",
-                site=self.name,
-                path=self.path / self.listing,
                 hint="Correct channel_names, or modality, in dataset.json.",
             )
         compare_axes(self.name, self.upright_axes())
@@ -133,11 +128,7 @@ class VolumeFolder(SiteFolder):
         self._check_grid(_label(case), label, image, "the label map", "its image")
         # Of a label image in colour the channels may agree, which only its pixels tell.
         if label.channels != 1 and label.white is None:
-            raise DataError(
-                f"the label map has {label.channels} channels, expected one",
-                site=self.name,
-                path=_label(case),
-            )
+            raise self.error(f"the label map has {label.channels} channels, expected one", _label(case))
         return image
 
     def check_image(self, case: Case) -> Header:
@@ -151,10 +142,9 @@ class VolumeFolder(SiteFolder):
         for path, header in zip(case.others, headers[1:], strict=True):
             self._check_grid(path, header, image, "the file", "the first file of its image")
             if header.white != image.white:
-                raise DataError(
+                raise self.error(
                     f"{_KINDS[header.white]}, while {own(case.image.name)} is {_KINDS[image.white]}",
-                    site=self.name,
-                    path=path,
+                    path,
                     hint="Bring the files of an image to one kind.",
                 )
         return replace(image, channels=sum(header.channels for header in headers))
@@ -172,26 +162,31 @@ class VolumeFolder(SiteFolder):
             problem = f"{what} lies up to {apart:.3g} mm from {which}, whose voxels are {edges} mm"
         if problem:
             hint = f"Resample {what} onto {which.replace('its', 'the')}."
-            raise DataError(problem, site=self.name, path=path, hint=hint)
+            raise self.error(problem, path, hint=hint)
 
     def upright_axes(self) -> dict[str, Path]:
         """The directions of the axes of the site's volumes, if they are clear, each with one volume."""
         found: dict[str, Path] = {}
-        for case in (case for split in SPLITS for case in self.cases[split] if self.compares_axes):
+        for case in (case for case in self.listed_cases if self.compares_axes):
             found.setdefault(_header(self.name, case.image).upright_axes, case.image)
         return {axes: path for axes, path in found.items() if axes}
 
     def read_files(self, case: Case) -> list[torch.Tensor]:
         """The voxels of the image's files as they are stored, float32 of shape (C, H, W, D)."""
-        from medfedaug.data.io.readers import load_volume
-
-        return [_load(self.name, path, load_volume) for path in case.files]
+        return [self._voxels(path) for path in case.files]
 
     def read_label(self, case: Case) -> torch.Tensor:
         """The label map's voxels as they are stored, float32 of shape (1, H, W, D)."""
-        from medfedaug.data.io.readers import load_label
+        return self._voxels(_label(case), label=True)
 
-        return _load(self.name, _label(case), load_label)
+    def _voxels(self, path: Path, *, label: bool = False) -> torch.Tensor:
+        import torch
+
+        try:
+            known = format_of(path)
+            return torch.as_tensor(known.read_label(path) if label else known.read_volume(path))
+        except Exception as error:  # a damaged file fails anywhere between the reader and zlib
+            raise unreadable(self.name, path, error) from error
 
     def load_image(self, case: Case, intensity: str = "raw") -> torch.Tensor:
         """The image as float32 of shape (C, H, W, D), in the file's units or scaled to [0, 1].
@@ -225,12 +220,11 @@ class VolumeFolder(SiteFolder):
         ranges = [torch.aminmax(part) for part in parts]
         for path, (low, high) in zip(case.files, ranges, strict=True):
             if not torch.isfinite(low) or not torch.isfinite(high):
-                raise DataError("has NaN or infinite voxels", site=self.name, path=path)
+                raise self.error("has NaN or infinite voxels", path)
         if all(low == high for low, high in ranges):
-            raise DataError(
+            raise self.error(
                 f"is constant: every voxel is {float(ranges[0][0]):g}",
-                site=self.name,
-                path=case.image,
+                case.image,
                 hint="Export it again or take the case out of the list.",
             )
         if intensity == "scale":
@@ -270,10 +264,8 @@ class VolumeFolder(SiteFolder):
         self, case: Case, image: torch.Tensor, label: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if image.shape[1:] != label.shape[1:]:
-            raise DataError(
-                f"the label map is {_by(label.shape[1:])}, its image {_by(image.shape[1:])}",
-                site=self.name,
-                path=_label(case),
+            raise self.error(
+                f"the label map is {_by(label.shape[1:])}, its image {_by(image.shape[1:])}", _label(case)
             )
         return image, label
 
@@ -283,8 +275,16 @@ class VolumeFolder(SiteFolder):
         Raises:
             DataError: naming site and file, where it cannot be read, and for labels outside the classes.
         """
+        return self.load_shown(case)[0]
+
+    def load_shown(self, case: Case) -> tuple[torch.Tensor, tuple[str, ...]]:
+        """Return `load_label`, and the classes that the case shows in full: none where a voxel is unknown."""
         label = self._label_or_unknown(case)
-        return label if self.annotation is None else label * (label != self.annotation.unknown)
+        if self.annotation is None:
+            return label, self.classes[1:]
+        known = label != self.annotation.unknown
+        chosen = self.annotated_set(case, [plain_name(name) for name in self.classes])
+        return label * known, tuple(compress(self.classes[1:], chosen[1:])) if bool(known.all()) else ()
 
     def _label_or_unknown(self, case: Case) -> torch.Tensor:
         """The class of each voxel, `Annotation.unknown` where nobody knows it, or without a label map."""
@@ -316,10 +316,9 @@ class VolumeFolder(SiteFolder):
         try:
             return preparation.placement(image, self.affine(case))
         except ValueError as error:
-            raise DataError(
+            raise self.error(
                 f"{error}, and the plan has a spacing or an orientation",
-                site=self.name,
-                path=case.image,
+                case.image,
                 hint="Export it with its geometry, or use a plan without either.",
             ) from error
 
@@ -336,10 +335,9 @@ class VolumeFolder(SiteFolder):
         unknown = [value for value in found if value not in values]
         if unknown:
             shown = ", ".join(f"{value:g}" for value in unknown[:5])
-            raise DataError(
+            raise self.error(
                 f"holds the label values {shown}, dataset.json names {[*values]}",
-                site=self.name,
-                path=_label(case),
+                _label(case),
                 hint="Write label images without loss, as PNG." if is_lossy(_label(case)) else "",
             )
         if self.label_values:
@@ -369,10 +367,9 @@ class VolumeFolder(SiteFolder):
                 what = f"the value {value:g}" + (
                     f", the class {names[int(value)]!r}" if value in names else ""
                 )
-                raise DataError(
+                raise self.error(
                     f"holds {what}, and annotated are {', '.join(case.annotated or self.classes[1:])}",
-                    site=self.name,
-                    path=_label(case),
+                    _label(case),
                     hint="Add the class to 'labelled' in dataset.json, of the site or of the case's row, if "
                     "all of it is outlined; otherwise give these voxels the background's value.",
                 )
@@ -415,13 +412,6 @@ def _header(site: str, path: Path) -> Header:
     try:
         return read_header(path)
     except Exception as error:  # nibabel raises its own, zlib's, OSError and ValueError
-        raise unreadable(site, path, error) from error
-
-
-def _load(site: str, path: Path, read: Callable[[Path], torch.Tensor]) -> torch.Tensor:
-    try:
-        return read(path)
-    except Exception as error:  # a damaged file fails anywhere between the reader and zlib
         raise unreadable(site, path, error) from error
 
 

@@ -25,7 +25,8 @@ from medfedaug.experiments.simulate import check_device, simulate
 from medfedaug.experiments.workers import ThisProcess, Workers
 from medfedaug.federation.job_folder import RESULTS
 
-TABLES = ("table", "patients", "published", "cross_site")  # the files of `medfedaug.experiments.tables`
+# The files of `medfedaug.experiments.tables`.
+TABLES = ("table", "patients", "classes", "metrics", "published", "cross_site")
 
 # What the data and the machine decide.
 _FROM_ELSEWHERE = ("task", "classes", "in_channels", "channel_names")

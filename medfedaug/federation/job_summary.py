@@ -101,8 +101,8 @@ def summary(entry: JobEntry) -> list[str]:
     return [
         *lines,
         "  once: the numbers of cases, and how images are scaled",
-        "  once: the names of the classes that this site has annotated, where its dataset.json says that "
-        "these may not be all (labelled)",
+        "  once: the names of the classes that this site has annotated for training, where its dataset.json "
+        "says that these may not be all (labelled)",
         "  once: the edges of the training volumes' voxels, as 10 %, 50 % and 90 % quantiles of two digits, "
         "where this kit's privacy policy allows a summary of them (min_images, no noise)",
         "  once: the numbers of patients and studies, where this kit's privacy policy lets them out, and the "
@@ -155,7 +155,9 @@ def _prospect(config: RunConfig) -> list[str]:
         "are tested; 0 where this kit's privacy policy keeps them back",
         "  once: manufacturers and models of the site's scanners, where this kit's privacy policy names them "
         "(site-config --name-scanner); by default none",
-        "  All sites of the job are told the fingerprints, and the scanners, of all.",
+        "  once: the names of the classes that all training cases of this site show, where its dataset.json "
+        "says that these may not be all (labelled)",
+        "  All sites of the job are told the fingerprints, the scanners and these classes of all.",
     ]
 
 

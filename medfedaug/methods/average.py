@@ -8,15 +8,9 @@ import torch
 from torch import Tensor
 
 from medfedaug.functional.weighted_mean import WeightedMean
-from medfedaug.methods.base import (
-    VARIANCE,
-    WEIGHTS,
-    Payload,
-    ServerExchange,
-    Shapes,
-    SiteExchange,
-    SitePart,
-)
+from medfedaug.methods.base import ServerExchange, SiteExchange, SitePart
+from medfedaug.methods.contexts import Payload, Shapes
+from medfedaug.privacy.kinds import VARIANCE, WEIGHTS
 
 
 class AverageServer(ServerExchange):

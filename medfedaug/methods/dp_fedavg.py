@@ -9,14 +9,8 @@ from torch import Tensor
 
 from medfedaug import functional as F
 from medfedaug.errors import ConfigError
-from medfedaug.methods.base import (
-    Aggregator,
-    Method,
-    Payload,
-    RoundMean,
-    ServerContext,
-    shared_parameters,
-)
+from medfedaug.methods.base import Aggregator, Method, shared_parameters
+from medfedaug.methods.contexts import Payload, RoundMean, ServerContext
 from medfedaug.methods.kept import KeptUpdates, moved, update_norms
 from medfedaug.privacy.accountant import epsilon_spent, noise_multiplier_for, require_opacus
 from medfedaug.utils.secure_random import secret_normal

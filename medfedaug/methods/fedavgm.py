@@ -8,15 +8,8 @@ import torch
 from torch import Tensor
 
 from medfedaug.errors import ConfigError
-from medfedaug.methods.base import (
-    Aggregator,
-    Method,
-    Payload,
-    RoundMean,
-    ServerContext,
-    shared_parameters,
-    zeros,
-)
+from medfedaug.methods.base import Aggregator, Method, shared_parameters
+from medfedaug.methods.contexts import Payload, RoundMean, ServerContext, zeros
 
 
 class FedAvgM(Method):

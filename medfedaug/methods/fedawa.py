@@ -9,15 +9,8 @@ from torch import Tensor
 
 from medfedaug.errors import ConfigError
 from medfedaug.functional.weighted_mean import WeightedMean
-from medfedaug.methods.base import (
-    Aggregator,
-    Method,
-    Payload,
-    RoundMean,
-    ServerContext,
-    SiteUpdate,
-    shared_parameters,
-)
+from medfedaug.methods.base import Aggregator, Method, shared_parameters
+from medfedaug.methods.contexts import Payload, RoundMean, ServerContext, SiteUpdate
 from medfedaug.methods.kept import KeptUpdates
 
 

@@ -9,16 +9,8 @@ from torch import Tensor, nn
 
 from medfedaug import functional as F
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.methods.base import (
-    Method,
-    Payload,
-    ServerContext,
-    ServerExchange,
-    SiteContext,
-    SiteExchange,
-    SitePart,
-    Step,
-)
+from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
+from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step
 from medfedaug.methods.gathered import GatheredServer, fewest_cases, random_groups
 from medfedaug.models import find_head
 from medfedaug.models.substitution import call_with

@@ -10,21 +10,10 @@ from torch import Tensor, nn
 
 from medfedaug import functional as F
 from medfedaug.errors import ConfigError
-from medfedaug.methods.base import (
-    FEATURE_MEAN,
-    FEATURE_STD,
-    Bounds,
-    Contributions,
-    Method,
-    Payload,
-    ServerContext,
-    ServerExchange,
-    SiteContext,
-    SiteExchange,
-    SitePart,
-    zeros,
-)
+from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
+from medfedaug.methods.contexts import Bounds, Contributions, Payload, ServerContext, SiteContext, zeros
 from medfedaug.models import ffa_layers, insert_ffa
+from medfedaug.privacy.kinds import FEATURE_MEAN, FEATURE_STD
 
 _ACCUMULATED = (
     "running_mean",

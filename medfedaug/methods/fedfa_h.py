@@ -10,24 +10,12 @@ from torch import Tensor, nn
 
 from medfedaug import functional as F
 from medfedaug.errors import ConfigError
-from medfedaug.methods.base import (
-    FEATURE_MEAN,
-    HISTOGRAM,
-    Bounds,
-    Contributions,
-    Method,
-    Payload,
-    ServerContext,
-    ServerExchange,
-    SiteContext,
-    SiteExchange,
-    SitePart,
-    Step,
-    zeros,
-)
+from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
+from medfedaug.methods.contexts import Bounds, Contributions, Payload, ServerContext, SiteContext, Step, zeros
 from medfedaug.models.freezing import hold_norms
 from medfedaug.models.stages import Stage, known_stages
 from medfedaug.models.substitution import call_with
+from medfedaug.privacy.kinds import FEATURE_MEAN, HISTOGRAM
 
 # Features of so many bytes are kept between the two looks at them that a histogram needs (its range, then its
 # counts); beyond, the network runs over the training set twice, in constant memory.

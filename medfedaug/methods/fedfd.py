@@ -9,15 +9,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from medfedaug.methods.average import AverageServer
-from medfedaug.methods.base import (
-    Method,
-    Payload,
-    ServerContext,
-    ServerExchange,
-    SiteContext,
-    SiteExchange,
-    SitePart,
-)
+from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
+from medfedaug.methods.contexts import Payload, ServerContext, SiteContext
 from medfedaug.methods.diversification import DiversifiedSite, Weights, mixing_range
 from medfedaug.models.adaptation import (
     AdaptiveBatchNorm,

@@ -9,15 +9,8 @@ import torch
 from torch import nn
 
 from medfedaug.methods.average import AverageServer
-from medfedaug.methods.base import (
-    Method,
-    Payload,
-    ServerContext,
-    ServerExchange,
-    SiteContext,
-    SiteExchange,
-    SitePart,
-)
+from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
+from medfedaug.methods.contexts import Payload, ServerContext, SiteContext
 from medfedaug.methods.diversification import DiversifiedSite, Weights, mixing_range
 from medfedaug.models.prompts import find_prompts, insert_prompts, mixing_prompts
 

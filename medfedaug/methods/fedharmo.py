@@ -14,18 +14,10 @@ from torch import Tensor
 from medfedaug import functional as F
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.methods.average import FinalMeanServer
-from medfedaug.methods.base import (
-    INTENSITY_MEAN,
-    Method,
-    Payload,
-    ServerContext,
-    ServerExchange,
-    SiteContext,
-    SiteExchange,
-    SitePart,
-    Step,
-)
+from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
+from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step
 from medfedaug.methods.fedsam import gradients_nearby
+from medfedaug.privacy.kinds import INTENSITY_MEAN
 from medfedaug.transforms import NormalizeAmplituded
 
 

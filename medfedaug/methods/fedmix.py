@@ -10,19 +10,10 @@ from monai.utils import convert_to_tensor
 from torch import Tensor
 
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.methods.base import (
-    INTENSITY_MEAN,
-    Method,
-    Payload,
-    ServerContext,
-    ServerExchange,
-    SiteContext,
-    SiteExchange,
-    SitePart,
-    Step,
-    Targets,
-)
+from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
+from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step, Targets
 from medfedaug.methods.gathered import GatheredServer, fewest_cases, random_groups
+from medfedaug.privacy.kinds import INTENSITY_MEAN
 
 
 class FedMix(Method):

@@ -8,21 +8,16 @@ import torch
 from torch import Tensor
 
 from medfedaug.methods.base import (
-    STEPS,
     Aggregator,
     Method,
-    Payload,
-    RoundMean,
-    ServerContext,
     ServerExchange,
-    SiteContext,
     SiteExchange,
     SitePart,
-    SiteUpdate,
-    Step,
     shared_parameters,
 )
+from medfedaug.methods.contexts import Payload, RoundMean, ServerContext, SiteContext, SiteUpdate, Step
 from medfedaug.methods.kept import AggregatorExchange
+from medfedaug.privacy.kinds import STEPS
 
 _MOST_STEPS = 1e7
 

@@ -8,17 +8,9 @@ import torch
 from torch import Tensor
 
 from medfedaug.errors import ConfigError
-from medfedaug.methods.base import (
-    Method,
-    Payload,
-    ServerContext,
-    ServerExchange,
-    SiteContext,
-    SitePart,
-    Step,
-    zeros,
-)
+from medfedaug.methods.base import Method, ServerExchange, SitePart
 from medfedaug.methods.class_features import PASSES, PrototypeSite, linear_head
+from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step, zeros
 
 
 class FedProto(Method):

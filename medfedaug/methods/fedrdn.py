@@ -10,20 +10,10 @@ from monai.utils import CommonKeys as Keys
 from torch import Tensor
 
 from medfedaug.errors import warn
-from medfedaug.methods.base import (
-    INTENSITY_MEAN,
-    INTENSITY_STD,
-    Bounds,
-    Contributions,
-    Method,
-    Payload,
-    ServerContext,
-    ServerExchange,
-    SiteContext,
-    SiteExchange,
-    SitePart,
-)
+from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
+from medfedaug.methods.contexts import Bounds, Contributions, Payload, ServerContext, SiteContext
 from medfedaug.methods.gathered import GatheredServer
+from medfedaug.privacy.kinds import INTENSITY_MEAN, INTENSITY_STD
 from medfedaug.statistics import ChannelStatistics, foreign_pairs, usable_pairs
 from medfedaug.transforms import FedRDNd
 from medfedaug.utils.validation import check_choice

@@ -11,17 +11,9 @@ from torch import Tensor, nn
 from medfedaug import functional as F
 from medfedaug.errors import ConfigError
 from medfedaug.methods.average import AverageServer
-from medfedaug.methods.base import (
-    Method,
-    Payload,
-    ServerContext,
-    ServerExchange,
-    SiteContext,
-    SiteExchange,
-    SitePart,
-    Step,
-)
+from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.class_features import linear_head
+from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step
 from medfedaug.methods.own_loss import RoundMeans
 
 _SMALLEST = 1e-6  # deviation: the logarithm of one that rounds to zero would be no number

@@ -9,17 +9,10 @@ from torch import Tensor
 
 from medfedaug import functional as F
 from medfedaug.errors import ConfigError
-from medfedaug.methods.base import (
-    FEATURE_MEAN,
-    Method,
-    Payload,
-    ServerContext,
-    ServerExchange,
-    SiteContext,
-    SitePart,
-    Step,
-)
+from medfedaug.methods.base import Method, ServerExchange, SitePart
 from medfedaug.methods.class_features import PASSES, PrototypeSite, linear_head
+from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step
+from medfedaug.privacy.kinds import FEATURE_MEAN
 
 
 class FPL(Method):

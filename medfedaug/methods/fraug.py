@@ -12,16 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from medfedaug import functional as F
 from medfedaug.errors import ConfigError
 from medfedaug.methods.average import AverageServer
-from medfedaug.methods.base import (
-    Method,
-    Payload,
-    ServerContext,
-    ServerExchange,
-    SiteContext,
-    SiteExchange,
-    SitePart,
-    Step,
-)
+from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
+from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step
 from medfedaug.methods.entries import state_entries
 from medfedaug.methods.own_loss import RoundMeans
 from medfedaug.models import find_head

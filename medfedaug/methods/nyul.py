@@ -13,18 +13,9 @@ from torch import Tensor
 from medfedaug import functional as F
 from medfedaug.data.preparation.preparation import LANDMARKS
 from medfedaug.methods.average import FinalMeanServer
-from medfedaug.methods.base import (
-    HISTOGRAM,
-    Bounds,
-    Contributions,
-    Method,
-    Payload,
-    ServerContext,
-    ServerExchange,
-    SiteContext,
-    SiteExchange,
-    SitePart,
-)
+from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
+from medfedaug.methods.contexts import Bounds, Contributions, Payload, ServerContext, SiteContext
+from medfedaug.privacy.kinds import HISTOGRAM
 from medfedaug.transforms import StandardizeHistogramd
 
 _STEPS = len(F.PERCENTILES) - 1

@@ -7,19 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medfedaug.methods.base import (
-    WEIGHTS,
-    Method,
-    Payload,
-    ServerContext,
-    ServerExchange,
-    SiteContext,
-    SiteExchange,
-    SitePart,
-    Step,
-    shared_parameters,
-    zeros,
-)
+from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart, shared_parameters
+from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step, zeros
+from medfedaug.privacy.kinds import WEIGHTS
 
 
 class Scaffold(Method):

@@ -11,15 +11,8 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from medfedaug.errors import ConfigError
 from medfedaug.methods.average import AverageServer
-from medfedaug.methods.base import (
-    Method,
-    Payload,
-    ServerContext,
-    ServerExchange,
-    SiteContext,
-    SiteExchange,
-    SitePart,
-)
+from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
+from medfedaug.methods.contexts import Payload, ServerContext, SiteContext
 
 _UNSEEN = ("none", "average", "own")
 _STATISTICS = ("running_mean", "running_var")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -28,6 +28,16 @@ def is_number(value: Any) -> bool:
 def number_or_none(value: Any) -> float | None:
     """The number, or ``None`` for what is none: a text, NaN, nothing to score."""
     return float(value) if is_number(value) else None
+
+
+def first_of(names: Sequence[str], most: int = 3) -> str:
+    """Return the first of some names for a message.
+
+    Example:
+        >>> first_of("abc"), first_of("abcd")
+        ('a, b, c', 'a, b, c, ...')
+    """
+    return ", ".join([*names[:most], *(["..."] if len(names) > most else [])])
 
 
 def not_known(name: Any, choices: Iterable[str]) -> str:

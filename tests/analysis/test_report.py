@@ -16,6 +16,8 @@ from medfedaug.analysis import (
 )
 from medfedaug.errors import DataError
 
+pytestmark = pytest.mark.usefixtures("drawn")
+
 
 def test_report_holds_everything_and_loads_nothing(write, tmp_path):
     data = content(methods=("fedrdn", "fedfa"), unseen={"EZ": 0.25})

@@ -1,6 +1,7 @@
 """Sites that have outlined different structures, or nothing, in one federation: data, runs and pages."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -26,7 +27,18 @@ def phantom(tmp_path_factory):
     root = tmp_path_factory.mktemp("partial") / "data"
     make_phantom(root, patients=3, shape=(48, 48, 5), classes=5)
     assert annotate_apart(root, unlabelled=["site_D"], sparse=0.6) == OWNED
+    outline_test_cases(root, "site_B")
     return root
+
+
+def outline_test_cases(root, site):
+    """Outline everything in the test cases of a site, whose training cases stay as they are."""
+    file, truth = root / site / "dataset.json", root / TRUTH / site
+    content, complete = json.loads(file.read_text()), json.loads((truth / "dataset.json").read_text())
+    for row in content["test"]:
+        row["labelled"] = list(STRUCTURES)
+        shutil.copy(truth / row["label"], root / site / row["label"])
+    file.write_text(json.dumps({**content, "labels": complete["labels"]}))
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +60,11 @@ def test_a_class_is_scored_where_it_is_outlined_and_pages_say_so(run):
     record = json.loads((run / "results.json").read_text())
     assert record["labelled"] == {site: list(own) for site, own in OWNED.items()}
     for site, own in OWNED.items():
-        assert record["test"]["sites"][site].get("classes", {}).keys() == {*own}
+        entry, scored = record["test"]["sites"][site], STRUCTURES if site == "site_B" else own
+        assert entry.get("classes", {}).keys() == {*scored}
+        assert entry.get("case_classes", {}).keys() == {*scored}
+        for label, by_case in entry.get("case_classes", {}).items():
+            assert entry["classes"][label]["dice"] == pytest.approx(sum(by_case.values()) / len(by_case))
     assert record["test"]["sites"]["site_D"]["dice"] is None
     kinds = Annotated.of(record)
     assert [kinds.kind("site_A", name) for name in STRUCTURES] == [OWN, OWN, BORROWED, BORROWED]
@@ -58,20 +74,26 @@ def test_a_class_is_scored_where_it_is_outlined_and_pages_say_so(run):
     card = (run / "model_card.md").read_text()
     assert "has outlined ventricles, deep grey matter." in card
     assert "| borrowed |" in card
+    assert " (borrowed) |" in card  # the class that site B outlined in test cases alone
     methods = record["rounds"][0]["methods"]
     assert {site for name in ("condist", "teacher") for site in methods.get(name, {})} <= {*OWNED} or methods
 
 
-def test_prediction_marks_borrowed_classes(run, phantom, tmp_path):
-    images = phantom / "site_B" / "images"
-    code, _, err = command(
-        *("predict", "--model", run, "--images", images, "--site", "site_B", "--out", tmp_path / "p")
-    )
+@pytest.mark.parametrize(
+    ("site", "borrowed", "said"),
+    [
+        ("site_A", STRUCTURES[2:], "is of other sites"),
+        ("site_B", (STRUCTURES[0], STRUCTURES[3]), "for training: its Dice there is"),
+    ],
+)
+def test_prediction_marks_borrowed_classes(run, phantom, tmp_path, site, borrowed, said):
+    images, out = next((phantom / site / "images").iterdir()), tmp_path / "p"
+    code, _, err = command("predict", "--model", run, "--images", images, "--site", site, "--out", out)
     assert code == 0, err
-    notes = json.loads((tmp_path / "p" / "predictions.json").read_text())["notes"]
-    own = [note for note in notes if "never outlined at site site_B" in note]
-    assert [note.split(" was ")[0] for note in own] == [STRUCTURES[0], STRUCTURES[3]]
-    assert all("is of other sites" in note or "no site has a Dice" in note for note in own)
+    notes = json.loads((out / "predictions.json").read_text())["notes"]
+    own = [note for note in notes if f"never outlined at site {site}" in note]
+    assert [note.split(" was ")[0] for note in own] == [*borrowed]
+    assert all(said in note for note in own)
 
 
 def test_a_site_without_outlines_needs_a_method_that_learns_without(phantom, tmp_path):

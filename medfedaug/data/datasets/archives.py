@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from medfedaug.data.base import SPLITS, Case, Listing, SiteFolder, unreadable
+from medfedaug.data.base import Case, Listing, SiteFolder, unreadable
 from medfedaug.errors import DataError
 from medfedaug.utils.files import parse_json
 
@@ -71,14 +71,12 @@ class ArchiveSite(SiteFolder):
             DataError: naming site and file.
         """
         last: dict[Path, int] = {}
-        for case in (case for split in SPLITS for case in self.cases[split]):
+        for case in self.listed_cases:
             last[case.image] = max(last.get(case.image, 0), case.index or 0)
         for path, index in last.items():
             images = self._images(path)
             if index >= len(images):
-                raise DataError(
-                    f"holds {len(images)} images, number {index} is listed", site=self.name, path=path
-                )
+                raise self.error(f"holds {len(images)} images, number {index} is listed", path)
         return 3
 
     def load_image(self, case: Case, intensity: str = "raw") -> torch.Tensor:
@@ -98,7 +96,7 @@ class ArchiveSite(SiteFolder):
         try:
             return read_archive(self.reader, path).images
         except FileNotFoundError as error:
-            raise DataError("a listed file is missing", site=self.name, path=path) from error
+            raise self.error("a listed file is missing", path) from error
 
 
 @lru_cache(maxsize=64)

@@ -307,13 +307,13 @@ def _slices(path: Path, header: pydicom.Dataset, frames: int) -> Iterator[DicomS
         raise ReaderError(f"a damaged DICOM file ({frames} frames, and {len(groups)} of them described)")
     for frame, group in enumerate(groups):
         # What is said of the frame goes before what is said of all.
-        parts = _FunctionalGroups([group, *shared])
-        measures = parts.first("PixelMeasuresSequence")
-        transform = parts.first("PixelValueTransformationSequence")
-        place = parts.first("PlanePositionSequence")
-        plane = parts.first("PlaneOrientationSequence")
+        parts = (group, *shared)
+        measures = first_item("PixelMeasuresSequence", *parts)
+        transform = first_item("PixelValueTransformationSequence", *parts)
+        place = first_item("PlanePositionSequence", *parts)
+        plane = first_item("PlaneOrientationSequence", *parts)
         known = dict(common.tags)
-        found = _tags((name, parts.first(sequence).get(key)) for sequence, key, name in _FRAME_TAGS)
+        found = _tags((name, first_item(part, *parts).get(key)) for part, key, name in _FRAME_TAGS)
         yield replace(
             common,
             frame=frame,
@@ -362,18 +362,6 @@ def _rescale(found: pydicom.Dataset) -> tuple[float, float]:
     return slope, intercept
 
 
-class _FunctionalGroups:
-    """The functional groups that hold for one frame."""
-
-    def __init__(self, groups: Sequence[pydicom.Dataset]) -> None:
-        self.groups = groups
-
-    def first(self, sequence: str) -> pydicom.Dataset:
-        """The first item of a sequence, empty where no group has one."""
-        found = (values_of(group.get(sequence)) for group in self.groups)
-        return next((items[0] for items in found if items), pydicom.Dataset())
-
-
 def _thickness(found: pydicom.Dataset) -> float | None:
     for name in ("SpacingBetweenSlices", "SliceThickness"):
         value = _numbers(found.get(name), 1)
@@ -405,6 +393,26 @@ def values_of(value: Any) -> list[Any]:
     return (
         [value] if isinstance(value, (str, bytes, int, float)) or not hasattr(value, "__iter__") else [*value]
     )
+
+
+def first_item(sequence: str, *groups: pydicom.Dataset) -> pydicom.Dataset:
+    """Return the first item of a sequence, in the first of some groups that has one; else an empty one."""
+    found = (values_of(group.get(sequence)) for group in groups)
+    return next((items[0] for items in found if items), pydicom.Dataset())
+
+
+def items_of(dataset: pydicom.Dataset, sequence: str, *inner: str) -> Iterator[pydicom.Dataset]:
+    """Yield the items of a sequence, or of the innermost of several that are nested."""
+    for item in dataset.get(sequence) or ():
+        yield from items_of(item, *inner) if inner else (item,)
+
+
+def dataset_of(**values: Any) -> pydicom.Dataset:
+    """Make an object, or an item of one, of values by their keywords."""
+    found = pydicom.Dataset()
+    for name, value in values.items():
+        setattr(found, name, value)
+    return found
 
 
 def one_line(value: Any) -> str:

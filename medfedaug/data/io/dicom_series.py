@@ -32,6 +32,7 @@ from medfedaug.data.io.dicom_pixels import read_slices
 from medfedaug.data.io.dicom_volumes import DicomSeries, volumes_of
 from medfedaug.errors import ConfigError, ReaderError
 from medfedaug.utils.printable import counted
+from medfedaug.utils.validation import first_of
 
 if TYPE_CHECKING:
     import SimpleITK as sitk
@@ -114,9 +115,8 @@ def scan(
             else:
                 instances.append(found)
     for (folder, reason), files in no_images.items():
-        names = [file.name for file in files]
-        some = ", ".join(one_line(name) for name in names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-        left_out.append(LeftOut(folder, f"{counted(len(names), 'file')}: {reason} ({some})"))
+        some = first_of([one_line(file.name) for file in files])
+        left_out.append(LeftOut(folder, f"{counted(len(files), 'file')}: {reason} ({some})"))
     series = _gathered(instances, left_out)
     return DicomScan(tuple(series), tuple(others), tuple(left_out))
 
@@ -156,7 +156,7 @@ def _not_there(index: DicomInstance) -> list[LeftOut]:
     ]
     if not missing:
         return []
-    some = ", ".join(one_line(name) for name in missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
+    some = first_of([*map(one_line, missing)])
     return [LeftOut(index.path, f"lists {counted(len(missing), 'file')} that are not there ({some})")]
 
 
@@ -255,7 +255,9 @@ def select(series: Sequence[DicomSeries], pattern: str | None = None) -> Selecti
         exact = [one for one in group if one.uid == pattern]
         meant = exact or [one for one in group if wanted.search(one.searched)]
         found.left_out += [
-            LeftOut(_place(one), f"{one.text}: not what --series names") for one in group if one not in meant
+            LeftOut(one.folders[0], f"{one.text}: not what --series names")
+            for one in group
+            if one not in meant
         ]
         if len(meant) > 1:
             found.unclear.append(_unclear(meant, " of the name that --series gives"))
@@ -271,7 +273,7 @@ def _usual(group: Sequence[DicomSeries], found: Selection) -> None:
     ]
     meant = [one for one, doubt in zip(group, doubts, strict=True) if not doubt]
     found.left_out += [
-        LeftOut(_place(one), f"{one.text}: {doubt}; --series takes it")
+        LeftOut(one.folders[0], f"{one.text}: {doubt}; --series takes it")
         for one, doubt in zip(group, doubts, strict=True)
         if doubt
     ]
@@ -281,12 +283,8 @@ def _usual(group: Sequence[DicomSeries], found: Selection) -> None:
         found.unclear.append(_unclear(meant))
 
 
-def _place(series: DicomSeries) -> Path:
-    return series.folders[0]
-
-
 def _unclear(series: Sequence[DicomSeries], which: str = "") -> LeftOut:
-    return LeftOut(_place(series[0]), f"{_several(series, which)}; choose one with --series REGEX or UID")
+    return LeftOut(series[0].folders[0], f"{_several(series, which)}; choose one with --series REGEX or UID")
 
 
 def _several(series: Sequence[DicomSeries], which: str = "") -> str:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from medfedaug.data.io.base import file_state
 from medfedaug.data.io.bounds import check_edges, check_intercept, check_slope, edges_text, plausible_edges
-from medfedaug.data.io.file_state import file_state
 from medfedaug.errors import warn
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydicom import Dataset
 from pydicom.uid import (
     UID,
     DeflatedExplicitVRLittleEndian,
@@ -34,6 +33,7 @@ from pynetdicom.sop_class import (  # type: ignore[attr-defined]
     StudyRootQueryRetrieveInformationModelMove,
 )
 
+from medfedaug.data.io.dicom_headers import dataset_of
 from medfedaug.data.pacs.archive import (
     OBJECT_FIELDS,
     SERIES_FIELDS,
@@ -58,6 +58,7 @@ from medfedaug.data.pacs.object_check import ObjectRefused
 from medfedaug.errors import ConfigError, ReaderError
 
 if TYPE_CHECKING:
+    from pydicom import Dataset
     from pynetdicom.association import Association
     from pynetdicom.events import Event
     from pynetdicom.presentation import PresentationContext
@@ -381,12 +382,7 @@ class DimseArchive(Archive):
 
 
 def _query(level: str, **keys: Any) -> Dataset:
-    found = Dataset()
-    found.SpecificCharacterSet = "ISO_IR 192"
-    found.QueryRetrieveLevel = level
-    for name, value in keys.items():
-        setattr(found, name, value)
-    return found
+    return dataset_of(SpecificCharacterSet="ISO_IR 192", QueryRetrieveLevel=level, **keys)
 
 
 def _contexts(classes: Sequence[str]) -> list[PresentationContext]:

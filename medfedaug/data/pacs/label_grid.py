@@ -8,6 +8,7 @@ import numpy as np
 import shapely
 from pydicom import Dataset
 
+from medfedaug.data.io.dicom_headers import first_item, items_of
 from medfedaug.data.io.dicom_volumes import DicomSeries
 from medfedaug.data.io.segment_frames import SegmentFrame, segment_frames
 from medfedaug.data.pacs.contour_areas import Contour, joined_area
@@ -72,9 +73,9 @@ class LabelGrid:
     def _place(self, mask: np.ndarray, frame: SegmentFrame) -> None:
         pixels = frame.pixels
         try:
-            first = np.array(frame.first("PlanePositionSequence").ImagePositionPatient, float)
-            turned = frame.first("PlaneOrientationSequence").ImageOrientationPatient
-            spacing = np.array(frame.first("PixelMeasuresSequence").PixelSpacing, float)
+            first = np.array(first_item("PlanePositionSequence", *frame.groups).ImagePositionPatient, float)
+            turned = first_item("PlaneOrientationSequence", *frame.groups).ImageOrientationPatient
+            spacing = np.array(first_item("PixelMeasuresSequence", *frame.groups).PixelSpacing, float)
         except (AttributeError, TypeError, ValueError) as error:
             raise ReaderError("a SEG whose frames do not say where they lie") from error
         row, column = np.reshape(np.array(turned, float), (2, 3))
@@ -95,12 +96,12 @@ class LabelGrid:
     # ------------------------------------------------------------------ RTSTRUCT
 
     def _contours(self, dataset: Dataset, classes: Mapping[int, str]) -> Iterator[tuple[str, np.ndarray]]:
-        for roi in dataset.get("ROIContourSequence") or []:
+        for roi in items_of(dataset, "ROIContourSequence"):
             name = classes.get(int(roi.ReferencedROINumber))
             if name is None:
                 continue
             slices: dict[int, list[Contour]] = {}
-            for contour in roi.get("ContourSequence") or []:
+            for contour in items_of(roi, "ContourSequence"):
                 kind = str(contour.get("ContourGeometricType"))
                 if kind not in ("CLOSED_PLANAR", "CLOSEDPLANAR_XOR"):
                     raise ReaderError("an RTSTRUCT with contours that are not closed")

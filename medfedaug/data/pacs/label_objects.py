@@ -11,8 +11,10 @@ from pathlib import Path
 import pydicom
 from pydicom import Dataset
 
+from medfedaug.data.io.dicom_headers import items_of
 from medfedaug.data.io.dicom_identity import is_own_object
 from medfedaug.data.io.segment_frames import described_segments
+from medfedaug.data.pacs.object_check import referenced_series
 from medfedaug.errors import ReaderError
 
 _LARGE = "64 KB"  # values that are read when they are needed: pixels
@@ -34,16 +36,6 @@ def class_of(name: str, segments: Mapping[str, str]) -> str | None:
     """
     bare = " ".join(name.split()).lower()
     return next((found for pattern, found in segments.items() if fnmatchcase(bare, pattern.lower())), None)
-
-
-def referenced_series(dataset: Dataset) -> set[str]:
-    """Return the SeriesInstanceUIDs that a SEG or an RTSTRUCT refers to."""
-    found = {str(item.get("SeriesInstanceUID", "")) for item in dataset.get("ReferencedSeriesSequence") or []}
-    for frame in dataset.get("ReferencedFrameOfReferenceSequence") or []:
-        for study in frame.get("RTReferencedStudySequence") or []:
-            items = study.get("RTReferencedSeriesSequence") or []
-            found |= {str(item.get("SeriesInstanceUID", "")) for item in items}
-    return found - {""}
 
 
 @dataclass(frozen=True)
@@ -92,13 +84,9 @@ class LabelObject:
         """Open an object."""
         try:
             dataset = pydicom.dcmread(file, defer_size=_LARGE)
-            return cls(
-                dataset,
-                tuple(_segments(dataset)),
-                frozenset(referenced_series(dataset)),
-                _date(dataset),
-                is_own_object(dataset),
-            )
+            series = {str(item.get("SeriesInstanceUID", "")) for item in referenced_series(dataset)}
+            segments = tuple(_segments(dataset))
+            return cls(dataset, segments, frozenset(series - {""}), _date(dataset), is_own_object(dataset))
         except Exception as error:  # a damaged object fails anywhere in pydicom
             raise ReaderError("a label object is damaged") from error
 
@@ -126,14 +114,14 @@ def _segments(dataset: Dataset) -> Sequence[Segment]:
                 str(one.get("SegmentLabel", "")),
                 str(one.get("SegmentAlgorithmType") or "").upper(),
             )
-            for one in dataset.get("SegmentSequence") or []
+            for one in items_of(dataset, "SegmentSequence")
             if int(one.SegmentNumber) in described_segments(dataset)
         ]
     drawn = {
         int(roi.ReferencedROINumber): {
-            one.get("ContourGeometricType") for one in roi.get("ContourSequence") or []
+            one.get("ContourGeometricType") for one in items_of(roi, "ContourSequence")
         }
-        for roi in dataset.get("ROIContourSequence") or []
+        for roi in items_of(dataset, "ROIContourSequence")
     }
     return [
         Segment(
@@ -142,7 +130,7 @@ def _segments(dataset: Dataset) -> Sequence[Segment]:
             str(one.get("ROIGenerationAlgorithm") or "").upper(),
             empty=not drawn.get(int(one.ROINumber)),
         )
-        for one in dataset.get("StructureSetROISequence") or []
+        for one in items_of(dataset, "StructureSetROISequence")
         if drawn.get(int(one.ROINumber)) != {"POINT"}
     ]
 

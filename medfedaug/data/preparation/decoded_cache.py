@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from medfedaug.data.io.voxel_files import file_states
+from medfedaug.data.io.formats import file_states
 
 if TYPE_CHECKING:
     from torch import Tensor

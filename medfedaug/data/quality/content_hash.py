@@ -13,7 +13,7 @@ import numpy as np
 from monai.utils import convert_to_tensor
 
 from medfedaug.data.base import Case, SiteFolder
-from medfedaug.data.io.voxel_files import voxel_files
+from medfedaug.data.io.formats import voxel_files
 from medfedaug.errors import MedFedAugError
 
 _log = logging.getLogger(__name__)

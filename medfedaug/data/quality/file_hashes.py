@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from medfedaug.data.base import SPLITS, SiteFolder
-from medfedaug.data.io.voxel_files import files_of
+from medfedaug.data.io.formats import files_of
 from medfedaug.errors import DataError
 
 Fingerprint = dict[str, dict[str, str]]

@@ -192,8 +192,10 @@ class Account:
                 release = self._statistics(name, payloads.pop(name), len(cases))
                 self.ledger.enter([release], self._cases("training", cases))
             self.ledger.enter(self._update(reply, payloads), self._cases("training"))
-            if reply.task == PREPARE:
-                self.ledger.enter(self._annotated())
+            if reply.task == PREPARE and self.folder.partial:
+                self.ledger.enter(self._annotated(self.folder.annotated("training")))
+            if "annotated" in reply.metrics:
+                self.ledger.enter(self._annotated(reply.metrics["annotated"]))
 
     def release(self, asked: ScoreRequest, found: Mapping[str, Any]) -> dict[str, Any]:
         """Enter the scores of a model in the ledger, and return the part that leaves.
@@ -383,11 +385,10 @@ class Account:
         about = ("training", cases, self.policy.noise_multiplier)
         return self._release(method, "statistics", _size(values), *about, digest_of(values))
 
-    def _annotated(self) -> Iterator[Release]:
-        """The names of the classes that the site has annotated, which follow from its list and no image."""
-        if self.folder.partial:
-            names = ", ".join(self.folder.annotated()) or "none"
-            yield self._release("task", "numbers", f"annotated classes: {names}", digest=_hash(names))
+    def _annotated(self, classes: Sequence[str]) -> Iterator[Release]:
+        """The names of the classes that the site has annotated for training; they follow from its list."""
+        names = ", ".join(classes) or "none"
+        yield self._release("task", "numbers", f"annotated classes: {names}", digest=_hash(names))
 
     def _update(self, reply: Reply, payloads: Mapping[str, Mapping[str, Tensor]]) -> Iterator[Release]:
         about = ("training", len(self.folder.cases["training"]))

@@ -12,10 +12,11 @@ import pytest
 import torch
 from installed_package import install
 from running import TINY_OPTIONS
+from written_volumes import load_volume
 
 from medfedaug.data.io import formats
 from medfedaug.data.io.base import ImageFormat
-from medfedaug.data.io.readers import load_volume, read_header
+from medfedaug.data.io.formats import read_header
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation import run_in_process
