@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +13,11 @@ from medfedaug.cli.console import err_console, out_console, say
 from medfedaug.cli.options import Data, Device, Each, Limit, Threads, Workers
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.utils.printable import counted
+
+if TYPE_CHECKING:
+    from medfedaug.analysis.score_table import Table
+    from medfedaug.cli.benchmark import Outcome
+    from medfedaug.experiments.experiment import Experiment
 
 _ALWAYS = ("single", "fedavg")
 
@@ -59,10 +65,8 @@ def compare(
         from medfedaug.analysis.score_table import Table
         from medfedaug.cli.benchmark import run_experiment
         from medfedaug.data.quality.inspection import inspect_sites
-        from medfedaug.experiments.experiment import Experiment, make_experiment
+        from medfedaug.experiments.experiment import make_experiment
         from medfedaug.experiments.trial import Suggestion, recommend, suggest
-        from medfedaug.metrics.convergence import is_converged, longer
-        from medfedaug.runs.load_results import load_run
         from medfedaug.utils.files import write_json
 
         if methods is None:
@@ -83,6 +87,40 @@ def compare(
         return asked
 
     train = partial(run_experiment, engine="inprocess", device=device, memory=4.0, threads=threads)
+    number, rising = _until_converged(trial, train, rounds, out)
+    advise = partial(recommend, rising=number if rising else None)
+    outcome = train(trial(number), pictures=True, advise=advise)
+    table = outcome.tables.get("table")
+    if isinstance(table, Table):
+        out_console.print(table)
+        if "classes" in outcome.tables:
+            out_console.print(outcome.tables["classes"])
+        advice = advise(table)
+        for sentence in advice:
+            say(sentence)
+        if json_ is not None:
+            told = {"methods": tried, "reason": suggestion.reason, "metric": table.metric}
+            write_json(json_, {**told, "scores": _scores(table), "recommendation": advice})
+        say(f"{out}/report.html, {out}/table.md")
+    if outcome.failure:
+        raise RunFailed(outcome.failure)
+
+
+def _scores(table: Table) -> dict[str, dict[str, Any]]:
+    """Return the mean scores of a table by methods."""
+    return {
+        row.label: {"mean": row.mean.mean, "sites": {s: one.mean for s, one in row.sites.items()}}
+        for row in table.rows
+    }
+
+
+def _until_converged(
+    trial: Callable[..., Experiment], train: Callable[..., Outcome], rounds: int, out: Path
+) -> tuple[int, bool]:
+    """Train FedAvg for more rounds while it improves; returns the last number, and whether it still does."""
+    from medfedaug.metrics.convergence import is_converged, longer
+    from medfedaug.runs.load_results import load_run
+
     wanted: int | None = rounds
     number, validation = rounds, list[float | None]()
     while wanted is not None:
@@ -96,24 +134,4 @@ def compare(
             raise RunFailed(first.failure)
         validation = load_run(first.runs[0]).validation()
         wanted = longer(validation, rounds)
-    rising = not is_converged(validation)
-    advise = partial(recommend, rising=number if rising else None)
-    outcome = train(trial(number), pictures=True, advise=advise)
-    table = outcome.tables.get("table")
-    if isinstance(table, Table):
-        out_console.print(table)
-        if "classes" in outcome.tables:
-            out_console.print(outcome.tables["classes"])
-        advice = advise(table)
-        for sentence in advice:
-            say(sentence)
-        if json_ is not None:
-            scores = {
-                row.label: {"mean": row.mean.mean, "sites": {s: one.mean for s, one in row.sites.items()}}
-                for row in table.rows
-            }
-            told = {"methods": tried, "reason": suggestion.reason, "metric": table.metric}
-            write_json(json_, {**told, "scores": scores, "recommendation": advice})
-        say(f"{out}/report.html, {out}/table.md")
-    if outcome.failure:
-        raise RunFailed(outcome.failure)
+    return number, not is_converged(validation)

@@ -213,10 +213,14 @@ class CaseProgress:
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
 
+    def read(self, number: int, of: int) -> None:
+        """Show how many of all cases were read."""
+        self.bar.update(self.task, completed=number, total=of)
+
     def show(self, event: dict[str, Any]) -> None:
         kind = event["event"]
         if kind == "reading":
-            self.bar.update(self.task, completed=event["number"], total=event["of"])
+            self.read(event["number"], event["of"])
         elif kind in ("found", "fetched"):
             doing = "looking for studies" if kind == "found" else "fetching"
             self.bar.update(self.task, description=doing, completed=event["number"], total=event["of"])
