@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from shlex import quote
@@ -18,6 +18,7 @@ from medfedaug.errors import ConfigError
 if TYPE_CHECKING:
     from medfedaug.analysis.local_vs_global import ExchangeTable, WorthTable
     from medfedaug.analysis.text_table import TextTable
+    from medfedaug.runs.run import Run
 
 
 class Split(str, Enum):
@@ -162,15 +163,8 @@ def report(
     device: Device = "auto",
 ) -> None:
     """Compare runs on one self-contained page."""
-    from medfedaug.analysis import (
-        find_runs,
-        load_run,
-        metric_table,
-        patient_table,
-        summary_table,
-        write_report,
-    )
-    from medfedaug.analysis.local_vs_global import exchange_tables, find_evaluations, worth_table
+    from medfedaug.analysis import find_runs, load_run, write_report
+    from medfedaug.analysis.local_vs_global import find_evaluations
     from medfedaug.runs.run import BASELINE
 
     if reference != BASELINE:
@@ -197,21 +191,34 @@ def report(
             reference=reference,
             local_features=local,
         )
-    named: dict[str, TextTable] = {}
-    for index, content in enumerate(evaluated):
-        worth, exchange = worth_table(content), exchange_tables(content)
-        _print_worth(worth, exchange)
-        end = f"_{index + 1}" if index else ""
-        named |= {f"worth{end}": worth, **{f"{table.kind}_at_sites{end}": table for table in exchange}}
-    if found:
-        named["scores"], patients = summary_table(found, reference), patient_table(found, reference)
-        out_console.print(named["scores"])
-        if patients.rows:
-            out_console.print(patients)
-        named |= {"patients": patients, "metrics": metric_table(found)}
-        out_console.print(named["metrics"])
+    named = _print_tables(found, evaluated, reference)
     if tables is not None:
         for name, table in named.items():
             table.save(tables / name)
         say(", ".join(f"{tables}/{name}.*" for name in named))
     say(str(out))
+
+
+def _print_tables(
+    runs: Sequence[Run], evaluations: Sequence[Mapping[str, Any]], reference: str
+) -> dict[str, TextTable]:
+    """Print the tables of evaluations and of runs, and return them by the names of their files."""
+    from medfedaug.analysis import metric_table, patient_table, summary_table
+    from medfedaug.analysis.local_vs_global import exchange_tables, worth_table
+
+    named: dict[str, TextTable] = {}
+    for index, content in enumerate(evaluations):
+        worth, exchange = worth_table(content), exchange_tables(content)
+        _print_worth(worth, exchange)
+        end = f"_{index + 1}" if index else ""
+        named |= {f"worth{end}": worth, **{f"{table.kind}_at_sites{end}": table for table in exchange}}
+    if runs:
+        patients = patient_table(runs, reference)
+        named |= {
+            "scores": summary_table(runs, reference),
+            "patients": patients,
+            "metrics": metric_table(runs),
+        }
+        for table in (named["scores"], *([patients] if patients.rows else []), named["metrics"]):
+            out_console.print(table)
+    return named

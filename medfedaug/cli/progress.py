@@ -21,6 +21,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 from rich.text import Text
+from typing_extensions import Self
 
 from medfedaug.cli.console import err_console, say
 from medfedaug.utils.event_text import Teller
@@ -29,6 +30,24 @@ from medfedaug.utils.printable import printable
 _MOST_LEFT_OUT = 20
 QUIET = 20.0
 """Seconds without a line after which one says that the run goes on, where there is no terminal."""
+
+
+_NOW = {
+    "prepared": "{site} is ready",
+    "round_started": "round {round}",
+    "stage": "{text}",
+    "tested": "{site} tested",
+    "trained": "round {round}: {site} trained",
+    "unseen": "{site} is ready",
+}
+"""The work of a run that an event of a kind begins or ends."""
+
+_TO_LOOK_AT = {
+    "remark": "{case}: {text}",
+    "unlike": "{case}: unlike the federation's images: {text}",
+    "unusual": "{case}: unlike the site's training cases: {text}",
+}
+"""Lines about a case that a user should look at."""
 
 
 class _Doing(ProgressColumn):
@@ -121,26 +140,16 @@ class RoundProgress:
         kind = event["event"]
         for line in self.teller.lines(event):
             self._line(line)
-        if kind == "stage":
-            self._now(event["text"])
-        elif kind == "holdout":
+        if kind in _NOW:
+            self._now(_NOW[kind].format_map(event))
+        if kind == "holdout" or (kind == "round_started" and event["round"] == 1):
             self._count(0, restart=True)
-        elif kind in ("prepared", "unseen"):
-            self._now(f"{event['site']} is ready")
-        elif kind == "round_started":
-            if event["round"] == 1:
-                self._count(0, restart=True)
-            self._now(f"round {event['round']}")
-        elif kind == "trained":
-            self._now(f"round {event['round']}: {event['site']} trained")
         elif kind == "resumed":
             self._count(event["round"], restart=True)
         elif kind == "round_finished":
             self._count(event["round"])
             if event["round"] == self.clock.total:
                 self._now("validating and testing the model")
-        elif kind == "tested":
-            self._now(f"{event['site']} tested")
 
     def _count(self, done: int, *, restart: bool = False) -> None:
         with self._lock:
@@ -191,21 +200,27 @@ class SweepProgress(RoundProgress):
 class CaseProgress:
     """A progress bar over cases, and a line for what a user should look at."""
 
+    first = "reading"
+
     def __init__(self) -> None:
         self.bar = _bar()
 
-    def __enter__(self) -> CaseProgress:
+    def __enter__(self) -> Self:
         self.bar.start()
-        self.task = self.bar.add_task("reading", total=None)
+        self.task = self.bar.add_task(self.first, total=None)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
 
+    def read(self, number: int, of: int) -> None:
+        """Show how many of all cases were read."""
+        self.bar.update(self.task, completed=number, total=of)
+
     def show(self, event: dict[str, Any]) -> None:
         kind = event["event"]
         if kind == "reading":
-            self.bar.update(self.task, completed=event["number"], total=event["of"])
+            self.read(event["number"], event["of"])
         elif kind in ("found", "fetched"):
             doing = "looking for studies" if kind == "found" else "fetching"
             self.bar.update(self.task, description=doing, completed=event["number"], total=event["of"])
@@ -222,12 +237,8 @@ class CaseProgress:
                 self._line(f"left out: {found['path']}: {found['reason']}")
             if (more := len(event["left_out"]) - _MOST_LEFT_OUT) > 0:
                 self._line(f"left out: {more} more, named in predictions.json")
-        elif kind == "remark":
-            self._line(f"{event['case']}: {event['text']}", "yellow")
-        elif kind == "unlike":
-            self._line(f"{event['case']}: unlike the federation's images: {event['text']}", "yellow")
-        elif kind == "unusual":
-            self._line(f"{event['case']}: unlike the site's training cases: {event['text']}", "yellow")
+        elif kind in _TO_LOOK_AT:
+            self._line(_TO_LOOK_AT[kind].format_map(event), "yellow")
         elif kind in ("predicted", "failed"):
             self.bar.advance(self.task)
 
@@ -235,21 +246,15 @@ class CaseProgress:
         say(text, style, err=True)
 
 
-class ImportProgress:
+class ImportProgress(CaseProgress):
     """A progress bar over studies, which says how many objects have come."""
 
+    first = "looking for studies"
+
     def __init__(self) -> None:
-        self.bar = _bar()
+        super().__init__()
         self._came = self._objects = 0
         self._lock = threading.Lock()
-
-    def __enter__(self) -> ImportProgress:
-        self.bar.start()
-        self.task = self.bar.add_task("looking for studies", total=None)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
 
     def show(self, event: dict[str, Any]) -> None:
         """Take in an event of an import, from any thread."""
@@ -260,17 +265,14 @@ class ImportProgress:
             self._objects = event["objects"]
             self.bar.update(self.task, description="importing", completed=0, total=event["todo"])
             if event["there"]:
-                say(
-                    f"{event['there']} of {event['there'] + event['todo']} studies are there already",
-                    err=True,
-                )
+                self._line(f"{event['there']} of {event['there'] + event['todo']} studies are there already")
         elif kind == "object":
             with self._lock:
                 self._came += 1
                 said = f"{self._came} of {self._objects}" if self._came <= self._objects else f"{self._came}"
             self.bar.update(self.task, description=f"importing: {said} objects")
-        elif kind == "remark":
-            say(f"{event['case']}: {event['text']}", "yellow", err=True)
+        elif kind in _TO_LOOK_AT:
+            self._line(_TO_LOOK_AT[kind].format_map(event), "yellow")
         elif kind in ("imported", "failed"):
             self.bar.advance(self.task)
 

@@ -80,31 +80,25 @@ def prospect(
     with err_console.status("starting"), importing():
         from medfedaug.analysis.gain_record import find_record
         from medfedaug.analysis.prospect_page import sentences, write_prospect
-        from medfedaug.experiments.prospective import (
-            pilot_config,
-            pilot_of,
-            prospect_of,
-            training_sites,
-        )
+        from medfedaug.experiments import prospective
         from medfedaug.federation.composition import Composition
         from medfedaug.models.networks import norm_of
         from medfedaug.utils.files import write_json
         from medfedaug.utils.pdf import print_page
 
-        sites = training_sites(data, limit)
-        config = pilot_config(sites, network, norm and norm.value, [f"rounds={rounds}", *(set_ or [])])
+        sites = prospective.training_sites(data, limit)
+        settings = [f"rounds={rounds}", *(set_ or [])]
+        config = prospective.pilot_config(sites, network, norm and norm.value, settings)
         kind = norm_of(Composition(config).network)
         find_record("dice", kind, calibration)  # a file that cannot be read ends the command at once
     measured = None
     if pilot:
         with RoundProgress(rounds) as shown:
-            measured = pilot_of(config, data, sites, device, shown.show)
+            measured = prospective.pilot_of(config, data, sites, device, shown.show)
     with CaseProgress() as progress:
-
-        def show(number: int, of: int) -> None:
-            progress.show({"event": "reading", "number": number, "of": of})
-
-        found = prospect_of(sites, sample, show, norm=kind, pilot=measured, record=calibration)
+        found = prospective.prospect_of(
+            sites, sample, progress.read, norm=kind, pilot=measured, record=calibration
+        )
     write_prospect(found, out)
     if json_ is not None:
         write_json(json_, found.to_dict())

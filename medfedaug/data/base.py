@@ -178,7 +178,13 @@ class SiteFolder(ABC):
     def images(
         self, split: str, intensity: str = "raw", preparation: Preparation | None = None
     ) -> Iterator[torch.Tensor]:
-        """The images of a split as a network's task sees them, (C, *spatial), one in memory at a time."""
+        """The images of a split as a network's task sees them, (C, *spatial), one in memory at a time.
+
+        Args:
+            split: one of `SPLITS`.
+            intensity: see `load_image`.
+            preparation: what else they are brought to.
+        """
         from medfedaug.data.preparation.preparation import Preparation
 
         prepared = preparation or Preparation()

@@ -60,6 +60,33 @@ def follow(path: Path, position: int = 0) -> Iterator[tuple[dict[str, Any], int]
             yield event, position
 
 
+_LINES: Mapping[str, str] = {
+    "away": "{site}: not heard from for {seconds} s: its machine, its kit or its line is down; started "
+    "again there (startup/start.sh), it comes back into the job",
+    "constant_channels": "{site}: channel {channels} is constant in every image; normalised it is 0",
+    "ended": "the job has ended",
+    "failed": "failed: {message}",
+    "finished": "finished",
+    "holdout": "without {site}",
+    "left_out": "left out: {reason}",
+    "missing_channels": "{site}: has no channel {channels}; it is 0 there",
+    "not_answered": "{task}: not done: {reason}",
+    "prepared": "{site}: {samples} training samples",
+    "refused": "round {round}: refused: {reason}",
+    "resumed": "resumed after round {round}",
+    "returned": "{site}: is back",
+    "share_lowered": "{site}: counts as {after:.0%} of the average, and not as the {before:.0%} of its "
+    "samples; --max-share 1 lets it",
+    "stage": "{text}",
+    "suspected": "round {round}: suspected: {site}: {reason}",
+    "uneven": "{reason}",
+    "unscored": "{site}: no validation score: {reason}",
+    "unseen": "{site}: unseen, tested only",
+    "warning": "warning: {text}",
+}
+"""Lines of the events that say one thing, by their kind."""
+
+
 class Teller:
     """Turns the events of a run, which `medfedaug.federation.server.history.RunHistory` makes, into lines.
 
@@ -79,29 +106,13 @@ class Teller:
     def lines(self, event: Mapping[str, Any]) -> list[str]:
         """The lines that an event is worth, each printable; none for most."""
         kind = event["event"]
+        if kind in _LINES:
+            return [printable(_LINES[kind].format_map(event))]
         tell = getattr(self, f"_{kind}", None) if kind in EVENTS else None
-        found: list[str] = tell(event) if tell else []
-        return [printable(line) for line in found]
+        return [printable(line) for line in tell(event)] if tell else []
 
     def _of(self, event: Mapping[str, Any]) -> str:
         return f"round {event['round']}/{self.rounds}"
-
-    def _holdout(self, event: Mapping[str, Any]) -> list[str]:
-        return [f"without {event['site']}"]
-
-    def _stage(self, event: Mapping[str, Any]) -> list[str]:
-        return [str(event["text"])]
-
-    def _prepared(self, event: Mapping[str, Any]) -> list[str]:
-        return [f"{event['site']}: {event['samples']} training samples"]
-
-    def _share_lowered(self, event: Mapping[str, Any]) -> list[str]:
-        after, before = f"{event['after']:.0%}", f"{event['before']:.0%}"
-        counts = f"counts as {after} of the average, and not as the {before} of its samples"
-        return [f"{event['site']}: {counts}; --max-share 1 lets it"]
-
-    def _unseen(self, event: Mapping[str, Any]) -> list[str]:
-        return [f"{event['site']}: unseen, tested only"]
 
     def _round_started(self, event: Mapping[str, Any]) -> list[str]:
         self.losses, self.round = {}, event["round"]
@@ -116,13 +127,6 @@ class Teller:
     def _planned(self, event: Mapping[str, Any]) -> list[str]:
         return [f"plan: {what}: {why}" for what, why in event["reasons"]]
 
-    def _constant_channels(self, event: Mapping[str, Any]) -> list[str]:
-        found = f"channel {event['channels']} is constant in every image"
-        return [f"{event['site']}: {found}; normalised it is 0"]
-
-    def _missing_channels(self, event: Mapping[str, Any]) -> list[str]:
-        return [f"{event['site']}: has no channel {event['channels']}; it is 0 there"]
-
     def _labelled(self, event: Mapping[str, Any]) -> list[str]:
         return [f"{event['site']}: has annotated for training {event['classes'] or 'nothing'}"]
 
@@ -130,46 +134,22 @@ class Teller:
         lines = [f"{event['loaded']} of {event['of']} entries of the network from {event['file']}"]
         return lines + [f"  not used: {name} ({reason})" for name, reason in event["skipped"].items()]
 
-    def _uneven(self, event: Mapping[str, Any]) -> list[str]:
-        return [event["reason"]]
-
-    def _left_out(self, event: Mapping[str, Any]) -> list[str]:
-        return [f"left out: {event['reason']}"]
-
-    def _resumed(self, event: Mapping[str, Any]) -> list[str]:
-        return [f"resumed after round {event['round']}"]
-
     def _stalled(self, event: Mapping[str, Any]) -> list[str]:
         return [f"ended after {self._of(event)}: {event['reason']}"]
-
-    def _refused(self, event: Mapping[str, Any]) -> list[str]:
-        return [f"round {event['round']}: refused: {event['reason']}"]
 
     def _step_shortened(self, event: Mapping[str, Any]) -> list[str]:
         far = f"{event['parameters']:g} times as long as the others'"
         far += f", and of running statistics {event['buffers']:g} times" if event["buffers"] > 1 else ""
         return [f"round {event['round']}: {event['site']}: its step is shortened: {far} (max_step)"]
 
-    def _suspected(self, event: Mapping[str, Any]) -> list[str]:
-        return [f"round {event['round']}: suspected: {event['site']}: {event['reason']}"]
-
     def _missing(self, event: Mapping[str, Any]) -> list[str]:
         if event["task"] == "test":
             return [f"not tested: {event['reason']}"]
         return [f"round {event['round']}: missing: {event['reason']}"]
 
-    def _away(self, event: Mapping[str, Any]) -> list[str]:
-        return [
-            f"{event['site']}: not heard from for {event['seconds']} s: its machine, its kit or its line is "
-            "down; started again there (startup/start.sh), it comes back into the job"
-        ]
-
     def _waiting(self, event: Mapping[str, Any]) -> list[str]:
         sites = ", ".join(event["sites"])
         return [f"waiting for {sites}: {event['answers']} of {event['needed']} needed answers are here"]
-
-    def _returned(self, event: Mapping[str, Any]) -> list[str]:
-        return [f"{event['site']}: is back"]
 
     def _round_finished(self, event: Mapping[str, Any]) -> list[str]:
         losses = "  ".join(f"{site} {loss:.4f}" for site, loss in sorted(self.losses.items()))
@@ -193,22 +173,6 @@ class Teller:
         if not scores and event.get("reason"):
             return [f"{event['site']}: tested, no score: {event['reason']}"]
         return [f"{event['site']}: tested{': ' + ', '.join(scores) if scores else ''}"]
-
-    def _unscored(self, event: Mapping[str, Any]) -> list[str]:
-        return [f"{event['site']}: no validation score: {event['reason']}"]
-
-    def _warning(self, event: Mapping[str, Any]) -> list[str]:
-        return [f"warning: {event['text']}"]
-
-    def _finished(self, event: Mapping[str, Any]) -> list[str]:
-        return ["finished"]
-
-    def _ended(self, event: Mapping[str, Any]) -> list[str]:
-        """A site's own last line: only the server knows how the job ended."""
-        return ["the job has ended"]
-
-    def _failed(self, event: Mapping[str, Any]) -> list[str]:
-        return [f"failed: {event['message']}"]
 
     def _answered(self, event: Mapping[str, Any]) -> list[str]:
         """A site's own line: what it did, and what it sent."""
@@ -235,6 +199,3 @@ class Teller:
             lines.append(f"no score leaves: {reason}")
         self._unscored_for = reason
         return lines
-
-    def _not_answered(self, event: Mapping[str, Any]) -> list[str]:
-        return [f"{event['task']}: not done: {event['reason']}"]

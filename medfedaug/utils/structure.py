@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from medfedaug.utils.validation import is_number
 
@@ -11,76 +11,48 @@ Check = Callable[[Any, str], None]
 """Called with a value and its place, such as ``test.mean.dice``; raises `ValueError` naming both."""
 
 
-def fail(value: Any, where: str, expected: str) -> None:
-    """Refuse a value.
-
-    Raises:
-        ValueError: always.
-    """
+def fail(value: Any, where: str, expected: str) -> NoReturn:
+    """Refuse a value."""
     # A number of hundreds of digits, or a whole object, is no part of one line.
     shown = repr(value) if not isinstance(value, int) or abs(value) < 10**20 else "a huge number"
     shown = shown if len(shown) <= 40 else f"{shown[:37]}..."
     raise ValueError(f"{where or 'the content'} is {shown}, and {expected} was expected")
 
 
-def text(value: Any, where: str) -> None:
-    """Accept a text."""
-    if not isinstance(value, str):
-        fail(value, where, "a text")
+def kind(expected: str, accepts: Callable[[Any], bool]) -> Check:
+    """Accept the values of a kind, which a few words name."""
+
+    def checked(value: Any, where: str) -> None:
+        if not accepts(value):
+            fail(value, where, expected)
+
+    return checked
 
 
-def flag(value: Any, where: str) -> None:
-    """Accept true and false."""
-    if not isinstance(value, bool):
-        fail(value, where, "true or false")
+def _is_whole(value: Any, last: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= last
 
 
-def number(value: Any, where: str) -> None:
-    """Accept a finite number."""
-    if not is_number(value):
-        fail(value, where, "a finite number")
-
-
-def score(value: Any, where: str) -> None:
-    """Accept a finite number, and null for none."""
-    if value is not None and not is_number(value):
-        fail(value, where, "a finite number or null")
-
-
-def count(value: Any, where: str) -> None:
-    """Accept a whole number from 0 on."""
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-        fail(value, where, "a whole number from 0 on")
+text = kind("a text", lambda value: isinstance(value, str))
+number = kind("a finite number", is_number)
+score = kind("a finite number or null", lambda value: value is None or is_number(value))
+count = kind("a whole number from 0 on", lambda value: _is_whole(value, 2**63 - 1))
 
 
 def count_to(last: int) -> Check:
     """Accept a whole number from 0 to another."""
-
-    def checked(value: Any, where: str) -> None:
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= last:
-            fail(value, where, f"a whole number from 0 to {last}")
-
-    return checked
+    return kind(f"a whole number from 0 to {last}", lambda value: _is_whole(value, last))
 
 
 def number_from_to(first: float, last: float) -> Check:
     """Accept a number in a range."""
-
-    def checked(value: Any, where: str) -> None:
-        if not is_number(value) or not first <= value <= last:
-            fail(value, where, f"a number from {first:g} to {last:g}")
-
-    return checked
+    expected = f"a number from {first:g} to {last:g}"
+    return kind(expected, lambda value: is_number(value) and first <= value <= last)
 
 
 def one_of(choices: Sequence[str]) -> Check:
     """Accept one of some texts."""
-
-    def checked(value: Any, where: str) -> None:
-        if not isinstance(value, str) or value not in choices:
-            fail(value, where, f"one of {', '.join(choices)}")
-
-    return checked
+    return kind(f"one of {', '.join(choices)}", lambda value: isinstance(value, str) and value in choices)
 
 
 def plain(value: Any, where: str) -> None:
@@ -122,14 +94,7 @@ def optional(check: Check) -> Check:
 
 def map_of(check: Check) -> Check:
     """Accept an object with entries of one kind, whatever they are called."""
-
-    def checked(value: Any, where: str) -> None:
-        if not isinstance(value, Mapping):
-            fail(value, where, "an object")
-        for key, entry in value.items():
-            check(entry, f"{where}.{key}" if where else str(key))
-
-    return checked
+    return entries({}, check)
 
 
 def list_of(check: Check) -> Check:

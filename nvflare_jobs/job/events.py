@@ -22,12 +22,7 @@ _log = logging.getLogger("medfedaug")
 
 
 class EventLog:
-    """Writes each event to the file as one JSON object, and to the log in the words of `Teller`.
-
-    Args:
-        folder: the job's folder in the kit's workspace.
-        name: who writes, for the lines.
-    """
+    """Writes each event to the file as one JSON object, and to the log in the words of `Teller`."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.path, self.name = folder / JOB_FOLDER / EVENTS, name

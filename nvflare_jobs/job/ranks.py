@@ -266,11 +266,7 @@ class Ranks:
 
 
 class _SiteOfRank(ForeignLoop):
-    """The site in another rank: its script, which is the main program here, asks it for rounds.
-
-    Args:
-        connection: to rank 0.
-    """
+    """The site in another rank: its script, which is the main program here, asks it for rounds."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection, self._messages, self._began = connection, Queue[Any](), False

@@ -149,12 +149,7 @@ class PublicKeys:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Values on which all sites of a round must agree: with other values, masks do not cancel out.
-
-    Args:
-        training: what they are going to train.
-        keys: of the sites that sent keys, by name.
-    """
+    """Values on which all sites of a round must agree: with other values, masks do not cancel out."""
 
     training: Training
     keys: Mapping[str, PublicKeys]

@@ -74,15 +74,7 @@ class _Scored:
 
 
 class _EvaluatedSite(Site):
-    """A site with the models of one run.
-
-    Args:
-        name: the site's name.
-        trainer: not yet initialised.
-        scored: the scores by case of all models so far, of all runs, which grows.
-        door: see `Site`.
-        on_event: see there.
-    """
+    """A site with the models of one run."""
 
     tasks = SCORING_TASKS
 

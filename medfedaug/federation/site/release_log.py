@@ -104,14 +104,6 @@ def enter_message(ledger: PrivacyLedger, site: str, job: str, text: str, *, fail
 class Account:
     """View of one job on a site's ledger, with the budget of scores that the site keeps.
 
-    Args:
-        site: the site's name, for messages.
-        job: the job's identifier.
-        ledger: the site's.
-        policy: the site's.
-        folder: the site's data, as the job sees them.
-        rounds: of the job's configuration.
-
     Attributes:
         epsilon: the largest of all releases with noise about the cases of a split; ``None`` without noise.
     """

@@ -21,12 +21,7 @@ from medfedaug.utils.files import write_json
 
 @dataclass(frozen=True)
 class WrittenBundle:
-    """A bundle that was written.
-
-    Args:
-        folder: its folder.
-        notes: sentences that whoever made it should read.
-    """
+    """A bundle that was written."""
 
     folder: Path
     notes: tuple[str, ...] = ()

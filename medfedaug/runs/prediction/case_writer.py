@@ -32,17 +32,7 @@ _PROBABILITIES, _PREVIEWS, _UNCERTAINTY = "probabilities", "previews", "uncertai
 
 @dataclass(frozen=True)
 class CaseWriter:
-    """Writes the files of predicted cases.
-
-    Args:
-        out: the folder to write to.
-        folder: of the images.
-        classes: names, of label maps the background first.
-        options: of the prediction.
-        identity: gives the maker of the DICOM objects of a case.
-        codes: of the classes, for DICOM.
-        borrowed: notes on classes that the images' site has not outlined, by name.
-    """
+    """Writes the files of predicted cases."""
 
     out: Path
     folder: SiteFolder

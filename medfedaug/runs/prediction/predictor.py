@@ -26,14 +26,7 @@ from medfedaug.utils.printable import counted
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """The model of a run with all that it needs at the place of the images.
-
-    Args:
-        run: the run.
-        origin: of the images.
-        model: the model at their place.
-        transform: what an image passes before the network.
-    """
+    """The model of a run with all that it needs at the place of the images."""
 
     run: FinishedRun
     origin: Origin
