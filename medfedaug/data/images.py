@@ -45,7 +45,6 @@ class ImageFolder(SiteFolder):
 
     @classmethod
     def list_cases(cls, path: Path, name: str) -> Listing:
-        """The folders of classes, and the images of the published lists or of a seeded split."""
         folders = (p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
         classes = tuple(sorted(p.name for p in folders if class_cases(p, p.name)))
         if not classes:

@@ -56,7 +56,6 @@ class VolumeFolder(SiteFolder):
 
     @classmethod
     def list_cases(cls, path: Path, name: str) -> Listing:
-        """The classes and cases that ``path/dataset.json`` names."""
         return read_listing(path, name)
 
     def check_splits(self) -> None:

@@ -12,7 +12,7 @@ from PIL import Image
 
 from medfedaug.data.base import Case, SiteFolder, base_folder, unreadable
 from medfedaug.data.published import Benchmark
-from medfedaug.data.splits import in_fold, split_patients
+from medfedaug.data.splits import split_patients
 from medfedaug.data.volumes import VolumeFolder, listed_sites
 
 _INSTITUTIONS = ("CS", "DU", "EZ", "FG", "HT")  # as in the patients' names, TCGA_CS_4941
@@ -48,7 +48,6 @@ class LGGSite(VolumeFolder):
         return {}
 
     def affine(self, case: Case) -> None:
-        """Nor of millimetres."""
         return None
 
     def read_files(self, case: Case) -> list[torch.Tensor]:
@@ -71,24 +70,16 @@ class LGGSite(VolumeFolder):
         return torch.from_numpy(np.stack(planes, axis=-1))[None]
 
 
-def lgg_multisite(root: Path, folds: int = 0, fold: int = 1, fold_seed: int = 0) -> list[SiteFolder]:
+def lgg_multisite(root: Path) -> list[SiteFolder]:
     """Five sites, FLAIR, split by patient; an institution with fewer than three patients is an unseen site.
 
     Reads the slices as published (``kaggle_3m/TCGA_<institution>_<patient>_<date>/*.tif``, split 60/20/20),
     or volumes with a ``dataset.json`` a site, whose split is kept.
 
-    Args:
-        root: the folder.
-        folds: 0, or in place of these splits so many folds by patient
-            (`medfedaug.data.splits.fold_patients`); a site that does not train is tested in every fold.
-        fold: which of them is tested, counted from 1.
-        fold_seed: of the shuffle before the patients are dealt to the folds.
-
     Raises:
         DataError: for a site with a ``dataset.json`` that is none of the five.
     """
-    sites = listed_sites(root, "LGG", _INSTITUTIONS) or _published(root)
-    return [in_fold(site, folds, fold, fold_seed) for site in sites]
+    return listed_sites(root, "LGG", _INSTITUTIONS) or _published(root)
 
 
 def _published(root: Path) -> list[SiteFolder]:
@@ -125,5 +116,6 @@ BENCHMARKS = {
         "LGG: FLAIR abnormality in brain MRI of five institutions",
         "https://www.kaggle.com/datasets/mateuszbuda/lgg-mri-segmentation",
         "kaggle_3m/TCGA_<institution>_<patient>_<date>/*.tif, or <site>/dataset.json with volumes",
+        in_folds=True,
     ),
 }

@@ -89,19 +89,16 @@ class DicomWebArchive(Archive):
     # ------------------------------------------------------------------ searching
 
     def find_studies(self, wanted: Wanted) -> list[FoundStudy]:
-        """Find studies by QIDO."""
         search = partial(self._client().search_for_studies, search_filters={wanted.key: wanted.value})
         rows = self._rows("StudyInstanceUID", search, STUDY_FIELDS, MOST_FOUND)
         return matching(map(FoundStudy.of_values, rows), wanted)
 
     def find_series(self, study: FoundStudy) -> list[FoundSeries]:
-        """Find series by QIDO."""
         search = partial(self._client().search_for_series, study.uid)
         rows = self._rows("SeriesInstanceUID", search, SERIES_FIELDS, MOST_FOUND)
         return in_order(FoundSeries.of_values(study, row) for row in rows)
 
     def find_objects(self, series: FoundSeries) -> dict[str, dict[str, str]]:
-        """List objects by QIDO."""
         rows = self._objects(series, OBJECT_FIELDS)
         return {row["SOPInstanceUID"]: known_fields(row, OBJECT_FIELDS) for row in rows}
 
@@ -246,7 +243,6 @@ class DicomWebArchive(Archive):
     # ------------------------------------------------------------------ connections
 
     def _session(self) -> WebSession:
-        """The session of this thread."""
         session: WebSession | None = getattr(self._own, "session", None)
         if session is None:
             session = self._own.session = WebSession(self.place, self._access)
@@ -255,7 +251,6 @@ class DicomWebArchive(Archive):
         return session
 
     def _client(self) -> DICOMwebClient:
-        """The client of this thread."""
         client: DICOMwebClient | None = getattr(self._own, "client", None)
         if client is None:
             client = self._own.client = DICOMwebClient(

@@ -118,20 +118,17 @@ class DimseArchive(Archive):
     # ------------------------------------------------------------------ searching
 
     def find_studies(self, wanted: Wanted) -> list[FoundStudy]:
-        """Find studies by C-FIND."""
         query = _query("STUDY", **dict.fromkeys(STUDY_FIELDS))
         setattr(query, wanted.key, wanted.value)
         rows = self._find(query, "StudyInstanceUID", MOST_FOUND)
         return matching((FoundStudy.of_values(_texts(row, STUDY_FIELDS)) for row in rows), wanted)
 
     def find_series(self, study: FoundStudy) -> list[FoundSeries]:
-        """Find series by C-FIND."""
         query = _query("SERIES", StudyInstanceUID=study.uid, **dict.fromkeys(SERIES_FIELDS))
         rows = self._find(query, "SeriesInstanceUID", MOST_FOUND)
         return in_order(FoundSeries.of_values(study, _texts(row, SERIES_FIELDS)) for row in rows)
 
     def find_objects(self, series: FoundSeries) -> dict[str, dict[str, str]]:
-        """List objects by C-FIND."""
         rows = self._objects(series, **dict.fromkeys(OBJECT_FIELDS))
         return {
             _text(row, "SOPInstanceUID"): known_fields(_texts(row, OBJECT_FIELDS), OBJECT_FIELDS)

@@ -71,11 +71,9 @@ class FolderArchive(Archive):
         self._lock = threading.Lock()
 
     def find_studies(self, wanted: Wanted) -> list[FoundStudy]:
-        """Find studies by the headers of the files."""
         return matching(self._indexed().studies.values(), wanted)
 
     def find_series(self, study: FoundStudy) -> list[FoundSeries]:
-        """Find series by the headers of the files."""
         contents = self._indexed()
         return in_order(
             replace(one, instances=len(contents.files[key]), patient=study.patient, issuer=study.issuer)
@@ -84,7 +82,6 @@ class FolderArchive(Archive):
         )
 
     def find_objects(self, series: FoundSeries) -> dict[str, dict[str, str]]:
-        """List objects by the headers of the files."""
         files = self._indexed().files.get((series.study, series.uid), {})
         return {
             uid: known_fields(_header(file.path, [*OBJECT_FIELDS]), OBJECT_FIELDS)
