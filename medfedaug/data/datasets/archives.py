@@ -6,7 +6,7 @@ import bz2
 import gzip
 import pickle
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -34,10 +34,9 @@ class Archive:
     labels: np.ndarray
     owners: Sequence[str] = ()
 
-    def cases(self, path: Path, classes: Sequence[str], indices: Iterable[int] | None = None) -> list[Case]:
+    def cases(self, path: Path, classes: Sequence[str]) -> list[Case]:
         """Images of the file ``path`` as cases, named after the file and the position."""
-        chosen = range(len(self.labels)) if indices is None else indices
-        return [Case(f"{path.name}/{i}", path, classes[int(self.labels[i])], int(i)) for i in chosen]
+        return [Case(f"{path.name}/{i}", path, classes[int(label)], i) for i, label in enumerate(self.labels)]
 
 
 Reader = Callable[[Path], Archive]

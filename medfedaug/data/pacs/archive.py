@@ -297,17 +297,9 @@ class Archive(Protocol):
     def fetch(
         self, series: FoundSeries, folder: Path, on_instance: Callable[[], object] | None = None
     ) -> list[Path]:
-        """Fetch all objects of a series, each into a file of its own.
+        """Fetch all objects of a series, each into a file of its own, and return the files, sorted.
 
         Files of an earlier call that was interrupted are kept. Their names tell nothing of the header.
-
-        Args:
-            series: the series.
-            folder: where the files are written; it is made where it is missing.
-            on_instance: called after each object.
-
-        Returns:
-            The files, sorted.
 
         Raises:
             ObjectRefused: where objects are of another patient, study or series than the archive said, or

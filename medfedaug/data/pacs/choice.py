@@ -68,12 +68,8 @@ def plan_import(
 
     A search that the archive refuses costs its study.
 
-    Args:
-        archive: the archive.
-        wanted: the studies.
-        pseudonym: of a name and its kind (``case``, ``patient``), with the site's key.
-        settings: the choices.
-        on_event: called with ``{"event": "found", "number": ..., "of": ...}`` after each search.
+    ``pseudonym`` is of a name and its kind (``case``, ``patient``), with the site's key; ``on_event`` is
+    called with ``{"event": "found", "number": ..., "of": ...}`` after each search.
 
     Raises:
         ArchiveError: where the archive cannot be used.

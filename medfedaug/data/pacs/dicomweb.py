@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import pydicom
 import requests
 from dicomweb_client.web import DICOMwebClient
+from pydicom import Dataset
 
 from medfedaug.data.pacs.archive import (
     LONGEST_VALUE,
@@ -44,9 +45,6 @@ from medfedaug.data.pacs.arrival import Arrival, Failure
 from medfedaug.data.pacs.object_check import ObjectRefused
 from medfedaug.data.pacs.web_session import AnswerRefused, WebSession, parts_of
 from medfedaug.errors import ConfigError, MedFedAugWarning, ReaderError
-
-if TYPE_CHECKING:
-    from pydicom import Dataset
 
 _PAGE = 1000
 _MOST_PAGES = 1000

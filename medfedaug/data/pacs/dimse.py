@@ -8,8 +8,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pydicom import Dataset
 from pydicom.uid import (
     UID,
     DeflatedExplicitVRLittleEndian,
@@ -26,7 +27,10 @@ from pynetdicom import (
     build_role,
     evt,
 )
+from pynetdicom.association import Association
+from pynetdicom.events import Event
 from pynetdicom.pdu import A_ASSOCIATE_RJ
+from pynetdicom.presentation import PresentationContext
 from pynetdicom.sop_class import (  # type: ignore[attr-defined]
     StudyRootQueryRetrieveInformationModelFind,
     StudyRootQueryRetrieveInformationModelGet,
@@ -59,12 +63,6 @@ from medfedaug.data.pacs.arrival import Arrival, Failure
 from medfedaug.data.pacs.dimse_bounds import Receiver, Traffic, addresses_of, own_address
 from medfedaug.data.pacs.object_check import ObjectRefused
 from medfedaug.errors import ConfigError, ReaderError
-
-if TYPE_CHECKING:
-    from pydicom import Dataset
-    from pynetdicom.association import Association
-    from pynetdicom.events import Event
-    from pynetdicom.presentation import PresentationContext
 
 _ADDRESS = re.compile(r"(?P<aet>[^@\\]{1,16})@(?P<host>[^@:]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
 _NATIVE: list[str | UID] = [ExplicitVRLittleEndian, ImplicitVRLittleEndian, ExplicitVRBigEndian]

@@ -8,9 +8,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pydicom
+from pydicom import Dataset
 
 from medfedaug.data.io.dicom_bounds import check_bounds
 from medfedaug.data.io.dicom_headers import is_dicom_file
@@ -31,9 +32,6 @@ from medfedaug.data.pacs.archive import (
 )
 from medfedaug.data.pacs.object_check import OBJECT_TAGS, SeriesBounds
 from medfedaug.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pydicom import Dataset
 
 _TAGS = [*STUDY_FIELDS, *SERIES_FIELDS, *OBJECT_TAGS, "ImageType"]
 
