@@ -19,12 +19,18 @@ COMMON_OPTIONS: dict[str, Any] = {
 """The options of every benchmark (`medfedaug.data.benchmarks.open_benchmark`), with their defaults."""
 
 FOLDS: dict[str, Any] = {"folds": 0, "fold": 1, "fold_seed": 0}
-"""The options of data sets whose sites may be split into folds by patient (`medfedaug.data.splits.in_fold`).
+"""The options of data sets whose sites may be split into folds by patient, with their defaults."""
 
-``folds``: 0, or in place of the sites' splits so many folds; a case without a patient's name stands for one,
-and a site that does not train is tested in every fold. ``fold``: the one that is tested, counted from 1.
-``fold_seed``: of the shuffle before the patients are dealt to the folds.
-"""
+OPTION_TEXTS = {
+    "fraction": "share of each site's training cases that is used.",
+    "unseen": "a site that does not train and is tested with all its cases.",
+    "folds": "0, or in place of the sites' splits so many folds by patient (medfedaug.data.splits."
+    "fold_patients); a case without a patient's name stands for one, and a site that does not train is tested "
+    "in every fold.",
+    "fold": "which of them is tested, counted from 1.",
+    "fold_seed": "of the shuffle before the patients are dealt to the folds.",
+}
+"""Texts of options that several data sets have, for the catalogue."""
 
 
 @dataclass(frozen=True)
