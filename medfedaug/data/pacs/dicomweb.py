@@ -36,9 +36,6 @@ from medfedaug.data.pacs.archive import (
     OddAnswer,
     RequestRefused,
     Wanted,
-    in_order,
-    known_fields,
-    matching,
     valid_uid,
 )
 from medfedaug.data.pacs.arrival import Arrival, Failure
@@ -86,21 +83,15 @@ class DicomWebArchive(Archive):
 
     # ------------------------------------------------------------------ searching
 
-    def find_studies(self, wanted: Wanted) -> list[FoundStudy]:
+    def _studies(self, wanted: Wanted) -> list[dict[str, str]]:
         search = partial(self._client().search_for_studies, search_filters={wanted.key: wanted.value})
-        rows = self._rows("StudyInstanceUID", search, STUDY_FIELDS, MOST_FOUND)
-        return matching(map(FoundStudy.of_values, rows), wanted)
+        return self._rows("StudyInstanceUID", search, STUDY_FIELDS, MOST_FOUND)
 
-    def find_series(self, study: FoundStudy) -> list[FoundSeries]:
+    def _series(self, study: FoundStudy) -> list[dict[str, str]]:
         search = partial(self._client().search_for_series, study.uid)
-        rows = self._rows("SeriesInstanceUID", search, SERIES_FIELDS, MOST_FOUND)
-        return in_order(FoundSeries.of_values(study, row) for row in rows)
+        return self._rows("SeriesInstanceUID", search, SERIES_FIELDS, MOST_FOUND)
 
-    def find_objects(self, series: FoundSeries) -> dict[str, dict[str, str]]:
-        rows = self._objects(series, OBJECT_FIELDS)
-        return {row["SOPInstanceUID"]: known_fields(row, OBJECT_FIELDS) for row in rows}
-
-    def _objects(self, series: FoundSeries, fields: Sequence[str] = ()) -> list[dict[str, str]]:
+    def _objects(self, series: FoundSeries, fields: Sequence[str] = OBJECT_FIELDS) -> list[dict[str, str]]:
         search = partial(self._client().search_for_instances, series.study, series.uid)
         return self._rows("SOPInstanceUID", search, fields, MOST_OBJECTS)
 
@@ -136,7 +127,7 @@ class DicomWebArchive(Archive):
 
         Of these, at most ``access.connections`` of all series are on their way, and in memory.
         """
-        uids = sorted(row["SOPInstanceUID"] for row in self._objects(series))
+        uids = sorted(row["SOPInstanceUID"] for row in self._objects(series, ()))
         if not uids:
             raise FetchError("the archive lists no object of it")
         arrival = Arrival(series, folder, uids, on_instance)
