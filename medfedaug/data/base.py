@@ -128,13 +128,9 @@ class SiteFolder(ABC):
         return site.limited(limit)
 
     @classmethod
-    @abstractmethod
     def list_cases(cls, path: Path, name: str) -> Listing:
-        """List the content of a folder.
-
-        Raises:
-            DataError: naming site and file, where the lists cannot be used.
-        """
+        """List the content of a folder, or raise `DataError`: an archive does not say what is whose."""
+        raise DataError("is part of a benchmark, which must be named", site=name, path=path)
 
     @property
     def scaling(self) -> str:

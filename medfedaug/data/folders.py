@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from medfedaug.data.base import SiteFolder
-from medfedaug.data.images import ImageFolder
+from medfedaug.data.images import ImageFolder, visible_folders
 from medfedaug.data.io.formats import is_photograph
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
@@ -26,8 +26,7 @@ def is_site(path: Path) -> bool:
 
 
 def _has_images(path: Path) -> bool:
-    folders = (p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
-    return any(is_photograph(file) for folder in folders for file in folder.iterdir())
+    return any(is_photograph(file) for folder in visible_folders(path) for file in folder.iterdir())
 
 
 def open_folder(

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from medfedaug.data.base import Case, Listing, SiteFolder, unreadable
+from medfedaug.data.base import Case, SiteFolder, unreadable
 from medfedaug.errors import DataError
 from medfedaug.utils.files import parse_json
 
@@ -54,11 +54,6 @@ class ArchiveSite(SiteFolder):
 
     task: ClassVar[str] = "classification"
     listing: ClassVar[str] = ""
-
-    @classmethod
-    def list_cases(cls, path: Path, name: str) -> Listing:
-        """Refuse: an archive does not state which images belong to a site."""
-        raise DataError("is part of a benchmark, which must be named", site=name, path=path)
 
     def check_files(self) -> int:
         """Check that every file is there and holds the images listed."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +17,8 @@ from medfedaug.data.published import Benchmark
 from medfedaug.data.splits import split_patients
 from medfedaug.data.volumes import VolumeFolder, listed_sites
 
+_Any = TypeVar("_Any")
+
 _INSTITUTIONS = ("CS", "DU", "EZ", "FG", "HT")  # as in the patients' names, TCGA_CS_4941
 _CLASSES = ("background", "FLAIR abnormality")
 _FLAIR = 1  # of the three channels: before contrast, FLAIR, after contrast
@@ -24,31 +28,20 @@ class LGGSite(VolumeFolder):
     """Patients as folders of TIFF slices, ``<patient>_<number>.tif`` with ``..._mask.tif``."""
 
     listing = ""
+    compares_axes = False  # TIFF says nothing of axes, nor of millimetres
 
     def check_files(self) -> int:
         """Check that slices have masks, and all of a patient one size, by the headers; one channel, FLAIR."""
         for case in self.listed_cases:
-            sizes = set()
+            sizes = set[tuple[int, int]]()
             for slice_ in _slices(case.image):
                 mask = _mask(slice_)
                 if not mask.is_file():
                     raise self.error("a slice has no mask", mask)
-                for path in (slice_, mask):
-                    try:
-                        with Image.open(path) as file:
-                            sizes.add(file.size)
-                    except Exception as error:  # Pillow raises its own, OSError and struct's
-                        raise unreadable(self.name, path, error) from error
+                sizes |= {self._of_image(path, lambda file: file.size) for path in (slice_, mask)}
             if len(sizes) != 1:
                 raise self.error(f"slices and masks have {len(sizes)} different sizes", case.image)
         return 1
-
-    def upright_axes(self) -> dict[str, Path]:
-        """TIFF says nothing of axes."""
-        return {}
-
-    def affine(self, case: Case) -> None:
-        return None
 
     def read_files(self, case: Case) -> list[torch.Tensor]:
         """FLAIR of all slices, float32 (1, H, W, D)."""
@@ -59,15 +52,16 @@ class LGGSite(VolumeFolder):
         return (self._stack([_mask(path) for path in _slices(case.image)]) > 0).float()
 
     def _stack(self, paths: list[Path]) -> torch.Tensor:
-        planes = []
-        for path in paths:
-            try:
-                with Image.open(path) as file:
-                    pixels = np.asarray(file, np.float32)
-            except Exception as error:  # Pillow raises its own, OSError and struct's
-                raise unreadable(self.name, path, error) from error
-            planes.append(pixels[..., _FLAIR] if pixels.ndim == 3 else pixels)
+        found = (self._of_image(path, lambda file: np.asarray(file, np.float32)) for path in paths)
+        planes = [pixels[..., _FLAIR] if pixels.ndim == 3 else pixels for pixels in found]
         return torch.from_numpy(np.stack(planes, axis=-1))[None]
+
+    def _of_image(self, path: Path, read: Callable[[Image.Image], _Any]) -> _Any:
+        try:
+            with Image.open(path) as file:
+                return read(file)
+        except Exception as error:  # Pillow raises its own, OSError and struct's
+            raise unreadable(self.name, path, error) from error
 
 
 def lgg_multisite(root: Path) -> list[SiteFolder]:
