@@ -17,7 +17,6 @@ from medfedaug.data.base import (
     SiteFolder,
     check_below,
     patient_name,
-    unreadable,
 )
 from medfedaug.data.checks.duplicates import check_copies
 from medfedaug.data.io.formats import format_of, is_photograph
@@ -66,10 +65,8 @@ class ImageFolder(SiteFolder):
             raise self.error(
                 "a listed image is missing", case.image, hint="Put the file there or take it out of the list."
             )
-        try:
+        with self.reading(case.image):
             format_of(case.image).check_photograph(case.image)
-        except Exception as error:  # Pillow raises its own, OSError, SyntaxError and struct's
-            raise unreadable(self.name, case.image, error) from error
 
     def load_image(self, case: Case, intensity: str = "raw") -> torch.Tensor:
         """The image with values from 0 to 255, (3, H, W), or with ``"scale"`` as float32 in [0, 1].
@@ -81,10 +78,8 @@ class ImageFolder(SiteFolder):
         return image / 255 if intensity == "scale" else image
 
     def _pixels(self, case: Case) -> torch.Tensor:
-        try:
+        with self.reading(case.image):
             return torch.as_tensor(format_of(case.image).read_photograph(case.image))
-        except Exception as error:  # Pillow raises its own, OSError, SyntaxError and struct's
-            raise unreadable(self.name, case.image, error) from error
 
 
 def _published(

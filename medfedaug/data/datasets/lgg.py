@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
 from PIL import Image
 
-from medfedaug.data.base import Case, SiteFolder, base_folder, unreadable
+from medfedaug.data.base import Case, SiteFolder, base_folder
 from medfedaug.data.published import Benchmark
 from medfedaug.data.splits import split_patients
 from medfedaug.data.volumes import VolumeFolder, listed_sites
-
-_Any = TypeVar("_Any")
 
 _INSTITUTIONS = ("CS", "DU", "EZ", "FG", "HT")  # as in the patients' names, TCGA_CS_4941
 _CLASSES = ("background", "FLAIR abnormality")
@@ -38,7 +34,9 @@ class LGGSite(VolumeFolder):
                 mask = _mask(slice_)
                 if not mask.is_file():
                     raise self.error("a slice has no mask", mask)
-                sizes |= {self._of_image(path, lambda file: file.size) for path in (slice_, mask)}
+                for path in (slice_, mask):
+                    with self.reading(path), Image.open(path) as file:
+                        sizes.add(file.size)
             if len(sizes) != 1:
                 raise self.error(f"slices and masks have {len(sizes)} different sizes", case.image)
         return 1
@@ -52,16 +50,12 @@ class LGGSite(VolumeFolder):
         return (self._stack([_mask(path) for path in _slices(case.image)]) > 0).float()
 
     def _stack(self, paths: list[Path]) -> torch.Tensor:
-        found = (self._of_image(path, lambda file: np.asarray(file, np.float32)) for path in paths)
-        planes = [pixels[..., _FLAIR] if pixels.ndim == 3 else pixels for pixels in found]
+        planes = []
+        for path in paths:
+            with self.reading(path), Image.open(path) as file:
+                pixels = np.asarray(file, np.float32)
+            planes.append(pixels[..., _FLAIR] if pixels.ndim == 3 else pixels)
         return torch.from_numpy(np.stack(planes, axis=-1))[None]
-
-    def _of_image(self, path: Path, read: Callable[[Image.Image], _Any]) -> _Any:
-        try:
-            with Image.open(path) as file:
-                return read(file)
-        except Exception as error:  # Pillow raises its own, OSError and struct's
-            raise unreadable(self.name, path, error) from error
 
 
 def lgg_multisite(root: Path) -> list[SiteFolder]:

@@ -104,11 +104,10 @@ def _planned(
         if one.modality == LABELS.get(settings.labels):
             taken, decision = _label_decision(one, settings)
             plan.labels += [one] if taken else []
-            plan.rows.append(SeriesRow(one.modality, one.number, one.instances, decision))
-            continue
-        channel, decision = _decision(one, settings)
-        if channel is not None:
-            by_channel[channel].append(one)
+        else:
+            channel, decision = _decision(one, settings)
+            if channel is not None:
+                by_channel[channel].append(one)
         plan.rows.append(SeriesRow(one.modality, one.number, one.instances, decision))
     plan.images = [one for found in by_channel.values() for one in found]
     others = sum(one.modality == LABELS.get(settings.labels) for one in series) - len(plan.labels)
