@@ -103,7 +103,8 @@ def test_prediction_marks_borrowed_classes(run, phantom, tmp_path, site, borrowe
 
 
 def test_a_site_without_outlines_needs_a_method_that_learns_without(phantom, tmp_path):
-    code, _, err = command("simulate", "--data", phantom, "--methods", "fedavg", "--out", tmp_path / "run")
+    options = ("--methods", "fedavg", "--engine", "inprocess", "--out", tmp_path / "run")
+    code, _, err = command("simulate", "--data", phantom, *options)
     assert code != 0
     assert "site_D" in err
     assert "condist or teacher" in " ".join(err.split())
@@ -112,7 +113,8 @@ def test_a_site_without_outlines_needs_a_method_that_learns_without(phantom, tmp
 
 def test_methods_that_need_every_label_are_refused(phantom, tmp_path):
     code, _, err = command(
-        *("simulate", "--data", phantom, "--methods", "feddg,condist", "--out", tmp_path / "run")
+        *("simulate", "--data", phantom, "--methods", "feddg,condist", "--out", tmp_path / "run"),
+        *("--engine", "inprocess"),
     )
     assert code != 0
     assert "complete_labels" in err

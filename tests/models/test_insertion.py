@@ -461,7 +461,7 @@ def test_torchscript_says_what_to_do():
 def test_a_network_of_unknown_stages_names_the_commands_way(run, phantom_dir, tmp_path):
     code, _, err = run(
         *("simulate", "--data", phantom_dir, "--out", tmp_path / "o", "--methods", "fedfa"),
-        *("--network", "monai.networks.nets.HighResNet"),
+        *("--network", "monai.networks.nets.HighResNet", "--engine", "inprocess"),
     )
     assert code == 2
     assert "--set 'METHOD.stages=[...]'" in " ".join(err.split())
