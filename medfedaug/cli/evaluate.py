@@ -170,6 +170,7 @@ def report(
         summary_table,
         write_report,
     )
+    from medfedaug.analysis.class_table import class_table
     from medfedaug.analysis.local_vs_global import exchange_tables, find_evaluations, worth_table
     from medfedaug.runs.run import BASELINE
 
@@ -204,11 +205,11 @@ def report(
         end = f"_{index + 1}" if index else ""
         named |= {f"worth{end}": worth, **{f"{table.kind}_at_sites{end}": table for table in exchange}}
     if found:
-        named["scores"], patients = summary_table(found, reference), patient_table(found, reference)
-        out_console.print(named["scores"])
-        if patients.rows:
-            out_console.print(patients)
+        patients, classes = patient_table(found, reference), class_table(found, reference)
+        named["scores"] = summary_table(found, reference)
+        out_console.print(named["scores"], *(table for table in (patients, classes) if table.rows))
         named |= {"patients": patients, "metrics": metric_table(found)}
+        named |= {"classes": classes} if classes.rows else {}
         out_console.print(named["metrics"])
     if tables is not None:
         for name, table in named.items():

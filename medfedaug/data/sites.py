@@ -272,19 +272,9 @@ def check_federation(
     for name in holdout:
         if name not in names:
             raise ConfigError(f"cannot hold out {name!r}; the sites are {', '.join(names)}")
-    training = [site.name for site in sites if site.trains and site.name not in holdout]
-    if len(training) < 2:
-        raise DataError(
-            f"a federation needs two sites with training cases, found {len(training)}"
-            + (f" ({training[0]})" if training else ""),
-            path=sites[0].path.parent,
-        )
-    if len(unlabelled_sites(site for site in sites if site.name in training)) == len(training):
-        raise DataError(
-            "no site that trains has outlined anything",
-            path=sites[0].path.parent,
-            hint="List label maps at one site or more, and under labelled what they show.",
-        )
+    _check_training(
+        [site for site in sites if site.trains and site.name not in holdout], sites[0].path.parent
+    )
     first = sites[0]
     classes = federation_classes(sites)
     named = next((site for site in sites if not site.partial and site.classes == classes), first)
@@ -322,6 +312,18 @@ def check_federation(
     if first.task == "segmentation":
         return first.task, channels[first.name], classes
     return first.task, channels[first.name], tuple(sorted({c for site in sites for c in site.classes}))
+
+
+def _check_training(sites: Sequence[SiteFolder], folder: Path) -> None:
+    if len(sites) < 2:
+        found = f"found {len(sites)}" + (f" ({sites[0].name})" if sites else "")
+        raise DataError(f"a federation needs two sites with training cases, {found}", path=folder)
+    if len(unlabelled_sites(sites)) == len(sites):
+        raise DataError(
+            "no site that trains has outlined anything",
+            path=folder,
+            hint="List label maps at one site or more, and under labelled what they show.",
+        )
 
 
 def _check_axes(sites: Sequence[SiteFolder]) -> None:
