@@ -233,7 +233,7 @@ def check_federation(
 
 
 def _check_names(sites: Sequence[SiteFolder], holdout: Sequence[str]) -> None:
-    """Check the names of sites, and that two of them train."""
+    """Check the names of sites, that two of them train, and that one of these has outlines."""
     names = [site.name for site in sites]
     for site in sites:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", site.name):
@@ -248,14 +248,14 @@ def _check_names(sites: Sequence[SiteFolder], holdout: Sequence[str]) -> None:
     for name in holdout:
         if name not in names:
             raise ConfigError(f"cannot hold out {name!r}; the sites are {', '.join(names)}")
-    training = [site.name for site in sites if site.trains and site.name not in holdout]
+    training = [site for site in sites if site.trains and site.name not in holdout]
     if len(training) < 2:
         raise DataError(
             f"a federation needs two sites with training cases, found {len(training)}"
-            + (f" ({training[0]})" if training else ""),
+            + (f" ({training[0].name})" if training else ""),
             path=sites[0].path.parent,
         )
-    if len(unlabelled_sites(site for site in sites if site.name in training)) == len(training):
+    if len(unlabelled_sites(training)) == len(training):
         raise DataError(
             "no site that trains has outlined anything",
             path=sites[0].path.parent,
