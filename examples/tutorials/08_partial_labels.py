@@ -29,18 +29,12 @@ print(outlined)
 # %%
 # With data of your own, each site says in its ``dataset.json`` what it has outlined. Names decide, not
 # numbers; a row may say otherwise for its own case, and one without ``label`` has no outlines
-# (:doc:`/howto/partial_labels`).
+# (:doc:`/howto/partial_labels`). `medfedaug inspect` says which structures one site alone has outlined, or
+# none, and which names may mean the same.
 
 content = json.loads((here / "data/site_B/dataset.json").read_text())
 print(json.dumps({name: content[name] for name in ("labels", "labelled")}, indent=1))
 print(json.dumps({"training": content["training"][0], "test": content["test"][0]}, indent=1))
-
-# %%
-# A look before training
-# ----------------------
-# `inspect` names structures that one site alone has outlined, or none, and names that may mean the same.
-
-run("medfedaug inspect --data data --out inspection.html")
 
 # %%
 # Open, or background?
