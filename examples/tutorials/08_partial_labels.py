@@ -61,7 +61,12 @@ run("cat losses/classes.md")
 # ---------------
 # A prediction has all structures, and says which of them the site has borrowed.
 
-model = next((here / "losses").glob("fedavg/*marginal*/seed-0")).relative_to(here)
+run("ls losses/fedavg")
+model = next(
+    file.parent.relative_to(here)
+    for file in (here / "losses").rglob("results.json")
+    if json.loads(file.read_text())["config"]["partial_loss"] == "marginal"
+)
 image = f"data/site_A/{json.loads((here / 'data/site_A/dataset.json').read_text())['test'][0]['image']}"
 run(f"medfedaug predict --model {model} --images {image} --site site_A --data data/site_A --out predicted")
 print(*json.loads((here / "predicted/predictions.json").read_text())["notes"], sep="\n")
