@@ -15,12 +15,12 @@ from medfedaug.analysis.comparison import (
     difference_cells,
 )
 from medfedaug.analysis.grouping import group_runs, whole_seeds
-from medfedaug.analysis.score_table import Score, cells_note, known_scores
+from medfedaug.analysis.score_table import Score, annotated_in, cells_note, known_scores
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.analysis.verdict import rule
 from medfedaug.metrics.base import mean_score
 from medfedaug.metrics.registry import find_metric
-from medfedaug.runs.annotated import BORROWED, OWN, Annotated
+from medfedaug.runs.annotated import BORROWED, OWN
 from medfedaug.runs.run import BASELINE, MODEL, Run, compared_metric
 
 
@@ -124,7 +124,7 @@ def class_table(runs: Sequence[Run], reference: str = BASELINE) -> ClassTable:
         The table; without rows where every site has annotated every class.
     """
     groups = group_runs(runs)
-    if not any(Annotated.of_run(run).sites for run in runs):
+    if not any(annotated_in(run).sites for run in runs):
         return ClassTable((), reference=reference)
     rows: list[ClassRow] = []
     for name in dict.fromkeys(name for run in runs for name in run.classes):
@@ -146,7 +146,7 @@ def class_table(runs: Sequence[Run], reference: str = BASELINE) -> ClassTable:
 
 def _cells(run: Run, name: str, kind: str) -> Run:
     """The run by one class, at the sites where the class is of a kind."""
-    known, one = Annotated.of_run(run), run.scored_by(run.metric, name)
+    known, one = annotated_in(run), run.scored_by(run.metric, name)
 
     def chosen(scores: dict[str, Any]) -> dict[str, Any]:
         return {site: score for site, score in scores.items() if known.kind(site, name) == kind}
