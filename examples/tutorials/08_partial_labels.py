@@ -29,18 +29,12 @@ print(outlined)
 # %%
 # With data of your own, each site says in its ``dataset.json`` what it has outlined. Names decide, not
 # numbers; a row may say otherwise for its own case, and one without ``label`` has no outlines
-# (:doc:`/howto/partial_labels`).
+# (:doc:`/howto/partial_labels`). `medfedaug inspect` says which structures one site alone has outlined, or
+# none, and which names may mean the same.
 
 content = json.loads((here / "data/site_B/dataset.json").read_text())
 print(json.dumps({name: content[name] for name in ("labels", "labelled")}, indent=1))
 print(json.dumps({"training": content["training"][0], "test": content["test"][0]}, indent=1))
-
-# %%
-# A look before training
-# ----------------------
-# `inspect` names structures that one site alone has outlined, or none, and names that may mean the same.
-
-run("medfedaug inspect --data data --out inspection.html")
 
 # %%
 # Open, or background?
@@ -67,7 +61,12 @@ run("cat losses/classes.md")
 # ---------------
 # A prediction has all structures, and says which of them the site has borrowed.
 
-model = next((here / "losses").glob("fedavg/*marginal*/seed-0")).relative_to(here)
+run("ls losses/fedavg")
+model = next(
+    file.parent.relative_to(here)
+    for file in (here / "losses").rglob("results.json")
+    if json.loads(file.read_text())["config"]["partial_loss"] == "marginal"
+)
 image = f"data/site_A/{json.loads((here / 'data/site_A/dataset.json').read_text())['test'][0]['image']}"
 run(f"medfedaug predict --model {model} --images {image} --site site_A --data data/site_A --out predicted")
 print(*json.loads((here / "predicted/predictions.json").read_text())["notes"], sep="\n")

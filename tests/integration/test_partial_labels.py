@@ -154,6 +154,13 @@ def test_what_a_site_has_annotated_is_in_its_ledger_and_on_the_approval_page(pha
     deployment = Deployment(sites)
     server = deployment.run(config)
     assert server.record.labelled == {site: list(own) for site, own in OWNED.items()}
+    for site, found in server.record.test.items():
+        # Under the cases' pseudonyms, as their other scores are.
+        scored = STRUCTURES if site == "site_B" else OWNED[site]
+        assert {*found.get("case_classes", {})} == {*scored}
+        for by_case in found.get("case_classes", {}).values():
+            assert {*by_case} <= {*found["cases"]}
+        assert not any("patient" in case for case in found["cases"])
     for site in sites:
         known = ", ".join(OWNED[site.name]) or "none"
         told = [
