@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from medfedaug.cli.console import Table, err_console, out_console, say
-from medfedaug.cli.options import existing_folder, split_pairs
+from medfedaug.cli.options import existing_folder, named_pairs, split_pairs
 from medfedaug.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -159,6 +159,13 @@ def project(
     admin: Annotated[str, typer.Option(help="E-mail address of who administers.")] = "admin@example.org",
     lead: Annotated[str, typer.Option(help="E-mail address of who submits jobs.")] = "lead@example.org",
     name: Annotated[str, typer.Option(help="Name of the project.")] = "medfedaug",
+    relay: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST=SITE,SITE",
+            help="Relay that these sites connect to in place of the server; repeatable.",
+        ),
+    ] = None,
 ) -> None:
     """Write the project file for kits from one machine; or with --own-keys make the root for enrolments."""
     from medfedaug.nvflare_jobs.provisioning import enrolment
@@ -168,7 +175,10 @@ def project(
     target = own_keys or out
     if target.exists():
         raise ConfigError(f"{target} is there already; choose another {'folder' if own_keys else 'file'}")
+    relays = named_pairs("--relay", "relay.example.org=hospital-a,hospital-b", relay, first=True)
     if own_keys:
+        if relays:
+            raise ConfigError("--relay needs kits from one machine: leave out --own-keys")
         text = profile_file(server=server, port=port, name=name)
         private_folder(own_keys)
         write_text(own_keys / enrolment.PROFILE, text)
@@ -181,7 +191,8 @@ def project(
     if sites is None:
         raise ConfigError("--sites is missing: --sites hospital-a,hospital-b")
     named = [part.strip() for part in sites.split(",") if part.strip()]
-    text = project_file(named, server=server, port=port, admin=admin, lead=lead, name=name)
+    below = {host: [part.strip() for part in text.split(",")] for host, text in relays.items()}
+    text = project_file(named, server=server, port=port, admin=admin, lead=lead, name=name, relays=below)
     write_text(out, text)
     say(f"{target}: {len(named)} sites, server {server}, port {port}, administrators {admin} and {lead}")
     say(f"next: nvflare provision -p {quote(str(out))} -w kits; the kits are in kits/{name}/prod_00")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
 
 import yaml
@@ -22,6 +22,12 @@ _NAMES = {
     "simple_name": "a name for a project: letters, digits and '_'",
     "admin": "an e-mail address, by which NVFlare knows administrators",
 }
+_RELAY = """  # A relay passes messages on. Sites connect to its one port, and it connects to the server.
+  - name: {name}
+    type: relay
+    org: coordination
+    listening_host: {{scheme: http, default_host: {host}, port: {port}, connection_security: mtls}}
+"""
 _SITES = re.compile(r"(  - name: \S+\n    type: client\n    org: \S+\n)+")
 
 
@@ -41,6 +47,7 @@ def project_file(
     admin: str = "admin@example.org",
     lead: str = "lead@example.org",
     name: str = "medfedaug",
+    relays: Mapping[str, Collection[str]] | None = None,
 ) -> str:
     """The text of ``project.yml`` for `nvflare provision`.
 
@@ -51,7 +58,9 @@ def project_file(
         admin: the project administrator's e-mail address.
         lead: that of who submits jobs.
         name: the project's name.
+        relays: by the host name of a relay the sites that connect to it, and not to the server.
     """
+    relay_of = _check_relays(relays or {}, sites)
     _check(sites, server=server, port=port, admin=admin, lead=lead, name=name)
     said = {
         "fl-server.example.org": server,
@@ -66,8 +75,13 @@ def project_file(
     text = re.sub("|".join(map(re.escape, said)), lambda found: said[found[0]], text)
     clients = "".join(
         f"  - name: {_text(site)}\n    type: client\n    org: {_text(_organisation(site))}\n"
+        + (f"    connect_to: {{name: {_text(relay_of[site])}}}\n" if site in relay_of else "")
         for site in sites
     )
+    if relays:  # without the first line NVFlare 2.9 lets a relay talk without encryption
+        text = text.replace(f"_port: {port}\n", f"_port: {port}\n    connection_security: mtls\n", 1)
+        told = ({"name": _text(_relay(host)), "host": _text(host), "port": port} for host in relays)
+        clients = "".join(_RELAY.format(**one) for one in told) + clients
     text = _SITES.sub(lambda _: clients, text)
     return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("# To be changed"))
 
@@ -115,6 +129,27 @@ def _check(sites: Sequence[str], *, server: str, port: int, admin: str, lead: st
         _check_name("admin", person)
     if admin == lead:
         raise ConfigError(f"admin and lead need two addresses, both are {admin}")
+
+
+def _check_relays(relays: Mapping[str, Collection[str]], sites: Sequence[str]) -> dict[str, str]:
+    """Return the relay of each site that has one."""
+    found: dict[str, str] = {}
+    for host, below in relays.items():
+        _check_name("server", host)
+        name = _relay(host)
+        check_site_name(name)
+        if name in sites or name in found.values():
+            raise ConfigError(f"two participants have the name {name}, the first part of the relay's {host}")
+        for site in below:
+            if site not in sites or site in found:
+                raise ConfigError(f"relay {host}: {site!r} must be one of the sites, below one relay")
+            found[site] = name
+    return found
+
+
+def _relay(host: str) -> str:
+    """The name of a relay: NVFlare separates a site from its relay by a dot."""
+    return host.split(".", 1)[0]
 
 
 def _check_project(*, port: int, name: str, server: str | None = None) -> None:
