@@ -37,9 +37,13 @@ def public_class(namespace: ModuleType, path: str, what: str) -> type[nn.Module]
     return found
 
 
-@lru_cache(maxsize=256)  # a loss is built whenever a site or a server puts its task together
 def constructor_parameters(cls: Any) -> Mapping[str, inspect.Parameter]:
     """The parameters of a constructor, and those that it passes on to its base classes."""
+    return _constructor_parameters(cls)
+
+
+@lru_cache(maxsize=256)  # a loss is built whenever a site or a server puts its task together
+def _constructor_parameters(cls: Any) -> Mapping[str, inspect.Parameter]:
     if not inspect.isclass(cls):
         return _named(cls)
     found: dict[str, inspect.Parameter] = {}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from check_jsonschema import main as check_files
+from click.testing import CliRunner
 from packaging.requirements import Requirement
 from tried_versions import pins, tried
 
@@ -98,16 +98,8 @@ def test_commands_of_make_that_files_name_exist():
 def test_files_for_other_programs_have_their_schema(schema, pattern):
     files = sorted(ROOT.glob(pattern))
     assert files
-    command = [
-        sys.executable,
-        "-m",
-        "check_jsonschema",
-        "--builtin-schema",
-        f"vendor.{schema}",
-        *map(str, files),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = CliRunner().invoke(check_files, ["--builtin-schema", f"vendor.{schema}", *map(str, files)])
+    assert done.exit_code == 0, done.output
 
 
 def test_hooks_are_local_and_download_nothing():
