@@ -35,6 +35,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import plain_operators  # noqa: F401  the operators, on the pretended device too
 import torch
 from measure import device_in_use, hardware
 from PIL import Image

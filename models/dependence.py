@@ -41,11 +41,7 @@ def modules_before(net: nn.Module, stage: Stage) -> list[nn.Module]:
         found.append(features)
         raise _Reached
 
-    place = net.get_submodule(stage.module)
-    if stage.side == "output":
-        handle = place.register_forward_hook(lambda _module, _args, output: keep(output))
-    else:
-        handle = place.register_forward_pre_hook(lambda _module, args: keep(args[0]))
+    handle = stage.watch(net, keep)
     try:
         with evaluating(net), torch.enable_grad():
             call_with(net, {**parameters, **buffers}, torch.empty(_image(net), device="meta"))

@@ -4,28 +4,10 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from monai.networks import nets
-from monai.networks.nets import (
-    UNETR,
-    AttentionUnet,
-    BasicUNet,
-    BasicUNetPlusPlus,
-    DenseNet,
-    DynUNet,
-    FlexibleUNet,
-    MedNeXt,
-    ResNet,
-    SegResNet,
-    SegResNetDS,
-    SwinUNETR,
-    UNet,
-    VNet,
-    resnet18,
-    resnet50,
-)
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -52,31 +34,26 @@ _NETWORKS: dict[str, Builder] = {}
 
 
 class OwnNetwork:
-    """Builds a network under a name of ours.
+    """Builds a classification network under a name of ours.
 
     Args:
-        cls: what is built, with the names of its arguments.
         build: makes it; called with dimensions, channels, classes and further arguments.
-        task: what it is for.
-        defaults: arguments in the place of the defaults of `cls`.
+        cls: what is built, with the names of its arguments; by default `build`.
+        names: what `build` calls channels and classes, where it has other names.
+        **defaults: arguments in the place of the defaults of `cls`.
     """
 
-    def __init__(self, cls: Any, build: Builder, task: str, defaults: dict[str, Any]) -> None:
-        self.cls, self.build, self.task, self.defaults = cls, build, task, defaults
+    task = "classification"
+
+    def __init__(
+        self, build: Builder, cls: Any = None, names: Mapping[str, str] = {}, **defaults: Any
+    ) -> None:
+        self.build, self.cls, self.names, self.defaults = build, cls or build, names, defaults
 
     def __call__(self, **args: Any) -> nn.Module:
         """Build the network."""
-        return self.build(**{**self.defaults, **args})
-
-
-def _register(
-    name: str, cls: Any, task: str = "classification", **defaults: Any
-) -> Callable[[Builder], Builder]:
-    def add(build: Builder) -> Builder:
-        _NETWORKS[name] = OwnNetwork(cls, build, task, defaults)
-        return build
-
-    return add
+        given = {**self.defaults, **args}
+        return self.build(**{self.names.get(name, name): value for name, value in given.items()})
 
 
 def built_in_networks() -> tuple[str, ...]:
@@ -319,20 +296,20 @@ _CHANNELS, _STRIDES = (16, 32, 64, 128, 256), (2, 2, 2, 2)
 _FEATURES = (*_CHANNELS, 16)
 
 _NETWORKS.update(
-    attentionunet=MonaiNetwork(AttentionUnet, channels=_CHANNELS, strides=_STRIDES),
-    basicunet=MonaiNetwork(BasicUNet, features=_FEATURES, norm="batch"),
-    basicunetplusplus=MonaiNetwork(BasicUNetPlusPlus, features=_FEATURES, norm="batch"),
+    attentionunet=MonaiNetwork(nets.AttentionUnet, channels=_CHANNELS, strides=_STRIDES),
+    basicunet=MonaiNetwork(nets.BasicUNet, features=_FEATURES, norm="batch"),
+    basicunetplusplus=MonaiNetwork(nets.BasicUNetPlusPlus, features=_FEATURES, norm="batch"),
     dynunet=MonaiNetwork(
-        DynUNet, kernel_size=(3,) * 5, strides=(1, *_STRIDES), upsample_kernel_size=_STRIDES
+        nets.DynUNet, kernel_size=(3,) * 5, strides=(1, *_STRIDES), upsample_kernel_size=_STRIDES
     ),
-    flexibleunet=MonaiNetwork(FlexibleUNet, backbone="resnet18"),
-    mednext=MonaiNetwork(MedNeXt),
-    segresnet=MonaiNetwork(SegResNet),
-    segresnetds=MonaiNetwork(SegResNetDS),
-    swinunetr=MonaiNetwork(SwinUNETR),
-    unet=MonaiNetwork(UNet, channels=_CHANNELS, strides=_STRIDES, num_res_units=2, norm="batch"),
-    unetr=MonaiNetwork(UNETR),
-    vnet=_VNet(VNet, dropout_dim=None),
+    flexibleunet=MonaiNetwork(nets.FlexibleUNet, backbone="resnet18"),
+    mednext=MonaiNetwork(nets.MedNeXt),
+    segresnet=MonaiNetwork(nets.SegResNet),
+    segresnetds=MonaiNetwork(nets.SegResNetDS),
+    swinunetr=MonaiNetwork(nets.SwinUNETR),
+    unet=MonaiNetwork(nets.UNet, channels=_CHANNELS, strides=_STRIDES, num_res_units=2, norm="batch"),
+    unetr=MonaiNetwork(nets.UNETR),
+    vnet=_VNet(nets.VNet, dropout_dim=None),
 )
 
 
@@ -349,23 +326,16 @@ _VIT: dict[str, Any] = {
 }
 
 
-@_register("resnet18", ResNet, **_RESNET)
-def _resnet18(*, in_channels: int, out_channels: int, **args: Any) -> nn.Module:
-    return resnet18(n_input_channels=in_channels, num_classes=out_channels, **args)
+_CLASSES = {"out_channels": "num_classes"}
+_OF_RESNET = {"in_channels": "n_input_channels", **_CLASSES}
 
-
-@_register("resnet50", ResNet, **_RESNET)
-def _resnet50(*, in_channels: int, out_channels: int, **args: Any) -> nn.Module:
-    return resnet50(n_input_channels=in_channels, num_classes=out_channels, **args)
-
-
-@_register("vit", ViTClassifier, **_VIT)
-def _vit(*, out_channels: int, **args: Any) -> nn.Module:
-    return ViTClassifier(num_classes=out_channels, **args)
-
-
-_register("alexnet", alexnet)(alexnet)
-_register("densenet100", DenseNet, **_DENSENET)(DenseNet)
-_register("digits_cnn", digits_cnn)(digits_cnn)
-_register("lenet5", lenet5)(lenet5)
-_register("swin_t", SwinClassifier)(SwinClassifier)
+_NETWORKS.update(
+    alexnet=OwnNetwork(alexnet),
+    densenet100=OwnNetwork(nets.DenseNet, **_DENSENET),
+    digits_cnn=OwnNetwork(digits_cnn),
+    lenet5=OwnNetwork(lenet5),
+    resnet18=OwnNetwork(nets.resnet18, nets.ResNet, _OF_RESNET, **_RESNET),
+    resnet50=OwnNetwork(nets.resnet50, nets.ResNet, _OF_RESNET, **_RESNET),
+    swin_t=OwnNetwork(SwinClassifier),
+    vit=OwnNetwork(ViTClassifier, names=_CLASSES, **_VIT),
+)

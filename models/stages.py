@@ -15,25 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from monai.networks import nets
 from monai.networks.layers.simplelayers import SkipConnection
-from monai.networks.nets import (
-    UNETR,
-    AttentionUnet,
-    BasicUNet,
-    BasicUNetPlusPlus,
-    DenseNet,
-    DynUNet,
-    EfficientNet,
-    FlexibleUNet,
-    MedNeXt,
-    ResNet,
-    SegResNet,
-    SegResNetDS,
-    SwinUNETR,
-    UNet,
-    VNet,
-)
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from medfedaug.models.classifiers import StagedClassifier, SwinClassifier
 from medfedaug.models.stage_layer import StageLayer
@@ -56,6 +41,13 @@ class Stage:
     module: str
     side: Side
     channels: int
+
+    def watch(self, net: nn.Module, see: Callable[[Tensor], None]) -> RemovableHandle:
+        """Let a function see the features of the stage in every pass, until the handle is removed."""
+        module = net.get_submodule(self.module)
+        if self.side == "output":
+            return module.register_forward_hook(lambda _module, _args, output: see(output))
+        return module.register_forward_pre_hook(lambda _module, args: see(args[0]))
 
 
 def output_channels(module: nn.Module) -> int | None:
@@ -210,23 +202,23 @@ def _swin_classifier(net: Any) -> list[Stage]:
 
 
 _STAGES: dict[type[nn.Module], Callable[[Any], list[Stage] | None]] = {
-    AttentionUnet: _attention_unet,
-    BasicUNet: _basic_unet,
-    BasicUNetPlusPlus: _basic_unet_plus_plus,
-    DenseNet: _densenet,
-    DynUNet: _dyn_unet,
-    EfficientNet: _efficientnet,
-    FlexibleUNet: _flexible_unet,
-    MedNeXt: _mednext,
-    ResNet: _resnet,
-    SegResNet: _seg_res_net,
-    SegResNetDS: _seg_res_net_ds,
+    nets.AttentionUnet: _attention_unet,
+    nets.BasicUNet: _basic_unet,
+    nets.BasicUNetPlusPlus: _basic_unet_plus_plus,
+    nets.DenseNet: _densenet,
+    nets.DynUNet: _dyn_unet,
+    nets.EfficientNet: _efficientnet,
+    nets.FlexibleUNet: _flexible_unet,
+    nets.MedNeXt: _mednext,
+    nets.ResNet: _resnet,
+    nets.SegResNet: _seg_res_net,
+    nets.SegResNetDS: _seg_res_net_ds,
     StagedClassifier: _staged_classifier,
     SwinClassifier: _swin_classifier,
-    SwinUNETR: _swin_unetr,
-    UNETR: _unetr,
-    UNet: _unet,
-    VNet: _vnet,
+    nets.SwinUNETR: _swin_unetr,
+    nets.UNETR: _unetr,
+    nets.UNet: _unet,
+    nets.VNet: _vnet,
 }
 
 
@@ -236,6 +228,23 @@ def known_stages(net: nn.Module) -> list[Stage] | None:
         if cls in _STAGES:
             return _STAGES[cls](net)
     return None
+
+
+def find_stage(net: nn.Module, stage: int | str = -1) -> Stage:
+    """A stage of a network by its number, counted from 1, or its name; -1 is the last.
+
+    Raises:
+        ValueError: when the stages of the network are not known, or it has no such stage.
+    """
+    stages = known_stages(net)
+    if not stages:
+        raise ValueError(f"the stages of {type(net).__name__} are not known")
+    if stage == -1:
+        return stages[-1]
+    for number, found in enumerate(stages, start=1):
+        if stage in (number, found.name):
+            return found
+    raise ValueError(f"no stage {stage!r}; there are {', '.join(found.name for found in stages)}")
 
 
 def supported_networks() -> tuple[str, ...]:

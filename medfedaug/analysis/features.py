@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from torch import Tensor, nn
 
 from medfedaug.analysis.case_views import network_inputs
-from medfedaug.analysis.plots import colours_by_name
+from medfedaug.analysis.plots import colours_by_name, plain_label
 from medfedaug.data.base import Case
 from medfedaug.federation.site.model import SiteModel
-from medfedaug.models.stages import known_stages
+from medfedaug.models.modes import evaluating
+from medfedaug.models.stages import find_stage
 
 # Entries of a block of the N x N matrix of distances: 8 MB in float64.
 _BLOCK_ENTRIES = 2**20
@@ -180,36 +181,19 @@ def site_features(network: nn.Module, images: Iterable[Tensor], stage: int | str
         >>> site_features(network, [torch.rand(4, 1, 32, 32), torch.rand(2, 1, 32, 32)]).shape
         torch.Size([6, 16])
     """
-    stages = known_stages(network)
-    if not stages:
-        raise ValueError(f"the stages of {type(network).__name__} are not known")
-    numbers = dict(enumerate(stages, start=1))
-    by_name = {found.name: found for found in stages}
-    chosen = (
-        stages[-1] if stage == -1 else numbers.get(stage) if isinstance(stage, int) else by_name.get(stage)
-    )
-    if chosen is None:
-        raise ValueError(f"no stage {stage!r}; there are {', '.join(by_name)}")
     seen: list[Tensor] = []
 
     def keep(features: Tensor) -> None:
         seen.append(features.flatten(2).float().mean(dim=2).cpu())
 
-    module = network.get_submodule(chosen.module)
-    if chosen.side == "output":
-        hook = module.register_forward_hook(lambda _module, _args, output: keep(output))
-    else:
-        hook = module.register_forward_pre_hook(lambda _module, args: keep(args[0]))
-    modes = {part: part.training for part in network.modules()}
+    hook = find_stage(network, stage).watch(network, keep)
     parameter = next(network.parameters(), None)
     try:
-        network.eval()
-        for batch in images:
-            network(batch if parameter is None else batch.to(parameter.device))
+        with evaluating(network):
+            for batch in images:
+                network(batch if parameter is None else batch.to(parameter.device))
     finally:
         hook.remove()
-        for part, mode in modes.items():
-            part.training = mode
     if not seen:
         raise ValueError("there is no image to compute features of")
     return torch.cat([torch.as_tensor(features).as_subclass(Tensor) for features in seen])
@@ -280,7 +264,7 @@ def feature_picture(
     panel.spines[["top", "right"]].set_visible(False)
     panel.tick_params(labelleft=False, labelbottom=False)  # features have no meaningful units
     panel.grid(color="0.5", alpha=0.25, linewidth=0.6)
-    _legend(figure, panel, colours, kinds if classes else [])
+    _legend(figure, colours, kinds if classes else [])
     return figure
 
 
@@ -288,18 +272,12 @@ def _cycle(values: Sequence[str], number: int) -> list[str]:
     return [values[index % len(values)] for index in range(number)]
 
 
-def _legend(figure: Figure, panel: Axes, colours: dict[str, Any], kinds: Sequence[str]) -> None:
+def _legend(figure: Figure, colours: dict[str, Any], kinds: Sequence[str]) -> None:
+    marks = [("o", colour, site) for site, colour in colours.items()]
+    marks += [(mark, "0.5", kind) for kind, mark in zip(kinds, _cycle(_MARKERS, len(kinds)), strict=True)]
     handles = [
-        *(
-            panel.plot([], [], "o", color=colour, markersize=5, label=site.replace("$", r"\$"))[0]
-            for site, colour in colours.items()
-        ),
-        *(
-            panel.plot(
-                [], [], marker, color="0.5", markersize=5, linestyle="", label=kind.replace("$", r"\$")
-            )[0]
-            for kind, marker in zip(kinds, _cycle(_MARKERS, len(kinds)), strict=True)
-        ),
+        Line2D([], [], color=colour, marker=mark, linestyle="", markersize=5, label=plain_label(name))
+        for mark, colour, name in marks
     ]
     figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=9)
 

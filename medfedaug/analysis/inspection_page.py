@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from medfedaug.analysis.page import (
     add,
@@ -25,7 +24,7 @@ from medfedaug.analysis.page import (
     table,
     write_page,
 )
-from medfedaug.analysis.plots import colours_by_name, tidy
+from medfedaug.analysis.plots import add_legend, colours_by_name, tidy
 from medfedaug.analysis.shift import Shift, site_shift
 from medfedaug.data.base import SPLITS, plain_name
 from medfedaug.data.quality.inspection import QUANTILES, SiteInspection
@@ -367,16 +366,7 @@ def _panels(by_site: dict[str, np.ndarray], width: float) -> tuple[Figure, list[
         if number > 1:
             panel.set_title(f"channel {channel}", fontsize=10, y=1.0)
     colours = colours_by_name(by_site)
-    figure_.legend(
-        handles=[
-            Line2D([], [], color=colour, linewidth=3, label=site.replace("$", r"\$"))
-            for site, colour in colours.items()
-        ],
-        loc="outside lower center",
-        ncols=3 if width < 5 else 6,
-        frameon=False,
-        fontsize=9,
-    )
+    add_legend(figure_, colours, width)
     return figure_, panels, colours
 
 

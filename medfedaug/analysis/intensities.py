@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from torch import Tensor
 
-from medfedaug.analysis.plots import colours_by_name, tidy
+from medfedaug.analysis.plots import add_legend, colours_by_name, tidy
 from medfedaug.statistics import ChannelStatistics, usable_pairs
 
 _VALUES = 20_000  # of an image, and so many images' worth of a site: a histogram of more looks the same
@@ -123,16 +122,7 @@ def intensity_histograms(
             span = low, max(high, low + _MIN_SPAN)
             _draw({site: values[:, channel] for site, values in view.items()}, span, colours, panel)
             panel.set_xlabel("intensity" if index == 0 else "normalised intensity", fontsize=9)
-    figure.legend(
-        handles=[
-            Line2D([], [], color=colour, linewidth=3, label=site.replace("$", r"\$"))
-            for site, colour in colours.items()
-        ],
-        loc="outside lower center",
-        ncols=3 if narrow else 6,
-        frameon=False,
-        fontsize=9,
-    )
+    add_legend(figure, colours, width)
     return figure
 
 

@@ -119,7 +119,10 @@ class _Card:
         if self.config.channel_names:
             found.append(f"Channels, in this order: {', '.join(self.config.channel_names)}.")
         for site, names in self.record.get(LABELLED, {}).items():
-            found.append(f"{self.name(site)} has outlined {', '.join(names) or 'nothing'}.")
+            told = f"{self.name(site)} has outlined {', '.join(names) or 'nothing'}."
+            if not names and site not in self.unseen:
+                told += f" In the average it counts {self.config.unlabelled_weight:g} of its samples."
+            found.append(told)
         for key, text in (
             ("missing_channels", "does not have"),
             ("constant_channels", "has no variation in"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -186,6 +186,18 @@ def colours_by_name(names: Iterable[str]) -> dict[str, Any]:
     return dict(zip(distinct, map(tuple, shades), strict=True))
 
 
+def plain_label(name: str) -> str:
+    """A name in a figure, where a dollar sign would start a formula."""
+    return name.replace("$", r"\$")
+
+
+def add_legend(figure: Figure, colours: Mapping[str, Any], width: float) -> None:
+    """Name the colours below a figure."""
+    handles = [Line2D([], [], color=c, linewidth=3, label=plain_label(name)) for name, c in colours.items()]
+    columns = 3 if width < 5 else 6
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+
+
 def byte_unit(largest: float) -> tuple[float, str]:
     """A suitable unit for a number of bytes, and the size of the unit."""
     for size, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
@@ -234,8 +246,7 @@ def _legend(figure: Figure, groups: dict[str, list[Run]], width: float, *more: L
             color=colour,
             linestyle=dashes,
             linewidth=1.6,
-            # A dollar sign would start a formula.
-            label=label.replace("$", r"\$") + (f" ({_repetitions(members)})" if len(members) > 1 else ""),
+            label=plain_label(label) + (f" ({_repetitions(members)})" if len(members) > 1 else ""),
         )
         for (label, members), (colour, dashes) in zip(groups.items(), _styles(), strict=False)
     ]

@@ -25,7 +25,7 @@ from medfedaug.analysis.page import (
     write_page,
 )
 from medfedaug.analysis.pilot import Pilot
-from medfedaug.analysis.plots import colours_by_name, legend_columns, tidy
+from medfedaug.analysis.plots import colours_by_name, legend_columns, plain_label, tidy
 from medfedaug.analysis.prospect import NOT_A_REMEDY, Prospect
 from medfedaug.config.scanners import scanners_text
 from medfedaug.data.quality.image_fingerprint import QUANTITIES
@@ -333,7 +333,7 @@ def distance_picture(apart: Mapping[str, Mapping[str, float]], *, width: float =
             color=colours[site],
             markersize=6,
             alpha=0.8,
-            label=site.replace("$", r"\$"),
+            label=plain_label(site),
         )
     labels = [f"{_named(kind)} ({KINDS[kind].unit})" for kind in kinds]
     panel.set_yticks(range(len(kinds)), labels, fontsize=9)

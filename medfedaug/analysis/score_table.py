@@ -297,6 +297,11 @@ def cells_note(runs: Sequence[Run]) -> Iterator[str]:
             "A site's score is over the classes outlined in its test cases, and the mean of a class over the "
             f"sites that outlined it there. Outlined for training: {told}."
         )
+    silent = sorted({site for run in runs for site in run.sites if known.get(site) == ()})
+    if silent:
+        weights = sorted({run.config.get("unlabelled_weight", 1.0) for run in runs})
+        share = " or ".join(f"{weight:g}" for weight in weights)
+        yield f"Without outlines, {', '.join(silent)} counts {share} of its samples in the average."
 
 
 def known_scores(values: Sequence[float | None]) -> tuple[float, ...]:

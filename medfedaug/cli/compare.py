@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -14,12 +14,23 @@ from medfedaug.cli.options import Data, Device, Each, Limit, Threads, Workers
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.utils.printable import counted
 
-if TYPE_CHECKING:
-    from medfedaug.analysis.score_table import Table
-    from medfedaug.cli.benchmark import Outcome
-    from medfedaug.experiments.experiment import Experiment
-
 _ALWAYS = ("single", "fedavg")
+
+
+def _enough(rounds: int, validation: Callable[[int], list[float | None]]) -> tuple[int, bool]:
+    """Return the number of rounds after which FedAvg improves no more, and whether it still does.
+
+    Args:
+        rounds: the number to begin with.
+        validation: trains FedAvg for a number of rounds, and returns its validation scores.
+    """
+    from medfedaug.metrics.convergence import is_converged, longer
+
+    number, scores = rounds, validation(rounds)
+    while (wanted := longer(scores, rounds)) is not None:
+        say(f"fedavg still improves after {number} rounds: training for {wanted}")
+        number, scores = wanted, validation(wanted)
+    return number, not is_converged(scores)
 
 
 def compare(
@@ -65,21 +76,25 @@ def compare(
         from medfedaug.analysis.score_table import Table
         from medfedaug.cli.benchmark import run_experiment
         from medfedaug.data.quality.inspection import inspect_sites
-        from medfedaug.experiments.experiment import make_experiment
-        from medfedaug.experiments.trial import Suggestion, recommend, suggest
+        from medfedaug.data.sites import find_sites, unlabelled_sites
+        from medfedaug.experiments.experiment import Experiment, make_experiment
+        from medfedaug.experiments.trial import WITHOUT_OUTLINES, Suggestion, recommend, suggest, taken_in
+        from medfedaug.runs.load_results import load_run
         from medfedaug.utils.files import write_json
 
-        if methods is None:
-            suggestion = suggest(inspect_sites(data, limit))
-        else:
-            suggestion = Suggestion(tuple(methods.split()), "asked for")
+        asked_for = Suggestion(tuple((methods or "").split()), "asked for")
+        suggestion = asked_for if methods is not None else suggest(inspect_sites(data, limit))
+        silent = unlabelled_sites(find_sites(data, limit=limit))
+    if silent:
+        say(f"{', '.join(silent)}: no training case has an outline, and comes in last")
     tried = list(dict.fromkeys([*_ALWAYS, *suggestion.methods]))
     say(f"trying {', '.join(tried)} ({suggestion.reason}): {counted(seeds, 'training')} each")
     given = {"data": data, "methods": tried, "out": out, "seeds": seeds, "limit": limit}
     given |= {"workers": workers, "each": each or None}
 
-    def trial(number: int, **changed: object) -> Experiment:
-        asked = make_experiment(None, {**given, **changed}, [f"rounds={number}", *(set_ or [])])
+    def trial(number: int, weight: float = 1 - bool(silent), **changed: object) -> Experiment:
+        settings = [f"rounds={number}", *([f"unlabelled_weight={weight}"] if silent else []), *(set_ or [])]
+        asked = make_experiment(None, {**given, **changed}, settings)
         if asked.vary:
             raise ConfigError(
                 f"--set {next(iter(asked.vary))}: give one value; medfedaug benchmark compares several"
@@ -87,51 +102,36 @@ def compare(
         return asked
 
     train = partial(run_experiment, engine="inprocess", device=device, memory=4.0, threads=threads)
-    number, rising = _until_converged(trial, train, rounds, out)
-    advise = partial(recommend, rising=number if rising else None)
-    outcome = train(trial(number), pictures=True, advise=advise)
-    table = outcome.tables.get("table")
-    if isinstance(table, Table):
-        out_console.print(table)
-        if "classes" in outcome.tables:
-            out_console.print(outcome.tables["classes"])
-        advice = advise(table)
-        for sentence in advice:
-            say(sentence)
-        if json_ is not None:
-            told = {"methods": tried, "reason": suggestion.reason, "metric": table.metric}
-            write_json(json_, {**told, "scores": _scores(table), "recommendation": advice})
-        say(f"{out}/report.html, {out}/table.md")
-    if outcome.failure:
-        raise RunFailed(outcome.failure)
 
-
-def _scores(table: Table) -> dict[str, dict[str, Any]]:
-    """Return the mean scores of a table by methods."""
-    return {
-        row.label: {"mean": row.mean.mean, "sites": {s: one.mean for s, one in row.sites.items()}}
-        for row in table.rows
-    }
-
-
-def _until_converged(
-    trial: Callable[..., Experiment], train: Callable[..., Outcome], rounds: int, out: Path
-) -> tuple[int, bool]:
-    """Train FedAvg for more rounds while it improves; returns the last number, and whether it still does."""
-    from medfedaug.metrics.convergence import is_converged, longer
-    from medfedaug.runs.load_results import load_run
-
-    wanted: int | None = rounds
-    number, validation = rounds, list[float | None]()
-    while wanted is not None:
-        if wanted > rounds:
-            say(f"fedavg still improves after {number} rounds: training for {wanted}")
-        number = wanted
+    def validation(number: int) -> list[float | None]:
         # Beside the trial: a folder holds runs of one number of rounds.
         tried_out = out.with_name(f"{out.name}_rounds") / str(number)
         first = train(trial(number, methods=["fedavg"], seeds=1, out=tried_out), pictures=False)
         if first.failure:
             raise RunFailed(first.failure)
-        validation = load_run(first.runs[0]).validation()
-        wanted = longer(validation, rounds)
-    return number, not is_converged(validation)
+        return load_run(first.runs[0]).validation()
+
+    number, rising = _enough(rounds, validation)
+    advise = partial(recommend, rising=number if rising else None)
+    outcome = train(trial(number), pictures=True, advise=advise)
+    table, failures = outcome.tables.get("table"), [outcome.failure]
+    if isinstance(table, Table):
+        out_console.print(table, *filter(None, [outcome.tables.get("classes")]))
+        advice = advise(table)
+        if silent:
+            more = {"methods": WITHOUT_OUTLINES, "out": out.with_name(f"{out.name}_unlabelled")}
+            further = train(trial(number, 1, **more), pictures=False)
+            advice += taken_in(further.tables.get("table"), table, silent)
+            failures.append(further.failure)
+        for sentence in advice:
+            say(sentence)
+        if json_ is not None:
+            scores = {
+                row.label: {"mean": row.mean.mean, "sites": {s: one.mean for s, one in row.sites.items()}}
+                for row in table.rows
+            }
+            told = {"methods": tried, "reason": suggestion.reason, "metric": table.metric}
+            write_json(json_, {**told, "scores": scores, "recommendation": advice})
+        say(f"{out}/report.html, {out}/table.md")
+    if failures := [*filter(None, failures)]:
+        raise RunFailed(failures[0])

@@ -185,16 +185,11 @@ def statistics(
     ] = None,
 ) -> None:
     """Compute the channel statistics of a site's training images."""
+    from medfedaug.data.benchmarks import is_federation
+    from medfedaug.data.folders import is_site
     from medfedaug.data.preparation.preparation import Preparation
     from medfedaug.data.quality.intensity_scales import uneven_sites
-    from medfedaug.data.sites import (
-        arrange,
-        find_sites,
-        is_federation,
-        is_site,
-        open_site,
-        site_statistics,
-    )
+    from medfedaug.data.sites import arrange, find_sites, open_site, site_statistics
     from medfedaug.statistics import other_statistics, save_statistics
 
     target = out or Path("statistics.json")

@@ -63,15 +63,7 @@ class Case:
 
 
 class Listing(NamedTuple):
-    """Content of a site's folder.
-
-    Args:
-        classes: their names.
-        cases: the cases of each of `SPLITS`.
-        channel_names: those of the images, where they are named.
-        label_values: the value of each class in the label maps, where they are not 0, 1, 2, ...
-        ignore: the value of voxels of which nobody knows the class.
-    """
+    """Content of a site's folder; the fields are those of `SiteFolder`, and may be left out."""
 
     classes: tuple[str, ...]
     cases: dict[str, Sequence[Case]]
@@ -85,9 +77,6 @@ class SiteFolder(ABC):
     """A site's data.
 
     Args:
-        name: the site's name.
-        path: its folder.
-        classes: names of the classes.
         cases: the cases of each of `SPLITS`.
         channel_names: those of the images' channels in their order, where they are named.
         label_values: the value of each class in the label maps, where they are not 0, 1, 2, ...; -1 of a
@@ -189,13 +178,7 @@ class SiteFolder(ABC):
     def images(
         self, split: str, intensity: str = "raw", preparation: Preparation | None = None
     ) -> Iterator[torch.Tensor]:
-        """The images of a split as a network's task sees them, (C, *spatial), one in memory at a time.
-
-        Args:
-            split: one of `SPLITS`.
-            intensity: see `load_image`.
-            preparation: what else they are brought to.
-        """
+        """The images of a split as a network's task sees them, (C, *spatial), one in memory at a time."""
         from medfedaug.data.preparation.preparation import Preparation
 
         prepared = preparation or Preparation()
@@ -255,6 +238,11 @@ class SiteFolder(ABC):
         chosen = map(all if in_all else any, zip(*sets, strict=True))
         return tuple(compress(self.classes[1:], chosen))
 
+    def without_unlabelled(self) -> Self:
+        """The site without the training cases that have nothing annotated; it may train no more."""
+        training = tuple(case for case in self.cases["training"] if case.annotated != ())
+        return replace(self, cases={**self.cases, "training": training})
+
     def with_classes(self, names: Sequence[str], sites: Sequence[SiteFolder] = ()) -> Self:
         """The site with label maps that have a federation's classes, by their names, in its order.
 
@@ -278,6 +266,14 @@ class SiteFolder(ABC):
                     f"has annotated {name!r}, and the federation's classes are {', '.join(names[1:])}",
                     hint=f"Write the federation's name in labels and in labelled.{meant}",
                 )
+        if own[0] in known[1:]:
+            raise DataError(
+                f"has {self.classes[0]!r} as its lowest value, which stands for the background, and the "
+                "federation has a class of that name",
+                site=self.name,
+                path=self.path / self.listing,
+                hint="Give the background the lowest value in labels and label maps.",
+            )
         values = self.label_values or tuple(range(len(self.classes)))
         # The background is the first class, whatever its name.
         of_class = {**dict(zip(own, values, strict=True)), known[0]: values[0]}
@@ -299,7 +295,7 @@ class SiteFolder(ABC):
 
     @staticmethod
     def annotated_set(case: Case, plain: Sequence[str]) -> tuple[bool, ...]:
-        """Return whether a case has each class annotated; the background counts as annotated."""
+        """Return whether a case has each class, by `plain_name`, annotated; the background counts as such."""
         if case.annotated is None:
             return (True,) * len(plain)
         there = {plain_name(name) for name in case.annotated}

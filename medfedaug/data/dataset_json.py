@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.data.base import SPLITS, Case, Listing, SiteFolder, check_below, patient_name, plain_name
-from medfedaug.data.io.formats import image_suffix
+from medfedaug.data.io.formats import without_suffix
 from medfedaug.errors import DataError, own, withheld
 from medfedaug.utils.files import parse_json
 
@@ -50,9 +50,10 @@ def read_listing(folder: Path, site: str) -> Listing:
 
 
 def read_test_images(folder: Path, site: str, classes: Sequence[str]) -> Listing:
-    """The test cases that ``folder/dataset.json`` names, without their labels, which need not be there.
+    """The test cases that ``folder/dataset.json`` names, also as paths of images alone, without their labels.
 
-    A case may be the path of its image alone, as decathlon's test cases are.
+    Raises:
+        DataError: naming site and file.
     """
     read = _List(folder, site)
     cases = {"test": read.split("test", labelled=False)}
@@ -101,7 +102,7 @@ class _List:
         for row in listed:
             image = row["image"] if isinstance(row, dict) else row
             files = [*image] if isinstance(image, list) else [image]
-            for file in (*files, *([row["label"]] if labelled and "label" in row else [])):
+            for file in (*files, *([row["label"]] if labelled and row.get("label") else [])):
                 check_below(self.path.parent, str(file), self.site, self.path)
         return cases
 
@@ -133,14 +134,16 @@ class _List:
         named = self._named("labels", "values of label maps", dict(enumerate(UNNAMED)))
         # nnU-Net lists it among the classes.
         listed = [value for value, text in named.items() if plain_name(text) == IGNORE]
-        ignore = listed[0] if listed and ignore is None else ignore
+        if listed and ignore not in (None, listed[0]):
+            raise self.error(f"{IGNORE!r} is {ignore!r}, and its label of that name is {listed[0]}")
+        ignore = listed[0] if listed else ignore
         named = {value: text for value, text in named.items() if value not in listed}
         if len(named) < 2 or not all(0 <= value <= LARGEST_VALUE for value in named):
             raise self.error(
                 f"'labels' has the values {sorted(map(str, named))}",
                 f"Two classes or more, each with a whole number from 0 to {LARGEST_VALUE} of its own.",
             )
-        if len(set(named.values())) < len(named):
+        if len(set(map(plain_name, named.values()))) < len(named):
             raise self.error("'labels' has two classes of one name")
         whole = isinstance(ignore, int) and not isinstance(ignore, bool) and 0 <= ignore <= LARGEST_VALUE
         if ignore is not None and (not whole or ignore in named):
@@ -180,7 +183,7 @@ class _List:
 def _names(value: Any) -> tuple[str, ...] | None:
     """Names of classes, where they are given."""
     if value is not None and not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
-        raise ValueError(f"{LABELLED!r} is a list of names of classes")
+        raise ValueError(f"{LABELLED!r} must be a list of names of classes")
     return None if value is None else tuple(value)
 
 
@@ -196,12 +199,12 @@ def _read_case(item: dict[str, Any], row: Any, labelled: bool, annotated: tuple[
     label: Path | str = ""
     if labelled:
         given = _names(row.get(LABELLED))
-        label = Path(item["label"]) if "label" in row else ""
+        label = Path(item["label"]) if row.get("label") else ""
         annotated = (annotated if given is None else given) if label else ()
     # As written: MONAI's reader takes any text for a path where a file or folder of that name is there, as
     # one is for the empty text.
     patient = patient_name(row.get("patient") if isinstance(row, dict) else None)
-    name = _without_suffix(first.name)
+    name = without_suffix(first.name)
     return Case(name, first, label, patient=patient, others=tuple(others), annotated=annotated)
 
 
@@ -211,10 +214,6 @@ def _told_apart(folder: Path, cases: dict[str, Sequence[Case]]) -> dict[str, Seq
     if len(set(names)) == len(names):
         return cases
     return {
-        split: [replace(case, name=_without_suffix(os.path.relpath(case.image, folder))) for case in listed]
+        split: [replace(case, name=without_suffix(os.path.relpath(case.image, folder))) for case in listed]
         for split, listed in cases.items()
     }
-
-
-def _without_suffix(name: str) -> str:
-    return name[: len(name) - len(image_suffix(name))]

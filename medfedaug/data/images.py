@@ -56,11 +56,7 @@ class ImageFolder(SiteFolder):
         return Listing(classes, _seeded(name, path, classes))
 
     def check_files(self) -> int:
-        """Check that every listed image exists and can be read, by the headers alone.
-
-        Returns:
-            3: images become RGB whatever they are.
-        """
+        """Check that every listed image exists and can be read, by the headers alone; all become RGB."""
         for case in self.listed_cases:
             self.check_image(case)
         check_copies([self])

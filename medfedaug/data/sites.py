@@ -7,40 +7,18 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from medfedaug.data.base import SPLITS, Case, SiteFolder, plain_name
+from medfedaug.data.base import SiteFolder, plain_name
 from medfedaug.data.benchmarks import is_federation, open_federation
 from medfedaug.data.checks.duplicates import check_copies
 from medfedaug.data.checks.site_checks import check_classes, check_folders_of_classes, compare_axes
 from medfedaug.data.dataset_json import UNNAMED, named_classes
-from medfedaug.data.folders import MARKER, is_site, open_folder, site_folders
+from medfedaug.data.folders import MARKER, open_folder, site_folders
 from medfedaug.data.images import ImageFolder
 from medfedaug.data.preparation.preparation import Preparation
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.statistics import ChannelStatistics, average_moments
 from medfedaug.utils.validation import first_of
-
-__all__ = [
-    "SPLITS",
-    "Case",
-    "ImageFolder",
-    "SiteFolder",
-    "VolumeFolder",
-    "arrange",
-    "check_federation",
-    "check_voxels",
-    "checked_statistics",
-    "federation_channels",
-    "federation_classes",
-    "federation_settings",
-    "find_sites",
-    "is_federation",
-    "is_site",
-    "open_site",
-    "site_folders",
-    "site_statistics",
-]
-
 
 _READ: dict[Hashable, frozenset[int]] = {}
 """Cases that this process has read, with the classes that the label maps of a partial site show."""
@@ -170,7 +148,7 @@ def check_voxels(sites: Iterable[SiteFolder]) -> None:
 def arrange(
     sites: Sequence[SiteFolder], channels: Sequence[str] | None = None, classes: Sequence[str] | None = None
 ) -> list[SiteFolder]:
-    """The sites with the channels and classes of the federation, in one order."""
+    """The sites with the channels and classes of the federation, by default their own, in one order."""
     names = federation_channels(sites) if channels is None else channels
     known = federation_classes(sites) if classes is None else classes
     return [site.with_channels(names).with_classes(known, sites) for site in sites]
@@ -189,6 +167,11 @@ def federation_classes(sites: Sequence[SiteFolder]) -> tuple[str, ...]:
     for site in [*complete, *(site for site in sites if site.partial)]:
         found |= {plain_name(name): found.get(plain_name(name), name) for name in named_classes(site)}
     return (sites[0].classes[0], *found.values())
+
+
+def unlabelled_sites(sites: Iterable[SiteFolder]) -> list[str]:
+    """The names of sites whose training cases have nothing annotated."""
+    return [site.name for site in sites if site.trains and site.partial and not site.annotated("training")]
 
 
 def federation_settings(sites: Sequence[SiteFolder], holdout: Sequence[str] = ()) -> dict[str, Any]:
@@ -231,6 +214,12 @@ def check_federation(
             f"a federation needs two sites with training cases, found {len(training)}"
             + (f" ({training[0]})" if training else ""),
             path=sites[0].path.parent,
+        )
+    if len(unlabelled_sites(site for site in sites if site.name in training)) == len(training):
+        raise DataError(
+            "no site that trains has outlined anything",
+            path=sites[0].path.parent,
+            hint="List label maps at one site or more, and under labelled what they show.",
         )
     first = sites[0]
     classes = federation_classes(sites)

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from medfedaug.data.preparation.preparation import Placement, Preparation
 
-__all__ = ["VolumeFolder", "is_black_and_white", "listed_sites"]
-
 _WHITE = 255
 _KINDS = {None: "a volume", 255: "a photograph of 8 bits", 65535: "a photograph of 16 bits"}
 
@@ -77,11 +75,7 @@ class VolumeFolder(SiteFolder):
         super().check_splits()
 
     def check_files(self) -> int:
-        """Check that every listed file can be opened and fits its label map, by the headers alone.
-
-        Returns:
-            The number of channels of the images.
-        """
+        """Check that every listed file can be opened and fits its label map, by the headers alone."""
         channels: dict[int, Path] = {}
         scales: dict[int | None, Path] = {}
         # Several cases may be slices of one volume.
@@ -116,11 +110,7 @@ class VolumeFolder(SiteFolder):
         return len(self.federation_channels) or found
 
     def check_case(self, case: Case) -> Header:
-        """Check that a case's files can be opened and lie on one grid, by their headers alone.
-
-        Returns:
-            The image's header, with the channels of all its files.
-        """
+        """Check that a case's files can be opened and lie on one grid; return its header, of all channels."""
         image = self.check_image(case)
         if not isinstance(case.label, Path):
             return image
@@ -132,11 +122,7 @@ class VolumeFolder(SiteFolder):
         return image
 
     def check_image(self, case: Case) -> Header:
-        """Check the files of a case's image as `check_case` does, and not its label map.
-
-        Returns:
-            The image's header, with the channels of all its files.
-        """
+        """Check the files of a case's image as `check_case` does, and not its label map."""
         headers = [_header(self.name, path) for path in case.files]
         image = headers[0]
         for path, header in zip(case.others, headers[1:], strict=True):
@@ -244,11 +230,7 @@ class VolumeFolder(SiteFolder):
         return torch.as_tensor(ScaleIntensity()(voxels)) if white is None else voxels / white
 
     def load_case(self, case: Case, intensity: str = "raw") -> tuple[torch.Tensor, torch.Tensor]:
-        """Image (C, H, W, D), float32, and label map, as `load_label` returns it.
-
-        Raises:
-            DataError: naming site and file, as `load_image` does, and for labels outside the classes.
-        """
+        """Image (C, H, W, D), float32, and label map, as `load_label` returns it."""
         return self._on_image(case, self.load_image(case, intensity), self.load_label(case))
 
     def load_target(self, case: Case, intensity: str = "raw") -> tuple[torch.Tensor, torch.Tensor]:
@@ -308,11 +290,7 @@ class VolumeFolder(SiteFolder):
         return None if affine is None else torch.as_tensor(affine)
 
     def placement(self, case: Case, image: torch.Tensor, preparation: Preparation) -> Placement | None:
-        """Compute the placement of an image, (C, X, Y, Z), of this site.
-
-        Raises:
-            DataError: naming site and file, when the file does not say what the plan needs to know.
-        """
+        """Compute the placement of an image, (C, X, Y, Z), whose file has to say what the plan needs."""
         try:
             return preparation.placement(image, self.affine(case))
         except ValueError as error:
@@ -345,11 +323,7 @@ class VolumeFolder(SiteFolder):
         return label.to(torch.uint8 if label_bits(len(values)) == 8 else torch.int32)
 
     def _annotated_map(self, case: Case, label: torch.Tensor, found: list[float]) -> torch.Tensor:
-        """The label map of a case that may have some classes alone, and unknown voxels.
-
-        Raises:
-            DataError: naming the file, for the value of a class that the case has not annotated.
-        """
+        """The label map of a case that may have some classes alone, and unknown voxels."""
         import torch
 
         assert self.annotation is not None
@@ -367,8 +341,9 @@ class VolumeFolder(SiteFolder):
                 what = f"the value {value:g}" + (
                     f", the class {names[int(value)]!r}" if value in names else ""
                 )
+                listed = self.classes[1:] if case.annotated is None else case.annotated
                 raise self.error(
-                    f"holds {what}, and annotated are {', '.join(case.annotated or self.classes[1:])}",
+                    f"holds {what}, and annotated are {', '.join(listed) or 'none'}",
                     _label(case),
                     hint="Add the class to 'labelled' in dataset.json, of the site or of the case's row, if "
                     "all of it is outlined; otherwise give these voxels the background's value.",
@@ -378,17 +353,12 @@ class VolumeFolder(SiteFolder):
 
 
 def is_black_and_white(path: Path, found: Collection[float]) -> bool:
-    """Return whether a label image is a mask as drawing programs write it, in which 255 is the class 1.
-
-    Args:
-        path: of the label map; a volume is none.
-        found: its values.
-    """
+    """Return whether a label image is a mask as drawing programs write it, in which 255 is the class 1."""
     return is_photograph(path) and _WHITE in found and {*found} <= {0, _WHITE}
 
 
 def listed_sites(root: Path, data_set: str, names: Sequence[str]) -> list[SiteFolder]:
-    """The sites of a published data set that were prepared as folders with a ``dataset.json``."""
+    """The sites of a published data set, and no others, prepared as folders with a ``dataset.json``."""
     folders = sorted(path.parent for path in root.glob("*/dataset.json"))
     for folder in folders:
         if folder.name not in names:

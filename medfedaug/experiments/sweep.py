@@ -16,7 +16,8 @@ from traceback import format_exc
 from typing import Any
 
 from medfedaug.config.run import Execution, RunConfig, asked_settings
-from medfedaug.data.benchmarks import MARKER, find_benchmark, find_root, write_federation
+from medfedaug.data.benchmarks import find_benchmark, find_root, write_federation
+from medfedaug.data.folders import MARKER
 from medfedaug.errors import ConfigError, MedFedAugError, first_line
 from medfedaug.experiments.engines import find_engine
 from medfedaug.experiments.planned import PlannedRun

@@ -1,15 +1,15 @@
 """Operators that each start one kernel on a GPU, for FFA and for norms with interpolated statistics.
 
 A GPU waits for Python where operations are many and small. Each of these operators does what takes ten to
-thirty operations of PyTorch. `medfedaug.functional.kernels` has them for CUDA; here are their plain versions,
-which the kernels are tested against. Elsewhere, and where Triton cannot compile, the layers use PyTorch's
-operations.
+thirty operations of PyTorch. `medfedaug.functional.kernels` has them for CUDA; here are their
+equations, which the kernels are tested against; ``benchmarks/plain_operators.py`` has the operators on a CPU.
+There, and where Triton cannot compile, the layers use PyTorch's operations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ from medfedaug.errors import warn
 from medfedaug.functional.features import normalising
 from medfedaug.functional.passes import (
     affine,
-    per_channel,
     plain_moments,
     safe_sqrt,
     visible_variance,
@@ -58,36 +57,48 @@ def _work_on(device: str) -> bool:
     return True
 
 
-def _operator(schema: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def register(plain: Callable[..., Any]) -> Callable[..., Any]:
-        name = plain.__name__
+_ADAPTER = "Tensor hidden_weight, Tensor hidden_bias, Tensor out_weight, Tensor out_bias, Tensor? z"
+_FEDERATION = "Tensor global_mean, Tensor global_var"
+_SCHEMAS = (
+    # Mean and population variance of each image and channel, (2, B, C).
+    "moments(Tensor x) -> Tensor",
+    # The sums of g and of g (x - mean) over each image and channel, (2, B, C).
+    "gradient_sums(Tensor grad, Tensor x, Tensor moments) -> Tensor",
+    # `moved`, with the running statistics and counts (Eq. 5); the draw decides over both.
+    "augment(Tensor x, Tensor moments, Tensor draws, Tensor gamma_mean, Tensor gamma_std, "
+    "Tensor(a!) running_mean, Tensor(b!) running_std, Tensor(c!) batches, Tensor(d!) negatives, "
+    "Tensor(e!) sampled, float eps, float share, float threshold, float weight, float fixed) -> Tensor",
+    # Its derivative by the features, their moments included.
+    "augment_backward(Tensor grad, Tensor x, Tensor moments, Tensor sums, Tensor draws, Tensor gamma_mean, "
+    "Tensor gamma_std, float eps, float threshold, float weight, float fixed) -> Tensor",
+    # α of each image, (B, 1), and G's hidden layer, (B, H), which the derivative needs.
+    f"adapted_share(Tensor moments, {_FEDERATION}, {_ADAPTER}, float eps) -> (Tensor, Tensor)",
+    # The derivatives by μ and σ of each image by way of α, (2, B, C), and by the parameters of G.
+    "adapted_share_backward(Tensor x, Tensor moments, Tensor sums, Tensor share, Tensor hidden, "
+    f"{_FEDERATION}, Tensor? weight, {_ADAPTER}, float eps) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    # `interpolated`; the leading images move the running statistics as in batch norm.
+    f"interpolate(Tensor x, Tensor moments, Tensor share, {_FEDERATION}, Tensor? weight, Tensor? bias, "
+    "Tensor(a!)? running_mean, Tensor(b!)? running_var, float eps, float floor, float momentum, int plain) "
+    "-> Tensor",
+    # `adapted_share` and `interpolate` with it: the features, α and the hidden layer.
+    f"interpolate_adapted(Tensor x, Tensor moments, {_FEDERATION}, Tensor? weight, Tensor? bias, {_ADAPTER}, "
+    "float eps) -> (Tensor, Tensor, Tensor)",
+    # The derivatives of `interpolate` by the features, weight and bias; `pull`, (2, B, C), are derivatives by
+    # each image's mean and deviation that come on top.
+    f"interpolate_backward(Tensor grad, Tensor x, Tensor moments, Tensor sums, Tensor share, {_FEDERATION}, "
+    "Tensor? weight, Tensor? pull, float eps, float floor, int plain) -> (Tensor, Tensor, Tensor)",
+)
 
-        def on_gpu(*args: Any) -> Any:
-            from medfedaug.functional import kernels
 
-            with torch.cuda.device_of(args[0]):
-                return getattr(kernels, name)(*args)
+def _start(name: str, *args: Any) -> Any:
+    from medfedaug.functional import kernels
 
-        _library.define(name + schema)
-        _library.impl(name, plain, "CPU")
-        _library.impl(name, on_gpu, "CUDA")
-        return plain
-
-    return register
+    with torch.cuda.device_of(args[0]):
+        return getattr(kernels, name)(*args)
 
 
-@_operator("(Tensor x) -> Tensor")
-def moments(x: Tensor) -> Tensor:
-    """Mean and population variance of each image and channel, (2, B, C)."""
-    return _moments(x)
-
-
-@_operator("(Tensor grad, Tensor x, Tensor moments) -> Tensor")
-def gradient_sums(grad: Tensor, x: Tensor, moments: Tensor) -> Tensor:
-    """The sums of g and of g (x - mean) over each image and channel, (2, B, C)."""
-    spatial = list(range(2, x.dim()))
-    grad, beside = working_precision(grad), working_precision(x) - per_channel(moments[0], x.dim())
-    return torch.stack((grad.sum(dim=spatial), (grad * beside).sum(dim=spatial)))
+for _schema in _SCHEMAS:
+    _library.impl(_library.define(_schema), partial(_start, _schema.partition("(")[0]), "CUDA")
 
 
 def moved(
@@ -126,51 +137,6 @@ def moved(
     work = working_precision(x)
     out = torch.where(draws[-1] < threshold, affine(work, 1.0 + scale, shift), work)
     return out.to(x.dtype), statistics, std + noise[1]
-
-
-@_operator(
-    "(Tensor x, Tensor moments, Tensor draws, Tensor gamma_mean, Tensor gamma_std, Tensor(a!) running_mean, "
-    "Tensor(b!) running_std, Tensor(c!) batches, Tensor(d!) negatives, Tensor(e!) sampled, float eps, "
-    "float share, float threshold, float weight, float fixed) -> Tensor"
-)
-def augment(
-    x: Tensor,
-    moments: Tensor,
-    draws: Tensor,
-    gamma_mean: Tensor,
-    gamma_std: Tensor,
-    running_mean: Tensor,
-    running_std: Tensor,
-    batches: Tensor,
-    negatives: Tensor,
-    sampled: Tensor,
-    eps: float,
-    share: float,
-    threshold: float,
-    weight: float,
-    fixed: float,
-) -> Tensor:
-    """`moved`, with the running statistics and counts (Eq. 5); the draw decides over both."""
-    out, statistics, std = moved(x, moments, draws, (gamma_mean, gamma_std), eps, threshold, weight, fixed)
-    if bool(draws[-1] < threshold):
-        for running, value in zip((running_mean, running_std), statistics.mean(dim=1), strict=True):
-            running.lerp_(value.to(running.dtype), share)
-        batches.add_(1)
-        negatives.add_((std < 0).sum())
-        sampled.add_(std.numel())
-    return out
-
-
-@_operator(
-    "(Tensor grad, Tensor x, Tensor moments, Tensor sums, Tensor draws, Tensor gamma_mean, Tensor gamma_std, "
-    "float eps, float threshold, float weight, float fixed) -> Tensor"
-)
-def augment_backward(
-    grad: Tensor, x: Tensor, moments: Tensor, sums: Tensor, draws: Tensor, *settings: Any
-) -> Tensor:
-    """The derivative of `augment` by the features, their moments included."""
-    gammas, settings = settings[:2], settings[2:]
-    return _derivatives(lambda x: moved(x, _moments(x), draws, gammas, *settings)[0], grad, x)[0]
 
 
 class AugmentAtOnce(torch.autograd.Function):
@@ -274,153 +240,6 @@ def _adapted(moments: Tensor, federation: Sequence[Tensor], adapter: Sequence[An
     return instance_share(moments[0] - mean, (moments[1] + eps).sqrt() - (variance + eps).sqrt(), *adapter)
 
 
-_ADAPTER = "Tensor hidden_weight, Tensor hidden_bias, Tensor out_weight, Tensor out_bias, Tensor? z"
-_FEDERATION = "Tensor global_mean, Tensor global_var"
-
-
-@_operator(f"(Tensor moments, {_FEDERATION}, {_ADAPTER}, float eps) -> (Tensor, Tensor)")
-def adapted_share(
-    moments: Tensor, global_mean: Tensor, global_var: Tensor, *adapter_and_eps: Any
-) -> tuple[Tensor, Tensor]:
-    """α of each image, (B, 1), and G's hidden layer, (B, H), which `adapted_share_backward` needs."""
-    *adapter, eps = adapter_and_eps
-    share = _adapted(moments, (global_mean, global_var), adapter, eps)
-    return share, share.new_empty(len(share), len(adapter[1]))
-
-
-@_operator(
-    f"(Tensor x, Tensor moments, Tensor sums, Tensor share, Tensor hidden, {_FEDERATION}, Tensor? weight, "
-    f"{_ADAPTER}, float eps) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
-)
-def adapted_share_backward(
-    x: Tensor,
-    moments: Tensor,
-    sums: Tensor,
-    share: Tensor,
-    hidden: Tensor,
-    global_mean: Tensor,
-    global_var: Tensor,
-    weight: Tensor | None,
-    *adapter_and_eps: Any,
-) -> tuple[Tensor, ...]:
-    """The derivatives by μ and σ of each image by way of α, (2, B, C), and by the parameters of G."""
-    *parameters, z, eps = adapter_and_eps
-    mean, std = moments[0], (moments[1] + eps).sqrt()
-    global_mean, global_std = global_mean.to(mean), (global_var.to(mean) + eps).sqrt()
-    centre, deviation = torch.lerp(global_mean, mean, share), torch.lerp(global_std, std, share)
-    scale = (1.0 if weight is None else weight) / deviation
-    along = sums[0] * (mean - global_mean)
-    along = along + (sums[1] + sums[0] * (mean - centre)) / deviation * (std - global_std)
-
-    def function(mean: Tensor, std: Tensor, *parameters: Any) -> Tensor:
-        return instance_share(mean - global_mean, std - global_std, *(*parameters, z))
-
-    by_share = -(scale * along).sum(dim=1, keepdim=True)
-    by_mean, by_std, *others = _derivatives(function, by_share, mean, std, *parameters)
-    return torch.stack((by_mean, by_std)), *others
-
-
-@_operator(
-    f"(Tensor x, Tensor moments, Tensor share, {_FEDERATION}, Tensor? weight, Tensor? bias, "
-    "Tensor(a!)? running_mean, Tensor(b!)? running_var, float eps, float floor, float momentum, int plain) "
-    "-> Tensor"
-)
-def interpolate(
-    x: Tensor,
-    moments: Tensor,
-    share: Tensor,
-    global_mean: Tensor,
-    global_var: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    eps: float,
-    floor: float,
-    momentum: float,
-    plain: int,
-) -> Tensor:
-    """`interpolated`; the leading images move the running statistics as in batch norm."""
-    federation = global_mean, global_var
-    out, mean, variance = interpolated(x, moments, share, federation, weight, bias, eps, floor, plain)
-    if plain and running_mean is not None and running_var is not None:
-        number = plain * x.shape[2:].numel()
-        running_mean.lerp_(mean.to(running_mean.dtype), momentum)
-        running_var.lerp_((variance * (number / (number - 1))).to(running_var.dtype), momentum)
-    return out
-
-
-@_operator(
-    f"(Tensor x, Tensor moments, {_FEDERATION}, Tensor? weight, Tensor? bias, {_ADAPTER}, float eps) "
-    "-> (Tensor, Tensor, Tensor)"
-)
-def interpolate_adapted(
-    x: Tensor,
-    moments: Tensor,
-    global_mean: Tensor,
-    global_var: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    *adapter_and_eps: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`adapted_share` and `interpolate` with it: the features, α and the hidden layer."""
-    share, hidden = adapted_share(moments, global_mean, global_var, *adapter_and_eps)
-    federation, eps = (global_mean, global_var), adapter_and_eps[-1]
-    out, _, _ = interpolated(x, moments, share, federation, weight, bias, eps, 0.0, 0)
-    return out, share, hidden
-
-
-@_operator(
-    f"(Tensor grad, Tensor x, Tensor moments, Tensor sums, Tensor share, {_FEDERATION}, Tensor? weight, "
-    "Tensor? pull, float eps, float floor, int plain) -> (Tensor, Tensor, Tensor)"
-)
-def interpolate_backward(
-    grad: Tensor,
-    x: Tensor,
-    moments: Tensor,
-    sums: Tensor,
-    share: Tensor,
-    global_mean: Tensor,
-    global_var: Tensor,
-    weight: Tensor | None,
-    pull: Tensor | None,
-    eps: float,
-    floor: float,
-    plain: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The derivatives of `interpolate` by the features, weight and bias.
-
-    Args:
-        grad: by the result.
-        x: see `interpolated`, as of the others.
-        moments: of `moments`.
-        sums: of `gradient_sums`.
-        share: (C,) or (B, 1).
-        global_mean: (C,).
-        global_var: (C,).
-        weight: (C,).
-        pull: derivatives by each image's mean and deviation that come on top, (2, B, C).
-        eps: added to variances.
-        floor: the smallest deviation.
-        plain: the number of leading images that are a batch.
-    """
-    one = torch.ones_like(moments[0, 0]) if weight is None else weight
-
-    def function(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        federation = global_mean, global_var
-        out = interpolated(x, _moments(x), share, federation, weight, bias, eps, floor, plain)[0]
-        return working_precision(out)
-
-    by_x, by_weight, by_bias = _derivatives(
-        function, working_precision(grad), working_precision(x), one, torch.zeros_like(one)
-    )
-    if pull is not None:
-        std = (moments[1] + eps).sqrt()
-        slope = pull[1] / std / x.shape[2:].numel()
-        by_x = by_x + affine(working_precision(x), slope, pull[0] / x.shape[2:].numel() - slope * moments[0])
-    return by_x.to(x.dtype), by_weight, by_bias
-
-
 _FEW_WEIGHTS = 2**13
 """Weights of an adapter that every program of a pass reads again rather than another kernel once."""
 
@@ -505,9 +324,3 @@ def _second(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 def _moments(x: Tensor) -> Tensor:
     return torch.stack(plain_moments(working_precision(x)))
-
-
-def _derivatives(function: Callable[..., Tensor], grad: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-    with torch.enable_grad():
-        leaves = [value.detach().requires_grad_() for value in inputs]
-        return torch.autograd.grad(function(*leaves), leaves, grad)

@@ -24,11 +24,11 @@ from medfedaug._version import __version__
 from medfedaug.config.bundle_reference import AllowedBundle, short_hash
 from medfedaug.config.scanners import scanners_text
 from medfedaug.config.training_scripts import find_loop
-from medfedaug.data.base import SPLITS
+from medfedaug.data.base import SPLITS, SiteFolder
 from medfedaug.data.benchmarks import BENCHMARKS
 from medfedaug.data.io.formats import BUILT_IN_SUFFIXES, plugin_format
 from medfedaug.data.quality.intensity_scales import find_uneven_scales
-from medfedaug.data.sites import SiteFolder, open_site
+from medfedaug.data.sites import open_site
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, JobRefused, MedFedAugError, MedFedAugWarning
 from medfedaug.federation.messages.run_definition import bundle_run_settings

@@ -7,13 +7,7 @@ from statistics import fmean
 import pytest
 from results import Page, content
 
-from medfedaug.analysis import (
-    load_run,
-    metric_table,
-    patient_table,
-    summary_table,
-    write_report,
-)
+from medfedaug.analysis import load_run, metric_table, patient_table, summary_table, write_report
 from medfedaug.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("drawn")

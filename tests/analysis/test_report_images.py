@@ -65,10 +65,7 @@ def test_histograms_are_those_of_the_pairs():
     rng = np.random.default_rng(0)
     base = rng.normal(0, 1, (4000, 1))
     samples = {"A": 100 + 10 * base, "B": 300 + 50 * base}
-    pairs = {
-        "A": ChannelStatistics([100.0], [10.0], 4),
-        "B": ChannelStatistics([300.0], [50.0], 4),
-    }
+    pairs = {"A": ChannelStatistics([100.0], [10.0], 4), "B": ChannelStatistics([300.0], [50.0], 4)}
     figure = intensity_histograms(samples, pairs)
     stored, test, training = figure.axes
 
@@ -221,10 +218,7 @@ def test_a_site_with_one_case_does_not_shift_the_others():
 
 def test_photographs_are_ranked_by_the_probability_of_their_class(photographs, tmp_path):
     config = configure(
-        find_sites(photographs),
-        methods=({"name": "fedavg", "args": {}},),
-        network="lenet5",
-        rounds=1,
+        find_sites(photographs), methods=({"name": "fedavg", "args": {}},), network="lenet5", rounds=1
     )
     simulate(photographs, tmp_path / "run", config, engine="inprocess", device="cpu")
     trainer, _ = next(open_model(tmp_path / "run" / "global_model.pt", photographs, device="cpu"))
@@ -331,7 +325,7 @@ def test_a_network_that_cannot_run_on_prepared_images_is_named_in_one_line(
 def test_a_network_without_known_stages_has_cases_without_features(
     trained, phantom_dir, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("medfedaug.analysis.features.known_stages", lambda network: None)
+    monkeypatch.setattr("medfedaug.models.stages.known_stages", lambda network: None)
     text = write_report([trained], tmp_path / "r.html", data=phantom_dir, device="cpu").read_text()
     assert text.count("No picture: the stages of UNet are not known.") == 1
     assert text.count("data:image/jpeg;base64,") == 2

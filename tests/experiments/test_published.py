@@ -40,7 +40,7 @@ TABLES = {
 }
 
 _OTHER_METHODS = (
-    *("SFA", "L2D", "JiGen", "SelfReg", "COPA", "CCST", "CSAC"),
+    *("SFA", "L2D", "JiGen", "COPA", "CCST", "CSAC"),
     "FedDG",  # for segmentation alone
 )
 LEFT_OUT = {

@@ -381,6 +381,7 @@ def test_none_is_left_out():
         "partial_labels.py",
         "peer_site.py",
         "peers.py",
+        "plain_operators.py",
         "planted_errors.py",
         "privacy_epsilon.py",
         "privacy_weights.py",

@@ -9,10 +9,14 @@ from finished_runs import simulated
 from hospitals import Deployment, Hospital
 from running import TINY_NETWORK, command
 
+from medfedaug.analysis import load_run
+from medfedaug.analysis.score_table import cells_note
 from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.partial_phantom import TRUTH, annotate_apart
 from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.sites import open_site
 from medfedaug.federation.job_summary import summary
+from medfedaug.federation.planning.fingerprint import fingerprint
 from medfedaug.methods import parse_methods
 from medfedaug.nvflare_jobs.kit.kit import open_kit
 from medfedaug.privacy import PrivacyLedger
@@ -73,6 +77,8 @@ def test_a_class_is_scored_where_it_is_outlined_and_pages_say_so(run):
     assert "nobody knows" in nobody.sentence("A", "gland")
     card = (run / "model_card.md").read_text()
     assert "has outlined ventricles, deep grey matter." in card
+    assert "has outlined nothing. In the average it counts 1 of its samples." in card
+    assert "Without outlines, site_D counts 1 of its samples in the average." in cells_note([load_run(run)])
     assert "| borrowed |" in card
     assert " (borrowed) |" in card  # the class that site B outlined in test cases alone
     methods = record["rounds"][0]["methods"]
@@ -156,3 +162,15 @@ def test_what_a_site_has_annotated_is_in_its_ledger_and_on_the_approval_page(pha
         assert any("classes that this site has annotated" in line for line in page)
     counts = {site: reply.num_samples for site, reply in deployment.replies if reply.task == "prepare"}
     assert counts["site_D"] == round(0.5 * 5)
+
+
+def test_a_plan_finds_classes_by_name_and_says_what_a_site_has_not_outlined(tmp_path):
+    root = tmp_path / "data"
+    make_phantom(root, sites=3, patients=3, shape=(32, 32, 4), classes=4)
+    assert annotate_apart(root)["site_B"] == STRUCTURES[1:3]
+    code, _, err = command("plan", "--data", root, "--out", tmp_path / "plan.json")
+    assert code == 0, err
+    page = (tmp_path / "plan.html").read_text()
+    complete = open_site(root / TRUTH / "site_B")
+    shares = fingerprint(complete, complete.classes)["foreground"].tolist()
+    assert f"not outlined, {shares[1]:.2%}, {shares[2]:.2%}" in page

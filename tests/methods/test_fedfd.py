@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import plain_operators  # noqa: F401  which a CPU has none of
 import pytest
 import torch
 from fedfd_loop import L1, L2, SITES, STATISTICS, diversified_loss, layers

@@ -86,12 +86,7 @@ REFUSED = {
         "its task is {}, and the site's rule tasks allows classification",
         "segmentation",
     ),
-    "a large model": (
-        {},
-        {"max_model_mb": 0.005},
-        "and the site's rule max_model_mb is 0.005",
-        "",
-    ),
+    "a large model": ({}, {"max_model_mb": 0.005}, "and the site's rule max_model_mb is 0.005", ""),
     "a large exchange": (
         {"methods": "fedfa"},
         {"max_payload_mb": 1e-4},

@@ -7,6 +7,7 @@ import gc
 # PyTorch and MONAI make a million objects that live until the end: no collection looks at them, now or later.
 gc.disable()
 
+import base64
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ import pytest
 import reference
 import torch
 from benchmark_files import OFFICE, write_fedbn, write_site
+from matplotlib.figure import Figure
 from orthanc import running_orthanc
 from PIL import Image
 from running import TINY_NETWORK, command
@@ -66,18 +68,30 @@ def _plain_convolutions():
     torch.backends.mkldnn.enabled = False
 
 
+def _undrawn(drawing: Figure) -> str:
+    """A picture without content, as large as the drawing."""
+    size = 'width="{}in" height="{}in"'.format(*drawing.get_size_inches())
+    picture = f'<svg xmlns="http://www.w3.org/2000/svg" {size}/>'
+    return "data:image/svg+xml;base64," + base64.b64encode(picture.encode()).decode()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _curves_on_paper():
     """Curves are made and not drawn, which takes longer than all else of a page; see `drawn`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(page, "_svg", lambda drawing: "data:image/svg+xml;base64,")
+        patch.setattr(page, "_svg", _undrawn)
         yield
 
 
-@pytest.fixture
-def drawn(monkeypatch):
+def _drawing():
     """Curves are drawn, as everywhere but in tests: for those that look at them."""
-    monkeypatch.setattr(page, "_svg", _draw_curve)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page, "_svg", _draw_curve)
+        yield
+
+
+drawn = pytest.fixture(_drawing, name="drawn")
+drawn_in_module = pytest.fixture(_drawing, name="drawn_in_module", scope="module")
 
 
 @pytest.fixture(autouse=True)
@@ -159,12 +173,7 @@ def tiny_config():
 
     def make(methods: str = "fedavg", **changes) -> RunConfig:
         settings = changes.pop("settings", None)
-        values = {
-            **TINY_NETWORK,
-            "rounds": 2,
-            "batch_size": 4,
-            **changes,
-        }
+        values = {**TINY_NETWORK, "rounds": 2, "batch_size": 4, **changes}
         return RunConfig(methods=tuple(parse_methods(methods, settings)), **values)
 
     return make

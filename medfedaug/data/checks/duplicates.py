@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.data.base import SPLITS, Case, SiteFolder
-from medfedaug.data.io.formats import format_of, image_suffix, voxel_files
+from medfedaug.data.io.formats import file_states, format_of, image_suffix, voxel_files
 from medfedaug.errors import own, warn
 from medfedaug.utils.files import real_paths
 
@@ -45,11 +45,7 @@ def check_copies(sites: Sequence[SiteFolder]) -> None:
 
 
 def find_copies(sites: Sequence[SiteFolder], apart: bool) -> list[tuple[Entry, Entry]]:
-    """Images that are in two splits, as a link or a copy: one pair for each image.
-
-    Returns:
-        Split, site and case of the first and of another.
-    """
+    """Find pairs of entries with one image in two splits, as a link or a copy; ``apart``: at two sites."""
     listed: dict[Path, list[Entry]] = defaultdict(list)
     # Slices of one file are told apart by their index.
     entries = [
@@ -141,8 +137,7 @@ def _trailer(path: Path) -> tuple[int, int]:
 
 
 def _digest(path: Path) -> Hashable:
-    status = [file.stat() for file in voxel_files(path)]
-    return _known_digest(path, tuple((file.st_mtime_ns, file.st_size) for file in status))
+    return _known_digest(path, file_states([path]))
 
 
 @lru_cache(maxsize=2**14)

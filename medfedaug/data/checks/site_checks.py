@@ -34,14 +34,7 @@ def check_label_maps(site: SiteFolder) -> None:
 
 
 def compare_axes(site: str, axes: Mapping[str, Path], first: tuple[str, str, Path] | None = None) -> None:
-    """Warn where the axes of volumes point in different directions, since slices are cut along the last axis.
-
-    Args:
-        site: whose volumes.
-        axes: where their axes point to (`medfedaug.data.io.base.Header.upright_axes`), each with one
-            volume.
-        first: the same of a volume at another site, before its name.
-    """
+    """Warn where the axes of volumes point to different sides than those of the first, or of another site."""
     if not axes:
         return
     owner, (code, path) = ("", next(iter(axes.items()))) if first is None else (first[0], first[1:])
@@ -97,12 +90,7 @@ def check_known_classes(site: SiteFolder, expected: Sequence[str]) -> None:
 
 
 def check_files_alone(site: SiteFolder, who: str) -> None:
-    """Check that who reads a site's files without us gets the images of the federation.
-
-    Raises:
-        DataError: where channels are missing or in another order, images are in archives, or label maps have
-            other values than the indices of the classes.
-    """
+    """Check that who reads a site's files without us gets the channels and label values of the federation."""
     if site.label_values:
         raise site.error(
             f"has label maps with the values {', '.join(map(str, site.label_values))}, and {who} reads files "
@@ -120,11 +108,7 @@ def check_files_alone(site: SiteFolder, who: str) -> None:
 
 
 def check_folders_of_classes(sites: Sequence[SiteFolder]) -> None:
-    """Check that folders of classes mean the same classes at all sites; a site may lack some.
-
-    Raises:
-        DataError: for two names that differ only as `check_classes` does not mind, naming site and both.
-    """
+    """Check that folders whose names `check_classes` takes for one are called alike; a site may lack some."""
     where: dict[str, list[tuple[str, SiteFolder]]] = defaultdict(list)
     for site in sites:
         for name in site.classes:

@@ -62,14 +62,7 @@ class ArchiveSite(SiteFolder):
         raise DataError("is part of a benchmark, which must be named", site=name, path=path)
 
     def check_files(self) -> int:
-        """Check that every file is there and holds the images listed.
-
-        Returns:
-            3: grey images become RGB.
-
-        Raises:
-            DataError: naming site and file.
-        """
+        """Check that every file is there and holds the images listed."""
         last: dict[Path, int] = {}
         for case in self.listed_cases:
             last[case.image] = max(last.get(case.image, 0), case.index or 0)
@@ -80,11 +73,7 @@ class ArchiveSite(SiteFolder):
         return 3
 
     def load_image(self, case: Case, intensity: str = "raw") -> torch.Tensor:
-        """The image as uint8 (3, H, W), or with ``"scale"`` as float32 in [0, 1].
-
-        Raises:
-            DataError: naming site and file, when it cannot be read.
-        """
+        """The image as uint8 (3, H, W), or with ``"scale"`` as float32 in [0, 1]."""
         assert case.index is not None
         pixels = self._images(case.image)[case.index]
         if pixels.ndim == 2:
@@ -101,12 +90,7 @@ class ArchiveSite(SiteFolder):
 
 @lru_cache(maxsize=64)
 def read_archive(reader: Reader, path: Path) -> Archive:
-    """Read a file once and keep it for the rest of the process.
-
-    Raises:
-        FileNotFoundError: when it is not there.
-        DataError: when it cannot be read, naming it.
-    """
+    """Read a file once and keep it for the rest of the process."""
     try:
         archive = reader(path)
         if archive.images.dtype != np.uint8 or archive.images.shape[3:] not in ((), (3,)):

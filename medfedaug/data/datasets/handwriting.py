@@ -9,9 +9,6 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
-
-from medfedaug.config.run import derive_seed
 from medfedaug.data.base import SPLITS, Case, SiteFolder, base_folder, check_below, spread
 from medfedaug.data.datasets.archives import (
     Archive,
@@ -27,7 +24,7 @@ from medfedaug.data.datasets.archives import (
 )
 from medfedaug.data.images import ImageFolder
 from medfedaug.data.published import Benchmark
-from medfedaug.data.splits import split_by_class, split_in_order
+from medfedaug.data.splits import shuffled, split_by_class, split_in_order
 from medfedaug.errors import ConfigError, DataError
 
 # Digits, capitals, small letters: LEAF's and EMNIST's numbering of the 62 classes.
@@ -126,11 +123,7 @@ def _split(
     by_writer: Mapping[str, Sequence[Case]], shares: tuple[float, float]
 ) -> dict[str, dict[str, list[Case]]]:
     """Split each writer's cases, shuffled by the writer's name."""
-    found = {}
-    for name, cases in by_writer.items():
-        order = np.random.default_rng(derive_seed("split", name)).permutation(len(cases))
-        found[name] = split_in_order([cases[i] for i in order], shares)
-    return found
+    return {name: split_in_order(shuffled(cases, "split", name), shares) for name, cases in by_writer.items()}
 
 
 def _writers(

@@ -26,14 +26,7 @@ class LGGSite(VolumeFolder):
     listing = ""
 
     def check_files(self) -> int:
-        """Check that every slice has its mask and all of a patient have one size, by the headers alone.
-
-        Returns:
-            1: FLAIR alone.
-
-        Raises:
-            DataError: naming site and file.
-        """
+        """Check that slices have masks, and all of a patient one size, by the headers; one channel, FLAIR."""
         for case in self.listed_cases:
             sizes = set()
             for slice_ in _slices(case.image):

@@ -64,9 +64,6 @@ class ProstateSite(VolumeFolder):
 
         The values are 0 to 255, or with ``"scale"`` 0 to 1. At the ends of the stack the missing neighbour is
         the end itself.
-
-        Raises:
-            DataError: naming site and file, as `VolumeFolder.load_image`.
         """
         image = decoded("window", case.files, lambda: _window(self.name, case.image)).float()
         if self.neighbours:

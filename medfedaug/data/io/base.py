@@ -21,8 +21,6 @@ import numpy as np
 if TYPE_CHECKING:
     from medfedaug.data.io.dicom_segmentation import Segments
 
-__all__ = ["Header", "ImageFormat", "channels_first", "volume_header"]
-
 _UPRIGHT = float(np.cos(np.deg2rad(20)))
 _COLOURS = 3
 _WHITE = 255

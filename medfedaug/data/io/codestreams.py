@@ -31,7 +31,7 @@ _COLOURS = {
 
 
 class Codestream(NamedTuple):
-    """Size of a compressed image."""
+    """Size of a compressed image, values of one of its pixels, and bits of a value."""
 
     rows: int
     columns: int

@@ -102,12 +102,9 @@ class DicomSlice:
     """Slice of a series: a file, or a frame of a file that holds many.
 
     Args:
-        file: where its voxels are.
         frame: its place in the file, from 0.
         instance: SOPInstanceUID of the file.
         number: InstanceNumber; ``None`` where there is none.
-        columns: voxels along x.
-        rows: voxels along y.
         channels: values of one voxel.
         position: of the centre of its first voxel, mm in LPS; ``None`` where the file does not say.
         orientation: the directions of its rows and its columns in LPS, six numbers.
@@ -141,16 +138,6 @@ class DicomInstance:
     """Header of one file, without anything that names a patient.
 
     Args:
-        path: the file.
-        study: StudyInstanceUID.
-        series: SeriesInstanceUID.
-        number: SeriesNumber, as text.
-        description: SeriesDescription, or ProtocolName.
-        modality: as the standard abbreviates it.
-        sop_class: SOPClassUID.
-        syntax: its transfer syntax.
-        image_type: the values of ImageType.
-        photometric: PhotometricInterpretation.
         frames: how many images the file holds.
         slices: one for each of them; none where the object is no image.
         burned_in: whether the header says that the pixels hold text.
@@ -210,11 +197,7 @@ def is_dicomdir(path: Path) -> bool:
 
 
 def read_instance(path: Path) -> DicomInstance:
-    """The header of a file, which is not opened again until it is written anew.
-
-    Raises:
-        ReaderError: in words, for what is no DICOM file, or a damaged one.
-    """
+    """The header of a file, which is not opened again until it is written anew."""
     try:
         status = path.stat()
     except (OSError, ValueError) as error:

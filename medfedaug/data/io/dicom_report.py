@@ -35,19 +35,7 @@ def write_report(
     segments: Segments,
     quality: Mapping[str, Mapping[str, float]],
 ) -> None:
-    """Write a measurement report (PS3.16, TID 1500): volume of each class, in millilitres, and its quality.
-
-    Args:
-        path: the file.
-        series: the folder with the series, or one of its files.
-        voxels: (X, Y, Z), integer: the label map.
-        segmentation: its DICOM SEG, to whose segments the report refers.
-        segments: the classes, and the model that predicted them.
-        quality: values by measure and class, of which those of `QUALITY` are written; a class may lack some.
-
-    Raises:
-        DataError: for a series that does not say how large its voxels are, or lacks what a report needs.
-    """
+    """Write a report (PS3.16, TID 1500): volume of each class, in millilitres, and measures of `QUALITY`."""
     with writing("report", series, "Leave out --report."):
         _report(series, voxels, segmentation, segments, quality).save_as(path, enforce_file_format=True)
 

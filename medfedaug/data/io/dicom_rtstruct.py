@@ -5,7 +5,7 @@ highdicom makes its header, which is an extra: ``pip install 'medfedaug[pacs]'``
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ _STUDY_COMPONENT = "1.2.840.10008.3.1.2.3.1"  # the class by which a structure s
 
 
 def write_rtstruct(path: Path, series: Path, voxels: np.ndarray, segments: Segments) -> None:
-    """Write a label map as an RTSTRUCT: a region for each class, closed contours slice by slice.
+    """Write a label map, (X, Y, Z), as an RTSTRUCT: a region for each class, contours slice by slice.
 
     Contours run half way between voxels, in millimetres of the patient; holes are keyholes
     (`medfedaug.data.io.contours.closed_contours`). A class that is nowhere is a region without contours.
@@ -88,7 +88,8 @@ def _structure_set(volume: DicomSeries, voxels: np.ndarray, segments: Segments) 
 
 
 def _frame_of_reference(volume: DicomSeries, source: Dataset) -> Dataset:
-    images = [_reference(source.SOPClassUID, piece) for piece in _first_of_each_file(volume.slices)]
+    first = {piece.file: piece for piece in reversed(volume.slices)}
+    images = [_reference(source.SOPClassUID, first[file]) for file in volume.files]
     series = dataset_of(SeriesInstanceUID=volume.uid, ContourImageSequence=images)
     study = dataset_of(
         ReferencedSOPClassUID=_STUDY_COMPONENT,
@@ -119,7 +120,3 @@ def _reference(sop_class: str, piece: DicomSlice, *, frame: bool = False) -> Dat
     if frame:
         found.ReferencedFrameNumber = piece.frame + 1
     return found
-
-
-def _first_of_each_file(slices: Sequence[DicomSlice]) -> list[DicomSlice]:
-    return list({piece.file: piece for piece in reversed(slices)}.values())[::-1]

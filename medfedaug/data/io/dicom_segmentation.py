@@ -33,8 +33,6 @@ class Segments:
     """Segments of a label map.
 
     Args:
-        classes: the names, background first.
-        model: maker of the label map.
         codes: of the classes; a class without any has its name in a scheme of this package.
         notes: texts for the descriptions of the segments of some classes.
     """
@@ -53,11 +51,7 @@ class Segments:
 
 
 def check_highdicom() -> None:
-    """Check that DICOM SEG can be written.
-
-    Raises:
-        ConfigError: with the command that installs what is missing.
-    """
+    """Check that DICOM SEG can be written; else say the command that installs what is missing."""
     if find_spec("highdicom") is None:
         raise ConfigError(
             "a DICOM series is given, and DICOM SEG is written by highdicom, which is not installed: "
@@ -128,11 +122,7 @@ def write_segmentation(path: Path, series: Path, voxels: np.ndarray, segments: S
 
 @contextmanager
 def writing(what: str, series: Path, hint: str) -> Iterator[None]:
-    """Make one line of what highdicom refuses, and leave out its warnings of names without carets.
-
-    Raises:
-        DataError: naming the series, with the reason and the hint.
-    """
+    """Make one line of what highdicom refuses, and leave out its warnings of names without carets."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         try:

@@ -41,12 +41,7 @@ _SHOWN = 3
 
 
 class LeftOut(NamedTuple):
-    """Files that are no case of anything, and why.
-
-    Args:
-        path: the file, the folder, or a file of the series.
-        reason: in words, without a full stop.
-    """
+    """Files that are no case of anything, and the reason, in words without a full stop."""
 
     path: Path
     reason: str
@@ -54,13 +49,7 @@ class LeftOut(NamedTuple):
 
 @dataclass(frozen=True)
 class DicomScan:
-    """Content of a folder with DICOM files.
-
-    Args:
-        series: the volumes, sorted by folder and identity.
-        others: files that the caller takes for images of other formats.
-        left_out: all else, with the reason.
-    """
+    """Content of a folder: volumes by folder and identity, files of other formats, and the rest."""
 
     series: tuple[DicomSeries, ...]
     others: tuple[Path, ...]
@@ -72,9 +61,7 @@ class Selection:
     """Series of a scan that are cases.
 
     Args:
-        chosen: the series.
         unclear: folders or files of which several series could be meant, with the reason.
-        left_out: those that are not chosen, with the reason.
     """
 
     chosen: list[DicomSeries] = field(default_factory=list)
@@ -343,11 +330,7 @@ def _beside(path: Path) -> list[DicomSeries]:
 
 
 def place_of_series(series: DicomSeries, others: Sequence[DicomSeries]) -> Path | None:
-    """The path by which `open_series` finds a series: a folder that holds no other, or its first file.
-
-    Returns:
-        The path, or ``None`` for one that is spread over folders in which there are others.
-    """
+    """The path by which `open_series` finds a series among others of its scan; ``None`` where none does."""
     folder = Path(os.path.commonpath(series.folders))
     beside = [one for one in others if any(path.is_relative_to(folder) for path in one.folders)]
     if len(beside) == 1:

@@ -11,18 +11,6 @@ from medfedaug.data.io.base import FileState, Header, ImageFormat, file_state
 from medfedaug.errors import ConfigError
 from medfedaug.utils import plugins
 
-__all__ = [
-    "BUILT_IN_SUFFIXES",
-    "format_of",
-    "image_suffix",
-    "is_dicom",
-    "is_lossy",
-    "is_photograph",
-    "known_formats",
-    "plugin_format",
-    "voxel_suffixes",
-]
-
 
 def image_suffix(name: str) -> str:
     """Return the known suffix that a file's name ends with, as it is written there; empty for none.
@@ -34,6 +22,16 @@ def image_suffix(name: str) -> str:
     if not known and (plugin := _added(name)):
         known = f".{plugin.name}"
     return name[len(name) - len(known) :]
+
+
+def without_suffix(name: str) -> str:
+    """Return a file's name without its known suffix."""
+    return name[: len(name) - len(image_suffix(name))]
+
+
+def is_volume_file(file: Path) -> bool:
+    """Return whether a file is an image of a format other than DICOM, or the voxels of one, by its name."""
+    return bool(image_suffix(file.name)) or file.name.lower().endswith(voxel_suffixes())
 
 
 def format_of(path: Path) -> ImageFormat:

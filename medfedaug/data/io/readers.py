@@ -15,8 +15,6 @@ from medfedaug.data.io.formats import is_dicom
 from medfedaug.data.io.itk import FORMAT as ITK
 from medfedaug.data.io.itk import array_of, ras_affine, read_image
 
-__all__ = ["SimpleITKReader"]
-
 
 class SimpleITKReader(ImageReader):
     """Reads MHA, NRRD, and a DICOM series by its folder or a file of it, for `monai.transforms.LoadImage`.

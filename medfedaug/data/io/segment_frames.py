@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,6 @@ class SegmentFrame(NamedTuple):
     """Pixels of one segment in one frame.
 
     Args:
-        number: of the segment.
         pixels: (rows, columns), true in the segment.
         groups: functional groups of the frame, and of all frames.
     """
@@ -70,7 +69,8 @@ def segment_frames(dataset: Dataset, threshold: float) -> Iterator[SegmentFrame]
             identity = first_item("SegmentIdentificationSequence", group, *shared)
             limit = threshold * highest if kind == "FRACTIONAL" else 0.5
             found = {int(identity.ReferencedSegmentNumber): frame >= limit}
-        _check_described(found, labels)
+        if unknown := found.keys() - labels.keys():
+            raise ReaderError(f"a SEG with a segment {min(unknown)} that it does not describe")
         for number, pixels in found.items():
             yield SegmentFrame(number, pixels, (group, *shared))
 
@@ -80,8 +80,3 @@ def _background(dataset: Dataset) -> int | None:
     return (
         int(dataset.get("PixelPaddingValue") or 0) if dataset.get("SegmentationType") == "LABELMAP" else None
     )
-
-
-def _check_described(found: Mapping[int, np.ndarray], labels: Mapping[int, str]) -> None:
-    if unknown := found.keys() - labels.keys():
-        raise ReaderError(f"a SEG with a segment {min(unknown)} that it does not describe")

@@ -85,7 +85,7 @@ class Deidentifier:
         self._new_uid, self._name_of = new_uid, name_of
 
     def write(self, files: Iterable[Path], folder: Path, *, patient: str, study: str) -> list[Path]:
-        """Write the objects of files without identity, each named by its new UID."""
+        """Write the objects of files without identity, each named by its new UID, and return the files."""
         private_folder(folder)
         written = []
         for file in files:

@@ -134,11 +134,6 @@ class ImportSettings(Settings):
         return [*dict.fromkeys([*self.segments.values(), *self.classes[1:]])]
 
     @property
-    def newest_labels(self) -> bool:
-        """Return whether the newest of several outlines of one class is taken."""
-        return NEWEST in self.label_series
-
-    @property
     def labelled(self) -> bool:
         """Return whether cases have label maps."""
         return self.labels != "none"

@@ -21,10 +21,6 @@ _NEAR = 0.05  # of a voxel: rounding in headers is below, another grid above
 class LabelGrid:
     """Label map on the grid of a series.
 
-    Args:
-        series: of the image.
-        settings: names of the classes, and what becomes of overlaps and crossing contours.
-
     Attributes:
         voxels: (X, Y, Z), the number of each voxel's class.
         crossed: slices in which contours of one region crossed and were united.
@@ -41,7 +37,11 @@ class LabelGrid:
         self.crossed = 0
 
     def add(self, dataset: Dataset, classes: Mapping[int, str]) -> None:
-        """Add segments of a SEG or an RTSTRUCT."""
+        """Add segments of a SEG or an RTSTRUCT.
+
+        Raises:
+            ReaderError: for segments that overlap, and for what lies on another grid.
+        """
         rtstruct = dataset.get("Modality") == "RTSTRUCT"
         for name, mask in (self._contours if rtstruct else self._frames)(dataset, classes):
             index = self._settings.classes.index(name)

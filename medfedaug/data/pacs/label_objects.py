@@ -14,17 +14,12 @@ from pydicom import Dataset
 from medfedaug.data.io.dicom_headers import items_of
 from medfedaug.data.io.dicom_identity import is_own_object
 from medfedaug.data.io.segment_frames import described_segments
-from medfedaug.data.pacs.object_check import referenced_series
-from medfedaug.errors import ReaderError
+from medfedaug.data.pacs.archive import DATES
+from medfedaug.data.pacs.object_check import reading_objects, referenced_series
 
 _LARGE = "64 KB"  # values that are read when they are needed: pixels
 
-_DATES = (
-    ("ContentDate", "ContentTime"),
-    ("StructureSetDate", "StructureSetTime"),
-    ("InstanceCreationDate", "InstanceCreationTime"),
-    ("SeriesDate", "SeriesTime"),
-)
+_DATES = (*DATES, ("SeriesDate", "SeriesTime"))
 
 
 def class_of(name: str, segments: Mapping[str, str]) -> str | None:
@@ -43,8 +38,6 @@ class Segment:
     """Segment of a SEG, or region of an RTSTRUCT.
 
     Args:
-        number: SegmentNumber or ROINumber.
-        name: as somebody typed it.
         algorithm: ``AUTOMATIC``, ``SEMIAUTOMATIC`` or ``MANUAL``; empty where the object does not say.
         empty: whether it is a region without contours.
     """
@@ -67,10 +60,8 @@ class LabelObject:
     Args:
         dataset: the object; its pixels are read when they are needed.
         segments: without regions that are points, which enclose no voxel.
-        references: SeriesInstanceUIDs of the images that it refers to.
         date: date and time of its content, comparable as text; empty where it does not say, and
             where nothing was made then.
-        own: whether this software wrote it.
     """
 
     dataset: Dataset
@@ -82,13 +73,11 @@ class LabelObject:
     @classmethod
     def read(cls, file: Path) -> LabelObject:
         """Open an object."""
-        try:
+        with reading_objects("a label object is damaged"):
             dataset = pydicom.dcmread(file, defer_size=_LARGE)
             series = {str(item.get("SeriesInstanceUID", "")) for item in referenced_series(dataset)}
             segments = tuple(_segments(dataset))
             return cls(dataset, segments, frozenset(series - {""}), _date(dataset), is_own_object(dataset))
-        except Exception as error:  # a damaged object fails anywhere in pydicom
-            raise ReaderError("a label object is damaged") from error
 
     @property
     def automatic(self) -> bool:

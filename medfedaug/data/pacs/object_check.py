@@ -44,14 +44,19 @@ class ObjectRefused(ReaderError):
 
 
 @contextmanager
-def reading_objects() -> Iterator[None]:
-    """Make a `ReaderError` of whatever a damaged object leads to: it fails anywhere in the parsers."""
+def reading_objects(problem: str = "") -> Iterator[None]:
+    """Make a `ReaderError` of whatever a damaged object leads to: it fails anywhere in the parsers.
+
+    Without a named problem an `OSError` passes, which may be about a file that is written.
+    """
     try:
         yield
-    except (MedFedAugError, ReaderError, OSError):
+    except (MedFedAugError, ReaderError):
         raise
     except Exception as error:
-        raise ReaderError(f"an object is damaged ({type(error).__name__})") from error
+        if isinstance(error, OSError) and not problem:
+            raise
+        raise ReaderError(f"{problem or 'an object is damaged'} ({type(error).__name__})") from error
 
 
 def read_values(content: bytes) -> dict[str, str]:

@@ -259,9 +259,6 @@ def near_copies(pictures: Sequence[np.ndarray]) -> Iterator[tuple[int, int]]:
 
     Two are compared by the correlation of their details, at the best of small moves. A detail counts the less
     the more the site's images share it, as the rim of a camera's field of view.
-
-    Args:
-        pictures: `small_picture` of each; none is found in fewer than `FEWEST`.
     """
     if len(pictures) < FEWEST:
         return

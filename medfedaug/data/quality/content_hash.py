@@ -22,11 +22,9 @@ _PIECE = 2**16
 
 
 class IdentityStore(Protocol):
-    """Store of identities by the bytes of files, so that a file is decoded once."""
+    """Store of identities by hashes of files, for each of which a function decodes them and hashes voxels."""
 
-    def identities(self, files: Mapping[bytes, Callable[[], bytes]]) -> Mapping[bytes, bytes]:
-        """Return the identity of each case."""
-        ...
+    def identities(self, files: Mapping[bytes, Callable[[], bytes]]) -> Mapping[bytes, bytes]: ...
 
 
 def case_identities(site: SiteFolder, split: str, store: IdentityStore | None = None) -> dict[bytes, bytes]:

@@ -278,7 +278,11 @@ def entry_shapes(task: str, num_classes: int, channels: int) -> dict[str, tuple[
 def fingerprint_of(
     site: SiteFolder, limit: int | None = SAMPLE, on_case: Callable[[int, int], None] | None = None
 ) -> ImageFingerprint:
-    """Compute the fingerprint of a site, one image in memory at a time; every patient has the same weight."""
+    """Compute the fingerprint of a site, one image in memory at a time; every patient has the same weight.
+
+    Raises:
+        DataError: when the site has no training case, or one cannot be read.
+    """
     return fingerprint_of_cases(site, sampled(site, limit), on_case)
 
 

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from medfedaug.data.base import SPLITS, Case, SiteFolder, plain_name
-from medfedaug.data.benchmarks import open_federation
+from medfedaug.data.benchmarks import is_federation, open_federation
 from medfedaug.data.checks.duplicates import find_copies
+from medfedaug.data.folders import is_site, site_folders
 from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.data.quality.annotation_notes import annotation_notes
 from medfedaug.data.quality.case_comparison import (
@@ -24,7 +25,7 @@ from medfedaug.data.quality.case_comparison import (
     row_quantiles,
 )
 from medfedaug.data.quality.intensity_scales import most_uneven
-from medfedaug.data.sites import is_federation, is_site, open_site, site_folders
+from medfedaug.data.sites import open_site
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
 from medfedaug.functional import foreground_voxels
@@ -79,7 +80,7 @@ class SiteInspection:
         stored: quantiles of these images as stored, (N, C, Q).
         seen: the same as a run sees them.
         odd: what a user should look at.
-        annotated: the classes that it has annotated, where these may not be all.
+        annotated: the classes that it has annotated for training, where these may not be all.
     """
 
     name: str
@@ -154,7 +155,7 @@ def inspect_site(site: SiteFolder, intensity: str = "scale") -> SiteInspection:
         site.scaling,
         splits={split: len(site.cases[split]) for split in SPLITS},
         channel_names=site.channel_names,
-        annotated=site.annotated() if site.partial else None,
+        annotated=site.annotated("training") if site.partial else None,
     )
     cases = [(split, case) for split in SPLITS for case in site.cases[split]]
     named = {case.patient for _, case in cases if case.patient}

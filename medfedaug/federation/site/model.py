@@ -100,6 +100,8 @@ class SiteModel:
         self.name = name
         data = self.data  # given open data have been checked
         self.folder = data if isinstance(data, SiteFolder) else open_own_data(name, self.config, data)
+        if self.config.unlabelled_weight == 0:
+            self.folder = self.folder.without_unlabelled()
         self.trains = self.folder.trains and name not in self.config.holdout
         self._begin()
 

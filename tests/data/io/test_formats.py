@@ -162,10 +162,7 @@ def test_photographs_of_an_added_format_are_classified(photo_config, monkeypatch
 
 @pytest.mark.parametrize(
     ("found", "message"),
-    [
-        (print, "is no medfedaug.data.io.base.ImageFormat"),
-        (Renamed(), "its suffixes are .*, without .npz"),
-    ],
+    [(print, "is no medfedaug.data.io.base.ImageFormat"), (Renamed(), "its suffixes are .*, without .npz")],
 )
 def test_what_is_no_format_of_its_suffix_is_refused(found, message, monkeypatch, tmp_path):
     plugin = plugins.Plugin(plugins.FORMATS, "npz", "odd-formats", Entry(found))

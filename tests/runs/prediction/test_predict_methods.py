@@ -96,13 +96,13 @@ def test_own_statistics_and_layers_and_those_of_a_place_that_never_trained(
     (tmp_path / "few").mkdir()
     shutil.copy2(case, tmp_path / "few")
     code, _, err = run(
-        *("predict", "--model", normalised, "--images", tmp_path / "few", "--out", out, "--no-previews"),
+        *("predict", "--model", normalised, "--images", tmp_path / "few", "--out", out, "--no-previews")
     )
     assert code == 0, err  # all of them are there
     case = next((phantom_dir / "site_B/images").glob("*.nii.gz"))
     shutil.copy(case, tmp_path / "few/new.nii.gz")
     code, _, err = run(
-        *("predict", "--model", normalised, "--images", tmp_path / "few", "--out", out, "--no-previews"),
+        *("predict", "--model", normalised, "--images", tmp_path / "few", "--out", out, "--no-previews")
     )
     assert code == 2
     assert f"other statistics: of (the {len(expected)} images given, and now the 2 images given)" in err
