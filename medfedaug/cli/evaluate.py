@@ -214,11 +214,10 @@ def _print_tables(
         end = f"_{index + 1}" if index else ""
         named |= {f"worth{end}": worth, **{f"{table.kind}_at_sites{end}": table for table in exchange}}
     if runs:
-        named |= {"scores": summary_table(runs, reference), "patients": patient_table(runs, reference)}
-        if (classes := class_table(runs, reference)).rows:
-            named["classes"] = classes
+        patients, classes = patient_table(runs, reference), class_table(runs, reference)
+        named |= {"scores": summary_table(runs, reference), "patients": patients}
+        named |= {"classes": classes} if classes.rows else {}
         named["metrics"] = metric_table(runs)
-        for table in (named["scores"], named["patients"], classes, named["metrics"]):
-            if table.rows:
-                out_console.print(table)
+        shown = [table for table in (patients, classes) if table.rows]
+        out_console.print(named["scores"], *shown, named["metrics"])
     return named

@@ -179,13 +179,7 @@ class SiteFolder(ABC):
     def images(
         self, split: str, intensity: str = "raw", preparation: Preparation | None = None
     ) -> Iterator[torch.Tensor]:
-        """The images of a split as a network's task sees them, (C, *spatial), one in memory at a time.
-
-        Args:
-            split: one of `SPLITS`.
-            intensity: see `load_image`.
-            preparation: what else they are brought to.
-        """
+        """The images of a split as a network's task sees them, (C, *spatial), one in memory at a time."""
         from medfedaug.data.preparation.preparation import Preparation
 
         prepared = preparation or Preparation()

@@ -39,23 +39,6 @@ def threshold(sites: int) -> int:
     return -(-2 * sites // 3)
 
 
-def colluders(known: int, floor: int) -> int:
-    """Return the number of sites that may help the server in vain, however many sites it lets take part.
-
-    With c of n sites on the server's side, its views of a round stay one if 2t > n + c for the threshold t
-    (Bonawitz et al., theorem 6.5); and of a sum over at least ``floor`` sites at least two honest sites must
-    remain.
-
-    Args:
-        known: the sites of the federation.
-        floor: the least number of them that take part.
-
-    >>> [colluders(known, floor) for known, floor in ((3, 3), (4, 3), (6, 4), (16, 11), (16, 3))]
-    [0, 0, 1, 3, 0]
-    """
-    return min(min(2 * threshold(n) - n - 1, max(floor, threshold(n)) - 2) for n in range(floor, known + 1))
-
-
 def request_digest(request: Request, once: Payload) -> bytes:
     """Hash all of a training request that decides over what a site trains."""
     content = [request.round, request.run, request.selected_round, request.planned]

@@ -16,7 +16,7 @@ from torch import nn
 
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.messages.messages import TRAIN, Request
-from medfedaug.federation.secure.agreement import Training, colluders, request_digest, threshold
+from medfedaug.federation.secure.agreement import Training, request_digest, threshold
 from medfedaug.federation.secure.history import ModelSketch, OpenedSum, SumHistory, SumRules
 from medfedaug.federation.secure.layout import FRACTION_BITS, LARGEST_TERM, SumLayout
 from medfedaug.federation.secure.sharing import SHARE_BYTES, join, split
@@ -228,6 +228,15 @@ def test_a_sketch_keeps_the_distance_of_models(seed, scale):
     key = generator.initial_seed().to_bytes(32, "big")
     images = [ModelSketch.of(key, {"w": model}, {"w": model}).image for model in (one, other)]
     assert np.linalg.norm(images[0] - images[1]) == pytest.approx(float((one - other).norm()), rel=0.35)
+
+
+def colluders(known, floor):
+    """The sites that may help the server in vain, however many of the known ones it lets take part.
+
+    With c of n sites on its side, its views of a round stay one if 2t > n + c for the threshold t (Bonawitz
+    et al., theorem 6.5); and of a sum over ``floor`` sites or more at least two honest ones must remain.
+    """
+    return min(min(2 * threshold(n) - n - 1, max(floor, threshold(n)) - 2) for n in range(floor, known + 1))
 
 
 def test_the_page_has_the_number_of_colluders_for_each_share():
