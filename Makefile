@@ -18,24 +18,24 @@ install: $(STAMP)
 
 # torch comes first: asked for by another package, it would come as the build with gigabytes of CUDA
 # libraries, also on a machine without a GPU. `--no-deps`, since the index of CPU builds is no mirror of PyPI.
-define PACKAGE_ALONE
+define TORCH
 	$(PYTHON) -m venv $(VENV)
 	@if nvidia-smi -L >/dev/null 2>&1; then echo "installing torch with CUDA"; \
 	  $(PIP) "torch>=2.4.1"; \
 	else echo "installing the CPU build of torch"; \
 	  $(PIP) --no-deps --index-url https://download.pytorch.org/whl/cpu torch==2.13.0; \
 	fi
-	$(PIP) -e .
 endef
 
 $(STAMP): pyproject.toml
-	$(PACKAGE_ALONE)
+	$(TORCH)
 	$(PIP) -e '.[dev]'
 	@touch $@
 
 # What the demo needs, and no tools of developers.
 $(PACKAGE): pyproject.toml
-	$(PACKAGE_ALONE)
+	$(TORCH)
+	$(PIP) -e .
 	@touch $@
 
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(PACKAGE))
@@ -80,7 +80,7 @@ catalogue: install
 # The pages, the tutorials among them, which run as they are built. A warning is an error, and so is a link within the
 # pages that leads nowhere, or a public name without a description.
 $(VENV)/.docs: $(STAMP)
-	$(BIN)/python -m pip install --quiet -e '.[docs]'
+	$(PIP) -e '.[docs]'
 	@touch $@
 
 docs: $(VENV)/.docs

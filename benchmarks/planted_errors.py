@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from medfedaug.data.base import SPLITS
+from medfedaug.data.folders import site_folders
 from medfedaug.data.quality.case_comparison import (
     FEWEST,
     CaseMeasures,
@@ -31,7 +32,7 @@ from medfedaug.data.quality.case_comparison import (
     odd_site,
     small_picture,
 )
-from medfedaug.data.sites import open_site, site_folders
+from medfedaug.data.sites import open_site
 from medfedaug.data.volumes import VolumeFolder
 
 Pair = tuple[Tensor, Tensor]

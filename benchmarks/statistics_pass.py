@@ -16,8 +16,9 @@ from pathlib import Path
 import torch
 from measure import alternately, hardware, parser, report
 
+from medfedaug.data.base import SiteFolder
 from medfedaug.data.datasets.phantom import make_phantom
-from medfedaug.data.sites import SiteFolder, find_sites
+from medfedaug.data.sites import find_sites
 from medfedaug.statistics import channel_statistics
 
 

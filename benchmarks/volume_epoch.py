@@ -46,7 +46,8 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from medfedaug.config.machine import Machine
 from medfedaug.config.plan import Plan, planning_settings
 from medfedaug.config.run import RunConfig
-from medfedaug.data.sites import SiteFolder, find_sites
+from medfedaug.data.base import SiteFolder
+from medfedaug.data.sites import find_sites
 from medfedaug.experiments.simulate import configure
 from medfedaug.federation import SiteTrainer
 from medfedaug.federation.composition import Composition

@@ -46,9 +46,6 @@ def assemble_norms(net: Network) -> Network:
     Args:
         net: changed in place.
 
-    Returns:
-        `net` itself.
-
     Deviations:
         A feature without spatial dimensions has no statistics of its own: there the batch norm is alone.
     """

@@ -42,9 +42,6 @@ def mix_instance_norms(net: Network) -> Network:
     Args:
         net: changed in place.
 
-    Returns:
-        `net` itself.
-
     Deviations:
         A feature without spatial dimensions has no statistics of its own: there ρ has no effect.
     """

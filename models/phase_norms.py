@@ -32,9 +32,6 @@ class StyleControlNorm(UnsavedModule, StageLayer):
         temperature: T.
         eps: added to the spatial variance before its root.
 
-    Raises:
-        ValueError: when an argument is out of its range.
-
     Example:
         >>> norm = StyleControlNorm(2)
         >>> norm(torch.rand(4, 2, 8, 8)).shape, len(norm.state_dict()), len(list(norm.parameters()))
@@ -99,9 +96,6 @@ def control_shortcuts(net: Network, content: float = 0.5) -> Network:
     Args:
         net: changed in place.
         content: λ, from 0, which keeps the phases, to 1, which is the batch norm itself.
-
-    Returns:
-        `net` itself.
     """
     if not 0 <= content <= 1:
         raise ValueError(f"content is {content}, expected a number from 0 to 1")

@@ -23,9 +23,6 @@ def run_in_bfloat16(net: nn.Module) -> nn.Module:
     Args:
         net: changed in place.
 
-    Returns:
-        `net` itself.
-
     Example:
         >>> net = run_in_bfloat16(nn.Conv2d(1, 1, 1))
         >>> net(torch.rand(1, 1, 4, 4)).dtype, net.weight.dtype

@@ -62,9 +62,6 @@ def insert_prompts(net: nn.Module, count: int = 4) -> nn.Module:
         net: MONAI's `ViT` with ``classification=True``, changed in place. Its state dict stays as it is.
         count: number of prompts.
 
-    Returns:
-        `net` itself.
-
     Raises:
         ValueError: for another network, for one that has prompts already, and for a count below 1.
     """

@@ -70,9 +70,6 @@ def remove_norms(net: Network) -> int:
 
     Args:
         net: changed in place.
-
-    Returns:
-        The number of layers.
     """
     found = [module for module in net.modules() if isinstance(module, (_NormBase, nn.GroupNorm))]
     for module in found:
@@ -89,9 +86,6 @@ def standardise_weights(net: Network, gain: float = RELU_GAIN, leave: Iterable[n
         net: changed in place; its entries stay.
         gain: γ.
         leave: modules that stay as they are.
-
-    Returns:
-        The number of layers.
     """
     left, number = set(leave), 0
     for module in net.modules():

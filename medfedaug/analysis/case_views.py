@@ -57,10 +57,6 @@ def extreme_cases(site: SiteModel, scores: Mapping[str, float | None] | None = N
     For a volume, the slice with the largest true region is shown, so the choice does not depend on the
     prediction.
 
-    Args:
-        site: a site with the model in its network (`medfedaug.runs.evaluate.open_model`).
-        scores: Dice by case, if it is already known.
-
     Returns:
         The worst and the best case, by Dice or by the probability of the true class; only one if there is
         only one, and none if no case can be scored.

@@ -102,12 +102,17 @@ def compare_groups(groups: Mapping[str, Sequence[Run]], reference: str = BASELIN
     One who is named alike at two sites counts as two.
 
     Methods of which neither learned anything (`medfedaug.metrics.nothing_learned`) are not compared. The
-    p-values of all comparisons that have enough seeds and patients are adjusted together.
+    p-values of all comparisons that have enough seeds and patients are adjusted together (`adjusted`).
 
     Args:
         groups: of `medfedaug.analysis.grouping.group_runs`.
         reference: the methods that all others are compared with, joined by commas.
     """
+    return adjusted(compared(groups, reference))
+
+
+def compared(groups: Mapping[str, Sequence[Run]], reference: str = BASELINE) -> list[Comparison]:
+    """Compare as `compare_groups` does, without adjusting p-values: for tables of several comparisons."""
     used = [members[0].methods for members in groups.values()]
     if reference != BASELINE and {*reference.split(",")} not in map(set, used):
         known = "; ".join(dict.fromkeys(map(",".join, used)))
@@ -157,18 +162,18 @@ def compare_groups(groups: Mapping[str, Sequence[Run]], reference: str = BASELIN
                     other_plans=_other_plans(pairs),
                 )
             )
-    return _adjusted(found)
+    return found
 
 
-def _adjusted(found: Sequence[Comparison]) -> list[Comparison]:
-    """The comparisons, those that can have a verdict with the p-value adjusted for their number."""
+def adjusted(found: Sequence[Comparison]) -> list[Comparison]:
+    """Adjust the p-values of the comparisons of a table, those that can have a verdict, for their number."""
     judged = [
         k
         for k, one in enumerate(found)
         if one.learned and one.seeds and one.crossed and not lacks(one.num_seeds, one.num_patients)
     ]
-    adjusted = holm([chance(found[k].seeds, found[k].crossed) for k in judged])
-    by_index = dict(zip(judged, adjusted, strict=True))
+    p_values = holm([chance(found[k].seeds, found[k].crossed) for k in judged])
+    by_index = dict(zip(judged, p_values, strict=True))
     return [replace(one, adjusted=by_index.get(k)) for k, one in enumerate(found)]
 
 
@@ -316,9 +321,6 @@ def _by_patient(
         pairs: the runs of two methods.
         about: whether to use the sites that the runs are about, or those that are unseen in all runs.
         seed: of the runs to use; ``None`` uses all.
-
-    Returns:
-        The pairs by site and patient.
     """
     mine = {site for pair in pairs for run in pair for site in run.tested}
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}

@@ -114,11 +114,12 @@ def _pair(
         found["resolution"] = fmean(_octaves(one, other, name) for name in ("edge", "thickness"))
         found["field_of_view"] = _octaves(one, other, "extent")
     if one.task == "segmentation":
-        both = (one.value("present") > 0) & (other.value("present") > 0)
+        # Of classes that both show in full: the absence of another one is no difference of the patients.
+        told = one.tells & other.tells
+        both = (one.value("present") > 0) & (other.value("present") > 0) & told
         if both.any():
             found["size"], found["pieces"] = (_octaves(one, other, name, both) for name in ("size", "pieces"))
-        # Of classes that both have annotated: the absence of another one is no difference of the patients.
-        apart = np.abs(one.value("present") - other.value("present")) * (one.tells & other.tells)
+        apart = np.abs(one.value("present") - other.value("present")) * told
         found["prevalence"] = float(apart.max())
     else:
         shares = one.entries["shares"] - other.entries["shares"]

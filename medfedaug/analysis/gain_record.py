@@ -137,13 +137,7 @@ class GainRecord:
 
 @cache
 def find_record(metric: str, norm: str = "batch", path: Path | None = None) -> GainRecord:
-    """Return the record of federations with a metric and a norm; an empty one where there is none.
-
-    Args:
-        metric: of the scores.
-        norm: the normalisation of the networks.
-        path: a file of ``benchmarks/judge_prospect.py --json``; by default that of the package.
-    """
+    """Return the record of federations with a metric and a norm; an empty one where there is none."""
     try:
         text = (path or files("medfedaug") / _RECORD).read_text(encoding="utf-8")
         found = TypeAdapter(dict[str, dict[str, GainRecord]]).validate_json(text)

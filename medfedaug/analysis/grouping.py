@@ -43,7 +43,8 @@ def group_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
         groups.setdefault(_exact(_settings(run)), []).append(run)
     labelled: dict[str, list[Run]] = {}
     for members in groups.values():
-        members.sort(key=_order)
+        # Fold 10 comes after fold 2.
+        members.sort(key=lambda run: (run.seed, len(run.fold or ""), run.fold or "", run.held_out))
         for one, other in pairwise(members):
             if one.repetition == other.repetition:
                 raise ConfigError(f"{one.path} and {other.path} are one experiment with the same {one.name}")
@@ -54,10 +55,6 @@ def group_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
         labelled[_label(members[0], alike, ["holdout"] if mixed else [])] = members
     order = sorted(labelled, key=lambda label: labelled[label][0].methods != (BASELINE,))
     return {label: labelled[label] for label in order}
-
-
-def _order(run: Run) -> tuple[Any, ...]:
-    return run.seed, len(run.fold or ""), run.fold or "", run.held_out  # fold 10 after fold 2
 
 
 def _in_turn(runs: Sequence[Run]) -> list[Run]:

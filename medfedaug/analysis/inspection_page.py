@@ -6,13 +6,24 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from medfedaug.analysis.page import add, check_page, figure, note, start_page, table, version, write_page
+from medfedaug.analysis.page import (
+    add,
+    check_page,
+    end_page,
+    figure,
+    remark,
+    start_page,
+    start_section,
+    table,
+    write_page,
+)
 from medfedaug.analysis.plots import add_legend, colours_by_name, tidy
 from medfedaug.analysis.shift import Shift, site_shift
 from medfedaug.data.base import SPLITS, plain_name
@@ -21,6 +32,7 @@ from medfedaug.errors import ConfigError
 from medfedaug.runs.folder import is_json_with
 from medfedaug.statistics import ChannelStatistics, ForeignPair, foreign_pairs
 from medfedaug.utils.files import write_json
+from medfedaug.utils.printable import counted
 
 _PERCENT = (1, 25, 50, 75, 99)
 _MOST_ODD = 100  # on the page
@@ -93,16 +105,6 @@ def write_inspection(
     The page names cases: it is for who has the data. The JSON, ``inspect.json`` beside ``inspect.html``,
     names none.
 
-    Args:
-        found: of `medfedaug.data.quality.inspection.inspect_sites`.
-        out_html: the page.
-        intensity: with which they were inspected.
-        expected: sentences for the page about the gain of training together
-            (`medfedaug.analysis.prospect_page.sentences`).
-
-    Returns:
-        The JSON file.
-
     Raises:
         ConfigError: where one of the two is there and of something else.
         StorageError: when it cannot be written.
@@ -173,27 +175,27 @@ def _page(
     html, body = start_page("Data of the sites" if len(found) > 1 else f"Data of {found[0].name}")
     cases = sum(sum(site.splits.values()) for site in found)
     odd = sum(len(site.odd) for site in found)
-    add(body, "p", f"{len(found)} site{'s' * (len(found) > 1)} · {cases} cases · odd: {odd}")
-    for section in (_cases, _classes, _intensities):
-        section(add(body, "section"), found)
-    _shift(add(body, "section"), found, shift, intensity)
+    add(body, "p", f"{counted(len(found), 'site')} · {cases} cases · odd: {odd}")
+    for append in (_cases, _classes, _intensities):
+        append(body, found)
+    _shift(body, found, shift, intensity)
     if expected:
-        _expected(add(body, "section"), expected)
-    _odd(add(body, "section"), found)
-    note(body, "This page names cases, and is for who has the data; the JSON beside it names none.")
-    version(body)
+        _expected(body, expected)
+    _odd(body, found)
+    remark(body, "This page names cases, and is for who has the data; the JSON beside it names none.")
+    end_page(body)
     return html
 
 
-def _expected(section: ET.Element, sentences: Sequence[str]) -> None:
-    add(section, "h2", "How far apart are the sites?")
+def _expected(body: ET.Element, sentences: Sequence[str]) -> None:
+    section = start_section(body, "How far apart are the sites?")
     for sentence in sentences:
         add(section, "p", sentence)
-    note(section, "medfedaug prospect has all numbers.")
+    remark(section, "medfedaug prospect has all numbers.")
 
 
-def _cases(section: ET.Element, found: Sequence[SiteInspection]) -> None:
-    add(section, "h2", "Cases and geometry")
+def _cases(body: ET.Element, found: Sequence[SiteInspection]) -> None:
+    section = start_section(body, "Cases and geometry")
     header = ["site", *SPLITS, "patients", "size", "edges of a voxel, mm", "axes", "channels", "odd"]
     lines = [
         [
@@ -209,11 +211,12 @@ def _cases(section: ET.Element, found: Sequence[SiteInspection]) -> None:
         for site in found
     ]
     table(section, header, lines)
-    note(section, "Size and edges: the range along each axis. Where no file says how large a voxel is: –.")
+    note = "Size and edges: the range along each axis. Where the files do not say how large a voxel is: –."
+    remark(section, note)
 
 
-def _classes(section: ET.Element, found: Sequence[SiteInspection]) -> None:
-    add(section, "h2", "Classes")
+def _classes(body: ET.Element, found: Sequence[SiteInspection]) -> None:
+    section = start_section(body, "Classes")
     names = list(dict.fromkeys(name for site in found for name in site.voxels))
     if not names:
         add(section, "p", "No case could be read.")
@@ -232,22 +235,23 @@ def _classes(section: ET.Element, found: Sequence[SiteInspection]) -> None:
         text += (
             " At the border: cases whose foreground reaches the edge of the image, and may go on beyond it."
         )
-    note(section, text)
+    remark(section, text)
 
 
-def _intensities(section: ET.Element, found: Sequence[SiteInspection]) -> None:
-    add(section, "h2", "Intensities as stored")
+def _intensities(body: ET.Element, found: Sequence[SiteInspection]) -> None:
+    section = start_section(body, "Intensities as stored")
     lines = [
         [site.name, str(channel), *(f"{value:.4g}" for value in values)]
         for site in found
         for channel, values in enumerate(_percentiles(site.stored))
     ]
     table(section, ["site", "channel", *(f"{percent}%" for percent in _PERCENT)], lines)
-    note(section, "Percentiles over the training images, or the test images of a site that does not train.")
+    text = "Percentiles over the training images, or the test images of a site that does not train."
+    remark(section, text)
 
 
-def _shift(section: ET.Element, found: Sequence[SiteInspection], shift: Shift | None, intensity: str) -> None:
-    add(section, "h2", "How far the sites are apart")
+def _shift(body: ET.Element, found: Sequence[SiteInspection], shift: Shift | None, intensity: str) -> None:
+    section = start_section(body, "How far the sites are apart")
     if shift is None:
         add(section, "p", "Nothing to compare: it takes two sites whose images have channels in common.")
         return
@@ -259,7 +263,7 @@ def _shift(section: ET.Element, found: Sequence[SiteInspection], shift: Shift | 
         both = foreign[0].sites
         figure(
             section,
-            lambda width: quantile_picture({name: quantiles[name] for name in both}, width=width),
+            partial(quantile_picture, {name: quantiles[name] for name in both}),
             f"Distribution of the intensities, {both[0]} and {both[1]}",
             f"Share of the intensities below a value, at {both[0]} and {both[1]}. If one stores bright what "
             "the other stores dark, one curve is the other one turned over.",
@@ -286,7 +290,7 @@ def _shift(section: ET.Element, found: Sequence[SiteInspection], shift: Shift | 
         if intensity == "scale"
         else "as stored"
     )
-    note(
+    remark(
         section,
         "Statistics: distance between the sites' mean pairs (mean and deviation of each channel), in "
         "standard deviations of the images within a site, root mean square over the components; by chance: "
@@ -298,20 +302,20 @@ def _shift(section: ET.Element, found: Sequence[SiteInspection], shift: Shift | 
     names = [names[int(i)] for i in np.linspace(0, len(names) - 1, min(len(names), _MOST_SITES))]
     figure(
         section,
-        lambda width: pair_picture({name: pairs[name] for name in names}, width=width),
+        partial(pair_picture, {name: pairs[name] for name in names}),
         "Mean and deviation of each image, by site",
         "Each dot is an image, each cross a site's mean: FedRDN exchanges the crosses.",
     )
     figure(
         section,
-        lambda width: quantile_picture({name: quantiles[name] for name in names}, width=width),
+        partial(quantile_picture, {name: quantiles[name] for name in names}),
         "Distribution of the intensities, by site",
         "Share of the intensities below a value, of all images of a site in equal parts.",
     )
 
 
-def _odd(section: ET.Element, found: Sequence[SiteInspection]) -> None:
-    add(section, "h2", "Odd cases")
+def _odd(body: ET.Element, found: Sequence[SiteInspection]) -> None:
+    section = start_section(body, "Odd cases")
     lines = [[site.name, odd.case or "–", odd.kind, odd.reason] for site in found for odd in site.odd]
     if not lines:
         add(section, "p", "None.")
@@ -322,12 +326,7 @@ def _odd(section: ET.Element, found: Sequence[SiteInspection]) -> None:
 
 
 def pair_picture(pairs: dict[str, np.ndarray], *, width: float = 9.0) -> Figure:
-    """Mean and deviation of each image, a dot, and of each site, a cross: one panel a channel.
-
-    Args:
-        pairs: by site, (N, C, 2).
-        width: of the figure, inches.
-    """
+    """Mean and deviation of each image, a dot, and of each site, a cross: one panel a channel."""
     figure_, panels, colours = _panels(pairs, width)
     for channel, panel in enumerate(panels):
         for site, values in pairs.items():
@@ -343,12 +342,7 @@ def pair_picture(pairs: dict[str, np.ndarray], *, width: float = 9.0) -> Figure:
 
 
 def quantile_picture(quantiles: dict[str, np.ndarray], *, width: float = 9.0) -> Figure:
-    """Distribution functions of the sites' intensities: one panel a channel.
-
-    Args:
-        quantiles: by site, (N, C, Q).
-        width: of the figure, inches.
-    """
+    """Distribution functions of the sites' intensities: one panel a channel."""
     figure_, panels, colours = _panels(quantiles, width)
     for channel, panel in enumerate(panels):
         for site, values in quantiles.items():

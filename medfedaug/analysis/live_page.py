@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -184,7 +185,7 @@ def write_watch_page(watched: Watched, out: str | Path, *, name: str) -> None:
         page.add(head, "meta", **{"http-equiv": "refresh", "content": "20"})
     page.figure(
         body,
-        lambda width: _curves(watched, width),
+        partial(_curves, watched),
         "Training loss of each site that sends one, and the validation score of each round's model.",
     )
     if watched.tested:

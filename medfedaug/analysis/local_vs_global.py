@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from medfedaug.analysis.text_table import TextTable
+from medfedaug.analysis.text_table import TextTable, number
 from medfedaug.analysis.verdict import ENOUGH_PATIENTS
 from medfedaug.errors import DataError, first_line, warn
 from medfedaug.federation.job_folder import EVALUATION, RESULTS
@@ -99,14 +99,7 @@ class Worth:
 
 @dataclass(frozen=True)
 class WorthTable(TextTable):
-    """Table with a row for each site of an evaluation and each model that the federation has for it.
-
-    Attributes:
-        metric: name of the score.
-        rows: by site.
-        notes: see `medfedaug.analysis.text_table.TextTable`.
-        reduced: see there.
-    """
+    """Table with a row for each site of an evaluation and each model that the federation has for it."""
 
     metric: str
     rows: tuple[Worth, ...]
@@ -129,8 +122,8 @@ class WorthTable(TextTable):
                 [
                     row.site,
                     f"{row.scored}, {UNSEEN}" if row.unseen else row.scored,
-                    _number(row.score),
-                    _number(row.local),
+                    number(row.score),
+                    number(row.local),
                     _interval(row.difference),
                     "–" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}",
                     "–" if row.cases is None else str(row.cases),
@@ -185,7 +178,7 @@ class ExchangeTable(TextTable):
     def body(self) -> list[list[str]]:
         """The cells as text."""
         return [
-            [source, *(_number(row.get(target)) for target in self.targets)]
+            [source, *(number(row.get(target)) for target in self.targets)]
             for source, row in self.scores.items()
         ]
 
@@ -352,7 +345,3 @@ def _interval(found: Mapping[str, Any]) -> str:
     if found.get("low") is None or found.get("high") is None:
         return text
     return f"{text} [{found['low']:+.3f}, {found['high']:+.3f}]"
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"

@@ -8,8 +8,8 @@ from statistics import fmean
 from typing import Any
 
 from medfedaug.analysis.grouping import Tested, group_runs, units_differ, whole_seeds
-from medfedaug.analysis.score_table import Score
-from medfedaug.analysis.text_table import TextTable
+from medfedaug.analysis.score_table import Score, cells_note
+from medfedaug.analysis.text_table import TextTable, number
 from medfedaug.metrics.registry import disparity, find_metric
 from medfedaug.runs.run import MODEL, NOT_RECORDED, Run
 
@@ -110,7 +110,7 @@ class MetricTable(TextTable):
                 str(row.mean),
                 *classes,
                 worst,
-                *map(_number, (row.spread, row.gap)),
+                *map(number, (row.spread, row.gap)),
             ]
             line += ["" if row.missed is None else f"{row.missed:g}"] if self._misses else []
             lines.append([*line, row.model])
@@ -163,7 +163,7 @@ def metric_table(runs: Sequence[Run]) -> MetricTable:
             f"{' or '.join(dict.fromkeys(infinite))} is infinite and enters no mean, so that a method which "
             "misses more may have the smaller one."
         )
-    return MetricTable(tuple(rows), (*notes, *lacking))
+    return MetricTable(tuple(rows), (*notes, *cells_note(runs), *lacking))
 
 
 def _rows(groups: Mapping[str, Sequence[Run]]) -> list[MetricRow]:
@@ -225,7 +225,3 @@ def _missed(members: Sequence[Run], seeds: Set[int]) -> float | None:
         for seed in seeds
     }
     return fmean(counts.values()) if any(run.missed for run in members) else None
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"

@@ -10,6 +10,7 @@ from typing import Any
 
 from medfedaug.analysis.document import Block, Code, Document, Section, Table
 from medfedaug.analysis.page import check_page, write_page
+from medfedaug.analysis.text_table import number
 from medfedaug.config.command_line import command_of
 from medfedaug.config.run import DEFAULT_LOSSES
 from medfedaug.config.scanners import scanners_text
@@ -18,10 +19,10 @@ from medfedaug.federation.job_folder import CARDS, LEVELS, SPACING
 from medfedaug.metrics.nothing_learned import nothing_learned_in
 from medfedaug.metrics.registry import find_metric
 from medfedaug.metrics.significance import mean_interval
-from medfedaug.runs.annotated import Annotated
+from medfedaug.runs.annotated import OWN, Annotated
 from medfedaug.runs.input_scaling import recorded_input
 from medfedaug.runs.recorded_run import RecordedRun
-from medfedaug.utils.files import write_atomic
+from medfedaug.utils.files import write_text
 
 _USE = (
     "For research. It is not a medical device: no authority has cleared it, and no diagnosis and no "
@@ -46,7 +47,7 @@ def write_model_card(run: RecordedRun, folder: str | Path, *, site_names: bool =
     text, page = (Path(folder) / name for name in CARDS)
     check_page(page)
     write_page(card.html(), page)
-    write_atomic(text, lambda file: file.write(card.markdown().encode("utf-8", "replace")))
+    write_text(text, card.markdown())
     return [text, page]
 
 
@@ -118,7 +119,10 @@ class _Card:
         if self.config.channel_names:
             found.append(f"Channels, in this order: {', '.join(self.config.channel_names)}.")
         for site, names in self.record.get(LABELLED, {}).items():
-            found.append(f"{self.name(site)} has outlined {', '.join(names) or 'nothing'}.")
+            told = f"{self.name(site)} has outlined {', '.join(names) or 'nothing'}."
+            if not names and site not in self.unseen:
+                told += f" In the average it counts {self.config.unlabelled_weight:g} of its samples."
+            found.append(told)
         for key, text in (
             ("missing_channels", "does not have"),
             ("constant_channels", "has no variation in"),
@@ -218,12 +222,7 @@ class _Card:
             rows = []
             for site in sorted(tested, key=lambda site: (site in self.unseen, site)):
                 by_class = tested[site].get("classes", {})
-                cells = [
-                    _of_class(by_class.get(one, {}), name)
-                    if one in by_class or not kinds.sites
-                    else kinds.kind(site, one)
-                    for one in classes
-                ]
+                cells = [_of_class(by_class, one, name, kinds.kind(site, one)) for one in classes]
                 score = _with_interval(tested[site], name, first=name == metrics[0])
                 rows.append((self.name(site), score, *cells, self.whose(site)))
             header = ("site", find_metric(name).title + self.unit(name, tested), *classes, "model")
@@ -235,9 +234,10 @@ class _Card:
         )
         if kinds.sites:
             found.append(
-                "A class is scored at the sites that have outlined it, and means are over these. borrowed: "
-                "the site never outlined the class, and the model learned it from others; how well it is "
-                "found there is not known. unknown: no site outlined it."
+                "A class is scored at the sites that outlined it in test cases, and means are over these. "
+                "borrowed: the site outlined it in no training case, and the model learned it from others; "
+                "without a score, how well it is found there is not known. unknown: no site outlined it "
+                "for training."
             )
         missing = [self.name(site) for site in self.test.get("missing", {})]
         if missing:
@@ -276,10 +276,10 @@ class _Card:
     def summary(self, name: str) -> str:
         worst = self.test.get("worst", {}).get(name)
         text = (
-            f"{find_metric(name).title}: mean over the sites that trained {_score(self.test['mean'][name])}"
+            f"{find_metric(name).title}: mean over the sites that trained {number(self.test['mean'][name])}"
         )
         if worst and len(self.test.get("sites", {})) > 1:
-            text += f"; worst site: {self.name(worst['site'])}, {_score(worst['value'])}"
+            text += f"; worst site: {self.name(worst['site'])}, {number(worst['value'])}"
         return f"{text}."
 
     def unknown(self) -> tuple[Block, ...]:
@@ -428,17 +428,17 @@ def _with_interval(entry: Mapping[str, Any], name: str, first: bool) -> str:
     return _between(value, mean_interval(scores, largest, patients=owners) if of_cases else None)
 
 
-def _of_class(entry: Mapping[str, Any], name: str) -> str:
+def _of_class(by_class: Mapping[str, Any], label: str, name: str, kind: str) -> str:
+    if label not in by_class and kind != OWN:
+        return kind
+    entry = by_class.get(label, {})
     low, high = entry.get(f"{name}_low"), entry.get(f"{name}_high")
-    return _between(entry.get(name), None if low is None or high is None else (low, high))
+    score = _between(entry.get(name), None if low is None or high is None else (low, high))
+    return score if kind == OWN else f"{score} ({kind})"
 
 
 def _between(value: float | None, interval: Sequence[float] | None) -> str:
-    return f"{_score(value)} [{' to '.join(map(_score, interval))}]" if interval else _score(value)
-
-
-def _score(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+    return f"{number(value)} [{' to '.join(map(number, interval))}]" if interval else number(value)
 
 
 def _count(value: Any) -> str:

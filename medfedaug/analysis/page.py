@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from medfedaug._version import __version__
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.errors import ConfigError
-from medfedaug.utils.files import write_atomic
+from medfedaug.utils.files import write_text
 from medfedaug.utils.printable import printable, printable_lines
 
 if TYPE_CHECKING:
@@ -100,9 +100,8 @@ def check_page(out: Path) -> None:
 def write_page(html: ET.Element, out: Path) -> None:
     """Write a page as a whole, after the line with the version; its folder is made where it is missing."""
     text = "<!DOCTYPE html>\n" + ET.tostring(html, encoding="unicode", method="html") + "\n"
-    page = text.encode("utf-8", "replace")
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(out, lambda file: file.write(page))
+    write_text(out, text)
 
 
 def add(parent: ET.Element, tag: str, text: str | None = None, **attributes: str) -> ET.Element:
@@ -113,14 +112,21 @@ def add(parent: ET.Element, tag: str, text: str | None = None, **attributes: str
     return child
 
 
-def note(parent: ET.Element, text: str) -> None:
-    """Append a paragraph in the colour of captions."""
+def start_section(body: ET.Element, title: str) -> ET.Element:
+    """Append a section with its heading."""
+    section = add(body, "section")
+    add(section, "h2", title)
+    return section
+
+
+def remark(parent: ET.Element, text: str) -> None:
+    """Append a paragraph in small print."""
     add(parent, "p", text, **{"class": "soft"})
 
 
-def version(body: ET.Element) -> None:
-    """Append the last line of a page: the version that made it."""
-    note(body, f"medfedaug {__version__}")
+def end_page(body: ET.Element) -> None:
+    """Append the version that wrote the page."""
+    remark(body, f"medfedaug {__version__}")
 
 
 def table(
@@ -160,14 +166,14 @@ def text_table(section: ET.Element, content: TextTable) -> None:
         for line in content.cells()[1:]
     ]
     table(section, content.cells()[0], body)
-    for text in content.notes:
-        note(section, text)
+    for note in content.notes:
+        remark(section, note)
     details(section, "As Markdown, CSV, LaTeX", (content.markdown(), content.csv(), content.latex()))
 
 
 def figure(
     parent: ET.Element,
-    draw: Callable[[float], Figure],
+    draw: Callable[..., Figure],
     alt: str,
     caption: str = "",
     *,
@@ -178,7 +184,7 @@ def figure(
 
     Args:
         parent: what the figure is appended to.
-        draw: makes the figure with a given width in inches.
+        draw: makes the figure with a given ``width`` in inches.
         alt: what the figure shows, for readers who cannot see it.
         caption: the text below the figure.
         small: whether the figure is no wider than a page of text.
@@ -188,8 +194,8 @@ def figure(
     frame = add(parent, "figure", **({"class": kind} if kind else {}))
     encode = _jpeg if photo else _svg
     picture = add(frame, "picture")
-    add(picture, "source", media="(max-width: 600px)", srcset=encode(draw(_NARROW)))
-    add(picture, "img", src=encode(draw(_WIDE)), alt=alt)
+    add(picture, "source", media="(max-width: 600px)", srcset=encode(draw(width=_NARROW)))
+    add(picture, "img", src=encode(draw(width=_WIDE)), alt=alt)
     if caption:
         add(frame, "figcaption", caption)
 

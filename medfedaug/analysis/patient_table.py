@@ -17,12 +17,14 @@ from medfedaug.analysis.comparison import (
     unlike_notes,
 )
 from medfedaug.analysis.grouping import group_runs
+from medfedaug.analysis.score_table import cells_note
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.analysis.verdict import Verdict, rule
 from medfedaug.metrics.registry import find_metric
 from medfedaug.metrics.significance import PatientTest
 from medfedaug.runs.input_scaling import OTHER_INPUT
 from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run, compared_metric
+from medfedaug.utils.printable import counted
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class PatientRow:
             f"{self.label}, {self.where}, model {self.model}: {t.difference:+.3f} {found.in_text} against "
             f"{self.reference} on the same {t.patients} {self.cases} (95% interval {t.low:+.3f} to "
             f"{t.high:+.3f}, "
-            f"{p}), with {self.seeds} seed{'s' * (self.seeds != 1)}. Verdict: {self.verdict}. "
+            f"{p}), with {counted(self.seeds, 'seed')}. Verdict: {self.verdict}. "
             f"A true difference of {t.detectable:.3f} or more would have been seen four times in five."
             + (f" The two did not see the same input ({OTHER_INPUT})." if self.other_input else "")
         )
@@ -171,7 +173,7 @@ def patient_table(runs: Sequence[Run], reference: str = BASELINE) -> PatientTabl
             why = "Too few" if found.num_patients < MIN_PATIENTS else "No difference"
             few.setdefault(f"{why} to compare: {count} in common with {reference}", []).append(found.label)
     notes = list(input_notes(groups, [row.label for row in rows if row.other_input], reference))
-    notes += unlike_notes(comparisons)
+    notes += [*unlike_notes(comparisons), *cells_note(runs)]
     if rows:
         seeds = max(row.seeds for row in rows)
         over = ["the common seeds"] if seeds > 1 else []

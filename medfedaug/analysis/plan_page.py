@@ -38,7 +38,7 @@ def add_plan(
     rows = []
     for site, found in sorted(fingerprints.items()):
         spacing = _quantiles(found["spacing"]) if any(found["spacing"][1]) else "not known"
-        shares = ", ".join(f"{share:.2%}" for share in found["foreground"])
+        shares = ", ".join(f"{share:.2%}" if share >= 0 else "not outlined" for share in found["foreground"])
         if "extent" in found:
             unit = "mm" if any(found["spacing"][1]) else "voxels"
             extent = f"{_quantiles(found['extent'])} {unit}"

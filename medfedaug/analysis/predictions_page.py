@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from PIL import Image
 from medfedaug.analysis import page
 from medfedaug.runs.prediction.case_quality import look_first
 from medfedaug.runs.prediction.predictions_file import Predictions
+from medfedaug.utils.printable import counted
 
 PAGE = "predictions.html"
 """Name of the page in a folder of predictions."""
@@ -57,30 +58,29 @@ def _page(out: Path, record: Mapping[str, Any]) -> ET.Element:
     order = list(dict.fromkeys([*(look_first(cases) if ranked else ()), *sorted(cases)]))
     page.add(body, "p", _summary(record, len(cases), len(failed)))
     for note in record.get("notes", ()):
-        page.note(body, f"{note[:1].upper()}{note[1:]}.")
+        page.remark(body, f"{note[:1].upper()}{note[1:]}.")
     if cases:
-        _table(page.add(body, "section"), order, record, ranked=ranked)
-        _pictures(page.add(body, "section"), out, order, cases)
+        _table(body, order, record, ranked=ranked)
+        _pictures(body, out, order, cases)
     if failed:
-        section = page.add(body, "section")
-        page.add(section, "h2", "Not predicted")
+        section = page.start_section(body, "Not predicted")
         rows = [(name, str(entry.get("error", ""))) for name, entry in sorted(failed.items())]
         page.table(section, ("case", "reason"), rows, words=True)
     if left := record.get("left_out", ()):
         more = f", of which {_MOST_LEFT_OUT} are shown" if len(left) > _MOST_LEFT_OUT else ""
         shown = [f"{one['path']}: {one['reason']}" for one in left[:_MOST_LEFT_OUT]]
         page.details(body, f"{len(left)} files, folders or series left out{more}", ["\n".join(shown)])
-    page.note(
+    page.remark(
         body,
         "A prediction is the output of a research tool. This page shows images of patients: keep it where "
         "they are.",
     )
-    page.version(body)
+    page.end_page(body)
     return html
 
 
 def _summary(record: Mapping[str, Any], cases: int, failed: int) -> str:
-    parts = [f"{cases} case{'s' * (cases != 1)}"]
+    parts = [counted(cases, "case")]
     parts += [f"{failed} not predicted"] if failed else []
     if methods := record.get("methods"):
         parts.append(f"model trained with {', '.join(methods)}")
@@ -91,11 +91,11 @@ def _summary(record: Mapping[str, Any], cases: int, failed: int) -> str:
     return " · ".join(parts)
 
 
-def _table(section: ET.Element, order: Sequence[str], record: Mapping[str, Any], *, ranked: bool) -> None:
-    page.add(section, "h2", "Look at the first ones first" if ranked else "Cases by name")
+def _table(body: ET.Element, order: Sequence[str], record: Mapping[str, Any], *, ranked: bool) -> None:
+    section = page.start_section(body, "Look at the first ones first" if ranked else "Cases by name")
     cases = record["cases"]
     if record.get("task") == "segmentation":
-        header, rows = _label_maps(order, cases, record["classes"][1:])
+        header, rows = _label_maps(order, cases, record["classes"][1:], record.get("borrowed", {}))
     else:
         header = ["case", "class", "probability"]
         rows = [
@@ -111,20 +111,24 @@ def _table(section: ET.Element, order: Sequence[str], record: Mapping[str, Any],
         ],
     )
     if usual := record.get("training_range"):
-        page.note(section, _training_range(usual))
-    for text in _explanations(header, ranked=ranked):
-        page.note(section, text)
+        page.remark(section, _training_range(usual))
+    for text in _explanations(header, record.get("borrowed", {}), ranked=ranked):
+        page.remark(section, text)
 
 
 def _label_maps(
-    order: Sequence[str], cases: Mapping[str, Mapping[str, Any]], classes: Sequence[str]
+    order: Sequence[str],
+    cases: Mapping[str, Mapping[str, Any]],
+    classes: Sequence[str],
+    borrowed: Collection[str],
 ) -> tuple[list[str], list[list[str]]]:
     millimetres = all("volume_ml" in entry for entry in cases.values())
     unit, sizes = ("ml", "volume_ml") if millimetres else ("pixels", "voxels")
     agreement = any("agreement" in entry for entry in cases.values())
     header = ["case"]
     for name in classes:
-        header += [f"{name}, {unit}", f"{name}, pieces"]
+        marked = f"{name} (borrowed)" if name in borrowed else name
+        header += [f"{marked}, {unit}", f"{marked}, pieces"]
     rows = []
     for case in order:
         entry = cases[case]
@@ -147,6 +151,9 @@ def _size(entry: Mapping[str, Any], sizes: str, name: str) -> str:
 def _training_range(usual: Mapping[str, Any]) -> str:
     parts = []
     for name, entry in usual["classes"].items():
+        if "share" not in entry:
+            parts.append(f"{name} not known: no case shows it in full")
+            continue
         form, unit = (".3g", "ml") if "volume_ml" in entry else (".1%", "of the image")
         low, high = entry.get("volume_ml", entry["share"])
         least, most = entry["components"]
@@ -154,11 +161,16 @@ def _training_range(usual: Mapping[str, Any]) -> str:
     return f"In the site's {usual['cases']} training cases: {'; '.join(parts)}."
 
 
-def _explanations(header: Sequence[str], *, ranked: bool) -> Iterator[str]:
+def _explanations(header: Sequence[str], borrowed: Collection[str], *, ranked: bool) -> Iterator[str]:
     if "probability" in header:
         yield "Probability: that of the class, by the model; not calibrated."
     if ranked:
         yield "Sorted by how sure the model is of its least sure class: an order, no estimate of the Dice."
+    if borrowed:
+        yield (
+            f"Borrowed: this site outlined {', '.join(borrowed)} in no training case. How sure the model is "
+            "of them here was learned on other scanners, and the order rests on it."
+        )
     if "agreement" in header:
         yield (
             "Agreement: that of the label maps of all passes (models of an ensemble, flipped images); the "
@@ -171,9 +183,9 @@ def _explanations(header: Sequence[str], *, ranked: bool) -> Iterator[str]:
 
 
 def _pictures(
-    section: ET.Element, out: Path, order: Sequence[str], cases: Mapping[str, Mapping[str, Any]]
+    body: ET.Element, out: Path, order: Sequence[str], cases: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    page.add(section, "h2", "Pictures")
+    section = page.start_section(body, "Pictures")
     grid = page.add(section, "div", **{"class": "cases"})
     for number, name in enumerate(order[:_MOST_PICTURES], start=1):
         entry = cases[name]

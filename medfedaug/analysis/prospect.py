@@ -214,13 +214,6 @@ def make_prospect(
 
     A prediction is said where it held and beat the yardstick in every family on record, after a pilot that
     converged and is within the pilots on record.
-
-    Args:
-        sites: of the sites that would train together.
-        missing: sites that did not take part, with the reason.
-        norm: of the networks.
-        pilot: of the same sites.
-        record: see `medfedaug.analysis.gain_record.find_record`.
     """
     check_together(sites)
     found = find_record(METRICS[sites[0].task], norm, record)

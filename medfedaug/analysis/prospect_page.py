@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -12,13 +13,24 @@ from matplotlib.figure import Figure
 
 from medfedaug.analysis.fingerprint_distance import KINDS
 from medfedaug.analysis.gain_record import FEDAVG, LEAST_FEDERATIONS, SINGLE, Expected
-from medfedaug.analysis.page import add, check_page, figure, note, start_page, table, version, write_page
+from medfedaug.analysis.page import (
+    add,
+    check_page,
+    end_page,
+    figure,
+    remark,
+    start_page,
+    start_section,
+    table,
+    write_page,
+)
 from medfedaug.analysis.pilot import Pilot
 from medfedaug.analysis.plots import colours_by_name, legend_columns, plain_label, tidy
 from medfedaug.analysis.prospect import NOT_A_REMEDY, Prospect
 from medfedaug.config.scanners import scanners_text
 from medfedaug.data.quality.image_fingerprint import QUANTITIES
 from medfedaug.metrics.registry import find_metric
+from medfedaug.utils.printable import counted
 
 _TICKS = (0, 0.5, 1, 2, 5, 10, 20, 50)
 
@@ -91,7 +103,7 @@ def judged_sentence(prospect: Prospect) -> str:
     record = prospect.record
     text = (
         f"The record has {record.number} federations with {prospect.norm} norm, of "
-        f"{len(record.families)} families, {record.seeds} seed{'s' * (record.seeds != 1)} each at most."
+        f"{len(record.families)} families, {counted(record.seeds, 'seed')} each at most."
     )
     if prospect.pilot is None:
         return text
@@ -122,35 +134,28 @@ def write_prospect(
     site: str | None = None,
     releases: Sequence[str] = (),
 ) -> None:
-    """Write the page.
-
-    Args:
-        prospect: the numbers.
-        out_html: the page.
-        site: whose page it is; by default that of who has all data.
-        releases: lines about what left the site; by default nothing did.
-    """
+    """Write the page."""
     out = Path(out_html)
     check_page(out)
     html, body = start_page("Should we train together?" if site is None else f"Should {site} join?")
     for sentence in answer(prospect, site):
         add(body, "p", sentence, **{"class": "answer"})
-    note(body, judged_sentence(prospect))
+    remark(body, judged_sentence(prospect))
     for name, reason in prospect.missing.items():
-        note(body, f"Without {name}: {reason}")
+        remark(body, f"Without {name}: {reason}")
     if prospect.pilot is not None:
-        _pilot(add(body, "section"), prospect.pilot)
-    _expected(add(body, "section"), prospect)
-    _differences(add(body, "section"), prospect, site)
-    _sites(add(body, "section"), prospect)
-    _released(add(body, "section"), prospect, releases)
-    _assumed(add(body, "section"), prospect)
-    version(body)
+        _pilot(body, prospect.pilot)
+    _expected(body, prospect)
+    _differences(body, prospect, site)
+    _sites(body, prospect)
+    _released(body, prospect, releases)
+    _assumed(body, prospect)
+    end_page(body)
     write_page(html, out)
 
 
-def _pilot(section: ET.Element, pilot: Pilot) -> None:
-    add(section, "h2", "Measured in the pilot")
+def _pilot(body: ET.Element, pilot: Pilot) -> None:
+    section = start_section(body, "Measured in the pilot")
     lines = [
         [
             name or "mean",
@@ -164,7 +169,7 @@ def _pilot(section: ET.Element, pilot: Pilot) -> None:
     header = ["site", *pilot.scores, f"{SINGLE} minus {FEDAVG}", "95%", "test patients"]
     table(section, header, lines)
     state = "still rose" if pilot.rising else "rose no longer"
-    note(
+    remark(
         section,
         f"Test scores ({find_metric(pilot.metric).title}) of one small training each, of {pilot.rounds} "
         f"rounds; the validation score of {FEDAVG} {state}. 95%: over other test patients, not over other "
@@ -172,8 +177,8 @@ def _pilot(section: ET.Element, pilot: Pilot) -> None:
     )
 
 
-def _expected(section: ET.Element, prospect: Prospect) -> None:
-    add(section, "h2", "Gain over FedAvg")
+def _expected(body: ET.Element, prospect: Prospect) -> None:
+    section = start_section(body, "Gain over FedAvg")
     if not prospect.yardsticks:
         add(section, "p", f"No federation with {prospect.norm} norm is on record for this task.")
         return
@@ -191,7 +196,7 @@ def _expected(section: ET.Element, prospect: Prospect) -> None:
         )
     header = ["method", "expected", "80%", "95%", "patients needed", "on record, 80%", "on record, 95%"]
     table(section, header, lines)
-    note(
+    remark(
         section,
         "Differences of test scores in the mean of the sites. Expected: after the pilot, of methods whose "
         "predictions held and beat the yardstick with whole families of recorded federations left out; –: "
@@ -204,15 +209,15 @@ def _expected(section: ET.Element, prospect: Prospect) -> None:
     if shown := {m: found[""] for m, found in prospect.gains.get("mean", {}).items() if m != FEDAVG}:
         figure(
             section,
-            lambda width: interval_picture(shown, width=width),
+            partial(interval_picture, shown),
             "80% and 95% interval of the expected gain of each method",
             "Gain in the mean of the sites. Thick: 80% interval, thin: 95% interval, dot: expected.",
             small=True,
         )
 
 
-def _differences(section: ET.Element, prospect: Prospect, site: str | None) -> None:
-    add(section, "h2", "Where the sites differ")
+def _differences(body: ET.Element, prospect: Prospect, site: str | None) -> None:
+    section = start_section(body, "Where the sites differ")
     unknown = set() if all(one.knows_geometry for one in prospect.sites) else _OF_GEOMETRY
     for group, meaning in _GROUPS.items():
         add(section, "h3", f"{group.capitalize()}: {meaning}")
@@ -224,20 +229,20 @@ def _differences(section: ET.Element, prospect: Prospect, site: str | None) -> N
         ]
         table(section, ["site", *map(_named, kinds)], lines)
         meanings = [f"{_named(kind)}: {entry.text} ({entry.unit})" for kind, entry in kinds.items()]
-        note(section, f"Mean distance from the other sites, {'; '.join(meanings)}.")
+        remark(section, f"Mean distance from the other sites, {'; '.join(meanings)}.")
     for reason in prospect.reasons(site):
         add(section, "p", f"{reason[0].upper()}{reason[1:]}.")
     figure(
         section,
-        lambda width: distance_picture(prospect.distances, width=width),
+        partial(distance_picture, prospect.distances),
         "Distance of each site from the others, by kind",
         "Each dot is a site. An octave is a factor of 2; deviations are those of the images within a site. "
         "–: a site's files do not say how large a voxel is.",
     )
 
 
-def _sites(section: ET.Element, prospect: Prospect) -> None:
-    add(section, "h2", "Sites")
+def _sites(body: ET.Element, prospect: Prospect) -> None:
+    section = start_section(body, "Sites")
     lines, named = [], any(one.scanners for one in prospect.sites)
     for one in prospect.sites:
         looked = f"{one.looked_at} of {one.cases}" if one.looked_at < one.cases else str(one.cases)
@@ -247,8 +252,8 @@ def _sites(section: ET.Element, prospect: Prospect) -> None:
     table(section, [*header, *(["scanners"] if named else [])], lines)
 
 
-def _released(section: ET.Element, prospect: Prospect, releases: Sequence[str]) -> None:
-    add(section, "h2", "What leaves a site")
+def _released(body: ET.Element, prospect: Prospect, releases: Sequence[str]) -> None:
+    section = start_section(body, "What leaves a site")
     if not releases:
         add(
             section,
@@ -281,8 +286,8 @@ def _released(section: ET.Element, prospect: Prospect, releases: Sequence[str]) 
             add(section, "p", f"{text}: its distances from others seem larger for it.")
 
 
-def _assumed(section: ET.Element, prospect: Prospect) -> None:
-    add(section, "h2", "What was assumed")
+def _assumed(body: ET.Element, prospect: Prospect) -> None:
+    section = start_section(body, "What was assumed")
     for text in (
         "The federations with a second seed are phantoms, trained by small networks: a real federation may "
         "gain more or less. docs/results/prospect has what was judged, and where it fails.",
@@ -290,7 +295,7 @@ def _assumed(section: ET.Element, prospect: Prospect) -> None:
         "A difference of volumes can be one of patients or of outlines: fingerprints cannot say which.",
         f"Families: {', '.join(prospect.record.families)}.",
     ):
-        note(section, text)
+        remark(section, text)
 
 
 def interval_picture(found: Mapping[str, Expected], *, width: float = 9.0) -> Figure:

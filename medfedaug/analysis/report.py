@@ -12,9 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from matplotlib.figure import Figure
-
-from medfedaug._version import __version__
+from medfedaug.analysis.class_table import class_table
 from medfedaug.analysis.comparison import MIN_PATIENTS
 from medfedaug.analysis.grouping import experiment, group_runs
 from medfedaug.analysis.local_vs_global import exchange_tables, worth_table
@@ -23,8 +21,11 @@ from medfedaug.analysis.page import (
     add,
     check_page,
     definitions,
+    end_page,
     figure,
+    remark,
     start_page,
+    start_section,
     table,
     text_table,
     write_page,
@@ -34,10 +35,12 @@ from medfedaug.analysis.plan_page import add_plan
 from medfedaug.analysis.plots import byte_unit, gamma_by_layer, learning_curves, metric_by_bytes
 from medfedaug.analysis.report_summary import answer, words_in
 from medfedaug.analysis.score_table import MOST_SITES, summary_table
+from medfedaug.analysis.text_table import number
 from medfedaug.metrics.registry import find_metric
 from medfedaug.runs.input_scaling import SCALED
 from medfedaug.runs.load_results import find_runs, load_run
 from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run
+from medfedaug.utils.printable import counted
 
 if TYPE_CHECKING:
     from medfedaug.analysis.report_images import LocalFeatures
@@ -92,7 +95,7 @@ def write_report(
     if evaluations and not runs:
         html, body = start_page("Evaluation of a federation")
         _evaluations(body, evaluations)
-        add(body, "p", f"medfedaug {__version__}", **{"class": "soft"})
+        end_page(body)
     else:
         images = None if data is None else partial(_images, data=data, device=device, local=local_features)
         html = _page(runs, images, notes, reduced, evaluations, reference)
@@ -121,18 +124,19 @@ def _page(
             table(body, note[0], note[1:])
     words = add(body, "section")
     _evaluations(body, evaluations)
-    scored = add(body, "section")
-    add(scored, "h2", f"{_title(groups)} on the test cases")
-    text_table(scored, scores)
-    patients = partial(_patients, reduced=reduced, reference=reference)
-    _sections(body, (patients, partial(_metrics, reduced=reduced)), groups)
-    _sections(body, (_curves, _traffic, _gamma), groups)
+    text_table(start_section(body, f"{_title(groups)} on the test cases"), scores)
+    _patients(body, groups, reduced, reference)
+    _classes(body, groups, reduced, reference)
+    _metrics(body, groups, reduced)
+    for append in (_curves, _traffic, _gamma):
+        append(body, groups)
     if images is not None:
         images(body, groups)
     if any("planned" in run.context for run in runs):
         _plan(add(body, "section"), groups)
-    _sections(body, (_troubles, _runs, _configuration), groups)
-    add(body, "p", f"medfedaug {__version__}", **{"class": "soft"})
+    for append in (_troubles, _runs, _configuration):
+        append(body, groups)
+    end_page(body)
     definitions(words, "What the words mean", words_in(" ".join(body.itertext())))
     return html
 
@@ -150,24 +154,11 @@ def _images(
     image_sections(body, groups, data, device, local)
 
 
-def _sections(
-    body: ET.Element,
-    fill: Iterable[Callable[[ET.Element, dict[str, list[Run]]], None]],
-    groups: dict[str, list[Run]],
-) -> None:
-    """Append the sections that have something to show."""
-    for one in fill:
-        section = ET.Element("section")
-        one(section, groups)
-        if len(section):
-            body.append(section)
-
-
 def _lead(runs: Sequence[Run]) -> str:
     data = sorted({run.data for run in runs if run.data})
     sites = sorted({site for run in runs for site in run.sites})
     unseen = sorted({site for run in runs for site in run.unseen} - {*sites})
-    parts = [f"{len(runs)} run{'s' * (len(runs) > 1)}"]
+    parts = [counted(len(runs), "run")]
     parts += [f"data: {', '.join(data)}"] if data else []
     parts += [f"training sites: {_names(sites)}"]
     parts += [f"unseen: {_names(unseen)}"] if unseen else []
@@ -203,13 +194,13 @@ def _names(sites: Sequence[str]) -> str:
     return ", ".join(sites) if len(sites) <= MOST_SITES else str(len(sites))
 
 
-def _patients(section: ET.Element, groups: dict[str, list[Run]], reduced: str, reference: str) -> None:
+def _patients(body: ET.Element, groups: dict[str, list[Run]], reduced: str, reference: str) -> None:
     runs = [run for members in groups.values() for run in members]
     pairs = replace(patient_table(runs, reference), reduced=reduced)
     what = pairs.cases
     if not pairs.rows and (len(groups) < 2 or all(run.nothing_learned for m in groups.values() for run in m)):
         return
-    add(section, "h2", f"Paired by {what.removesuffix('s')}")
+    section = start_section(body, f"Paired by {what.removesuffix('s')}")
     if pairs.rows:
         for row in pairs.rows if len(pairs.rows) <= _MOST_SENTENCES else ():
             add(section, "p", row.sentence(pairs.metric))
@@ -222,12 +213,19 @@ def _patients(section: ET.Element, groups: dict[str, list[Run]], reduced: str, r
         f"seed, and {MIN_PATIENTS} or more {what} whose scores both runs tell.",
     )
     for note in pairs.notes:
-        add(section, "p", note, **{"class": "soft"})
+        remark(section, note)
 
 
-def _metrics(section: ET.Element, groups: dict[str, list[Run]], reduced: str) -> None:
+def _classes(body: ET.Element, groups: dict[str, list[Run]], reduced: str, reference: str) -> None:
+    found = class_table([run for members in groups.values() for run in members], reference)
+    if found.rows:
+        section = start_section(body, "By class, where sites have outlined different ones")
+        text_table(section, replace(found, reduced=reduced))
+
+
+def _metrics(body: ET.Element, groups: dict[str, list[Run]], reduced: str) -> None:
     runs = [run for members in groups.values() for run in members]
-    add(section, "h2", "All metrics, worst site and spread over sites")
+    section = start_section(body, "All metrics, worst site and spread over sites")
     text_table(section, replace(metric_table(runs), reduced=reduced))
 
 
@@ -237,39 +235,33 @@ def _title(groups: dict[str, list[Run]]) -> str:
 
 def _evaluations(body: ET.Element, evaluations: Sequence[Mapping[str, Any]]) -> None:
     for content in evaluations:
-        section, found = add(body, "section"), worth_table(content)
-        add(section, "h2", "Is the federation worth it for a site?")
+        section, found = start_section(body, "Is the federation worth it for a site?"), worth_table(content)
         for row in found.rows if len(found.rows) <= MOST_SITES else ():
             add(section, "p", row.sentence(found.metric))
         text_table(section, found)
         for exchange in exchange_tables(content):
-            section = add(body, "section")
-            add(section, "h2", f"The {exchange.kind} model of each site at every site")
-            text_table(section, exchange)
+            title = f"The {exchange.kind} model of each site at every site"
+            text_table(start_section(body, title), exchange)
 
 
-def _curves(section: ET.Element, groups: dict[str, list[Run]]) -> None:
+def _curves(body: ET.Element, groups: dict[str, list[Run]]) -> None:
     runs = [run for members in groups.values() for run in members]
     if not any(value is not None for run in runs for value in run.validation()):
         return
-    add(section, "h2", f"{find_metric(runs[0].chosen_by).title} on the validation cases, by round")
+    section = start_section(body, f"{find_metric(runs[0].chosen_by).title} on the validation cases, by round")
     caption = "A dot marks the round whose model was tested."
     scored = {label: members[0].scored.get("validation", NOT_RECORDED) for label, members in groups.items()}
     caption += f" Model: {', '.join(f'{label} {model}' for label, model in scored.items())}."
     if any(len(members) > 1 for members in groups.values()):
         caption += " Several runs of a method: their mean, in a band from the lowest to the highest."
-    figure(section, lambda width: learning_curves(runs, width=width), "Validation score by round", caption)
+    figure(section, partial(learning_curves, runs), "Validation score by round", caption)
     tested = [run for run in runs if any(value is not None for value in run.by_round("test"))]
     if tested:
-        draw = partial(_draw_tests, tested)
+        draw = partial(learning_curves, tested, split="test")
         figure(section, draw, "Test score by round", "On the test cases, which choose no round.")
 
 
-def _draw_tests(runs: Sequence[Run], width: float) -> Figure:
-    return learning_curves(runs, split="test", width=width)
-
-
-def _traffic(section: ET.Element, groups: dict[str, list[Run]]) -> None:
+def _traffic(body: ET.Element, groups: dict[str, list[Run]]) -> None:
     runs = [run for members in groups.values() for run in members]
     lines = []
     for label, members in groups.items():
@@ -286,15 +278,13 @@ def _traffic(section: ET.Element, groups: dict[str, list[Run]]) -> None:
             lines.append([label, part, *map(_size, (up / turns, down / turns, up + down))])
     if not lines:
         return
-    add(section, "h2", "Bytes")
+    section = start_section(body, "Bytes")
     header = ["method", "part", "up, per site and round", "down, per site and round", "all sites, whole run"]
     table(section, header, lines)
-    add(
+    remark(
         section,
-        "p",
         "Content only, without the framing of messages. Means over the rounds; what was sent once before "
         "training is included.",
-        **{"class": "soft"},
     )
     if any(value is not None for run in runs for value in run.validation()):
         alt = "Mean validation score against the bytes sent so far"
@@ -307,25 +297,19 @@ def _asked(entry: Mapping[str, Any]) -> int:
     return len(trained | {str(t.get("site")) for key in ("refused", "missing") for t in entry.get(key, ())})
 
 
-def _gamma(section: ET.Element, groups: dict[str, list[Run]]) -> None:
+def _gamma(body: ET.Element, groups: dict[str, list[Run]]) -> None:
     shown = {label: members[0] for label, members in groups.items() if members[0].gamma()}
     if not shown:
         return
-    add(section, "h2", "γ by layer")
-    add(
+    section = start_section(body, "γ by layer")
+    remark(
         section,
-        "p",
         "γ scales the noise on a channel's statistics by how much the sites disagree on that channel. The "
         "band runs from the lowest to the highest channel; without height it would mean a single γ.",
-        **{"class": "soft"},
     )
     for label, run in shown.items():
         add(section, "h3", f"{label}, {run.name}")
-        figure(section, partial(_draw_gamma, run), f"γ by layer, {label}")
-
-
-def _draw_gamma(run: Run, width: float) -> Figure:
-    return gamma_by_layer(run, width=width)
+        figure(section, partial(gamma_by_layer, run), f"γ by layer, {label}")
 
 
 def _plan(section: ET.Element, groups: dict[str, list[Run]]) -> None:
@@ -342,7 +326,7 @@ def _plan(section: ET.Element, groups: dict[str, list[Run]]) -> None:
         )
 
 
-def _troubles(section: ET.Element, groups: dict[str, list[Run]]) -> None:
+def _troubles(body: ET.Element, groups: dict[str, list[Run]]) -> None:
     # One line for what happened in several rounds.
     rounds: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for label, members in groups.items():
@@ -362,7 +346,7 @@ def _troubles(section: ET.Element, groups: dict[str, list[Run]]) -> None:
                 rounds[label, run.name, site, "no score", reason] = []
     if not rounds:
         return
-    add(section, "h2", "Sites that failed or are suspected, and refused updates")
+    section = start_section(body, "Sites that failed or are suspected, and refused updates")
     lines = [[*key[:4], _ranges(when), key[4]] for key, when in rounds.items()]
     table(section, ["method", "run", "site", "what", "rounds", "reason"], lines[:_MOST_TROUBLES], words=True)
     if len(lines) > _MOST_TROUBLES:
@@ -377,8 +361,8 @@ def _ranges(numbers: Iterable[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in zip(starts, ends, strict=True))
 
 
-def _runs(section: ET.Element, groups: dict[str, list[Run]]) -> None:
-    add(section, "h2", "Runs")
+def _runs(body: ET.Element, groups: dict[str, list[Run]]) -> None:
+    section = start_section(body, "Runs")
     lines = []
     in_turn = any(run.in_turn for members in groups.values() for run in members)
     for label, members in groups.items():
@@ -392,8 +376,8 @@ def _runs(section: ET.Element, groups: dict[str, list[Run]]) -> None:
                     run.name.replace(" ", "\u00a0"),
                     str(len(run.rounds)),
                     str(run.selected_round),
-                    _number(run.mean),
-                    *([_number(left_out)] if in_turn else []),
+                    number(run.mean, 4),
+                    *([number(left_out, 4)] if in_turn else []),
                     f"{seconds / 60:.1f} min" if isinstance(seconds, int | float) else "–",
                     str(run.context.get("engine", "–")),
                 ]
@@ -412,8 +396,8 @@ def _runs(section: ET.Element, groups: dict[str, list[Run]]) -> None:
     table(section, header, lines)
 
 
-def _configuration(section: ET.Element, groups: dict[str, list[Run]]) -> None:
-    add(section, "h2", "Configuration")
+def _configuration(body: ET.Element, groups: dict[str, list[Run]]) -> None:
+    section = start_section(body, "Configuration")
     # Seeds and folds are listed for each run above; threads are those of the first run.
     first = {
         label: {
@@ -443,10 +427,6 @@ def _settled(members: Sequence[Run]) -> dict[str, Any]:
         listed = [f"{value} ({'; '.join(names)})" for value, names in runs.items()]
         settings[key] = ", ".join(listed if len(runs) > 1 else runs)
     return settings
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"
 
 
 def _plain(value: Any) -> str:

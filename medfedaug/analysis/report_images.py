@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from medfedaug.analysis import page
 from medfedaug.analysis.case_views import CaseView, case_picture, extreme_cases
@@ -24,12 +23,14 @@ from medfedaug.data.benchmarks import (
     BENCHMARKS,
     OWN_DATA,
     find_root,
+    is_federation,
     read_federation,
     write_federation,
 )
+from medfedaug.data.folders import is_site
 from medfedaug.data.io.formats import is_photograph
 from medfedaug.data.preparation.preparation import Preparation
-from medfedaug.data.sites import arrange, find_sites, is_federation, is_site, open_site, site_statistics
+from medfedaug.data.sites import arrange, find_sites, open_site, site_statistics
 from medfedaug.errors import DataError, MedFedAugError, first_line
 from medfedaug.federation.job_folder import GLOBAL_MODEL, STATISTICS
 from medfedaug.runs.evaluate import open_model
@@ -66,13 +67,6 @@ def image_sections(
 ) -> None:
     """Append intensities, features and cases, for the first run of each method and at most a dozen sites.
 
-    Args:
-        body: the page's body.
-        groups: the runs (`medfedaug.analysis.grouping.group_runs`).
-        data: a site's folder, a folder with the sites' folders, or the files of the runs' benchmark.
-        device: the device to compute on.
-        local_features: see `medfedaug.analysis.report.write_report`.
-
     Raises:
         DataError: when the data cannot be used, or have none of the runs' sites.
     """
@@ -89,19 +83,19 @@ def image_sections(
             raise DataError(
                 "holds none of the runs' sites", path=data, hint=f"They are {', '.join(sorted(known))}."
             )
-        _intensities(page.add(body, "section"), first, folders)
+        _intensities(body, first, folders)
     shown = {folder.name for folder in folders}
     seen = {label: _look(members[0], data, device, shown) for label, members in groups.items()}
     names = {label: f"{label}, {members[0].name}" for label, members in groups.items()}
     local = {names[label]: (local_features or {}).get(groups[label][0].path, {}) for label in seen}
     of_global = {names[label]: found for label, found in seen.items()}
-    _features(page.add(body, "section"), of_global, None if local_features is None else local)
+    _features(body, of_global, None if local_features is None else local)
     what = "photograph" if _of_photographs(folders) else "volume"
     by_dice = f"By Dice of the {what}." + (
         " Shown is the slice where the truth is largest." * (what == "volume")
     )
     how = by_dice if folders[0].task == "segmentation" else _BY_PROBABILITY
-    _cases(page.add(body, "section"), {names[label]: found for label, found in seen.items()}, how)
+    _cases(body, {names[label]: found for label, found in seen.items()}, how)
 
 
 @contextmanager
@@ -116,8 +110,8 @@ def data_of(run: Run, data: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _intensities(section: ET.Element, runs: Sequence[Run], folders: Sequence[SiteFolder]) -> None:
-    page.add(section, "h2", "Intensities by site, before and after FedRDN")
+def _intensities(body: ET.Element, runs: Sequence[Run], folders: Sequence[SiteFolder]) -> None:
+    section = page.start_section(body, "Intensities by site, before and after FedRDN")
     # From a run that normalises, if there is one, since the pairs describe its images.
     shown = next((run for run in runs if run.input.normalised_by), runs[0])
     runs = [shown, *(run for run in runs if run is not shown)]
@@ -148,9 +142,7 @@ def _intensities(section: ET.Element, runs: Sequence[Run], folders: Sequence[Sit
     channels = ("red", "green", "blue") if photographs else shown.config.get("channel_names", ())
     page.figure(
         section,
-        lambda width: intensity_histograms(
-            samples, statistics, unseen=unseen, channels=channels, width=width
-        ),
+        partial(intensity_histograms, samples, statistics, unseen=unseen, channels=channels),
         "Histograms of the sites' intensities as stored, and as FedRDN makes them at test and in training",
         f"What the site's devices give ({shown.input.scaled}); normalised with the site's own mean and "
         "deviation, as at test; and with those of every site in equal parts, from which training draws. "
@@ -219,9 +211,9 @@ def example_cases(folder: SiteFolder) -> Sequence[Case]:
 
 
 def _features(
-    section: ET.Element, seen: Mapping[str, _Seen], local: Mapping[str, Mapping[str, SiteFeatures]] | None
+    body: ET.Element, seen: Mapping[str, _Seen], local: Mapping[str, Mapping[str, SiteFeatures]] | None
 ) -> None:
-    page.add(section, "h2", "Features by site")
+    section = page.start_section(body, "Features by site")
     on = (
         "by t-SNE, whose axes have no meaning, with alignment of the features of a class and uniformity of "
         "all (both: lower is better). The local model of a site is the global one after one more round of "
@@ -230,7 +222,7 @@ def _features(
         else "on two principal components with the share of the variance that each carries"
     )
     text = f"Test images in the last stage of the encoder, averaged over space, {on}. A colour is a site: "
-    page.note(section, f"{text}the network distinguishes sites that lie apart.")
+    page.remark(section, f"{text}the network distinguishes sites that lie apart.")
     for name, found in seen.items():
         if len(found.features) < 3:
             page.add(section, "h3", name)
@@ -255,9 +247,9 @@ def _draw_features(section: ET.Element, name: str, features: SiteFeatures, metho
     )
 
 
-def _cases(section: ET.Element, seen: Mapping[str, _Seen], how: str) -> None:
-    page.add(section, "h2", "Worst and best case of each site")
-    page.note(section, how)
+def _cases(body: ET.Element, seen: Mapping[str, _Seen], how: str) -> None:
+    section = page.start_section(body, "Worst and best case of each site")
+    page.remark(section, how)
     for name, found in seen.items():
         page.add(section, "h3", name)
         if not found.views:
@@ -266,8 +258,4 @@ def _cases(section: ET.Element, seen: Mapping[str, _Seen], how: str) -> None:
         caption = "; ".join(
             f"{view.rank} at {view.site}: {view.case}, {view.score:.3f}" for view in found.views
         )
-        page.figure(section, partial(_draw_cases, found.views), f"{name}: {caption}", photo=True)
-
-
-def _draw_cases(views: Sequence[CaseView], width: float) -> Figure:
-    return case_picture(views, width=width)
+        page.figure(section, partial(case_picture, found.views), f"{name}: {caption}", photo=True)

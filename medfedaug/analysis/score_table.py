@@ -20,10 +20,10 @@ from medfedaug.analysis.comparison import (
 from medfedaug.analysis.grouping import group_runs, unscored_notes, whole_seeds
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.analysis.verdict import Verdict, rule
-from medfedaug.data.dataset_json import LABELLED
 from medfedaug.metrics.nothing_learned import REMEDIES
 from medfedaug.metrics.registry import find_metric
 from medfedaug.metrics.significance import PairedTest
+from medfedaug.runs.annotated import Annotated
 from medfedaug.runs.input_scaling import SCALED, Input
 from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run, compared_metric
 
@@ -248,7 +248,7 @@ def summary_table(runs: Sequence[Run], reference: str = BASELINE) -> Table:
     for label, seeds in pooled.items():
         folds, turn = ({part[k] for seed in seeds for part in seed.parts} for k in (0, 1))
         scores = {
-            site: Score(_known([{**seed.unseen, **seed.sites}.get(site) for seed in seeds]))
+            site: Score(known_scores([{**seed.unseen, **seed.sites}.get(site) for seed in seeds]))
             for site in (*sites, *unseen)
         }
         found = compared.get(label)
@@ -258,7 +258,7 @@ def summary_table(runs: Sequence[Run], reference: str = BASELINE) -> Table:
                 label=label,
                 seeds=tuple(seed.seed for seed in seeds),
                 sites=scores,
-                mean=Score(_known([seed.mean for seed in seeds if not seed.untested])),
+                mean=Score(known_scores([seed.mean for seed in seeds if not seed.untested])),
                 folds=len(folds),
                 held_out=len(turn) if groups[label][0].in_turn else 0,
                 difference=found.difference if found else None,
@@ -279,7 +279,7 @@ def summary_table(runs: Sequence[Run], reference: str = BASELINE) -> Table:
         *unlike_notes(compared.values()),
         *_notes(runs, rows, unseen, none, reference),
         *notes,
-        *_annotated(runs),
+        *cells_note(runs),
         *lacking,
     )
     said += tuple(unscored_notes(pooled, reference))
@@ -288,15 +288,24 @@ def summary_table(runs: Sequence[Run], reference: str = BASELINE) -> Table:
     return Table(runs[0].metric, sites, unseen, tuple(rows), said, nothing_learned=none, reference=reference)
 
 
-def _annotated(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield the cells that a mean is over, where sites have outlined different classes."""
-    known = {site: tuple(n) for run in runs for site, n in run.context.get(LABELLED, {}).items()}
+def cells_note(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield the cells that a mean is over, where sites have annotated different classes."""
+    known = {site: tuple(n) for run in runs for site, n in Annotated.of_run(run).sites.items()}
     if known:
         told = "; ".join(f"{site}: {', '.join(names) or 'none'}" for site, names in sorted(known.items()))
-        yield f"A site's score is over the classes that it has outlined ({told})."
+        yield (
+            "A site's score is over the classes outlined in its test cases, and the mean of a class over the "
+            f"sites that outlined it there. Outlined for training: {told}."
+        )
+    silent = sorted({site for run in runs for site in run.sites if known.get(site) == ()})
+    if silent:
+        weights = sorted({run.config.get("unlabelled_weight", 1.0) for run in runs})
+        share = " or ".join(f"{weight:g}" for weight in weights)
+        yield f"Without outlines, {', '.join(silent)} counts {share} of its samples in the average."
 
 
-def _known(values: Sequence[float | None]) -> tuple[float, ...]:
+def known_scores(values: Sequence[float | None]) -> tuple[float, ...]:
+    """Return the scores that are known."""
     return tuple(value for value in values if value is not None)
 
 

@@ -33,11 +33,7 @@ class PairShift:
 
 @dataclass(frozen=True)
 class Shift:
-    """Distances between the sites of a federation.
-
-    Attributes:
-        pairs: every two sites.
-    """
+    """Distances between the sites of a federation."""
 
     pairs: tuple[PairShift, ...]
 

@@ -148,13 +148,13 @@ class TextTable(ABC):
         yield self.rich(without=() if fits else self.optional, room=options.max_width)
 
 
-def plain_markdown(text: str, marks: str) -> str:
-    """Markdown that shows a text as it is, in one line and without a link.
+def number(value: float | None, digits: int = 3) -> str:
+    """Return a cell with a number, or a dash without one."""
+    return "–" if value is None else f"{value:.{digits}f}"
 
-    Args:
-        text: the text.
-        marks: the characters that Markdown is kept from reading, the backslash first.
-    """
+
+def plain_markdown(text: str, marks: str) -> str:
+    """Markdown that shows a text as it is, in one line and without a link."""
     text = printable(text)
     for mark in marks:
         text = text.replace(mark, f"\\{mark}")

@@ -66,9 +66,6 @@ def check_network(name: str) -> None:
 def describe_network(name: str) -> Described:
     """Describe a network: its arguments, and its stages and size in 2D and 3D.
 
-    Args:
-        name: a name, or the class path of a network of MONAI.
-
     Raises:
         ConfigError: for a name that is not known, or a package that may not be used or cannot be imported.
     """

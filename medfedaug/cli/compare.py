@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -11,8 +12,25 @@ import typer
 from medfedaug.cli.console import err_console, out_console, say
 from medfedaug.cli.options import Data, Device, Each, Limit, Threads, Workers
 from medfedaug.errors import ConfigError, RunFailed
+from medfedaug.utils.printable import counted
 
 _ALWAYS = ("single", "fedavg")
+
+
+def _enough(rounds: int, validation: Callable[[int], list[float | None]]) -> tuple[int, bool]:
+    """Return the number of rounds after which FedAvg improves no more, and whether it still does.
+
+    Args:
+        rounds: the number to begin with.
+        validation: trains FedAvg for a number of rounds, and returns its validation scores.
+    """
+    from medfedaug.metrics.convergence import is_converged, longer
+
+    number, scores = rounds, validation(rounds)
+    while (wanted := longer(scores, rounds)) is not None:
+        say(f"fedavg still improves after {number} rounds: training for {wanted}")
+        number, scores = wanted, validation(wanted)
+    return number, not is_converged(scores)
 
 
 def compare(
@@ -58,23 +76,25 @@ def compare(
         from medfedaug.analysis.score_table import Table
         from medfedaug.cli.benchmark import run_experiment
         from medfedaug.data.quality.inspection import inspect_sites
+        from medfedaug.data.sites import find_sites, unlabelled_sites
         from medfedaug.experiments.experiment import Experiment, make_experiment
-        from medfedaug.experiments.trial import Suggestion, recommend, suggest
-        from medfedaug.metrics.convergence import is_converged, longer
+        from medfedaug.experiments.trial import WITHOUT_OUTLINES, Suggestion, recommend, suggest, taken_in
         from medfedaug.runs.load_results import load_run
         from medfedaug.utils.files import write_json
 
-        if methods is None:
-            suggestion = suggest(inspect_sites(data, limit))
-        else:
-            suggestion = Suggestion(tuple(methods.split()), "asked for")
+        asked_for = Suggestion(tuple((methods or "").split()), "asked for")
+        suggestion = asked_for if methods is not None else suggest(inspect_sites(data, limit))
+        silent = unlabelled_sites(find_sites(data, limit=limit))
+    if silent:
+        say(f"{', '.join(silent)}: no training case has an outline, and comes in last")
     tried = list(dict.fromkeys([*_ALWAYS, *suggestion.methods]))
-    say(f"trying {', '.join(tried)} ({suggestion.reason}): {seeds} training{'s' * (seeds > 1)} each")
+    say(f"trying {', '.join(tried)} ({suggestion.reason}): {counted(seeds, 'training')} each")
     given = {"data": data, "methods": tried, "out": out, "seeds": seeds, "limit": limit}
     given |= {"workers": workers, "each": each or None}
 
-    def trial(number: int, **changed: object) -> Experiment:
-        asked = make_experiment(None, {**given, **changed}, [f"rounds={number}", *(set_ or [])])
+    def trial(number: int, weight: float = 1 - bool(silent), **changed: object) -> Experiment:
+        settings = [f"rounds={number}", *([f"unlabelled_weight={weight}"] if silent else []), *(set_ or [])]
+        asked = make_experiment(None, {**given, **changed}, settings)
         if asked.vary:
             raise ConfigError(
                 f"--set {next(iter(asked.vary))}: give one value; medfedaug benchmark compares several"
@@ -82,26 +102,27 @@ def compare(
         return asked
 
     train = partial(run_experiment, engine="inprocess", device=device, memory=4.0, threads=threads)
-    wanted: int | None = rounds
-    number, validation = rounds, list[float | None]()
-    while wanted is not None:
-        if wanted > rounds:
-            say(f"fedavg still improves after {number} rounds: training for {wanted}")
-        number = wanted
+
+    def validation(number: int) -> list[float | None]:
         # Beside the trial: a folder holds runs of one number of rounds.
         tried_out = out.with_name(f"{out.name}_rounds") / str(number)
         first = train(trial(number, methods=["fedavg"], seeds=1, out=tried_out), pictures=False)
         if first.failure:
             raise RunFailed(first.failure)
-        validation = load_run(first.runs[0]).validation()
-        wanted = longer(validation, rounds)
-    rising = not is_converged(validation)
+        return load_run(first.runs[0]).validation()
+
+    number, rising = _enough(rounds, validation)
     advise = partial(recommend, rising=number if rising else None)
     outcome = train(trial(number), pictures=True, advise=advise)
-    table = outcome.tables.get("table")
+    table, failures = outcome.tables.get("table"), [outcome.failure]
     if isinstance(table, Table):
-        out_console.print(table)
+        out_console.print(table, *filter(None, [outcome.tables.get("classes")]))
         advice = advise(table)
+        if silent:
+            more = {"methods": WITHOUT_OUTLINES, "out": out.with_name(f"{out.name}_unlabelled")}
+            further = train(trial(number, 1, **more), pictures=False)
+            advice += taken_in(further.tables.get("table"), table, silent)
+            failures.append(further.failure)
         for sentence in advice:
             say(sentence)
         if json_ is not None:
@@ -112,5 +133,5 @@ def compare(
             told = {"methods": tried, "reason": suggestion.reason, "metric": table.metric}
             write_json(json_, {**told, "scores": scores, "recommendation": advice})
         say(f"{out}/report.html, {out}/table.md")
-    if outcome.failure:
-        raise RunFailed(outcome.failure)
+    if failures := [*filter(None, failures)]:
+        raise RunFailed(failures[0])

@@ -70,6 +70,13 @@ def phantom(
     sparse: Annotated[
         float, typer.Option(help="Share of the slices of a training volume that are outlined.")
     ] = 1.0,
+    test_outlined: Annotated[
+        bool,
+        typer.Option(
+            "--test-outlined",
+            help="Test cases have all structures outlined, so that borrowed ones are scored.",
+        ),
+    ] = False,
 ) -> None:
     """Write a multi-site MRI phantom: NIfTI volumes, label maps and a dataset.json per site."""
     from medfedaug.data.datasets.partial_phantom import annotate_apart
@@ -90,7 +97,13 @@ def phantom(
             inverted=[k >= sites - inverted for k in range(sites)],
         )
         if labelled_apart or unlabelled or sparse != 1:
-            told = annotate_apart(out, apart=labelled_apart, unlabelled=unlabelled or (), sparse=sparse)
+            told = annotate_apart(
+                out,
+                apart=labelled_apart,
+                unlabelled=unlabelled or (),
+                sparse=sparse,
+                measured=test_outlined,
+            )
             for site, structures in told.items():
                 say(f"{site} has outlined: {', '.join(structures) or 'nothing'}")
     except (ValueError, OSError) as error:
@@ -172,16 +185,11 @@ def statistics(
     ] = None,
 ) -> None:
     """Compute the channel statistics of a site's training images."""
+    from medfedaug.data.benchmarks import is_federation
+    from medfedaug.data.folders import is_site
     from medfedaug.data.preparation.preparation import Preparation
     from medfedaug.data.quality.intensity_scales import uneven_sites
-    from medfedaug.data.sites import (
-        arrange,
-        find_sites,
-        is_federation,
-        is_site,
-        open_site,
-        site_statistics,
-    )
+    from medfedaug.data.sites import arrange, find_sites, open_site, site_statistics
     from medfedaug.statistics import other_statistics, save_statistics
 
     target = out or Path("statistics.json")

@@ -103,7 +103,8 @@ def demo(
         runs[name] = load_run(out / name)
     scores = {site.name: {name: run.sites[site.name] for name, run in runs.items()} for site in sites}
     with err_console.status("drawing the page"):
-        notes: list[Any] = [_only_scanners(odd), scanners, *_expected(odd, shift, norm, method)]
+        alone = f"The hospitals differ in their scanners alone, and {odd} has another one than the rest:"
+        notes: list[Any] = [alone, scanners, *_expected(odd, shift, norm, method)]
         page = write_report([*map(out.joinpath, runs)], out / "report.html", data=out / "data", notes=notes)
     _outcome(scores, odd, method)
     if json_ is not None:
@@ -135,10 +136,6 @@ def _scanners(data: Path, patients: int, odd: str) -> list[list[str]]:
 
 def _short(number: float) -> str:
     return f"{number:.0f}" if number >= 100 else f"{number:.2g}"
-
-
-def _only_scanners(odd: str) -> str:
-    return f"The hospitals differ in their scanners alone, and {odd} has another one than the rest:"
 
 
 def _expected(odd: str, shift: float, norm: str, method: str) -> list[str]:

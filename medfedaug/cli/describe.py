@@ -12,9 +12,8 @@ import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
-from functools import partial
 from importlib import metadata
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -38,7 +37,7 @@ from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.utils import plugins
 from medfedaug.utils.class_paths import constructor_parameters
 from medfedaug.utils.docstrings import plain, read_docstring
-from medfedaug.utils.files import write_atomic
+from medfedaug.utils.files import write_text
 
 # Of a network: what follows from the data, and what is never taken.
 _SETTLED = ("spatial_dims", "in_channels", "n_input_channels", "out_channels", "num_classes", "pretrained")
@@ -78,12 +77,7 @@ def write_catalogue() -> None:
     """Write catalogue and schemas beside the modules that read them."""
     files = {FILE: catalogue(), **{file.path: found for file, found in schemas().items()}}
     for path, content in files.items():
-        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-        write_atomic(path, partial(_put, text.encode()))
-
-
-def _put(content: bytes, file: IO[bytes]) -> None:
-    file.write(content)
+        write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 def describe_method(name: str) -> Described:

@@ -20,6 +20,7 @@ from medfedaug.data.pacs.archive import Access
 from medfedaug.data.pacs.import_settings import ImportSettings
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import parse_json, write_json
+from medfedaug.utils.printable import counted
 
 if TYPE_CHECKING:
     from medfedaug.data.pacs.choice import Planned
@@ -106,8 +107,8 @@ def import_(
         wanted = read_studies(withdraw)
         found = withdraw_patients(wanted, out, own, pseudonym, caches)
         for patient, count in found.removed.items():
-            say(f"withdrawn: {patient}: {_counted(count, 'case')}")
-        say(f"{_counted(len(found.removed), 'patient')} withdrawn from {out}")
+            say(f"withdrawn: {patient}: {counted(count, 'case')}")
+        say(f"{counted(len(found.removed), 'patient')} withdrawn from {out}")
         if not caches:
             say("no cache was searched; where jobs keep prepared images, name their folder with --cache")
         if found.unmatched:
@@ -153,10 +154,6 @@ def import_(
     _print_folder(out, settings)
     if outcome.problems:
         raise typer.Exit(1)
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
 def _print_outcome(outcome: ImportOutcome, own: Path) -> None:

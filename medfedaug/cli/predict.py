@@ -18,6 +18,7 @@ from medfedaug.cli.progress import CaseProgress, resumable
 from medfedaug.data.pacs.archive import Access, Archive
 from medfedaug.errors import ConfigError
 from medfedaug.runs.prediction.options import PredictionOptions, StudyOptions
+from medfedaug.utils.printable import counted
 
 if TYPE_CHECKING:
     from medfedaug.runs.model_score import ModelScore
@@ -208,4 +209,4 @@ def _print(cases: dict[str, Any], task: str, classes: Sequence[str], out: Path, 
     say(f"the model: {test.score}")
     if test.warning:
         say(f"do not rely on these predictions: {test.warning}", "yellow", err=True)
-    say(f"{len(cases)} case{'s' if len(cases) != 1 else ''} in {out}")
+    say(f"{counted(len(cases), 'case')} in {out}")

@@ -51,11 +51,7 @@ def _bar(*more: ProgressColumn) -> Progress:
 
 
 class Clock:
-    """Estimate of the remaining time, from the finished part.
-
-    Args:
-        total: the number of rounds, or runs.
-    """
+    """Estimate of the remaining time, from the finished part."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -281,11 +277,7 @@ class ImportProgress:
 
 @contextmanager
 def resumable(*more: str) -> Iterator[None]:
-    """Say in one line how to continue, where the user stops a command with Ctrl-C.
-
-    Args:
-        *more: what the same command needs besides, such as ``--resume``.
-    """
+    """Say in one line how to continue, where the user stops a command with Ctrl-C."""
     try:
         yield
     except KeyboardInterrupt:

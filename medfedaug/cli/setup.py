@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from operator import methodcaller
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated
@@ -164,7 +163,7 @@ def project(
     """Write the project file for kits from one machine; or with --own-keys make the root for enrolments."""
     from medfedaug.nvflare_jobs.provisioning import enrolment
     from medfedaug.nvflare_jobs.provisioning.project import profile_file, project_file
-    from medfedaug.utils.files import private_folder, write_atomic
+    from medfedaug.utils.files import private_folder, write_text
 
     target = own_keys or out
     if target.exists():
@@ -172,7 +171,7 @@ def project(
     if own_keys:
         text = profile_file(server=server, port=port, name=name)
         private_folder(own_keys)
-        write_atomic(own_keys / enrolment.PROFILE, methodcaller("write", text.encode()))
+        write_text(own_keys / enrolment.PROFILE, text)
         enrolment.make_root(own_keys)
         root = enrolment.fingerprint_text(enrolment.root_fingerprint(own_keys))
         say(f"{target}: project {name}, server {server}, port {port}; keep it offline")
@@ -183,6 +182,6 @@ def project(
         raise ConfigError("--sites is missing: --sites hospital-a,hospital-b")
     named = [part.strip() for part in sites.split(",") if part.strip()]
     text = project_file(named, server=server, port=port, admin=admin, lead=lead, name=name)
-    write_atomic(out, methodcaller("write", text.encode()))
+    write_text(out, text)
     say(f"{target}: {len(named)} sites, server {server}, port {port}, administrators {admin} and {lead}")
     say(f"next: nvflare provision -p {quote(str(out))} -w kits; the kits are in kits/{name}/prod_00")

@@ -284,11 +284,7 @@ def locate(text: str, environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def described_data(folder: Path) -> dict[str, Any]:
-    """Channels and classes of the images that a Bundle is for, as far as its ``metadata.json`` says.
-
-    Returns:
-        Fields of `medfedaug.config.run.RunConfig`.
-    """
+    """Channels and classes of the images that a Bundle is for, as far as its ``metadata.json`` says."""
     try:
         formats = json.loads((folder / "configs/metadata.json").read_text())["network_data_format"]
         image, said = formats["inputs"]["image"], formats["outputs"]["pred"]

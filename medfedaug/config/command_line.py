@@ -19,10 +19,6 @@ _FROM_THE_DATA = ("methods", "plan", "planning", "task", "in_channels", "channel
 def command_of(settings: Mapping[str, Any], *, simulated: bool) -> str:
     """Return the command of a run with these settings; folders and given weights are placeholders.
 
-    Args:
-        settings: ``config`` of a ``results.json``.
-        simulated: whether it was made by ``medfedaug simulate``, or by a job.
-
     Example:
         >>> settings = {"methods": [{"name": "fedfa", "args": {"prob": 0.3}}], "rounds": 20, "seed": 1}
         >>> command_of(settings, simulated=True)

@@ -139,13 +139,10 @@ def settings(cls: Class) -> Class:
         for entry in dataclasses.fields(made)
     ]
     found = inspect.cleandoc(cls.__doc__ or "")
-    head, mark, tail = min((found.partition(f"\n\n{word}:") for word in ("Raises", "Example")), key=_length)
+    parts = (found.partition(f"\n\n{word}:") for word in ("Raises", "Example"))
+    head, mark, tail = min(parts, key=lambda part: len(part[0]))
     made.__doc__ = f"{head}\n\nArgs:\n{textwrap.indent(chr(10).join(texts), '    ')}{mark}{tail}"
     return made
-
-
-def _length(parts: tuple[str, str, str]) -> int:
-    return len(parts[0])
 
 
 class Settings:

@@ -120,8 +120,9 @@ class RunConfig(Settings):
     unlabelled_weight: float = setting(
         1.0,
         "Weight in the average of a training sample of a case without any outline, against one of a labelled "
-        "case: a site that has no outlines counts for so much of its samples.",
-        above=0,
+        "case: a site that has no outlines counts for so much of its samples. 0: such cases take no part in "
+        "training, and a site without others is tested alone.",
+        at_least=0,
         at_most=1,
         rare=True,
     )

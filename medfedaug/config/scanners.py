@@ -25,9 +25,6 @@ SCANNERS_SCHEMA = {
 def check_scanners(value: Any) -> dict[str, list[str]]:
     """Return scanners as `Scanners`, of JSON types.
 
-    Args:
-        value: JSON, of a site's settings or from another site.
-
     Raises:
         ValueError: for what is no list of models by manufacturer; the message repeats nothing of it.
 

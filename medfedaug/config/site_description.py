@@ -37,9 +37,6 @@ Year = Annotated[int, Ge(1895), Le(2200)]
 class SiteDescription(Settings):
     """A site's images and patients in its own words; whatever it leaves out is not said.
 
-    Raises:
-        ConfigError: for values that make no sense.
-
     Example:
         >>> SiteDescription.from_dict({"modality": "MR", "years": [2019, 2024]}).to_dict()
         {'modality': 'MR', 'years': [2019, 2024]}

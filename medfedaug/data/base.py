@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 from medfedaug.data.annotation import Annotation
-from medfedaug.data.io.voxel_files import file_states
+from medfedaug.data.io.formats import file_states
 from medfedaug.errors import DataError, ReaderError, first_line, own, withheld
 from medfedaug.utils.files import real_paths
 
@@ -62,15 +63,7 @@ class Case:
 
 
 class Listing(NamedTuple):
-    """Content of a site's folder.
-
-    Args:
-        classes: their names.
-        cases: the cases of each of `SPLITS`.
-        channel_names: those of the images, where they are named.
-        label_values: the value of each class in the label maps, where they are not 0, 1, 2, ...
-        ignore: the value of voxels of which nobody knows the class.
-    """
+    """Content of a site's folder; the fields are those of `SiteFolder`, and may be left out."""
 
     classes: tuple[str, ...]
     cases: dict[str, Sequence[Case]]
@@ -84,9 +77,6 @@ class SiteFolder(ABC):
     """A site's data.
 
     Args:
-        name: the site's name.
-        path: its folder.
-        classes: names of the classes.
         cases: the cases of each of `SPLITS`.
         channel_names: those of the images' channels in their order, where they are named.
         label_values: the value of each class in the label maps, where they are not 0, 1, 2, ...; -1 of a
@@ -129,15 +119,7 @@ class SiteFolder(ABC):
         name = name or path.resolve().name
         listed = cls.list_cases(path, name)
         cases = {split: tuple(listed.cases.get(split, ())) for split in SPLITS}
-        site = cls(
-            name,
-            path,
-            listed.classes,
-            cases,
-            channel_names=listed.channel_names,
-            label_values=listed.label_values,
-            ignore=listed.ignore,
-        )
+        site = cls(name, path, **{**listed._asdict(), "cases": cases})
         site = site.with_classes(site.classes)
         if check:
             site.check_splits()
@@ -171,7 +153,7 @@ class SiteFolder(ABC):
 
     def cases_of_patients(self, split: str) -> tuple[int, ...]:
         """Count the cases of each patient in a split; a case without a named patient stands for one."""
-        return tuple(Counter(case.owner for case in self.cases[split]).values())
+        return tuple(map(len, by_patient(self.cases[split])))
 
     @abstractmethod
     def check_files(self) -> int:
@@ -196,13 +178,7 @@ class SiteFolder(ABC):
     def images(
         self, split: str, intensity: str = "raw", preparation: Preparation | None = None
     ) -> Iterator[torch.Tensor]:
-        """The images of a split as a network's task sees them, (C, *spatial), one in memory at a time.
-
-        Args:
-            split: one of `SPLITS`.
-            intensity: see `load_image`.
-            preparation: what else they are brought to.
-        """
+        """The images of a split as a network's task sees them, (C, *spatial), one in memory at a time."""
         from medfedaug.data.preparation.preparation import Preparation
 
         prepared = preparation or Preparation()
@@ -234,10 +210,8 @@ class SiteFolder(ABC):
         known = {plain_name(name) for name in names}
         for name in self.channel_names:
             if plain_name(name) not in known:
-                raise DataError(
+                raise self.error(
                     f"has the channel {name!r}, and the federation's are {', '.join(names)}",
-                    site=self.name,
-                    path=self.path / self.listing,
                     hint="Name a channel alike at all sites; one site has to have them all.",
                 )
         return replace(self, federation_channels=tuple(names))
@@ -248,17 +222,26 @@ class SiteFolder(ABC):
         cases = (case for split in SPLITS for case in self.cases[split])
         return self.ignore is not None or any(case.annotated is not None for case in cases)
 
-    def annotated(self, *splits: str) -> tuple[str, ...]:
+    def annotated(self, *splits: str, in_all: bool = False) -> tuple[str, ...]:
         """Return the classes that some case of the site has annotated, without the background.
 
         Args:
             splits: the splits to look at; all by default.
+            in_all: whether only those that every case shows in full: none where a voxel may be unknown.
         """
-        cases = [case for split in splits or SPLITS for case in self.cases[split]]
-        if any(case.annotated is None for case in cases):
-            return self.classes[1:]
-        known = {plain_name(name) for case in cases for name in case.annotated or ()}
-        return tuple(name for name in self.classes[1:] if plain_name(name) in known)
+        plain = [plain_name(name) for name in self.classes]
+        sets = [
+            self.annotated_set(case, plain)[1:] for split in splits or SPLITS for case in self.cases[split]
+        ]
+        if not sets or (in_all and self.ignore is not None):
+            return ()
+        chosen = map(all if in_all else any, zip(*sets, strict=True))
+        return tuple(compress(self.classes[1:], chosen))
+
+    def without_unlabelled(self) -> Self:
+        """The site without the training cases that have nothing annotated; it may train no more."""
+        training = tuple(case for case in self.cases["training"] if case.annotated != ())
+        return replace(self, cases={**self.cases, "training": training})
 
     def with_classes(self, names: Sequence[str], sites: Sequence[SiteFolder] = ()) -> Self:
         """The site with label maps that have a federation's classes, by their names, in its order.
@@ -279,12 +262,18 @@ class SiteFolder(ABC):
             if plain_name(name) not in known[1:]:
                 near = get_close_matches(plain_name(name), known[1:], 1)
                 meant = f" Did the site mean {names[known.index(near[0])]!r}?" if near else ""
-                raise DataError(
+                raise self.error(
                     f"has annotated {name!r}, and the federation's classes are {', '.join(names[1:])}",
-                    site=self.name,
-                    path=self.path / self.listing,
                     hint=f"Write the federation's name in labels and in labelled.{meant}",
                 )
+        if own[0] in known[1:]:
+            raise DataError(
+                f"has {self.classes[0]!r} as its lowest value, which stands for the background, and the "
+                "federation has a class of that name",
+                site=self.name,
+                path=self.path / self.listing,
+                hint="Give the background the lowest value in labels and label maps.",
+            )
         values = self.label_values or tuple(range(len(self.classes)))
         # The background is the first class, whatever its name.
         of_class = {**dict(zip(own, values, strict=True)), known[0]: values[0]}
@@ -306,7 +295,7 @@ class SiteFolder(ABC):
 
     @staticmethod
     def annotated_set(case: Case, plain: Sequence[str]) -> tuple[bool, ...]:
-        """Return whether a case has each class annotated; the background counts as annotated."""
+        """Return whether a case has each class, by `plain_name`, annotated; the background counts as such."""
         if case.annotated is None:
             return (True,) * len(plain)
         there = {plain_name(name) for name in case.annotated}
@@ -328,42 +317,42 @@ class SiteFolder(ABC):
         """The site with at most this many cases per split, spread evenly over the list."""
         return replace(self, cases={split: spread(cases, limit) for split, cases in self.cases.items()})
 
+    def error(self, problem: str, path: Path | None = None, *, hint: str = "") -> DataError:
+        """Return an error that names the site and a file, by default its list."""
+        where = self.path / self.listing if path is None else path
+        return DataError(problem, site=self.name, path=where, hint=hint)
+
     def check_splits(self) -> None:
         """Check that the splits make a site that trains, or one that is tested only.
 
         Raises:
             DataError: when a split is empty that must not be, or a case is in more than one place.
         """
-        where = self.path / self.listing
         empty = [split for split in SPLITS if not self.cases[split]]
         if set(empty) == set(SPLITS):
-            raise DataError("lists no case", site=self.name, path=where)
+            raise self.error("lists no case")
         # Test cases alone make an unseen site, which is evaluated and never trains.
         if empty and empty != ["training", "validation"]:
-            raise DataError(
+            raise self.error(
                 f"the split {empty[0]!r} is empty",
-                site=self.name,
-                path=where,
                 hint="A site trains with all three splits, or is tested only, with test cases alone.",
             )
         self._check_patients()
-        files = real_paths(c.image for split in SPLITS for c in self.cases[split])
+        files = real_paths(c.image for c in self.listed_cases)
         places: set[tuple[Path, int | None]] = set()
         names: dict[str, Path] = {}
-        for case in (case for split in SPLITS for case in self.cases[split]):
+        for case in self.listed_cases:
             place = (files[case.image], case.index)
             if place in places:
-                raise DataError(
+                raise self.error(
                     "listed more than once",
-                    site=self.name,
-                    path=case.image,
+                    case.image,
                     hint="A patient belongs to one split only, or the test is not one.",
                 )
             if case.name in names:
-                raise DataError(
+                raise self.error(
                     f"another case, {own(names[case.name])}, has the same name '{own(case.name)}'",
-                    site=self.name,
-                    path=case.image,
+                    case.image,
                     hint="Results are told apart by name: rename one of the files.",
                 )
             places.add(place)
@@ -375,10 +364,9 @@ class SiteFolder(ABC):
             for case in self.cases[split]:
                 other, first = seen.setdefault(case.patient, (split, case)) if case.patient else (split, case)
                 if other != split:
-                    raise DataError(
+                    raise self.error(
                         f"patient {own(case.patient)} is in {split}, and in {other} with {own(first.name)}",
-                        site=self.name,
-                        path=case.image,
+                        case.image,
                         hint="A patient belongs to one split only, or the test is not one.",
                     )
 
@@ -400,6 +388,14 @@ def patient_name(named: object) -> str:
 def plain_name(name: str) -> str:
     """A name without what does not matter in it: capitals, spaces, ``_`` and ``-``."""
     return " ".join(re.split(r"[\s_-]+", name.casefold()))
+
+
+def by_patient(cases: Iterable[Case]) -> list[list[Case]]:
+    """The cases of each patient, in the order of their first ones."""
+    patients: dict[tuple[str, str], list[Case]] = {}
+    for case in cases:
+        patients.setdefault(case.owner, []).append(case)
+    return list(patients.values())
 
 
 def spread(cases: Sequence[_Any], limit: int | None) -> tuple[_Any, ...]:
@@ -429,13 +425,11 @@ def drawn_over_patients(cases: Sequence[Case], limit: int | None, least: int = 1
     """
     if limit is None or len(cases) <= limit:
         return tuple(cases)
-    by_patient: dict[tuple[str, str], list[Case]] = {}
-    for case in cases:
-        by_patient.setdefault(case.owner, []).append(case)
-    patients = [by_patient[owner] for owner in spread([*by_patient], max(limit, least))]
+    everybody = by_patient(cases)
+    patients = spread(everybody, max(limit, least))
     each = max(1, limit // len(patients))
     whole = sum(len(own) <= each for own in patients)
-    if 0 < len(by_patient) - whole < least:
+    if 0 < len(everybody) - whole < least:
         return tuple(cases)
     return tuple(case for own in patients for case in spread(own, each))
 

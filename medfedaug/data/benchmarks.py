@@ -14,11 +14,11 @@ import importlib
 import inspect
 import os
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from medfedaug.data.base import SiteFolder, spread
 from medfedaug.data.dealing import deal_sites
@@ -28,22 +28,8 @@ from medfedaug.errors import ConfigError, DataError
 from medfedaug.utils.files import parse_versioned, write_versioned
 from medfedaug.utils.validation import check_choice
 
-__all__ = [
-    "BENCHMARKS",
-    "MARKER",
-    "OWN_DATA",
-    "check_options",
-    "find_benchmark",
-    "find_root",
-    "is_federation",
-    "is_there",
-    "open_benchmark",
-    "open_federation",
-    "read_federation",
-    "write_federation",
-]
-
 _KIND, _VERSION = "federation", 1
+_Any = TypeVar("_Any")
 
 
 def _registered() -> dict[str, Benchmark]:
@@ -203,11 +189,7 @@ def read_federation(folder: str | Path) -> tuple[str, Path, dict[str, Any]]:
         DataError: for a marker that cannot be used, naming it.
         ConfigError: for a benchmark or option that is not known.
     """
-    path = Path(folder).resolve() / MARKER
-    try:
-        name, root, options = _parse_marker(path, path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"names no benchmark ({error})", path=path) from error
+    name, root, options = _of_marker(folder, _parse_marker)
     return name, root, {**check_options(name, options).options, **options}
 
 
@@ -220,9 +202,13 @@ def open_federation(folder: str | Path, limit: int | None = None) -> dict[str, S
         DataError: for a marker that cannot be used, naming it; and as `open_benchmark`.
         ConfigError: as `open_benchmark`.
     """
+    return _of_marker(folder, partial(_open_marker, limit=limit))
+
+
+def _of_marker(folder: str | Path, parse: Callable[[Path, str], _Any]) -> _Any:
     path = Path(folder).resolve() / MARKER
     try:
-        return _open_marker(path, path.read_text(encoding="utf-8"), limit)
+        return parse(path, path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"names no benchmark ({error})", path=path) from error
 

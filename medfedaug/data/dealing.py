@@ -9,7 +9,7 @@ import numpy as np
 
 from medfedaug.config.run import derive_seed
 from medfedaug.data.base import SPLITS, Case, SiteFolder
-from medfedaug.data.splits import deal_by_dirichlet
+from medfedaug.data.splits import deal_by_dirichlet, shuffled
 from medfedaug.errors import ConfigError
 
 
@@ -61,10 +61,12 @@ def deal_sites(
 def _deal(site: SiteFolder, parts: int, alpha: float) -> list[list[tuple[str, Case]]]:
     """Deal a site's cases, each with the name of its split."""
     cases = [(split, case) for split in SPLITS for case in site.cases[split]]
-    seed = derive_seed("deal", site.name)
     if alpha:
         _, labels = np.unique([str(case.label) for _, case in cases], return_inverse=True)
-        return [[cases[i] for i in own] for own in deal_by_dirichlet(labels, parts, alpha, seed)]
-    order = [cases[i] for i in np.random.default_rng(seed).permutation(len(cases))]
+        return [
+            [cases[i] for i in own]
+            for own in deal_by_dirichlet(labels, parts, alpha, derive_seed("deal", site.name))
+        ]
+    order = shuffled(cases, "deal", site.name)
     order.sort(key=lambda one: (SPLITS.index(one[0]), str(one[1].label)))
     return [order[part::parts] for part in range(parts)]

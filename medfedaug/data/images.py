@@ -56,12 +56,8 @@ class ImageFolder(SiteFolder):
         return Listing(classes, _seeded(name, path, classes))
 
     def check_files(self) -> int:
-        """Check that every listed image exists and can be read, by the headers alone.
-
-        Returns:
-            3: images become RGB whatever they are.
-        """
-        for case in (case for split in SPLITS for case in self.cases[split]):
+        """Check that every listed image exists and can be read, by the headers alone; all become RGB."""
+        for case in self.listed_cases:
             self.check_image(case)
         check_copies([self])
         return 3
@@ -69,11 +65,8 @@ class ImageFolder(SiteFolder):
     def check_image(self, case: Case) -> None:
         """Check that a case's image exists and that its pixels' range is known."""
         if not case.image.is_file():
-            raise DataError(
-                "a listed image is missing",
-                site=self.name,
-                path=case.image,
-                hint="Put the file there or take it out of the list.",
+            raise self.error(
+                "a listed image is missing", case.image, hint="Put the file there or take it out of the list."
             )
         try:
             format_of(case.image).check_photograph(case.image)

@@ -11,21 +11,21 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from medfedaug.config.run import derive_seed
-from medfedaug.data.base import SPLITS, Case, plain_name
+from medfedaug.data.base import SPLITS, Case, by_patient, plain_name
 from medfedaug.data.checks.site_checks import check_classes
 from medfedaug.data.dataset_json import IGNORE, LARGEST_VALUE, UNNAMED
-from medfedaug.data.io.formats import format_of, image_suffix, is_lossy, voxel_suffixes
-from medfedaug.data.splits import by_patient, split_patients
+from medfedaug.data.io.formats import format_of, image_suffix, is_lossy, is_volume_file, without_suffix
+from medfedaug.data.splits import shuffled, split_patients
 from medfedaug.data.volumes import VolumeFolder, is_black_and_white
 from medfedaug.errors import DataError, first_line
 from medfedaug.utils.files import parse_json, write_json
+from medfedaug.utils.validation import first_of
 
 if TYPE_CHECKING:
     from medfedaug.data.io.dicom_series import LeftOut
@@ -36,7 +36,6 @@ _TEST = ("imagesTs", "labelsTs")
 _CHANNEL = re.compile(r"(?P<name>.+)_(?P<channel>\d{4})")
 _LABEL_ENDING = re.compile(r"(.+?)[-_.](mask|masks|seg|segmentation|label|labels|gt)", re.IGNORECASE)
 _PART = re.compile(r"(.+)[-_][^-_]+")
-_SHOWN = 3
 _MOST_CLASSES = 200  # without names
 
 
@@ -45,8 +44,6 @@ class Proposal:
     """A ``dataset.json`` that could be written.
 
     Args:
-        site: as it would be opened.
-        content: what would be written.
         layout: the folders in which images and label maps were found.
         notes: what a user should know: what is left out, or looks odd.
         replaces: whether there is a ``dataset.json`` of another kind.
@@ -166,11 +163,10 @@ def check_alike(proposals: Sequence[Proposal]) -> None:
 
 
 def write_proposal(proposal: Proposal, *, replace: bool = False) -> Path:
-    """Write ``dataset.json``.
+    """Write ``dataset.json``; with ``replace``, keep the one before as ``dataset.before.json``.
 
-    Args:
-        proposal: what is written.
-        replace: keep a ``dataset.json`` that is there as ``dataset.before.json``.
+    Raises:
+        DataError: when there is one already.
     """
     target, kept = proposal.folder / LISTING, proposal.folder / _BEFORE
     if target.exists():
@@ -201,16 +197,8 @@ def _existing(folder: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _stem(path: Path) -> str:
-    return path.name.removesuffix(image_suffix(path.name))
-
-
 def _visible(folder: Path) -> list[Path]:
     return [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
-
-
-def _is_image(file: Path) -> bool:
-    return bool(image_suffix(file.name)) or file.name.lower().endswith(voxel_suffixes())
 
 
 def _labels(folder: Path) -> list[tuple[str, Path]]:
@@ -221,19 +209,23 @@ def _labels(folder: Path) -> list[tuple[str, Path]]:
             inside = [file for file in path.rglob("*") if image_suffix(file.name)]
             found.append((path.name, inside[0] if len(inside) == 1 else path))
         elif image_suffix(path.name):
-            found.append((_stem(path), path))
+            found.append((without_suffix(path.name), path))
     return found
 
 
 def _images(folder: Path, series: str | None, notes: list[str]) -> list[tuple[str, Path]]:
     """The images of a folder, by their names, with notes on all that is left out."""
-    found = [(_stem(path), path) for path in _visible(folder) if path.is_file() and image_suffix(path.name)]
-    if series is None and all(path.is_file() and _is_image(path) for path in folder.iterdir()):
+    found = [
+        (without_suffix(path.name), path)
+        for path in _visible(folder)
+        if path.is_file() and image_suffix(path.name)
+    ]
+    if series is None and all(path.is_file() and is_volume_file(path) for path in folder.iterdir()):
         return found
     from medfedaug.data.io.dicom_series import LeftOut, place_of_series, scan, select
 
     for below in (path for path in _visible(folder) if path.is_dir()):
-        seen = scan(below, take=_is_image)
+        seen = scan(below, take=is_volume_file)
         chosen = select(seen.series, series)
         files = [file for file in seen.others if image_suffix(file.name)]
         places = [*files, *(place_of_series(one, seen.series) for one in chosen.chosen)]
@@ -245,7 +237,7 @@ def _images(folder: Path, series: str | None, notes: list[str]) -> list[tuple[st
             what = f"holds {len(places)} images" if places else "holds no image"
             left_out.append(LeftOut(below, f"{what}, one was expected"))
         notes += [_note(one, folder) for one in left_out]
-    loose = scan(folder, skip=lambda below: "", take=_is_image)
+    loose = scan(folder, skip=lambda below: "", take=is_volume_file)
     chosen = select(loose.series, series)
     for one in chosen.chosen:
         alone = len(one.files) == 1
@@ -290,8 +282,7 @@ def _pairs(
         )
     for what, alone in (("label map", set(images) - set(labels)), ("image", set(labels) - set(images))):
         if alone:
-            some = ", ".join(sorted(alone)[:_SHOWN]) + (", ..." if len(alone) > _SHOWN else "")
-            notes.append(f"left out of {layout[0]}, without {what}: {len(alone)} ({some})")
+            notes.append(f"left out of {layout[0]}, without {what}: {len(alone)} ({first_of(sorted(alone))})")
     cases = []
     for name in both:
         first, *others = (path for _, path in sorted(images[name].items()))
@@ -305,7 +296,7 @@ def _without_ending(stem: str) -> str:
 
 
 def _add(found: dict[str, Path], channel: str, path: Path, site: str) -> None:
-    """Take a file for a channel of an image, or for all of it where the channel is empty."""
+    """Take the only file for a channel of an image, or for all of it where the channel is empty."""
     other = found.get(channel) or found.get("")  # which comes before its channels
     if other is not None:
         raise DataError(
@@ -347,7 +338,7 @@ def _with_patients(cases: Sequence[Case], pattern: str | None, site: str, folder
                 path=folder,
                 hint="The first group in brackets is the patient, as in '(.+)_'.",
             )
-        found.append(Case(case.name, case.image, case.label, patient=match[1], others=case.others))
+        found.append(replace(case, patient=match[1]))
     return found
 
 
@@ -369,7 +360,7 @@ def _classes(
     site: str,
     on_label: Callable[[int, int], None] | None,
 ) -> dict[int, str]:
-    """The classes by their value in the label maps."""
+    """The classes by their value in the label maps, named as given by value or in the order of the values."""
     holders: dict[float, Path] = {}
     drawn: set[float] = set()
     for number, case in enumerate(cases, start=1):
@@ -391,7 +382,7 @@ def _classes(
     unknown = [value for value in values if value not in known]
     if unknown:
         classes = ", ".join(f"{value} is {text}" for value, text in known.items()) or "not named"
-        shown = ", ".join(f"{value:g}" for value in values[:6]) + (", ..." if len(values) > 6 else "")
+        shown = first_of([f"{value:g}" for value in values], 6)
         holder = holders.get(unknown[0], Path(cases[0].label))
         lossy = "JPEG changes values: write label images as PNG." if is_lossy(holder) else ""
         raise DataError(
@@ -442,15 +433,10 @@ def _named(content: Mapping[str, Any]) -> dict[int, str]:
 def _regions(content: Mapping[str, Any]) -> list[str]:
     """Notes on labels of nnU-Net that are regions of several labels."""
     labels = content.get("labels")
-    if not isinstance(labels, dict):
-        return []
-    regions = [str(text) for text, values in labels.items() if isinstance(values, list)]
-    if not regions:
-        return []
-    return [
-        f"regions of several labels ({', '.join(regions)}) are not made: every label is a class of its own, "
-        "to be named with --labels background,..."
-    ]
+    pairs = labels.items() if isinstance(labels, dict) else ()
+    regions = ", ".join(str(text) for text, values in pairs if isinstance(values, list))
+    note = f"regions of several labels ({regions}) are not made: every label is a class of its own, "
+    return [f"{note}to be named with --labels background,..."] if regions else []
 
 
 def _split(
@@ -459,9 +445,9 @@ def _split(
     if not tested:
         return {key: tuple(part) for key, part in split_patients(name, cases, seed).items()}
     patients = by_patient(cases)
-    order = np.random.default_rng(derive_seed("split", name, "patients", seed)).permutation(len(patients))
+    drawn = shuffled(patients, "split", name, "patients", seed)
     held = max(1, round(0.2 * len(patients)))
-    parts = [tuple(case for i in some for case in patients[i]) for some in (order[held:], order[:held])]
+    parts = [tuple(case for own in some for case in own) for some in (drawn[held:], drawn[:held])]
     return dict(zip(SPLITS, (*parts, tuple(tested)), strict=True))
 
 

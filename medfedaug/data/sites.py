@@ -7,39 +7,18 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from medfedaug.data.base import SPLITS, Case, SiteFolder, plain_name
+from medfedaug.data.base import SiteFolder, plain_name
 from medfedaug.data.benchmarks import is_federation, open_federation
 from medfedaug.data.checks.duplicates import check_copies
 from medfedaug.data.checks.site_checks import check_classes, check_folders_of_classes, compare_axes
-from medfedaug.data.dataset_json import UNNAMED
-from medfedaug.data.folders import MARKER, is_site, open_folder, site_folders
+from medfedaug.data.dataset_json import UNNAMED, named_classes
+from medfedaug.data.folders import MARKER, open_folder, site_folders
 from medfedaug.data.images import ImageFolder
 from medfedaug.data.preparation.preparation import Preparation
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.statistics import ChannelStatistics, average_moments
-
-__all__ = [
-    "SPLITS",
-    "Case",
-    "ImageFolder",
-    "SiteFolder",
-    "VolumeFolder",
-    "arrange",
-    "check_federation",
-    "check_voxels",
-    "checked_statistics",
-    "federation_channels",
-    "federation_classes",
-    "federation_settings",
-    "find_sites",
-    "is_federation",
-    "is_site",
-    "open_site",
-    "site_folders",
-    "site_statistics",
-]
-
+from medfedaug.utils.validation import first_of
 
 _READ: dict[Hashable, frozenset[int]] = {}
 """Cases that this process has read, with the classes that the label maps of a partial site show."""
@@ -63,8 +42,9 @@ def open_site(
     if is_federation(path):
         sites = open_federation(path, limit)
         if name not in sites:
-            some = ", ".join(list(sites)[:6]) + (", ..." if len(sites) > 6 else "")
-            raise DataError(f"no such site; there are {some}", site=name, path=path / MARKER)
+            raise DataError(
+                f"no such site; there are {first_of(list(sites), 6)}", site=name, path=path / MARKER
+            )
         return sites[name]
     return open_folder(path, name, limit, check)
 
@@ -109,9 +89,7 @@ def checked_statistics(site: SiteFolder, compute: Callable[[], ChannelStatistics
     try:
         return compute().validate(site.name)
     except ValueError as error:
-        raise DataError(
-            str(error).removeprefix(f"site '{site.name}': "), site=site.name, path=site.path
-        ) from error
+        raise site.error(str(error).removeprefix(f"site '{site.name}': "), site.path) from error
 
 
 def federation_channels(sites: Sequence[SiteFolder]) -> tuple[str, ...]:
@@ -128,11 +106,9 @@ def federation_channels(sites: Sequence[SiteFolder]) -> tuple[str, ...]:
     for site in sites:
         for name in site.channel_names:
             if plain_name(name) not in known:
-                raise DataError(
+                raise site.error(
                     f"has the channel {name!r}, and the {len(known)} of site {complete.name} are "
                     f"{', '.join(complete.channel_names)}",
-                    site=site.name,
-                    path=site.path / site.listing,
                     hint="Name a channel alike at all sites; one site has to have them all.",
                 )
     return complete.channel_names
@@ -163,10 +139,8 @@ def check_voxels(sites: Iterable[SiteFolder]) -> None:
             shown |= _READ[known]
         lacking = [name for i, name in enumerate(site.classes) if name in site.annotated() and i not in shown]
         if lacking and site.partial:
-            raise DataError(
+            raise site.error(
                 f"lists {lacking[0]!r} as annotated, and no label map has {lacking[0]!r}",
-                site=site.name,
-                path=site.path / site.listing,
                 hint="Take it out of labelled where nobody looked for it, or list a case that shows it.",
             )
 
@@ -174,7 +148,7 @@ def check_voxels(sites: Iterable[SiteFolder]) -> None:
 def arrange(
     sites: Sequence[SiteFolder], channels: Sequence[str] | None = None, classes: Sequence[str] | None = None
 ) -> list[SiteFolder]:
-    """The sites with the channels and classes of the federation, in one order."""
+    """The sites with the channels and classes of the federation, by default their own, in one order."""
     names = federation_channels(sites) if channels is None else channels
     known = federation_classes(sites) if classes is None else classes
     return [site.with_channels(names).with_classes(known, sites) for site in sites]
@@ -191,10 +165,13 @@ def federation_classes(sites: Sequence[SiteFolder]) -> tuple[str, ...]:
         return next((site for site in sites if site.classes != UNNAMED), sites[0]).classes
     found: dict[str, str] = {}
     for site in [*complete, *(site for site in sites if site.partial)]:
-        # A site without outlines that names no class says nothing.
-        if site.classes != UNNAMED or site.annotated():
-            found |= {plain_name(name): found.get(plain_name(name), name) for name in site.classes[1:]}
+        found |= {plain_name(name): found.get(plain_name(name), name) for name in named_classes(site)}
     return (sites[0].classes[0], *found.values())
+
+
+def unlabelled_sites(sites: Iterable[SiteFolder]) -> list[str]:
+    """The names of sites whose training cases have nothing annotated."""
+    return [site.name for site in sites if site.trains and site.partial and not site.annotated("training")]
 
 
 def federation_settings(sites: Sequence[SiteFolder], holdout: Sequence[str] = ()) -> dict[str, Any]:
@@ -227,12 +204,7 @@ def check_federation(
                 hint="Name the folder in letters, digits, '.', '_' and '-': its name travels with messages.",
             )
         if names.count(site.name) > 1:
-            raise DataError(
-                "two sites have this name",
-                site=site.name,
-                path=site.path,
-                hint="Rename the folder of one of them.",
-            )
+            raise site.error("two sites have this name", site.path, hint="Rename the folder of one of them.")
     for name in holdout:
         if name not in names:
             raise ConfigError(f"cannot hold out {name!r}; the sites are {', '.join(names)}")
@@ -243,24 +215,27 @@ def check_federation(
             + (f" ({training[0]})" if training else ""),
             path=sites[0].path.parent,
         )
+    if len(unlabelled_sites(site for site in sites if site.name in training)) == len(training):
+        raise DataError(
+            "no site that trains has outlined anything",
+            path=sites[0].path.parent,
+            hint="List label maps at one site or more, and under labelled what they show.",
+        )
     first = sites[0]
     classes = federation_classes(sites)
     named = next((site for site in sites if not site.partial and site.classes == classes), first)
     for site in sites[1:]:
         if site.task != first.task:
-            raise DataError(
-                f"is for {site.task}, site {first.name} for {first.task}", site=site.name, path=site.path
-            )
+            raise site.error(f"is for {site.task}, site {first.name} for {first.task}", site.path)
     for site in sites:
         if site.task == "segmentation":
             whose = f"site {named.name}" if named.classes == classes else "the federation"
             check_classes(site.with_classes(classes), classes, whose)
         if site.scaling != first.scaling:
             fixed, own = ("photographs", "volumes") if site.scaling == "fixed" else ("volumes", "photographs")
-            raise DataError(
+            raise site.error(
                 f"its images are {fixed}, {first.name}'s are {own}: their intensities do not compare",
-                site=site.name,
-                path=site.path,
+                site.path,
                 hint="Bring the images of all sites to one kind.",
             )
     # Archives have no folders: in letters, a and A are two classes.
@@ -269,10 +244,9 @@ def check_federation(
     channels = {site.name: site.check_files() for site in arranged}
     for site in sites[1:]:
         if channels[site.name] != channels[first.name]:
-            raise DataError(
+            raise site.error(
                 f"its images have {channels[site.name]} channels, {first.name}'s have {channels[first.name]}",
-                site=site.name,
-                path=site.path,
+                site.path,
                 hint="All sites need the same channels, or channel_names in their dataset.json.",
             )
     check_copies(sites)

@@ -9,13 +9,19 @@ from typing import TypeVar
 import numpy as np
 
 from medfedaug.config.run import derive_seed
-from medfedaug.data.base import SPLITS, Case, SiteFolder
+from medfedaug.data.base import SPLITS, Case, SiteFolder, by_patient
 from medfedaug.errors import ConfigError
 
 T = TypeVar("T")
 
 # Where nothing is published. Seeded by names alone, so that all runs share one split.
 _SHARES = (0.6, 0.2)
+
+
+def shuffled(items: Sequence[T], *named: object) -> list[T]:
+    """Shuffle items by what some values are, whoever does it."""
+    order = np.random.default_rng(derive_seed(*named)).permutation(len(items))
+    return [items[i] for i in order]
 
 
 def split_in_order(items: Sequence[T], shares: tuple[float, float] = _SHARES) -> dict[str, list[T]]:
@@ -36,8 +42,7 @@ def split_by_class(
     split: dict[str, list[Case]] = {key: [] for key in SPLITS}
     for label in sorted({str(case.label) for case in cases}):
         own = [case for case in cases if case.label == label]
-        order = np.random.default_rng(derive_seed("split", site, label)).permutation(len(own))
-        for key, part in split_in_order([own[i] for i in order], shares).items():
+        for key, part in split_in_order(shuffled(own, "split", site, label), shares).items():
             split[key] += part
     return dict(split)
 
@@ -51,15 +56,10 @@ def split_patients(site: str, cases: Sequence[Case], seed: int = 0) -> dict[str,
     patients = by_patient(cases)
     if len(patients) < 3:
         return {"training": (), "validation": (), "test": tuple(cases)}
-    drawn = ("split", site, "patients", *([seed] if seed else []))
-    order = np.random.default_rng(derive_seed(*drawn)).permutation(len(patients))
-    shuffled = [patients[i] for i in order]
+    drawn = shuffled(patients, "split", site, "patients", *([seed] if seed else []))
     held = max(1, round(_SHARES[1] * len(patients)))
-    return {
-        "training": _flat(shuffled[2 * held :]),
-        "validation": _flat(shuffled[held : 2 * held]),
-        "test": _flat(shuffled[:held]),
-    }
+    parts = (drawn[2 * held :], drawn[held : 2 * held], drawn[:held])
+    return {split: _flat(part) for split, part in zip(SPLITS, parts, strict=True)}
 
 
 def fold_patients(
@@ -99,8 +99,8 @@ def fold_patients(
         return split_patients(site, cases)
     if len(patients) < folds:
         raise ConfigError(f"site {site} has {len(patients)} patients, too few for {folds} folds")
-    order = np.random.default_rng(derive_seed("folds", site, seed)).permutation(len(patients))
-    parts = [_flat([patients[i] for i in order[k::folds]]) for k in range(folds)]
+    drawn = shuffled(patients, "folds", site, seed)
+    parts = [_flat(drawn[k::folds]) for k in range(folds)]
     return {
         "training": [case for k in range(2, folds) for case in parts[(fold - 1 + k) % folds]],
         "validation": parts[fold % folds],
@@ -118,14 +118,6 @@ def in_fold(site: SiteFolder, folds: int, fold: int, seed: int = 0) -> SiteFolde
     everything = [case for split in site.cases.values() for case in split]
     parts = fold_patients(site.name, everything, folds, fold, seed)
     return replace(site, cases={split: tuple(cases) for split, cases in parts.items()})
-
-
-def by_patient(cases: Sequence[Case]) -> list[list[Case]]:
-    """The cases of each patient, in the order of their first ones."""
-    patients: dict[tuple[str, str], list[Case]] = {}
-    for case in cases:
-        patients.setdefault(case.owner, []).append(case)
-    return list(patients.values())
 
 
 def _flat(patients: Sequence[Sequence[Case]]) -> list[Case]:

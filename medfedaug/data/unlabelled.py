@@ -16,11 +16,16 @@ from medfedaug.data.images import ImageFolder
 from medfedaug.data.io.dicom_headers import is_dicom_file, is_dicomdir
 from medfedaug.data.io.dicom_series import LeftOut, place_of_series, scan, select
 from medfedaug.data.io.dicom_volumes import DicomSeries
-from medfedaug.data.io.formats import image_suffix, is_photograph, known_formats, voxel_suffixes
+from medfedaug.data.io.formats import (
+    image_suffix,
+    is_photograph,
+    is_volume_file,
+    known_formats,
+    without_suffix,
+)
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
-
-__all__ = ["Given", "check_given", "open_given"]
+from medfedaug.utils.printable import counted
 
 _LISTING, _PREDICTED = "dataset.json", "predictions.json"
 _LABELS = ("label", "labels", "labelstr", "labelsts", "mask", "masks", "segmentation", "segmentations")
@@ -76,31 +81,28 @@ def open_given(
     kind: type[VolumeFolder] | type[ImageFolder]
     kind = VolumeFolder if config.task == "segmentation" else ImageFolder
     names: tuple[str, ...] = ()
-    unclear: dict[str, str] = {}
-    left_out: tuple[LeftOut, ...] = ()
+    found = _Found()
     if images.is_dir() and os.path.lexists(images / _LISTING):
         if series is not None:
             raise ConfigError(f"--series: {images / _LISTING} names the images; leave it out")
         listed = read_test_images(images, name, config.classes)
-        names, cases = listed.channel_names, [*listed.cases["test"]]
-        if not cases:
+        names, found.cases = listed.channel_names, [*listed.cases["test"]]
+        if not found.cases:
             hint = 'Name them under "test"; labels are not needed.'
             raise DataError("lists no test case", site=name, path=images / _LISTING, hint=hint)
     elif images.is_dir() or is_dicomdir(images):
         root = images if images.is_dir() else images.parent
         found = _found(root, config.task, name, leave_out, series)
-        cases, unclear, left_out = found.cases, found.unclear, tuple(found.left_out)
     else:
         if not image_suffix(images.name) and not is_dicom_file(images):
             hint = f"Known are {known_formats()}, and DICOM."
             raise DataError("is no image, by its name or its content", site=name, path=images, hint=hint)
         if series is not None:
             raise ConfigError(f"--series: {images} is one file; leave it out, or give a folder")
-        cases = _named([images])
-    folder = kind(name, images, config.classes, {"training": (), "validation": (), "test": tuple(cases)})
-    if names:
-        folder = type(folder)(folder.name, images, folder.classes, folder.cases, channel_names=names)
-    return Given(folder.with_channels(config.channel_names), unclear, left_out)
+        found.cases = _named([images])
+    cases: dict[str, tuple[Case, ...]] = {"training": (), "validation": (), "test": tuple(found.cases)}
+    folder = kind(name, images, config.classes, cases, channel_names=names)
+    return Given(folder.with_channels(config.channel_names), found.unclear, tuple(found.left_out))
 
 
 def check_given(folder: SiteFolder, case: Case, config: RunConfig, photographs: bool | None) -> None:
@@ -131,7 +133,7 @@ def check_given(folder: SiteFolder, case: Case, config: RunConfig, photographs: 
     if found != wanted or len(folder.federation_channels or range(found)) != expected:
         channels = f" ({', '.join(config.channel_names)})" if config.channel_names else ""
         raise DataError(
-            f"has {found} channel{'s' * (found != 1)}, and the model takes {expected}{channels}",
+            f"has {counted(found, 'channel')}, and the model takes {expected}{channels}",
             site=folder.name,
             path=case.image,
             hint=f'Several files of one image are listed in {_LISTING}: "image": [FILE, ...].'
@@ -153,8 +155,8 @@ def _found(images: Path, task: str, site: str, leave_out: Path | None, series: s
     inside = [path for path in sorted(images.iterdir()) if not path.name.startswith(".")]
     if any((path / _LISTING).exists() for path in inside):
         raise DataError("holds folders of sites", site=site, path=images, hint="Give one site's folder.")
-    seen = scan(images, skip=_skipped(leave_out), take=lambda file: _is_image(file, task))
     dense = task == "segmentation"
+    seen = scan(images, skip=_skipped(leave_out), take=is_volume_file if dense else is_photograph)
     found = _Found(left_out=[*seen.left_out])
     chosen = select(seen.series if dense else (), series)
     found.left_out += chosen.left_out
@@ -200,14 +202,6 @@ def _nothing(left_out: Sequence[LeftOut], images: Path) -> str:
     return f"holds no image ({'; '.join(told)}{more})" if told else "holds no image"
 
 
-def _is_image(file: Path, task: str) -> bool:
-    """True where a file is an image of a format other than DICOM, or the voxels of one, by its name."""
-    name = file.name.lower()
-    if task == "classification":
-        return is_photograph(file)
-    return bool(image_suffix(name)) or name.endswith(voxel_suffixes())
-
-
 def _skipped(leave_out: Path | None) -> Callable[[Path], str | None]:
     apart = leave_out.resolve() if leave_out is not None else None
 
@@ -247,8 +241,7 @@ def _named(paths: Sequence[Path], root: Path | None = None, taken: Collection[st
         return _below(path, root) if root is not None else path.resolve().name
 
     def short(path: Path) -> str:
-        name = full(path)
-        return name[: len(name) - len(image_suffix(name))]
+        return without_suffix(full(path))
 
     often = Counter([*map(short, paths), *taken])
     return [Case(short(path) if often[short(path)] == 1 else full(path), path, "") for path in paths]

@@ -5,8 +5,9 @@ The lists and the checks of files need no PyTorch: it is imported where voxels a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,8 +16,7 @@ from medfedaug.data.checks.duplicates import check_copies
 from medfedaug.data.checks.site_checks import check_label_maps, compare_axes
 from medfedaug.data.dataset_json import read_listing
 from medfedaug.data.io.base import Header
-from medfedaug.data.io.formats import is_lossy, is_photograph
-from medfedaug.data.io.headers import read_header
+from medfedaug.data.io.formats import format_of, is_lossy, is_photograph, read_header
 from medfedaug.data.io.label_maps import label_bits
 from medfedaug.data.preparation.decoded_cache import decoded
 from medfedaug.errors import DataError, own
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     import torch
 
     from medfedaug.data.preparation.preparation import Placement, Preparation
-
-__all__ = ["VolumeFolder", "is_black_and_white", "listed_sites"]
 
 _WHITE = 255
 _KINDS = {None: "a volume", 255: "a photograph of 8 bits", 65535: "a photograph of 16 bits"}
@@ -50,7 +48,7 @@ class VolumeFolder(SiteFolder):
     @property
     def has_photographs(self) -> bool:
         """Return whether the images are photographs, which have neither depth nor millimetres."""
-        return any(is_photograph(case.image) for split in SPLITS for case in self.cases[split])
+        return any(is_photograph(case.image) for case in self.listed_cases)
 
     @property
     def scaling(self) -> str:
@@ -69,50 +67,41 @@ class VolumeFolder(SiteFolder):
                 labels = [("label", case.label)] if isinstance(case.label, Path) else []
                 for kind, file in (*(("image", path) for path in case.files), *labels):
                     if not _is_there(file):
-                        raise DataError(
+                        raise self.error(
                             f"the {kind} of a {split} case is missing",
-                            site=self.name,
-                            path=file,
+                            file,
                             hint="Put the file there or take the case out of dataset.json.",
                         )
         super().check_splits()
 
     def check_files(self) -> int:
-        """Check that every listed file can be opened and fits its label map, by the headers alone.
-
-        Returns:
-            The number of channels of the images.
-        """
+        """Check that every listed file can be opened and fits its label map, by the headers alone."""
         channels: dict[int, Path] = {}
         scales: dict[int | None, Path] = {}
         # Several cases may be slices of one volume.
-        volumes = {case.files: case for split in SPLITS for case in self.cases[split]}
+        volumes = {case.files: case for case in self.listed_cases}
         for files, case in volumes.items():
             image = self.check_case(case)
             channels.setdefault(image.channels, files[0])
             scales.setdefault(image.white, files[0])
         if len(scales) > 1:
             (a, first), (b, other) = list(scales.items())[:2]
-            raise DataError(
+            raise self.error(
                 f"{_KINDS[b]}, while {own(first.name)} is {_KINDS[a]}: their intensities do not compare",
-                site=self.name,
-                path=other,
+                other,
                 hint="Bring all images of the site to one kind.",
             )
         if len(channels) > 1:
             (a, first), (b, other) = list(channels.items())[:2]
-            raise DataError(
+            raise self.error(
                 f"{b} channels, while {own(first.name)} has {a}",
-                site=self.name,
-                path=other,
+                other,
                 hint="All images need the same channels.",
             )
         found = next(iter(channels))
         if self.channel_names and len(self.channel_names) != found:
-            raise DataError(
+            raise self.error(
                 f"names {len(self.channel_names)} channels, and the images have {found}",
-                site=self.name,
-                path=self.path / self.listing,
                 hint="Correct channel_names, or modality, in dataset.json.",
             )
         compare_axes(self.name, self.upright_axes())
@@ -121,11 +110,7 @@ class VolumeFolder(SiteFolder):
         return len(self.federation_channels) or found
 
     def check_case(self, case: Case) -> Header:
-        """Check that a case's files can be opened and lie on one grid, by their headers alone.
-
-        Returns:
-            The image's header, with the channels of all its files.
-        """
+        """Check that a case's files can be opened and lie on one grid; return its header, of all channels."""
         image = self.check_image(case)
         if not isinstance(case.label, Path):
             return image
@@ -133,28 +118,19 @@ class VolumeFolder(SiteFolder):
         self._check_grid(_label(case), label, image, "the label map", "its image")
         # Of a label image in colour the channels may agree, which only its pixels tell.
         if label.channels != 1 and label.white is None:
-            raise DataError(
-                f"the label map has {label.channels} channels, expected one",
-                site=self.name,
-                path=_label(case),
-            )
+            raise self.error(f"the label map has {label.channels} channels, expected one", _label(case))
         return image
 
     def check_image(self, case: Case) -> Header:
-        """Check the files of a case's image as `check_case` does, and not its label map.
-
-        Returns:
-            The image's header, with the channels of all its files.
-        """
+        """Check the files of a case's image as `check_case` does, and not its label map."""
         headers = [_header(self.name, path) for path in case.files]
         image = headers[0]
         for path, header in zip(case.others, headers[1:], strict=True):
             self._check_grid(path, header, image, "the file", "the first file of its image")
             if header.white != image.white:
-                raise DataError(
+                raise self.error(
                     f"{_KINDS[header.white]}, while {own(case.image.name)} is {_KINDS[image.white]}",
-                    site=self.name,
-                    path=path,
+                    path,
                     hint="Bring the files of an image to one kind.",
                 )
         return replace(image, channels=sum(header.channels for header in headers))
@@ -172,26 +148,31 @@ class VolumeFolder(SiteFolder):
             problem = f"{what} lies up to {apart:.3g} mm from {which}, whose voxels are {edges} mm"
         if problem:
             hint = f"Resample {what} onto {which.replace('its', 'the')}."
-            raise DataError(problem, site=self.name, path=path, hint=hint)
+            raise self.error(problem, path, hint=hint)
 
     def upright_axes(self) -> dict[str, Path]:
         """The directions of the axes of the site's volumes, if they are clear, each with one volume."""
         found: dict[str, Path] = {}
-        for case in (case for split in SPLITS for case in self.cases[split] if self.compares_axes):
+        for case in (case for case in self.listed_cases if self.compares_axes):
             found.setdefault(_header(self.name, case.image).upright_axes, case.image)
         return {axes: path for axes, path in found.items() if axes}
 
     def read_files(self, case: Case) -> list[torch.Tensor]:
         """The voxels of the image's files as they are stored, float32 of shape (C, H, W, D)."""
-        from medfedaug.data.io.readers import load_volume
-
-        return [_load(self.name, path, load_volume) for path in case.files]
+        return [self._voxels(path) for path in case.files]
 
     def read_label(self, case: Case) -> torch.Tensor:
         """The label map's voxels as they are stored, float32 of shape (1, H, W, D)."""
-        from medfedaug.data.io.readers import load_label
+        return self._voxels(_label(case), label=True)
 
-        return _load(self.name, _label(case), load_label)
+    def _voxels(self, path: Path, *, label: bool = False) -> torch.Tensor:
+        import torch
+
+        try:
+            known = format_of(path)
+            return torch.as_tensor(known.read_label(path) if label else known.read_volume(path))
+        except Exception as error:  # a damaged file fails anywhere between the reader and zlib
+            raise unreadable(self.name, path, error) from error
 
     def load_image(self, case: Case, intensity: str = "raw") -> torch.Tensor:
         """The image as float32 of shape (C, H, W, D), in the file's units or scaled to [0, 1].
@@ -225,12 +206,11 @@ class VolumeFolder(SiteFolder):
         ranges = [torch.aminmax(part) for part in parts]
         for path, (low, high) in zip(case.files, ranges, strict=True):
             if not torch.isfinite(low) or not torch.isfinite(high):
-                raise DataError("has NaN or infinite voxels", site=self.name, path=path)
+                raise self.error("has NaN or infinite voxels", path)
         if all(low == high for low, high in ranges):
-            raise DataError(
+            raise self.error(
                 f"is constant: every voxel is {float(ranges[0][0]):g}",
-                site=self.name,
-                path=case.image,
+                case.image,
                 hint="Export it again or take the case out of the list.",
             )
         if intensity == "scale":
@@ -250,11 +230,7 @@ class VolumeFolder(SiteFolder):
         return torch.as_tensor(ScaleIntensity()(voxels)) if white is None else voxels / white
 
     def load_case(self, case: Case, intensity: str = "raw") -> tuple[torch.Tensor, torch.Tensor]:
-        """Image (C, H, W, D), float32, and label map, as `load_label` returns it.
-
-        Raises:
-            DataError: naming site and file, as `load_image` does, and for labels outside the classes.
-        """
+        """Image (C, H, W, D), float32, and label map, as `load_label` returns it."""
         return self._on_image(case, self.load_image(case, intensity), self.load_label(case))
 
     def load_target(self, case: Case, intensity: str = "raw") -> tuple[torch.Tensor, torch.Tensor]:
@@ -270,10 +246,8 @@ class VolumeFolder(SiteFolder):
         self, case: Case, image: torch.Tensor, label: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if image.shape[1:] != label.shape[1:]:
-            raise DataError(
-                f"the label map is {_by(label.shape[1:])}, its image {_by(image.shape[1:])}",
-                site=self.name,
-                path=_label(case),
+            raise self.error(
+                f"the label map is {_by(label.shape[1:])}, its image {_by(image.shape[1:])}", _label(case)
             )
         return image, label
 
@@ -283,8 +257,16 @@ class VolumeFolder(SiteFolder):
         Raises:
             DataError: naming site and file, where it cannot be read, and for labels outside the classes.
         """
+        return self.load_shown(case)[0]
+
+    def load_shown(self, case: Case) -> tuple[torch.Tensor, tuple[str, ...]]:
+        """Return `load_label`, and the classes that the case shows in full: none where a voxel is unknown."""
         label = self._label_or_unknown(case)
-        return label if self.annotation is None else label * (label != self.annotation.unknown)
+        if self.annotation is None:
+            return label, self.classes[1:]
+        known = label != self.annotation.unknown
+        chosen = self.annotated_set(case, [plain_name(name) for name in self.classes])
+        return label * known, tuple(compress(self.classes[1:], chosen[1:])) if bool(known.all()) else ()
 
     def _label_or_unknown(self, case: Case) -> torch.Tensor:
         """The class of each voxel, `Annotation.unknown` where nobody knows it, or without a label map."""
@@ -308,18 +290,13 @@ class VolumeFolder(SiteFolder):
         return None if affine is None else torch.as_tensor(affine)
 
     def placement(self, case: Case, image: torch.Tensor, preparation: Preparation) -> Placement | None:
-        """Compute the placement of an image, (C, X, Y, Z), of this site.
-
-        Raises:
-            DataError: naming site and file, when the file does not say what the plan needs to know.
-        """
+        """Compute the placement of an image, (C, X, Y, Z), whose file has to say what the plan needs."""
         try:
             return preparation.placement(image, self.affine(case))
         except ValueError as error:
-            raise DataError(
+            raise self.error(
                 f"{error}, and the plan has a spacing or an orientation",
-                site=self.name,
-                path=case.image,
+                case.image,
                 hint="Export it with its geometry, or use a plan without either.",
             ) from error
 
@@ -336,10 +313,9 @@ class VolumeFolder(SiteFolder):
         unknown = [value for value in found if value not in values]
         if unknown:
             shown = ", ".join(f"{value:g}" for value in unknown[:5])
-            raise DataError(
+            raise self.error(
                 f"holds the label values {shown}, dataset.json names {[*values]}",
-                site=self.name,
-                path=_label(case),
+                _label(case),
                 hint="Write label images without loss, as PNG." if is_lossy(_label(case)) else "",
             )
         if self.label_values:
@@ -347,11 +323,7 @@ class VolumeFolder(SiteFolder):
         return label.to(torch.uint8 if label_bits(len(values)) == 8 else torch.int32)
 
     def _annotated_map(self, case: Case, label: torch.Tensor, found: list[float]) -> torch.Tensor:
-        """The label map of a case that may have some classes alone, and unknown voxels.
-
-        Raises:
-            DataError: naming the file, for the value of a class that the case has not annotated.
-        """
+        """The label map of a case that may have some classes alone, and unknown voxels."""
         import torch
 
         assert self.annotation is not None
@@ -369,10 +341,10 @@ class VolumeFolder(SiteFolder):
                 what = f"the value {value:g}" + (
                     f", the class {names[int(value)]!r}" if value in names else ""
                 )
-                raise DataError(
-                    f"holds {what}, and annotated are {', '.join(case.annotated or self.classes[1:])}",
-                    site=self.name,
-                    path=_label(case),
+                listed = self.classes[1:] if case.annotated is None else case.annotated
+                raise self.error(
+                    f"holds {what}, and annotated are {', '.join(listed) or 'none'}",
+                    _label(case),
                     hint="Add the class to 'labelled' in dataset.json, of the site or of the case's row, if "
                     "all of it is outlined; otherwise give these voxels the background's value.",
                 )
@@ -381,17 +353,12 @@ class VolumeFolder(SiteFolder):
 
 
 def is_black_and_white(path: Path, found: Collection[float]) -> bool:
-    """Return whether a label image is a mask as drawing programs write it, in which 255 is the class 1.
-
-    Args:
-        path: of the label map; a volume is none.
-        found: its values.
-    """
+    """Return whether a label image is a mask as drawing programs write it, in which 255 is the class 1."""
     return is_photograph(path) and _WHITE in found and {*found} <= {0, _WHITE}
 
 
 def listed_sites(root: Path, data_set: str, names: Sequence[str]) -> list[SiteFolder]:
-    """The sites of a published data set that were prepared as folders with a ``dataset.json``."""
+    """The sites of a published data set, and no others, prepared as folders with a ``dataset.json``."""
     folders = sorted(path.parent for path in root.glob("*/dataset.json"))
     for folder in folders:
         if folder.name not in names:
@@ -415,13 +382,6 @@ def _header(site: str, path: Path) -> Header:
     try:
         return read_header(path)
     except Exception as error:  # nibabel raises its own, zlib's, OSError and ValueError
-        raise unreadable(site, path, error) from error
-
-
-def _load(site: str, path: Path, read: Callable[[Path], torch.Tensor]) -> torch.Tensor:
-    try:
-        return read(path)
-    except Exception as error:  # a damaged file fails anywhere between the reader and zlib
         raise unreadable(site, path, error) from error
 
 

@@ -9,8 +9,9 @@ from typing import Any
 from medfedaug.analysis.pilot import METHODS, Pilot
 from medfedaug.analysis.prospect import Prospect, make_prospect
 from medfedaug.config.run import RunConfig
+from medfedaug.data.base import SiteFolder
 from medfedaug.data.quality.image_fingerprint import SAMPLE, fingerprint_of
-from medfedaug.data.sites import SiteFolder, arrange, find_sites
+from medfedaug.data.sites import arrange, find_sites, unlabelled_sites
 from medfedaug.errors import ConfigError
 from medfedaug.experiments.axes import parse_axis
 from medfedaug.experiments.simulate import configure
@@ -93,6 +94,7 @@ def pilot_config(
         if len(axis.values) > 1:
             raise ConfigError(f"--set {axis.name}: give one value")
     given = {**small_settings(sites[0].task, network), **({"network": network} if network else {})}
+    given |= {"unlabelled_weight": 0.0} if unlabelled_sites(sites) else {}
     given |= {axis.name: axis.values[0] for axis in axes}
     if norm is not None:
         given["network_args"] = {**given.get("network_args", {}), "norm": norm}

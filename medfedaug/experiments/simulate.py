@@ -17,7 +17,7 @@ from medfedaug.config.machine import Machine
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import BY_PLAN, Execution, RunConfig, asked_settings, task_defaults
 from medfedaug.config.training_scripts import loop_reference
-from medfedaug.data.base import is_own_data
+from medfedaug.data.base import SiteFolder, is_own_data
 from medfedaug.data.benchmarks import OWN_DATA, is_federation, read_federation
 from medfedaug.data.quality.file_hashes import (
     check_made_with,
@@ -26,7 +26,7 @@ from medfedaug.data.quality.file_hashes import (
     fingerprint_sites,
 )
 from medfedaug.data.quality.intensity_scales import uneven_sites
-from medfedaug.data.sites import SiteFolder, arrange, check_voxels, federation_settings, find_sites
+from medfedaug.data.sites import arrange, check_voxels, federation_settings, find_sites
 from medfedaug.errors import ConfigError, RunFailed, first_line
 from medfedaug.experiments.engines import find_engine
 from medfedaug.federation import FederationServer
@@ -273,6 +273,8 @@ def _prepare(
     task = composition.task()
     for folder in sites:
         task.check_site(folder)
+        if folder.trains and folder.name not in config.holdout and config.unlabelled_weight:
+            composition.check_annotated(folder)
     initial = InitialWeights.read(init, composition.network.state_dict()) if init is not None else None
     config = replace(config, init=initial.digest if initial is not None else None)
     script = None

@@ -16,7 +16,8 @@ from traceback import format_exc
 from typing import Any
 
 from medfedaug.config.run import Execution, RunConfig, asked_settings
-from medfedaug.data.benchmarks import MARKER, find_benchmark, find_root, write_federation
+from medfedaug.data.benchmarks import find_benchmark, find_root, write_federation
+from medfedaug.data.folders import MARKER
 from medfedaug.errors import ConfigError, MedFedAugError, first_line
 from medfedaug.experiments.engines import find_engine
 from medfedaug.experiments.planned import PlannedRun
@@ -25,7 +26,8 @@ from medfedaug.experiments.simulate import check_device, simulate
 from medfedaug.experiments.workers import ThisProcess, Workers
 from medfedaug.federation.job_folder import RESULTS
 
-TABLES = ("table", "patients", "published", "cross_site")  # the files of `medfedaug.experiments.tables`
+# The files of `medfedaug.experiments.tables`.
+TABLES = ("table", "patients", "classes", "metrics", "published", "cross_site")
 
 # What the data and the machine decide.
 _FROM_ELSEWHERE = ("task", "classes", "in_channels", "channel_names")

@@ -19,6 +19,7 @@ from medfedaug.analysis import (
     summary_table,
     write_report,
 )
+from medfedaug.analysis.class_table import ClassTable, class_table
 from medfedaug.analysis.patient_table import PatientTable
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.config.run import RunConfig
@@ -224,7 +225,7 @@ def write_tables(
 
     Returns:
         The tables by name (``table``, ``metrics``, and if there is something to show ``patients``,
-        ``published`` and ``cross_site``), and the notes that the files have below each table.
+        ``classes``, ``published`` and ``cross_site``), and the notes that the files have below each table.
 
     Raises:
         ConfigError: when no run is finished.
@@ -233,12 +234,15 @@ def write_tables(
     out = Path(out)
     loaded, notes = _finished(runs, preset, out, failed)
     found = [run for _, run in loaded]
-    tables: dict[str, Table | PatientTable | MetricTable | PublishedTable | CrossSiteTable] = {
+    tables: dict[str, Table | PatientTable | ClassTable | MetricTable | PublishedTable | CrossSiteTable] = {
         "table": summary_table(found)
     }
     patients = patient_table(found)
     if patients.rows:
         tables["patients"] = patients
+    by_class = class_table(found)
+    if by_class.rows:
+        tables["classes"] = by_class
     tables["metrics"] = metric_table(found)
     published = _published(loaded, preset)
     if published.rows:

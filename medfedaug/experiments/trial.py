@@ -9,6 +9,7 @@ from statistics import fmean
 from medfedaug.analysis.gain_record import find_record
 from medfedaug.analysis.inspection_page import foreign_sites
 from medfedaug.analysis.score_table import Row, Table
+from medfedaug.analysis.text_table import TextTable
 from medfedaug.data.quality.inspection import SiteInspection
 from medfedaug.metrics.registry import find_metric
 from medfedaug.runs.run import BASELINE
@@ -17,6 +18,8 @@ ALONE = "single"
 _PERSONAL = "ditto"
 """A model for each site, the remedy that gained over plain averaging most often of the recorded ones."""
 _LACKING = "condist"
+WITHOUT_OUTLINES = ("condist", "teacher")
+"""Methods that learn from sites without outlines."""
 _STAY = "Stay alone, as it looks now"
 _MOST_SITES = 6
 
@@ -44,7 +47,7 @@ def suggest(found: Sequence[SiteInspection]) -> Suggestion:
     reason = f"{_PERSONAL} gained over fedavg in {gained} of {number} trainings on record"
     if foreign_sites(found):
         reason += "; images may lie far from 0 under other sites' statistics, where fedrdn fell below norm"
-    if any(site.annotated is not None for site in found):
+    if any(site.annotated for site in found):
         reason += f"; sites have annotated different classes, which {_LACKING} teaches those that lack some"
         return Suggestion((_PERSONAL, _LACKING), reason)
     return Suggestion((_PERSONAL,), reason)
@@ -89,6 +92,40 @@ def recommend(scores: Table, rising: int | None = None) -> list[str]:
         "`medfedaug benchmark` with five seeds, folds and the rounds that you need gives one."
     )
     return sentences
+
+
+def taken_in(scores: TextTable | None, without: Table, names: Sequence[str]) -> list[str]:
+    """Say what training with sites that have no outlines brings the others.
+
+    Args:
+        scores: of trainings with all sites.
+        without: of trainings without these sites.
+        names: of these sites.
+
+    Returns:
+        A sentence; none without scores of the others.
+    """
+    others = [site for site in without.sites if site not in names]
+    if not isinstance(scores, Table) or not others:
+        return []
+    means = [
+        {
+            row.label: fmean(known)
+            for row in table.rows
+            if len(known := [one for site in others if (one := row.sites[site].mean) is not None])
+            == len(others)
+        }
+        for table in (scores, without)
+    ]
+    if not all(means):
+        return []
+    metric = find_metric(scores.metric)
+    best = [(max if metric.higher_is_better else min)(one, key=one.__getitem__) for one in means]
+    return [
+        f"With the images of {', '.join(names)}, which has no outlines: {metric.in_text} "
+        f"{means[0][best[0]]:.3f} with {best[0]} at the other sites, against {means[1][best[1]]:.3f} with "
+        f"{best[1]} without them."
+    ]
 
 
 def _by_site(rows: Mapping[str, Row], sign: int, metric: str) -> list[str]:

@@ -216,7 +216,8 @@ class Composition:
                 "no training case has anything annotated, and the run's methods learn from labels alone",
                 site=site.name,
                 path=site.path / site.listing,
-                hint=f"Add condist or teacher to --methods, or hold the site out: --holdout {site.name}.",
+                hint=f"Add condist or teacher to --methods, hold the site out: --holdout {site.name}, or "
+                "leave out all such cases: --unlabelled-weight 0.",
             )
 
     def check_apart(self, who: str) -> None:

@@ -166,13 +166,7 @@ class SitesInProcess(Carrier):
 
 
 class InProcessCarrier(SitesInProcess):
-    """The carrier of a federation, which saves its state.
-
-    Args:
-        server: the server.
-        trainers: the sites' trainers, by name.
-        saving: keeps the state after a round.
-    """
+    """The carrier of a federation, which saves its state."""
 
     travels = True
     """Flag: values travel between the sites."""

@@ -63,7 +63,8 @@ def check_unchanged(path: Path, record: Mapping[str, Any]) -> None:
         found = sha256(path) if path.exists() else None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-    if found == expected or (expected is None and not _is_exchange(path)):
+    exchanges = {exchange_file(Path(model)).name for model in (GLOBAL_MODEL, FINAL_MODEL)}
+    if found == expected or (expected is None and path.name not in exchanges):
         return
     if found is None:
         what = "is not there, and the run wrote one"
@@ -73,10 +74,6 @@ def check_unchanged(path: Path, record: Mapping[str, Any]) -> None:
         f"{path}: {what} ({HASHES} in {RESULTS}): damaged, changed or mixed up. Put the original back; if "
         f"the change is meant, correct or remove {path.name} under {HASHES} in {RESULTS}"
     )
-
-
-def _is_exchange(path: Path) -> bool:
-    return path.name in [exchange_file(Path(model)).name for model in (GLOBAL_MODEL, FINAL_MODEL)]
 
 
 def exchange_file(model: Path) -> Path:

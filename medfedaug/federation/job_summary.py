@@ -11,6 +11,7 @@ from medfedaug.config.run import RunConfig
 from medfedaug.errors import MedFedAugError
 from medfedaug.metrics.convergence import ATTEMPTS
 from medfedaug.privacy.job_log import JobBook, JobEntry
+from medfedaug.utils.printable import counted
 
 if TYPE_CHECKING:
     from medfedaug.methods.base import ServerExchange
@@ -95,37 +96,35 @@ def summary(entry: JobEntry) -> list[str]:
         ]
     if config.prospect:
         return [*lines, *_prospect(config), *_changed(config)]
-    lines += ["  once: the numbers of cases, and how images are scaled"]
-    lines += [
-        "  once: the names of the classes that this site has annotated, where its dataset.json says that "
-        "these may not be all (labelled)"
-    ]
-    lines += [
+    times = "once" if config.rounds == 1 else f"{config.rounds} times"
+    entries = counted(len(server.acceptance.model.shapes), "entry", "entries")
+    return [
+        *lines,
+        "  once: the numbers of cases, and how images are scaled",
+        "  once: the names of the classes that this site has annotated for training, where its dataset.json "
+        "says that these may not be all (labelled)",
         "  once: the edges of the training volumes' voxels, as 10 %, 50 % and 90 % quantiles of two digits, "
-        "where this kit's privacy policy allows a summary of them (min_images, no noise)"
-    ]
-    lines += [
+        "where this kit's privacy policy allows a summary of them (min_images, no noise)",
         "  once: the numbers of patients and studies, where this kit's privacy policy lets them out, and the "
-        "site's description of itself for the model card (site-config --describe); by default none"
-    ]
-    lines += [f"  once: {line}" for line in _exchanged(server.aggregation.once)]
-    if config.secure_aggregation:
-        lines += ["  under secure aggregation: of weights and statistics the server learns sums alone"]
-    lines += [
-        f"  {config.rounds} times: the weights that training changes, {sent:.4g} MB, of "
-        f"{len(server.acceptance.model.shapes)} entries",
-        f"  {config.rounds} times: number of samples, validation score, whole seconds; a training loss where "
-        "this kit's settings let it out (--losses)",
-    ]
-    lines += [f"  {config.rounds} times: {line}" for line in _exchanged(server.aggregation.every_round)]
-    lines += ["  once, at the end: the scores of the test cases"]
-    lines += ["", "What leaves it in a job of these settings that scores finished models and trains none"]
-    lines += [
+        "site's description of itself for the model card (site-config --describe); by default none",
+        *(f"  once: {line}" for line in _exchanged(server.aggregation.once)),
+        *(
+            ["  under secure aggregation: of weights and statistics the server learns sums alone"]
+            if config.secure_aggregation
+            else []
+        ),
+        f"  {times}: the weights that training changes, {sent:.4g} MB, of {entries}",
+        f"  {times}: number of samples, validation score, whole seconds; a training loss where this kit's "
+        "settings let it out (--losses)",
+        *(f"  {times}: {line}" for line in _exchanged(server.aggregation.every_round)),
+        "  once, at the end: the scores of the test cases",
+        "",
+        "What leaves it in a job of these settings that scores finished models and trains none",
         "  the scores of each model, and their differences, as far as this kit's settings allow (--scores)",
         "  models that this site trained for itself, if this kit's settings allow it (--lend-models)",
         "  An approval is for both kinds of job.",
+        *_changed(config),
     ]
-    return [*lines, *_changed(config)]
 
 
 def _changed(config: RunConfig) -> list[str]:
@@ -136,9 +135,7 @@ def _changed(config: RunConfig) -> list[str]:
 def changed_settings(config: RunConfig) -> list[str]:
     """A line for each setting of a job that is not the default."""
     usual = type(config)().to_dict()
-    return [
-        f"{name}: {json.dumps(value)}" for name, value in config.to_dict().items() if value != usual[name]
-    ]
+    return [f"{name}: {json.dumps(v)}" for name, v in config.to_dict().items() if v != usual[name]]
 
 
 def _prospect(config: RunConfig) -> list[str]:
@@ -158,23 +155,26 @@ def _prospect(config: RunConfig) -> list[str]:
         "are tested; 0 where this kit's privacy policy keeps them back",
         "  once: manufacturers and models of the site's scanners, where this kit's privacy policy names them "
         "(site-config --name-scanner); by default none",
-        "  All sites of the job are told the fingerprints, and the scanners, of all.",
+        "  once: the names of the classes that all training cases of this site show, where its dataset.json "
+        "says that these may not be all (labelled)",
+        "  All sites of the job are told the fingerprints, the scanners and these classes of all.",
     ]
 
 
 def _runs(config: RunConfig) -> list[str]:
-    steps = f"{config.local_steps} steps" if config.local_steps else f"{config.local_epochs} epochs"
+    local, unit = (config.local_steps, "step") if config.local_steps else (config.local_epochs, "epoch")
     methods = [
         method["name"] + (f" {json.dumps(method['args'])}" if method.get("args") else "")
         for method in config.methods
     ]
     return [
-        f"{config.task} of {_quoted(config.classes)}, with {config.in_channels} channels",
+        f"{config.task} of {_quoted(config.classes)}, with {counted(config.in_channels, 'channel')}",
         f"network: {config.network}" + (" (a Bundle, which is code of this site)" if config.bundle else ""),
         *([f"training loop: {config.loop}, CODE THAT SEES THE IMAGES"] if config.loop else []),
         f"methods: {', '.join(methods)}",
         *(_before_training(config) if config.prospect else []),
-        f"training: {config.rounds} rounds of {steps}, {config.batch_size} samples a step",
+        f"training: {counted(config.rounds, 'round')} of {counted(local, unit)}, "
+        f"{counted(config.batch_size, 'sample')} a step",
         f"cases: {'all' if config.limit is None else f'at most {config.limit} of each split'}",
     ]
 

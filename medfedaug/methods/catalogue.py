@@ -57,6 +57,7 @@ from medfedaug.methods.randaugment import RandAugment as RandAugment
 from medfedaug.methods.randconv import RandConv as RandConv
 from medfedaug.methods.rsc import RSC as RSC
 from medfedaug.methods.scaffold import Scaffold as Scaffold
+from medfedaug.methods.selfreg import SelfReg as SelfReg
 from medfedaug.methods.silobn import SiloBN as SiloBN
 from medfedaug.methods.single import Single as Single
 from medfedaug.methods.teacher import Teacher as Teacher

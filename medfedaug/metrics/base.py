@@ -42,7 +42,7 @@ _PEOPLE = ("Dice", "Jaccard", "Hausdorff")
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
 # Entries beside the metrics, in a site's scores or in those of a class.
 _TAKEN = re.compile(
-    r"cases|case_metrics|classes|missed|undivided|note|patients|scored_cases|seconds|unit|against|.*_(low|high)"
+    r"cases|case_metrics|case_classes|classes|missed|undivided|note|patients|scored_cases|seconds|unit|against|.*_(low|high)"
 )
 
 

@@ -67,10 +67,6 @@ class ClassifiedImages:
 def image_scores(images: ClassifiedImages, metrics: Sequence[str]) -> dict[str, Any]:
     """Score the images of a site.
 
-    Args:
-        images: all of them.
-        metrics: names in `medfedaug.metrics.registry.METRICS`, of which the first has scores by case.
-
     Returns:
         See `medfedaug.tasks.base.Task.evaluate`; by class, the ends of the 95% intervals too.
     """

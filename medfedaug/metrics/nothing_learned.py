@@ -18,9 +18,6 @@ REMEDIES = (
 def nothing_learned_in(test: Mapping[str, Any]) -> str:
     """Explain why the scores of a model show that it learned nothing.
 
-    Args:
-        test: the ``test`` of a ``results.json``.
-
     Returns:
         The reason: every score is 0 where that shows it (`medfedaug.metrics.base.Metric.zero_is_nothing`);
         every case with a score is undivided (`medfedaug.metrics.segmentation.LabelMaps.undivided`), which

@@ -172,6 +172,7 @@ class LabelMapScores:
         }
         self.missed = dict.fromkeys(self.classes[1:], 0)
         self.annotated: set[str] = set()
+        self.partial = False
         self.undivided = 0
         self.units: set[str] = set()
         self.owners: list[Hashable] = []
@@ -197,6 +198,7 @@ class LabelMapScores:
         """
         chosen = self.classes[1:] if annotated is None else compress(self.classes[1:], annotated)
         self.annotated.update(chosen)
+        self.partial |= annotated is not None
         maps = LabelMaps(predicted, label, self.classes, affine, self.tolerance)
         self.owners.append(owner or case)
         self.units.add(maps.unit)
@@ -237,6 +239,19 @@ class LabelMapScores:
             },
             "cases": self.cases[first],
             "case_metrics": {name: scores for name, scores in self.cases.items() if name != first},
+            **({"case_classes": self._case_classes(first)} if self.partial else {}),
+        }
+
+    def _case_classes(self, metric: str) -> dict[str, dict[str, float]]:
+        """By class the score of each case that has it: where sites differ in these, each is judged alone."""
+        return {
+            label: {
+                case: score
+                for case, score in zip(self.cases[metric], self.by_class[label].get(metric, ()), strict=False)
+                if score is not None
+            }
+            for label in self.by_class
+            if label in self.annotated
         }
 
     def _of_class(self, label: str, lengths: set[str]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from annotated_types import MinLen
 from medfedaug.config.options import Settings, setting, settings
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import JobRefused, withheld
+from medfedaug.utils.printable import counted
 
 if TYPE_CHECKING:
     import torch
@@ -158,7 +159,7 @@ min_batch_size is 4
         """
         patients, cases = len(per_patient), sum(per_patient)
         if patients < self.min_cases:
-            of = f" of {patients} patient{'s' * (patients != 1)}" if patients < cases else ""
+            of = f" of {counted(patients, 'patient')}" if patients < cases else ""
             _refuse(site, f"{cases} cases{of} would train", f"min_cases is {self.min_cases}")
 
     def check_model(self, site: str, megabytes: float) -> None:

@@ -126,7 +126,7 @@ class Pseudonyms:
                 numbers: dict[Any, int] = {}
                 own = self._renamed(value).items()
                 renamed[key] = {case: numbers.setdefault(number, len(numbers)) for case, number in own}
-            elif key == "case_metrics":
+            elif key in ("case_metrics", "case_classes"):
                 renamed[key] = {name: self._renamed(cases) for name, cases in value.items()}
             else:
                 renamed[key] = self.scores(value)

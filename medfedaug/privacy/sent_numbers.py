@@ -20,6 +20,7 @@ _OF_SCORES = (
     METRIC,
     "cases",
     "case_metrics",
+    "case_classes",
     "classes",
     "missed",
     "undivided",
@@ -32,7 +33,10 @@ _OF_NOISE = ("privacy/epsilon", "privacy/delta", "privacy/weights", "privacy/sco
 
 SENT: Mapping[str, tuple[str, ...]] = {
     "fingerprint": _OF_NOISE,
-    "prospect": ("cases", "looked_at", "patients", "test_patients", "scanners", "noise", *_OF_NOISE),
+    "prospect": (
+        *("cases", "looked_at", "patients", "test_patients", "scanners", "annotated", "noise"),
+        *_OF_NOISE,
+    ),
     "prepare": ("cases", "input", "spacing", DESCRIPTION, *_OF_NOISE),
     "train": (f"val_{METRIC}", "val_note", "train_loss", "seconds", *_OF_NOISE),
     "validate": _OF_SCORES,

@@ -8,14 +8,15 @@ from typing import Any
 
 from medfedaug.data.dataset_json import LABELLED
 from medfedaug.metrics.registry import find_metric
+from medfedaug.runs.run import Run
 
 OWN, BORROWED, UNKNOWN = "own", "borrowed", "unknown"
-"""A class at a site: annotated there; learned from other sites alone; annotated nowhere."""
+"""A class at a site: annotated there for training; learned from other sites alone; annotated nowhere."""
 
 
 @dataclass(frozen=True)
 class Annotated:
-    """Classes that the sites of a run have annotated, and how well they are found where they are.
+    """Classes that the sites of a run have annotated for training, and how well they are found.
 
     Args:
         classes: of the run, without the background.
@@ -39,32 +40,51 @@ class Annotated:
             tuple(record["config"].get("classes", ())[1:]),
             record.get(LABELLED) or {},
             tuple(record.get("sites", {})),
-            test.get("sites", {}),
+            {**test.get("unseen", {}), **test.get("sites", {})},
             next(iter(test.get("mean", {})), "dice"),
         )
 
+    @classmethod
+    def of_run(cls, run: Run) -> Annotated:
+        """Read a run for `kind` alone."""
+        classes, known = run.config.get("classes") or (), run.context.get(LABELLED) or {}
+        return cls(tuple(classes[1:]), known, tuple(run.sites), {}, run.metric)
+
     def kind(self, site: str, name: str) -> str:
-        """Return `OWN`, `BORROWED` or `UNKNOWN`; any other site, such as an unseen one, has borrowed all."""
+        """Return `OWN`, `BORROWED` or `UNKNOWN`; any other site, such as an unseen one, has borrowed all.
+
+        Where every site has annotated every class, all are `OWN`, also at unseen sites.
+        """
+        if not self.sites:
+            return OWN
         at = [other for other in self.trained if name in self.sites.get(other, self.classes)]
         return OWN if site in at else BORROWED if at else UNKNOWN
 
     def sentence(self, site: str, name: str) -> str:
         """Say where the scores of a class come from, for a site that has not annotated it; else empty."""
-        if not self.sites or self.kind(site, name) == OWN:
+        if self.kind(site, name) == OWN:
             return ""
-        where = f"at site {site}" if site in self.trained else "at this site"
-        if self.kind(site, name) == UNKNOWN:
-            return f"{name} was outlined at no site: nobody knows how well it is found"
-        scores = [entry.get("classes", {}).get(name, {}).get(self.metric) for entry in self.test.values()]
-        known = [score for score in scores if score is not None]
         title = find_metric(self.metric).title
+        scores = {
+            other: score
+            for other, entry in self.test.items()
+            if (score := entry.get("classes", {}).get(name, {}).get(self.metric)) is not None
+        }
+        if self.kind(site, name) == UNKNOWN:
+            known = f"; {title} in test cases {_range(scores)}" if scores else ""
+            return f"{name} was outlined at no site: nobody knows how well it is found{known}"
+        where = f"at site {site}" if site in self.trained else "at this site"
+        if site in scores:
+            return f"{name} was never outlined {where} for training: its {title} there is {scores[site]:.2f}"
         found = (
-            f"its {title} is of other sites, {min(known):.2f} to {max(known):.2f}"
-            if known
-            else (f"no site has a {title} of it")
+            f"its {title} is of other sites, {_range(scores)}" if scores else f"no site has a {title} of it"
         )
         return f"{name} was never outlined {where}: {found}"
 
     def sentences(self, site: str) -> dict[str, str]:
         """Return `sentence` of each class that has one."""
         return {name: text for name in self.classes if (text := self.sentence(site, name))}
+
+
+def _range(scores: Mapping[str, float]) -> str:
+    return f"{min(scores.values()):.2f} to {max(scores.values()):.2f}"

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from medfedaug.data.sites import find_sites, is_federation, is_site
+from medfedaug.data.benchmarks import is_federation
+from medfedaug.data.folders import is_site
+from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.metrics.registry import over_sites

@@ -30,6 +30,7 @@ from medfedaug.models.tensor_files import load_tensors
 from medfedaug.privacy.site_settings import STATE_VARIABLE, SiteSettings
 from medfedaug.runs.recorded_run import RecordedRun
 from medfedaug.statistics import ChannelStatistics
+from medfedaug.utils.validation import first_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -278,11 +279,11 @@ def _check_weights(path: Path, weights: Mapping[str, Tensor], composition: Compo
     if missing:
         raise ConfigError(
             f"{path}: lacks {len(missing)} of the {len(composition.shared)} entries that its run's network "
-            f"shares: {_some(missing)}"
+            f"shares: {first_of(missing)}"
         )
     strange = [key for key in weights if key not in expected]
     if strange:
-        raise ConfigError(f"{path}: its run's network has no entries {_some(strange)}")
+        raise ConfigError(f"{path}: its run's network has no entries {first_of(strange)}")
     for key, value in weights.items():
         if value.shape != expected[key].shape:
             raise ConfigError(
@@ -295,11 +296,7 @@ def _check_weights(path: Path, weights: Mapping[str, Tensor], composition: Compo
 def _check_finite(path: Path, values: Mapping[str, Tensor]) -> None:
     spoilt = [key for key, value in values.items() if not torch.isfinite(value).all()]
     if spoilt:
-        raise ConfigError(f"{path}: NaN or infinite values in {len(spoilt)} entries: {_some(spoilt)}")
-
-
-def _some(keys: list[str]) -> str:
-    return ", ".join(keys[:3]) + (", ..." if len(keys) > 3 else "")
+        raise ConfigError(f"{path}: NaN or infinite values in {len(spoilt)} entries: {first_of(spoilt)}")
 
 
 def _machine() -> Machine:

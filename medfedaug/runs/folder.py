@@ -108,12 +108,7 @@ def remove_results(out: Path) -> None:
 
 
 def remove_state(state: Path, *, server_only: bool = False) -> None:
-    """Delete what server and sites keep, or the server's part alone; what somebody else put there stays.
-
-    Args:
-        state: the folder of it.
-        server_only: leave the sites' layers, which are a part of the trained model.
-    """
+    """Delete what server and sites keep, or the server's part alone; what somebody else put there stays."""
     folder = server_checkpoint(state).parent.name if server_only else "*"
     files = [path for path in state.glob(f"{folder}/*") if _is_checkpoint(path)]
     data = server_checkpoint(state).with_name(_DATA)
@@ -193,13 +188,7 @@ def only_process(out: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(file: Path, taken: str, timeout: float = 0) -> Iterator[None]:
-    """Hold the lock of a file. The system lets go of it when a process dies, however that happens.
-
-    Args:
-        file: the lock's, in a folder that is there.
-        taken: what to say where another process has it.
-        timeout: seconds to wait for it.
-    """
+    """Hold the lock of a file. The system lets go of it when a process dies, however that happens."""
     lock = FileLock(file)
     try:
         lock.acquire(timeout=timeout)

@@ -217,19 +217,24 @@ def _scores(check: _Checker, entries: _Entries, mean: dict[str, Any]) -> dict[tu
                 place = f"{where}.case_metrics.{metric}"
                 cases = check.get(entry, "case_metrics", dict, where, default={}).get(metric)
             if isinstance(cases, dict):
-                total.cases[site] = {
-                    case: check.score(value, f"{place}.{case}") for case, value in cases.items()
-                }
+                total.cases[site] = _case_scores(check, cases, place)
             for label, scores in check.get(entry, "classes", dict, where, default={}).items():
                 check.kind(scores, dict, f"{where}.classes.{label}")
                 if metric in scores:
                     own = found.setdefault((metric, label), Scores({}, {}, None))
                     value = check.score(scores[metric], f"{where}.classes.{label}.{metric}")
                     getattr(own, group)[site] = value
+                    of_cases = check.get(entry, "case_classes", dict, where, default={}).get(label, {})
+                    if metric == first and isinstance(of_cases, dict):
+                        own.cases[site] = _case_scores(check, of_cases, f"{where}.case_classes.{label}")
     return {
         (metric, label): replace(own, mean=mean_score(own.sites.values())) if label else own
         for (metric, label), own in found.items()
     }
+
+
+def _case_scores(check: _Checker, cases: dict[str, Any], where: str) -> dict[str, float | None]:
+    return {case: check.score(value, f"{where}.{case}") for case, value in cases.items()}
 
 
 def _patients(check: _Checker, entry: dict[str, Any], where: str) -> dict[str, int]:

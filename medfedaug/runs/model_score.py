@@ -9,6 +9,7 @@ from typing import Any
 
 from medfedaug.metrics.nothing_learned import nothing_learned_in
 from medfedaug.metrics.registry import find_metric
+from medfedaug.utils.printable import counted
 
 LOW_DICE = 0.5
 """A test Dice below this is a reason to warn: less than half of outline and reference overlap."""
@@ -67,7 +68,7 @@ class _Tested:
         title = find_metric(metric).title
         own = site if site in scores else ""
         value = scores[site] if own else fmean(scores.values())
-        mean = f"mean of {len(scores)} site{'s' * (len(scores) > 1)}, lowest {min(scores.values()):.2f}"
+        mean = f"mean of {counted(len(scores), 'site')}, lowest {min(scores.values()):.2f}"
         text = f"test {title} {value:.2f} ({f'at {site}' if own else mean})"
         return cls(value, text, _warning(test, metric, value, [entries[own]] if own else [*entries.values()]))
 

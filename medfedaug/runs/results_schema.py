@@ -87,6 +87,7 @@ _SCORES = entries(
     {
         "cases": map_of(score),
         "case_metrics": map_of(map_of(score)),
+        "case_classes": map_of(map_of(score)),
         "classes": map_of(map_of(score)),
         "patients": map_of(count),
         "scored_cases": count,

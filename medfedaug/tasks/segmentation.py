@@ -151,7 +151,8 @@ class SegmentationTask(Task):
         found: dict[str, Tensor] = {Keys.IMAGE: images.contiguous(), Keys.LABEL: labels.contiguous()}
         found.update(self.preparation.of_whole(seen))
         if self.plan.patch_size is not None:
-            found["centres"] = patch_centres(self._classes_of(labels))
+            known = None if self.annotation is None else self.annotation.decode(labels).known
+            found["centres"] = patch_centres(self._classes_of(labels), known)
         return found
 
     def _classes_of(self, labels: Tensor) -> Tensor:

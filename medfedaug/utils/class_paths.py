@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -36,7 +37,8 @@ def public_class(namespace: ModuleType, path: str, what: str) -> type[nn.Module]
     return found
 
 
-def constructor_parameters(cls: Any) -> dict[str, inspect.Parameter]:
+@lru_cache(maxsize=256)  # a loss is built whenever a site or a server puts its task together
+def constructor_parameters(cls: Any) -> Mapping[str, inspect.Parameter]:
     """The parameters of a constructor, and those that it passes on to its base classes."""
     if not inspect.isclass(cls):
         return _named(cls)

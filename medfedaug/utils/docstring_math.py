@@ -41,9 +41,6 @@ _WHOLE = re.compile(
 def formula_text(latex: str) -> str:
     r"""A formula as a line of text. Commands that are not known stay as they are.
 
-    Args:
-        latex: in LaTeX, without the dollar signs.
-
     Example:
         >>> formula_text(r"\hat x = \gamma\,\frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta_1")
         'x̂ = γ (x − μ)/√(σ² + ε) + β₁'

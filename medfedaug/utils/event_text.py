@@ -124,7 +124,7 @@ class Teller:
         return [f"{event['site']}: has no channel {event['channels']}; it is 0 there"]
 
     def _labelled(self, event: Mapping[str, Any]) -> list[str]:
-        return [f"{event['site']}: has annotated {event['classes'] or 'nothing'}"]
+        return [f"{event['site']}: has annotated for training {event['classes'] or 'nothing'}"]
 
     def _init(self, event: Mapping[str, Any]) -> list[str]:
         lines = [f"{event['loaded']} of {event['of']} entries of the network from {event['file']}"]

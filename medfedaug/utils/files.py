@@ -163,6 +163,11 @@ def sha256(path: str | os.PathLike[str]) -> str:
     return digest.hexdigest()
 
 
+def write_text(path: str | os.PathLike[str], text: str, *, private: bool = False) -> None:
+    """Write a text in UTF-8, as `write_atomic` does."""
+    write_atomic(path, lambda file: file.write(text.encode("utf-8", "replace")), private=private)
+
+
 def write_json(path: str | os.PathLike[str], content: Any, *, private: bool = False) -> None:
     """Write indented JSON, as `write_atomic` does.
 
@@ -170,8 +175,7 @@ def write_json(path: str | os.PathLike[str], content: Any, *, private: bool = Fa
         ValueError: for NaN and infinity, which are not JSON.
         StorageError: when the file cannot be written.
     """
-    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
-    write_atomic(path, lambda file: file.write(text.encode()), private=private)
+    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n", private=private)
 
 
 def parse_json(text: str) -> Any:
@@ -225,15 +229,7 @@ def write_versioned(
     *,
     private: bool = False,
 ) -> None:
-    """Write a JSON file that says what it is, for `parse_versioned`.
-
-    Args:
-        path: the file; an existing one is replaced.
-        kind: what it holds, for instance ``"statistics"``.
-        version: of the format.
-        content: the other entries.
-        private: see `write_atomic`.
-    """
+    """Write a JSON file that says what it is, for `parse_versioned`."""
     write_json(path, {**version_mark(kind, version), **content}, private=private)
 
 

@@ -31,6 +31,15 @@ _BLANK = re.compile(
 _INDENT = "    "
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "round"), counted(2, "entry", "entries")
+    ('1 round', '2 entries')
+    """
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
+
+
 def printable(text: object) -> str:
     r"""Return a text as one line in which every character can be seen.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -30,6 +30,16 @@ def number_or_none(value: Any) -> float | None:
     return float(value) if is_number(value) else None
 
 
+def first_of(names: Sequence[str], most: int = 3) -> str:
+    """Return the first of some names for a message.
+
+    Example:
+        >>> first_of("abc"), first_of("abcd")
+        ('a, b, c', 'a, b, c, ...')
+    """
+    return ", ".join([*names[:most], *(["..."] if len(names) > most else [])])
+
+
 def not_known(name: Any, choices: Iterable[str]) -> str:
     """The end of a message about a name that is not known: what may be meant, and what there is.
 
@@ -51,10 +61,6 @@ def not_known(name: Any, choices: Iterable[str]) -> str:
 
 def split_names(what: str, text: str) -> list[str]:
     """Return the names in a text, which commas separate.
-
-    Args:
-        what: the kind of the names, for the message.
-        text: the names; empty ones are left out.
 
     Example:
         >>> split_names("methods", "fedrdn, fedfa")

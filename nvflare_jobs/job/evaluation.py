@@ -42,9 +42,6 @@ class EvaluationController(ProtocolController):
         cross_site: see `medfedaug.federation.server.evaluation.Evaluation`.
         execution: `medfedaug.config.run.Execution` as a dictionary.
         task_check_period: seconds between two checks whether all sites have answered.
-
-    Raises:
-        ConfigError: when a configuration is not valid.
     """
 
     def __init__(
@@ -84,9 +81,6 @@ class EvaluationExecutor(AnsweringExecutor):
     Args:
         runs: for each run its settings, by its name in the evaluation.
         threads: CPU threads, at most the number of the site's cores; 0 leaves PyTorch's choice.
-
-    Raises:
-        ConfigError: when a configuration is not valid.
     """
 
     def __init__(self, runs: dict[str, Any], threads: int = 0) -> None:
@@ -119,9 +113,6 @@ class EvaluationRecipe(Recipe):
         min_clients: the number of connected sites that NVFlare needs to start the job.
         task_request_interval: seconds after which an idle site asks for work again.
         execution: see `medfedaug.config.run.Execution`.
-
-    Raises:
-        ConfigError: when the runs do not go together.
     """
 
     def __init__(

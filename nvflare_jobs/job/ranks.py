@@ -145,9 +145,6 @@ class Ranks:
         script: the training script.
         desk: of rank 0.
         settings: of the site.
-
-    Raises:
-        MedFedAugError: when another rank ends before the script is started.
     """
 
     def __init__(self, script: Path, desk: Desk, settings: SiteSettings) -> None:

@@ -40,11 +40,7 @@ READY_JOBS: dict[str, dict[str, Any]] = {
 
 
 def write_ready_jobs(folder: str | Path) -> list[Path]:
-    """Write the jobs of `READY_JOBS`, replacing existing ones.
-
-    Returns:
-        The jobs' folders.
-    """
+    """Write the jobs of `READY_JOBS`, replacing existing ones."""
     written = []
     for name, options in READY_JOBS.items():
         methods = parse_methods(options["methods"])

@@ -78,13 +78,7 @@ def lacking(allowed: Sequence[str], server: bool) -> list[str]:
 
 
 def wanted(allowed: Sequence[str], server: bool, only: bool) -> list[str]:
-    """The list as it should be.
-
-    Args:
-        allowed: the current list.
-        server: whether the kit is the server's.
-        only: whether to remove entries that no job of this package needs.
-    """
+    """The list as it should be."""
     if only:
         return list(needed_classes(server))
     old = outdated(allowed, server)

@@ -10,7 +10,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,11 @@ from medfedaug._version import __version__
 from medfedaug.config.bundle_reference import AllowedBundle, short_hash
 from medfedaug.config.scanners import scanners_text
 from medfedaug.config.training_scripts import find_loop
-from medfedaug.data.base import SPLITS
+from medfedaug.data.base import SPLITS, SiteFolder
 from medfedaug.data.benchmarks import BENCHMARKS
 from medfedaug.data.io.formats import BUILT_IN_SUFFIXES, plugin_format
 from medfedaug.data.quality.intensity_scales import find_uneven_scales
-from medfedaug.data.sites import SiteFolder, open_site
+from medfedaug.data.sites import open_site
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, JobRefused, MedFedAugError, MedFedAugWarning
 from medfedaug.federation.messages.run_definition import bundle_run_settings
@@ -55,7 +55,7 @@ from medfedaug.nvflare_jobs.kit.kit_checks import (
     check_storage,
 )
 from medfedaug.nvflare_jobs.kit.kit_status import LEAST_DISK
-from medfedaug.nvflare_jobs.kit.startup import Finding, check_connection, check_startup
+from medfedaug.nvflare_jobs.kit.startup import Check, check_connection, check_startup
 from medfedaug.privacy import JobRules, PrivacyLedger
 from medfedaug.privacy.account_mark import check_account
 from medfedaug.privacy.accountant import require_opacus
@@ -72,23 +72,6 @@ _LABEL_TIME = 30.0
 
 _OLD = 90
 """Days after which leftovers of jobs are worth a word."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """Result of one check.
-
-    Args:
-        name: what.
-        ok: whether it is as it should be; ``None`` where a site can do without.
-        found: what was found, in a few words.
-        advice: what to do about it, empty where nothing is to be done.
-    """
-
-    name: str
-    ok: bool | None
-    found: str
-    advice: str = ""
 
 
 def examine(
@@ -110,11 +93,10 @@ def examine(
     opened = open_kit(kit) if kit is not None else None
     checks = list(_versions())
     if opened is not None:
-        found = [*check_startup(opened.path), *(check_connection(opened.path) if connect else ())]
-        checks += map(_check, found)
+        checks += check_startup(opened.path)
+        checks += check_connection(opened.path) if connect else ()
         checks += _kit_files(opened)
-        checks += map(_check, (*check_files(opened), check_modes(opened), *check_storage(opened)))
-        checks.append(_check(check_process(opened)))
+        checks += [*check_files(opened), check_modes(opened), *check_storage(opened), check_process(opened)]
     else:
         checks.append(Check("kit", None, "not looked at", "Name it with --kit."))
     try:
@@ -125,7 +107,7 @@ def examine(
     checks += [_bundle(bundle) for bundle in settings.bundles.values()]
     if opened is not None and opened.server:
         return [*checks, _disk("disk", opened.path), _used(opened)]
-    checks += map(_check, check_extras())
+    checks += check_extras()
     checks.append(_device(settings.device))
     rules = settings.jobs if opened is not None else None
     folder = Path(data) if data else settings.data
@@ -140,10 +122,6 @@ def examine(
     if opened is not None:
         checks.append(_used(opened))
     return [*checks, _prepared(settings)]
-
-
-def _check(finding: Finding) -> Check:
-    return Check(finding.name, finding.ok, finding.found, finding.advice)
 
 
 def _versions() -> Iterator[Check]:

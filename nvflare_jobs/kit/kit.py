@@ -11,16 +11,15 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from medfedaug.config.options import to_json
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.nvflare_jobs.kit import allowed
 from medfedaug.privacy import JOBS_FOLDER, LEDGER_FILE, JobBook, PrivacyLedger, PrivacyPolicy, Pseudonyms
 from medfedaug.privacy.site_settings import SETTINGS_FILE, SiteSettings
-from medfedaug.utils.files import parse_json, write_atomic
+from medfedaug.utils.files import parse_json, write_text
 
 LAUNCHER = "medfedaug.nvflare_jobs.launcher.RestartingLauncher"
 VALIDATOR = "medfedaug.nvflare_jobs.app_validator.JsonAppValidator"
@@ -126,9 +125,8 @@ class Kit:
         """
         for file in files:
             if file.changes:
-                text = json.dumps(file.wanted, indent=2) + "\n"
                 # Through a link, which is the administrator's own, and stays.
-                write_atomic(os.path.realpath(file.path), partial(_put, text.encode()))
+                write_text(os.path.realpath(file.path), json.dumps(file.wanted, indent=2) + "\n")
 
     def policy(self) -> dict[str, Any]:
         """The current authorization policy."""
@@ -170,11 +168,7 @@ class Kit:
         return PrivacyLedger(self.state_folder().parent / LEDGER_FILE)
 
     def bind_account(self, files: Iterable[KitFile]) -> None:
-        """Write beside the site's images which ledger counts the releases about them, once they are there.
-
-        Args:
-            files: of `plan`, which are written afterwards: a refusal leaves the kit as it is.
-        """
+        """Write beside the site's images which ledger counts the releases about them, once they are there."""
         # Commands that only read the kit answer at once without these.
         from medfedaug.data.sites import open_site
         from medfedaug.federation.site.data_folder import resolve_data_folder
@@ -330,9 +324,6 @@ def forbid_code(policy: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     It is not enough to set the right ``byoc`` of the role ``lead``: the project administrator's role has one
     expression for all rights.
 
-    Args:
-        policy: the content of ``authorization.json``.
-
     Returns:
         The policy, and the roles that had this right before.
     """
@@ -345,10 +336,6 @@ def forbid_code(policy: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
             rights["byoc"] = "none"
             roles.append(role)
     return wanted, roles
-
-
-def _put(content: bytes, file: IO[bytes]) -> None:
-    file.write(content)
 
 
 def _components(resources: dict[str, Any]) -> list[dict[str, Any]]:

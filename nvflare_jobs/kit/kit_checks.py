@@ -29,7 +29,7 @@ from medfedaug.nvflare_jobs.kit.kit_process import (
     find_process,
     settings_at_start,
 )
-from medfedaug.nvflare_jobs.kit.startup import Finding
+from medfedaug.nvflare_jobs.kit.startup import Check
 from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.utils.files import parse_json
 
@@ -42,12 +42,12 @@ _EXTRAS = {
 """Extras of the package that commands of a site need, each with what needs it."""
 
 
-def check_process(kit: Kit) -> Finding:
+def check_process(kit: Kit) -> Check:
     """Compare the running process of a kit with the files that it would read if it were started now."""
     process, record = find_process(kit.path), ProcessRecord.load(kit.path)
     elsewhere = process is None and record is not None and record.is_alive() and not record.stopping
     if process is None and not elsewhere:
-        return Finding("process", True, "does not run")
+        return Check("process", True, "does not run")
     restart = f"medfedaug restart {kit.path}"
     if process is not None and (record is None or record.pid != process.pid):
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(process.create_time()))
@@ -55,7 +55,7 @@ def check_process(kit: Kit) -> Finding:
             f"runs since {since} without the components of site-config: with NVFlare's launcher, and without "
             "our check of job files; a site's logs go to the server"
         )
-        return Finding("process", False, found, restart)
+        return Check("process", False, found, restart)
     assert record is not None
     changes = changes_at_restart(record.settings, settings_at_start(kit.path))
     since = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started))
@@ -64,8 +64,8 @@ def check_process(kit: Kit) -> Finding:
         more = f"; and {len(changes) - _MOST_SHOWN} more" if len(changes) > _MOST_SHOWN else ""
         # A certificate that was renewed serves until the next start.
         ok = None if all(name.startswith("startup/") for name in changes) else False
-        return Finding("process", ok, f"runs since {since} with other files: {shown}{more}", restart)
-    return Finding("process", *_standing(kit, record, since))
+        return Check("process", ok, f"runs since {since} with other files: {shown}{more}", restart)
+    return Check("process", *_standing(kit, record, since))
 
 
 def _standing(kit: Kit, record: ProcessRecord, since: str) -> tuple[bool | None, str, str]:
@@ -87,7 +87,7 @@ def _standing(kit: Kit, record: ProcessRecord, since: str) -> tuple[bool | None,
 # ------------------------------------------------------------------ files
 
 
-def check_files(kit: Kit) -> Iterator[Finding]:
+def check_files(kit: Kit) -> Iterator[Check]:
     """Read the files of ``local`` as NVFlare does when it starts, which would end it with a traceback."""
     local, mend = kit.path / "local", "Correct it; until then the kit does not start."
     for name, problem in (
@@ -97,7 +97,7 @@ def check_files(kit: Kit) -> Iterator[Finding]:
         ("resources.json", _components(kit)),
     ):
         if problem:
-            yield Finding(name, False, f"{local / name}: {problem}", mend)
+            yield Check(name, False, f"{local / name}: {problem}", mend)
 
 
 def _privacy(kit: Kit) -> str:
@@ -178,14 +178,14 @@ def _reason(error: Exception) -> str:
 # ------------------------------------------------------------------ who may write
 
 
-def check_modes(kit: Kit) -> Finding:
+def check_modes(kit: Kit) -> Check:
     """Look for files of a kit that other users of this machine may write."""
     folders = [kit.path, kit.path / "local", kit.path / "startup"]
     entries = [*folders, *(entry for folder in folders[1:] for entry in sorted(folder.iterdir()))]
     owner = kit.path.stat().st_uid
     for entry in entries:
         if entry.is_symlink() and not entry.exists():
-            return Finding("modes", False, f"{entry} is a link to nothing", f"rm {entry}")
+            return Check("modes", False, f"{entry} is a link to nothing", f"rm {entry}")
         status = entry.stat()
         if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
             what = f"{entry} can be written by everybody (mode {stat.S_IMODE(status.st_mode):o})"
@@ -193,15 +193,13 @@ def check_modes(kit: Kit) -> Finding:
             what = f"{entry} can be written by its group (mode {stat.S_IMODE(status.st_mode):o})"
         elif status.st_uid not in (owner, 0):
             what = f"{entry} belongs to another user than the kit (user {status.st_uid})"
-            return Finding(
-                "modes", False, f"{what}: who owns it decides what jobs may do", "Change its owner."
-            )
+            return Check("modes", False, f"{what}: who owns it decides what jobs may do", "Change its owner.")
         else:
             continue
-        return Finding(
+        return Check(
             "modes", False, f"{what}: who writes there decides what jobs may do", f"chmod -R go-w {kit.path}"
         )
-    return Finding("modes", True, "only the kit's owner can write its files")
+    return Check("modes", True, "only the kit's owner can write its files")
 
 
 def _is_private_group(number: int, user: int) -> bool:
@@ -218,7 +216,7 @@ def _is_private_group(number: int, user: int) -> bool:
 # ------------------------------------------------------------------ folders
 
 
-def check_storage(kit: Kit) -> Iterator[Finding]:
+def check_storage(kit: Kit) -> Iterator[Check]:
     """Look for folders that a kit took along by their old paths when it was moved."""
     configure = f"medfedaug site-config --kit {kit.path}"
     try:
@@ -232,19 +230,19 @@ def check_storage(kit: Kit) -> Iterator[Finding]:
             is_old = folder.name == name or not folder.parent.is_dir()
             found = f"{name}: {folder} is outside of this kit"
             if is_old:
-                yield Finding("storage", False, f"{found}, which was moved or copied", configure)
+                yield Check("storage", False, f"{found}, which was moved or copied", configure)
             else:
-                yield Finding("storage", None, found, "Leave it so if it is meant.")
+                yield Check("storage", None, found, "Leave it so if it is meant.")
     state = settings.state
     if not kit.server and state is not None and not state.is_relative_to(kit.path) and not state.is_dir():
         found = f"state: {state} is not there: ledger, pseudonyms and approvals begin anew"
-        yield Finding("storage", None, found, "Put it back where the site has taken part before.")
+        yield Check("storage", None, found, "Put it back where the site has taken part before.")
 
 
 # ------------------------------------------------------------------ software
 
 
-def check_extras() -> Iterator[Finding]:
+def check_extras() -> Iterator[Check]:
     """Name the extras of the package that commands of a site need and that are not installed."""
     for extra, use in _EXTRAS.items():
         missing = []
@@ -259,4 +257,4 @@ def check_extras() -> Iterator[Finding]:
                 missing.append(requirement.name)
         if missing:
             advice = f"pip install 'medfedaug[{extra}]', if this machine does that."
-            yield Finding(f"extra {extra}", None, f"{', '.join(missing)}: missing for {use}", advice)
+            yield Check(f"extra {extra}", None, f"{', '.join(missing)}: missing for {use}", advice)

@@ -13,10 +13,8 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import IO
 
 from medfedaug._version import __version__
 from medfedaug.analysis.live_page import Watched, find_events
@@ -30,7 +28,7 @@ from medfedaug.nvflare_jobs.kit.kit_process import (
 )
 from medfedaug.nvflare_jobs.kit.startup import certificate_ends
 from medfedaug.utils.event_text import follow
-from medfedaug.utils.files import write_atomic
+from medfedaug.utils.files import write_text
 
 STATES = ("running", "stalled", "finished", "failed", "ended", "dead")
 """States of a job."""
@@ -156,10 +154,6 @@ def _escaped(text: str) -> str:
 
 def write_metrics(kit: Kit, path: str | Path) -> None:
     """Write the numbers of a kit to a file, which a reader always finds whole."""
-    write_atomic(path, partial(_put, exposition(kit_metrics(kit), kit.name).encode()))
+    write_text(path, exposition(kit_metrics(kit), kit.name))
     with contextlib.suppress(OSError):  # a collector is another user, and nothing in the file is secret
         os.chmod(path, 0o644)
-
-
-def _put(content: bytes, file: IO[bytes]) -> None:
-    file.write(content)

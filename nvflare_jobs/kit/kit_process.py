@@ -270,9 +270,6 @@ def _command(process: psutil.Process) -> list[str]:
 def start(kit: str | Path, timeout: float = 60.0) -> str:
     """Start a kit that does not run, and wait until its process has written its record.
 
-    Returns:
-        The state in words.
-
     Raises:
         RunFailed: with the last line of the output, when the process does not stay.
     """
@@ -304,11 +301,7 @@ def start(kit: str | Path, timeout: float = 60.0) -> str:
 
 
 def stop(kit: str | Path, timeout: float = 60.0) -> str:
-    """Stop a kit without a question, and wait until its process and its start script have ended.
-
-    Returns:
-        The state in words.
-    """
+    """Stop a kit without a question, and wait until its process and its start script have ended."""
     kit = Path(kit).resolve()
     process, loop = find_process(kit), _find_loop(kit)
     left = [one for one in (process, loop) if one is not None]
@@ -328,9 +321,6 @@ def restart(kit: str | Path, timeout: float = 60.0) -> str:
     """Stop the process of a kit and start it again, and wait until the new one has written its record.
 
     Where a service or a container runs the kit, it stays: only the process below it is new.
-
-    Returns:
-        The state in words.
 
     Raises:
         RunFailed: when the old process does not end, or the new one does not stay.

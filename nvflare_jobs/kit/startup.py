@@ -49,14 +49,14 @@ _UNSYNCHRONISED = 0x0040  # STA_UNSYNC of Linux's adjtimex
 
 
 @dataclass(frozen=True)
-class Finding:
-    """Finding about a kit.
+class Check:
+    """Result of one check.
 
     Args:
-        name: what was looked at.
-        ok: whether it is as it should be; ``None`` where it does for now.
-        found: what was found.
-        advice: what to do.
+        name: what.
+        ok: whether it is as it should be; ``None`` where a site can do without, for now.
+        found: what was found, in a few words.
+        advice: what to do about it, empty where nothing is to be done.
     """
 
     name: str
@@ -99,21 +99,18 @@ class _Startup:
             scheme=str(service.get("scheme") or "grpc"),
             identity=str(entry.get("identity") or ""),
             security=str(own.get("connection_security") or "mtls"),
-            name=str(entry.get("admin_server") or "") if server else _last(str(own.get("fqsn") or "")),
+            name=str(entry.get("admin_server") or "")
+            if server
+            else str(own.get("fqsn") or "").rsplit(".", 1)[-1],
         )
 
 
-def _last(name: str) -> str:
-    """Return the site's own part of a name below a relay."""
-    return name.rsplit(".", 1)[-1]
-
-
-def check_startup(kit: str | Path) -> Iterator[Finding]:
+def check_startup(kit: str | Path) -> Iterator[Check]:
     """Check a kit's files, without a connection."""
     try:
         startup = _Startup.read(Path(kit))
     except (OSError, ValueError, AttributeError) as error:
-        yield Finding("startup", False, f"{kit}/startup: not readable ({error})", "Provision the kit again.")
+        yield Check("startup", False, f"{kit}/startup: not readable ({error})", "Provision the kit again.")
         return
     yield _scripts(startup)
     yield from check_certificates(kit)
@@ -122,44 +119,44 @@ def check_startup(kit: str | Path) -> Iterator[Finding]:
         yield found
 
 
-def check_certificates(kit: str | Path) -> Iterator[Finding]:
+def check_certificates(kit: str | Path) -> Iterator[Check]:
     """Check the certificate of a kit: there, readable, for this key, signed by the root, and valid today."""
     try:
         startup = _Startup.read(Path(kit))
     except (OSError, ValueError, AttributeError) as error:
-        yield Finding(
+        yield Check(
             "certificate", False, f"{kit}/startup: not readable ({error})", "Provision the kit again."
         )
         return
     for path in (startup.certificate, startup.key, startup.root):
         problem = _unreadable(path)
         if problem:
-            yield Finding("certificate", False, problem, f"Put it back from the kit as it was sent. {_RENEW}")
+            yield Check("certificate", False, problem, f"Put it back from the kit as it was sent. {_RENEW}")
             return
     try:
         chain = x509.load_pem_x509_certificates(startup.certificate.read_bytes())
         root = x509.load_pem_x509_certificate(startup.root.read_bytes())
     except ValueError as error:
-        yield Finding("certificate", False, f"{startup.folder}: no certificate can be read ({error})", _RENEW)
+        yield Check("certificate", False, f"{startup.folder}: no certificate can be read ({error})", _RENEW)
         return
     try:
         key = serialization.load_pem_private_key(startup.key.read_bytes(), password=None)
     except (ValueError, TypeError) as error:
-        yield Finding("certificate", False, f"{startup.key}: no key can be read ({error})", _RENEW)
+        yield Check("certificate", False, f"{startup.key}: no key can be read ({error})", _RENEW)
         return
     if _public(key) != _public(chain[0]):
         found = f"{startup.key.name} is not the key of {startup.certificate.name}"
-        yield Finding("certificate", False, found, f"Take both from one kit. {_RENEW}")
+        yield Check("certificate", False, found, f"Take both from one kit. {_RENEW}")
         return
     if not _is_signed(chain, root):
         found = f"{startup.certificate.name} is not signed by {startup.root.name}: they are of two projects"
-        yield Finding("certificate", False, found, f"Take all of startup/ from one kit. {_RENEW}")
+        yield Check("certificate", False, found, f"Take all of startup/ from one kit. {_RENEW}")
         return
     yield _validity(chain, root, startup)
     mode = stat.S_IMODE(startup.key.stat().st_mode)
     if mode & 0o077:
         found = f"{startup.key} can be read by others (mode {mode:o}): who has it can act as this kit"
-        yield Finding("key", None, found, f"chmod 600 {startup.key}")
+        yield Check("key", None, found, f"chmod 600 {startup.key}")
 
 
 def certificate_ends(kit: str | Path) -> dict[str, datetime]:
@@ -204,7 +201,7 @@ def _is_signed(chain: list[x509.Certificate], root: x509.Certificate) -> bool:
     return True
 
 
-def _validity(chain: list[x509.Certificate], root: x509.Certificate, startup: _Startup) -> Finding:
+def _validity(chain: list[x509.Certificate], root: x509.Certificate, startup: _Startup) -> Check:
     now = datetime.now(timezone.utc)
     begin = max(one.not_valid_before_utc for one in (*chain, root))
     end = min(one.not_valid_after_utc for one in (*chain, root))
@@ -214,15 +211,15 @@ def _validity(chain: list[x509.Certificate], root: x509.Certificate, startup: _S
     if begin > now:
         when = "%Y-%m-%d %H:%M"
         found = f"{startup.certificate.name} is valid from {begin:{when}} UTC, and here it is {now:{when}}"
-        return Finding(name, False, found, "Set this machine's clock.")
+        return Check(name, False, found, "Set this machine's clock.")
     if end < now:
         found = f"{which} expired on {end:%Y-%m-%d}: no connection is possible"
-        return Finding(name, False, found, _RENEW)
+        return Check(name, False, found, _RENEW)
     days = (end - now) // timedelta(days=1)
     found = f"of {_common_name(chain[0])}, valid until {end:%Y-%m-%d} ({days} days)"
     if days < WARN_DAYS:
-        return Finding(name, None, f"{which} expires in {days} days, on {end:%Y-%m-%d}", _RENEW)
-    return Finding(name, True, found)
+        return Check(name, None, f"{which} expires in {days} days, on {end:%Y-%m-%d}", _RENEW)
+    return Check(name, True, found)
 
 
 def _common_name(certificate: x509.Certificate) -> str:
@@ -230,12 +227,12 @@ def _common_name(certificate: x509.Certificate) -> str:
     return str(found[0].value) if found else ""
 
 
-def _names(startup: _Startup) -> Finding:
+def _names(startup: _Startup) -> Check:
     """The name in the certificate, in the JSON, and in the script that starts the kit."""
     try:
         certificate = _common_name(x509.load_pem_x509_certificates(startup.certificate.read_bytes())[0])
     except (OSError, ValueError, IndexError):
-        return Finding("name", None, f"{startup.name}; the certificate cannot be read")
+        return Check("name", None, f"{startup.name}; the certificate cannot be read")
     names = {startup.certificate.name: certificate}
     if startup.name:
         names["fed_server.json" if startup.server else "fed_client.json"] = startup.name
@@ -245,30 +242,30 @@ def _names(startup: _Startup) -> Finding:
         names[script.name] = started[1].strip("\"'")
     if len(set(names.values())) > 1:
         found = ", ".join(f"{name} in {file}" for file, name in names.items())
-        return Finding("name", False, f"{found}: the server refuses it", "Take all of startup/ from one kit.")
-    return Finding("name", True, certificate)
+        return Check("name", False, f"{found}: the server refuses it", "Take all of startup/ from one kit.")
+    return Check("name", True, certificate)
 
 
-def _scripts(startup: _Startup) -> Finding:
+def _scripts(startup: _Startup) -> Check:
     if (startup.folder.parent / _CHART / "Chart.yaml").is_file():
-        return Finding("scripts", True, f"{_CHART} starts the kit in Kubernetes")
+        return Check("scripts", True, f"{_CHART} starts the kit in Kubernetes")
     prepared = (names for script, names in _PREPARED.items() if (startup.folder / script).is_file())
     scripts = next(prepared, _SCRIPTS)
     for name in scripts:
         path = startup.folder / name
         if not path.is_file():
-            return Finding("scripts", False, f"{path} is missing", "Put it back from the kit as it was sent.")
+            return Check("scripts", False, f"{path} is missing", "Put it back from the kit as it was sent.")
         mode = path.stat().st_mode
         if not mode & stat.S_IXUSR or not mode & stat.S_IRUSR:
-            return Finding(
+            return Check(
                 "scripts", False, f"{path} cannot be run (mode {stat.S_IMODE(mode):o})", f"chmod u+rx {path}"
             )
     *first, last = scripts
     named = f"{', '.join(first)} and {last}" if first else last
-    return Finding("scripts", True, f"{named} can be run")
+    return Check("scripts", True, f"{named} can be run")
 
 
-def _left_pid(kit: Path) -> Finding | None:
+def _left_pid(kit: Path) -> Check | None:
     """The file by which start.sh takes another program for the kit, after a reboot."""
     path = kit / "daemon_pid.fl"
     try:
@@ -279,10 +276,10 @@ def _left_pid(kit: Path) -> Finding | None:
     if any(part in command for part in ("sub_start.sh", *PARENTS)):
         return None
     found = f"{path} is left from before a reboot and names another program: start.sh does nothing"
-    return Finding("start", False, found, f"rm {path}")
+    return Check("start", False, found, f"rm {path}")
 
 
-def check_connection(kit: str | Path) -> Iterator[Finding]:
+def check_connection(kit: str | Path) -> Iterator[Check]:
     """Check the way to the server: address, TCP, TLS with both certificates, and the two clocks."""
     try:
         startup = _Startup.read(Path(kit))
@@ -292,27 +289,27 @@ def check_connection(kit: str | Path) -> Iterator[Finding]:
     if startup.server or not host or not port.isdigit():
         if not startup.server:
             found = f"{startup.target or 'no address'} in fed_client.json is no host:port"
-            yield Finding("server", False, found, "Provision the kit again.")
+            yield Check("server", False, found, "Provision the kit again.")
         return
     firewall = "Ask for the server's address and port, and for the way out through the firewall."
     try:
         plain = socket.create_connection((host, int(port)), timeout=_TIMEOUT)
     except socket.gaierror as error:
-        yield Finding("server", False, f"{host}: no such host ({error.strerror})", firewall)
+        yield Check("server", False, f"{host}: no such host ({error.strerror})", firewall)
         return
     except (OSError, OverflowError) as error:
         found = f"{startup.target}: not reachable ({getattr(error, 'strerror', None) or error})"
-        yield Finding("server", False, found, f"If the server is up: {firewall[0].lower()}{firewall[1:]}")
+        yield Check("server", False, found, f"If the server is up: {firewall[0].lower()}{firewall[1:]}")
         return
     if startup.security not in ("mtls", "tls"):
         plain.close()
-        yield Finding("server", None, f"{startup.target}: reachable; the kit says {startup.security}, no TLS")
+        yield Check("server", None, f"{startup.target}: reachable; the kit says {startup.security}, no TLS")
         return
     with plain:
         yield from _speak(startup, plain)
 
 
-def _speak(startup: _Startup, plain: socket.socket) -> Iterator[Finding]:
+def _speak(startup: _Startup, plain: socket.socket) -> Iterator[Check]:
     try:
         context = ssl.create_default_context(cafile=str(startup.root))
         context.check_hostname = False  # as NVFlare does, which compares the server's identity
@@ -322,7 +319,7 @@ def _speak(startup: _Startup, plain: socket.socket) -> Iterator[Finding]:
     except (ssl.SSLError, OSError) as error:
         reason = getattr(error, "verify_message", "") or getattr(error, "reason", None) or str(error)
         found = f"{startup.target}: reachable, and no TLS connection comes about ({reason})"
-        yield Finding(
+        yield Check(
             "server", False, found, "Is it the server of this kit's project? See docs/howto/certificates.md."
         )
         return
@@ -331,22 +328,20 @@ def _speak(startup: _Startup, plain: socket.socket) -> Iterator[Finding]:
         name = _common_name(certificate)
         if startup.identity and name != startup.identity:
             found = f"{startup.target}: answers as {name}, and the kit expects {startup.identity}"
-            yield Finding("server", False, found, "Ask for the server's address and port.")
+            yield Check("server", False, found, "Ask for the server's address and port.")
             return
         try:
             answer = _ask(secure, startup)
         except (ssl.SSLError, ConnectionError) as error:
             reason = getattr(error, "reason", None) or error
             found = f"{startup.target}: the server drops this kit's certificate ({reason})"
-            yield Finding(
-                "server", False, found, "Is the certificate of the server's own project, and valid?"
-            )
+            yield Check("server", False, found, "Is the certificate of the server's own project, and valid?")
             return
         end = certificate.not_valid_after_utc
         days = (end - datetime.now(timezone.utc)) // timedelta(days=1)
         text = f"{startup.target}: {name}, its certificate is valid until {end:%Y-%m-%d}"
         soon = days < WARN_DAYS
-        yield Finding(
+        yield Check(
             "server", None if soon else True, text, f"It ends in {days} days: tell the lead." if soon else ""
         )
     yield _clock(answer, startup)
@@ -370,7 +365,7 @@ def _ask(secure: ssl.SSLSocket, startup: _Startup) -> bytes:
     return found
 
 
-def _clock(answer: bytes, startup: _Startup) -> Finding:
+def _clock(answer: bytes, startup: _Startup) -> Check:
     """This machine's clock against the server's, where its answer has a date; else whether it is kept."""
     dated = re.search(rb"(?im)^date: *(.+?)\r?$", answer)
     if dated:
@@ -378,20 +373,20 @@ def _clock(answer: bytes, startup: _Startup) -> Finding:
         apart = abs((datetime.now(timezone.utc) - there).total_seconds())
         if apart > MOST_CLOCK:
             found = f"{apart:.0f} s from the server's"
-            return Finding("clock", False, found, "Set the clock; certificates and records go by it.")
-        return Finding("clock", True, "as the server's")
+            return Check("clock", False, found, "Set the clock; certificates and records go by it.")
+        return Check("clock", True, "as the server's")
     record = ProcessRecord.load(startup.folder.parent)
     if record is not None and record.is_alive() and record.clock is not None:
         apart, text = abs(record.clock), "s from the server's, which the running kit asked"
         if apart > MOST_CLOCK:
             advice = "Set the clock; certificates and records go by it."
-            return Finding("clock", False, f"{apart:.0f} {text}", advice)
-        return Finding("clock", True, f"{apart:.1f} {text}")
+            return Check("clock", False, f"{apart:.0f} {text}", advice)
+        return Check("clock", True, f"{apart:.1f} {text}")
     kept = _is_synchronised()
     text = f"the server cannot be asked over {startup.scheme} before the kit runs"
     if kept is False:
-        return Finding("clock", None, f"{text}, and no time server keeps this machine's", "Turn NTP on.")
-    return Finding(
+        return Check("clock", None, f"{text}, and no time server keeps this machine's", "Turn NTP on.")
+    return Check(
         "clock", True if kept else None, f"{text}; {'kept by a time server' if kept else 'unknown here'}"
     )
 
@@ -416,9 +411,6 @@ class CertificateWatch(FLComponent):
 
     It begins when NVFlare builds it. No event would do: a site without a valid certificate waits for its
     first connection before any is fired.
-
-    Args:
-        hours: between two looks.
     """
 
     def __init__(self, hours: float = 24.0) -> None:

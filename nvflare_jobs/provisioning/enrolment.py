@@ -122,17 +122,7 @@ def check_kind(asked: Enrolment, kind: Kind) -> None:
 def sign(
     asked: Enrolment, project: str | Path, out: str | Path | None = None, days: int | None = None
 ) -> Path:
-    """Sign a request whose fingerprint was compared.
-
-    Args:
-        asked: the request.
-        project: the administrator's folder of the project.
-        out: the answer; by default beside the request.
-        days: how long the certificate is valid; by default as long as NVFlare has it, three years.
-
-    Returns:
-        The answer.
-    """
+    """Sign a request whose fingerprint was compared."""
     folder = Path(project)
     target = Path(out) if out else asked.path.with_name(f"{asked.name}.signed.zip")
     more = ("--valid-days", str(days)) if days else ()

@@ -145,15 +145,7 @@ class ForkedSites:
 
 
 def _fork(run: Callable[[], int | None], keep: Collection[int]) -> int:
-    """Run something in a fork, which ends with this process.
-
-    Args:
-        run: what to run, and its exit code.
-        keep: the file descriptors that it needs; all others are closed there but the standard ones.
-
-    Returns:
-        The number of the process.
-    """
+    """Run something in a fork, which ends with this process."""
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
@@ -235,12 +227,7 @@ class _Processes:
 
 
 class SiteProcess:
-    """A site that is a fork of another process: as much of `subprocess.Popen` as the simulator uses.
-
-    Args:
-        forks: where to ask for it.
-        request: what to ask for.
-    """
+    """A site that is a fork of another process: as much of `subprocess.Popen` as the simulator uses."""
 
     def __init__(self, forks: socket.socket, request: bytes) -> None:
         self._report, write = os.pipe()

@@ -54,11 +54,7 @@ class _Runner(simulator_runner.SimulatorRunner):
 
 
 def run_simulator(arguments: list[str], processes: object) -> int:
-    """Run NVFlare's simulator in this process.
-
-    Returns:
-        Its exit code.
-    """
+    """Run NVFlare's simulator in this process."""
     parser = simulator.argparse.ArgumentParser()
     simulator.define_simulator_parser(parser)
     given = parser.parse_args(arguments)

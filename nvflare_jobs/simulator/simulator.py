@@ -205,9 +205,6 @@ def run_job(
 ) -> Path:
     """Run any of our jobs in NVFlare's simulator.
 
-    Returns:
-        The folder with the results.
-
     Raises:
         ConfigError: for a site of a name that NVFlare does not take.
         RunFailed: when the job ended without results, with the reason if it is known.

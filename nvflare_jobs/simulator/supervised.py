@@ -44,11 +44,7 @@ class Asked(Protocol):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command.
-
-    Returns:
-        Its exit code.
-    """
+    """Run the command."""
     lock, *command = arguments
     return supervise(lock, lambda: subprocess.Popen(command, stdin=subprocess.DEVNULL).pid)
 
@@ -57,11 +53,6 @@ def supervise(lock: str, start: Callable[[], int], asked: Asked | None = None) -
     """Start a process, and end when it and all that it has started are gone.
 
     This process has one thread only, so that a process may be forked from it at any time.
-
-    Args:
-        lock: the file to lock until then.
-        start: starts the process, and returns its number.
-        asked: starts more of them on request.
 
     Returns:
         The exit code of the first process.

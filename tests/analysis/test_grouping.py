@@ -20,10 +20,7 @@ from medfedaug.analysis import (
     summary_table,
 )
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.metrics.significance import (
-    detectable_difference,
-    sign_flip_test,
-)
+from medfedaug.metrics.significance import detectable_difference, sign_flip_test
 
 
 @pytest.mark.parametrize("named_by", ["options", "data"])

@@ -5,13 +5,7 @@ import io
 import pytest
 from results import content
 
-from medfedaug.analysis import (
-    gamma_by_layer,
-    learning_curves,
-    load_run,
-    metric_by_bytes,
-    write_report,
-)
+from medfedaug.analysis import gamma_by_layer, learning_curves, load_run, metric_by_bytes, write_report
 
 
 def test_learning_curves_show_every_site_and_the_mean(seeds):

@@ -7,14 +7,10 @@ from statistics import fmean
 import pytest
 from results import Page, content
 
-from medfedaug.analysis import (
-    load_run,
-    metric_table,
-    patient_table,
-    summary_table,
-    write_report,
-)
+from medfedaug.analysis import load_run, metric_table, patient_table, summary_table, write_report
 from medfedaug.errors import DataError
+
+pytestmark = pytest.mark.usefixtures("drawn")
 
 
 def test_report_holds_everything_and_loads_nothing(write, tmp_path):

@@ -57,15 +57,6 @@ def photographs(tmp_path_factory):
     return root
 
 
-@pytest.fixture
-def photographs_alone(monkeypatch):
-    """Curves are made and not drawn: what these tests say is of photographs and of texts.
-
-    `test_report_with_data_shows_intensities_features_and_cases` draws all of a page.
-    """
-    monkeypatch.setattr("medfedaug.analysis.page._svg", lambda drawing: "data:image/svg+xml;base64,")
-
-
 # ------------------------------------------------------------------ intensities
 
 
@@ -74,10 +65,7 @@ def test_histograms_are_those_of_the_pairs():
     rng = np.random.default_rng(0)
     base = rng.normal(0, 1, (4000, 1))
     samples = {"A": 100 + 10 * base, "B": 300 + 50 * base}
-    pairs = {
-        "A": ChannelStatistics([100.0], [10.0], 4),
-        "B": ChannelStatistics([300.0], [50.0], 4),
-    }
+    pairs = {"A": ChannelStatistics([100.0], [10.0], 4), "B": ChannelStatistics([300.0], [50.0], 4)}
     figure = intensity_histograms(samples, pairs)
     stored, test, training = figure.axes
 
@@ -228,13 +216,9 @@ def test_a_site_with_one_case_does_not_shift_the_others():
     assert starts == [0, 1, 2, 4, 5]
 
 
-@pytest.mark.usefixtures("photographs_alone")
 def test_photographs_are_ranked_by_the_probability_of_their_class(photographs, tmp_path):
     config = configure(
-        find_sites(photographs),
-        methods=({"name": "fedavg", "args": {}},),
-        network="lenet5",
-        rounds=1,
+        find_sites(photographs), methods=({"name": "fedavg", "args": {}},), network="lenet5", rounds=1
     )
     simulate(photographs, tmp_path / "run", config, engine="inprocess", device="cpu")
     trainer, _ = next(open_model(tmp_path / "run" / "global_model.pt", photographs, device="cpu"))
@@ -260,6 +244,7 @@ def test_photographs_are_ranked_by_the_probability_of_their_class(photographs, t
 # ------------------------------------------------------------------ the page
 
 
+@pytest.mark.usefixtures("drawn")
 def test_report_with_data_shows_intensities_features_and_cases(trained, phantom_dir, tmp_path):
     out = write_report([trained], tmp_path / "r.html", data=phantom_dir, device="cpu")
     text = out.read_text()
@@ -272,7 +257,6 @@ def test_report_with_data_shows_intensities_features_and_cases(trained, phantom_
     assert again.read_bytes() == out.read_bytes()
 
 
-@pytest.mark.usefixtures("photographs_alone")
 def test_no_picture_of_cases_that_the_run_was_not_tested_with(trained, phantom_dir, tmp_path):
     """Of another split, the model may have been trained with them."""
     other = tmp_path / "data"
@@ -287,7 +271,6 @@ def test_no_picture_of_cases_that_the_run_was_not_tested_with(trained, phantom_d
     assert "image/jpeg" not in text
 
 
-@pytest.mark.usefixtures("photographs_alone")
 def test_the_run_of_a_fold_is_shown_with_the_patients_of_its_fold(tmp_path):
     write_lgg(tmp_path / "files" / "lgg_multisite")
     write_federation(tmp_path / "fold", "lgg_multisite", tmp_path / "files/lgg_multisite", folds=3, fold=2)
@@ -313,7 +296,6 @@ def test_the_run_of_a_fold_is_shown_with_the_patients_of_its_fold(tmp_path):
     assert shown <= tested
 
 
-@pytest.mark.usefixtures("photographs_alone")
 def test_report_goes_on_without_a_model(trained, phantom_dir, tmp_path):
     alone = tmp_path / "alone"
     alone.mkdir()
@@ -323,7 +305,6 @@ def test_report_goes_on_without_a_model(trained, phantom_dir, tmp_path):
     assert "Intensities by site" in text  # the pairs are computed where no file has them
 
 
-@pytest.mark.usefixtures("photographs_alone")
 def test_a_network_that_cannot_run_on_prepared_images_is_named_in_one_line(
     trained, phantom_dir, tmp_path, monkeypatch
 ):
@@ -341,7 +322,6 @@ def test_a_network_that_cannot_run_on_prepared_images_is_named_in_one_line(
     assert text.count(f"No picture: {reason}") == 2
 
 
-@pytest.mark.usefixtures("photographs_alone")
 def test_a_network_without_known_stages_has_cases_without_features(
     trained, phantom_dir, tmp_path, monkeypatch
 ):
@@ -351,7 +331,6 @@ def test_a_network_without_known_stages_has_cases_without_features(
     assert text.count("data:image/jpeg;base64,") == 2
 
 
-@pytest.mark.usefixtures("photographs_alone")
 def test_a_site_without_foreground_in_its_test_leaves_the_others_their_pictures(
     trained, phantom_dir, tmp_path
 ):
@@ -379,7 +358,6 @@ def test_report_refuses_data_of_other_sites(trained, make_site, tmp_path):
     assert not (tmp_path / "r.html").exists()
 
 
-@pytest.mark.usefixtures("photographs_alone")
 def test_a_run_that_kept_layers_at_the_sites_is_shown_with_them(phantom_dir, tmp_path):
     config = configure(
         find_sites(phantom_dir),

@@ -8,11 +8,7 @@ import pytest
 from results import content
 from rich.console import Console
 
-from medfedaug.analysis import (
-    group_runs,
-    load_run,
-    summary_table,
-)
+from medfedaug.analysis import group_runs, load_run, summary_table
 from medfedaug.errors import ConfigError
 
 

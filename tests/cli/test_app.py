@@ -248,6 +248,7 @@ def test_evaluate_puts_the_sites_own_layers_in(run, phantom_dir, tmp_path):
     assert "left layers or weights at the sites" in err
 
 
+@pytest.mark.usefixtures("drawn")
 def test_report_prints_the_scores_and_writes_page_and_tables(run, phantom_dir, tmp_path):
     assert run(*simulate_args(phantom_dir, tmp_path / "run", methods="fedavg"))[0] == 0
     page, tables = tmp_path / "new/report.html", tmp_path / "tables"

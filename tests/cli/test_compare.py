@@ -13,9 +13,10 @@ from running import TINY_AXES
 
 from medfedaug.analysis.gain_record import find_record
 from medfedaug.analysis.score_table import Row, Score, Table
+from medfedaug.data.datasets.partial_phantom import annotate_apart
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.quality.inspection import inspect_sites
-from medfedaug.experiments.trial import recommend, suggest
+from medfedaug.experiments.trial import recommend, suggest, taken_in
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +29,7 @@ def apart(tmp_path_factory):
 
 def scores(**means: tuple[float, ...]) -> Table:
     rows = tuple(
-        Row(
-            label,
-            tuple(range(len(values))),
-            {"A": Score(values)},
-            Score(values),
-            baseline=label == "fedavg",
-        )
+        Row(label, tuple(range(len(values))), {"A": Score(values)}, Score(values), baseline=label == "fedavg")
         for label, values in means.items()
     )
     return Table("dice", ("A",), (), rows)
@@ -97,6 +92,22 @@ def test_it_says_so_where_sites_alone_are_better_and_where_plain_averaging_is_be
     assert second.startswith("To train together all the same, take fedavg: no other method that was tried")
 
 
+def test_sites_without_outlines_are_judged_at_the_others():
+    def of(**sites: dict[str, float]) -> Table:
+        rows = tuple(
+            Row(label, (0,), {s: Score((v,)) for s, v in found.items()}, Score((fmean(found.values()),)))
+            for label, found in sites.items()
+        )
+        return Table("dice", tuple(next(iter(sites.values()))), (), rows)
+
+    # The best method with them is not the one that is best at C, which alone has no outline to train with.
+    more = of(condist={"A": 0.5, "B": 0.6, "C": 0.9}, teacher={"A": 0.6, "B": 0.7, "C": 0.1})
+    without = of(single={"A": 0.4, "B": 0.4}, fedavg={"A": 0.6, "B": 0.6})
+    (said,) = taken_in(more, without, ["C"])
+    assert "0.650 with teacher at the other sites, against 0.600 with fedavg without them" in said
+    assert taken_in(more, of(fedavg={"C": 0.5}), ["C"]) == []
+
+
 def test_nothing_is_recommended_while_plain_averaging_still_improves():
     (only,) = recommend(scores(single=(0.5,), fedavg=(0.2,), norm=(0.6,)), rising=3)
     assert only.startswith("No recommendation: after 3 rounds the validation score of fedavg still rose")
@@ -120,6 +131,27 @@ def test_the_command_tries_alone_together_and_the_remedy(run, apart, tmp_path):
     before = results.stat().st_mtime_ns
     assert run("compare", "--data", apart, *options)[0] == 0
     assert results.stat().st_mtime_ns == before
+
+
+@pytest.mark.slow
+def test_a_site_without_outlines_is_tried_without_and_with_its_images(run, tmp_path):
+    data, out = tmp_path / "data", tmp_path / "trial"
+    make_phantom(data, sites=3, patients=5, shape=(32, 32, 4))
+    annotate_apart(data, apart=False, unlabelled=["site_C"])
+    options = ("--methods", "fedavg", "--seeds", 1, "--rounds", 3, "--device", "cpu", "--out", out)
+    options += tuple(part for axis in TINY_AXES for part in ("--set", axis))
+    code, printed, err = run("compare", "--data", data, *options, "--json", tmp_path / "trial.json")
+    assert code == 0, err
+    assert "site_C: no training case has an outline" in printed
+    record = json.loads((tmp_path / "trial.json").read_text())
+    assert set(record["scores"]) == {"single", "fedavg"}
+    assert record["recommendation"][-1].startswith("With the images of site_C, which has no outlines: Dice")
+    trained = {
+        path.relative_to(tmp_path).parts[:2]: json.loads(path.read_text())["sites"]
+        for path in tmp_path.glob("trial*/**/results.json")
+    }
+    assert {"site_A", "site_B"} == {*trained["trial", "fedavg"]}
+    assert {"site_A", "site_B", "site_C"} == {*trained["trial_unlabelled", "teacher"]}
 
 
 def test_several_values_of_a_setting_are_the_benchmarks(run, apart, tmp_path):

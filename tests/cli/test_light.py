@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from subprocess import PIPE
 
 import pytest
 from hospitals import Deployment, Hospital
@@ -18,36 +19,53 @@ from medfedaug.config.run import RunConfig
 from medfedaug.federation.job_folder import CARDS, GLOBAL_MODEL
 
 HEAVY = ("torch", "monai", "matplotlib", "scipy", "SimpleITK", "nibabel", "pydicom")
-# Run commands as their script does, and write what each said, and brought of the libraries.
+# Run the commands of each line as their script does, in a copy of this process, and write what each said, and
+# brought of the libraries.
 SCRIPT = f"""
-import io, json, sys
+import io, json, os, sys, traceback
 from contextlib import redirect_stderr, redirect_stdout
 from medfedaug.cli import main
-results = []
-for sys.argv[1:] in json.loads(sys.argv[1]):
-    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+
+def brought(calls):
+    for sys.argv[1:] in calls:
+        with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+            try:
+                code = main() or 0
+            except SystemExit as ended:
+                code = ended.code or 0
+        yield code, [name for name in {HEAVY!r} if name in sys.modules], out.getvalue(), err.getvalue()
+
+for line in sys.stdin:
+    if not os.fork():
         try:
-            code = main() or 0
-        except SystemExit as ended:
-            code = ended.code or 0
-    imported = [name for name in {HEAVY!r} if name in sys.modules]
-    results.append((code, imported, out.getvalue(), err.getvalue()))
-json.dump(results, sys.stdout)
+            told = [*brought(json.loads(line))]
+        except BaseException:
+            told = traceback.format_exc()
+        print(json.dumps(told), flush=True)
+        os._exit(0)
+    os.wait()
 """
 
 
-def light(*calls, code=0, needed=()):
-    """The output of each command, in one process that imported of the libraries only those that it needs."""
-    arguments = [list(map(str, call)) for call in calls]
-    run = [sys.executable, "-c", SCRIPT, json.dumps(arguments)]
-    done = subprocess.run(run, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    said = []
-    for call, (ended, imported, out, err) in zip(arguments, json.loads(done.stdout), strict=True):
-        assert ended == code, f"{call}: {err}"
-        assert set(imported) <= set(needed), f"{call} imports {imported}"
-        said.append(" ".join((err if code else out).split()))
-    return said
+@pytest.fixture(scope="module")
+def light():
+    """The output of commands, in one process that imported of the libraries only those that they need."""
+    with subprocess.Popen([sys.executable, "-c", SCRIPT], stdin=PIPE, stdout=PIPE, text=True) as process:
+
+        def call(*calls, code=0, needed=()):
+            arguments = [list(map(str, call)) for call in calls]
+            process.stdin.write(json.dumps(arguments) + "\n")
+            process.stdin.flush()
+            found, said = json.loads(process.stdout.readline()), []
+            assert isinstance(found, list), found
+            for told, (ended, imported, out, err) in zip(arguments, found, strict=True):
+                assert ended == code, f"{told}: {err}"
+                assert set(imported) <= set(needed), f"{told} imports {imported}"
+                said.append(" ".join((err if code else out).split()))
+            return said
+
+        yield call
+        process.stdin.close()
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +79,7 @@ def kit(phantom_dir, tmp_path_factory):
     return folder / "site_A"
 
 
-def test_catalogues_and_schemas():
+def test_catalogues_and_schemas(light):
     methods = [("methods",), *(("methods", name) for name in ("fedfa", "FedFA", "fedfa+"))]
     others = [("networks",), ("networks", "basicunet"), ("datasets",), ("datasets", "lgg_multisite")]
     schemas = [("schema", "experiment"), ("schema", "site-settings")]
@@ -70,13 +88,13 @@ def test_catalogues_and_schemas():
         assert word in out
 
 
-def test_an_unknown_name():
+def test_an_unknown_name(light):
     unknown = [(command, "nothing_of_that_name") for command in ("methods", "networks", "datasets")]
     for err in light(*unknown, code=2):
         assert "is not known" in err
 
 
-def test_commands_of_a_site(kit):
+def test_commands_of_a_site(light, kit):
     ledger, every, jobs, watch, clean = light(
         ("ledger", kit),
         ("ledger", kit, "--every"),
@@ -92,13 +110,13 @@ def test_commands_of_a_site(kit):
     assert "stays: ledger, keys and book of jobs" in clean
 
 
-def test_protocols():
+def test_protocols(light):
     out, one = light(("benchmark", "--list"), ("benchmark", "lgg_multisite", "--list"))
     assert "retina_vessels" in out
     assert "expected: kaggle_3m/" in one
 
 
-def test_folders_that_are_not_there(tmp_path):
+def test_folders_that_are_not_there(light, tmp_path):
     nowhere = tmp_path / "nowhere"
     of_data = [
         ("simulate", "--methods", "fedavg", "--out", tmp_path / "out"),
@@ -121,7 +139,7 @@ def test_folders_that_are_not_there(tmp_path):
     assert not [*tmp_path.iterdir()]
 
 
-def test_names_of_methods_that_are_not_known(tmp_path):
+def test_names_of_methods_that_are_not_known(light, tmp_path):
     calls = [
         ("simulate", "--data", tmp_path, "--methods", "fedavg,fedrnd", "--out", tmp_path / "out"),
         ("export", "--methods", "fedavg,fedrnd", "--out", tmp_path / "out"),
@@ -136,12 +154,12 @@ def test_names_of_methods_that_are_not_known(tmp_path):
     assert "leave out --methods" in leave_out
 
 
-def test_the_help_of_each_command():
+def test_the_help_of_each_command(light):
     for out in light(*([*name, "--help"] for name in [(), *((name,) for name in get_command(app).commands)])):
         assert "Usage:" in out
 
 
-def test_the_page_of_a_run_is_drawn_from_its_record_alone(write, tmp_path):
+def test_the_page_of_a_run_is_drawn_from_its_record_alone(light, write, tmp_path):
     page = tmp_path / "page.html"
     run = write(methods=("fedrdn",), scores={"DU": 0.5, "HT": 0.6})
     light(["report", run, "--out", page], needed=["matplotlib"])
@@ -153,7 +171,7 @@ def cases_of(listing):
     return sorted(row["image"] for split in ("training", "validation", "test") for row in found[split])
 
 
-def test_lists_of_photographs_and_of_volumes(make_pictures, phantom_dir, tmp_path):
+def test_lists_of_photographs_and_of_volumes(light, make_pictures, phantom_dir, tmp_path):
     for name in "AB":
         make_pictures(name)
     for site in ("site_A", "site_B"):
@@ -167,14 +185,14 @@ def test_lists_of_photographs_and_of_volumes(make_pictures, phantom_dir, tmp_pat
         assert [cases_of(listing) for listing in listings] == before
 
 
-def test_the_card_of_a_run_needs_no_weights(write, tmp_path):
+def test_the_card_of_a_run_needs_no_weights(light, write, tmp_path):
     run = write({**content(methods=("fedavg",), scores={"DU": 0.5, "HT": 0.6}), "run": "1"})
     (run / GLOBAL_MODEL).touch()
     light(("card", run, "--out", tmp_path), needed=["scipy"])
     assert "SHA-256" in (tmp_path / CARDS[0]).read_text()
 
 
-def test_a_job_is_checked_before_anything_is_built(tmp_path):
+def test_a_job_is_checked_before_anything_is_built(light, tmp_path):
     (tmp_path / "empty").mkdir()
     nowhere = tmp_path / "nowhere"
     wrong = {

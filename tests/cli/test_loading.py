@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
+import io
 import sys
 from contextlib import suppress
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import torch
 
+from medfedaug import cli
+from medfedaug.cli import loading
 from medfedaug.cli.loading import importing
 
 
@@ -27,24 +29,25 @@ def test_collection_is_off_while_importing_and_on_again_after_a_failed_import():
     assert gc.isenabled()
 
 
-def test_compiling_at_every_start_is_told_once_with_its_remedy(tmp_path):
-    program = """
-from medfedaug.cli.loading import importing
-for _ in range(2):
-    with importing():
-        pass
-"""
+def test_compiling_at_every_start_is_told_once_with_its_remedy(tmp_path, monkeypatch):
+    packages = Path(torch.__file__).parents[1]
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path))
 
-    def said(**variables: str) -> str:
-        environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path), **variables}
-        run = [sys.executable, "-c", program]
-        return subprocess.run(run, env=environment, capture_output=True, text=True, check=True).stderr
+    def said(forbidden: bool) -> str:
+        loading._tell_of_compiling.cache_clear()
+        monkeypatch.setattr(sys, "dont_write_bytecode", forbidden)
+        monkeypatch.setattr(cli.err_console, "file", written := io.StringIO(), raising=False)
+        for _ in range(2):
+            with importing():
+                pass
+        return "".join(written.getvalue().split())
 
-    told = said(PYTHONDONTWRITEBYTECODE="1")
-    assert told.count("PYTHONDONTWRITEBYTECODE is set") == 1
-    assert f"python -m compileall -q {Path(torch.__file__).parents[1]}" in told
-    assert said(PYTHONDONTWRITEBYTECODE="") == ""
-    compiled = tmp_path / Path(torch.__file__).parent.relative_to("/") / Path(torch.__cached__).name
-    compiled.parent.mkdir(parents=True, exist_ok=True)
+    told = said(True)
+    assert told.count("PYTHONDONTWRITEBYTECODEisset") == 1
+    assert f"python-mcompileall-q{packages}" in told
+    assert said(False) == ""
+    compiled = Path(cache_from_source(packages / "torch/__init__.py"))
+    compiled.parent.mkdir(parents=True)
     compiled.touch()
-    assert said(PYTHONDONTWRITEBYTECODE="1") == ""
+    assert said(True) == ""

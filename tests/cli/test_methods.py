@@ -26,9 +26,14 @@ def first_words(text: str) -> list[str]:
     return [line.split()[0] for line in text.splitlines() if line and not line.startswith(" ")]
 
 
+@pytest.fixture(scope="module")
+def described():
+    return describe.catalogue()
+
+
 @pytest.mark.parametrize("kind", ["methods", "networks", "data_sets"])
-def test_the_catalogue_is_that_of_the_classes(kind):
-    written, found = json.loads(catalogue.FILE.read_text(encoding="utf-8")), describe.catalogue()
+def test_the_catalogue_is_that_of_the_classes(described, kind):
+    written, found = json.loads(catalogue.FILE.read_text(encoding="utf-8")), described
     if kind == "networks" and written["monai"] != found["monai"]:
         pytest.skip(f"the catalogue is of MONAI {written['monai']}")
     assert written[kind] == json.loads(json.dumps(found[kind])), "write it anew: make catalogue"

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from dataclasses import fields
+from functools import cache
 
 import pytest
 import typer
@@ -78,6 +79,7 @@ def test_a_new_field_is_an_option_by_itself():
     assert "Share of the rounds" in CliRunner().invoke(app, ["--help"]).output
 
 
+@cache
 def every_command():
     """Return all commands by their names, those of groups too."""
     found = {}
@@ -125,15 +127,7 @@ def test_commands_are_in_panels(run):
 def test_a_file_gives_what_is_not_given_and_set_gives_rare_settings(run, phantom_dir, tmp_path):
     file = tmp_path / "run.yml"
     file.write_text("methods: [{name: fedavg}]\nmomentum: 0.5\nseed: 3\nrounds: 7\nplan: {overlap: 0.25}\n")
-    options = (
-        "--config",
-        file,
-        "--rounds",
-        1,
-        "--set",
-        "image_size=32",
-        *TINY_OPTIONS,
-    )
+    options = ("--config", file, "--rounds", 1, "--set", "image_size=32", *TINY_OPTIONS)
     code, _, err = run(*ARGS, "--data", phantom_dir, "--out", tmp_path / "a", *options)
     assert code == 0, err
     config = json.loads((tmp_path / "a/results.json").read_text())["config"]

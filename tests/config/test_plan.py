@@ -177,6 +177,29 @@ def test_patches_are_centred_on_the_foreground_as_often_as_asked():
     assert all(s.start >= 0 for s in no_foreground)
 
 
+def test_patches_without_a_structure_are_centred_where_the_background_is_known():
+    """Two of 20 slices are outlined, and one item is not outlined at all."""
+    label = torch.zeros(2, 1, 40, 30, 20, dtype=torch.uint8)
+    known = torch.zeros_like(label, dtype=torch.bool)
+    known[0, ..., [4, 12]] = True
+    label[0, 0, 5:7, 5:7, 4] = 1
+    centres = patch_centres(label, known)
+    assert {*centres[:, 0].tolist()} == {0}
+    plan = Plan(spatial_dims=3, patch_size=(8, 8, 2), foreground=0.5)
+    random, hits = np.random.RandomState(0), 0
+    for _ in range(500):
+        window = patch_window(label.shape[2:], centres, plan, random)
+        assert known[0, 0][window].any()
+        hits += bool(label[0, 0][window].any())
+    assert 0.45 < hits / 500 < 0.65  # a patch of the background may touch the structure
+    nothing = [patch_window(label.shape[2:], centres[:0], plan, random)[2].start for _ in range(200)]
+    assert len({*nothing}) > 10
+    # Where everything is known, centres are the same to the bit.
+    complete = torch.ones_like(known)
+    assert torch.equal(patch_centres(label, complete), patch_centres(label))
+    assert 0 not in patch_centres(label)[:, 1]
+
+
 def test_patches_are_centred_in_a_class_of_more_voxels_than_float32_counts():
     size = (256, 256, 258)  # a last place, 16908287, that float32 rounds to 16908288
     centres = patch_centres(torch.ones(1, 1, *size, dtype=torch.uint8))

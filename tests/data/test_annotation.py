@@ -124,6 +124,51 @@ def test_errors_name_site_file_class_and_what_to_write(sites):
         open_site(sites / "B").with_classes(("background", "liver", "kidneys"))
 
 
+def change_rows(folder, change, *splits):
+    content = json.loads((folder / "dataset.json").read_text())
+    rewrite(folder, **{split: [change(row) for row in content[split]] for split in splits})
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"labelled": "kidney"}, "site B.*'labelled' must be a list of names"),
+        ({"labelled": []}, r"site B.*training_0.*'kidney', and annotated are none\."),
+        ({"ignore": 7}, "site B.*'ignore' is 7, and its label of that name is 9"),
+        ({"labels": {"0": "background", "3": "kidney", "4": "Kidney"}}, "site B.*two classes of one name"),
+        ({"labels": {"0": "liver", "3": "kidney"}}, "site B.*'liver' as its lowest value.*background"),
+    ],
+)
+def test_what_would_be_learned_wrongly_is_refused(sites, changed, words):
+    rewrite(sites / "B", **changed)
+    with pytest.raises(DataError, match=words) as caught:
+        check_voxels(arrange(find_sites(sites)))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_row_may_have_nothing_of_its_own_or_a_label_that_is_null(sites):
+    change_rows(sites / "B", lambda row: {**row, "label": None}, "training")
+    change_rows(sites / "A", lambda row: {**row, "labelled": []}, "training")
+    with pytest.raises(DataError, match=r"site A.*training_0.*annotated are none"):
+        check_voxels(arrange(find_sites(sites)))
+    for label in (sites / "A" / "labels").glob("training_*"):
+        nib.save(nib.Nifti1Image(np.zeros((16, 16, 3), np.uint8), np.eye(4)), label)
+    found = {site.name: site for site in arrange(find_sites(sites))}
+    assert [found[name].annotated("training") for name in "AB"] == [(), ()]
+    _, code = found["A"].load_target(found["A"].cases["training"][0])
+    decoded = found["A"].annotation.decode(code[None])
+    assert decoded.known.all()  # nothing was outlined, of which nothing is left out
+    assert decoded.annotated.tolist() == [[True, False, False, False]]
+
+
+def test_a_federation_in_which_nobody_outlined_anything_is_refused(sites):
+    assert check_federation(find_sites(sites))
+    for name in "AB":
+        change_rows(sites / name, lambda row: {"image": row["image"]}, "training")
+    with pytest.raises(DataError, match="no site that trains has outlined anything"):
+        check_federation(find_sites(sites))
+
+
 def test_a_listed_class_that_no_case_shows_is_refused(sites):
     for label in (sites / "A" / "labels").iterdir():
         nib.save(nib.Nifti1Image(np.ones((16, 16, 3), np.uint8), np.eye(4)), label)
@@ -163,3 +208,16 @@ def test_inspection_tells_spellings_and_classes_that_few_or_none_have_outlined(s
     assert any(reason.startswith("no other site has outlined 'kidney'") for reason in found["A"])
     assert suggest(inspect_sites(sites)).methods == ("ditto", "condist")
     assert not any("label map is empty" in reason for reason in (*found["B"], *found["C"]))
+
+
+def test_a_site_without_outlines_need_not_name_classes(sites):
+    path = sites / "B" / "dataset.json"
+    listing = json.loads(path.read_text())
+    del listing["labels"]
+    listing.pop("labelled", None)
+    for split in ("training", "validation", "test"):
+        for row in listing[split]:
+            row.pop("label", None)
+    path.write_text(json.dumps(listing))
+    reasons = [odd.reason for site in inspect_sites(sites) for odd in site.odd]
+    assert not any("foreground" in reason for reason in reasons)

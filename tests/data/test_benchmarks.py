@@ -6,14 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmark_files import (
-    counts,
-    write_cifar,
-    write_pacs,
-)
+from benchmark_files import counts, write_cifar, write_pacs
 from running import SHARED
 
-from medfedaug.data.benchmarks import BENCHMARKS, MARKER, open_benchmark, write_federation
+from medfedaug.data.benchmarks import BENCHMARKS, open_benchmark, write_federation
+from medfedaug.data.folders import MARKER
 from medfedaug.data.published import COMMON_OPTIONS
 from medfedaug.data.sites import find_sites, open_site
 from medfedaug.errors import ConfigError, DataError

@@ -10,7 +10,8 @@ import torch
 from benchmark_files import write_volume
 from running import SHARED
 
-from medfedaug.data.sites import VolumeFolder, check_federation, find_sites, open_site, site_statistics
+from medfedaug.data.sites import check_federation, find_sites, open_site, site_statistics
+from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation import SiteTrainer, resolve_data_folder, run_in_process
 

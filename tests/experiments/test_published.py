@@ -10,6 +10,7 @@ from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
+import torch
 from benchmark_files import OFFICE, write_fedbn
 from printed_tables import PAPERS, printed
 
@@ -21,6 +22,7 @@ from medfedaug.experiments.presets import PRESETS
 from medfedaug.experiments.published import parse_published, published_rows
 from medfedaug.experiments.run_list import plan
 from medfedaug.methods import build_methods
+from medfedaug.models import build_network, ffa_layers, insert_ffa
 
 FILES = {
     path.name.removesuffix(".csv"): path.read_text(encoding="utf-8")
@@ -38,7 +40,7 @@ TABLES = {
 }
 
 _OTHER_METHODS = (
-    *("SFA", "L2D", "JiGen", "SelfReg", "COPA", "CCST", "CSAC"),
+    *("SFA", "L2D", "JiGen", "COPA", "CCST", "CSAC"),
     "FedDG",  # for segmentation alone
 )
 LEFT_OUT = {
@@ -140,6 +142,19 @@ def test_means_are_the_means_of_their_sites():
         ("fedfd_a_pacs", "FedFD-A Table 13", "SiloBN w/ long total rounds"),
         ("fedfd_a_pacs_two_domains", "FedFD-A Table 11", "FedFD-A"),  # printed so
     ]
+
+
+def test_the_stages_of_densenet_are_its_blocks_and_transitions():
+    rows = [row for row in published_rows(PRESETS["domainnet_10"]) if "densenet100" in row.settings]
+    stages = [axis.values[0] for row in rows for axis in map(parse_axis, split_values(row.settings))]
+    whole = max((found for found in stages if isinstance(found, list)), key=len)
+    net = insert_ffa(build_network("densenet100", in_channels=3, out_channels=10), stages=whole, prob=1.0)
+    net.train()
+    net(torch.randn(2, 3, 64, 64))  # checks the widths
+    layers = ffa_layers(net)
+    assert [layer.num_channels for layer in layers.values()] == [24 + 16 * 12, 108, 108 + 16 * 12, 150, 342]
+    assert len(rows) == 16
+    assert {name for found in stages if isinstance(found, list) for name in found} == set(whole)
 
 
 def fake_data(monkeypatch, benchmark: str) -> None:

@@ -142,7 +142,7 @@ def test_every_method_beside_those_for_classification(make_photos, tmp_path, tin
 TOGETHER = {
     # On these networks in fast tests, on the others in slow ones.
     "fedrdn,fedfa+,fedprox": ("basicunet", "unet", "segresnet", "resnet18", "lenet5", "vit"),
-    "norm,fedbn,fedavg": ("basicunet", "resnet18"),
+    "norm,fedbn,fedavg": ("basicunet", "lenet5"),
     "silobn,fedfd_a,fixbn": ("basicunet", "resnet18", "flexibleunet"),
     "mixstyle,moex,scaffold,fedsam,fedavgm": (),
     "fedmix,fednova,fedrobust": (),
@@ -152,8 +152,8 @@ TOGETHER = {
     "partialfed_adaptive,single": (),
     "feddg_ga,fedwon": (),
     "gperxan": (),
-    "bin": ("resnet18",),
-    "dac_sc": ("resnet18",),
+    "bin": ("lenet5",),
+    "dac_sc": ("lenet5",),
     "randconv,fedlws,nyul": (),
     "fedawa": (),
     "fedce": (),

@@ -96,6 +96,7 @@ def test_a_changed_evaluation(run, made, tmp_path, seed):
         used_or_one_line(run("report", file, *options), "evaluation.json", place)
 
 
+@pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_changed_run_is_drawn_or_refused(run, made, tmp_path, seed):
     folder = shutil.copytree(made.run, tmp_path / "run")

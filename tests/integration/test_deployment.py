@@ -7,11 +7,7 @@ import subprocess
 import time
 
 import pytest
-from rehearsal import (
-    rehearse_own_keys,
-    rehearse_poc,
-    rehearse_provisioned,
-)
+from rehearsal import rehearse_own_keys, rehearse_poc, rehearse_provisioned
 from rehearsal_processes import left_running
 from rehearsed_hospitals import HOSPITALS, Rehearsal
 

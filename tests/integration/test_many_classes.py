@@ -10,9 +10,8 @@ import torch
 from finished_runs import rehashed, simulated
 from monai.bundle import run as run_bundle
 from PIL import Image
-from written_volumes import write
+from written_volumes import load_label, write
 
-from medfedaug.data.io.readers import load_label
 from medfedaug.data.preparation.resizing import resize_in_plane
 from medfedaug.data.sites import find_sites
 

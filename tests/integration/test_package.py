@@ -147,7 +147,8 @@ def imported_on_import(name: str, path: Path, known: dict[str, Path]) -> set[str
 
 LONG = {
     # A command, whose options are its parameters.
-    "medfedaug.cli": "benchmark bundle compare export import_ predict prospect report simulate site_config",
+    "medfedaug.cli": "benchmark bundle compare export import_ phantom predict prospect report simulate "
+    "site_config",
     # Its arguments are described and checked one by one.
     "medfedaug.data.datasets.phantom": "make_phantom",
     "medfedaug.experiments.simulate": "simulate",

@@ -1,6 +1,7 @@
 """Sites that have outlined different structures, or nothing, in one federation: data, runs and pages."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -8,10 +9,14 @@ from finished_runs import simulated
 from hospitals import Deployment, Hospital
 from running import TINY_NETWORK, command
 
+from medfedaug.analysis import load_run
+from medfedaug.analysis.score_table import cells_note
 from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.partial_phantom import TRUTH, annotate_apart
 from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.data.sites import open_site
 from medfedaug.federation.job_summary import summary
+from medfedaug.federation.planning.fingerprint import fingerprint
 from medfedaug.methods import parse_methods
 from medfedaug.nvflare_jobs.kit.kit import open_kit
 from medfedaug.privacy import PrivacyLedger
@@ -26,7 +31,18 @@ def phantom(tmp_path_factory):
     root = tmp_path_factory.mktemp("partial") / "data"
     make_phantom(root, patients=3, shape=(48, 48, 5), classes=5)
     assert annotate_apart(root, unlabelled=["site_D"], sparse=0.6) == OWNED
+    outline_test_cases(root, "site_B")
     return root
+
+
+def outline_test_cases(root, site):
+    """Outline everything in the test cases of a site, whose training cases stay as they are."""
+    file, truth = root / site / "dataset.json", root / TRUTH / site
+    content, complete = json.loads(file.read_text()), json.loads((truth / "dataset.json").read_text())
+    for row in content["test"]:
+        row["labelled"] = list(STRUCTURES)
+        shutil.copy(truth / row["label"], root / site / row["label"])
+    file.write_text(json.dumps({**content, "labels": complete["labels"]}))
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +64,11 @@ def test_a_class_is_scored_where_it_is_outlined_and_pages_say_so(run):
     record = json.loads((run / "results.json").read_text())
     assert record["labelled"] == {site: list(own) for site, own in OWNED.items()}
     for site, own in OWNED.items():
-        assert record["test"]["sites"][site].get("classes", {}).keys() == {*own}
+        entry, scored = record["test"]["sites"][site], STRUCTURES if site == "site_B" else own
+        assert entry.get("classes", {}).keys() == {*scored}
+        assert entry.get("case_classes", {}).keys() == {*scored}
+        for label, by_case in entry.get("case_classes", {}).items():
+            assert entry["classes"][label]["dice"] == pytest.approx(sum(by_case.values()) / len(by_case))
     assert record["test"]["sites"]["site_D"]["dice"] is None
     kinds = Annotated.of(record)
     assert [kinds.kind("site_A", name) for name in STRUCTURES] == [OWN, OWN, BORROWED, BORROWED]
@@ -57,21 +77,29 @@ def test_a_class_is_scored_where_it_is_outlined_and_pages_say_so(run):
     assert "nobody knows" in nobody.sentence("A", "gland")
     card = (run / "model_card.md").read_text()
     assert "has outlined ventricles, deep grey matter." in card
+    assert "has outlined nothing. In the average it counts 1 of its samples." in card
+    assert "Without outlines, site_D counts 1 of its samples in the average." in cells_note([load_run(run)])
     assert "| borrowed |" in card
+    assert " (borrowed) |" in card  # the class that site B outlined in test cases alone
     methods = record["rounds"][0]["methods"]
     assert {site for name in ("condist", "teacher") for site in methods.get(name, {})} <= {*OWNED} or methods
 
 
-def test_prediction_marks_borrowed_classes(run, phantom, tmp_path):
-    images = phantom / "site_B" / "images"
-    code, _, err = command(
-        *("predict", "--model", run, "--images", images, "--site", "site_B", "--out", tmp_path / "p")
-    )
+@pytest.mark.parametrize(
+    ("site", "borrowed", "said"),
+    [
+        ("site_A", STRUCTURES[2:], "is of other sites"),
+        ("site_B", (STRUCTURES[0], STRUCTURES[3]), "for training: its Dice there is"),
+    ],
+)
+def test_prediction_marks_borrowed_classes(run, phantom, tmp_path, site, borrowed, said):
+    images, out = next((phantom / site / "images").iterdir()), tmp_path / "p"
+    code, _, err = command("predict", "--model", run, "--images", images, "--site", site, "--out", out)
     assert code == 0, err
-    notes = json.loads((tmp_path / "p" / "predictions.json").read_text())["notes"]
-    own = [note for note in notes if "never outlined at site site_B" in note]
-    assert [note.split(" was ")[0] for note in own] == [STRUCTURES[0], STRUCTURES[3]]
-    assert all("is of other sites" in note or "no site has a Dice" in note for note in own)
+    notes = json.loads((out / "predictions.json").read_text())["notes"]
+    own = [note for note in notes if f"never outlined at site {site}" in note]
+    assert [note.split(" was ")[0] for note in own] == [*borrowed]
+    assert all(said in note for note in own)
 
 
 def test_a_site_without_outlines_needs_a_method_that_learns_without(phantom, tmp_path):
@@ -134,3 +162,15 @@ def test_what_a_site_has_annotated_is_in_its_ledger_and_on_the_approval_page(pha
         assert any("classes that this site has annotated" in line for line in page)
     counts = {site: reply.num_samples for site, reply in deployment.replies if reply.task == "prepare"}
     assert counts["site_D"] == round(0.5 * 5)
+
+
+def test_a_plan_finds_classes_by_name_and_says_what_a_site_has_not_outlined(tmp_path):
+    root = tmp_path / "data"
+    make_phantom(root, sites=3, patients=3, shape=(32, 32, 4), classes=4)
+    assert annotate_apart(root)["site_B"] == STRUCTURES[1:3]
+    code, _, err = command("plan", "--data", root, "--out", tmp_path / "plan.json")
+    assert code == 0, err
+    page = (tmp_path / "plan.html").read_text()
+    complete = open_site(root / TRUTH / "site_B")
+    shares = fingerprint(complete, complete.classes)["foreground"].tolist()
+    assert f"not outlined, {shares[1]:.2%}, {shares[2]:.2%}" in page

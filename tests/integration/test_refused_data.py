@@ -359,10 +359,7 @@ def test_images_whose_white_is_not_known_are_refused(run, make_photos, tmp_path,
 
 
 SPOILT = {
-    "empty": (
-        dict.clear,
-        "lacks 26 of the 26 entries that its run's network shares: model.0.conv.weight",
-    ),
+    "empty": (dict.clear, "lacks 26 of the 26 entries that its run's network shares: model.0.conv.weight"),
     "one entry missing": (
         lambda model: model.pop("model.2.conv.bias"),
         "lacks 1 of the 26 entries that its run's network shares: model.2.conv.bias",

@@ -26,14 +26,7 @@ def test_the_transform_of_the_page_trains_repeats_and_has_options(contrast, phan
         out = tmp_path / name
         code, _, err = run(
             *("simulate", "--data", phantom_dir, "--methods", methods, "--rounds", 1, "--local-epochs", 1),
-            *(
-                *TINY_OPTIONS,
-                "--engine",
-                "inprocess",
-                "--no-report",
-                "--out",
-                out,
-            ),
+            *(*TINY_OPTIONS, "--engine", "inprocess", "--no-report", "--out", out),
             *more,
         )
         assert code == 0, err

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from page_blocks import ROOT, blocks, carry_out
 from written_series import series
+from written_volumes import load_volume
 
 from medfedaug.data.datasets.phantom import make_phantom
-from medfedaug.data.io.readers import load_volume, read_header
+from medfedaug.data.io.formats import read_header
 from medfedaug.data.io.segment_codes import read_segment_codes
 from medfedaug.methods import registry
 from medfedaug.statistics import load_statistics

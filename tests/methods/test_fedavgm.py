@@ -8,10 +8,7 @@ from torch import nn
 
 from medfedaug.errors import ConfigError
 from medfedaug.federation import run_in_process
-from medfedaug.methods import (
-    FedAvgM,
-    build_methods,
-)
+from medfedaug.methods import FedAvgM, build_methods
 from medfedaug.methods.base import ServerContext
 
 SITES = ["site_A", "site_B"]

@@ -12,9 +12,7 @@ from torch.nn.functional import avg_pool2d
 
 from medfedaug.data.sites import open_site
 from medfedaug.errors import ConfigError
-from medfedaug.methods import (
-    FedBN,
-)
+from medfedaug.methods import FedBN
 
 UNEVEN = [("A", "B"), ("A",), ("A", "B")]
 SIZES = {"A": 5, "B": 10, "C": 10}

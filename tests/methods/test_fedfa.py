@@ -9,9 +9,7 @@ from reference import UNEVEN, assert_models, assert_same, federated_averaging, s
 from torch.nn.functional import cross_entropy
 
 from medfedaug import functional as F
-from medfedaug.methods import (
-    FedFA,
-)
+from medfedaug.methods import FedFA
 from medfedaug.methods.base import ServerContext, SiteContext
 from medfedaug.models import build_network, ffa_layers
 

@@ -10,10 +10,7 @@ from monai.networks.nets import BasicUNet
 from reference import assert_same, copied, descend, entries, images_of, mean, pixels
 
 from medfedaug import functional as F
-from medfedaug.methods import (
-    FedFA,
-    FedFAh,
-)
+from medfedaug.methods import FedFA, FedFAh
 from medfedaug.methods.base import ServerContext, SiteContext, Step
 from medfedaug.models import build_network, ffa_layers
 

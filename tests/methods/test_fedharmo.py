@@ -15,9 +15,7 @@ from medfedaug.federation import Site, SiteTrainer, run_in_process
 from medfedaug.federation.messages.messages import PREPARE, TRAIN, Request
 from medfedaug.federation.messages.tensor_checks import check_tensors
 from medfedaug.federation.server.output import write_run
-from medfedaug.methods import (
-    FedHarmo,
-)
+from medfedaug.methods import FedHarmo
 from medfedaug.methods.base import ServerContext, SiteContext
 from medfedaug.privacy import PrivacyPolicy
 from medfedaug.runs.evaluate import evaluate_model

@@ -11,10 +11,7 @@ from torch.nn.functional import cross_entropy
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation import run_in_process
 from medfedaug.federation.messages.tensor_checks import check_tensors
-from medfedaug.methods import (
-    FedMix,
-    build_methods,
-)
+from medfedaug.methods import FedMix, build_methods
 from medfedaug.methods.base import ServerContext, SiteContext
 from medfedaug.tasks import ClassificationTask, SegmentationTask
 

@@ -14,10 +14,7 @@ from medfedaug.experiments.simulate import configure
 from medfedaug.federation import run_in_process
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages.tensor_checks import check_tensors
-from medfedaug.methods import (
-    FedProto,
-    build_methods,
-)
+from medfedaug.methods import FedProto, build_methods
 from medfedaug.methods.base import ServerContext, SiteContext, Step
 
 WEIGHT = 0.3

@@ -13,9 +13,7 @@ from reference import UNEVEN, assert_models, assert_tested, descend, federated_a
 from running import TINY_OPTIONS
 from torch import nn
 
-from medfedaug.methods import (
-    FedRDN,
-)
+from medfedaug.methods import FedRDN
 from medfedaug.methods.base import ServerContext, SiteContext
 from medfedaug.statistics import ChannelStatistics, load_statistics
 

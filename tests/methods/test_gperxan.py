@@ -4,17 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from reference import (
-    UNEVEN,
-    Round,
-    assert_models,
-    assert_same,
-    copied,
-    entries,
-    mean,
-    pixels,
-    same,
-)
+from reference import UNEVEN, Round, assert_models, assert_same, copied, entries, mean, pixels, same
 from torch import nn
 from torch.nn.functional import conv2d, cross_entropy, linear
 

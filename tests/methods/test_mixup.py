@@ -12,9 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from medfedaug.federation import SiteTrainer, run_in_process
 from medfedaug.federation.composition import Composition
-from medfedaug.methods import (
-    MixUp,
-)
+from medfedaug.methods import MixUp
 from medfedaug.methods.base import SiteContext
 
 SITES = ["site_A", "site_B"]

@@ -34,12 +34,7 @@ def simulated(phantom_dir, tmp_path_factory):
     runs = {}
     for name in ("fedavg", "single", "pooled"):
         out = tmp_path_factory.mktemp(name) / "out"
-        config = RunConfig(
-            methods=({"name": name},),
-            **TINY_NETWORK,
-            rounds=2,
-            batch_size=4,
-        )
+        config = RunConfig(methods=({"name": name},), **TINY_NETWORK, rounds=2, batch_size=4)
         simulate(phantom_dir, out, config, engine="inprocess", device="cpu", report=False)
         runs[name] = out
     return runs

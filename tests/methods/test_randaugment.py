@@ -10,10 +10,7 @@ from torch import nn
 
 from medfedaug.errors import ConfigError
 from medfedaug.federation import run_in_process
-from medfedaug.methods import (
-    RandAugment,
-    build_methods,
-)
+from medfedaug.methods import RandAugment, build_methods
 from medfedaug.methods.base import SiteContext
 from medfedaug.tasks import ClassificationTask, SegmentationTask
 

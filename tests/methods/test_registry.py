@@ -12,13 +12,7 @@ from torch import nn
 from medfedaug import functional as F
 from medfedaug.errors import ConfigError
 from medfedaug.federation import run_in_process
-from medfedaug.methods import (
-    FedFAh,
-    build_methods,
-    method_names,
-    parse_methods,
-    registry,
-)
+from medfedaug.methods import FedFAh, build_methods, method_names, parse_methods, registry
 from medfedaug.methods.base import ServerContext
 from medfedaug.methods.fedfa import FedFAServer
 

@@ -53,13 +53,7 @@ def test_a_metric_of_a_package_is_in_the_results_and_in_the_report(
         "inprocess",
         "--no-pictures",
     )
-    network = (
-        *TINY_OPTIONS,
-        "--engine",
-        "inprocess",
-        "--device",
-        "cpu",
-    )
+    network = (*TINY_OPTIONS, "--engine", "inprocess", "--device", "cpu")
     added = [part for name in ADDED for part in ("--metrics", name)]
     out = tmp_path / "out"
     code, printed, err = run("simulate", *arguments, *network, *added, "--lr", 0.02, "--out", out)

@@ -11,9 +11,7 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import chi, norm
 
-from medfedaug.analysis import (
-    paired_t_test,
-)
+from medfedaug.analysis import paired_t_test
 from medfedaug.metrics import significance
 from medfedaug.metrics.significance import (
     _power,

@@ -11,13 +11,7 @@ from monai.networks.nets import AutoEncoder, BasicUNet, UNet
 from small_networks import build_small
 from torch import nn
 
-from medfedaug.models import (
-    FFALayer,
-    ffa_layers,
-    insert_ffa,
-    network_names,
-    remove_ffa,
-)
+from medfedaug.models import FFALayer, ffa_layers, insert_ffa, network_names, remove_ffa
 from medfedaug.models.insertion import FFAArguments
 from medfedaug.models.stages import known_stages
 

@@ -51,10 +51,7 @@ def test_mixstyle_is_its_equation(spatial_dims):
             own, other = x[i, c], x[order[i], c]
             mean, std = own.mean(), (((own - own.mean()) ** 2).mean() + 1e-6).sqrt()
             mean2, std2 = other.mean(), (((other - other.mean()) ** 2).mean() + 1e-6).sqrt()
-            scale, shift = (
-                share[i] * std + (1 - share[i]) * std2,
-                share[i] * mean + (1 - share[i]) * mean2,
-            )
+            scale, shift = (share[i] * std + (1 - share[i]) * std2, share[i] * mean + (1 - share[i]) * mean2)
             expected[i, c] = scale * (own - mean) / std + shift
     assert not torch.equal(order, torch.arange(4))
     torch.testing.assert_close(found, expected)
@@ -212,8 +209,7 @@ def test_arguments_out_of_range_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("methods", "off"),
-    [("mixstyle", {"prob": 0}), ("moex", {"prob": 0}), ("manifold_mixup", {"alpha": 0})],
+    ("methods", "off"), [("mixstyle", {"prob": 0}), ("moex", {"prob": 0}), ("manifold_mixup", {"alpha": 0})]
 )
 def test_mixing_layers_that_are_never_active_are_fedavg_to_the_bit(phantom_dir, tiny_config, methods, off):
     plain = run_in_process(tiny_config(), phantom_dir, SITES, "cpu")

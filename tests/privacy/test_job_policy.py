@@ -86,12 +86,7 @@ REFUSED = {
         "its task is {}, and the site's rule tasks allows classification",
         "segmentation",
     ),
-    "a large model": (
-        {},
-        {"max_model_mb": 0.005},
-        "and the site's rule max_model_mb is 0.005",
-        "",
-    ),
+    "a large model": ({}, {"max_model_mb": 0.005}, "and the site's rule max_model_mb is 0.005", ""),
     "a large exchange": (
         {"methods": "fedfa"},
         {"max_payload_mb": 1e-4},
@@ -265,7 +260,7 @@ def test_a_new_job_waits_until_it_is_approved_by_its_hash(hospital, deploy, tiny
     for words in (
         "waiting",
         "methods: fedrdn, fedfa",
-        "2 rounds of 1 epochs, 4 samples a step",
+        "2 rounds of 1 epoch, 4 samples a step",
         "once: fedrdn: mean (1), std (1), count (1)",
         "2 times: fedfa: enc1/mean (4), enc1/std (4)",
         "2 times: the weights",

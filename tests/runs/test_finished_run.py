@@ -89,10 +89,7 @@ def test_a_file_that_is_not_as_the_run_wrote_it_is_refused_with_the_way_out(comm
     name, spoil = DAMAGE[damage]
     spoil(copy / name)
     code, said, out = commands(command, copy)
-    if (command, name) == (
-        "evaluate",
-        "statistics.json",
-    ):  # statistics of the data
+    if (command, name) == ("evaluate", "statistics.json"):  # statistics of the data
         assert code == 0, said
         return
     assert code == 2

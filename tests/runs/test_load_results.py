@@ -3,10 +3,7 @@
 import pytest
 from results import content
 
-from medfedaug.analysis import (
-    load_run,
-    summary_table,
-)
+from medfedaug.analysis import load_run, summary_table
 from medfedaug.analysis.grouping import group_runs
 from medfedaug.config.plan import Plan
 from medfedaug.errors import DataError

@@ -185,6 +185,20 @@ def leaf(writers: dict[str, int], offset: int = 0) -> str:
     return json.dumps({"users": list(writers), "num_samples": list(writers.values()), "user_data": data})
 
 
+def write_fedscale(root: Path, lists: dict[str, dict[str, int]]) -> None:
+    """FedScale's FEMNIST: images, and a list of them by writer."""
+    (root / "client_data_mapping").mkdir(parents=True)
+    (root / "data").mkdir()
+    for name, writers in lists.items():
+        rows = ["client_id,sample_path,label_name,label_id"]
+        for writer, number in writers.items():
+            for i in range(number):
+                image = f"data/{name}_{writer}_{i}.png"
+                Image.new("L", (28, 28), i).save(root / image)
+                rows.append(f"{writer},{image},?,{i % 62}")
+        (root / f"client_data_mapping/{name}.csv").write_text("\n".join(rows) + "\n")
+
+
 def idx(array: np.ndarray) -> bytes:
     head = struct.pack(">HBB", 0, 8, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape)
     return head + array.astype(np.uint8).tobytes()

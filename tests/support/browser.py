@@ -75,7 +75,7 @@ def probe(page: Path, folder: Path, width: int, *more: str) -> dict:
 
 
 @pytest.fixture(scope="module")
-def page(phantom_dir, tmp_path_factory):
+def page(phantom_dir, drawn_in_module, tmp_path_factory):
     """A page with everything: two methods, long names, images, γ, a site that failed, an unseen one."""
     folder = tmp_path_factory.mktemp("page")
     config = configure(

@@ -274,10 +274,7 @@ def photographs() -> dict[str, Any]:
             transforms=[
                 target("Activationsd", keys="@pred", softmax=True),
                 target(
-                    "AsDiscreted",
-                    keys=["@pred", "@label"],
-                    argmax=[True, False],
-                    to_onehot="@num_classes",
+                    "AsDiscreted", keys=["@pred", "@label"], argmax=[True, False], to_onehot="@num_classes"
                 ),
                 target("ToTensord", keys=["@pred", "@label"], device="@device"),
             ],

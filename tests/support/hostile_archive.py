@@ -216,11 +216,7 @@ class _Dimse:
 
     @cached_property
     def handlers(self) -> list[Any]:
-        return [
-            (evt.EVT_C_FIND, self.find),
-            (evt.EVT_C_GET, self.get),
-            (evt.EVT_C_MOVE, self.move),
-        ]
+        return [(evt.EVT_C_FIND, self.find), (evt.EVT_C_GET, self.get), (evt.EVT_C_MOVE, self.move)]
 
     def find(self, event: Any) -> Iterator[tuple[int, pydicom.Dataset | None]]:
         query = event.identifier

@@ -1,6 +1,6 @@
 """Orthanc with its DICOMweb plugin, from Debian: an archive of the tests' own on free ports.
 
-The fixture `orthanc` (in ``tests/conftest.py``) starts one for a session, with a temporary folder. Where
+The fixture `orthanc` (in `shared_fixtures`) starts one for a session, with a temporary folder. Where
 Orthanc is not installed, tests that ask for it are skipped.
 """
 

@@ -225,10 +225,4 @@ def _fraug(text: str, table: str) -> list[Row]:
     return list(found.items())
 
 
-_READERS = {
-    "FedFA": _fedfa,
-    "FedFA+": _fedfa_plus,
-    "FedRDN": _fedrdn,
-    "FedFD-A": _fedfd_a,
-    "FRAug": _fraug,
-}
+_READERS = {"FedFA": _fedfa, "FedFA+": _fedfa_plus, "FedRDN": _fedrdn, "FedFD-A": _fedfd_a, "FRAug": _fraug}

@@ -435,9 +435,7 @@ def assert_tested_with_its_own(run: Federation, rounds: Sequence[Round], site: s
 
 
 def assert_steps(
-    run: Federation,
-    loss: Callable[[nn.Module, Tensor, Tensor, list[Tensor]], Tensor],
-    atol: float = 2e-6,
+    run: Federation, loss: Callable[[nn.Module, Tensor, Tensor, list[Tensor]], Tensor], atol: float = 2e-6
 ) -> None:
     """The run is FedAvg with descent along a loss of network, images, labels and the step's draws."""
 

@@ -55,10 +55,7 @@ class Rehearsal:
     """
 
     def __init__(
-        self,
-        work: str | Path,
-        say: Callable[[str], None] = print,
-        hospitals: Sequence[str] = HOSPITALS,
+        self, work: str | Path, say: Callable[[str], None] = print, hospitals: Sequence[str] = HOSPITALS
     ) -> None:
         self.work, self.say, self.hospitals = Path(work).resolve(), say, tuple(hospitals)
         if self.work.exists() and any(self.work.iterdir()):

@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pydicom
 import pytest
-from written_volumes import itk_image, write_dicom
-
-from medfedaug.data.io.readers import load_volume
+from written_volumes import itk_image, load_volume, write_dicom
 
 
 def series(folder, voxels, affine, number: str):

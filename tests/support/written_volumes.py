@@ -10,8 +10,19 @@ import nibabel
 import numpy as np
 import pytest
 import SimpleITK as sitk
+import torch
+
+from medfedaug.data.io.formats import format_of
 
 SHAPE = (7, 6, 5)
+
+
+def load_volume(path: Path) -> torch.Tensor:
+    return torch.as_tensor(format_of(path).read_volume(path))
+
+
+def load_label(path: Path) -> torch.Tensor:
+    return torch.as_tensor(format_of(path).read_label(path))
 
 
 def turn(x: float, y: float, z: float) -> np.ndarray:

@@ -12,7 +12,8 @@ from running import SHARED
 from torch import nn
 
 from medfedaug.config.run import RunConfig
-from medfedaug.data.sites import ImageFolder, check_federation, find_sites, open_site, site_statistics
+from medfedaug.data.images import ImageFolder
+from medfedaug.data.sites import check_federation, find_sites, open_site, site_statistics
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.experiments.simulate import configure
 from medfedaug.federation import SiteTrainer, run_in_process

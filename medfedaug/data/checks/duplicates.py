@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from medfedaug.data.base import SPLITS, Case, SiteFolder
-from medfedaug.data.io.formats import format_of, image_suffix
-from medfedaug.data.io.voxel_files import voxel_files
-from medfedaug.errors import DataError, own, warn
+from medfedaug.data.io.formats import file_states, format_of, image_suffix, voxel_files
+from medfedaug.errors import own, warn
 from medfedaug.utils.files import real_paths
 
 _BLOCK, _SAMPLE = 2**20, 2**12
@@ -37,7 +36,7 @@ def check_copies(sites: Sequence[SiteFolder]) -> None:
         told = f"the image of a {split} case is that of a {first} case, {other}"
         if site.task == "segmentation":
             hint = "A patient belongs to one split only, or the test is not one: take one of them out."
-            raise DataError(told, site=site.name, path=case.image, hint=hint)
+            raise site.error(told, case.image, hint=hint)
         if len(leaks) > 1:
             told += f", and {len(leaks) - 1} more are in two splits"
         hint = "The test is not one for these: take them out of one split."
@@ -46,15 +45,7 @@ def check_copies(sites: Sequence[SiteFolder]) -> None:
 
 
 def find_copies(sites: Sequence[SiteFolder], apart: bool) -> list[tuple[Entry, Entry]]:
-    """Images that are in two splits, as a link or a copy: one pair for each image.
-
-    Args:
-        sites: the sites.
-        apart: only those in splits of different sites.
-
-    Returns:
-        Split, site and case of the first and of another.
-    """
+    """Find pairs of entries with one image in two splits, as a link or a copy; ``apart``: at two sites."""
     listed: dict[Path, list[Entry]] = defaultdict(list)
     # Slices of one file are told apart by their index.
     entries = [
@@ -146,8 +137,7 @@ def _trailer(path: Path) -> tuple[int, int]:
 
 
 def _digest(path: Path) -> Hashable:
-    status = [file.stat() for file in voxel_files(path)]
-    return _known_digest(path, tuple((file.st_mtime_ns, file.st_size) for file in status))
+    return _known_digest(path, file_states([path]))
 
 
 @lru_cache(maxsize=2**14)

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from medfedaug.data.base import SPLITS, Case, SiteFolder, plain_name
-from medfedaug.errors import DataError, own, warn
+from medfedaug.data.base import Case, SiteFolder, plain_name
+from medfedaug.errors import own, warn
 from medfedaug.utils.files import real_paths
 
 _PLANES = {"L": "sagittal", "R": "sagittal", "A": "coronal", "P": "coronal", "S": "axial", "I": "axial"}
@@ -18,7 +18,7 @@ def check_label_maps(site: SiteFolder) -> None:
     first: dict[Path, Case] = {}
     shared: list[tuple[Case, Case]] = []
     # Slices of one file share its label map.
-    cases = [case for split in SPLITS for case in site.cases[split] if case.index is None]
+    cases = [case for case in site.listed_cases if case.index is None]
     labels = [(case, case.label) for case in cases if isinstance(case.label, Path)]
     places = real_paths(label for _, label in labels)
     for case, label in labels:
@@ -34,14 +34,7 @@ def check_label_maps(site: SiteFolder) -> None:
 
 
 def compare_axes(site: str, axes: Mapping[str, Path], first: tuple[str, str, Path] | None = None) -> None:
-    """Warn where the axes of volumes point in different directions, since slices are cut along the last axis.
-
-    Args:
-        site: whose volumes.
-        axes: where their axes point to (`medfedaug.data.io.readers.Header.upright_axes`), each with one
-            volume.
-        first: the same of a volume at another site, before its name.
-    """
+    """Warn where the axes of volumes point to different sides than those of the first, or of another site."""
     if not axes:
         return
     owner, (code, path) = ("", next(iter(axes.items()))) if first is None else (first[0], first[1:])
@@ -67,27 +60,22 @@ def check_classes(site: SiteFolder, expected: Sequence[str], whose: str) -> None
 
     Capitals, spaces, ``_`` and ``-`` do not matter, and ``foreground`` is any one class.
     """
-    listing = site.path / site.listing
     if len(site.classes) != len(expected):
         there = set(map(plain_name, site.classes))
         fewer = there < set(map(plain_name, expected))
         lacking = [name for name in expected if fewer and plain_name(name) not in there]
         told = f", without {', '.join(lacking)}" if lacking else ""
         # What a site did not annotate would be background there, and be learned as such.
-        raise DataError(
+        raise site.error(
             f"{len(site.classes)} classes{told}, {whose} has {len(expected)}",
-            site=site.name,
-            path=listing,
             hint="All sites need the same classes: annotate what is there of each, and name one that no case "
             'has, too; or name under "labelled" in dataset.json the classes that the site has annotated.',
         )
     for label, (name, other) in enumerate(zip(site.classes, expected, strict=True)):
         unnamed = len(expected) == 2 and label == 1 and "foreground" in (plain_name(name), plain_name(other))
         if plain_name(name) != plain_name(other) and not unnamed:
-            raise DataError(
+            raise site.error(
                 f"label {label} is {name!r}, and {other!r} for {whose}",
-                site=site.name,
-                path=listing,
                 hint="All sites need the same classes in the same order.",
             )
 
@@ -96,44 +84,31 @@ def check_known_classes(site: SiteFolder, expected: Sequence[str]) -> None:
     """Check that a site of photographs has no class that the federation does not know; it may lack some."""
     unknown = sorted(set(site.classes) - set(expected))
     if unknown:
-        raise DataError(
-            f"the class '{own(unknown[0])}' is not among the federation's: {', '.join(expected)}",
-            site=site.name,
-            path=site.path,
+        raise site.error(
+            f"the class '{own(unknown[0])}' is not among the federation's: {', '.join(expected)}", site.path
         )
 
 
 def check_files_alone(site: SiteFolder, who: str) -> None:
-    """Check that who reads a site's files without us gets the images of the federation.
-
-    Raises:
-        DataError: where channels are missing or in another order, images are in archives, or label maps have
-            other values than the indices of the classes.
-    """
+    """Check that who reads a site's files without us gets the channels and label values of the federation."""
     if site.label_values:
-        raise DataError(
+        raise site.error(
             f"has label maps with the values {', '.join(map(str, site.label_values))}, and {who} reads files "
             "as they are",
-            site=site.name,
-            path=site.path,
+            site.path,
             hint="Write the index of each voxel's class: 0, 1, 2, ...",
         )
     if site.channel_places:
-        raise DataError(
+        raise site.error(
             f"has other channels than the federation, or in another order, and {who} reads files as they are",
-            site=site.name,
-            path=site.path,
+            site.path,
         )
     if any(case.index is not None for cases in site.cases.values() for case in cases):
-        raise DataError(f"has its images in archives, and {who} reads files", site=site.name, path=site.path)
+        raise site.error(f"has its images in archives, and {who} reads files", site.path)
 
 
 def check_folders_of_classes(sites: Sequence[SiteFolder]) -> None:
-    """Check that folders of classes mean the same classes at all sites; a site may lack some.
-
-    Raises:
-        DataError: for two names that differ only as `check_classes` does not mind, naming site and both.
-    """
+    """Check that folders whose names `check_classes` takes for one are called alike; a site may lack some."""
     where: dict[str, list[tuple[str, SiteFolder]]] = defaultdict(list)
     for site in sites:
         for name in site.classes:
@@ -141,10 +116,9 @@ def check_folders_of_classes(sites: Sequence[SiteFolder]) -> None:
     for (first, owner), *others in where.values():
         for name, site in others:
             if name != first:
-                raise DataError(
+                raise site.error(
                     f"{name!r} and {first!r} of site {owner.name} would be two classes",
-                    site=site.name,
-                    path=site.path,
+                    site.path,
                     hint="Give the folders one name.",
                 )
         if not others and len(sites) > 1:

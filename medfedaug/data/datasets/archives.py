@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from medfedaug.data.base import SPLITS, Case, Listing, SiteFolder, unreadable
+from medfedaug.data.base import Case, Listing, SiteFolder, unreadable
 from medfedaug.errors import DataError
 from medfedaug.utils.files import parse_json
 
@@ -62,31 +62,18 @@ class ArchiveSite(SiteFolder):
         raise DataError("is part of a benchmark, which must be named", site=name, path=path)
 
     def check_files(self) -> int:
-        """Check that every file is there and holds the images listed.
-
-        Returns:
-            3: grey images become RGB.
-
-        Raises:
-            DataError: naming site and file.
-        """
+        """Check that every file is there and holds the images listed."""
         last: dict[Path, int] = {}
-        for case in (case for split in SPLITS for case in self.cases[split]):
+        for case in self.listed_cases:
             last[case.image] = max(last.get(case.image, 0), case.index or 0)
         for path, index in last.items():
             images = self._images(path)
             if index >= len(images):
-                raise DataError(
-                    f"holds {len(images)} images, number {index} is listed", site=self.name, path=path
-                )
+                raise self.error(f"holds {len(images)} images, number {index} is listed", path)
         return 3
 
     def load_image(self, case: Case, intensity: str = "raw") -> torch.Tensor:
-        """The image as uint8 (3, H, W), or with ``"scale"`` as float32 in [0, 1].
-
-        Raises:
-            DataError: naming site and file, when it cannot be read.
-        """
+        """The image as uint8 (3, H, W), or with ``"scale"`` as float32 in [0, 1]."""
         assert case.index is not None
         pixels = self._images(case.image)[case.index]
         if pixels.ndim == 2:
@@ -98,17 +85,12 @@ class ArchiveSite(SiteFolder):
         try:
             return read_archive(self.reader, path).images
         except FileNotFoundError as error:
-            raise DataError("a listed file is missing", site=self.name, path=path) from error
+            raise self.error("a listed file is missing", path) from error
 
 
 @lru_cache(maxsize=64)
 def read_archive(reader: Reader, path: Path) -> Archive:
-    """Read a file once and keep it for the rest of the process.
-
-    Raises:
-        FileNotFoundError: when it is not there.
-        DataError: when it cannot be read, naming it.
-    """
+    """Read a file once and keep it for the rest of the process."""
     try:
         archive = reader(path)
         if archive.images.dtype != np.uint8 or archive.images.shape[3:] not in ((), (3,)):

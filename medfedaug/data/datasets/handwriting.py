@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
-import numpy as np
-
-from medfedaug.config.run import derive_seed
-from medfedaug.data.base import SPLITS, Case, SiteFolder, base_folder
+from medfedaug.data.base import SPLITS, Case, SiteFolder, base_folder, check_below, spread
 from medfedaug.data.datasets.archives import (
     Archive,
     ArchiveSite,
@@ -24,28 +24,34 @@ from medfedaug.data.datasets.archives import (
 )
 from medfedaug.data.images import ImageFolder
 from medfedaug.data.published import Benchmark
-from medfedaug.data.splits import split_by_class, split_in_order
-from medfedaug.errors import ConfigError
+from medfedaug.data.splits import shuffled, split_by_class, split_in_order
+from medfedaug.errors import ConfigError, DataError
 
 # Digits, capitals, small letters: LEAF's and EMNIST's numbering of the 62 classes.
 _CHARACTERS = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 _DIGITS = _CHARACTERS[:10]
+
+_LISTS = "client_data_mapping"  # of FedScale
 
 _TRAINING_AND_VALIDATION = (0.9, 0.1)
 _EACH = (0.8, 0.1)
 
 
 def femnist(root: Path, writers: int = 0, min_images: int = 10) -> list[SiteFolder]:
-    """FEMNIST as LEAF writes it: a site is a writer.
+    """FEMNIST as LEAF or FedScale writes it: a site is a writer.
 
     LEAF's own division by image (``data/train``, ``data/test``) is kept, a tenth of the training images
-    validates; without it (``data/all_data``) each writer is split 80/10/10.
+    validates; without it (``data/all_data``) each writer is split 80/10/10. So are FedScale's writers of
+    ``client_data_mapping/train.csv``; those of its other lists do not train, and are tested with all their
+    images.
 
     Args:
-        root: the folder ``data`` of LEAF's femnist, or the one above.
-        writers: so many, evenly from all; 0 for all of them.
+        root: the folder ``data`` of LEAF's femnist, or the one above; or that of FedScale's femnist.
+        writers: so many of those that train, evenly from all; 0 for all of them.
         min_images: writers with fewer are left out.
     """
+    if (root / _LISTS).is_dir():
+        return _fedscale(root, writers, min_images)
     root = base_folder(root, "data")
     parts = {}
     for part in ("train", "test") if (root / "train").is_dir() else ("all_data",):
@@ -54,15 +60,42 @@ def femnist(root: Path, writers: int = 0, min_images: int = 10) -> list[SiteFold
             raise FileNotFoundError(2, "no such file", str(root / part / "*.json"))
         parts[part] = _by_owner((path, read_archive(read_leaf, path)) for path in files)
     if "all_data" in parts:
-        splits = {
-            name: split_in_order(_shuffled(name, own), _EACH) for name, own in parts["all_data"].items()
-        }
+        splits = _split(parts["all_data"], _EACH)
     else:
-        splits = {}
-        for name in sorted(parts["train"].keys() & parts["test"].keys()):
-            own = split_in_order(_shuffled(name, parts["train"][name]), _TRAINING_AND_VALIDATION)
-            splits[name] = {**own, "test": parts["test"][name]}
-    return _writers(root, splits, read_leaf, writers, min_images)
+        both = parts["train"].keys() & parts["test"].keys()
+        splits = _split({name: parts["train"][name] for name in both}, _TRAINING_AND_VALIDATION)
+        splits = {name: {**own, "test": parts["test"][name]} for name, own in splits.items()}
+    return _writers(partial(ArchiveSite, reader=read_leaf), root, splits, writers, min_images)
+
+
+def _fedscale(root: Path, writers: int, min_images: int) -> list[SiteFolder]:
+    lists = {path.stem: _listed(root, path) for path in sorted((root / _LISTS).glob("*.csv"))}
+    if "train" not in lists:
+        raise FileNotFoundError(2, "no such file", str(root / _LISTS / "train.csv"))
+    trained = _split(lists.pop("train"), _EACH)
+    tested = [
+        ImageFolder(name, root, _CHARACTERS, {"training": (), "validation": (), "test": tuple(own)})
+        for found in lists.values()
+        for name, own in found.items()
+    ]
+    return [*_writers(ImageFolder, root, trained, writers, min_images), *tested]
+
+
+def _listed(root: Path, path: Path) -> dict[str, list[Case]]:
+    """The cases of a list by its name and the writer's, whose numbers may stand in another list, too."""
+    found: dict[str, list[Case]] = defaultdict(list)
+    labels = range(len(_CHARACTERS))
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = csv.reader(file)
+        try:
+            for row in islice(rows, 1, None):
+                writer, image, label = row[0], row[1], labels.index(int(row[-1]))
+                check_below(root, image, writer, path)
+                found[f"{path.stem}_{writer}"].append(Case(image, root / image, _CHARACTERS[label]))
+        except (IndexError, ValueError, csv.Error) as error:
+            message = "client_id,sample_path,label_name,label_id with a label from 0 to 61 is needed"
+            raise DataError(f"line {rows.line_num}: {message}", path=path) from error
+    return found
 
 
 def emnist(root: Path, writers: int = 0, min_images: int = 10) -> list[SiteFolder]:
@@ -74,11 +107,8 @@ def emnist(root: Path, writers: int = 0, min_images: int = 10) -> list[SiteFolde
         min_images: writers with fewer are left out.
     """
     path = base_folder(root, "matlab") / "emnist-byclass.mat"
-    splits = {
-        name: split_in_order(_shuffled(name, own), _EACH)
-        for name, own in _by_owner([(path, read_archive(read_emnist, path))]).items()
-    }
-    return _writers(path.parent, splits, read_emnist, writers, min_images)
+    splits = _split(_by_owner([(path, read_archive(read_emnist, path))]), _EACH)
+    return _writers(partial(ArchiveSite, reader=read_emnist), path.parent, splits, writers, min_images)
 
 
 def _by_owner(files: Iterable[tuple[Path, Archive]]) -> dict[str, list[Case]]:
@@ -89,15 +119,17 @@ def _by_owner(files: Iterable[tuple[Path, Archive]]) -> dict[str, list[Case]]:
     return found
 
 
-def _shuffled(site: str, cases: Sequence[Case]) -> list[Case]:
-    order = np.random.default_rng(derive_seed("split", site)).permutation(len(cases))
-    return [cases[i] for i in order]
+def _split(
+    by_writer: Mapping[str, Sequence[Case]], shares: tuple[float, float]
+) -> dict[str, dict[str, list[Case]]]:
+    """Split each writer's cases, shuffled by the writer's name."""
+    return {name: split_in_order(shuffled(cases, "split", name), shares) for name, cases in by_writer.items()}
 
 
 def _writers(
+    kind: Callable[..., SiteFolder],
     root: Path,
     splits: dict[str, dict[str, list[Case]]],
-    reader: Reader,
     writers: int,
     min_images: int,
 ) -> list[SiteFolder]:
@@ -109,10 +141,9 @@ def _writers(
     if writers:
         if not 1 <= writers <= len(names):
             raise ConfigError(f"{writers} writers were asked for, {len(names)} have {min_images} images")
-        names = [names[int(i * len(names) / writers)] for i in range(writers)]
+        names = [*spread(names, writers)]
     return [
-        ArchiveSite(name, root, _CHARACTERS, {key: tuple(splits[name][key]) for key in SPLITS}, reader=reader)
-        for name in names
+        kind(name, root, _CHARACTERS, {key: tuple(splits[name][key]) for key in SPLITS}) for name in names
     ]
 
 
@@ -128,20 +159,26 @@ def digits(root: Path, synthetic: bool = True) -> list[SiteFolder]:
         synthetic: whether SynthDigits is a site.
     """
     root = base_folder(root, "digit_dataset")
-    collections = {name: open_ for name, open_ in _COLLECTIONS.items() if synthetic or name != "SynthDigits"}
-    sites = [_fedbn_digits(root / name) or open_(root / name) for name, open_ in collections.items()]
-    found = [site for site in sites if site is not None]
+    names = [name for name in _COLLECTIONS if synthetic or name != "SynthDigits"]
+    found = [site for name in names if (site := _digits(root / name)) is not None]
     if not found:
         raise FileNotFoundError(2, "no collection", str(root / "MNIST"))
     return found
 
 
-def _fedbn_digits(folder: Path) -> SiteFolder | None:
-    if not (folder / "partitions").is_dir():
-        return None
-    parts = [folder / "partitions" / f"train_part{i}.pkl" for i in range(10)]
-    files = {"training": parts[:8], "validation": parts[8:], "test": [folder / "test.pkl"]}
-    return _collection(folder, read_pickled_pair, files)
+def _digits(folder: Path) -> SiteFolder | None:
+    """A collection as FedBN or its authors publish it; ``None`` where it is not there."""
+    if (folder / "partitions").is_dir():
+        parts = [folder / "partitions" / f"train_part{i}.pkl" for i in range(10)]
+        files = {"training": parts[:8], "validation": parts[8:], "test": [folder / "test.pkl"]}
+        return _collection(folder, read_pickled_pair, files)
+    published = _COLLECTIONS[folder.name]
+    if published is None:
+        return _mnist_m(folder)
+    reader, *names = published
+    train, test = ([*filter(Path.is_file, map(folder.joinpath, some))][:1] for some in names)
+    files = {"training": train, "test": test or [folder / names[1][0]]}
+    return _collection(folder, reader, files) if train else None
 
 
 def _collection(folder: Path, reader: Reader, files: dict[str, list[Path]]) -> SiteFolder:
@@ -161,27 +198,6 @@ def _with_validation(site: str, cases: Sequence[Case]) -> dict[str, list[Case]]:
     return {key: list(split[key]) for key in ("training", "validation")}
 
 
-def _mnist(folder: Path) -> SiteFolder | None:
-    found = {}
-    for split, stem in (("training", "train"), ("test", "t10k")):
-        names = (f"{stem}-images-idx3-ubyte", f"{stem}-images-idx3-ubyte.gz", f"{stem}-images.idx3-ubyte")
-        found[split] = [folder / name for name in names if (folder / name).is_file()][:1]
-    return _collection(folder, read_idx, found) if all(found.values()) else None
-
-
-def _mat(train: str, test: str) -> Callable[[Path], SiteFolder | None]:
-    def open_(folder: Path) -> SiteFolder | None:
-        files = {"training": [folder / train], "test": [folder / test]}
-        return _collection(folder, read_mat, files) if (folder / train).is_file() else None
-
-    return open_
-
-
-def _usps(folder: Path) -> SiteFolder | None:
-    files = {"training": [folder / "usps.bz2"], "test": [folder / "usps.t.bz2"]}
-    return _collection(folder, read_libsvm, files) if (folder / "usps.bz2").is_file() else None
-
-
 def _mnist_m(folder: Path) -> SiteFolder | None:
     folder = base_folder(folder, "mnist_m")
     if not (folder / "mnist_m_train_labels.txt").is_file():
@@ -194,12 +210,14 @@ def _mnist_m(folder: Path) -> SiteFolder | None:
     return ImageFolder("MNIST_M", folder, _DIGITS, {key: tuple(cases[key]) for key in SPLITS})
 
 
-_COLLECTIONS = {
-    "MNIST": _mnist,
-    "MNIST_M": _mnist_m,
-    "SVHN": _mat("train_32x32.mat", "test_32x32.mat"),
-    "USPS": _usps,
-    "SynthDigits": _mat("synth_train_32x32.mat", "synth_test_32x32.mat"),
+_IDX = ("{}-images-idx3-ubyte", "{}-images-idx3-ubyte.gz", "{}-images.idx3-ubyte")
+# By collection its reader, and the names that its training and test images may have; MNIST-M has folders.
+_COLLECTIONS: dict[str, tuple[Reader, Sequence[str], Sequence[str]] | None] = {
+    "MNIST": (read_idx, [name.format("train") for name in _IDX], [name.format("t10k") for name in _IDX]),
+    "MNIST_M": None,
+    "SVHN": (read_mat, ["train_32x32.mat"], ["test_32x32.mat"]),
+    "USPS": (read_libsvm, ["usps.bz2"], ["usps.t.bz2"]),
+    "SynthDigits": (read_mat, ["synth_train_32x32.mat"], ["synth_test_32x32.mat"]),
 }
 
 
@@ -221,8 +239,9 @@ BENCHMARKS = {
         femnist,
         "FEMNIST: 62 handwritten characters, a site a writer",
         "https://github.com/TalwalkarLab/leaf/tree/master/data/femnist "
-        "(./preprocess.sh -s niid --sf 1.0 -k 0 -t sample)",
-        "data/{train,test}/*.json or data/all_data/*.json",
+        "(./preprocess.sh -s niid --sf 1.0 -k 0 -t sample), "
+        "or https://github.com/SymbioticLab/FedScale (femnist.tar.gz)",
+        "data/{train,test}/*.json or data/all_data/*.json, or client_data_mapping/*.csv and what they list",
     ),
     "emnist": Benchmark(
         emnist,

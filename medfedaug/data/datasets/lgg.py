@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from medfedaug.data.base import SPLITS, Case, SiteFolder, base_folder, unreadable
+from medfedaug.data.base import Case, SiteFolder, base_folder, unreadable
 from medfedaug.data.published import Benchmark
 from medfedaug.data.splits import in_fold, split_patients
 from medfedaug.data.volumes import VolumeFolder, listed_sites
-from medfedaug.errors import DataError
 
 _INSTITUTIONS = ("CS", "DU", "EZ", "FG", "HT")  # as in the patients' names, TCGA_CS_4941
 _CLASSES = ("background", "FLAIR abnormality")
@@ -27,20 +26,13 @@ class LGGSite(VolumeFolder):
     listing = ""
 
     def check_files(self) -> int:
-        """Check that every slice has its mask and all of a patient have one size, by the headers alone.
-
-        Returns:
-            1: FLAIR alone.
-
-        Raises:
-            DataError: naming site and file.
-        """
-        for case in (case for split in SPLITS for case in self.cases[split]):
+        """Check that slices have masks, and all of a patient one size, by the headers; one channel, FLAIR."""
+        for case in self.listed_cases:
             sizes = set()
             for slice_ in _slices(case.image):
                 mask = _mask(slice_)
                 if not mask.is_file():
-                    raise DataError("a slice has no mask", site=self.name, path=mask)
+                    raise self.error("a slice has no mask", mask)
                 for path in (slice_, mask):
                     try:
                         with Image.open(path) as file:
@@ -48,9 +40,7 @@ class LGGSite(VolumeFolder):
                     except Exception as error:  # Pillow raises its own, OSError and struct's
                         raise unreadable(self.name, path, error) from error
             if len(sizes) != 1:
-                raise DataError(
-                    f"slices and masks have {len(sizes)} different sizes", site=self.name, path=case.image
-                )
+                raise self.error(f"slices and masks have {len(sizes)} different sizes", case.image)
         return 1
 
     def upright_axes(self) -> dict[str, Path]:

@@ -23,7 +23,12 @@ _UNKNOWN = 255
 
 
 def annotate_apart(
-    root: Path, *, apart: bool = True, unlabelled: Sequence[str] = (), sparse: float = 1.0
+    root: Path,
+    *,
+    apart: bool = True,
+    unlabelled: Sequence[str] = (),
+    sparse: float = 1.0,
+    measured: bool = False,
 ) -> dict[str, tuple[str, ...]]:
     """Take labels away from a phantom, and keep it as it was in the folder `TRUTH`.
 
@@ -34,9 +39,10 @@ def annotate_apart(
         unlabelled: names of sites that outline nothing.
         sparse: share of the slices of a training volume that are outlined, evenly spaced; the others are
             unknown. Validation and test cases are outlined throughout.
+        measured: whether test cases keep all structures, so that borrowed ones are scored.
 
     Returns:
-        The structures that each site has outlined.
+        The structures that each site has outlined for training.
 
     Raises:
         ValueError: for an argument that makes no sense, before anything is changed.
@@ -58,20 +64,19 @@ def annotate_apart(
     chosen: dict[str, tuple[str, ...]] = dict.fromkeys(lists, ())
     for folder in folders:
         _keep_truth(folder, root / TRUTH / folder.name)
-        content = lists[folder.name]
-        if folder.name in unlabelled:
-            del content["labels"]
-            own = []
-        else:
+        content, own = lists[folder.name], list[tuple[str, str]]()
+        if folder.name in labelled:
             first = labelled.index(folder.name) if apart else 0
             own = sorted(structures[(first + i) % len(structures)] for i in range(count))
-            content["labels"] = {"0": content["labels"]["0"], **dict(own)}
-            content["labelled"] = [name for _, name in own]
+        _name(content, own, measured=measured)
         chosen[folder.name] = tuple(name for _, name in own)
         if sparse < 1 and own:
             content["ignore"] = _UNKNOWN
         for split in SPLITS:
             for row in content[split]:
+                if measured and split == "test":
+                    row["labelled"] = [name for _, name in structures]
+                    continue
                 _rewrite(folder, row, [int(value) for value, _ in own], sparse if split == "training" else 1)
         (folder / "dataset.json").write_text(json.dumps(content, indent=2) + "\n")
     manifest = json.loads((root / MANIFEST).read_text())
@@ -79,6 +84,17 @@ def annotate_apart(
     manifest["sparse"] = sparse
     (root / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
     return chosen
+
+
+def _name(content: dict[str, Any], own: Sequence[tuple[str, str]], *, measured: bool) -> None:
+    """Name a site's structures in its list; a site without any names no class, unless its test cases do."""
+    if own or measured:
+        content["labelled"] = [name for _, name in own]
+    if not measured:
+        background = {"0": content["labels"]["0"]}
+        content |= {"labels": {**background, **dict(own)}} if own else {}
+        if not own:
+            del content["labels"]
 
 
 def _keep_truth(folder: Path, kept: Path) -> None:

@@ -32,8 +32,6 @@ from numpy.typing import ArrayLike
 
 from medfedaug.data.folders import MANIFEST
 
-__all__ = ["CLASSES", "SPACINGS", "Scanner", "Structure", "make_phantom"]
-
 CLASSES = ("background", "lesion", "ventricles", "deep grey matter", "white matter")
 """Classes of the label maps, in the order of the labels."""
 

@@ -56,9 +56,7 @@ class ProstateSite(VolumeFolder):
         """Check the files as `VolumeFolder.check_files` does, and that volumes have one channel."""
         channels = super().check_files()
         if channels != 1:
-            raise DataError(
-                f"its volumes have {channels} channels, expected one", site=self.name, path=self.path
-            )
+            raise self.error(f"its volumes have {channels} channels, expected one", self.path)
         return 3 if self.neighbours else 1
 
     def load_image(self, case: Case, intensity: str = "raw") -> torch.Tensor:
@@ -66,9 +64,6 @@ class ProstateSite(VolumeFolder):
 
         The values are 0 to 255, or with ``"scale"`` 0 to 1. At the ends of the stack the missing neighbour is
         the end itself.
-
-        Raises:
-            DataError: naming site and file, as `VolumeFolder.load_image`.
         """
         image = decoded("window", case.files, lambda: _window(self.name, case.image)).float()
         if self.neighbours:
@@ -137,14 +132,13 @@ def prostate_mri(
     for name, alias in _SITES.items():
         folder = root / alias if not (root / name).is_dir() else root / name
         cases = _patients(folder)
-        if split == "patient":
+        if split == "published":
+            parts = _published_slices(root, name, cases, fraction)
+        else:
             parts = (
                 fold_patients(name, cases, folds, fold, fold_seed) if folds else split_patients(name, cases)
             )
-            kept = max(1, round(fraction * len(parts["training"])))
-            parts["training"] = parts["training"][:kept]
-        else:
-            parts = _published_slices(root, name, cases, fraction)
+            parts["training"] = parts["training"][: max(1, round(fraction * len(parts["training"])))]
         splits = {key: tuple(part) for key, part in parts.items()}
         sites.append(ProstateSite(name, folder, _CLASSES, splits, neighbours=neighbours))
     return sites

@@ -21,11 +21,20 @@ import numpy as np
 if TYPE_CHECKING:
     from medfedaug.data.io.dicom_segmentation import Segments
 
-__all__ = ["Header", "ImageFormat", "channels_first", "volume_header"]
-
 _UPRIGHT = float(np.cos(np.deg2rad(20)))
 _COLOURS = 3
 _WHITE = 255
+
+FileState = tuple[str, int | None, int | None]
+"""Absolute path, time of the last change in ns, and size, by which another version of a file is known."""
+
+
+def file_state(file: Path) -> FileState:
+    """Return the state of a file; ``None`` as time and size of one that is not there."""
+    if not file.exists():
+        return str(file.absolute()), None, None
+    status = file.stat()
+    return str(file.absolute()), status.st_mtime_ns, status.st_size
 
 
 @dataclass(frozen=True, eq=False)

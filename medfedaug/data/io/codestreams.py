@@ -31,14 +31,7 @@ _COLOURS = {
 
 
 class Codestream(NamedTuple):
-    """Size of a compressed image.
-
-    Args:
-        rows: of the image.
-        columns: of the image.
-        samples: values of one pixel.
-        bits: of a value.
-    """
+    """Size of a compressed image, values of one of its pixels, and bits of a value."""
 
     rows: int
     columns: int

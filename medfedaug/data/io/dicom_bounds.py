@@ -83,14 +83,7 @@ def _inflated(content: bytes) -> bytes:
 
 
 def _check_nesting(content: bytes | mmap.mmap, start: int, *, implicit: bool, order: str) -> None:
-    """Walk over all elements, without recursion.
-
-    Args:
-        content: the object.
-        start: of its first element after group 2.
-        implicit: whether elements do not say their VR; items of others may be without it, too.
-        order: of bytes, as `struct` has it.
-    """
+    """Walk over all elements, without recursion."""
     tags, length_32, length_16 = (
         struct.Struct(f"{order}HH"),
         struct.Struct(f"{order}I"),

@@ -102,12 +102,9 @@ class DicomSlice:
     """Slice of a series: a file, or a frame of a file that holds many.
 
     Args:
-        file: where its voxels are.
         frame: its place in the file, from 0.
         instance: SOPInstanceUID of the file.
         number: InstanceNumber; ``None`` where there is none.
-        columns: voxels along x.
-        rows: voxels along y.
         channels: values of one voxel.
         position: of the centre of its first voxel, mm in LPS; ``None`` where the file does not say.
         orientation: the directions of its rows and its columns in LPS, six numbers.
@@ -141,16 +138,6 @@ class DicomInstance:
     """Header of one file, without anything that names a patient.
 
     Args:
-        path: the file.
-        study: StudyInstanceUID.
-        series: SeriesInstanceUID.
-        number: SeriesNumber, as text.
-        description: SeriesDescription, or ProtocolName.
-        modality: as the standard abbreviates it.
-        sop_class: SOPClassUID.
-        syntax: its transfer syntax.
-        image_type: the values of ImageType.
-        photometric: PhotometricInterpretation.
         frames: how many images the file holds.
         slices: one for each of them; none where the object is no image.
         burned_in: whether the header says that the pixels hold text.
@@ -210,11 +197,7 @@ def is_dicomdir(path: Path) -> bool:
 
 
 def read_instance(path: Path) -> DicomInstance:
-    """The header of a file, which is not opened again until it is written anew.
-
-    Raises:
-        ReaderError: in words, for what is no DICOM file, or a damaged one.
-    """
+    """The header of a file, which is not opened again until it is written anew."""
     try:
         status = path.stat()
     except (OSError, ValueError) as error:
@@ -307,13 +290,13 @@ def _slices(path: Path, header: pydicom.Dataset, frames: int) -> Iterator[DicomS
         raise ReaderError(f"a damaged DICOM file ({frames} frames, and {len(groups)} of them described)")
     for frame, group in enumerate(groups):
         # What is said of the frame goes before what is said of all.
-        parts = _FunctionalGroups([group, *shared])
-        measures = parts.first("PixelMeasuresSequence")
-        transform = parts.first("PixelValueTransformationSequence")
-        place = parts.first("PlanePositionSequence")
-        plane = parts.first("PlaneOrientationSequence")
+        parts = (group, *shared)
+        measures = first_item("PixelMeasuresSequence", *parts)
+        transform = first_item("PixelValueTransformationSequence", *parts)
+        place = first_item("PlanePositionSequence", *parts)
+        plane = first_item("PlaneOrientationSequence", *parts)
         known = dict(common.tags)
-        found = _tags((name, parts.first(sequence).get(key)) for sequence, key, name in _FRAME_TAGS)
+        found = _tags((name, first_item(part, *parts).get(key)) for part, key, name in _FRAME_TAGS)
         yield replace(
             common,
             frame=frame,
@@ -362,18 +345,6 @@ def _rescale(found: pydicom.Dataset) -> tuple[float, float]:
     return slope, intercept
 
 
-class _FunctionalGroups:
-    """The functional groups that hold for one frame."""
-
-    def __init__(self, groups: Sequence[pydicom.Dataset]) -> None:
-        self.groups = groups
-
-    def first(self, sequence: str) -> pydicom.Dataset:
-        """The first item of a sequence, empty where no group has one."""
-        found = (values_of(group.get(sequence)) for group in self.groups)
-        return next((items[0] for items in found if items), pydicom.Dataset())
-
-
 def _thickness(found: pydicom.Dataset) -> float | None:
     for name in ("SpacingBetweenSlices", "SliceThickness"):
         value = _numbers(found.get(name), 1)
@@ -407,14 +378,30 @@ def values_of(value: Any) -> list[Any]:
     )
 
 
+def first_item(sequence: str, *groups: pydicom.Dataset) -> pydicom.Dataset:
+    """Return the first item of a sequence, in the first of some groups that has one; else an empty one."""
+    found = (values_of(group.get(sequence)) for group in groups)
+    return next((items[0] for items in found if items), pydicom.Dataset())
+
+
+def items_of(dataset: pydicom.Dataset, sequence: str, *inner: str) -> Iterator[pydicom.Dataset]:
+    """Yield the items of a sequence, or of the innermost of several that are nested."""
+    for item in dataset.get(sequence) or ():
+        yield from items_of(item, *inner) if inner else (item,)
+
+
+def dataset_of(**values: Any) -> pydicom.Dataset:
+    """Make an object, or an item of one, of values by their keywords."""
+    found = pydicom.Dataset()
+    for name, value in values.items():
+        setattr(found, name, value)
+    return found
+
+
 def one_line(value: Any) -> str:
     """A header's value in one line of printable characters."""
     text = "" if value is None else str(value)
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
 def reason_of(error: Exception) -> str:

@@ -87,11 +87,6 @@ class ModelIdentity:
 
         It is a UID of the form 2.25 (PS3.5, B.2) with a name-based UUID (RFC 9562, version 5).
 
-        Args:
-            source: SeriesInstanceUID of the image.
-            kind: of the object.
-            part: `DicomSeries.part`, where the series holds several volumes.
-
         Example:
             >>> ModelIdentity("ab12").series_uid("1.2.3", ObjectKind.SEGMENTATION)
             '2.25.87483738559044494516980841032725039610'

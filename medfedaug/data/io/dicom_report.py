@@ -5,7 +5,6 @@ highdicom writes it, which is an extra: ``pip install 'medfedaug[pacs]'``.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,9 @@ import pydicom
 
 from medfedaug._version import __version__
 from medfedaug.data.io.dicom_identity import ObjectKind
-from medfedaug.data.io.dicom_segmentation import OWN_CODES, Segments, concept
+from medfedaug.data.io.dicom_segmentation import OWN_CODES, Segments, concept, writing
 from medfedaug.data.io.dicom_series import open_series
 from medfedaug.data.io.segment_codes import Code
-from medfedaug.errors import DataError, first_line
 
 _MILLILITRE = Code("mL", "UCUM", "milliliter")
 _NO_UNIT = Code("1", "UCUM", "no units")
@@ -37,25 +35,9 @@ def write_report(
     segments: Segments,
     quality: Mapping[str, Mapping[str, float]],
 ) -> None:
-    """Write a measurement report (PS3.16, TID 1500): volume of each class, in millilitres, and its quality.
-
-    Args:
-        path: the file.
-        series: the folder with the series, or one of its files.
-        voxels: (X, Y, Z), integer: the label map.
-        segmentation: its DICOM SEG, to whose segments the report refers.
-        segments: the classes, and the model that predicted them.
-        quality: values by measure and class, of which those of `QUALITY` are written; a class may lack some.
-
-    Raises:
-        DataError: for a series that does not say how large its voxels are, or lacks what a report needs.
-    """
-    try:
+    """Write a report (PS3.16, TID 1500): volume of each class, in millilitres, and measures of `QUALITY`."""
+    with writing("report", series, "Leave out --report."):
         _report(series, voxels, segmentation, segments, quality).save_as(path, enforce_file_format=True)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise DataError(
-            f"no report can be written for it: {first_line(error)}", path=series, hint="Leave out --report."
-        ) from error
 
 
 def _measurements(millilitres: float, quality: Mapping[str, float]) -> list[Any]:
@@ -140,13 +122,11 @@ def _report(
             name=codes.DCM.Comment, value=told, relationship_type=hd.sr.RelationshipTypeValues.CONTAINS
         )
         content[0].ContentSequence.insert(0, comment)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of names without carets
-        return hd.sr.EnhancedSR(
-            evidence=[seg, *slices],
-            content=content[0],
-            is_complete=True,
-            is_final=False,
-            is_verified=False,
-            **model.of_series(volume, ObjectKind.REPORT),
-        )
+    return hd.sr.EnhancedSR(
+        evidence=[seg, *slices],
+        content=content[0],
+        is_complete=True,
+        is_final=False,
+        is_verified=False,
+        **model.of_series(volume, ObjectKind.REPORT),
+    )

@@ -5,10 +5,8 @@ highdicom makes its header, which is an extra: ``pip install 'medfedaug[pacs]'``
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pydicom
@@ -16,32 +14,25 @@ from pydicom import Dataset
 from pydicom.uid import ExplicitVRLittleEndian, RTStructureSetStorage
 
 from medfedaug.data.io.contours import closed_contours
-from medfedaug.data.io.dicom_headers import DicomSlice
+from medfedaug.data.io.dicom_headers import DicomSlice, dataset_of
 from medfedaug.data.io.dicom_identity import ObjectKind
-from medfedaug.data.io.dicom_segmentation import Segments, concept
+from medfedaug.data.io.dicom_segmentation import Segments, concept, writing
 from medfedaug.data.io.dicom_series import open_series
 from medfedaug.data.io.dicom_volumes import DicomSeries
-from medfedaug.errors import DataError, first_line
 
 _COLOURS = ((230, 60, 50), (60, 130, 230), (60, 180, 75), (245, 180, 40), (145, 60, 180), (70, 200, 200))
 _STUDY_COMPONENT = "1.2.840.10008.3.1.2.3.1"  # the class by which a structure set refers to a study
 
 
 def write_rtstruct(path: Path, series: Path, voxels: np.ndarray, segments: Segments) -> None:
-    """Write a label map as an RTSTRUCT: a region for each class, closed contours slice by slice.
+    """Write a label map, (X, Y, Z), as an RTSTRUCT: a region for each class, contours slice by slice.
 
     Contours run half way between voxels, in millimetres of the patient; holes are keyholes
     (`medfedaug.data.io.contours.closed_contours`). A class that is nowhere is a region without contours.
     """
     volume = open_series(series)
-    try:
+    with writing("RTSTRUCT", series, "Leave out --rtstruct."):
         _structure_set(volume, voxels, segments).save_as(path, enforce_file_format=True)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise DataError(
-            f"no RTSTRUCT can be written for it: {first_line(error)}",
-            path=series,
-            hint="Leave out --rtstruct.",
-        ) from error
 
 
 def _structure_set(volume: DicomSeries, voxels: np.ndarray, segments: Segments) -> Dataset:
@@ -50,16 +41,14 @@ def _structure_set(volume: DicomSeries, voxels: np.ndarray, segments: Segments) 
     if volume.affine is None:
         raise ValueError("its slices do not say where they lie")
     source = pydicom.dcmread(volume.files[0], stop_before_pixels=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of names without carets
-        found = hd.SOPClass(
-            study_instance_uid=source.StudyInstanceUID,
-            sop_class_uid=RTStructureSetStorage,
-            modality="RTSTRUCT",
-            transfer_syntax_uid=ExplicitVRLittleEndian,
-            **segments.model.of_series(volume, ObjectKind.RTSTRUCT),
-        )
-        found.copy_patient_and_study_information(source)
+    found = hd.SOPClass(
+        study_instance_uid=source.StudyInstanceUID,
+        sop_class_uid=RTStructureSetStorage,
+        modality="RTSTRUCT",
+        transfer_syntax_uid=ExplicitVRLittleEndian,
+        **segments.model.of_series(volume, ObjectKind.RTSTRUCT),
+    )
+    found.copy_patient_and_study_information(source)
     found.OperatorsName = ""
     found.FrameOfReferenceUID = source.FrameOfReferenceUID
     found.PositionReferenceIndicator = source.get("PositionReferenceIndicator", "")
@@ -71,7 +60,7 @@ def _structure_set(volume: DicomSeries, voxels: np.ndarray, segments: Segments) 
     found.StructureSetROISequence, found.ROIContourSequence, found.RTROIObservationsSequence = [], [], []
     for number, name in enumerate(segments.classes[1:], start=1):
         found.StructureSetROISequence.append(
-            _item(
+            dataset_of(
                 ROINumber=number,
                 ReferencedFrameOfReferenceUID=source.FrameOfReferenceUID,
                 ROIName=name[:64],
@@ -80,12 +69,14 @@ def _structure_set(volume: DicomSeries, voxels: np.ndarray, segments: Segments) 
                 ROIDerivationAlgorithmIdentificationSequence=[*segments.model.algorithm()],
             )
         )
-        region = _item(ReferencedROINumber=number, ROIDisplayColor=[*_COLOURS[(number - 1) % len(_COLOURS)]])
+        region = dataset_of(
+            ReferencedROINumber=number, ROIDisplayColor=[*_COLOURS[(number - 1) % len(_COLOURS)]]
+        )
         if contours := [*_contours(volume, voxels == number)]:
             region.ContourSequence = contours
         found.ROIContourSequence.append(region)
         found.RTROIObservationsSequence.append(
-            _item(
+            dataset_of(
                 ObservationNumber=number,
                 ReferencedROINumber=number,
                 RTROIInterpretedType="",
@@ -97,14 +88,15 @@ def _structure_set(volume: DicomSeries, voxels: np.ndarray, segments: Segments) 
 
 
 def _frame_of_reference(volume: DicomSeries, source: Dataset) -> Dataset:
-    images = [_reference(source.SOPClassUID, piece) for piece in _first_of_each_file(volume.slices)]
-    series = _item(SeriesInstanceUID=volume.uid, ContourImageSequence=images)
-    study = _item(
+    first = {piece.file: piece for piece in reversed(volume.slices)}
+    images = [_reference(source.SOPClassUID, first[file]) for file in volume.files]
+    series = dataset_of(SeriesInstanceUID=volume.uid, ContourImageSequence=images)
+    study = dataset_of(
         ReferencedSOPClassUID=_STUDY_COMPONENT,
         ReferencedSOPInstanceUID=source.StudyInstanceUID,
         RTReferencedSeriesSequence=[series],
     )
-    return _item(FrameOfReferenceUID=source.FrameOfReferenceUID, RTReferencedStudySequence=[study])
+    return dataset_of(FrameOfReferenceUID=source.FrameOfReferenceUID, RTReferencedStudySequence=[study])
 
 
 def _contours(volume: DicomSeries, mask: np.ndarray) -> Iterator[Dataset]:
@@ -115,7 +107,7 @@ def _contours(volume: DicomSeries, mask: np.ndarray) -> Iterator[Dataset]:
         for ring in closed_contours(mask[..., k]):
             voxel = np.column_stack([ring, np.full(len(ring), k), np.ones(len(ring))])
             points = (voxel @ to_patient.T)[:, :3]
-            yield _item(
+            yield dataset_of(
                 ContourImageSequence=[reference],
                 ContourGeometricType="CLOSED_PLANAR",
                 NumberOfContourPoints=len(points),
@@ -124,18 +116,7 @@ def _contours(volume: DicomSeries, mask: np.ndarray) -> Iterator[Dataset]:
 
 
 def _reference(sop_class: str, piece: DicomSlice, *, frame: bool = False) -> Dataset:
-    found = _item(ReferencedSOPClassUID=sop_class, ReferencedSOPInstanceUID=piece.instance)
+    found = dataset_of(ReferencedSOPClassUID=sop_class, ReferencedSOPInstanceUID=piece.instance)
     if frame:
         found.ReferencedFrameNumber = piece.frame + 1
-    return found
-
-
-def _first_of_each_file(slices: Sequence[DicomSlice]) -> list[DicomSlice]:
-    return list({piece.file: piece for piece in reversed(slices)}.values())[::-1]
-
-
-def _item(**values: Any) -> Dataset:
-    found = Dataset()
-    for name, value in values.items():
-        setattr(found, name, value)
     return found

@@ -6,7 +6,8 @@ highdicom writes it, which is an extra: ``pip install 'medfedaug[dicom]'``.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +23,7 @@ from medfedaug.errors import ConfigError, DataError, first_line
 
 OWN_CODES = "99MEDFEDAUG"
 """Coding scheme of classes for which no code is given, and of measures that no scheme has."""
+_SEG, _CONVERT = "DICOM SEG", "Convert the series to NIfTI."
 _NEEDED = ("PatientID", "StudyInstanceUID", "FrameOfReferenceUID")
 _PLACED = ("ImageOrientationPatient", "PixelSpacing")
 
@@ -31,8 +33,6 @@ class Segments:
     """Segments of a label map.
 
     Args:
-        classes: the names, background first.
-        model: maker of the label map.
         codes: of the classes; a class without any has its name in a scheme of this package.
         notes: texts for the descriptions of the segments of some classes.
     """
@@ -51,11 +51,7 @@ class Segments:
 
 
 def check_highdicom() -> None:
-    """Check that DICOM SEG can be written.
-
-    Raises:
-        ConfigError: with the command that installs what is missing.
-    """
+    """Check that DICOM SEG can be written; else say the command that installs what is missing."""
     if find_spec("highdicom") is None:
         raise ConfigError(
             "a DICOM series is given, and DICOM SEG is written by highdicom, which is not installed: "
@@ -111,21 +107,28 @@ def write_segmentation(path: Path, series: Path, voxels: np.ndarray, segments: S
     frames = voxels[..., 1:].transpose(2, 1, 0, 3) if fractional else voxels.transpose(2, 1, 0)
     if volume.first.frames > 1:  # and of one file its frames, as they are stored
         frames = frames[np.argsort([piece.frame for piece in volume.slices])]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of names without carets
-        try:
-            found = hd.seg.Segmentation(
-                source_images=slices,
-                pixel_array=np.ascontiguousarray(np.clip(frames, 0, 1) if fractional else frames),
-                segmentation_type="FRACTIONAL" if fractional else "BINARY",
-                segment_descriptions=described,
-                pixel_measures=measures,
-                **segments.model.of_series(volume, kind),
-                omit_empty_frames=not fractional and bool(voxels.any()),
-            )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise _unfit(series, first_line(error)) from error
+    with writing(_SEG, series, _CONVERT):
+        found = hd.seg.Segmentation(
+            source_images=slices,
+            pixel_array=np.ascontiguousarray(np.clip(frames, 0, 1) if fractional else frames),
+            segmentation_type="FRACTIONAL" if fractional else "BINARY",
+            segment_descriptions=described,
+            pixel_measures=measures,
+            **segments.model.of_series(volume, kind),
+            omit_empty_frames=not fractional and bool(voxels.any()),
+        )
         found.save_as(path)
+
+
+@contextmanager
+def writing(what: str, series: Path, hint: str) -> Iterator[None]:
+    """Make one line of what highdicom refuses, and leave out its warnings of names without carets."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        try:
+            yield
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise _unfit(what, series, first_line(error), hint) from error
 
 
 def _coded(codes: SegmentCodes) -> dict[str, Any]:
@@ -148,20 +151,19 @@ def concept(code: Code) -> Any:
 def _check(series: Path, volume: DicomSeries, slices: Sequence[Any], shape: tuple[int, ...]) -> None:
     frames = volume.first.frames
     if frames > 1 and frames * len(slices) != len(volume.slices):
-        raise _unfit(series, "its file holds other frames, too", "Export the series into a file of its own.")
+        raise _unfit(
+            _SEG, series, "its file holds other frames, too", "Export the series into a file of its own."
+        )
     if frames > 1 and len(slices) > 1:
-        raise _unfit(series, "its frames are in several files", "Export the series into one file.")
+        raise _unfit(_SEG, series, "its frames are in several files", "Export the series into one file.")
     needed = _NEEDED if frames > 1 else (*_NEEDED, *_PLACED)
     missing = [name for name in needed if name not in slices[0]]
     if missing:
-        raise _unfit(series, f"its files have no {', '.join(missing)}")
+        raise _unfit(_SEG, series, f"its files have no {', '.join(missing)}", _CONVERT)
     if shape[:3] != volume.shape:
-        raise _unfit(series, f"{' x '.join(map(str, volume.shape))} voxels, and {shape[:3]} were read")
+        sizes = f"{' x '.join(map(str, volume.shape))} voxels, and {shape[:3]} were read"
+        raise _unfit(_SEG, series, sizes, _CONVERT)
 
 
-def _unfit(series: Path, reason: str, hint: str = "") -> DataError:
-    return DataError(
-        f"no DICOM SEG can be written for it: {reason}",
-        path=series,
-        hint=hint or "Convert the series to NIfTI.",
-    )
+def _unfit(what: str, series: Path, reason: str, hint: str) -> DataError:
+    return DataError(f"no {what} can be written for it: {reason}", path=series, hint=hint)

@@ -22,7 +22,6 @@ import pydicom
 
 from medfedaug.data.io.dicom_headers import (
     DicomInstance,
-    counted,
     is_dicom_file,
     one_line,
     read_instance,
@@ -32,6 +31,8 @@ from medfedaug.data.io.dicom_headers import (
 from medfedaug.data.io.dicom_pixels import read_slices
 from medfedaug.data.io.dicom_volumes import DicomSeries, volumes_of
 from medfedaug.errors import ConfigError, ReaderError
+from medfedaug.utils.printable import counted
+from medfedaug.utils.validation import first_of
 
 if TYPE_CHECKING:
     import SimpleITK as sitk
@@ -40,12 +41,7 @@ _SHOWN = 3
 
 
 class LeftOut(NamedTuple):
-    """Files that are no case of anything, and why.
-
-    Args:
-        path: the file, the folder, or a file of the series.
-        reason: in words, without a full stop.
-    """
+    """Files that are no case of anything, and the reason, in words without a full stop."""
 
     path: Path
     reason: str
@@ -53,13 +49,7 @@ class LeftOut(NamedTuple):
 
 @dataclass(frozen=True)
 class DicomScan:
-    """Content of a folder with DICOM files.
-
-    Args:
-        series: the volumes, sorted by folder and identity.
-        others: files that the caller takes for images of other formats.
-        left_out: all else, with the reason.
-    """
+    """Content of a folder: volumes by folder and identity, files of other formats, and the rest."""
 
     series: tuple[DicomSeries, ...]
     others: tuple[Path, ...]
@@ -71,9 +61,7 @@ class Selection:
     """Series of a scan that are cases.
 
     Args:
-        chosen: the series.
         unclear: folders or files of which several series could be meant, with the reason.
-        left_out: those that are not chosen, with the reason.
     """
 
     chosen: list[DicomSeries] = field(default_factory=list)
@@ -114,9 +102,8 @@ def scan(
             else:
                 instances.append(found)
     for (folder, reason), files in no_images.items():
-        names = [file.name for file in files]
-        some = ", ".join(one_line(name) for name in names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-        left_out.append(LeftOut(folder, f"{counted(len(names), 'file')}: {reason} ({some})"))
+        some = first_of([one_line(file.name) for file in files])
+        left_out.append(LeftOut(folder, f"{counted(len(files), 'file')}: {reason} ({some})"))
     series = _gathered(instances, left_out)
     return DicomScan(tuple(series), tuple(others), tuple(left_out))
 
@@ -156,7 +143,7 @@ def _not_there(index: DicomInstance) -> list[LeftOut]:
     ]
     if not missing:
         return []
-    some = ", ".join(one_line(name) for name in missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
+    some = first_of([*map(one_line, missing)])
     return [LeftOut(index.path, f"lists {counted(len(missing), 'file')} that are not there ({some})")]
 
 
@@ -255,7 +242,9 @@ def select(series: Sequence[DicomSeries], pattern: str | None = None) -> Selecti
         exact = [one for one in group if one.uid == pattern]
         meant = exact or [one for one in group if wanted.search(one.searched)]
         found.left_out += [
-            LeftOut(_place(one), f"{one.text}: not what --series names") for one in group if one not in meant
+            LeftOut(one.folders[0], f"{one.text}: not what --series names")
+            for one in group
+            if one not in meant
         ]
         if len(meant) > 1:
             found.unclear.append(_unclear(meant, " of the name that --series gives"))
@@ -271,7 +260,7 @@ def _usual(group: Sequence[DicomSeries], found: Selection) -> None:
     ]
     meant = [one for one, doubt in zip(group, doubts, strict=True) if not doubt]
     found.left_out += [
-        LeftOut(_place(one), f"{one.text}: {doubt}; --series takes it")
+        LeftOut(one.folders[0], f"{one.text}: {doubt}; --series takes it")
         for one, doubt in zip(group, doubts, strict=True)
         if doubt
     ]
@@ -281,12 +270,8 @@ def _usual(group: Sequence[DicomSeries], found: Selection) -> None:
         found.unclear.append(_unclear(meant))
 
 
-def _place(series: DicomSeries) -> Path:
-    return series.folders[0]
-
-
 def _unclear(series: Sequence[DicomSeries], which: str = "") -> LeftOut:
-    return LeftOut(_place(series[0]), f"{_several(series, which)}; choose one with --series REGEX or UID")
+    return LeftOut(series[0].folders[0], f"{_several(series, which)}; choose one with --series REGEX or UID")
 
 
 def _several(series: Sequence[DicomSeries], which: str = "") -> str:
@@ -345,15 +330,7 @@ def _beside(path: Path) -> list[DicomSeries]:
 
 
 def place_of_series(series: DicomSeries, others: Sequence[DicomSeries]) -> Path | None:
-    """The path by which `open_series` finds a series: a folder that holds no other, or its first file.
-
-    Args:
-        series: the series.
-        others: all series of the same scan.
-
-    Returns:
-        The path, or ``None`` for one that is spread over folders in which there are others.
-    """
+    """The path by which `open_series` finds a series among others of its scan; ``None`` where none does."""
     folder = Path(os.path.commonpath(series.folders))
     beside = [one for one in others if any(path.is_relative_to(folder) for path in one.folders)]
     if len(beside) == 1:

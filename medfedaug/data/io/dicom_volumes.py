@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from medfedaug.data.io.bounds import plausible_edges
-from medfedaug.data.io.dicom_headers import APART, SECONDARY_CAPTURES, DicomInstance, DicomSlice, counted
+from medfedaug.data.io.dicom_headers import APART, SECONDARY_CAPTURES, DicomInstance, DicomSlice
 from medfedaug.data.io.dicom_pixels import undecodable
+from medfedaug.utils.printable import counted
 
 # Of the usual distance between slices: rounding in the headers is far below, a slice that lacks far above.
 _UNEVEN = 0.1

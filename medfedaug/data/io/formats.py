@@ -1,25 +1,15 @@
-"""Image formats by the suffixes of files: those of this package, and those that other packages add."""
+"""Image formats by the suffixes of files, also of other packages; headers of images, and their files."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 
 from medfedaug.data.io import dicom, itk, nifti, photographs
-from medfedaug.data.io.base import ImageFormat
+from medfedaug.data.io.base import FileState, Header, ImageFormat, file_state
 from medfedaug.errors import ConfigError
 from medfedaug.utils import plugins
-
-__all__ = [
-    "BUILT_IN_SUFFIXES",
-    "format_of",
-    "image_suffix",
-    "is_dicom",
-    "is_lossy",
-    "is_photograph",
-    "known_formats",
-    "plugin_format",
-    "voxel_suffixes",
-]
 
 
 def image_suffix(name: str) -> str:
@@ -32,6 +22,16 @@ def image_suffix(name: str) -> str:
     if not known and (plugin := _added(name)):
         known = f".{plugin.name}"
     return name[len(name) - len(known) :]
+
+
+def without_suffix(name: str) -> str:
+    """Return a file's name without its known suffix."""
+    return name[: len(name) - len(image_suffix(name))]
+
+
+def is_volume_file(file: Path) -> bool:
+    """Return whether a file is an image of a format other than DICOM, or the voxels of one, by its name."""
+    return bool(image_suffix(file.name)) or file.name.lower().endswith(voxel_suffixes())
 
 
 def format_of(path: Path) -> ImageFormat:
@@ -103,6 +103,46 @@ def _usable() -> list[ImageFormat]:
     names = plugins.names(plugins.FORMATS, BUILT_IN_SUFFIXES)
     added = [plugins.find(plugins.FORMATS, name, BUILT_IN_SUFFIXES) for name in names]
     return list(dict.fromkeys([*_BUILT_IN, *(plugin_format(plugin) for plugin in added if plugin)]))
+
+
+def voxel_files(path: Path) -> list[Path]:
+    """Return the files that hold the voxels of an image: of a DICOM series, or the one that a header names.
+
+    A folder stands for the DICOM series in it, at any depth, and a DICOM file for the series that it is of.
+    Of a folder that holds no whole series, all files count.
+    """
+    return format_of(path).voxel_files(path)
+
+
+def files_of(image: Path) -> set[Path]:
+    """Return an image's own file, or folder, and the files of its voxels; of a missing one, itself alone."""
+    return {image, *(voxel_files(image) if image.exists() else ())}
+
+
+def file_states(images: Iterable[Path]) -> tuple[FileState, ...]:
+    """Return paths, times and sizes of images' files, which change when an image is written again.
+
+    A folder's own time stays when a slice in it is replaced by another of its name, and a header's when the
+    voxels beside it are.
+
+    Raises:
+        OSError: for a header that cannot be read.
+    """
+    return tuple(file_state(file) for image in images for file in sorted(files_of(image)))
+
+
+def read_header(path: Path) -> Header:
+    """Read a volume's properties without decoding it, once for each version of its files.
+
+    Raises:
+        Exception: whatever the reader raises, `ValueError` for what is not a volume.
+    """
+    return _read_header(path, hash(file_states([path])))
+
+
+@lru_cache(maxsize=2**14)
+def _read_header(path: Path, state: int) -> Header:
+    return format_of(path).read_header(path)
 
 
 _BUILT_IN = (dicom.FORMAT, itk.FORMAT, nifti.FORMAT, photographs.FORMAT)

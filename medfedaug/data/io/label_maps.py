@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from medfedaug.data.io.dicom_segmentation import Segments
-
-__all__ = ["label_bits", "write_label_map", "write_map", "write_object", "write_probabilities"]
 
 
 def label_bits(classes: int) -> int:
@@ -55,37 +52,18 @@ def write_label_map(target: Path, image: Path, label: Tensor, segments: Segments
 
 
 def write_probabilities(target: Path, image: Path, shares: Tensor, segments: Segments) -> None:
-    """Write the probabilities of the classes beside a label map, in its format.
+    """Write the probabilities of the classes, (K, X, Y, Z), float32, beside a label map, in its format.
 
     NIfTI, MHA and NRRD hold all classes, background first, in float32. A photograph has a file for each,
     ``NAME_0.png``, ..., in which 65535 is 1. DICOM is a SEG of probabilities of the classes without the
     background, in steps of 1/255.
-
-    Args:
-        target: as for `write_label_map`.
-        image: the same.
-        shares: (K, X, Y, Z), float32.
-        segments: the same.
-
-    Raises:
-        DataError: as `write_label_map`.
-        StorageError: the same.
     """
     voxels = np.moveaxis(shares.numpy(), 0, -1)
     _write(target, lambda path: format_of(image).write_probabilities(path, image, voxels, segments))
 
 
 def write_map(target: Path, image: Path, values: Tensor) -> None:
-    """Write numbers, such as an uncertainty, as NIfTI with the geometry of their image, whatever its format.
-
-    Args:
-        target: the file, ``.nii.gz``.
-        image: the image, of several files the first.
-        values: (X, Y, Z), float32, on its grid.
-
-    Raises:
-        StorageError: when the file cannot be written.
-    """
+    """Write numbers, (X, Y, Z), float32, as NIfTI with the geometry of their image, whatever its format."""
     _write(target, lambda path: format_of(image).write_map(path, image, values.numpy()))
 
 
@@ -98,16 +76,7 @@ def write_object(
     segments: Segments,
     quality: Mapping[str, Mapping[str, float]],
 ) -> None:
-    """Write another DICOM object of the label map of a DICOM series: contours or a report.
-
-    Args:
-        kind: ``RTSTRUCT`` or ``REPORT``.
-        target: the file.
-        image: the series.
-        label: (1, X, Y, Z), on the grid of the series.
-        segmentation: the label map as DICOM SEG, to which a report refers.
-        segments: the classes, and the model that predicted them.
-        quality: of the label map, for a report (`medfedaug.data.io.dicom_report.write_report`).
+    """Write contours or a report of the label map, (1, X, Y, Z), of a DICOM series, beside its SEG.
 
     Raises:
         DataError: for a series that lacks what the object needs.
@@ -127,16 +96,11 @@ def _write(target: Path, save: Callable[[Path], Any]) -> None:
     """Let ``save`` write a file, in some formats several, and put it into its place when done."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _beside(target) as folder:
+        with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=target.parent) as beside:
+            folder = Path(beside)
             save(folder / target.name)
             written = sorted(folder.iterdir(), key=lambda path: path.name == target.name)
             for path in written:  # the header of a detached volume last
                 os.replace(path, target.parent / path.name)
     except OSError as error:
         raise StorageError(target, error) from error
-
-
-@contextmanager
-def _beside(target: Path) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=target.parent) as folder:
-        yield Path(folder)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from medfedaug.data.io.base import Header, ImageFormat, channels_first, volume_header
-from medfedaug.data.io.file_state import file_state
+from medfedaug.data.io.base import Header, ImageFormat, channels_first, file_state, volume_header
 from medfedaug.data.io.nifti_file import save_nifti
 from medfedaug.data.io.nifti_header import check_gzip, check_nifti_header, stored_bytes
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from medfedaug.data.io.base import file_state
 from medfedaug.data.io.bounds import check_edges, check_intercept, check_slope, edges_text, plausible_edges
-from medfedaug.data.io.file_state import file_state
 from medfedaug.errors import warn
 
 if TYPE_CHECKING:
@@ -44,9 +44,8 @@ def check_nifti_header(path: Path, image: nibabel.Nifti1Image) -> None:
     _check_place(path, raw, image)
     promised = int(cast(Any, image.dataobj).offset) + prod(image.shape) * int(raw.get_data_dtype().itemsize)
     if (more := _length(path, promised) - promised) > 0:
-        warn(
-            f"has {more} bytes more than the {_sides(image)} voxels of its header: are these all?", path=path
-        )
+        sides = " x ".join(map(str, image.shape))
+        warn(f"has {more} bytes more than the {sides} voxels of its header: are these all?", path=path)
 
 
 def _check_place(path: Path, raw: Any, image: nibabel.Nifti1Image) -> None:
@@ -109,16 +108,15 @@ def _length(path: Path, promised: int) -> int:
 
 @lru_cache(maxsize=2**14)
 def check_gzip(path: Path, state: int) -> int:
-    """Check that the voxels of a compressed file are those that were compressed, once for each version of it.
+    """Check the checksum of a compressed file, once for each version of it (``state``).
 
     A reader stops at the last voxel, before the checksum that stands behind them.
 
-    Args:
-        path: a file that ends with ``.gz``.
-        state: what is another for another version of the file.
-
     Returns:
         The bytes before compression.
+
+    Raises:
+        ValueError: when the checksum contradicts the content, or no compressed data follow it.
     """
     length = 0
     try:
@@ -128,7 +126,3 @@ def check_gzip(path: Path, state: int) -> int:
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise ValueError(f"damaged: {error}") from error
     return length
-
-
-def _sides(image: nibabel.Nifti1Image) -> str:
-    return " x ".join(map(str, image.shape))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,77 +24,6 @@ _WHITE = 65535
 # Pillow's modes; P is a palette, 1 black and white, a last A an alpha channel; `_check_kind` has I and F.
 _CHANNELS = {"1": 1, "L": 1, "LA": 1, "P": 3, "PA": 3, "RGB": 3, "RGBA": 3}
 _UPRIGHT = (None, 0, 1)  # EXIF orientations
-
-
-@dataclass(frozen=True)
-class PhotographHeader:
-    """The properties of a photograph that are known without decoding it.
-
-    Args:
-        width: pixels of a row.
-        height: pixels of a column.
-        channels: 1 of grey, 3 of colour; an alpha channel is none.
-        white: the number that stands for white: 255, or 65535 of 16 bits.
-    """
-
-    width: int
-    height: int
-    channels: int
-    white: int
-
-
-def photograph_header(path: Path) -> PhotographHeader:
-    """Read a photograph's properties without decoding it.
-
-    Raises:
-        Exception: whatever Pillow raises, `ValueError` for a kind of image that cannot be used.
-    """
-    with _opened(path) as file:
-        deep = file.mode.startswith("I")
-        return PhotographHeader(*file.size, 1 if deep else _CHANNELS[file.mode], 65535 if deep else 255)
-
-
-def load_photograph(path: Path) -> np.ndarray:
-    """A photograph as it is stored, float32 (C, X, Y, 1), indexed (x, y): from the left, and from above.
-
-    A palette becomes the colours that it stands for, black and white 0 and 255. An alpha channel is left out
-    where nothing is transparent. In colour the upper 8 of 16 bits are read.
-    """
-    with _opened(path) as file:
-        file.load()
-        _check_upright(file)
-        if file.mode.startswith("I"):
-            return _volume(np.asarray(file))
-        _check_opaque(file)
-        return _volume(np.asarray(file.convert("L" if _CHANNELS[file.mode] == 1 else "RGB")))
-
-
-def load_label_photograph(path: Path) -> np.ndarray:
-    """A label image, float32 (1, X, Y, 1): greys as they are stored, and of black and white 0 and 1.
-
-    Of a palette the indices count, since its colours only show them; of a palette of greys alone the greys,
-    since some programs write grey images that way, in any order. Colour is taken where its three channels
-    agree.
-    """
-    with _opened(path) as file:
-        file.load()
-        _check_upright(file)
-        pixels = np.asarray(file if file.mode != "PA" else file.getchannel("P"))
-        if file.mode in ("P", "PA"):
-            colours = np.asarray(file.getpalette("RGB"), np.uint8).reshape(-1, 3)
-            # Also the colours that no pixel has: an image without a lesion has the palette of the others.
-            grey = pixels.max() < len(colours) and bool((colours == colours[:, :1]).all())
-            return _volume(colours[pixels, 0] if grey else pixels)
-        if not file.mode.startswith("I"):
-            _check_opaque(file)
-        if file.mode == "LA":
-            pixels = pixels[..., 0]
-        if pixels.ndim == 3:
-            colour = pixels[..., :3]
-            if not (colour == colour[..., :1]).all():
-                raise ValueError("in colour, and label images hold the index of each pixel's class, in grey")
-            pixels = colour[..., 0]
-        return _volume(pixels)
 
 
 def _check_kind(file: Image.Image) -> None:
@@ -149,17 +77,64 @@ class Photographs(ImageFormat):
     photograph = True
 
     def read_header(self, path: Path) -> Header:
-        """Read size and kind."""
-        seen = photograph_header(path)
-        return Header((seen.width, seen.height, 1), seen.channels, None, seen.white)
+        """Read size and kind.
+
+        Raises:
+            Exception: whatever Pillow raises, `ValueError` for a kind of image that cannot be used.
+        """
+        with _opened(path) as file:
+            deep = file.mode.startswith("I")
+            channels, white = (1, _WHITE) if deep else (_CHANNELS[file.mode], 255)
+            return Header((*file.size, 1), channels, None, white)
 
     def read_volume(self, path: Path) -> np.ndarray:
-        """Read the pixels: see `load_photograph`."""
-        return load_photograph(path)
+        """Read a photograph as it is stored, float32 (C, X, Y, 1), indexed from the left and from above.
+
+        A palette becomes the colours that it stands for, black and white 0 and 255. An alpha channel is left
+        out where nothing is transparent. In colour the upper 8 of 16 bits are read.
+
+        Raises:
+            Exception: as `read_header`, and `ValueError` for transparent pixels.
+        """
+        with _opened(path) as file:
+            file.load()
+            _check_upright(file)
+            if file.mode.startswith("I"):
+                return _volume(np.asarray(file))
+            _check_opaque(file)
+            return _volume(np.asarray(file.convert("L" if _CHANNELS[file.mode] == 1 else "RGB")))
 
     def read_label(self, path: Path) -> np.ndarray:
-        """Read the indices of classes: see `load_label_photograph`."""
-        return load_label_photograph(path)
+        """Read a label image, float32 (1, X, Y, 1): greys as they are stored, and of black and white 0 and 1.
+
+        Of a palette the indices count, since its colours only show them; of a palette of greys alone the
+        greys, since some programs write grey images that way, in any order. Colour is taken where its three
+        channels agree.
+
+        Raises:
+            Exception: as `read_volume`, and `ValueError` for colours.
+        """
+        with _opened(path) as file:
+            file.load()
+            _check_upright(file)
+            pixels = np.asarray(file if file.mode != "PA" else file.getchannel("P"))
+            if file.mode in ("P", "PA"):
+                colours = np.asarray(file.getpalette("RGB"), np.uint8).reshape(-1, 3)
+                # Also the colours that no pixel has: an image without a lesion has the palette of the others.
+                grey = pixels.max() < len(colours) and bool((colours == colours[:, :1]).all())
+                return _volume(colours[pixels, 0] if grey else pixels)
+            if not file.mode.startswith("I"):
+                _check_opaque(file)
+            if file.mode == "LA":
+                pixels = pixels[..., 0]
+            if pixels.ndim == 3:
+                colour = pixels[..., :3]
+                if not (colour == colour[..., :1]).all():
+                    raise ValueError(
+                        "in colour, and label images hold the index of each pixel's class, in grey"
+                    )
+                pixels = colour[..., 0]
+            return _volume(pixels)
 
     def check_photograph(self, path: Path) -> None:
         """Check that the range of the pixels is known, in formats where it may not be."""

@@ -22,13 +22,9 @@ class PixelFormat:
     """Description of pixels, PS3.3 C.7.6.3.
 
     Args:
-        rows: of an image.
-        columns: of an image.
         samples: values of one pixel.
         allocated: bits of a value in the file.
         stored: those of them that are used, the lowest.
-        signed: whether values may be negative.
-        photometric: PhotometricInterpretation.
     """
 
     rows: int
@@ -41,7 +37,7 @@ class PixelFormat:
 
     @classmethod
     def of(cls, header: Dataset) -> PixelFormat:
-        """Take the description of a header."""
+        """Take the description of a header; `ReaderError` where it is missing or contradicts itself."""
         photometric = str(header.get("PhotometricInterpretation") or "")
         found = cls(
             rows=_number(header, "Rows"),

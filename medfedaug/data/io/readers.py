@@ -1,4 +1,4 @@
-"""Volumes and photographs from files of any known format as tensors, and SimpleITK's formats for MONAI."""
+"""`SimpleITKReader`: MHA, NRRD and DICOM for MONAI."""
 
 from __future__ import annotations
 
@@ -7,32 +7,13 @@ from typing import Any
 
 import numpy as np
 import SimpleITK as sitk
-import torch
 from monai.data import ImageReader
 from monai.utils import MetaKeys, SpaceKeys, ensure_tuple
 
 from medfedaug.data.io.dicom_series import load_series, open_series
-from medfedaug.data.io.formats import format_of, is_dicom
-from medfedaug.data.io.headers import Header, read_header
+from medfedaug.data.io.formats import is_dicom
 from medfedaug.data.io.itk import FORMAT as ITK
 from medfedaug.data.io.itk import array_of, ras_affine, read_image
-
-__all__ = ["Header", "SimpleITKReader", "load_label", "load_volume", "read_header"]
-
-
-def load_volume(path: Path) -> torch.Tensor:
-    """A volume as it is stored, float32 of shape (C, X, Y, Z); of a photograph Z is 1.
-
-    Raises:
-        Exception: whatever the reader raises, `ValueError` for what is not a volume;
-            `medfedaug.data.base.unreadable` makes one line of it.
-    """
-    return torch.as_tensor(format_of(path).read_volume(path))
-
-
-def load_label(path: Path) -> torch.Tensor:
-    """A label map, float32: (1, X, Y, Z), or (C, X, Y, Z) of a volume that has channels."""
-    return torch.as_tensor(format_of(path).read_label(path))
 
 
 class SimpleITKReader(ImageReader):

@@ -16,13 +16,7 @@ _LONGEST_VALUE, _LONGEST_MEANING = 16, 64  # of the value representations SH and
 
 @dataclass(frozen=True)
 class Code:
-    """Coded concept.
-
-    Args:
-        value: the code, such as ``"108369006"``.
-        scheme: the coding scheme, ``"SCT"`` for SNOMED CT.
-        meaning: its name.
-    """
+    """Coded concept: value such as ``"108369006"``, scheme such as ``"SCT"`` for SNOMED CT, and meaning."""
 
     value: str
     scheme: str
@@ -36,7 +30,6 @@ class SegmentCodes:
     Args:
         category: of the property, such as morphologically abnormal structure.
         type: of the property, such as neoplasm.
-        anatomic_region: the place; ``None`` where the file names none.
     """
 
     category: Code

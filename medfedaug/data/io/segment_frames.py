@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 from pydicom import Dataset
 
+from medfedaug.data.io.dicom_headers import first_item
 from medfedaug.data.io.dicom_pixels import stored_frames
 from medfedaug.errors import ReaderError
 
@@ -18,20 +19,13 @@ class SegmentFrame(NamedTuple):
     """Pixels of one segment in one frame.
 
     Args:
-        number: of the segment.
         pixels: (rows, columns), true in the segment.
-        group: functional groups of the frame.
-        shared: functional groups of all frames.
+        groups: functional groups of the frame, and of all frames.
     """
 
     number: int
     pixels: np.ndarray
-    group: Dataset
-    shared: Dataset
-
-    def first(self, sequence: str) -> Dataset:
-        """Return the first item of a functional group of the frame, or of all frames; else an empty one."""
-        return _first(self.group, self.shared, sequence)
+    groups: tuple[Dataset, ...]
 
 
 def described_segments(dataset: Dataset) -> dict[int, str]:
@@ -66,24 +60,19 @@ def segment_frames(dataset: Dataset, threshold: float) -> Iterator[SegmentFrame]
     groups = dataset.get("PerFrameFunctionalGroupsSequence") or []
     if len(groups) != len(stored):
         raise ReaderError("a SEG whose frames are not all described")
-    shared = (dataset.get("SharedFunctionalGroupsSequence") or [Dataset()])[0]
+    shared = [*(dataset.get("SharedFunctionalGroupsSequence") or [])][:1]
     for frame, group in zip(stored, groups, strict=True):
         if kind == "LABELMAP":
             numbers = [int(number) for number in np.unique(frame) if number != _background(dataset)]
             found = {number: frame == number for number in numbers}
         else:
-            identity = _first(group, shared, "SegmentIdentificationSequence")
+            identity = first_item("SegmentIdentificationSequence", group, *shared)
             limit = threshold * highest if kind == "FRACTIONAL" else 0.5
             found = {int(identity.ReferencedSegmentNumber): frame >= limit}
-        _check_described(found, labels)
+        if unknown := found.keys() - labels.keys():
+            raise ReaderError(f"a SEG with a segment {min(unknown)} that it does not describe")
         for number, pixels in found.items():
-            yield SegmentFrame(number, pixels, group, shared)
-
-
-def _first(group: Dataset, shared: Dataset, sequence: str) -> Dataset:
-    items = group.get(sequence) or shared.get(sequence) or [Dataset()]
-    found: Dataset = items[0]
-    return found
+            yield SegmentFrame(number, pixels, (group, *shared))
 
 
 def _background(dataset: Dataset) -> int | None:
@@ -91,8 +80,3 @@ def _background(dataset: Dataset) -> int | None:
     return (
         int(dataset.get("PixelPaddingValue") or 0) if dataset.get("SegmentationType") == "LABELMAP" else None
     )
-
-
-def _check_described(found: Mapping[int, np.ndarray], labels: Mapping[int, str]) -> None:
-    if unknown := found.keys() - labels.keys():
-        raise ReaderError(f"a SEG with a segment {min(unknown)} that it does not describe")

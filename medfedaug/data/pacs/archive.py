@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
@@ -40,15 +41,16 @@ SERIES_FIELDS = (
 )
 """The attributes of which a `FoundSeries` is made; a file has no number of objects."""
 
-OBJECT_FIELDS = (
-    "ContentDate",
-    "ContentTime",
-    "StructureSetDate",
-    "StructureSetTime",
-    "InstanceCreationDate",
-    "InstanceCreationTime",
-)
+DATES = tuple((f"{kind}Date", f"{kind}Time") for kind in ("Content", "StructureSet", "InstanceCreation"))
+OBJECT_FIELDS = tuple(chain(*DATES))
 """The attributes that change when an object is written anew under its own UID."""
+
+MOST_FOUND = 10_000
+"""Studies of a search, and series of a study."""
+MOST_OBJECTS = 100_000
+"""Objects of a series."""
+LONGEST_VALUE = 1024
+"""Characters of a value that an archive answers."""
 
 _UID = re.compile(r"[0-9]+(\.[0-9]+)*")
 _LONGEST_UID = 64
@@ -56,17 +58,21 @@ _COUNT = re.compile(r"[0-9]{1,9}")
 _LIBRARIES = ("dicomweb_client", "highdicom", "pydicom", "pynetdicom", "urllib3")
 
 
-class ArchiveError(MedFedAugError):
-    """The archive cannot be used: it does not answer, or refuses.
+class _Trouble(MedFedAugError):
+    """Trouble with an archive.
 
     Args:
         text: the reason, without a full stop.
-        timed_out: whether the archive was silent, or could not be reached.
+        timed_out: whether the archive was silent, stopped answering, or could not be reached.
     """
 
     def __init__(self, text: str, *, timed_out: bool = False) -> None:
         self.timed_out = timed_out
         super().__init__(text)
+
+
+class ArchiveError(_Trouble):
+    """The archive cannot be used: it does not answer, or refuses."""
 
 
 class RequestRefused(ArchiveError):
@@ -77,26 +83,13 @@ class OddAnswer(RequestRefused):
     """The archive answers one request with what nobody can use; others may succeed."""
 
 
-class FetchError(MedFedAugError):
-    """One series cannot be fetched; others may be.
-
-    Args:
-        text: the reason, without a full stop.
-        timed_out: whether the archive stopped answering.
-    """
-
-    def __init__(self, text: str, *, timed_out: bool = False) -> None:
-        self.timed_out = timed_out
-        super().__init__(text)
+class FetchError(_Trouble):
+    """One series cannot be fetched; others may be."""
 
 
 @dataclass(frozen=True)
 class Wanted:
     """Studies to look for: those with one value of one attribute.
-
-    Args:
-        key: the attribute.
-        value: its value, without wildcards.
 
     Raises:
         ConfigError: for an empty value, or one that an archive takes for several values.
@@ -114,14 +107,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class FoundStudy:
-    """Study in an archive.
-
-    Args:
-        uid: StudyInstanceUID.
-        patient: PatientID.
-        issuer: IssuerOfPatientID.
-        accession: AccessionNumber.
-    """
+    """Study in an archive."""
 
     uid: str
     patient: str = ""
@@ -154,15 +140,8 @@ class FoundSeries:
     """Series in an archive, as the archive describes it.
 
     Args:
-        study: StudyInstanceUID.
-        uid: SeriesInstanceUID.
-        modality: as the standard abbreviates it.
-        number: SeriesNumber, as text.
-        description: SeriesDescription.
         instances: the number of its objects; ``None`` where the archive does not say.
         localiser: whether ImageType says so; archives that answer over a network do not tell it.
-        patient: PatientID of its study.
-        issuer: IssuerOfPatientID of its study.
     """
 
     study: str
@@ -268,11 +247,7 @@ class Access(Settings):
         self.context()
 
     def context(self, *, server: bool = False) -> ssl.SSLContext:
-        """Make the TLS context of connections.
-
-        Args:
-            server: whether it is of the own receiver, which then demands the archive's certificate.
-        """
+        """Make the TLS context of connections, or of the own receiver, which demands a certificate."""
         purpose = ssl.Purpose.CLIENT_AUTH if server else ssl.Purpose.SERVER_AUTH
         try:
             context = ssl.create_default_context(purpose, cafile=self.authority)
@@ -297,7 +272,8 @@ class Archive(Protocol):
     """Source of DICOM objects.
 
     Methods may be called from several threads at once. As a context manager it is closed at the end, and
-    DICOM libraries write no values of headers into logs and warnings in the meantime.
+    DICOM libraries write no values of headers into logs and warnings in the meantime. A search raises
+    `RequestRefused` where the archive refuses it, and `ArchiveError` where the archive does not answer.
 
     Attributes:
         place: where it is, for messages, without user and password.
@@ -324,14 +300,6 @@ class Archive(Protocol):
         """Fetch all objects of a series, each into a file of its own.
 
         Files of an earlier call that was interrupted are kept. Their names tell nothing of the header.
-
-        Args:
-            series: the series.
-            folder: where the files are written; it is made where it is missing.
-            on_instance: called after each object.
-
-        Returns:
-            The files, sorted.
 
         Raises:
             ObjectRefused: where objects are of another patient, study or series than the archive said, or
@@ -366,11 +334,7 @@ class Archive(Protocol):
 
 
 def require_pacs(*modules: str) -> None:
-    """Check that packages of the extra ``pacs`` are installed.
-
-    Raises:
-        ConfigError: with the command that installs what is missing.
-    """
+    """Check that packages of the extra ``pacs`` are installed; else say the command that installs them."""
     missing = [name for name in modules if find_spec(name) is None]
     if missing:
         packages = ", ".join(name.replace("_", "-") for name in missing)

@@ -114,15 +114,15 @@ def _of_series(archive: Archive, one: FoundSeries, known: Mapping[str, Any]) -> 
     counts = {
         "new": len(now.keys() - before.keys()),
         "gone": len(before.keys() - now.keys()),
-        "rewritten": sum(_differ(before[uid], now[uid]) for uid in before.keys() & now.keys()),
+        # By dates that both have: an archive may not say all.
+        "rewritten": sum(
+            any(now[uid].get(name, date) != date for name, date in dates.items())
+            for uid, dates in before.items()
+            if uid in now
+        ),
     }
     return [f"{count} {what} {one.modality}" for what, count in counts.items() if count]
 
 
 def _hash(uids: Collection[str]) -> str:
     return hashlib.sha256("\n".join(sorted(uids)).encode()).hexdigest()
-
-
-def _differ(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
-    """Return whether dates differ that both have: an archive may not say all."""
-    return any(one[name] != other[name] for name in one.keys() & other.keys())

@@ -20,7 +20,6 @@ class Failure:
     """Reason why an object did not come.
 
     Args:
-        reason: in words, without a full stop; empty where nothing is known.
         timed_out: whether the archive was silent.
         passing: whether another attempt may succeed.
     """
@@ -36,12 +35,6 @@ class Arrival:
     Objects that nobody asked for are refused, and objects of others than the archive said are refused with
     the whole series. Files of an earlier call are kept. A file's name is a digest of the object's UID, so
     that no archive can choose it. Safe to be used by several threads.
-
-    Args:
-        series: as the archive describes it.
-        folder: made where it is missing.
-        uids: SOPInstanceUIDs of the series.
-        on_instance: called for each object that is there.
     """
 
     def __init__(

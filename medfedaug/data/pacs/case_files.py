@@ -94,7 +94,7 @@ class CaseFiles:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other imports and withdrawals from the folder."""
+        """Keep other imports and withdrawals from the folder, or raise `ConfigError` where there is one."""
         private_folder(self.state)
         lock = FileLock(self.state / "import.lock", timeout=0)
         try:

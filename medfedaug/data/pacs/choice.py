@@ -22,14 +22,7 @@ _LOCALISER = re.compile(r"locali[sz]er|scout|survey|topogram", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class SeriesRow:
-    """Series of a study in the table of an import.
-
-    Args:
-        modality: as the standard abbreviates it.
-        number: SeriesNumber.
-        objects: the number of its objects; ``None`` where the archive does not say.
-        decision: what becomes of it, in words.
-    """
+    """Series of a study in the table of an import, with the decision about it in words."""
 
     modality: str
     number: str
@@ -47,8 +40,6 @@ class Planned:
         study: as found; ``None`` where nothing was found.
         images: the image; or each channel in its order; or possible images, of which label objects refer to
             one.
-        labels: series of label objects.
-        rows: the table.
         problem: why nothing is imported; empty where something is.
     """
 

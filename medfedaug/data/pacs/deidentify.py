@@ -23,7 +23,7 @@ from pydicom.sr.codedict import Collection
 from pydicom.uid import PYDICOM_IMPLEMENTATION_UID, UID_dictionary
 
 from medfedaug._version import __version__
-from medfedaug.data.io.dicom_headers import SECONDARY_CAPTURES
+from medfedaug.data.io.dicom_headers import SECONDARY_CAPTURES, dataset_of, items_of
 from medfedaug.data.pacs.kept_attributes import (
     DUMMIES,
     EMPTIED,
@@ -85,7 +85,7 @@ class Deidentifier:
         self._new_uid, self._name_of = new_uid, name_of
 
     def write(self, files: Iterable[Path], folder: Path, *, patient: str, study: str) -> list[Path]:
-        """Write the objects of files without identity, each named by its new UID."""
+        """Write the objects of files without identity, each named by its new UID, and return the files."""
         private_folder(folder)
         written = []
         for file in files:
@@ -108,7 +108,7 @@ class Deidentifier:
         names = [
             (one, attribute, self._name_of(str(one.get(attribute, ""))))
             for sequence, attribute in named
-            for one in dataset.get(sequence) or ()
+            for one in items_of(dataset, sequence)
         ]
         if "PixelData" in dataset:
             clean_pixels(dataset)
@@ -208,9 +208,7 @@ def _clean_code(item: Dataset) -> None:
 
 
 def _code(value: str, scheme: str, meaning: str) -> Dataset:
-    found = pydicom.Dataset()
-    found.CodeValue, found.CodingSchemeDesignator, found.CodeMeaning = value, scheme, meaning
-    return found
+    return dataset_of(CodeValue=value, CodingSchemeDesignator=scheme, CodeMeaning=meaning)
 
 
 def _may_hold_text(dataset: Dataset) -> bool:

@@ -6,9 +6,10 @@ import ipaddress
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,9 @@ import requests
 from dicomweb_client.web import DICOMwebClient
 
 from medfedaug.data.pacs.archive import (
+    LONGEST_VALUE,
+    MOST_FOUND,
+    MOST_OBJECTS,
     OBJECT_FIELDS,
     SERIES_FIELDS,
     STUDY_FIELDS,
@@ -46,11 +50,6 @@ if TYPE_CHECKING:
 
 _PAGE = 1000
 _MOST_PAGES = 1000
-_MOST_FOUND = 10_000
-"""Studies of a search, and series of a study."""
-_MOST_OBJECTS = 100_000
-"""Objects of a series."""
-_LONGEST_VALUE = 1024
 _OBJECTS = {"Accept": 'multipart/related; type="application/dicom"; transfer-syntax=*'}
 
 
@@ -60,9 +59,6 @@ class DicomWebArchive(Archive):
     Args:
         url: of the service, under which ``/studies`` is.
         access: user or token, TLS files, time-out, attempts.
-
-    Raises:
-        ConfigError: for a URL that is none, or holds a password.
     """
 
     def __init__(self, url: str, access: Access) -> None:
@@ -91,54 +87,47 @@ class DicomWebArchive(Archive):
 
     def find_studies(self, wanted: Wanted) -> list[FoundStudy]:
         """Find studies by QIDO."""
-        with self._asking():
-            rows = self._pages(
-                lambda **page: self._client().search_for_studies(
-                    search_filters={wanted.key: wanted.value}, fields=[*STUDY_FIELDS], **page
-                ),
-                "StudyInstanceUID",
-                _MOST_FOUND,
-            )
+        search = partial(self._client().search_for_studies, search_filters={wanted.key: wanted.value})
+        rows = self._rows("StudyInstanceUID", search, STUDY_FIELDS, MOST_FOUND)
         return matching(map(FoundStudy.of_values, rows), wanted)
 
     def find_series(self, study: FoundStudy) -> list[FoundSeries]:
         """Find series by QIDO."""
-        with self._asking():
-            rows = self._pages(
-                lambda **page: self._client().search_for_series(study.uid, fields=[*SERIES_FIELDS], **page),
-                "SeriesInstanceUID",
-                _MOST_FOUND,
-            )
+        search = partial(self._client().search_for_series, study.uid)
+        rows = self._rows("SeriesInstanceUID", search, SERIES_FIELDS, MOST_FOUND)
         return in_order(FoundSeries.of_values(study, row) for row in rows)
 
     def find_objects(self, series: FoundSeries) -> dict[str, dict[str, str]]:
         """List objects by QIDO."""
-        with self._asking():
-            rows = self._pages(
-                lambda **page: self._client().search_for_instances(
-                    series.study, series.uid, fields=[*OBJECT_FIELDS], **page
-                ),
-                "SOPInstanceUID",
-                _MOST_OBJECTS,
-            )
+        rows = self._objects(series, OBJECT_FIELDS)
         return {row["SOPInstanceUID"]: known_fields(row, OBJECT_FIELDS) for row in rows}
 
-    @staticmethod
-    def _pages(search: Callable[..., list[dict[str, Any]]], key: str, most: int) -> list[dict[str, str]]:
+    def _objects(self, series: FoundSeries, fields: Sequence[str] = ()) -> list[dict[str, str]]:
+        search = partial(self._client().search_for_instances, series.study, series.uid)
+        return self._rows("SOPInstanceUID", search, fields, MOST_OBJECTS)
+
+    def _rows(
+        self,
+        key: str,
+        search: Callable[..., list[dict[str, Any]]],
+        fields: Sequence[str],
+        most: int,
+    ) -> list[dict[str, str]]:
         """Return all answers of a search, page by page, until a page has nothing new."""
         found: dict[str, dict[str, str]] = {}
         answered = 0
-        for _ in range(_MOST_PAGES):
-            page = search(limit=_PAGE, offset=answered)
-            rows = [_texts(row) for row in page if isinstance(row, Mapping)]
-            new = {row[key]: row for row in rows if valid_uid(row.get(key, "")) and row[key] not in found}
-            found.update(new)
-            answered += len(page)
-            if not new:  # so it ends, too, where a server ignores the offset and repeats itself
-                return list(found.values())
-            if len(found) > most:
-                break
-        raise AnswerRefused("answers a search without end")
+        with self._asking():
+            for _ in range(_MOST_PAGES):
+                page = search(fields=[*fields] or None, limit=_PAGE, offset=answered)
+                rows = [_texts(row) for row in page if isinstance(row, Mapping)]
+                new = {row[key]: row for row in rows if valid_uid(row.get(key, "")) and row[key] not in found}
+                found.update(new)
+                answered += len(page)
+                if not new:  # so it ends, too, where a server ignores the offset and repeats itself
+                    return list(found.values())
+                if len(found) > most:
+                    break
+            raise AnswerRefused("answers a search without end")
 
     # ------------------------------------------------------------------ fetching
 
@@ -149,14 +138,7 @@ class DicomWebArchive(Archive):
 
         Of these, at most ``access.connections`` of all series are on their way, and in memory.
         """
-        where = series.study, series.uid
-        with self._asking():
-            rows = self._pages(
-                lambda **page: self._client().search_for_instances(*where, **page),
-                "SOPInstanceUID",
-                _MOST_OBJECTS,
-            )
-        uids = sorted(row["SOPInstanceUID"] for row in rows)
+        uids = sorted(row["SOPInstanceUID"] for row in self._objects(series))
         if not uids:
             raise FetchError("the archive lists no object of it")
         arrival = Arrival(series, folder, uids, on_instance)
@@ -212,12 +194,7 @@ class DicomWebArchive(Archive):
         return failure
 
     def _received(self, arrival: Arrival, address: str) -> Failure:
-        """Take in what comes from an address; the reason where it does not come to its end.
-
-        Raises:
-            FetchError: where the archive means harm, or does not know what an object is.
-            ObjectRefused: for objects of others than it said.
-        """
+        """Take in what comes from an address; the reason where it does not come to its end."""
         try:
             with self._session().get(
                 address, headers=_OBJECTS, stream=True, timeout=self._access.timeout
@@ -345,5 +322,5 @@ def _texts(row: Mapping[str, Any]) -> dict[str, str]:
             continue
         value = values[0]
         value = value.get("Alphabetic", "") if isinstance(value, Mapping) else value
-        found[name] = str(value if value is not None else "")[:_LONGEST_VALUE].strip()
+        found[name] = str(value if value is not None else "")[:LONGEST_VALUE].strip()
     return found

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydicom import Dataset
 from pydicom.uid import (
     UID,
     DeflatedExplicitVRLittleEndian,
@@ -34,7 +33,11 @@ from pynetdicom.sop_class import (  # type: ignore[attr-defined]
     StudyRootQueryRetrieveInformationModelMove,
 )
 
+from medfedaug.data.io.dicom_headers import dataset_of
 from medfedaug.data.pacs.archive import (
+    LONGEST_VALUE,
+    MOST_FOUND,
+    MOST_OBJECTS,
     OBJECT_FIELDS,
     SERIES_FIELDS,
     STUDY_FIELDS,
@@ -58,6 +61,7 @@ from medfedaug.data.pacs.object_check import ObjectRefused
 from medfedaug.errors import ConfigError, ReaderError
 
 if TYPE_CHECKING:
+    from pydicom import Dataset
     from pynetdicom.association import Association
     from pynetdicom.events import Event
     from pynetdicom.presentation import PresentationContext
@@ -75,11 +79,6 @@ _MOST_ANSWER = 2**26
 """Bytes of all answers to a search."""
 _MOST_OBJECT = 2**30
 """Bytes of an object."""
-_MOST_FOUND = 10_000
-"""Studies of a search, and series of a study."""
-_MOST_OBJECTS = 100_000
-"""Objects of a series."""
-_LONGEST_VALUE = 1024
 _SENDER = re.compile(r"(?P<aet>[^@\\]{1,16})@(?P<host>[^@]+)")
 _REFUSALS = {
     0xA801: "does not know the AE title of the receiver; enter it there with this host and port",
@@ -98,7 +97,6 @@ class DimseArchive(Archive):
 
     Args:
         address: ``AET@HOST:PORT``.
-        access: own AE title, port of the receiver, TLS files, time-out, attempts.
 
     Raises:
         ConfigError: for an address that is none, or a port that is taken.
@@ -123,29 +121,28 @@ class DimseArchive(Archive):
         """Find studies by C-FIND."""
         query = _query("STUDY", **dict.fromkeys(STUDY_FIELDS))
         setattr(query, wanted.key, wanted.value)
-        rows = self._find(query, "StudyInstanceUID", _MOST_FOUND)
+        rows = self._find(query, "StudyInstanceUID", MOST_FOUND)
         return matching((FoundStudy.of_values(_texts(row, STUDY_FIELDS)) for row in rows), wanted)
 
     def find_series(self, study: FoundStudy) -> list[FoundSeries]:
         """Find series by C-FIND."""
         query = _query("SERIES", StudyInstanceUID=study.uid, **dict.fromkeys(SERIES_FIELDS))
-        rows = self._find(query, "SeriesInstanceUID", _MOST_FOUND)
+        rows = self._find(query, "SeriesInstanceUID", MOST_FOUND)
         return in_order(FoundSeries.of_values(study, _texts(row, SERIES_FIELDS)) for row in rows)
 
     def find_objects(self, series: FoundSeries) -> dict[str, dict[str, str]]:
         """List objects by C-FIND."""
-        query = _query(
-            "IMAGE",
-            StudyInstanceUID=series.study,
-            SeriesInstanceUID=series.uid,
-            SOPInstanceUID="",
-            **dict.fromkeys(OBJECT_FIELDS),
-        )
-        rows = self._find(query, "SOPInstanceUID", _MOST_OBJECTS)
+        rows = self._objects(series, **dict.fromkeys(OBJECT_FIELDS))
         return {
             _text(row, "SOPInstanceUID"): known_fields(_texts(row, OBJECT_FIELDS), OBJECT_FIELDS)
             for row in rows
         }
+
+    def _objects(self, series: FoundSeries, **asked: Any) -> list[Dataset]:
+        where = {"StudyInstanceUID": series.study, "SeriesInstanceUID": series.uid}
+        return self._find(
+            _query("IMAGE", **where, SOPInstanceUID="", **asked), "SOPInstanceUID", MOST_OBJECTS
+        )
 
     def _find(self, query: Dataset, key: str, most: int) -> list[Dataset]:
         found: dict[str, Dataset] = {}
@@ -167,14 +164,7 @@ class DimseArchive(Archive):
         self, series: FoundSeries, folder: Path, on_instance: Callable[[], object] | None = None
     ) -> list[Path]:
         """Fetch a series by C-GET or C-MOVE; objects that are missing then are asked for one by one."""
-        query = _query(
-            "IMAGE",
-            StudyInstanceUID=series.study,
-            SeriesInstanceUID=series.uid,
-            SOPInstanceUID="",
-            SOPClassUID="",
-        )
-        rows = self._find(query, "SOPInstanceUID", _MOST_OBJECTS)
+        rows = self._objects(series, SOPClassUID="")
         if not rows:
             raise FetchError("the archive lists no object of it")
         uids = [_text(row, "SOPInstanceUID") for row in rows]
@@ -199,7 +189,8 @@ class DimseArchive(Archive):
             StudyRootQueryRetrieveInformationModelGet if get else StudyRootQueryRetrieveInformationModelMove
         )
         contexts = [build_context(model), *(_contexts(classes) if get else [])]
-        roles = [build_role(one, scp_role=True) for one in _classes(contexts[1:])]
+        kinds = sorted({str(context.abstract_syntax) for context in contexts[1:]})
+        roles = [build_role(one, scp_role=True) for one in kinds]
         handlers = [(evt.EVT_C_STORE, self._keep, [arrival])]
         traffic = Traffic(_MOST_OBJECT)
         try:
@@ -210,7 +201,7 @@ class DimseArchive(Archive):
                     else association.send_c_move(wanted, self._access.aet, model)
                 )
                 for number, (status, _) in enumerate(answers):
-                    if number > _MOST_OBJECTS:
+                    if number > MOST_OBJECTS:
                         association.abort()
                         raise OddAnswer(f"{self.place} answers without end")
                     if traffic.exceeded:
@@ -333,7 +324,7 @@ class DimseArchive(Archive):
             ae_title=self._aet,
             ext_neg=[*roles],
             evt_handlers=[*handlers, *traffic.handlers, (evt.EVT_PDU_RECV, note)],
-            tls_args=self._client_tls(),
+            tls_args=(self._access.context(), self._host) if self._access.tls else None,
         )
         if not association.is_established:
             # pynetdicom overlooks a refusal that came, and closed the connection, before it waits for one.
@@ -369,9 +360,6 @@ class DimseArchive(Archive):
         said = _REFUSALS.get(code, f"answers with the status {code:#06x} to a request to {what}")
         raise RequestRefused(f"{self.place} {said}")
 
-    def _client_tls(self) -> tuple[ssl.SSLContext, str] | None:
-        return (self._access.context(), self._host) if self._access.tls else None
-
     def _server_tls(self) -> ssl.SSLContext | None:
         if not self._access.tls:
             return None
@@ -381,12 +369,7 @@ class DimseArchive(Archive):
 
 
 def _query(level: str, **keys: Any) -> Dataset:
-    found = Dataset()
-    found.SpecificCharacterSet = "ISO_IR 192"
-    found.QueryRetrieveLevel = level
-    for name, value in keys.items():
-        setattr(found, name, value)
-    return found
+    return dataset_of(SpecificCharacterSet="ISO_IR 192", QueryRetrieveLevel=level, **keys)
 
 
 def _contexts(classes: Sequence[str]) -> list[PresentationContext]:
@@ -395,10 +378,6 @@ def _contexts(classes: Sequence[str]) -> list[PresentationContext]:
         return [build_context(str(one.abstract_syntax), [*_NATIVE]) for one in StoragePresentationContexts]
     most = (_MOST_CONTEXTS - 1) // len(classes)
     return [build_context(one, syntax) for one in classes for syntax in [*_NATIVE, *_PACKED][:most]]
-
-
-def _classes(contexts: Sequence[PresentationContext]) -> list[str]:
-    return sorted({str(context.abstract_syntax) for context in contexts})
 
 
 def _texts(row: Dataset, names: Sequence[str]) -> dict[str, str]:
@@ -411,4 +390,4 @@ def _text(row: Dataset, name: str) -> str:
         value = row.get(name)
     except Exception:  # an odd value fails anywhere in pydicom
         return ""
-    return "" if value is None else str(value)[:_LONGEST_VALUE].strip()
+    return "" if value is None else str(value)[:LONGEST_VALUE].strip()

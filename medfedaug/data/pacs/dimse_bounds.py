@@ -20,10 +20,6 @@ class Traffic:
     Args:
         most: bytes.
         of_all: whether all messages count together, and not each by itself.
-
-    Attributes:
-        handlers: to be bound to an association or a server.
-        exceeded: whether a connection was closed.
     """
 
     def __init__(self, most: int, *, of_all: bool = False) -> None:

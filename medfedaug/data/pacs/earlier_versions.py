@@ -66,18 +66,14 @@ class EarlierVersions:
     def trim(self, most: int) -> None:
         """Remove all but the newest versions of each case."""
         for case in self.folder.iterdir() if self.folder.is_dir() else ():
-            versions = sorted((path for path in case.iterdir() if path.name.isdigit()), key=_number)
-            for path in versions[: max(0, len(versions) - most)]:
-                shutil.rmtree(path)
+            versions = sorted(int(path.name) for path in case.iterdir() if path.name.isdigit())
+            for version in versions[: max(0, len(versions) - most)]:
+                shutil.rmtree(self._of(case.name, version))
             if not any(case.iterdir()):
                 case.rmdir()
 
     def _of(self, case: str, version: int) -> Path:
         return self.folder / case / str(version)
-
-
-def _number(path: Path) -> int:
-    return int(path.name)
 
 
 def _equal(one: Path, other: Path) -> bool:

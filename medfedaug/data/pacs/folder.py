@@ -57,9 +57,6 @@ class FolderArchive(Archive):
 
     Headers are read once, when a study is first asked for. Files that are no DICOM, or damaged, are passed
     over.
-
-    Raises:
-        ConfigError: where there is no such folder.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -23,11 +23,7 @@ _CHANNEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]*")
 
 @settings
 class ImportSettings(Settings):
-    """Choices of an import.
-
-    Raises:
-        ConfigError: for a value that is none of these.
-    """
+    """Choices of an import."""
 
     PANEL: ClassVar[str] = "The choice"
 
@@ -136,11 +132,6 @@ class ImportSettings(Settings):
     def priority(self) -> list[str]:
         """Names of the classes in the order in which overlapping voxels are given to them."""
         return [*dict.fromkeys([*self.segments.values(), *self.classes[1:]])]
-
-    @property
-    def newest_labels(self) -> bool:
-        """Return whether the newest of several outlines of one class is taken."""
-        return NEWEST in self.label_series
 
     @property
     def labelled(self) -> bool:

@@ -15,7 +15,7 @@ from medfedaug.data.pacs.archive_changes import taken_series
 from medfedaug.data.pacs.case_files import CaseFiles
 from medfedaug.data.pacs.choice import Planned
 from medfedaug.data.pacs.import_settings import ImportSettings
-from medfedaug.data.pacs.label_choice import LabelRefused, Outline, choose_outlines, possible_outlines
+from medfedaug.data.pacs.label_choice import LabelRefused, choose_outlines, possible_outlines
 from medfedaug.data.pacs.label_grid import LabelGrid
 from medfedaug.data.pacs.label_objects import LabelObject, class_of
 from medfedaug.data.pacs.object_check import check_references, reading_objects
@@ -23,7 +23,7 @@ from medfedaug.data.pacs.patience import Patience
 from medfedaug.data.pacs.study_list import StudyList
 from medfedaug.data.pacs.volume import load_on_grid, open_volume, write_nifti
 from medfedaug.data.pacs.withdrawal import finish_withdrawals
-from medfedaug.errors import ConfigError, ReaderError, StorageError
+from medfedaug.errors import ConfigError, ReaderError
 from medfedaug.utils.files import private_folder
 
 if TYPE_CHECKING:
@@ -270,13 +270,9 @@ def _keep_objects(
 ) -> None:
     """Write the objects of a case without identity; a file's name is its new UID."""
     shutil.rmtree(folder, ignore_errors=True)
-    try:
+    with reading_objects("an object cannot be written without identity"):
         for files in series:
             deidentifier.write(files, folder, patient=plan.patient, study=plan.case.removeprefix("case-"))
-    except (StorageError, ReaderError):
-        raise
-    except Exception as error:  # a damaged object fails anywhere in pydicom
-        raise ReaderError("an object cannot be written without identity") from error
 
 
 def _came(coming: Sequence[Future[list[Path]]]) -> list[list[Path]]:
@@ -305,21 +301,12 @@ def _label_map(
     grid: DicomSeries, objects: Sequence[LabelObject], settings: ImportSettings
 ) -> tuple[np.ndarray, list[str]]:
     """The label map of an image, and what was decided about it."""
-    choice = choose_outlines([one for one in objects if grid.uid in one.references], settings)
+    outlines, notes = choose_outlines([one for one in objects if grid.uid in one.references], settings)
     label = LabelGrid(grid, settings)
-    for outline in choice.outlines:
+    for outline in outlines:
         check_references(outline.source.dataset, grid)
-        _add(label, outline)
-    notes = [*choice.notes]
+        with reading_objects("a label object is damaged"):
+            label.add(outline.source.dataset, outline.classes)
     if label.crossed:
         notes.append(f"contours that cross in {label.crossed} slices: united")
     return label.voxels, notes
-
-
-def _add(grid: LabelGrid, outline: Outline) -> None:
-    try:
-        grid.add(outline.source.dataset, outline.classes)
-    except ReaderError:
-        raise
-    except Exception as error:  # a damaged object fails anywhere in pydicom
-        raise ReaderError("a label object is damaged") from error

@@ -7,12 +7,13 @@ one is chosen, or none; and a structure without a class is background only where
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import combinations
 
-from medfedaug.data.pacs.import_settings import BACKGROUND, ImportSettings
+from medfedaug.data.pacs.import_settings import BACKGROUND, NEWEST, ImportSettings
 from medfedaug.data.pacs.label_objects import LabelObject, Segment, class_of
 from medfedaug.errors import ReaderError
+from medfedaug.utils.printable import counted
 
 
 class LabelRefused(ReaderError):
@@ -30,28 +31,10 @@ class LabelRefused(ReaderError):
 
 @dataclass(frozen=True, eq=False)
 class Outline:
-    """Label object that counts.
-
-    Args:
-        source: the object.
-        classes: of each segment that counts, by its number.
-    """
+    """Label object that counts, with the class of each segment that counts, by its number."""
 
     source: LabelObject
     classes: Mapping[int, str]
-
-
-@dataclass(frozen=True)
-class LabelChoice:
-    """Outlines of a study.
-
-    Args:
-        outlines: what counts.
-        notes: what was decided on the way, in words without names.
-    """
-
-    outlines: Sequence[Outline]
-    notes: Sequence[str] = field(default_factory=list)
 
 
 def possible_outlines(objects: Sequence[LabelObject], settings: ImportSettings) -> list[LabelObject]:
@@ -59,8 +42,10 @@ def possible_outlines(objects: Sequence[LabelObject], settings: ImportSettings) 
     return [one for one in objects if settings.automatic_labels or not (one.own or one.automatic)]
 
 
-def choose_outlines(objects: Sequence[LabelObject], settings: ImportSettings) -> LabelChoice:
-    """Choose among the label objects that refer to an image.
+def choose_outlines(
+    objects: Sequence[LabelObject], settings: ImportSettings
+) -> tuple[list[Outline], list[str]]:
+    """Choose among the label objects that refer to an image; return decisions too, in words without names.
 
     Raises:
         LabelRefused: where nothing is left, or the objects leave the choice open.
@@ -69,10 +54,10 @@ def choose_outlines(objects: Sequence[LabelObject], settings: ImportSettings) ->
     kept = _by_persons(objects, settings, notes)
     outlines = _newest(kept, settings, notes)
     _check_background(kept, outlines, settings, notes)
-    half = sum(one.algorithm == "SEMIAUTOMATIC" for _, one in _counting(outlines))
+    half = sum(one.algorithm == "SEMIAUTOMATIC" for one in _counting(outlines))
     if half:
-        notes.append(f"{half} segment{_s(half)} of the type SEMIAUTOMATIC taken")
-    return LabelChoice(outlines, notes)
+        notes.append(f"{counted(half, 'segment')} of the type SEMIAUTOMATIC taken")
+    return outlines, notes
 
 
 @dataclass(frozen=True)
@@ -95,11 +80,11 @@ def _by_persons(objects: Sequence[LabelObject], settings: ImportSettings, notes:
     automatic = sum(one.automatic for one in objects if not one.own)
     fate = "taken" if settings.automatic_labels else "left out"
     if own:
-        notes.append(f"{own} prediction{_s(own)} of medfedaug {fate}")
+        notes.append(f"{counted(own, 'prediction')} of medfedaug {fate}")
     if automatic:
-        notes.append(f"{automatic} automatic label object{_s(automatic)} {fate}")
+        notes.append(f"{counted(automatic, 'automatic label object')} {fate}")
     if count := sum(len(one.automatic) for one in kept):
-        notes.append(f"{count} automatic segment{_s(count)} left out")
+        notes.append(f"{counted(count, 'automatic segment')} left out")
     if not kept:
         raise LabelRefused(
             f"its label maps are predictions ({own} of medfedaug, {automatic} of other programs, by their "
@@ -137,14 +122,17 @@ def _newest(kept: Sequence[_Kept], settings: ImportSettings, notes: list[str]) -
     pairs = combinations(rivals, 2)
     names = ", ".join(sorted({name for one, other in pairs for name in _shared(one, other)}))
     what = f"{len(rivals)} outlines, in {len({one.source.series for one in rivals})} series, of {names}"
-    if not settings.newest_labels:
+    typed = [part.name for part in _counting(rivals)]
+    if NEWEST not in settings.label_series:
         raise LabelRefused(
-            f"has {what}; choose with --label-series UID, REGEX or newest", _typed_names(rivals)
+            f"has {what}; choose with --label-series UID, REGEX or newest",
+            typed,
         )
     dates = [one.source.date for one in rivals]
     if "" in dates or len({*dates}) < len(dates):
         raise LabelRefused(
-            f"has {what}, and their dates do not say which is the newest", _typed_names(rivals)
+            f"has {what}, and their dates do not say which is the newest",
+            typed,
         )
     chosen: list[Outline] = []
     for one in sorted(rivals, key=lambda rival: rival.source.date, reverse=True):
@@ -158,12 +146,8 @@ def _shared(one: Outline, other: Outline) -> set[str]:
     return {*one.classes.values()} & {*other.classes.values()}
 
 
-def _typed_names(outlines: Sequence[Outline]) -> list[str]:
-    return [part.name for _, part in _counting(outlines)]
-
-
-def _counting(outlines: Sequence[Outline]) -> list[tuple[Outline, Segment]]:
-    return [(one, part) for one in outlines for part in one.source.segments if part.number in one.classes]
+def _counting(outlines: Sequence[Outline]) -> list[Segment]:
+    return [part for one in outlines for part in one.source.segments if part.number in one.classes]
 
 
 def _check_background(
@@ -173,9 +157,9 @@ def _check_background(
 
     These are segments without a class, and automatic ones of a class that nobody else outlined.
     """
-    counted = {id(one.source) for one in outlines}
+    chosen = {id(one.source) for one in outlines}
     drawn = {name for one in outlines for name in one.classes.values()}
-    looked_at = [one for one in kept if id(one.source) in counted or not one.classes]
+    looked_at = [one for one in kept if id(one.source) in chosen or not one.classes]
     nameless = [part for one in looked_at for part, name in one.segments if name is None and not part.empty]
     lost = [
         (part, name)
@@ -189,7 +173,7 @@ def _check_background(
     if nameless:
         numbers = ", ".join(str(part.number) for part in nameless)
         reasons.append(
-            f"{len(nameless)} segment{_s(len(nameless))} (number {numbers}) without a class in --segments"
+            f"{counted(len(nameless), 'segment')} (number {numbers}) without a class in --segments"
         )
     if automatic:
         reasons.append(f"only automatic segments of {', '.join(automatic)}")
@@ -203,7 +187,3 @@ def _check_background(
             [part.name for part in nameless],
         )
     notes.append(f"{text}: background")
-
-
-def _s(count: int) -> str:
-    return "" if count == 1 else "s"

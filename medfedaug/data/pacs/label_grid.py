@@ -8,6 +8,7 @@ import numpy as np
 import shapely
 from pydicom import Dataset
 
+from medfedaug.data.io.dicom_headers import first_item, items_of
 from medfedaug.data.io.dicom_volumes import DicomSeries
 from medfedaug.data.io.segment_frames import SegmentFrame, segment_frames
 from medfedaug.data.pacs.contour_areas import Contour, joined_area
@@ -20,16 +21,9 @@ _NEAR = 0.05  # of a voxel: rounding in headers is below, another grid above
 class LabelGrid:
     """Label map on the grid of a series.
 
-    Args:
-        series: of the image.
-        settings: names of the classes, and what becomes of overlaps and crossing contours.
-
     Attributes:
         voxels: (X, Y, Z), the number of each voxel's class.
         crossed: slices in which contours of one region crossed and were united.
-
-    Raises:
-        ReaderError: for a series that does not say where it lies.
     """
 
     def __init__(self, series: DicomSeries, settings: ImportSettings) -> None:
@@ -43,7 +37,11 @@ class LabelGrid:
         self.crossed = 0
 
     def add(self, dataset: Dataset, classes: Mapping[int, str]) -> None:
-        """Add segments of a SEG or an RTSTRUCT."""
+        """Add segments of a SEG or an RTSTRUCT.
+
+        Raises:
+            ReaderError: for segments that overlap, and for what lies on another grid.
+        """
         rtstruct = dataset.get("Modality") == "RTSTRUCT"
         for name, mask in (self._contours if rtstruct else self._frames)(dataset, classes):
             index = self._settings.classes.index(name)
@@ -75,9 +73,9 @@ class LabelGrid:
     def _place(self, mask: np.ndarray, frame: SegmentFrame) -> None:
         pixels = frame.pixels
         try:
-            first = np.array(frame.first("PlanePositionSequence").ImagePositionPatient, float)
-            turned = frame.first("PlaneOrientationSequence").ImageOrientationPatient
-            spacing = np.array(frame.first("PixelMeasuresSequence").PixelSpacing, float)
+            first = np.array(first_item("PlanePositionSequence", *frame.groups).ImagePositionPatient, float)
+            turned = first_item("PlaneOrientationSequence", *frame.groups).ImageOrientationPatient
+            spacing = np.array(first_item("PixelMeasuresSequence", *frame.groups).PixelSpacing, float)
         except (AttributeError, TypeError, ValueError) as error:
             raise ReaderError("a SEG whose frames do not say where they lie") from error
         row, column = np.reshape(np.array(turned, float), (2, 3))
@@ -98,12 +96,12 @@ class LabelGrid:
     # ------------------------------------------------------------------ RTSTRUCT
 
     def _contours(self, dataset: Dataset, classes: Mapping[int, str]) -> Iterator[tuple[str, np.ndarray]]:
-        for roi in dataset.get("ROIContourSequence") or []:
+        for roi in items_of(dataset, "ROIContourSequence"):
             name = classes.get(int(roi.ReferencedROINumber))
             if name is None:
                 continue
             slices: dict[int, list[Contour]] = {}
-            for contour in roi.get("ContourSequence") or []:
+            for contour in items_of(roi, "ContourSequence"):
                 kind = str(contour.get("ContourGeometricType"))
                 if kind not in ("CLOSED_PLANAR", "CLOSEDPLANAR_XOR"):
                     raise ReaderError("an RTSTRUCT with contours that are not closed")

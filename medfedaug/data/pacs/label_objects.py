@@ -11,18 +11,15 @@ from pathlib import Path
 import pydicom
 from pydicom import Dataset
 
+from medfedaug.data.io.dicom_headers import items_of
 from medfedaug.data.io.dicom_identity import is_own_object
 from medfedaug.data.io.segment_frames import described_segments
-from medfedaug.errors import ReaderError
+from medfedaug.data.pacs.archive import DATES
+from medfedaug.data.pacs.object_check import reading_objects, referenced_series
 
 _LARGE = "64 KB"  # values that are read when they are needed: pixels
 
-_DATES = (
-    ("ContentDate", "ContentTime"),
-    ("StructureSetDate", "StructureSetTime"),
-    ("InstanceCreationDate", "InstanceCreationTime"),
-    ("SeriesDate", "SeriesTime"),
-)
+_DATES = (*DATES, ("SeriesDate", "SeriesTime"))
 
 
 def class_of(name: str, segments: Mapping[str, str]) -> str | None:
@@ -36,23 +33,11 @@ def class_of(name: str, segments: Mapping[str, str]) -> str | None:
     return next((found for pattern, found in segments.items() if fnmatchcase(bare, pattern.lower())), None)
 
 
-def referenced_series(dataset: Dataset) -> set[str]:
-    """Return the SeriesInstanceUIDs that a SEG or an RTSTRUCT refers to."""
-    found = {str(item.get("SeriesInstanceUID", "")) for item in dataset.get("ReferencedSeriesSequence") or []}
-    for frame in dataset.get("ReferencedFrameOfReferenceSequence") or []:
-        for study in frame.get("RTReferencedStudySequence") or []:
-            items = study.get("RTReferencedSeriesSequence") or []
-            found |= {str(item.get("SeriesInstanceUID", "")) for item in items}
-    return found - {""}
-
-
 @dataclass(frozen=True)
 class Segment:
     """Segment of a SEG, or region of an RTSTRUCT.
 
     Args:
-        number: SegmentNumber or ROINumber.
-        name: as somebody typed it.
         algorithm: ``AUTOMATIC``, ``SEMIAUTOMATIC`` or ``MANUAL``; empty where the object does not say.
         empty: whether it is a region without contours.
     """
@@ -75,10 +60,8 @@ class LabelObject:
     Args:
         dataset: the object; its pixels are read when they are needed.
         segments: without regions that are points, which enclose no voxel.
-        references: SeriesInstanceUIDs of the images that it refers to.
         date: date and time of its content, comparable as text; empty where it does not say, and
             where nothing was made then.
-        own: whether this software wrote it.
     """
 
     dataset: Dataset
@@ -90,17 +73,11 @@ class LabelObject:
     @classmethod
     def read(cls, file: Path) -> LabelObject:
         """Open an object."""
-        try:
+        with reading_objects("a label object is damaged"):
             dataset = pydicom.dcmread(file, defer_size=_LARGE)
-            return cls(
-                dataset,
-                tuple(_segments(dataset)),
-                frozenset(referenced_series(dataset)),
-                _date(dataset),
-                is_own_object(dataset),
-            )
-        except Exception as error:  # a damaged object fails anywhere in pydicom
-            raise ReaderError("a label object is damaged") from error
+            series = {str(item.get("SeriesInstanceUID", "")) for item in referenced_series(dataset)}
+            segments = tuple(_segments(dataset))
+            return cls(dataset, segments, frozenset(series - {""}), _date(dataset), is_own_object(dataset))
 
     @property
     def automatic(self) -> bool:
@@ -126,14 +103,14 @@ def _segments(dataset: Dataset) -> Sequence[Segment]:
                 str(one.get("SegmentLabel", "")),
                 str(one.get("SegmentAlgorithmType") or "").upper(),
             )
-            for one in dataset.get("SegmentSequence") or []
+            for one in items_of(dataset, "SegmentSequence")
             if int(one.SegmentNumber) in described_segments(dataset)
         ]
     drawn = {
         int(roi.ReferencedROINumber): {
-            one.get("ContourGeometricType") for one in roi.get("ContourSequence") or []
+            one.get("ContourGeometricType") for one in items_of(roi, "ContourSequence")
         }
-        for roi in dataset.get("ROIContourSequence") or []
+        for roi in items_of(dataset, "ROIContourSequence")
     }
     return [
         Segment(
@@ -142,7 +119,7 @@ def _segments(dataset: Dataset) -> Sequence[Segment]:
             str(one.get("ROIGenerationAlgorithm") or "").upper(),
             empty=not drawn.get(int(one.ROINumber)),
         )
-        for one in dataset.get("StructureSetROISequence") or []
+        for one in items_of(dataset, "StructureSetROISequence")
         if drawn.get(int(one.ROINumber)) != {"POINT"}
     ]
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import pydicom
 from pydicom import Dataset
 
 from medfedaug.data.io.dicom_bounds import check_bounds
+from medfedaug.data.io.dicom_headers import items_of
 from medfedaug.data.io.dicom_series import DicomSeries
 from medfedaug.data.pacs.archive import FoundSeries
 from medfedaug.errors import MedFedAugError, ReaderError
@@ -26,6 +27,12 @@ OBJECT_TAGS = (
     *("Rows", "Columns", "NumberOfFrames", "SamplesPerPixel"),
 )
 """Attributes of an object that `SeriesBounds` looks at."""
+_SERIES = ("RTReferencedStudySequence", "RTReferencedSeriesSequence")
+_SOURCES = (
+    ("PerFrameFunctionalGroupsSequence", "DerivationImageSequence", "SourceImageSequence"),
+    ("SharedFunctionalGroupsSequence", "DerivationImageSequence", "SourceImageSequence"),
+    ("ROIContourSequence", "ContourSequence", "ContourImageSequence"),
+)
 MOST_BYTES = 2**33
 """Bytes of all objects of a series."""
 MOST_VOXELS = 2**30
@@ -37,14 +44,19 @@ class ObjectRefused(ReaderError):
 
 
 @contextmanager
-def reading_objects() -> Iterator[None]:
-    """Make a `ReaderError` of whatever a damaged object leads to: it fails anywhere in the parsers."""
+def reading_objects(problem: str = "") -> Iterator[None]:
+    """Make a `ReaderError` of whatever a damaged object leads to: it fails anywhere in the parsers.
+
+    Without a named problem an `OSError` passes, which may be about a file that is written.
+    """
     try:
         yield
-    except (MedFedAugError, ReaderError, OSError):
+    except (MedFedAugError, ReaderError):
         raise
     except Exception as error:
-        raise ReaderError(f"an object is damaged ({type(error).__name__})") from error
+        if isinstance(error, OSError) and not problem:
+            raise
+        raise ReaderError(f"{problem or 'an object is damaged'} ({type(error).__name__})") from error
 
 
 def read_values(content: bytes) -> dict[str, str]:
@@ -58,11 +70,7 @@ def read_values(content: bytes) -> dict[str, str]:
 
 
 class SeriesBounds:
-    """Bounds of the objects of one series: its patient, study and series, and sizes.
-
-    Args:
-        series: as the archive describes it.
-    """
+    """Bounds of the objects of one series: its patient, study and series, and sizes."""
 
     def __init__(self, series: FoundSeries) -> None:
         self._series = series
@@ -134,57 +142,32 @@ def _frames_of_reference(label: Dataset, series: str) -> Iterator[str]:
     if label.get("Modality") != "RTSTRUCT":
         yield str(label.get("FrameOfReferenceUID") or "")
         return
-    for frame in label.get("ReferencedFrameOfReferenceSequence") or []:
-        if any(item.get("SeriesInstanceUID") == series for item in _series_of(frame)):
+    for frame in items_of(label, "ReferencedFrameOfReferenceSequence"):
+        if any(item.get("SeriesInstanceUID") == series for item in items_of(frame, *_SERIES)):
             yield str(frame.get("FrameOfReferenceUID") or "")
-    for region in label.get("StructureSetROISequence") or []:
+    for region in items_of(label, "StructureSetROISequence"):
         yield str(region.get("ReferencedFrameOfReferenceUID") or "")
 
 
-def _series_of(frame: Dataset) -> Iterator[Dataset]:
-    for study in frame.get("RTReferencedStudySequence") or []:
-        yield from study.get("RTReferencedSeriesSequence") or []
+def referenced_series(label: Dataset) -> list[Dataset]:
+    """Return the items by which a SEG or an RTSTRUCT refers to series."""
+    frames = items_of(label, "ReferencedFrameOfReferenceSequence", *_SERIES)
+    return [*items_of(label, "ReferencedSeriesSequence"), *frames]
 
 
 def _instances(label: Dataset, series: str) -> Iterator[str]:
     """Return the objects of a series to which a label object refers, of all frames and contours."""
-    listed = [*(label.get("ReferencedSeriesSequence") or [])]
-    for frame in label.get("ReferencedFrameOfReferenceSequence") or []:
-        listed += _series_of(frame)
     others = set[str]()
-    for item in listed:
+    for item in referenced_series(label):
         names = ("ReferencedInstanceSequence", "ContourImageSequence")
-        found = {uid for name in names for uid in _uids(item.get(name))}
+        found = {uid for name in names for uid in _uids(items_of(item, name))}
         if item.get("SeriesInstanceUID") == series:
             yield from found
         else:
             others |= found
-    drawn = [
-        *(
-            source
-            for group in label.get("PerFrameFunctionalGroupsSequence") or []
-            for source in _sources(group)
-        ),
-        *(
-            source
-            for group in label.get("SharedFunctionalGroupsSequence") or []
-            for source in _sources(group)
-        ),
-        *(
-            contour.get("ContourImageSequence")
-            for region in label.get("ROIContourSequence") or []
-            for contour in region.get("ContourSequence") or []
-        ),
-    ]
-    yield from (uid for items in drawn for uid in _uids(items) if uid not in others)
+    for path in _SOURCES:
+        yield from (uid for uid in _uids(items_of(label, *path)) if uid not in others)
 
 
-def _sources(group: Dataset) -> Iterator[Sequence[Dataset] | None]:
-    for item in group.get("DerivationImageSequence") or []:
-        yield item.get("SourceImageSequence")
-
-
-def _uids(items: Sequence[Dataset] | None) -> Iterator[str]:
-    for item in items or []:
-        if uid := str(item.get("ReferencedSOPInstanceUID") or ""):
-            yield uid
+def _uids(items: Iterable[Dataset]) -> Iterator[str]:
+    return filter(None, (str(item.get("ReferencedSOPInstanceUID") or "") for item in items))

@@ -18,12 +18,6 @@ def open_archive(
 ) -> Archive:
     """Open the one archive that is named.
 
-    Args:
-        dicomweb: URL of a DICOMweb service, under which ``/studies`` is.
-        dimse: ``AET@HOST:PORT``.
-        folder: a folder of DICOM files, at any depth.
-        access: the way to it.
-
     Raises:
         ConfigError: where none or several are named, for an address that is none, and where a package is
             missing.

@@ -17,7 +17,6 @@ class Patience:
     Safe to be used by several threads.
 
     Args:
-        place: of the archive, for the message.
         answered: whether it has answered before.
     """
 

@@ -28,9 +28,6 @@ class StudyList:
 
     Safe to be used by several threads.
 
-    Args:
-        state: folder of the file.
-
     Attributes:
         path: the file.
         studies: by case its patient's pseudonym, identifiers, version, and the objects that were taken.
@@ -38,9 +35,6 @@ class StudyList:
             refused.
         withdrawn: by patient the time.
         caches: folders of prepared images, as long as withdrawn patients are to be removed from them.
-
-    Raises:
-        ConfigError: where the file cannot be read.
     """
 
     def __init__(self, state: Path) -> None:
@@ -58,7 +52,7 @@ class StudyList:
         self.caches: list[str] = self._content.setdefault("caches", [])
 
     def settle(self, settings: ImportSettings) -> None:
-        """Bind the list to the settings that decide over voxels."""
+        """Bind the list to the settings that decide over voxels; refuse others than those before."""
         choices = _choices(settings)
         before = self._content.get("settings")
         if before is not None and self.studies:
@@ -82,16 +76,7 @@ class StudyList:
         notes: Sequence[str],
         differs: bool | None,
     ) -> None:
-        """Enter an imported study.
-
-        Args:
-            plan: of the study.
-            images: UIDs of the series of its image.
-            taken: of `medfedaug.data.pacs.archive_changes.taken_series`.
-            notes: what was decided over its label map.
-            differs: whether its files hold something else than those before, which makes another version;
-                ``None`` where there are none to compare, so that the objects decide.
-        """
+        """Enter an imported study; where its files, or else its objects, differ, it is another version."""
         if plan.study is None:
             return
         with self._lock:

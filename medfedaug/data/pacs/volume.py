@@ -54,9 +54,6 @@ def load_on_grid(channels: Sequence[DicomSeries], grid: DicomSeries) -> list[np.
 
     One on the same grid keeps its voxels; others are interpolated linearly, and have their lowest value
     outside of what they show.
-
-    Raises:
-        ReaderError: where voxels cannot be decoded, and for volumes whose places are not comparable.
     """
     frames = {one.first.frame_of_reference for one in channels} - {""}
     if len(frames) > 1:
@@ -95,14 +92,9 @@ def _same_grid(one: sitk.Image, other: sitk.Image) -> bool:
 
 
 def write_nifti(path: Path, voxels: np.ndarray, affine: np.ndarray) -> None:
-    """Write voxels as NIfTI, whole or not at all, for their owner alone; whole numbers of 16 bits as such.
+    """Write voxels, (X, Y, Z) or (X, Y, Z, C), as NIfTI, whole or not at all, for their owner alone.
 
-    The same voxels give the same bytes.
-
-    Args:
-        path: a file ``.nii.gz``; folders above it are made.
-        voxels: (X, Y, Z), or (X, Y, Z, C).
-        affine: (4, 4), RAS, millimetres.
+    Whole numbers of 16 bits are written as such. The same voxels give the same bytes.
     """
     private_folder(path.parent)
     if voxels.dtype.kind == "f" and _whole(voxels):

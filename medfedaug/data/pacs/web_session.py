@@ -26,11 +26,7 @@ _BUSY = (408, 429, 502, 503, 504)
 
 
 class AnswerRefused(requests.RequestException):
-    """The archive answers what nobody can use, or what could do harm.
-
-    Args:
-        text: what the archive does, after its name, without a full stop.
-    """
+    """The archive does what nobody can use, or what could do harm: a text to follow its name."""
 
 
 class WebSession(requests.Session):
@@ -38,10 +34,6 @@ class WebSession(requests.Session):
 
     Redirects are followed to the same scheme, host and port alone, and never for what is stored. Answers that
     are compressed, too long, too slow, or a web page raise `AnswerRefused`.
-
-    Args:
-        url: of the archive.
-        access: user or token, TLS files, time-out, attempts.
     """
 
     def __init__(self, url: str, access: Access) -> None:
@@ -124,13 +116,7 @@ class _BoundedAdapter(HTTPAdapter):
 
 
 class _Body:
-    """Body of an answer; all but its stream is that of urllib3.
-
-    Args:
-        raw: the response of urllib3.
-        most: bytes.
-        timeout: seconds within which something worth waiting for has to come.
-    """
+    """Body of an answer, bounded in bytes and in seconds of silence; all but its stream is urllib3's."""
 
     def __init__(self, raw: Any, most: int, timeout: float) -> None:
         self._raw, self._most, self._timeout = raw, most, timeout
@@ -165,12 +151,7 @@ class _Token(requests.auth.AuthBase):
 
 
 class _Waiting(Retry):
-    """Waits before another attempt, as long as the archive says, and no longer than it may be silent.
-
-    Args:
-        longest: seconds.
-        **settings: of `urllib3.util.Retry`.
-    """
+    """Waits before another attempt, as long as the archive says, and no longer than it may be silent."""
 
     def __init__(self, longest: float = 60.0, **settings: Any) -> None:
         self.longest = longest
@@ -188,9 +169,6 @@ class _Waiting(Retry):
 
 def parts_of(response: requests.Response) -> Iterator[bytes]:
     """Return the objects of an answer, each as its bytes come.
-
-    Args:
-        response: an answer that is streamed: ``multipart/related``, or one object, as some archives send it.
 
     Raises:
         AnswerRefused: for an answer without objects, and for an object that is too large.

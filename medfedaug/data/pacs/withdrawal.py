@@ -16,12 +16,7 @@ from medfedaug.errors import ConfigError
 
 @dataclass(frozen=True)
 class Withdrawal:
-    """Outcome of `withdraw`.
-
-    Args:
-        removed: number of removed cases by the patient's pseudonym.
-        unmatched: number of values that belong to no imported study.
-    """
+    """Number of removed cases by pseudonym of the patient, and of values that belong to no imported study."""
 
     removed: dict[str, int]
     unmatched: int
@@ -42,12 +37,8 @@ def withdraw(
     The record, which has pseudonyms and times alone, comes first: where the process is killed, the next
     import or withdrawal finishes it. A later import leaves the patients out.
 
-    Args:
-        wanted: values of the patients' studies.
-        out: the site's data folder.
-        state: folder of the site's own list.
-        pseudonym: of a name and its kind (``case``, ``patient``), with the site's key.
-        caches: folders in which jobs and runs keep prepared images.
+    Raises:
+        ConfigError: where there is no list, or an import writes to the folder.
     """
     files = CaseFiles(out, state)
     if not StudyList(state).path.is_file():
@@ -79,11 +70,7 @@ def _is_withdrawn(wanted: Wanted, studies: StudyList, pseudonym: Callable[[str, 
 
 
 def finish_withdrawals(studies: StudyList, files: CaseFiles) -> dict[str, int]:
-    """Remove the cases of withdrawn patients that are still in the list, and record that they are gone.
-
-    Returns:
-        Number of removed cases by the patient's pseudonym.
-    """
+    """Remove the listed cases of withdrawn patients, record it, and count them by the pseudonym."""
     patients = {case: entry["patient"] for case, entry in studies.studies.items()}
     gone = {case: patient for case, patient in patients.items() if patient in studies.withdrawn}
     files.unlist({*gone.values()})

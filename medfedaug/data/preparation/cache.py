@@ -23,18 +23,13 @@ from medfedaug.errors import MedFedAugError, StorageError, first_line
 Window = tuple[slice, ...]
 
 # Of what is kept of a case; raised where it changes within a version of the package.
-_FORM = 2
+_FORM = 3
 _FILES = "files"
 _ENTRY = re.compile(r"[0-9a-f]{32}")
 
 
 class StoredCase:
-    """The tensors of one prepared case, wherever they are.
-
-    Args:
-        tensors: those in memory; or else
-        folder: that of their files, ``<name>.npy``.
-    """
+    """The tensors of one prepared case, in memory or in a folder as ``<name>.npy``."""
 
     def __init__(self, tensors: Mapping[str, Tensor] | None = None, folder: Path | None = None) -> None:
         self.tensors, self.folder = tensors, folder
@@ -102,7 +97,7 @@ class CaseCache:
         make: Callable[[], Mapping[str, Tensor]],
         files: Sequence[Path] = (),
     ) -> StoredCase:
-        """Return the case that is kept under a key, or keep ``make()``."""
+        """Return the case kept under a key, or keep ``make()`` and its files, for `remove_prepared`."""
         if key not in self._known:
             self._known[key] = self._find(key) or self._keep(key, make(), files)
         return self._known[key]
@@ -155,7 +150,7 @@ class CaseCache:
 
 
 def remove_prepared(folder: Path, files: Sequence[Path]) -> int:
-    """Remove prepared cases of some files, by the files' names; those that name no file go, too.
+    """Remove prepared cases of some files, by the files' names, and count them; those of no file go, too.
 
     What a killed process left unfinished is removed, too. Cases are prepared again when they are needed.
     """

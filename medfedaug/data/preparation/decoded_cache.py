@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from medfedaug.data.io.voxel_files import file_states
+from medfedaug.data.io.formats import file_states
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,9 +19,6 @@ class DecodedMemory:
 
     What is kept stays: a run reads its files in the same order again and again, so that a tensor that
     replaced the oldest one would be replaced itself before it is needed again.
-
-    Args:
-        max_bytes: the most that is kept; what does not fit is decoded at every call.
 
     Attributes:
         decodings: how often something had to be decoded.
@@ -51,7 +48,7 @@ _active: ContextVar[DecodedMemory | None] = ContextVar("decoded_memory", default
 
 @contextmanager
 def keep_decoded(max_bytes: int) -> Iterator[DecodedMemory]:
-    """A context in which all sites of this process share decoded images.
+    """A context in which all sites of this process share decoded images, up to so many bytes.
 
     Example:
         >>> with keep_decoded(2**20) as memory:
@@ -67,13 +64,7 @@ def keep_decoded(max_bytes: int) -> Iterator[DecodedMemory]:
 
 
 def decoded(kind: str, files: Sequence[Path], load: Callable[[], Tensor]) -> Tensor:
-    """``load()``, or its earlier result where decoded images are kept; it must not be changed.
-
-    Args:
-        kind: what is made of the files: two kinds are kept apart.
-        files: the files, or folders of files; what was written anew is decoded anew.
-        load: decodes them.
-    """
+    """``load()``, or its earlier result for this kind of use and these files; it must not be changed."""
     memory = _active.get()
     if memory is None:
         return load()

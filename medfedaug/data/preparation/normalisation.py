@@ -23,10 +23,6 @@ class ModalityNormalisation:
     (nnU-Net, Isensee et al., Nature Methods 2021). A channel with ``none`` stays as it is. A constant channel
     becomes 0: it is one that the site does not have.
 
-    Args:
-        plan: the run's, which `medfedaug.config.plan.Plan.normalises`.
-        channels: of an image.
-
     Attributes:
         low: what each channel is clipped to from below; -inf where it is not.
         high: the same from above.

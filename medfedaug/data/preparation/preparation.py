@@ -107,10 +107,6 @@ class Preparation:
     spacing, resized in plane to ``image_size``. Resampling keeps the edges of the volume where they are: n
     voxels of e mm become round(n·e/s), at least one, of about s mm.
 
-    Args:
-        plan: the run's.
-        image_size: see `medfedaug.config.run.RunConfig`.
-
     Attributes:
         landmarks: whether the landmarks of every training image are kept beside it.
     """
@@ -202,12 +198,7 @@ class Preparation:
 
     @staticmethod
     def kept_moments(read: Callable[[str], Tensor], over: str = "image") -> dict[str, Tensor]:
-        """The `moments` of an image, of what was kept of it (`of_whole`).
-
-        Args:
-            read: gives a tensor by its name.
-            over: see `moments`.
-        """
+        """The `moments` of an image, of what was kept of it (`of_whole`)."""
         return {key: read(_PREFIXES[over] + key) for key in ("mean", "std")}
 
     def __repr__(self) -> str:

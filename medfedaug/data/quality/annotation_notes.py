@@ -7,19 +7,16 @@ from difflib import SequenceMatcher
 from itertools import combinations
 
 from medfedaug.data.base import SiteFolder, plain_name
+from medfedaug.data.dataset_json import named_classes
 
 _ALIKE = 0.75
 """Names with a ratio of `difflib` from here on may mean one structure."""
 
 
 def annotation_notes(sites: Sequence[SiteFolder]) -> Iterator[tuple[str, str]]:
-    """Yield a site and a note for each class that may be spelt in two ways, or that few sites have annotated.
-
-    Args:
-        sites: the sites of a federation, some of them partial.
-    """
-    named = {site.name: {plain_name(name): name for name in site.classes[1:]} for site in sites}
-    known = {site.name: {plain_name(name) for name in site.annotated()} for site in sites}
+    """Yield a site and a note for each class that may have two names, or that few sites have annotated."""
+    named = {site.name: {plain_name(name): name for name in named_classes(site)} for site in sites}
+    known = {site.name: {plain_name(name) for name in site.annotated("training")} for site in sites}
     first: dict[str, str] = {}
     for site, names in named.items():
         for plain in names:
@@ -42,11 +39,12 @@ def annotation_notes(sites: Sequence[SiteFolder]) -> Iterator[tuple[str, str]]:
             )
             yield site, reason
         elif len(having) == 1 and len(sites) > 1:
-            reason = (
-                f"no other site has outlined {name!r}: it is learned and scored here alone, and how well it "
-                "is found at the others is not known"
+            tested = [s.name for s in sites if plain in {plain_name(own) for own in s.annotated("test")}]
+            measured = f"it is scored at {', '.join(tested) or 'no site'}"
+            unknown = (
+                ", and how well it is found at other sites is not known" if len(tested) < len(sites) else ""
             )
-            yield having[0], reason
+            yield having[0], f"no other site has outlined {name!r} for training: {measured}{unknown}"
 
 
 def _alike(one: str, other: str) -> bool:

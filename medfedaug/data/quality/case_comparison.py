@@ -178,9 +178,6 @@ def _offset(case: CaseMeasures, channel: int, axis: int, sign: float) -> float:
 def small_picture(image: Tensor) -> np.ndarray:
     """Return the details of an image in few voxels, without brightness and contrast of their surroundings.
 
-    Args:
-        image: (C, X, Y) or (C, X, Y, Z).
-
     Returns:
         (Z', X', Y'), of one size for all volumes; Z' is 1 for photographs.
     """
@@ -262,9 +259,6 @@ def near_copies(pictures: Sequence[np.ndarray]) -> Iterator[tuple[int, int]]:
 
     Two are compared by the correlation of their details, at the best of small moves. A detail counts the less
     the more the site's images share it, as the rim of a camera's field of view.
-
-    Args:
-        pictures: `small_picture` of each; none is found in fewer than `FEWEST`.
     """
     if len(pictures) < FEWEST:
         return

@@ -13,7 +13,7 @@ import numpy as np
 from monai.utils import convert_to_tensor
 
 from medfedaug.data.base import Case, SiteFolder
-from medfedaug.data.io.voxel_files import voxel_files
+from medfedaug.data.io.formats import voxel_files
 from medfedaug.errors import MedFedAugError
 
 _log = logging.getLogger(__name__)
@@ -22,15 +22,9 @@ _PIECE = 2**16
 
 
 class IdentityStore(Protocol):
-    """Store of identities by the bytes of files, so that a file is decoded once."""
+    """Store of identities by hashes of files, for each of which a function decodes them and hashes voxels."""
 
-    def identities(self, files: Mapping[bytes, Callable[[], bytes]]) -> Mapping[bytes, bytes]:
-        """Return the identity of each case.
-
-        Args:
-            files: by a hash of the case's files, a function that decodes them and hashes their voxels.
-        """
-        ...
+    def identities(self, files: Mapping[bytes, Callable[[], bytes]]) -> Mapping[bytes, bytes]: ...
 
 
 def case_identities(site: SiteFolder, split: str, store: IdentityStore | None = None) -> dict[bytes, bytes]:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from medfedaug.data.base import SPLITS, SiteFolder
-from medfedaug.data.io.voxel_files import files_of
+from medfedaug.data.io.formats import files_of
 from medfedaug.errors import DataError
 
 Fingerprint = dict[str, dict[str, str]]
@@ -49,17 +49,11 @@ def check_unchanged(began: Mapping[str, Mapping[str, str]], now: Fingerprint, da
     """Check that a run is continued with the files that it began with."""
     hint = "Restore it, or begin anew with --overwrite"
     for site in sorted({*began, *now}):
-        if site not in now:
-            raise DataError(
-                "is not there, and the run began with this site", site=site, path=data / site, hint=hint
-            )
-        if site not in began:
-            raise DataError(
-                "the run began without this site",
-                site=site,
-                path=data / site,
-                hint="Move it away, or begin anew with --overwrite",
-            )
+        if site not in now or site not in began:
+            reason = "is not there, and the run began with this site"
+            if site in now:
+                reason, hint = "the run began without this site", hint.replace("Restore it", "Move it away")
+            raise DataError(reason, site=site, path=data / site, hint=hint)
         before, after = began[site], now[site]
         for file in sorted({*before, *after}):
             if before.get(file) != after.get(file):

@@ -151,7 +151,8 @@ class ImageFingerprint:
         entries: by name the means in [0, 1] (`entry_shapes`).
         noise: standard deviation of the noise in each mean; 0 where none was added.
         scanners: those that the site names; none by default.
-        annotated: the classes that the site has annotated in training, where these may not be all.
+        annotated: the classes that every training case shows in full, where these may not be all: of another
+            one, presence, size and pieces say nothing.
     """
 
     site: str
@@ -213,6 +214,7 @@ class ImageFingerprint:
             "classes": list(self.classes),
             "entries": entries,
             **({"scanners": dict(self.scanners)} if self.scanners else {}),
+            **({} if self.annotated is None else {"annotated": list(self.annotated)}),
         }
 
     @classmethod
@@ -220,7 +222,7 @@ class ImageFingerprint:
         """Invert `to_dict`.
 
         Raises:
-            ValueError: when an entry, a count or a scanner cannot be of such a site.
+            ValueError: when an entry, a count, a scanner or a class cannot be of such a site.
         """
         classes, channels = tuple(values["classes"]), int(values["channels"])
         shapes = entry_shapes(values["task"], len(classes), channels)
@@ -240,7 +242,19 @@ class ImageFingerprint:
                 raise ValueError(f"the fingerprint of {values['site']} has no number of {name}")
         rest = {name: values[name] for name in _PLAIN if name != "channels"}
         scanners = check_scanners(values.get("scanners", {}))
-        return cls(**rest, classes=classes, channels=channels, entries=entries, scanners=scanners)
+        annotated = values.get("annotated")
+        if annotated is not None:
+            if not isinstance(annotated, list) or not set(annotated) <= set(classes[1:]):
+                raise ValueError(f"the fingerprint of {values['site']} has annotated other classes")
+            annotated = tuple(annotated)
+        return cls(
+            **rest,
+            classes=classes,
+            channels=channels,
+            entries=entries,
+            scanners=scanners,
+            annotated=annotated,
+        )
 
 
 def entry_shapes(task: str, num_classes: int, channels: int) -> dict[str, tuple[int, ...]]:
@@ -266,10 +280,8 @@ def fingerprint_of(
 ) -> ImageFingerprint:
     """Compute the fingerprint of a site, one image in memory at a time; every patient has the same weight.
 
-    Args:
-        site: the site.
-        limit: about so many training cases are looked at, see `sampled`.
-        on_case: called with the number of cases so far and of all.
+    Raises:
+        DataError: when the site has no training case, or one cannot be read.
     """
     return fingerprint_of_cases(site, sampled(site, limit), on_case)
 
@@ -307,7 +319,7 @@ def described(site: SiteFolder, entries: Mapping[str, Tensor], looked_at: int) -
         patients=len(site.cases_of_patients("training")),
         test_patients=len(site.cases_of_patients("test")),
         entries=entries,
-        annotated=site.annotated("training") if site.partial else None,
+        annotated=site.annotated("training", in_all=True) if site.partial else None,
     )
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from medfedaug.data.base import SPLITS, Case, SiteFolder
-from medfedaug.data.benchmarks import open_federation
+from medfedaug.data.base import SPLITS, Case, SiteFolder, plain_name
+from medfedaug.data.benchmarks import is_federation, open_federation
 from medfedaug.data.checks.duplicates import find_copies
+from medfedaug.data.folders import is_site, site_folders
 from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.data.quality.annotation_notes import annotation_notes
 from medfedaug.data.quality.case_comparison import (
@@ -24,7 +25,7 @@ from medfedaug.data.quality.case_comparison import (
     row_quantiles,
 )
 from medfedaug.data.quality.intensity_scales import most_uneven
-from medfedaug.data.sites import is_federation, is_site, open_site, site_folders
+from medfedaug.data.sites import open_site
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
 from medfedaug.functional import foreground_voxels
@@ -70,7 +71,8 @@ class SiteInspection:
         axes: how many have axes that point where; none where the files do not say.
         channels: how many have how many channels.
         channel_names: the names of their channels in order, where they are named.
-        voxels: share of the voxels of each class, mean over the cases; of photographs, share of the images.
+        voxels: share of the voxels of each class, mean over the cases that have annotated it; of photographs,
+            share of the images.
         present: how many cases have any of each class.
         at_border: cases whose foreground reaches the edge of the image.
         pairs: mean and deviation of each channel of each training image as a run sees it, (N, C, 2); of test
@@ -78,7 +80,7 @@ class SiteInspection:
         stored: quantiles of these images as stored, (N, C, Q).
         seen: the same as a run sees them.
         odd: what a user should look at.
-        annotated: the classes that it has annotated, where these may not be all.
+        annotated: the classes that it has annotated for training, where these may not be all.
     """
 
     name: str
@@ -115,11 +117,6 @@ def inspect_sites(
     data: str | Path, limit: int | None = None, intensity: str = "scale"
 ) -> list[SiteInspection]:
     """Look at all sites below a folder, or at the one whose folder it is.
-
-    Args:
-        data: a site's folder, one that holds the sites' folders, or a benchmark (`federation.json`).
-        limit: at most so many cases of each split and site.
-        intensity: what a run would see: ``"scale"`` or ``"raw"`` (`medfedaug.config.run.RunConfig`).
 
     Raises:
         DataError: where there is no site. What is wrong with one is in its `SiteInspection.odd`.
@@ -158,7 +155,7 @@ def inspect_site(site: SiteFolder, intensity: str = "scale") -> SiteInspection:
         site.scaling,
         splits={split: len(site.cases[split]) for split in SPLITS},
         channel_names=site.channel_names,
-        annotated=site.annotated() if site.partial else None,
+        annotated=site.annotated("training") if site.partial else None,
     )
     cases = [(split, case) for split in SPLITS for case in site.cases[split]]
     named = {case.patient for _, case in cases if case.patient}
@@ -193,9 +190,14 @@ def _compare_cases(found: SiteInspection, measures: Sequence[tuple[str, Case, Ca
     usual = Counter(len(one.contrast) for *_, one in measures).most_common(1)
     alike = [entry for entry in measures if len(entry[2].contrast) == usual[0][0]]
     compared = [one for *_, one in alike]
-    for index, kind, reason in odd_cases(compared):
-        found.odd.append(Odd(kind, alike[index][1].name, reason))
-    found.odd += [Odd("label", "", reason) for reason in odd_site(compared)]
+    of_set: dict[tuple[str, ...] | None, list[int]] = {}
+    for index, (_, case, _) in enumerate(alike):  # outlines of other structures lie elsewhere
+        of_set.setdefault(case.annotated, []).append(index)
+    for chosen in of_set.values():
+        some = [compared[index] for index in chosen]
+        for index, kind, reason in odd_cases(some):
+            found.odd.append(Odd(kind, alike[chosen[index]][1].name, reason))
+        found.odd += [Odd("label", "", reason) for reason in odd_site(some)]
     named = {(odd.case, odd.kind) for odd in found.odd}
     for one, other in near_copies([each.picture for each in compared]):
         (first, case, _), (second, copy, _) = alike[one], alike[other]
@@ -252,10 +254,11 @@ def _look(
                 )
                 found.odd.append(Odd("spacing", case.name, reason))
         image, label = site.load_case(case)
-        if case.annotated == ():
-            return _counted(site, case, image, found), np.zeros(len(site.classes)), None
-        share = _look_at_label(image, label, site.classes, case, found)
-        compared = measure_case(image, label)
+        chosen = site.annotated_set(case, [plain_name(name) for name in site.classes])
+        share = np.where(chosen, 0.0, np.nan)  # what is not annotated may be there
+        if case.annotated != ():
+            share += _look_at_label(image, label, site.classes, case, found)
+            compared = measure_case(image, label)
     else:
         image = site.load_image(case)
         share = np.array([name == case.label for name in site.classes], np.float64)
@@ -267,7 +270,7 @@ def _counted(site: SiteFolder, case: Case, image: torch.Tensor, found: SiteInspe
     found.channels[image.shape[0]] += 1
     low, high = torch.aminmax(image.flatten(1), dim=1)
     if bool((low == high).all()):
-        raise DataError(f"is constant: every pixel is {low[0]:g}", site=site.name, path=case.image)
+        raise site.error(f"is constant: every pixel is {low[0]:g}", case.image)
     return image
 
 
@@ -309,9 +312,10 @@ def _sum_up(
     found: SiteInspection, measured: Sequence[tuple[str, _Image]], shares: Sequence[np.ndarray]
 ) -> None:
     if shares:
-        found.voxels = dict(zip(found.classes, np.mean(shares, axis=0).tolist(), strict=True))
-        present = (np.stack(shares) > 0).sum(axis=0).tolist()
-        found.present = dict(zip(found.classes, present, strict=True))
+        for name, column in zip(found.classes, np.stack(shares).T, strict=True):
+            if len(known := column[~np.isnan(column)]):
+                found.voxels[name] = float(known.mean())
+                found.present[name] = int((known > 0).sum())
     if not measured:
         return
     usual = found.channels.most_common(1)[0][0]

@@ -23,11 +23,7 @@ class UnevenScales:
     """The two volumes of a site whose intensity ranges differ most.
 
     Attributes:
-        site: the site.
-        narrow: the case with the smallest range.
-        wide: the case with the largest.
         ranges: their ranges, from the 1st to the 99th percentile, in the units of the file.
-        cases: how many volumes were looked at.
     """
 
     site: str
@@ -65,13 +61,6 @@ def find_uneven_scales(site: SiteFolder, limit: int | None = _LOOKED_AT) -> Unev
 
     The range of a volume runs from its 1st to its 99th percentile, since one hot voxel, or metal in a CT,
     says nothing of a scale. Of several channels, the one that differs most counts.
-
-    Args:
-        site: the site; its training volumes are looked at, or its test volumes where it has none.
-        limit: at most so many of them, evenly from the list; ``None`` for all.
-
-    Returns:
-        ``None`` for volumes on one scale, for a single one, and for data that have one fixed scale.
     """
     if site.scaling == "fixed":
         return None

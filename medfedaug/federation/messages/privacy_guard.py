@@ -53,9 +53,6 @@ class PrivacyGuard:
 
     Attributes:
         samples: the training cases that a method's last payload is about, where it is not about all.
-
-    Raises:
-        ConfigError: when noise is asked for and Opacus is not installed.
     """
 
     def __init__(

@@ -24,9 +24,6 @@ class Participation:
     Args:
         config: the share of the sites that take part in a round, and the seed of the draw.
         execution: the least number of good updates.
-
-    Attributes:
-        least: so many updates the methods need.
     """
 
     def __init__(self, config: RunConfig, execution: Execution) -> None:

@@ -46,6 +46,7 @@ _CT = "ct"
 _CT_QUANTILES = (0.005, 0.995)
 _VOXELS = 10_000  # of the foreground of a patient's cases, evenly spread over each, for these
 _LARGEST_INTENSITY = 1e6
+_NOT_TOLD = -1.0
 _LARGEST_SIZE, _SMALLEST_EDGE, _LARGEST_EDGE = 1e5, 1e-3, 1e3
 
 
@@ -74,7 +75,8 @@ def fingerprint(site: SiteFolder, classes: Sequence[str], chosen: Sequence[Case]
         patient the median; each of one case's voxels times their own edge in mm, in voxels where some file
         does not say of what size;
         ``spacing`` (3, 3): the same of the edges of a voxel in mm, 0 where some file does not say;
-        ``foreground`` (K - 1,): the mean share of the voxels of each class but the background;
+        ``foreground`` (K - 1,): the mean share of the voxels of each class but the background, -1 of a class
+        that some of these cases do not show in full;
         ``intensity`` (C, 2): the mean over patients of mean and deviation of each channel as stored;
         ``ct`` (C, 4): of the foreground's voxels of all patients, in each channel that is named CT, the
         0.5 % and 99.5 % quantiles, mean and deviation; 0 for other channels, and where nothing is foreground;
@@ -94,10 +96,12 @@ def fingerprint(site: SiteFolder, classes: Sequence[str], chosen: Sequence[Case]
     if bool((edges == 0).any()):
         edges = torch.zeros_like(edges)
     weights = torch.tensor(weights_by_patient(chosen), dtype=torch.float64)
+    shown = site.annotated("training", in_all=True) if site.partial else classes[1:]
+    told = torch.tensor([name in shown for name in classes[1:]])
     return {
         "extent": _quantiles(chosen, sizes * edges.where(edges > 0, 1.0)).float(),
         "spacing": _quantiles(chosen, edges).float(),
-        "foreground": torch.tensordot(weights, shares, 1).float(),
+        "foreground": torch.tensordot(weights, shares, 1).float().where(told, _NOT_TOLD),
         "intensity": torch.tensordot(weights, intensities, 1).float(),
         "ct": _of_foreground(site, torch.cat(inside, dim=1)).float(),
         "cases": torch.tensor([float(len(site.cases["training"]))]),
@@ -128,7 +132,8 @@ def check_fingerprint(site: str, payload: Payload) -> None:
         "cases": (1, 2**31),
     }
     for key, (low, high) in ranges.items():
-        if bool(((payload[key] < low) | (payload[key] > high)).any()):
+        told = payload[key][payload[key] != _NOT_TOLD] if key == "foreground" else payload[key]
+        if bool(((told < low) | (told > high)).any()):
             raise UpdateRefused(site, f"{PLAN}/{key}", expected=f"{low:g} to {high:g}", got="another number")
     ct = payload["ct"]  # metal may bring mean and deviation beyond the quantiles
     sound = (ct[:, 0] <= ct[:, 1]) & (ct[:, 3] >= 0)
@@ -144,6 +149,11 @@ def check_fingerprint(site: str, payload: Payload) -> None:
     if not bool(((voxels > 0.99) & (voxels <= _LARGEST_SIZE)).all()):
         wanted = f"1 to {_LARGEST_SIZE:g} voxels of the site's spacing"
         raise UpdateRefused(site, f"{PLAN}/extent", expected=wanted, got="another number")
+
+
+def outlines_differ(sites: Sequence[Payload]) -> bool:
+    """Return whether some site does not show every class in full, by the fingerprints."""
+    return any(bool((found["foreground"] == _NOT_TOLD).any()) for found in sites)
 
 
 class FingerprintExchange(SiteExchange):

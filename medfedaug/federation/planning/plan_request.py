@@ -27,11 +27,6 @@ class Planning:
         config: the run as it was asked for.
         run: its identity.
         told: settings of a training that is one of several of its job.
-
-    Attributes:
-        sites: the fingerprints, by site.
-        refused: sites without one, with the reason.
-        result: the plan, once it is made.
     """
 
     def __init__(self, config: RunConfig, run: str, told: Mapping[str, Any] | None = None) -> None:
@@ -74,9 +69,6 @@ class Planning:
 
     def finish(self, needed: int) -> None:
         """Make the plan.
-
-        Args:
-            needed: so many fingerprints are needed; 0 for those of all sites that answered.
 
         Raises:
             RunFailed: when there are fewer, with the sites' reasons.

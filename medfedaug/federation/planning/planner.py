@@ -32,7 +32,7 @@ import torch
 from medfedaug.config.plan import PLAN_MEMORY, Plan
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError, first_line
-from medfedaug.federation.planning.fingerprint import is_ct
+from medfedaug.federation.planning.fingerprint import is_ct, outlines_differ
 from medfedaug.functional.weighted_mean import capped_weights
 from medfedaug.methods.base import Payload
 from medfedaug.models import build_network
@@ -237,17 +237,23 @@ def _normalisation(
     if not located:
         return None, None, "some images do not say how large their voxels are, as photographs"
     words, numbers, lacking = [], [], []
+    # Half of the sites may have outlined lungs alone, and their range would clip another one's bones.
+    wide = outlines_differ(prints)
     for index, name in enumerate(names):
         rows = [(found["ct"][index], number) for found, number in zip(prints, cases, strict=True)]
         known = [(row, number) for row, number in rows if row[0] < row[1] and row[3] > 0]
         if is_ct(name) and known:
             words.append("ct")
             found = _median(*map(list, zip(*known, strict=True)))
+            if wide:
+                ends = torch.stack([row[:2] for row, _ in known])
+                found[0], found[1] = ends[:, 0].min(), ends[:, 1].max()
             numbers += [round(float(value), 4) for value in found]
         else:
             words.append("z_score")
             lacking += [name] if is_ct(name) else []
     why = "; ".join(f"{name}: {word}" for name, word in zip(names, words, strict=True))
+    why += "; clipped to the range of all sites, which outlined different classes" if wide and numbers else ""
     why += f"; no site's foreground has more than one intensity in {', '.join(lacking)}" if lacking else ""
     return tuple(words), tuple(numbers) or None, why
 
@@ -307,17 +313,13 @@ def _interpolated(
         for axis, factor in enumerate((own / target).tolist()):
             if not 1 / _ANISOTROPIC < factor < _ANISOTROPIC:
                 does = "makes up" if factor > 1 else "gives up"
-                many = max(factor, 1 / factor)
+                many, edges = max(factor, 1 / factor), ",".join(f"{edge:.4g}" for edge in own.tolist())
                 why = (
                     f"{does} detail along {'xyz'[axis]}: its median voxel has {own[axis]:.4g} mm, the plan "
-                    f"{target[axis]:.4g} mm, a factor of {many:.2g}; --spacing {_given(own)} would keep it"
+                    f"{target[axis]:.4g} mm, a factor of {many:.2g}; --spacing {edges} would keep it"
                 )
                 found.append((f"resampling of {site}", why))
     return found
-
-
-def _given(edges: torch.Tensor) -> str:
-    return ",".join(f"{edge:.4g}" for edge in edges.tolist())
 
 
 def training_bytes(network: torch.nn.Module, shape: tuple[int, ...]) -> int:

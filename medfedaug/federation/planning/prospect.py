@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 import torch
@@ -115,18 +116,15 @@ def site_prospect(site: SiteFolder, guard: PrivacyGuard) -> Reply:
     reply.metrics = {name: count if count >= least else 0 for name, count in counts.items()}
     if scanners := guard.scanners():
         reply.metrics["scanners"] = scanners
+    if found.annotated is not None:
+        reply.metrics["annotated"] = list(found.annotated)
     reply.metrics["noise"] = noise_of(policy, payload, len(site.cases["training"]))
     reply.num_samples = found.cases
     return reply
 
 
 class Prospecting:
-    """Gathers fingerprints at the server, and tells each site those of all.
-
-    Attributes:
-        sites: the fingerprints, by site.
-        missing: sites without one, with the reason.
-    """
+    """Gathers fingerprints at the server, and tells each site those of all."""
 
     def __init__(self, config: RunConfig, run: str) -> None:
         self.config, self.run = config, run
@@ -181,6 +179,7 @@ class Prospecting:
             entries = {name: value.float() for name, value in found.entries.items()}
             counts = [float(getattr(found, name)) for name in (*_COUNTS, "noise")]
             entries["counts"] = torch.tensor(counts, dtype=torch.float64)
+            entries["tells"] = torch.from_numpy(found.tells).double()
             once.update({f"{PROSPECT}/{name}/{site}": value for name, value in entries.items()})
         scanners = {site: dict(found.scanners) for site, found in self.sites.items() if found.scanners}
         return Request(PROSPECT, run=self.run, once=once, scanners=scanners)
@@ -199,10 +198,14 @@ def received(config: RunConfig, request: Request) -> list[ImageFingerprint]:
     shapes: dict[str, Any] = entry_shapes(config.task, len(config.classes), config.in_channels)
     found = []
     for site, payload in sorted(by_site.items()):
-        check_tensors(site, payload, {**shapes, "counts": (len(_COUNTS) + 1,)})
+        more = {"counts": (len(_COUNTS) + 1,), "tells": (len(config.classes) - 1,)}
+        check_tensors(site, payload, {**shapes, **more})
+        tells = payload.pop("tells") > 0
         *counts, noise = payload.pop("counts").tolist()
         metrics = {name: int(count) for name, count in zip(_COUNTS, counts, strict=True)}
         described = {**metrics, "noise": noise, "scanners": request.scanners.get(site, {})}
+        if not bool(tells.all()):
+            described["annotated"] = list(compress(config.classes[1:], tells.tolist()))
         found.append(_fingerprint(site, config, payload, described))
     return found
 
@@ -219,6 +222,7 @@ def _fingerprint(
         **{"site": site, "task": config.task, "channels": config.in_channels, "classes": config.classes},
         "noise": float(noise),
         "scanners": metrics.get("scanners", {}),
+        "annotated": metrics.get("annotated"),
         "entries": {name: value.double().flatten().tolist() for name, value in payload.items()},
     }
     try:

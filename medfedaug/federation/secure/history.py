@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medfedaug.errors import ConfigError, own
+from medfedaug.utils.printable import counted
 from medfedaug.utils.secure_random import KEY_BYTES, stream
 
 HISTORY_FILE = "sums.sqlite"
@@ -105,14 +106,7 @@ class ModelSketch:
 
 @dataclass(frozen=True)
 class OpenedSum:
-    """A sum that a site has helped to open, or is about to.
-
-    Args:
-        job: the identifier of the job.
-        round: the round.
-        sites: those whose numbers were added up.
-        sketch: of the model that they trained.
-    """
+    """A sum that a site has helped to open, or is about to."""
 
     job: str
     round: int
@@ -234,10 +228,10 @@ def _check(connection: sqlite3.Connection, new: OpenedSum, rules: SumRules) -> N
     few = _smallest_part([*(one.sites for one in near), new.sites])
     # Sums over one set alone have no difference; how many sites they are of is checked elsewhere.
     if any(one.sites != new.sites for one in near) and few < rules.least:
-        times = f"{len(near)} time{'s' * (len(near) != 1)}"
         raise ValueError(
-            f"the sum of nearly the same model was opened for other sites before ({times}), and the "
-            f"difference would be of {few} of them, where {rules.least} are needed; ask the same sites again"
+            "the sum of nearly the same model was opened for other sites before "
+            f"({counted(len(near), 'time')}), and the difference would be of {few} of them, where "
+            f"{rules.least} are needed; ask the same sites again"
         )
     sets = {new.sites, *(one.sites for one in before if one.job == new.job)}
     if rules.most_sets is not None and len(sets) > rules.most_sets:

@@ -49,9 +49,6 @@ class Certificates(Identity):
         root: the project's certificate, PEM.
         strangers: names that are no sites although the root has issued certificates for them, such as the
             server's.
-
-    Raises:
-        ConfigError: naming a file that cannot be used.
     """
 
     def __init__(self, certificate: Path, key: Path, root: Path, strangers: Collection[str] = ()) -> None:

@@ -55,9 +55,6 @@ class SumLayout:
         context: of the server's halves, which say what they can make of means.
         sent: the entries of the network that a site sends.
         max_share: see `medfedaug.config.run.RunConfig`.
-
-    Raises:
-        ConfigError: for what needs the values of single sites, with the reason.
     """
 
     def __init__(

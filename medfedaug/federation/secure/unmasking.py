@@ -27,10 +27,6 @@ from medfedaug.utils.secure_random import Words, stream
 class ServerMasks:
     """Passes on what the sites of a round say to each other, and adds up their masked numbers.
 
-    Args:
-        size: of a site's numbers.
-        config: the hash of the run's configuration.
-
     Attributes:
         bytes_up: bytes of keys, shares and signatures that the sites of this round sent.
         bytes_down: the same that they received.

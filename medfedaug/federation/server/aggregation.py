@@ -161,12 +161,7 @@ class Aggregation:
         return {key: value for entries in kept for key, value in entries.items()}
 
     def start_round(self, weights: Mapping[str, float] | None = None) -> None:
-        """Start a new mean.
-
-        Args:
-            weights: those of all sites that the round asks; a share of their sum is limited here where models
-                are not held.
-        """
+        """Start a new mean."""
         self._capped = {} if self.hold_models else capped_weights(dict(weights or {}), self.max_share())
         self._mean, self.weights, self._held = WeightedMean(), {}, HeldUpdates()
         self._steps, self._doubted, self.lowered, self.compared = {}, {}, {}, {}

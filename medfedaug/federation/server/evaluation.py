@@ -112,9 +112,6 @@ class Evaluation:
 
     Attributes:
         silent: the sites that did not answer the last request that they were sent.
-
-    Raises:
-        ConfigError: when the runs do not go together.
     """
 
     def __init__(

@@ -189,14 +189,7 @@ class RunHistory:
         self.tell("missing", round=len(self.rounds), task=task, site=site, reason=reason)
 
     def scored(self, site: str, split: str, score: Any, index: int = -1) -> None:
-        """Record a site's score of the model of a round, by default of the last round.
-
-        Args:
-            site: its name.
-            split: ``"val"`` or ``"test"``.
-            score: as it came.
-            index: the round's in `rounds`.
-        """
+        """Record a site's score of the model of a round, by default of the last round."""
         known = score_of(self.metric, score)
         self.rounds[index]["sites"].setdefault(site, {})[f"{split}_{self.metric}"] = known
 
@@ -233,14 +226,7 @@ class RunHistory:
         lowered: Mapping[str, tuple[float, float]] | None = None,
         steps: Mapping[str, ComparedStep] | None = None,
     ) -> None:
-        """Record that a round is over.
-
-        Args:
-            summaries: a few numbers by method.
-            seconds: the round's duration.
-            lowered: the sites whose share of the mean was lowered, with the share before and after.
-            steps: the sites' steps beside the others', where they are compared.
-        """
+        """Record that a round is over."""
         entry = self.rounds[-1]
         for site, step in sorted((steps or {}).items()):
             found = step.to_results()

@@ -18,9 +18,6 @@ class Selection:
     Two models are compared over the sites that scored both: a round in which a hard site did not answer, or
     was not asked, is no better for it. Where no site scored both, their means are compared.
 
-    Args:
-        higher_is_better: the metric's direction.
-
     Attributes:
         round: the round of this model, 0 if there is none yet.
         state: its state dict.

@@ -71,9 +71,6 @@ def check_payload(site: str, method: str, exchange: ServerExchange, payload: Pay
 class Plausibility:
     """Compares what sites send for the same request.
 
-    Args:
-        exchanges: the methods' exchanges, by method.
-
     Attributes:
         kinds: the kind of every entry that is compared, by ``<method>/<key>``.
     """

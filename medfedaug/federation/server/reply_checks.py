@@ -161,6 +161,10 @@ def accepted_scores(
     told = _mapping(metrics.get("patients"))
     if patients := {case: told[case] for case in found["cases"] if is_count(told.get(case))}:
         found["patients"] = patients
+    if by_case := _mapping(metrics.get("case_classes")):
+        found["case_classes"] = {
+            name: _by_case(names[0], by_case[name]) for name in classes if name in by_case
+        }
     if by_metric:
         found["case_metrics"] = {name: _by_case(name, by_metric[name]) for name in names if name in by_metric}
     return found

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
-from medfedaug.data.sites import is_federation, is_site, open_site
+from medfedaug.data.benchmarks import is_federation
+from medfedaug.data.folders import is_site
+from medfedaug.data.sites import open_site
 from medfedaug.errors import DataError
 from medfedaug.privacy.site_settings import DATA_VARIABLE
 

@@ -289,10 +289,6 @@ class _CaseDraws:
         collate: makes a batch.
         size: the number of cases that a step has on average.
         random: draws.
-
-    Attributes:
-        rate: the probability of a case, q.
-        expected: qn.
     """
 
     def __init__(

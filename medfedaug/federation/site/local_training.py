@@ -125,17 +125,7 @@ class LocalTraining:
         should_stop: Callable[[], bool] = lambda: False,
         half: HalfRound | None = None,
     ) -> list[float]:
-        """Train for a number of epochs, or for a number of steps over as many epochs as needed.
-
-        Args:
-            loader: batches of training samples.
-            round_: the round.
-            should_stop: called before every step; returns whether training is to end early.
-            half: keeps the state while the round is under way; by default nothing does.
-
-        Returns:
-            The loss of every step.
-        """
+        """Train for a number of epochs, or for a number of steps over as many epochs as needed."""
         trained = [p for p in self.network.parameters() if p.requires_grad]
         optimiser, parts = self.optimiser(trained, round_.number), list(self.parts.values())
         step = self.capturing.repeated(partial(self._take_step, optimiser), self.parts)

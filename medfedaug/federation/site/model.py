@@ -100,6 +100,8 @@ class SiteModel:
         self.name = name
         data = self.data  # given open data have been checked
         self.folder = data if isinstance(data, SiteFolder) else open_own_data(name, self.config, data)
+        if self.config.unlabelled_weight == 0:
+            self.folder = self.folder.without_unlabelled()
         self.trains = self.folder.trains and name not in self.config.holdout
         self._begin()
 
@@ -242,9 +244,6 @@ class SiteModel:
 
     def recall(self, kept: LocalState | None) -> bool:
         """Load what the site kept with the received model, or what methods have for a site without it.
-
-        Args:
-            kept: the site's own; ``None`` for a site that kept nothing.
 
         Returns:
             Whether the network is complete. It is not if sites keep layers and this site has none.

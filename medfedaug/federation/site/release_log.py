@@ -42,6 +42,7 @@ from medfedaug.privacy import (
 from medfedaug.privacy.account_mark import bind_account
 from medfedaug.privacy.ledger import Scored
 from medfedaug.privacy.policy import SUMMARY
+from medfedaug.utils.printable import counted
 
 __all__ = ["Account", "ScoreRequest", "digest_of", "enter_message"]
 
@@ -166,10 +167,6 @@ class Account:
         No other job enters anything between the checks and the entry: of two jobs that run at the same time
         the second is checked against the first.
 
-        Args:
-            reply: the answer.
-            samples: the training cases that a method's payload is about, where it is not about all.
-
         Raises:
             PrivacyRefused: when no more updates may leave, or nothing about these cases.
         """
@@ -195,8 +192,10 @@ class Account:
                 release = self._statistics(name, payloads.pop(name), len(cases))
                 self.ledger.enter([release], self._cases("training", cases))
             self.ledger.enter(self._update(reply, payloads), self._cases("training"))
-            if reply.task == PREPARE:
-                self.ledger.enter(self._annotated())
+            if reply.task == PREPARE and self.folder.partial:
+                self.ledger.enter(self._annotated(self.folder.annotated("training")))
+            if "annotated" in reply.metrics:
+                self.ledger.enter(self._annotated(reply.metrics["annotated"]))
 
     def release(self, asked: ScoreRequest, found: Mapping[str, Any]) -> dict[str, Any]:
         """Enter the scores of a model in the ledger, and return the part that leaves.
@@ -251,14 +250,7 @@ class Account:
     def _release_once(
         self, asked: ScoreRequest, kind: str, left: Callable[[], dict[str, Any]], *, exact: bool = False
     ) -> dict[str, Any]:
-        """Enter what is said of a model, and return it; of the same model what was said before.
-
-        Args:
-            asked: the model.
-            kind: of the release.
-            left: makes what leaves.
-            exact: whether it is the same whenever it is made, so that no answer is kept.
-        """
+        """Enter what is said of a model, and return it; of the same model what was said before."""
         split, cases = asked.split, self._cases(asked.split)
         with self.ledger.held():
             if not exact:
@@ -356,7 +348,7 @@ class Account:
         if sent >= most:
             raise PrivacyRefused(
                 self.site,
-                f"{_said(split)} of {sent} model{'s' * (sent != 1)} on its {split} cases have left, and "
+                f"{_said(split)} of {counted(sent, 'model')} on its {split} cases have left, and "
                 f"{rule} of its privacy policy is {most} within {_DAYS} days",
             )
 
@@ -385,7 +377,7 @@ class Account:
         if sent >= most:
             raise PrivacyRefused(
                 self.site,
-                f"{sent} updates have left in this job of {self.rounds} round{'s' * (self.rounds != 1)}, "
+                f"{sent} updates have left in this job of {counted(self.rounds, 'round')}, "
                 f"failed ones counted, and a site answers a round at most {_TIMES} times",
             )
 
@@ -393,11 +385,10 @@ class Account:
         about = ("training", cases, self.policy.noise_multiplier)
         return self._release(method, "statistics", _size(values), *about, digest_of(values))
 
-    def _annotated(self) -> Iterator[Release]:
-        """The names of the classes that the site has annotated, which follow from its list and no image."""
-        if self.folder.partial:
-            names = ", ".join(self.folder.annotated()) or "none"
-            yield self._release("task", "numbers", f"annotated classes: {names}", digest=_hash(names))
+    def _annotated(self, classes: Sequence[str]) -> Iterator[Release]:
+        """The names of the classes that the site has annotated for training; they follow from its list."""
+        names = ", ".join(classes) or "none"
+        yield self._release("task", "numbers", f"annotated classes: {names}", digest=_hash(names))
 
     def _update(self, reply: Reply, payloads: Mapping[str, Mapping[str, Tensor]]) -> Iterator[Release]:
         about = ("training", len(self.folder.cases["training"]))
@@ -411,7 +402,8 @@ class Account:
             yield self._release("model", kind, size, *about, noise, digest)
         for method, values in payloads.items():
             yield self._statistics(method, values, about[1])
-        told = {"num_samples": reply.num_samples, **_told(reply.metrics)}
+        said = {key: value for key, value in reply.metrics.items() if value is not None}
+        told = {"num_samples": reply.num_samples, **said}
         yield self._release("task", "numbers", _names(told), *about, digest=_hash(told))
 
     def _cases(self, split: str, sample: Sequence[Case] | None = None) -> dict[bytes, bytes]:
@@ -433,11 +425,6 @@ def _left(told: Mapping[str, Any]) -> dict[str, Any]:
 def _said(split: str) -> str:
     """The name of what is said of a model on the cases of a split."""
     return "losses" if split == "training" else "scores"
-
-
-def _told(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the scores to send: a score that the site keeps becomes ``None``."""
-    return {key: value for key, value in metrics.items() if value is not None}
 
 
 def _size(tensors: Mapping[str, Tensor]) -> str:

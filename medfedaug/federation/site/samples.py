@@ -158,7 +158,7 @@ class SiteSamples:
         count = max(self.config.in_channels, *(i + 1 for i in constant), 0)
         names = self.config.channel_names or tuple(map(str, range(count)))
         channels = {"missing_channels": missing, "constant_channels": constant}
-        partial = {LABELLED: ", ".join(self.folder.annotated())} if self.folder.partial else {}
+        partial = {LABELLED: ", ".join(self.folder.annotated("training"))} if self.folder.partial else {}
         return {
             "scaling": self.folder.scaling,
             **partial,

@@ -170,9 +170,6 @@ class LoopTraining(LocalTraining):
     Attributes:
         losses: that the script has told in this round.
         steps: of this round.
-
-    Raises:
-        ConfigError: when a method's local step cannot be given to another loop.
     """
 
     uncaptured: ClassVar[str] = "a script's own loop takes the steps"
@@ -221,13 +218,6 @@ class LoopTraining(LocalTraining):
         half: HalfRound | None = None,
     ) -> list[float]:
         """Let the script train. Nothing is kept of half a round: only the script knows where it is.
-
-        Args:
-            loader: of the site's own samples, of which the methods' transforms are taken, with the random
-                numbers of the round: the script has its own batches.
-            round_: the round.
-            should_stop: asked at every step.
-            half: without effect.
 
         Returns:
             The losses that the script told, if any.

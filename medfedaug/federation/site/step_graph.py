@@ -166,11 +166,6 @@ class CapturedNetwork(nn.Module):
     """A network in evaluation mode, of whose batches those of one shape are captured.
 
     It serves as long as nothing but the values of the network's weights changes.
-
-    Args:
-        network: the network.
-        passes: makes the graph.
-        parts: the methods' halves.
     """
 
     def __init__(self, network: nn.Module, passes: Capturing, parts: Mapping[str, SitePart]) -> None:
@@ -192,13 +187,7 @@ def generators_on(device: torch.device, parts: Any) -> list[torch.Generator]:
 def why_plain(
     device: torch.device, methods: Iterable[Method], parts: Mapping[str, SitePart] | None = None
 ) -> str:
-    """Return the reason why a site's work cannot be captured; empty where it can.
-
-    Args:
-        device: of the site.
-        methods: of the run.
-        parts: their halves, whose hooks are in a step; ``None`` for a pass of the network alone.
-    """
+    """Return the reason why a site's work cannot be captured; empty where it can."""
     if device.type not in GRAPH_OF:
         return f"a device of type {device.type} has none"
     for method in methods:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partialmethod
 from typing import Any
 
 import numpy as np
@@ -140,13 +141,7 @@ def _kind(thing: Any) -> str:
         return "optimiser"
     if isinstance(thing, nn.Module):
         return "module"
-    for kind, known in (
-        ("dict", dict),
-        ("list", list),
-        ("deque", deque),
-        ("tuple", tuple),
-        ("set", (set, frozenset)),
-    ):
+    for kind, known in _CONTAINERS.items():
         if isinstance(thing, known):
             return kind
     return "object" if _is_walked(thing) else _LEFT
@@ -197,14 +192,13 @@ class _Capture:
     def _optimiser(self, path: str, thing: torch.optim.Optimizer) -> tuple[Any, ...]:
         return (_copied(thing.state_dict()),)
 
-    def _module(self, path: str, thing: nn.Module) -> tuple[Any, ...]:
-        return self._object(path, thing)
-
     def _object(self, path: str, thing: Any) -> tuple[Any, ...]:
         attributes = _attributes(thing)
         for name, value in attributes.items():
             self.take(f"{path}.{name}", value)
         return type(thing).__name__, list(attributes)
+
+    _module = _object
 
     def _dict(self, path: str, thing: dict[Any, Any]) -> tuple[Any, ...]:
         keys = [key for key in thing if isinstance(key, (str, int, bool))]
@@ -293,9 +287,6 @@ class _Restore:
             current.load_state_dict(value)
         return current
 
-    def _module(self, path: str, current: Any, name: str, attributes: list[str]) -> Any:
-        return self._object(path, current, name, attributes)
-
     def _object(self, path: str, current: Any, name: str, attributes: list[str]) -> Any:
         if type(current).__name__ != name:
             raise StateMismatch(f"{path}: expected {name}, found {type(current).__name__}")
@@ -309,6 +300,8 @@ class _Restore:
                 setattr(current, attribute, value)
         return current
 
+    _module = _object
+
     def _dict(self, path: str, current: Any, keys: list[Any]) -> Any:
         now = current if isinstance(current, dict) else {}
         values = {key: self.put(f"{path}[{key!r}]", now.get(key, _MISSING)) for key in keys}
@@ -320,21 +313,12 @@ class _Restore:
         values = [self.put(f"{path}[{i}]", before[i]) for i in range(count)]
         return current if _same(now, values) and type(current) is type(make([])) else make(values)
 
-    def _list(self, path: str, current: Any, count: int) -> Any:
-        return self._sequence(path, current, count, list)
-
-    def _deque(self, path: str, current: Any, count: int) -> Any:
-        return self._sequence(path, current, count, deque)
-
-    def _tuple(self, path: str, current: Any, count: int) -> Any:
-        return self._sequence(path, current, count, tuple)
+    _list = partialmethod(_sequence, make=list)
+    _deque = partialmethod(_sequence, make=deque)
+    _tuple = partialmethod(_sequence, make=tuple)
 
     def _set(self, path: str, current: Any, values: list[Any]) -> Any:
         return frozenset(values) if isinstance(current, frozenset) else set(values)
-
-
-def _sizes(groups: Sequence[Mapping[str, Any]]) -> list[int]:
-    return [len(group["params"]) for group in groups]
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -357,9 +341,7 @@ def _fixed_tensors(thing: Any, seen: set[int]) -> Iterator[Tensor]:
         yield from (one for group in thing.param_groups for one in group["params"])
     elif kind in ("module", "object"):
         if kind == "module":
-            yield from (
-                one for one in (*thing._parameters.values(), *thing._buffers.values()) if one is not None
-            )
+            yield from (*thing.parameters(recurse=False), *thing.buffers(recurse=False))
         for value in _attributes(thing).values():
             yield from _fixed_tensors(value, seen)
     elif kind in ("list", "tuple", "deque"):

@@ -37,10 +37,6 @@ def _workflow(bundle: Path) -> dict[str, Any]:
 def label_slices(bundle: Path, series: Sequence[Dataset]) -> np.ndarray:
     """Predict a series with the Bundle's own steps, which are those of the training.
 
-    Args:
-        bundle: folder of the Bundle.
-        series: one object a slice, in any order.
-
     Returns:
         (slices, rows, columns), in the order of ``series``: the class of each pixel.
     """

@@ -81,7 +81,8 @@ def bundle_metadata(run: FinishedRun, plain: PlainInference) -> dict[str, Any]:
     config = run.config
     labels = {str(index): name for index, name in enumerate(config.classes)}
     names = config.channel_names or [f"channel {index}" for index in range(config.in_channels)]
-    shape = _shape(plain)
+    # Sizes that the network takes; of any image, multiples of what was tried.
+    shape = [size if plain.fixed_size else f"{size}*n" for size in plain.example.shape[2:]]
     normalised = plain.pair is not None or run.composition.intensity == "raw"
     mean = run.record.get("test", {}).get("mean", {})
     return {
@@ -134,11 +135,6 @@ def bundle_metadata(run: FinishedRun, plain: PlainInference) -> dict[str, Any]:
             },
         },
     }
-
-
-def _shape(plain: PlainInference) -> list[int | str]:
-    """Sizes that the network takes; of any image, multiples of what was tried."""
-    return [size if plain.fixed_size else f"{size}*n" for size in plain.example.shape[2:]]
 
 
 def _photographs(plain: PlainInference) -> bool:

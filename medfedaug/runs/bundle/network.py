@@ -160,17 +160,14 @@ def _example(plain: nn.Module, task: SegmentationTask, channels: int, run: Finis
 
 
 def _difference(run: FinishedRun, network: nn.Module) -> str:
-    kinds = sorted({type(module).__name__ for module in network.modules() if _is_ours(module)})
+    found = {type(module) for module in network.modules()}
+    kinds = sorted(kind.__name__ for kind in found if kind.__module__.startswith("medfedaug."))
     named = ", ".join(method.name for method in run.composition.methods)
     layers = f" (it has {', '.join(kinds)})" if kinds else ""
     return (
         f"{named}: at inference the network computes what MONAI's {run.config.network} does not{layers}; "
         f"{_INSTEAD}"
     )
-
-
-def _is_ours(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("medfedaug.")
 
 
 def _json(value: Any) -> Any:

@@ -40,12 +40,7 @@ def case_quality(
 
 
 def count_components(label: Tensor, classes: Sequence[str]) -> dict[str, int]:
-    """Count the pieces of each class but the background, which touch by a face, an edge or a corner.
-
-    Args:
-        label: (1, X, Y, Z).
-        classes: their names, background first.
-    """
+    """Count the pieces of each class but the background, which touch by a face, an edge or a corner."""
     voxels = label[0].numpy()
     boxes = ndimage.find_objects(voxels, max_label=len(classes) - 1)
     return {

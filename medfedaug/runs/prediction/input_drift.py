@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medfedaug.federation.job_folder import SPACING
+from medfedaug.federation.job_folder import LEVELS, SPACING
 from medfedaug.federation.planning.fingerprint import edges_in_ras
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.statistics import SIGMA_FLOOR
@@ -67,7 +67,7 @@ class Familiar:
             torch.stack(means) if means else none,
             torch.stack(stds) if stds else none,
             over,
-            _edges([*map(_levels, edges), *(e["spacing"] for e in prints)]),
+            _edges([*([e[level] for level in LEVELS] for e in edges), *(e["spacing"] for e in prints)]),
         )
 
     @property
@@ -129,10 +129,6 @@ class Familiar:
             f"its voxels are {sizes} mm, a factor of {max(factors):.1f} outside the sites' {lows} to "
             f"{highs} mm"
         ]
-
-
-def _levels(told: Mapping[str, Any]) -> list[Any]:
-    return [told["low"], told["median"], told["high"]]
 
 
 def _edges(spacings: Sequence[Any]) -> np.ndarray | None:

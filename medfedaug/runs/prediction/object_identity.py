@@ -38,12 +38,7 @@ def channel_keys(names: Sequence[str], count: int) -> list[str]:
 
 
 def further_series(case: Case, names: Sequence[str]) -> dict[str, str]:
-    """Return the SeriesInstanceUIDs of an image's DICOM series besides the first one, by `channel_keys`.
-
-    Args:
-        case: the case. Of its files that are no DICOM nothing is known.
-        names: of the channels of its image.
-    """
+    """Return the SeriesInstanceUIDs of an image's DICOM series besides the first one, by `channel_keys`."""
     keyed = zip(channel_keys(names, len(case.files)), case.files, strict=True)
     return {key: open_series(file).uid for key, file in [*keyed][1:] if is_dicom(file)}
 

@@ -10,11 +10,7 @@ from medfedaug.config.options import File, Settings, setting, settings
 
 @settings
 class PredictionOptions(Settings):
-    """Settings of a prediction, which decide over its files.
-
-    Raises:
-        ConfigError: for a value of another type.
-    """
+    """Settings of a prediction, which decide over its files."""
 
     PANEL: ClassVar[str] = "The prediction"
 
@@ -81,11 +77,7 @@ class PredictionOptions(Settings):
 
 @settings
 class StudyOptions(Settings):
-    """Settings of a prediction of studies in a DICOM archive.
-
-    Raises:
-        ConfigError: for a value of another type.
-    """
+    """Settings of a prediction of studies in a DICOM archive."""
 
     PANEL: ClassVar[str] = "The archive"
 

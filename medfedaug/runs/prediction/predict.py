@@ -16,9 +16,8 @@ from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.io.dicom_identity import ModelIdentity
 from medfedaug.data.io.dicom_segmentation import check_highdicom
 from medfedaug.data.io.dicom_series import open_series
-from medfedaug.data.io.formats import is_dicom
+from medfedaug.data.io.formats import files_of, is_dicom
 from medfedaug.data.io.segment_codes import SegmentCodes
-from medfedaug.data.io.voxel_files import files_of
 from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.data.unlabelled import Given, check_given, open_given
 from medfedaug.data.volumes import VolumeFolder
@@ -226,7 +225,7 @@ class _Job:
             if used and "file" in used:
                 pair = {"images": predictors[0].model.statistics(familiar.over)}
                 save_statistics(self.out / STATISTICS, pair, run.composition.intensity)
-            found.told["notes"] = self.notes(familiar, used)
+            found.told["notes"] = self.notes(familiar, used, usual)
             found.told["compared_with_the_sites"] = familiar.sources
             found.told |= {} if usual is None else {"training_range": usual.record()}
             try:
@@ -282,6 +281,7 @@ class _Job:
             "network": config.network,
             "methods": [method["name"] for method in config.methods],
             "test": self.models.score(self.origin.site).record(),
+            **({"borrowed": self.borrowed} if self.borrowed else {}),
             "models": [os.path.abspath(run.model.parent) for run in self.models.runs],
             "versions": software_versions(),
             "images": os.path.abspath(self.folder.path),
@@ -365,7 +365,9 @@ class _Job:
         site = self.origin.site
         return Annotated.of(self.run.record).sentences(site) if site else {}
 
-    def notes(self, familiar: Familiar, used: dict[str, Any] | None) -> list[str]:
+    def notes(
+        self, familiar: Familiar, used: dict[str, Any] | None, usual: TrainingRange | None
+    ) -> list[str]:
         """Return the notes that hold for all cases."""
         composition, told = self.run.composition, []
         if (count := len(self.models.runs)) > 1:
@@ -398,6 +400,11 @@ class _Job:
                 "that an image is unlike theirs is not noticed"
             )
         told += self.borrowed.values()
+        if usual is not None and usual.unknown:
+            told.append(
+                f"no training case of this site shows {', '.join(usual.unknown)} in full: no size of it is "
+                "unusual here, and those of other sites are of their scanners"
+            )
         for text in told:
             self.tell({"event": "note", "text": text})
         return told

@@ -228,9 +228,7 @@ def _ends(value: Any, where: str) -> None:
 _RANGE = entries(
     {
         "cases": count,
-        "classes": map_of(
-            entries({"volume_ml": _ends, "share": _ends, "components": _ends}, needed=("share", "components"))
-        ),
+        "classes": map_of(entries({"cases": count, "volume_ml": _ends, "share": _ends, "components": _ends})),
     },
     needed=("cases", "classes"),
 )
@@ -240,6 +238,7 @@ _CONTENT = entries(
         "statistics": optional(_STATISTICS),
         "pending": map_of(list_of(_place)),
         "notes": list_of(text),
+        "borrowed": map_of(text),
         "compared_with_the_sites": list_of(text),
         "failed": map_of(entries({"error": text}, needed=("error",))),
         "training_range": _RANGE,

@@ -21,6 +21,7 @@ from medfedaug.statistics import ChannelStatistics
 from medfedaug.tasks import EvaluationCase, Prediction
 from medfedaug.tasks.flips import FlippedNetwork, flips_of
 from medfedaug.transforms import FedRDNd
+from medfedaug.utils.printable import counted
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +77,7 @@ class Predictor:
             return {"of": "the average of the federation's sites", **told}
         if self.origin.pair is not None:
             return {"of": self.origin.source, **told}
-        return {"of": f"the {count} image{'s' * (count > 1)} given", **told, "file": STATISTICS}
+        return {"of": f"the {counted(count, 'image')} given", **told, "file": STATISTICS}
 
     def predict(
         self, case: EvaluationCase, *, probabilities: bool, flipped: Sequence[int] = ()

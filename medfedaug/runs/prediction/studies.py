@@ -82,15 +82,6 @@ def predict_studies(
     are predicted. Where images are normalised with the statistics of all images given, all are fetched first,
     and kept in ``OUT.state`` until all studies are done.
 
-    Args:
-        models: one run, or several.
-        archive: the archive.
-        wanted: the studies.
-        out: the folder of `medfedaug.runs.prediction.predict.predict_images`, whose cases have pseudonyms.
-        options: settings of the prediction.
-        studies: settings of what is fetched and stored.
-        on_event: called with a small dictionary for everything that a user may want to see.
-
     Raises:
         ConfigError: where nothing can be predicted, before anything is fetched.
         ArchiveError: where the archive does not answer, or refuses several objects one after another; what

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby, islice
 from typing import Any
 
+import monai.losses
 import numpy as np
 import torch
 from monai.data import decollate_batch, list_data_collate
@@ -120,16 +121,25 @@ class BundleTask(Task):
             raise DataError(f"is for {site.task}, the run for {task}", site=site.name, path=site.path)
         if site.partial:
             raise DataError(
-                "has classes or voxels that are not annotated, and a Bundle reads label maps as they are",
+                "has classes or voxels that are not annotated, and a Bundle reads label maps with its own "
+                "transforms, which know nothing of that",
                 site=site.name,
                 path=site.path / site.listing,
-                hint="Train without --bundle, or leave out 'labelled' and 'ignore' where all is annotated.",
+                hint="Train its network and loss without --bundle, which leaves open what is not annotated: "
+                f"--network CLASS.PATH{self._loss_option}; or leave out 'labelled' and 'ignore' where all is "
+                "annotated.",
             )
         if self.dense:
             check_classes(site, self.classes, "the federation")
         else:
             check_known_classes(site, self.classes)
         check_files_alone(site, "a Bundle")
+
+    @property
+    def _loss_option(self) -> str:
+        """The option of a run without the Bundle that takes its loss, where that is one of MONAI's."""
+        name = type(self.criterion.labels).__name__
+        return f" --loss monai.losses.{name}" if hasattr(monai.losses, name) else ""
 
     # ------------------------------------------------------------------ samples
 

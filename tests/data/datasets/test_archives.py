@@ -15,6 +15,7 @@ from benchmark_files import (
     write_cifar,
     write_digits,
     write_emnist,
+    write_fedscale,
     write_tiny_imagenet,
 )
 from PIL import Image
@@ -120,6 +121,28 @@ def test_femnist_without_leafs_division_is_split_by_writer(tmp_path):
     (tmp_path / "all_data").mkdir()
     (tmp_path / "all_data/all_data_0.json").write_text(leaf({"f0000_14": 20, "f0001_41": 40}))
     assert counts(open_benchmark("femnist", tmp_path)) == {"f0000_14": (16, 2, 2), "f0001_41": (32, 4, 4)}
+
+
+def test_femnist_as_fedscale_deals_it(tmp_path):
+    write_fedscale(tmp_path / "femnist", {"train": {"7": 20, "8": 3}, "test": {"7": 4}, "val": {"9": 2}})
+    sites = open_benchmark("femnist", tmp_path / "femnist")
+    # A number of the test list is another writer; the second of the training list has too few images.
+    assert counts(sites) == {"train_7": (16, 2, 2), "test_7": (0, 0, 4), "val_9": (0, 0, 2)}
+    case = sites[1].cases["test"][3]
+    assert (case.label, sites[1].load_image(case).unique().tolist()) == (CHARACTERS[3], [3])
+    listed = tmp_path / "femnist/client_data_mapping/val.csv"
+    head = "client_id,sample_path,label_name,label_id\n"
+    for row in ("9,data/a.png,a,62", "9,data/a.png,a,-1", "9", "9,data/a.png,a,x", '9,"data', "\xff"):
+        listed.write_bytes(f"{head}{row}\n".encode("latin-1"))
+        with pytest.raises(DataError, match=r"line \d: client_id,sample_path,label_name,label_id"):
+            open_benchmark("femnist", tmp_path / "femnist")
+    listed.write_text(f"{head}9,../../a.png,a,1\n")
+    with pytest.raises(DataError, match="not below"):
+        open_benchmark("femnist", tmp_path / "femnist")
+    listed.unlink()
+    (tmp_path / "femnist/client_data_mapping/train.csv").unlink()
+    with pytest.raises(DataError, match="not there, and femnist needs it"):
+        open_benchmark("femnist", tmp_path / "femnist")
 
 
 def test_emnist_by_writer(tmp_path):

@@ -5,16 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from benchmark_files import (
-    DOMAINNET,
-    OFFICE,
-    PACS,
-    counts,
-    picture,
-    write_fedbn,
-    write_pacs,
-    write_vlcs,
-)
+from benchmark_files import DOMAINNET, OFFICE, PACS, counts, picture, write_fedbn, write_pacs, write_vlcs
 from running import SHARED
 
 from medfedaug.data.benchmarks import open_benchmark

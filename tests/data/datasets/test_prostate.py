@@ -7,13 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from benchmark_files import (
-    PROSTATE,
-    counts,
-    write_lgg,
-    write_prostate,
-    write_retina,
-)
+from benchmark_files import PROSTATE, counts, write_lgg, write_prostate, write_retina
 from running import SHARED
 
 from medfedaug.data.benchmarks import open_benchmark

@@ -15,8 +15,8 @@ from pydicom.uid import (
     RLELossless,
     generate_uid,
 )
+from written_volumes import load_volume
 
-from medfedaug.data.io.readers import load_volume
 from medfedaug.errors import ReaderError
 
 VOXELS = np.random.default_rng(4).integers(-900, 900, (36, 40, 6)).astype(np.int16)

@@ -17,10 +17,10 @@ from pydicom.uid import (
     ImplicitVRLittleEndian,
     RLELossless,
 )
+from written_volumes import load_volume
 
 from medfedaug.data.io import dicom_bounds
 from medfedaug.data.io.dicom_bounds import check_bounds
-from medfedaug.data.io.readers import load_volume
 from medfedaug.errors import ReaderError
 
 VOXELS = np.random.default_rng(0).integers(-900, 900, (8, 6, 2)).astype(np.int16)

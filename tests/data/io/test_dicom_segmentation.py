@@ -12,12 +12,12 @@ import pytest
 from finished_runs import FEW, balanced, rehashed, simulated
 from written_series import series
 from written_series import voxels as voxels
-from written_volumes import AFFINE, itk_image, turn, write, write_dicom
+from written_volumes import AFFINE, itk_image, load_volume, turn, write, write_dicom
 
 from medfedaug.data.io import dicom_segmentation
 from medfedaug.data.io.dicom_identity import ModelIdentity
 from medfedaug.data.io.dicom_series import open_series
-from medfedaug.data.io.readers import load_volume, read_header
+from medfedaug.data.io.formats import read_header
 from medfedaug.data.io.segment_codes import read_segment_codes
 from medfedaug.errors import ConfigError
 

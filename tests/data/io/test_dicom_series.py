@@ -28,9 +28,9 @@ from pydicom.uid import (
     RLELossless,
     SecondaryCaptureImageStorage,
 )
-from written_volumes import turn, write
+from written_volumes import load_volume, turn, write
 
-from medfedaug.data.io.readers import load_volume, read_header
+from medfedaug.data.io.formats import read_header
 from medfedaug.data.sites import open_site
 from medfedaug.errors import DataError
 from medfedaug.federation.messages.messages import PREPARE, Request

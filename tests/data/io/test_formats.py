@@ -12,10 +12,11 @@ import pytest
 import torch
 from installed_package import install
 from running import TINY_OPTIONS
+from written_volumes import load_volume
 
 from medfedaug.data.io import formats
 from medfedaug.data.io.base import ImageFormat
-from medfedaug.data.io.readers import load_volume, read_header
+from medfedaug.data.io.formats import read_header
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation import run_in_process
@@ -161,10 +162,7 @@ def test_photographs_of_an_added_format_are_classified(photo_config, monkeypatch
 
 @pytest.mark.parametrize(
     ("found", "message"),
-    [
-        (print, "is no medfedaug.data.io.base.ImageFormat"),
-        (Renamed(), "its suffixes are .*, without .npz"),
-    ],
+    [(print, "is no medfedaug.data.io.base.ImageFormat"), (Renamed(), "its suffixes are .*, without .npz")],
 )
 def test_what_is_no_format_of_its_suffix_is_refused(found, message, monkeypatch, tmp_path):
     plugin = plugins.Plugin(plugins.FORMATS, "npz", "odd-formats", Entry(found))

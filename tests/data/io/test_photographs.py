@@ -12,7 +12,7 @@ from running import SHARED, TINY_OPTIONS
 
 from medfedaug.analysis.case_views import case_picture, extreme_cases
 from medfedaug.analysis.intensities import intensity_histograms
-from medfedaug.data.io.photographs import load_label_photograph, load_photograph, photograph_header
+from medfedaug.data.io.photographs import FORMAT
 from medfedaug.data.sites import find_sites, site_statistics
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
@@ -72,15 +72,15 @@ def test_kinds_of_images(tmp_path, kind, suffix):
     image, expected, white = IMAGES[kind]
     path = tmp_path / f"image.{suffix}"
     image.save(path)
-    header = photograph_header(path)
-    assert (header.width, header.height, header.channels, header.white) == (7, 5, len(expected), white)
-    np.testing.assert_array_equal(load_photograph(path), expected)
+    header = FORMAT.read_header(path)
+    assert (header.shape, header.channels, header.white) == ((7, 5, 1), len(expected), white)
+    np.testing.assert_array_equal(FORMAT.read_volume(path), expected)
 
 
 def test_a_jpeg_is_what_pillow_decodes(tmp_path):
     Image.fromarray(COLOUR).save(tmp_path / "image.JPEG", quality=95)
     expected = xy(np.asarray(Image.open(tmp_path / "image.JPEG")))
-    np.testing.assert_array_equal(load_photograph(tmp_path / "image.JPEG"), expected)
+    np.testing.assert_array_equal(FORMAT.read_volume(tmp_path / "image.JPEG"), expected)
 
 
 LABELS = {
@@ -105,7 +105,7 @@ LABELS = {
 def test_kinds_of_label_images(tmp_path, kind):
     image, expected = LABELS[kind]
     image.save(tmp_path / "label.png")
-    np.testing.assert_array_equal(load_label_photograph(tmp_path / "label.png"), xy(expected))
+    np.testing.assert_array_equal(FORMAT.read_label(tmp_path / "label.png"), xy(expected))
 
 
 def test_a_mask_without_a_lesion_has_the_classes_of_the_others(make_pictures):
@@ -300,6 +300,6 @@ def exif_behind_the_pixels(path):
 def test_orientation_is_found_wherever_it_stands(tmp_path):
     exif_behind_the_pixels(tmp_path / "late.png")
     with pytest.raises(ValueError, match="EXIF orientation 3: write it upright"):
-        load_photograph(tmp_path / "late.png")
+        FORMAT.read_volume(tmp_path / "late.png")
     turned(tmp_path / "upright.jpg", Image.fromarray(COLOUR), orientation=1)
-    assert load_photograph(tmp_path / "upright.jpg").shape == (3, 7, 5, 1)
+    assert FORMAT.read_volume(tmp_path / "upright.jpg").shape == (3, 7, 5, 1)

@@ -10,11 +10,13 @@ import pydicom
 import pytest
 import SimpleITK as sitk
 from monai.transforms import LoadImage
-from written_volumes import AFFINE, SHAPE, itk_image, write, write_dicom
+from written_volumes import AFFINE, SHAPE, itk_image, load_volume, write, write_dicom
 from written_volumes import voxels as voxels
 
-from medfedaug.data.io.readers import SimpleITKReader, load_volume, read_header
-from medfedaug.data.sites import VolumeFolder, check_federation, find_sites, site_statistics
+from medfedaug.data.io.formats import read_header
+from medfedaug.data.io.readers import SimpleITKReader
+from medfedaug.data.sites import check_federation, find_sites, site_statistics
+from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
 
 # The element "rescale slope" as it is in a file: tag, length, value.

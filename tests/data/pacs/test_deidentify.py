@@ -257,12 +257,7 @@ def test_no_text_of_the_standards_dictionary_is_kept(kind, tmp_path):
     }[kind]()
     planted = pydicom.dcmread(path)
     inside = [one for found in [*planted.iterall()] if found.VR == "SQ" for one in found.value]
-    own = (
-        "SegmentationType",
-        "Modality",
-        "PhotometricInterpretation",
-        "SpecificCharacterSet",
-    )
+    own = ("SegmentationType", "Modality", "PhotometricInterpretation", "SpecificCharacterSet")
     for tag, (vr, _, _, _, keyword) in DicomDictionary.items():
         if vr.split(" ")[0] not in TEXTS or keyword in own or tag >> 16 in (0, 2):
             continue

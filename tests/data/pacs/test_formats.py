@@ -25,8 +25,8 @@ from pydicom.uid import (
     SecondaryCaptureImageStorage,
     generate_uid,
 )
+from written_volumes import load_volume
 
-from medfedaug.data.io.readers import load_volume
 from medfedaug.data.pacs.archive import Wanted
 from medfedaug.data.pacs.choice import plan_import
 from medfedaug.data.pacs.import_settings import ImportSettings

@@ -85,10 +85,7 @@ def test_label_maps_that_two_patients_exchanged_are_named(site):
 
 @pytest.mark.parametrize(
     ("function", "told"),
-    [
-        (lambda v: v[::-1], "flipped along x"),
-        (lambda v: np.roll(v, 1, axis=1), "moved by -1"),
-    ],
+    [(lambda v: v[::-1], "flipped along x"), (lambda v: np.roll(v, 1, axis=1), "moved by -1")],
 )
 def test_an_error_of_all_label_maps_is_one_of_the_site(site, function, told):
     for row in rows(site):

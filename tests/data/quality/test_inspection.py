@@ -297,6 +297,7 @@ def test_the_record_names_no_case(phantom_dir):
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path: apt-get install chromium")
+@pytest.mark.usefixtures("drawn")
 def test_the_page_fits_a_phone_and_fetches_nothing(run, odd_data, tmp_path):
     page = tmp_path / "inspect.html"
     assert run("inspect", "--data", odd_data, "--out", page)[0] == 0

@@ -228,10 +228,7 @@ def test_a_run_goes_on_without_the_file_and_does_not_begin_without_it(
 
 
 def export(run, out, path):
-    code, printed, err = run(
-        *("export", "--methods", "fedbn", "--out", out, "--init", path),
-        *TINY_OPTIONS,
-    )
+    code, printed, err = run(*("export", "--methods", "fedbn", "--out", out, "--init", path), *TINY_OPTIONS)
     assert code == 0, err
     return printed
 

@@ -10,7 +10,8 @@ from asked_plans import asked, prints_of, write_volumes
 from medfedaug.config.plan import Plan
 from medfedaug.data.preparation.preparation import Preparation
 from medfedaug.data.volumes import VolumeFolder
-from medfedaug.federation.planning.fingerprint import fingerprint
+from medfedaug.errors import UpdateRefused
+from medfedaug.federation.planning.fingerprint import check_fingerprint, fingerprint
 from medfedaug.federation.planning.planner import make_plan
 
 SPINE = {  # sagittal: few thick slices along R
@@ -57,6 +58,28 @@ def test_slices_are_those_that_the_scanner_took(size, edges, given, expected):
     made = make_plan(prints_of(A=(size, edges, 10)), asked(given=given, plan=Plan(spatial_dims=2)))
     plan = made.changes["plan"]
     assert (plan.spatial_dims, plan.orientation, plan.patch_size) == (2, *expected)
+
+
+def test_ct_is_clipped_to_the_range_of_all_sites_where_these_outlined_different_classes():
+    """The ribs of one site lie above the lungs of two others."""
+    size = ((64, 64, 64), (1.0, 1.0, 1.0), 10)
+    found = prints_of(A=size, B=size, C=size)
+    rows = {"A": (-900.0, -500.0, -800.0, 60.0), "B": (-950.0, -550.0, -820.0, 50.0)}
+    rows["C"] = (100.0, 900.0, 400.0, 200.0)
+    for site, row in rows.items():
+        found[site]["ct"] = torch.tensor([row])
+    config = asked(channel_names=("CT",))
+    alike = make_plan(found, config)
+    assert alike.changes["plan"].ct_intensities[:2] == (-900.0, -500.0)
+    found["C"]["foreground"] = torch.tensor([-1.0])
+    apart = make_plan(found, config)
+    assert apart.changes["plan"].ct_intensities == (-950.0, 900.0, -800.0, 60.0)
+    assert any("range of all sites" in why for _, why in apart.reasons)
+    assert not any("range of all sites" in why for _, why in alike.reasons)
+    check_fingerprint("C", found["C"])
+    found["C"]["foreground"] = torch.tensor([-0.5])
+    with pytest.raises(UpdateRefused, match="plan/foreground"):
+        check_fingerprint("C", found["C"])
 
 
 TWO_PROTOCOLS = {  # the same anatomy, thick and thin slices

@@ -12,7 +12,9 @@ from hospitals import Deployment, Hospital
 from results import Page
 from running import TINY_NETWORK
 
+from medfedaug.analysis.fingerprint_distance import distances
 from medfedaug.config.run import RunConfig
+from medfedaug.data.datasets.partial_phantom import annotate_apart
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.quality.image_fingerprint import entry_shapes, fingerprint_of
 from medfedaug.data.sites import open_site
@@ -120,6 +122,45 @@ def test_scanners_of_a_site_that_sends_no_fingerprint_stay(config, hospitals):
     assert "from 50 on" in reply.error
     assert not reply.metrics
     assert "Siemens" not in str(reply)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+def test_classes_that_a_site_lacks_are_told_and_are_no_distance(config, tmp_path, noise):
+    """Each site has outlined one of two structures, which all have; A and C the same one."""
+    root = tmp_path / "apart"
+    make_phantom(root, sites=3, patients=6, shape=(20, 20, 3), classes=3, shift=0)
+    lesion, ventricles = "lesion", "ventricles"
+    owned = {"site_A": (lesion,), "site_B": (ventricles,), "site_C": (lesion,)}
+    assert annotate_apart(root) == owned
+    rules = {"min_images": 3} | ({"noise_multiplier": noise, "max_epsilon": 30} if noise else {})
+    sites = [Hospital(tmp_path / "kits" / name, root / name, privacy=rules, jobs=FREE) for name in owned]
+    deployment = Deployment(sites)
+    server = deployment.run(replace(config, classes=("background", lesion, ventricles)))
+    assert {name: one.annotated for name, one in server.prospecting.sites.items()} == owned
+    apart = distances([*server.prospecting.sites.values()])
+    # B has no class in common with the others, and A and C have theirs in most cases.
+    assert [apart["site_B"][kind] for kind in ("prevalence", "size", "pieces")] == [0, 0, 0]
+    assert apart["site_A"]["prevalence"] < 0.5 or noise
+    for site in sites:
+        (told,) = site.kit.rglob("fingerprints.json")
+        content = json.loads(told.read_text())["sites"]
+        assert {name: tuple(one["annotated"]) for name, one in content.items()} == owned
+        known = [one.release.shape for one in PrivacyLedger(site.kit / "medfedaug/ledger.sqlite").entries()]
+        assert known.count(f"annotated classes: {owned[site.name][0]}") == 1
+
+
+def test_a_class_that_some_cases_lack_is_no_distance(tmp_path):
+    make_phantom(tmp_path, sites=1, patients=6, shape=(20, 20, 3))
+    file = tmp_path / "site_A/dataset.json"
+    content = json.loads(file.read_text())
+    assert fingerprint_of(open_site(file.parent)).annotated is None
+    del content["training"][0]["label"]
+    for more, shown in ({"labelled": ["lesion"]}, ()), ({"ignore": 255, "labelled": ["lesion"]}, ()):
+        file.write_text(json.dumps({**content, **more}))
+        assert fingerprint_of(open_site(file.parent)).annotated == shown
+    del content["training"][0]
+    file.write_text(json.dumps({**content, "labelled": ["lesion"]}))
+    assert fingerprint_of(open_site(file.parent)).annotated == ("lesion",)
 
 
 def test_site_config_names_scanners_and_takes_them_back(run, hospitals):
@@ -263,6 +304,10 @@ def test_what_no_site_sends_is_refused_by_name(config):
         reply(scanners={"Siemens": []}),
         reply(scanners={"Siemens": [7]}),
         reply(scanners={7: ["Prisma"]}),
+        reply(annotated="lesion"),
+        reply(annotated=["tumour"]),
+        reply(annotated=["background"]),
+        reply(annotated=[["lesion"]]),
         Reply(PROSPECT, error="no"),
     ):
         assert not asked.accept("B", wrong)

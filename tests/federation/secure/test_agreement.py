@@ -7,6 +7,7 @@ An oracle that knows all secrets says what the server could compute of all that 
 from __future__ import annotations
 
 import random
+from functools import cache
 from itertools import count, product
 
 import numpy as np
@@ -19,17 +20,8 @@ from secure_project import LAX, SERVER, Project, write_kit
 
 from medfedaug.data.sites import find_sites
 from medfedaug.experiments.simulate import configure
-from medfedaug.federation.messages.messages import (
-    CONFIRM,
-    KEYS,
-    OPEN,
-    SHARES,
-    TEST,
-    TRAIN,
-    VALIDATE,
-    Request,
-)
-from medfedaug.federation.secure import agreement, masks, unmasking
+from medfedaug.federation.messages.messages import CONFIRM, KEYS, OPEN, SHARES, TEST, TRAIN, VALIDATE, Request
+from medfedaug.federation.secure import agreement, identity, masks, unmasking
 from medfedaug.federation.secure.history import SumHistory
 from medfedaug.methods import parse_methods
 from medfedaug.models import networks
@@ -41,6 +33,14 @@ SITES = "ABCDEF"
 @pytest.fixture(scope="module")
 def project():
     return Project()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _keys_checked_once():
+    """A private key is checked for as long as a round takes, whenever a site starts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(identity, "load_pem_private_key", cache(identity.load_pem_private_key))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -74,7 +74,7 @@ def bomb_bytes():
 
 ABSURD = {
     "weights of NaN": lambda s: {
-        "weights": {s.shared[0]: torch.full_like(s.state[s.shared[0]], float("nan"))},
+        "weights": {s.shared[0]: torch.full_like(s.state[s.shared[0]], float("nan"))}
     },
     "weights of 1e30": lambda s: {"weights": {s.shared[0]: torch.full_like(s.state[s.shared[0]], 1e30)}},
     "statistics of 1e30": lambda s: {"payload": {"fedfa/enc1/mean": torch.full((4,), 1e30)}},
@@ -89,16 +89,12 @@ ABSURD = {
     "an object in the payload": lambda s: {"payload": {"fedfa/enc1/mean": Bomb("/nonexistent/never")}},
     "an object in the weights": lambda s: {"weights": {s.shared[0]: Bomb("/nonexistent/never")}},
     "a list": lambda s: {"payload": {"fedfa/enc1/mean": [0.0] * 4}},
-    "numbers of 8 bits": lambda s: {
-        "weights": {s.shared[0]: s.state[s.shared[0]].to(torch.float8_e5m2)},
-    },
-    "statistics of 8 bits": lambda s: {
-        "payload": {"fedfa/enc1/mean": torch.ones(4).to(torch.float8_e4m3fn)},
-    },
+    "numbers of 8 bits": lambda s: {"weights": {s.shared[0]: s.state[s.shared[0]].to(torch.float8_e5m2)}},
+    "statistics of 8 bits": lambda s: {"payload": {"fedfa/enc1/mean": torch.ones(4).to(torch.float8_e4m3fn)}},
     "a sparse tensor": lambda s: {"weights": {s.shared[0]: s.state[s.shared[0]].to_sparse()}},
     "a tensor without values": lambda s: {"weights": {s.shared[0]: s.state[s.shared[0]].to("meta")}},
     "a negative variance": lambda s: {
-        "weights": {k: -s.state[k] for k in s.shared if k.endswith("running_var")},
+        "weights": {k: -s.state[k] for k in s.shared if k.endswith("running_var")}
     },
     "complex numbers": lambda s: {"payload": {"fedfa/enc1/mean": torch.zeros(4, dtype=torch.complex64)}},
 }

@@ -223,11 +223,7 @@ def test_no_role_may_send_code_and_all_keep_their_other_rights(kits):
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [
-        ("nowhere", "no such folder"),
-        (".", "not an NVFlare kit"),
-        ("lead@example.org", "administrator's kit"),
-    ],
+    [("nowhere", "no such folder"), (".", "not an NVFlare kit"), ("lead@example.org", "administrator's kit")],
 )
 def test_a_folder_that_is_no_sites_kit_is_refused(kits, name, words):
     with pytest.raises(ConfigError, match=words):

@@ -14,10 +14,9 @@ import SimpleITK as sitk
 from finished_runs import FEW, balanced, dice_of, simulated
 from PIL import Image
 from running import SHARED
-from written_volumes import AFFINE, turn, write
+from written_volumes import AFFINE, load_volume, turn, write
 
 from medfedaug.data.datasets.phantom import make_phantom
-from medfedaug.data.io.readers import load_volume
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.prediction.predictions_file import Predictions
 

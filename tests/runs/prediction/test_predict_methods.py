@@ -12,10 +12,10 @@ import pytest
 import torch
 from finished_runs import FEW, balanced, dice_of, rehashed, simulated
 from PIL import Image
+from written_volumes import load_volume
 
 from medfedaug.data.datasets.phantom import make_phantom
-from medfedaug.data.io.photographs import load_label_photograph
-from medfedaug.data.io.readers import load_volume
+from medfedaug.data.io.photographs import FORMAT as PHOTOGRAPHS
 from medfedaug.data.sites import open_site, site_statistics
 from medfedaug.federation.messages.privacy_guard import PrivacyGuard
 from medfedaug.federation.site.state import RoundMemory
@@ -96,13 +96,13 @@ def test_own_statistics_and_layers_and_those_of_a_place_that_never_trained(
     (tmp_path / "few").mkdir()
     shutil.copy2(case, tmp_path / "few")
     code, _, err = run(
-        *("predict", "--model", normalised, "--images", tmp_path / "few", "--out", out, "--no-previews"),
+        *("predict", "--model", normalised, "--images", tmp_path / "few", "--out", out, "--no-previews")
     )
     assert code == 0, err  # all of them are there
     case = next((phantom_dir / "site_B/images").glob("*.nii.gz"))
     shutil.copy(case, tmp_path / "few/new.nii.gz")
     code, _, err = run(
-        *("predict", "--model", normalised, "--images", tmp_path / "few", "--out", out, "--no-previews"),
+        *("predict", "--model", normalised, "--images", tmp_path / "few", "--out", out, "--no-previews")
     )
     assert code == 2
     assert f"other statistics: of (the {len(expected)} images given, and now the 2 images given)" in err
@@ -281,8 +281,8 @@ def test_photographs_have_label_images(run, make_pictures, tmp_path, bits):
     for name, dice in expected.items():
         label = Image.open(out / f"{name}.png")
         assert (label.mode, label.size) == ("L", (40, 32))
-        truth = load_label_photograph(data / f"B/labels/{name}.png")
-        found = load_label_photograph(out / f"{name}.png")
+        truth = PHOTOGRAPHS.read_label(data / f"B/labels/{name}.png")
+        found = PHOTOGRAPHS.read_label(out / f"{name}.png")
         assert 0 < found.sum() < found.size
         assert dice_of(found, truth) == pytest.approx(dice, abs=1e-6)
         shares = [np.asarray(Image.open(out / f"probabilities/{name}_{k}.png")).astype(float) for k in (0, 1)]

@@ -210,10 +210,7 @@ def test_a_class_that_names_a_side_is_not_flipped(run, model, image, tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [
-        (("--uncertainty-map",), "needs several passes"),
-        (("--data", "nowhere"), "nowhere"),
-    ],
+    [(("--uncertainty-map",), "needs several passes"), (("--data", "nowhere"), "nowhere")],
 )
 def test_what_cannot_be_measured_is_refused_in_one_line(run, model, image, tmp_path, options, said):
     code, _, err = run("predict", "--model", model, "--images", image, "--out", tmp_path / "out", *options)

@@ -127,11 +127,7 @@ def test_the_same_study_gets_no_second_objects_unless_asked_for(orthanc, run, mo
         found = objects(orthanc, "TWICE-1")
         return len(found["SEG"]), len(found["SR"]), "already there" in said
 
-    assert [stored("out"), stored("out"), stored("elsewhere")] == [
-        (1, 1, False),
-        (1, 1, True),
-        (1, 1, True),
-    ]
+    assert [stored("out"), stored("out"), stored("elsewhere")] == [(1, 1, False), (1, 1, True), (1, 1, True)]
     assert stored("anew", "--again") == (2, 2, False)
     assert stored("anew", "--again") == (2, 2, True)  # the second call finds what the first one stored
     found = objects(orthanc, "TWICE-1")

@@ -51,3 +51,44 @@ def test_sizes_outside_are_named_in_millilitres_or_as_shares(site):
     none = {"voxels": {"background": 1000, "core": 0, "rim": 0}}
     # A case without a rim is among the training cases, one without a core is not.
     assert found.warnings(none) == ["nothing of core is found, and each of 2 training cases has some"]
+
+
+def test_a_borrowed_class_has_no_range_and_cases_say_nothing_of_what_they_lack(site):
+    """The second case has outlined the core alone, a third one has unknown voxels, a fourth no outlines."""
+    file = site.path / "dataset.json"
+    content = json.loads(file.read_text())
+    label = nibabel.load(site.path / "label1.nii.gz")
+    voxels = np.asarray(label.dataobj).copy()
+    voxels[0] = 255
+    nibabel.save(nibabel.Nifti1Image(voxels, label.affine), site.path / "label2.nii.gz")
+    rows = [
+        content["training"][0],
+        {**content["training"][1], "labelled": ["core"]},
+        {"image": "image1.nii.gz", "label": "label2.nii.gz"},
+        {"image": "image1.nii.gz"},
+    ]
+    classes = (*CLASSES, "gland")
+    listing = {**content, "labelled": ["core", "rim"], "ignore": 255, "training": rows}
+    file.write_text(json.dumps(listing))
+    partial = VolumeFolder.open(site.path, check=False).with_classes(classes)
+    found = TrainingRange.of_folder(partial, classes)
+    assert found.cases == 4
+    assert found.shown == {"core": 2, "rim": 1}
+    assert found.unknown == ["gland"]
+    assert found.components == {"core": (2, 2), "rim": (1, 1)}
+    assert TrainingRange.of_record(json.loads(json.dumps(found.record()))) == found
+    voxels = {"background": 700, "core": 5, "rim": 3, "gland": 292}
+    volume = {"core": 0.005, "rim": 0.006, "gland": 0.3}
+    # A gland of any size is unlike nothing: the site never outlined one.
+    assert found.warnings({"voxels": voxels, "volume_ml": volume}) == []
+    assert found.warnings({"voxels": voxels, "volume_ml": {**volume, "rim": 0.0}}) == [
+        "nothing of rim is found, and each of 1 training cases has some"
+    ]
+
+
+def test_records_of_earlier_releases_are_read(site):
+    found = TrainingRange.of_folder(site, CLASSES)
+    record = found.record()
+    for entry in record["classes"].values():
+        del entry["cases"]
+    assert TrainingRange.of_record(record) == found

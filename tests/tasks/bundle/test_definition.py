@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import shutil
 
 import bundles
 import numpy as np
@@ -364,6 +365,27 @@ def test_what_does_not_go_with_a_bundle_is_refused_before_anything_is_written(
     assert code == 2
     assert re.search(words, " ".join(err.split())), err
     assert not (tmp_path / "out").exists()
+
+
+def test_partial_labels_are_refused_with_the_options_that_take_the_bundles_own_loss(
+    make, phantom, tmp_path, run
+):
+    data = tmp_path / "data"
+    shutil.copytree(phantom, data)
+    file = data / "site_B/dataset.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "ignore": 255}))
+    command = ["simulate", "--data", data, "--methods", "fedavg", "--rounds", 1, "--engine", "inprocess"]
+    code, _, err = run(*command, "--bundle", make("volumes"), "--out", tmp_path / "out")
+    assert code == 2
+    assert "site_B" in err
+    assert "a Bundle reads label maps with its own transforms" in " ".join(err.split())
+    option, value = "--loss", "monai.losses.DiceCELoss"
+    assert f"--network CLASS.PATH {option} {value}" in " ".join(err.split())
+    assert not (tmp_path / "out").exists()
+    network = ("--network", "monai.networks.nets.UNet", "--network-args")
+    kept = json.dumps({"channels": [4, 8, 8], "strides": [2, 2]})
+    code, _, err = run(*command, *network, kept, option, value, "--out", tmp_path / "out")
+    assert code == 0, err
 
 
 def test_the_direction_of_the_key_metric_is_the_bundles(make, phantom):

@@ -1,0 +1,121 @@
+"""SelfReg: features and outputs of an image are drawn to those of others of its class."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from medfedaug import functional as F
+from medfedaug.methods.average import AveragedParameters, AverageServer
+from medfedaug.methods.base import Method, ServerContext, ServerExchange, SiteContext, SitePart, Step
+from medfedaug.methods.class_features import ClassFeatures, linear_head
+from medfedaug.methods.mixup import draw_lambda
+
+_MIXING = 0.5  # of Beta
+_FEATURES = 0.3  # weight of the features' distances beside the outputs'
+
+
+class SelfReg(Method):
+    r"""Self-supervised contrastive regularisation (Kim et al., ICCV 2021), for classification.
+
+    With features z, outputs o, a projection p = P(z) of three layers, and partners i, j of the same class,
+    drawn for each image of the batch, and one λ ~ Beta(0.5, 0.5),
+
+    .. math:: D(u, v) = \mathrm{MSE}(o, u) + 0.3\,\mathrm{MSE}(z, v), \qquad
+              \ell = \mathrm{CE} + \min(\mathrm{CE}, 1)\,\bigl[\lambda D(o_i, p_i)
+              + (1 - \lambda) D(\lambda o_i + (1 - \lambda) o_j,\; \lambda p_i + (1 - \lambda) p_j)\bigr]
+
+    The factor min(CE, 1) has no gradient. P is no part of the model: scores do not use it.
+
+    Exchange, every round: the weights of P, 8 D² + 15 D numbers, up; the averages down.
+
+    Args:
+        head: dotted name of the last layer, where the order of the network's modules says something else.
+
+    Raises:
+        ConfigError: for a network that does not end in a fully connected layer, and for segmentation.
+
+    Deviations:
+        The equations are those of the authors' public code. Its curriculum over domains has no counterpart at
+        a site, which has one; its average of the weights over the last steps is left out. P is stepped with
+        the run's optimiser, made anew in every round, and its batch norms use each batch's own statistics.
+    """
+
+    name = "selfreg"
+    tasks = ("classification",)
+    requires = frozenset({"labels", "several_images"})
+
+    def __init__(self, head: str | None = None) -> None:
+        self.head = head
+        self._projection: nn.Sequential | None = None
+
+    def prepare_network(self, network: nn.Module) -> nn.Module:
+        """Draw the first weights of P from the run's seed, the same at all sites."""
+        width = linear_head(network, self.head, self.name).in_features
+        hidden = width if width == 2048 else 2 * width
+        layers: list[nn.Module] = []
+        for a, b in ((width, hidden), (hidden, hidden), (hidden, width)):
+            layers += [nn.Linear(a, b), nn.BatchNorm1d(b, track_running_stats=False), nn.ReLU()]
+        self._projection = nn.Sequential(*layers[:-1])
+        return network
+
+    def projection(self) -> nn.Sequential:
+        """P with its initial weights."""
+        assert self._projection is not None, "prepare_network comes first"
+        return copy.deepcopy(self._projection)
+
+    def at_site(self, context: SiteContext) -> SitePart:
+        return SelfRegSite(self, context)
+
+    def every_round(self, context: ServerContext) -> ServerExchange:
+        return AverageServer({key: tuple(p.shape) for key, p in self.projection().named_parameters()})
+
+
+class SelfRegSite(AveragedParameters):
+    """The site's half: the loss, and the steps of P."""
+
+    def __init__(self, method: SelfReg, context: SiteContext) -> None:
+        self.context, self.seen = context, ClassFeatures(context, method.head)
+        self.projection = method.projection().to(linear_head(context.network, method.head, "selfreg").weight)
+        super().__init__(dict(self.projection.named_parameters()))
+        self._optimiser: torch.optim.Optimizer | None = None
+
+    def start_round(self) -> None:
+        """Make a new optimiser."""
+        self._optimiser = self.context.optimiser(self.projection.parameters())
+
+    def loss(self, step: Step) -> Tensor | None:
+        """Both distances; the gradients of P come with those of the network."""
+        features = self.seen.take()
+        assert features is not None
+        self.projection.zero_grad(set_to_none=True)  # of a pass before this one, at other weights
+        if len(features) < 2:
+            return None
+        outputs, projected = F.working_precision(step.outputs), self.projection(features)
+        first, second, weight = _partners(step.targets), _partners(step.targets), draw_lambda(_MIXING)
+
+        def distance(out: Tensor, projection: Tensor) -> Tensor:
+            return mse_loss(outputs, out) + _FEATURES * mse_loss(features, projection)
+
+        def mixed(values: Tensor) -> Tensor:
+            return torch.lerp(values[second], values[first], weight)
+
+        own, mix = distance(outputs[first], projected[first]), distance(mixed(outputs), mixed(projected))
+        factor = step.task_loss.detach().clamp(max=1)
+        return factor * (weight * own + (1 - weight) * mix)
+
+    def after_step(self, step: Step) -> None:
+        """Take one step of P."""
+        assert self._optimiser is not None
+        self._optimiser.step()
+
+
+def _partners(labels: Tensor) -> Tensor:
+    """For each image the position of one of its class, each taken once: a permutation within every class."""
+    drawn = labels.cpu() + torch.rand(len(labels), dtype=torch.float64)  # sorted by class, then by chance
+    partners = torch.empty(len(labels), dtype=torch.long)
+    partners[labels.cpu().argsort(stable=True)] = drawn.argsort()
+    return partners.to(labels.device)
