@@ -71,7 +71,7 @@ class SelfReg(Method):
         return SelfRegSite(self, context)
 
     def every_round(self, context: ServerContext) -> ServerExchange:
-        return AverageServer({key: tuple(p.shape) for key, p in self.projection().named_parameters()})
+        return AverageServer(dict(self.projection().named_parameters()))
 
 
 class SelfRegSite(AveragedParameters):
