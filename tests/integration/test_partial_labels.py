@@ -96,7 +96,11 @@ def test_prediction_marks_borrowed_classes(run, phantom, tmp_path, site, borrowe
     images, out = next((phantom / site / "images").iterdir()), tmp_path / "p"
     code, _, err = command("predict", "--model", run, "--images", images, "--site", site, "--out", out)
     assert code == 0, err
-    notes = json.loads((out / "predictions.json").read_text())["notes"]
+    record, page = json.loads((out / "predictions.json").read_text()), (out / "predictions.html").read_text()
+    assert [*record["borrowed"]] == [*borrowed]
+    assert {name for name in STRUCTURES if f"{name} (borrowed), ml" in page} == {*borrowed}
+    assert f"this site outlined {', '.join(borrowed)} in no training case" in page
+    notes = record["notes"]
     own = [note for note in notes if f"never outlined at site {site}" in note]
     assert [note.split(" was ")[0] for note in own] == [*borrowed]
     assert all(said in note for note in own)
