@@ -1,4 +1,4 @@
-"""Seconds of a tiny comparison by who makes its runs, and of a search; each is one command of a user.
+"""Seconds of a tiny comparison by who makes its runs, and of a search: each a command of a user.
 
 A phantom of two sites, a U-Net of three levels, one round: a run computes next to nothing, and the rest is
 the cost of a job. Slurm has to be there before (`SLURM_CONF`), and Dask's scheduler too.
@@ -9,12 +9,14 @@ the cost of a job. Slurm has to be there before (`SLURM_CONF`), and Dask's sched
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+import psutil
 import torch
 from measure import hardware, parser
 
@@ -24,22 +26,33 @@ NETWORK = {"channels": [4, 8, 8], "strides": [2, 2], "norm": "instance"}
 COMMAND = [sys.executable, "-c", "from medfedaug.cli import main; main()", "benchmark"]
 
 
-def seconds(*arguments: object) -> float:
-    """Run ``medfedaug benchmark``; returns the seconds that it took."""
-    started = time.perf_counter()
-    subprocess.run([*COMMAND, *map(str, arguments)], check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - started
+def seconds(out: Path, *arguments: object) -> str:
+    """Run ``medfedaug benchmark``; returns elapsed and processor seconds, with those of Slurm's jobs."""
+    started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = subprocess.Popen([*COMMAND, *map(str, arguments), "--out", str(out)], stdout=subprocess.DEVNULL)
+    jobs: dict[int, float] = {}  # which are no children of the command
+    while command.poll() is None:
+        for process in psutil.process_iter(["pid", "cmdline", "cpu_times"]):
+            line = process.info["cmdline"] or ()
+            if "submitit.core._submit" in line and any(str(out) in part for part in line):
+                jobs[process.info["pid"]] = sum(process.info["cpu_times"][:2])
+        time.sleep(0.1)
+    if command.returncode:
+        raise SystemExit(f"exit code {command.returncode}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    children = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return f"{time.perf_counter() - started:.0f} | {children + sum(jobs.values()):.1f}"
 
 
 def main() -> None:
     """Print a table of commands and seconds."""
     given = parser(__doc__, 1)
-    given.add_argument("--workers", nargs="+", default=["1", "local:2"], help="default 1 local:2")
+    given.add_argument("--workers", nargs="*", default=["1", "local:2"], help="default 1 local:2")
     given.add_argument("--runs", type=int, nargs="+", default=[1, 4], help="of a comparison (default 1 4)")
     given.add_argument("--trials", type=int, default=20, help="of the search, 0 for none (default 20)")
     options = given.parse_args()
     torch.set_num_threads(options.threads)
-    print(f"{hardware()}\n\n| command | runs | seconds |\n|---|---:|---:|")
+    print(f"{hardware()}\n\n| command | runs | seconds | of processors |\n|---|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as folder:
         data, search = Path(folder, "data"), Path(folder, "search.yml")
         make_phantom(data, sites=2, patients=5, shape=(32, 32, 4))
@@ -50,13 +63,13 @@ def main() -> None:
                 for runs in options.runs:
                     out = Path(folder, f"{where.replace(':', '-')}-{runs}-{turn}")
                     what = ("--methods", "norm", "--seeds", runs, "--workers", where)
-                    took = seconds(*own, "--out", out, *what)
-                    print(f"| `--workers {where}` | {runs} | {took:.1f} |", flush=True)
+                    took = seconds(out, *own, *what)
+                    print(f"| `--workers {where}` | {runs} | {took} |", flush=True)
         if options.trials:
             search.write_text("learning_rate: {low: 0.0001, high: 0.01, log: true}\n")
             what = ("--methods", "norm", "--seeds", 1, "--search", search, "--trials", options.trials)
-            took = seconds(*own, "--out", Path(folder, "found"), *what)
-            print(f"| `--search`, one worker | {options.trials} and the winner | {took:.1f} |", flush=True)
+            took = seconds(Path(folder, "found"), *own, *what)
+            print(f"| `--search`, one worker | {options.trials} and the winner | {took} |", flush=True)
 
 
 if __name__ == "__main__":

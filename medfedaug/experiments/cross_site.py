@@ -92,7 +92,7 @@ def train_local_models(run: Path, data_dir: str | Path, device: str, visit: Visi
     config, round_ = RunConfig.from_dict(recorded_settings(record)), record["selected_round"] + 1
     config = replace(config, rounds=max(config.rounds, round_))  # sites refuse later rounds
     try:
-        server = FederationServer(replace(config, rounds=round_))
+        server = FederationServer(replace(config, rounds=round_, buffer=0))
     except ConfigError as error:
         raise ConfigError(f"{run}: {error}") from error
     with tempfile.TemporaryDirectory(prefix="medfedaug-cross-") as folder:

@@ -31,7 +31,7 @@ _WITHOUT_BATCH_NORM = (
 _ON_ONE_MACHINE = "simulate it on one machine, or take another method"
 _COMPARED_STEPS = "compared_steps"
 # Of a late update the model's own entries are carried over to the present model, and nothing else is.
-_OF_BUFFERED_ROUNDS = frozenset({"averaged_parameters", "complete_state_dict", "separate_sites"})
+_OF_BUFFERED_ROUNDS = frozenset({"complete_state_dict", "separate_sites"})
 
 
 def with_step_limit(config: RunConfig) -> RunConfig:

@@ -11,6 +11,7 @@ from running import TINY_OPTIONS
 
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.errors import ConfigError, MedFedAugError, RunFailed
+from medfedaug.experiments.cross_site import cross_site
 from medfedaug.experiments.simulate import simulate
 from medfedaug.federation import FederationServer, Reply, Request, run_in_process
 from medfedaug.federation.composition import Composition
@@ -128,7 +129,7 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize("methods", ["fedavg", "fedbn,scaffold"])
+@pytest.mark.parametrize("methods", ["fedavg", "fedbn,scaffold", "single"])
 def test_a_resumed_run_goes_on_with_what_is_under_way(tiny_config, three_sites, tmp_path, methods):
     config = tiny_config(methods, rounds=5, buffer=2)
     whole = run_in_process(config, three_sites, NAMES, "cpu", execution=SLOW)
@@ -196,7 +197,7 @@ def test_a_score_that_came_late_goes_with_an_update_that_is_withdrawn(tiny_confi
     assert "C" not in server.rounds[2]["sites"]
 
 
-@pytest.mark.parametrize("methods", ["feddyn", "fedce", "feddg_ga", "gperxan", "single", "pooled"])
+@pytest.mark.parametrize("methods", ["feddyn", "fedce", "feddg_ga", "gperxan", "pooled"])
 def test_methods_that_cannot_do_with_late_updates_are_refused_by_what_they_declare(tiny_config, methods):
     config = tiny_config(methods, buffer=2)
     with pytest.raises(ConfigError, match="buffer"):
@@ -225,6 +226,7 @@ def test_speeds_are_read_from_the_command_and_checked(three_sites, tmp_path, run
     results = json.loads((out / "results.json").read_text())
     assert results["execution"]["site_speed"] == {"site_C": 0.4, "site_B": 2}
     assert [one["hours"] for one in results["rounds"]] == [1.0, 2.0, 2.5]
+    assert cross_site(out, three_sites)["scores"].keys() == set(NAMES)
     page = (out / "report.html").read_text()
     assert (
         "of the first 2 updates. They were late by so many rounds on average: site_A 0.0, at most 0" in page

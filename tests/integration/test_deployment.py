@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 
 import pytest
+from orthanc import free_port
 from rehearsal import rehearse_own_keys, rehearse_poc, rehearse_provisioned
 from rehearsal_processes import left_running
-from rehearsed_hospitals import HOSPITALS, Rehearsal
+from rehearsed_hospitals import HOSPITALS, SERVER, Rehearsal
 
 from medfedaug.errors import ConfigError, RunFailed
+from medfedaug.nvflare_jobs.provisioning.project import project_file
 
 
 def check_job(report) -> None:
@@ -73,6 +76,52 @@ def test_hospitals_that_keep_their_private_keys_run_the_job_and_stop(tmp_path):
     print(json.dumps(report["phases"], indent=1))
     check_job(report)
     assert all(text.endswith("ready\n") and "not ready" not in text for text in report["doctor"])
+    assert left_running(tmp_path) == []
+
+
+RELAY = "relay-1"
+
+
+class BelowARelay(Rehearsal):
+    """One hospital connects to a relay, and the other one to the server."""
+
+    def project(self):
+        relays = {f"{RELAY}.example.org": self.hospitals[:1]}
+        text = project_file(self.hospitals, port=self.port, relays=relays)
+        here = f"fed_learn_port: {self.port}\n    default_host: localhost"
+        text = text.replace(f"fed_learn_port: {self.port}", here)
+        listening = f"default_host: localhost, port: {free_port()}"
+        path = self.work / "project.yml"
+        path.write_text(re.sub(r"default_host: relay-1.example.org, port: \d+", listening, text))
+        return path
+
+    def start_kits(self):
+        for name in (SERVER, RELAY):
+            self._start_kit(self.kit(name))
+        log, deadline = self.kit(RELAY) / "log.txt", time.monotonic() + 300
+        while not (log.exists() and "Started relay" in log.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+        for name in self.hospitals:
+            self._start_kit(self.kit(name))
+        self.wait_for_clients()
+
+
+@pytest.mark.slow
+def test_a_job_runs_unchanged_through_a_relay_over_mutual_tls(tmp_path):
+    with BelowARelay(tmp_path / "work", hospitals=HOSPITALS[:2]) as system:
+        system.provision()
+        system.make_data()
+        system.configure(only_ours=True)
+        system.start_kits()
+        job = system.submit(system.export("job", "fedrdn,fedfa+"))
+        system.wait(job)
+        results = json.loads((system.collect(job) / "results.json").read_text())
+        assert len(results["rounds"]) == 3
+        assert all({*HOSPITALS[:2]} <= entry["sites"].keys() for entry in results["rounds"])
+        log = (system.kit(RELAY) / "log.txt").read_text()
+        assert f"SSL {HOSPITALS[0]}]" in log
+        assert f"SSL {HOSPITALS[1]}]" not in log
     assert left_running(tmp_path) == []
 
 
