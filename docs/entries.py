@@ -8,38 +8,33 @@ A test compares the page with them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from itertools import groupby, product
+import runpy
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
-from medfedaug.experiments.axes import shown
-from medfedaug.experiments.papers import Entry, entries
+from medfedaug.experiments.papers import entries
 from medfedaug.experiments.presets import PRESETS
 from medfedaug.experiments.published import published_rows
-from medfedaug.methods.registry import parse_methods
 
 PAGE = Path(__file__).with_name("papers.md")
+STEPS = runpy.run_path(str(PAGE.parents[1] / "benchmarks/step_times.py"))
 
 
-def runs(entry: Entry, protocol: str) -> int:
-    """Count the runs of an entry in a protocol with one seed."""
-    found = set()
-    for one in entry.comparisons(protocol):
-        for text in one.methods:
-            parts = {spec["name"] for spec in parse_methods(text)}
-            axes = [axis for axis in one.axes if axis.method in ("", *parts)]
-            for values in product(*(axis.values for axis in axes)):
-                named = zip(axes, values, strict=True)
-                found.add((text, *sorted((axis.name, shown(value)) for axis, value in named)))
-    rows = [row for row in entry.published if row.protocol == protocol and row.held_out]
-    left_out = max((len(row.sites) for row in rows), default=1) if not PRESETS[protocol].holdout else 1
-    return len(found) * left_out
+def duration(runs: Sequence[Any], device: str, at_once: int = 1) -> str:
+    """Return how long runs take, so many at once."""
+    found = [STEPS["hours"](run, device) for run in runs]
+    if None in found:
+        return "not measured"
+    total = sum(found) / at_once
+    return f"{float(f'{total:.2g}'):,.10g} h" if total >= 1 else f"{60 * total:.0f} min"
 
 
 def protocol_table() -> Iterator[str]:
     """The protocols, one a line."""
-    yield "| NAME | data set | network | rounds x local | published numbers | one run, one core |"
-    yield "|---|---|---|---|---|---|"
+    yield "| NAME | data set | network | rounds x local | published numbers | one run, one core | H100 |"
+    yield "|---|---|---|---|---|---|---|"
     for preset in PRESETS.values():
         tables: dict[str, list[str]] = {}
         for row in published_rows(preset):
@@ -48,7 +43,8 @@ def protocol_table() -> Iterator[str]:
         printed = (
             ", ".join(f"{paper} {', '.join(dict.fromkeys(own))}" for paper, own in tables.items()) or "–"
         )
-        cells = (preset.benchmark, preset.config["network"], preset.schedule, printed, preset.cost)
+        found = [duration([STEPS["work"](preset)], device) for device in STEPS["DEVICES"]]
+        cells = (preset.benchmark, preset.config["network"], preset.schedule, printed, *found)
         yield f"| `{preset.name}` | {' | '.join(cells)} |"
 
 
@@ -56,15 +52,16 @@ def entry_tables() -> Iterator[str]:
     """The entries of each paper: a table of those that can be run, and the others with their reasons."""
     for paper, group in groupby(entries().values(), lambda entry: entry.source.split(" ")[0]):
         own = list(group)
-        yield from (f"### {paper}", "", "| entry | subject | runs by protocol | published rows | one core |")
-        yield "|---|---|---|---|---|"
+        heading = "| entry | subject | runs by protocol | published rows | two cores | H100 |"
+        yield from (f"### {paper}", "", heading, "|---|---|---|---|---|---|")
         for entry in own:
             if not entry.reason:
-                number = {protocol: runs(entry, protocol) for protocol in entry.protocols}
-                told = ", ".join(f"`{protocol}` {count}" for protocol, count in number.items())
-                hours = sum(count * PRESETS[protocol].hours for protocol, count in number.items())
+                runs = {protocol: STEPS["runs"](entry, protocol) for protocol in entry.protocols}
+                told = ", ".join(f"`{protocol}` {len(settings)}" for protocol, settings in runs.items())
+                work = [STEPS["work"](PRESETS[name], one) for name in runs for one in runs[name]]
+                cpu, gpu = duration(work, "cpu", at_once=2), duration(work, "cuda")
                 printed = len(entry.published) or "–"
-                yield f"| `{entry.name}` | {entry.title} | {told} | {printed} | {hours:,.0f} h |"
+                yield f"| `{entry.name}` | {entry.title} | {told} | {printed} | {cpu} | {gpu} |"
         yield ""
         for entry in own:
             yield from (f"- `{entry.name}`: {note}" for note in entry.notes)

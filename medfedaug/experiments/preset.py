@@ -30,7 +30,7 @@ class Preset:
             it (``notes`` in ``presets.yml``).
         holdout: whether each site is left out in turn unless something else is asked for.
         task: that of the sites' data, where settings follow from it.
-        hours: processor time of a run on one core, estimated, with all sites that are left out.
+        hours: of a run on one core, by measured steps (``benchmarks/step_times.py``), all sites left out.
         follows: the settings that are defaults of the task (`medfedaug.config.run.task_defaults`) and depend
             on the plan of each run.
         whole_site: whether a site that is left out is tested with all its cases, instead of its test cases
