@@ -10,9 +10,8 @@ from results import Page, content
 from medfedaug.analysis import load_run, metric_table, patient_table, summary_table, write_report
 from medfedaug.errors import DataError
 
-pytestmark = pytest.mark.usefixtures("drawn")
 
-
+@pytest.mark.usefixtures("drawn")
 def test_report_holds_everything_and_loads_nothing(write, tmp_path):
     data = content(methods=("fedrdn", "fedfa"), unseen={"EZ": 0.25})
     data["rounds"][1]["refused"] = [
@@ -49,6 +48,7 @@ def test_report_holds_everything_and_loads_nothing(write, tmp_path):
     assert [p.name for p in out.parent.iterdir()] == ["report.html"]
 
 
+@pytest.mark.usefixtures("drawn")
 def test_report_escapes_names(write, tmp_path):
     evil = '<script>alert("1")</script>&$\\foo$'
     data = content(scores={evil: 0.5})
@@ -61,12 +61,14 @@ def test_report_escapes_names(write, tmp_path):
     assert page.text.count(evil) >= 3
 
 
+@pytest.mark.usefixtures("drawn")
 def test_report_is_the_same_for_the_same_runs(write, tmp_path):
     run = write(methods=("fedfa",))
     first, second = (write_report([run], tmp_path / name).read_bytes() for name in ("a.html", "b.html"))
     assert first == second
 
 
+@pytest.mark.usefixtures("drawn")
 def test_report_of_a_run_without_validation_scores(write, tmp_path):
     data = content(rounds=1)
     for site in data["rounds"][0]["sites"].values():
