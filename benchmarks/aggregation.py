@@ -23,7 +23,11 @@ from medfedaug.federation import FederationServer, Reply
 from medfedaug.federation.messages.messages import PREPARE, TRAIN, namespaced
 from medfedaug.methods import parse_methods
 
-NETWORKS = {"default": (16, 32, 64, 128, 256, 16), "paper": (32, 64, 128, 256, 512, 32)}
+NETWORKS = {
+    "tiny": (8, 8, 8, 8, 8, 8),
+    "default": (16, 32, 64, 128, 256, 16),
+    "paper": (32, 64, 128, 256, 512, 32),
+}
 
 
 def _memory(field: str) -> float:

@@ -31,7 +31,8 @@ from measure import hardware
 from scipy import stats
 
 from medfedaug.data.base import Case, SiteFolder
-from medfedaug.data.folders import own_data
+from medfedaug.data.benchmarks import OWN_DATA, open_benchmark
+from medfedaug.data.published import FOLDS
 from medfedaug.data.quality.connected_pieces import connected_pieces
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.functional.soft_dice_confidence import soft_dice_confidence
@@ -79,7 +80,7 @@ def training_range(sites: Sequence[SiteFolder]) -> dict[str, tuple[float, float]
 def score_run(folder: Path, data: Path) -> Iterator[dict[str, Any]]:
     run = FinishedRun.open(folder)
     options = run.record.get("data_options", {})
-    sites = own_data(data, options.get("folds", 0), options.get("fold", 1), options.get("fold_seed", 0))
+    sites = open_benchmark(OWN_DATA, data, **{name: options[name] for name in FOLDS if name in options})
     expected, usual = training_range([s for s in sites if s.cases["training"]]), Familiar.of([run])
     recorded = {**run.record["test"]["sites"], **run.record["test"].get("unseen", {})}
     for site in sites:

@@ -23,6 +23,7 @@ from medfedaug.functional import mix_statistics, working_precision
 from medfedaug.functional.features import normalising
 from medfedaug.functional.operators import InterpolateAtOnce, has_operators, instance_share
 from medfedaug.functional.passes import scale_by_moments
+from medfedaug.models.modes import evaluating
 
 __all__ = [
     "AdaptiveBatchNorm",
@@ -481,20 +482,16 @@ def training_adapters(net: nn.Module) -> Iterator[list[nn.Parameter]]:
     parameters with `torch.autograd.grad`; those of the network are then not computed at all.
     """
     parameters = [p for adapter in instance_adapters(net).values() for p in adapter.parameters()]
-    modes = {module: module.training for module in net.modules()}
     trained = [p for p in net.parameters() if p.requires_grad]
     try:
-        net.eval()
         for parameter in trained:
             parameter.requires_grad_(False)
         for parameter in parameters:
             parameter.requires_grad_(True)
-        with interpolating(net, LearnedAlpha(noise=True)):
+        with evaluating(net), interpolating(net, LearnedAlpha(noise=True)):
             yield parameters
     finally:
         for parameter in parameters:
             parameter.requires_grad_(False)
         for parameter in trained:
             parameter.requires_grad_(True)
-        for module, mode in modes.items():
-            module.training = mode

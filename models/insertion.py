@@ -308,7 +308,7 @@ def _choose_stages(net: nn.Module, stages: Sequence[int | str] | Mapping[str, in
             width = stages[name] if isinstance(stages, Mapping) else output_channels(module)
             if width is None:
                 raise ValueError(
-                    f"stage '{entry}': the number of channels of {type(module).__name__} cannot be told; "
+                    f"stage '{entry}': the number of channels of {type(module).__name__} is not known; "
                     f"pass it: stages={{'{entry}': channels}}"
                 )
             chosen.append(Stage(name, name, "output", width))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from medfedaug.functional import feature_statistics, working_precision
+from medfedaug.functional.passes import per_channel
 from medfedaug.models.stage_layer import StageLayer
 
 
@@ -71,7 +72,7 @@ class MixStyleLayer(StageLayer):
         mean, std = (value.detach() for value in feature_statistics(work, self.eps))
         scale = torch.lerp(std[order], std, share) / std
         shift = torch.lerp(mean[order], mean, share) - mean * scale
-        return (work * _spread(scale, x) + _spread(shift, x)).to(x.dtype)
+        return (work * per_channel(scale, x.dim()) + per_channel(shift, x.dim())).to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.num_channels}, prob={self.prob}, alpha={self.alpha}, eps={self.eps}"
@@ -180,8 +181,3 @@ class FeatureMixLayer(_PartnerLayer):
     def combine(self, x: Tensor, partner: Tensor) -> Tensor:
         """The weighted mean of both."""
         return torch.lerp(partner, x, self.weight)
-
-
-def _spread(values: Tensor, x: Tensor) -> Tensor:
-    """(B, C) to (B, C, 1, ...), as many dimensions as x has."""
-    return values.view(*values.shape, *[1] * (x.dim() - 2))

@@ -71,7 +71,7 @@ class MonaiNetwork:
             name = self._name(names)
             if name is None:
                 raise ValueError(
-                    f"{self.cls.__name__} has no argument {names[0]}; only networks that are told the "
+                    f"{self.cls.__name__} has no argument {names[0]}; only networks with arguments for the "
                     "dimensions, the channels and the classes can be named"
                 )
             if name in args:

@@ -15,12 +15,12 @@ from medfedaug.analysis.comparison import (
     difference_cells,
 )
 from medfedaug.analysis.grouping import group_runs, whole_seeds
-from medfedaug.analysis.score_table import Score, cells_note, known_scores
+from medfedaug.analysis.score_table import Score, annotated_in, cells_note, known_scores
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.analysis.verdict import rule
 from medfedaug.metrics.base import mean_score
 from medfedaug.metrics.registry import find_metric
-from medfedaug.runs.annotated import BORROWED, OWN, Annotated
+from medfedaug.runs.annotated import BORROWED, OWN
 from medfedaug.runs.run import BASELINE, MODEL, Run, compared_metric
 
 
@@ -49,7 +49,7 @@ class ClassRow:
     @property
     def verdict(self) -> str:
         """The verdict as text; empty where nothing is compared."""
-        return str((self.found and self.found.verdict) or "")
+        return str((self.found.verdict if self.found else None) or "")
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,12 @@ class ClassTable(TextTable):
     @property
     def header(self) -> list[str]:
         """Headings of the columns."""
-        return ["method", "class", "annotated", "mean", delta(self.reference), "sites", MODEL, "verdict"]
+        difference, verdict = ([delta(self.reference)], ["verdict"]) if self._compared else ([], [])
+        return ["method", "class", "annotated", "mean", *difference, "sites", MODEL, *verdict]
+
+    @property
+    def _compared(self) -> bool:
+        return any(row.found for row in self.rows)
 
     @property
     def body(self) -> list[list[str]]:
@@ -82,10 +87,10 @@ class ClassTable(TextTable):
                 row.name,
                 row.kind,
                 str(row.mean),
-                _difference(row.found),
+                *([_difference(row.found)] if self._compared else []),
                 ", ".join(row.sites),
                 row.model,
-                row.verdict,
+                *([row.verdict] if self._compared else []),
             ]
             for row in self.rows
         ]
@@ -94,12 +99,13 @@ class ClassTable(TextTable):
         """Every number in a column of its own."""
         records = []
         for row in self.rows:
-            test = row.found and row.found.seeds
-            record = {"method": row.label, "class": row.name, "annotated": row.kind, "model": row.model}
-            record |= {"sites": " ".join(row.sites), "mean": row.mean.mean, "mean_std": row.mean.std}
-            record["difference"] = row.found and row.found.difference
-            record |= {name: test and getattr(test, name) for name in ("low", "high", "p")}
-            record["patients"] = row.found and row.found.num_patients
+            test = row.found.seeds if row.found else None
+            record: dict[str, Any] = {"method": row.label, "class": row.name, "annotated": row.kind}
+            record |= {"model": row.model, "sites": " ".join(row.sites)}
+            record |= {"mean": row.mean.mean, "mean_std": row.mean.std}
+            record["difference"] = row.found.difference if row.found else None
+            record |= {name: getattr(test, name, None) for name in ("low", "high", "p")}
+            record["patients"] = row.found.num_patients if row.found else None
             records.append({**record, "verdict": row.verdict})
         return records
 
@@ -118,7 +124,7 @@ def class_table(runs: Sequence[Run], reference: str = BASELINE) -> ClassTable:
         The table; without rows where every site has annotated every class.
     """
     groups = group_runs(runs)
-    if not any(Annotated.of_run(run).sites for run in runs):
+    if not any(annotated_in(run).sites for run in runs):
         return ClassTable((), reference=reference)
     rows: list[ClassRow] = []
     for name in dict.fromkeys(name for run in runs for name in run.classes):
@@ -140,7 +146,7 @@ def class_table(runs: Sequence[Run], reference: str = BASELINE) -> ClassTable:
 
 def _cells(run: Run, name: str, kind: str) -> Run:
     """The run by one class, at the sites where the class is of a kind."""
-    known, one = Annotated.of_run(run), run.scored_by(run.metric, name)
+    known, one = annotated_in(run), run.scored_by(run.metric, name)
 
     def chosen(scores: dict[str, Any]) -> dict[str, Any]:
         return {site: score for site, score in scores.items() if known.kind(site, name) == kind}

@@ -145,12 +145,12 @@ class SiteFeatures:
     def measures(self) -> str:
         """Alignment, where there are classes, and uniformity, in words."""
         features = torch.cat(self.parts)
-        told = [f"uniformity {uniformity(features):.3f}"]
+        measures = [f"uniformity {uniformity(features):.3f}"]
         if self.labels:
             numbers = {label: k for k, label in enumerate(dict.fromkeys(self.labels))}
             classes = torch.tensor([numbers[label] for label in self.labels])
-            told.insert(0, f"alignment {alignment(features, classes):.3f}")
-        return ", ".join(told)
+            measures.insert(0, f"alignment {alignment(features, classes):.3f}")
+        return ", ".join(measures)
 
     def picture(self, method: str, width: float) -> Figure:
         """Draw them (`feature_picture`)."""

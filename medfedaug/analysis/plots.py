@@ -130,7 +130,7 @@ def _panels(titles: Sequence[str], width: float) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(width, rows * height + 0.5), layout="constrained")
     panels = [figure.add_subplot(rows, columns, index + 1) for index in range(len(titles))]
     for panel, title in zip(panels, titles, strict=True):
-        # Matplotlib measures all ticks to place a title and the label of an axis, unless it is told where.
+        # To place a title and the label of an axis, Matplotlib measures all ticks unless the place is given.
         panel.set_title(title, fontsize=10, parse_math=False, y=1.0)
         panel.yaxis.set_label_coords(0, 0.5)  # it has no label
         tidy(panel)

@@ -20,14 +20,21 @@ NOT_A_REMEDY = (SINGLE, "pooled")
 
 _MOST_PATIENTS = 2000
 _BEYOND_CHANCE = 2.0  # times; the farthest of several sites is judged
+_POLARITY = 1.5
 _NOTICEABLE = {
-    "polarity": 1.5,
-    "size": 1.0,
-    "pieces": 1.0,
-    "prevalence": 0.3,
-    "resolution": 0.5,
-    "noise": 1.0,
+    "resolution": (
+        0.5,
+        "voxels differ by a factor of {factor:.1f}: bring them to one spacing (medfedaug plan)",
+    ),
+    "noise": (1.0, "noise differs by a factor of {factor:.1f}"),
+    "size": (
+        1.0,
+        "volumes of a class differ by a factor of {factor:.1f}: compare outlines on a few cases",
+    ),
+    "pieces": (1.0, "numbers of pieces differ by a factor of {factor:.1f}"),
+    "prevalence": (0.3, "the share of cases with a class differs by {distance:.0%}"),
 }
+"""Distances from which a kind is a reason, each with its sentence."""
 
 
 @dataclass(frozen=True)
@@ -108,29 +115,16 @@ class Prospect:
         found = []
         names = [site] if site else list(self.distances)
         apart, farthest = max((appearance(self.distances[name]), name) for name in names)
-        if worst["polarity"] >= _NOTICEABLE["polarity"]:
+        if worst["polarity"] >= _POLARITY:
             found.append(
                 f"images of a site lie {worst['polarity']:.1f} deviations from 0 under another's statistics; "
                 "one site may store bright what another stores dark: look at images of both"
             )
         elif apart >= max(1.0, _BEYOND_CHANCE * self._by_chance(farthest)):
             found.append(f"intensities differ by {apart:.1f} deviations of the images within a site")
-        if worst["resolution"] >= _NOTICEABLE["resolution"]:
-            found.append(
-                f"voxels differ by a factor of {2 ** worst['resolution']:.1f}: bring them to one spacing "
-                "(medfedaug plan)"
-            )
-        if worst["noise"] >= _NOTICEABLE["noise"]:
-            found.append(f"noise differs by a factor of {2 ** worst['noise']:.1f}")
-        if worst["size"] >= _NOTICEABLE["size"]:
-            found.append(
-                f"volumes of a class differ by a factor of {2 ** worst['size']:.1f}: compare outlines on "
-                "a few cases"
-            )
-        if worst["pieces"] >= _NOTICEABLE["pieces"]:
-            found.append(f"numbers of pieces differ by a factor of {2 ** worst['pieces']:.1f}")
-        if worst["prevalence"] >= _NOTICEABLE["prevalence"]:
-            found.append(f"the share of cases with a class differs by {worst['prevalence']:.0%}")
+        for kind, (least, sentence) in _NOTICEABLE.items():
+            if (distance := worst[kind]) >= least:
+                found.append(sentence.format(factor=2**distance, distance=distance))
         return found
 
     def _by_chance(self, site: str) -> float:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ET
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from medfedaug.analysis.class_table import class_table
@@ -41,6 +42,7 @@ from medfedaug.runs.input_scaling import SCALED
 from medfedaug.runs.load_results import find_runs, load_run
 from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run
 from medfedaug.utils.printable import counted
+from medfedaug.utils.validation import is_number
 
 if TYPE_CHECKING:
     from medfedaug.analysis.report_images import LocalFeatures
@@ -117,7 +119,7 @@ def _page(
     html, body = start_page(title)
     scores = replace(summary_table(runs, reference), reduced=reduced)
     add(body, "p", answer(scores), **{"class": "answer"})
-    for note in (_lead(runs), *notes, *_uneven(runs), *_stalled(runs)):
+    for note in (_lead(runs), *notes, *_uneven(runs), *_stalled(runs), *_late(runs)):
         if isinstance(note, str):
             add(body, "p", note)
         else:
@@ -188,6 +190,20 @@ def _stalled(runs: Sequence[Run]) -> list[str]:
         for run in runs
         if (early := run.context.get("stalled"))
     ]
+
+
+def _late(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield a sentence for each run with buffered rounds."""
+    for run in runs:
+        late: dict[str, list[int]] = defaultdict(list)
+        for site, told in (pair for entry in run.rounds for pair in entry["sites"].items()):
+            if is_number(told.get("staleness")):
+                late[site].append(told["staleness"])
+        sites = (f"{site} {fmean(late[site]):.1f}, at most {max(late[site])}" for site in sorted(late))
+        if late:
+            first = f"made each model of the first {run.config.get('buffer')} updates"
+            late_by = f"They were late by so many rounds on average: {'; '.join(sites)}"
+            yield f"{run.label} ({run.name}) {first}. {late_by}."
 
 
 def _names(sites: Sequence[str]) -> str:

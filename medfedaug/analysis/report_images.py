@@ -222,7 +222,7 @@ def _features(
         else "on two principal components with the share of the variance that each carries"
     )
     text = f"Test images in the last stage of the encoder, averaged over space, {on}. A colour is a site: "
-    page.remark(section, f"{text}sites that lie apart are told apart by the network.")
+    page.remark(section, f"{text}the network distinguishes sites that lie apart.")
     for name, found in seen.items():
         if len(found.features) < 3:
             page.add(section, "h3", name)

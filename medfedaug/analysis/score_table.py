@@ -20,6 +20,7 @@ from medfedaug.analysis.comparison import (
 from medfedaug.analysis.grouping import group_runs, unscored_notes, whole_seeds
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.analysis.verdict import Verdict, rule
+from medfedaug.data.dataset_json import LABELLED
 from medfedaug.metrics.nothing_learned import REMEDIES
 from medfedaug.metrics.registry import find_metric
 from medfedaug.metrics.significance import PairedTest
@@ -288,9 +289,15 @@ def summary_table(runs: Sequence[Run], reference: str = BASELINE) -> Table:
     return Table(runs[0].metric, sites, unseen, tuple(rows), said, nothing_learned=none, reference=reference)
 
 
+def annotated_in(run: Run) -> Annotated:
+    """Return the classes that the sites of a run have annotated, without scores."""
+    classes, known = run.config.get("classes") or (), run.context.get(LABELLED) or {}
+    return Annotated(tuple(classes[1:]), known, tuple(run.sites), {}, run.metric)
+
+
 def cells_note(runs: Sequence[Run]) -> Iterator[str]:
     """Yield the cells that a mean is over, where sites have annotated different classes."""
-    known = {site: tuple(n) for run in runs for site, n in Annotated.of_run(run).sites.items()}
+    known = {site: tuple(n) for run in runs for site, n in annotated_in(run).sites.items()}
     if known:
         told = "; ".join(f"{site}: {', '.join(names) or 'none'}" for site, names in sorted(known.items()))
         yield (

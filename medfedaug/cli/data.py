@@ -72,10 +72,7 @@ def phantom(
     ] = 1.0,
     test_outlined: Annotated[
         bool,
-        typer.Option(
-            "--test-outlined",
-            help="Test cases have all structures outlined, so that borrowed ones are scored.",
-        ),
+        typer.Option("--test-outlined", help="Leave test cases complete, to score borrowed structures."),
     ] = False,
 ) -> None:
     """Write a multi-site MRI phantom: NIfTI volumes, label maps and a dataset.json per site."""
@@ -98,11 +95,7 @@ def phantom(
         )
         if labelled_apart or unlabelled or sparse != 1:
             told = annotate_apart(
-                out,
-                apart=labelled_apart,
-                unlabelled=unlabelled or (),
-                sparse=sparse,
-                measured=test_outlined,
+                out, apart=labelled_apart, unlabelled=unlabelled or (), sparse=sparse, measured=test_outlined
             )
             for site, structures in told.items():
                 say(f"{site} has outlined: {', '.join(structures) or 'nothing'}")

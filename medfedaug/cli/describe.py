@@ -25,6 +25,7 @@ from medfedaug.config.plan import Plan
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.config.site_description import SiteDescription
 from medfedaug.data.benchmarks import BENCHMARKS
+from medfedaug.data.published import OPTION_TEXTS
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.experiments.experiment import Experiment
 from medfedaug.experiments.presets import PRESETS
@@ -137,11 +138,7 @@ def describe_data_set(name: str) -> Described:
     found = BENCHMARKS[name]
     protocols = [preset.name for preset in PRESETS.values() if preset.benchmark == name]
     facts = {"get it from": found.source, "layout": found.layout, "protocols": ", ".join(protocols)}
-    told = {
-        "fraction": "share of each site's training cases that is used.",
-        "unseen": "a site that does not train and is tested with all its cases.",
-        **read_docstring(found.open).arguments,
-    }
+    told = {**OPTION_TEXTS, **read_docstring(found.open).arguments}
     options = [Argument(key, _json(value), told.get(key, "")) for key, value in found.options.items()]
     return Described(name, found.description, facts=facts, arguments=tuple(options))
 

@@ -204,6 +204,7 @@ def _print_tables(
 ) -> dict[str, TextTable]:
     """Print the tables of evaluations and of runs, and return them by the names of their files."""
     from medfedaug.analysis import metric_table, patient_table, summary_table
+    from medfedaug.analysis.class_table import class_table
     from medfedaug.analysis.local_vs_global import exchange_tables, worth_table
 
     named: dict[str, TextTable] = {}
@@ -213,12 +214,11 @@ def _print_tables(
         end = f"_{index + 1}" if index else ""
         named |= {f"worth{end}": worth, **{f"{table.kind}_at_sites{end}": table for table in exchange}}
     if runs:
-        patients = patient_table(runs, reference)
-        named |= {
-            "scores": summary_table(runs, reference),
-            "patients": patients,
-            "metrics": metric_table(runs),
-        }
-        for table in (named["scores"], *([patients] if patients.rows else []), named["metrics"]):
-            out_console.print(table)
+        named |= {"scores": summary_table(runs, reference), "patients": patient_table(runs, reference)}
+        if (classes := class_table(runs, reference)).rows:
+            named["classes"] = classes
+        named["metrics"] = metric_table(runs)
+        for table in (named["scores"], named["patients"], classes, named["metrics"]):
+            if table.rows:
+                out_console.print(table)
     return named

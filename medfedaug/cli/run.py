@@ -182,7 +182,7 @@ def simulate(
     say(f"{out}/results.json" + (f", {out}/report.html" if (out / REPORT).exists() else ""))
 
 
-@takes(RunConfig, Plan, Execution, without=("min_sites", "round_timeout", "limit"))
+@takes(RunConfig, Plan, Execution, without=("min_sites", "round_timeout", "limit", "site_speed"))
 def export(
     context: typer.Context,
     out: Annotated[Path, typer.Option(help="The job folder to write, for `nvflare job submit`.")],

@@ -22,7 +22,7 @@ from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origi
 from pydantic import ConfigDict, Strict, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import ArgsKwargs
+from pydantic_core import ArgsKwargs, ErrorDetails
 from typing_extensions import Self, dataclass_transform
 
 from medfedaug.errors import ConfigError
@@ -51,6 +51,7 @@ _WORDS = {
     "greater_than_equal": "must be at least {ge:g}",
     "int_type": "must be a whole number",
     "less_than": "must be below {lt:g}",
+    "literal_error": "must be {expected}",
     "less_than_equal": "must be at most {le:g}",
     "mapping_type": "must be a JSON object",
     "path_type": "must be a path",
@@ -258,6 +259,20 @@ def _not_finite(values: Any, where: str = "") -> str:
 def _line(cls: type, error: ValidationError) -> str:
     """The first mistake in one line: the field, the words and the value."""
     first = error.errors(include_url=False)[0]
+    words, path = _needed(first), [str(part) for part in first["loc"]]
+    entry = _fields(cls).get(path[0]) if path else None
+    unit = entry.metadata.get("unit") if entry is not None and words.endswith("number") else ""
+    got = "" if entry is not None and not entry.repr else f", got {_short(first['input'])}"
+    return f"{'.'.join(path)} {words}{f' of {unit}' if unit else ''}{got}"
+
+
+def mistake(error: ValidationError) -> str:
+    """The first mistake in a value without a field: the words and the value."""
+    first = error.errors(include_url=False)[0]
+    return f"{_needed(first)}, got {_short(first['input'])}"
+
+
+def _needed(first: ErrorDetails) -> str:
     kind, context = first["type"], first.get("ctx", {})
     words = _WORDS.get(kind)
     if words is None:
@@ -266,11 +281,7 @@ def _line(cls: type, error: ValidationError) -> str:
         words = _OF_NOTHING[kind]
     else:
         words = words.format_map(context) if "{" in words else words
-    path = [str(part) for part in first["loc"]]
-    entry = _fields(cls).get(path[0]) if path else None
-    unit = entry.metadata.get("unit") if entry is not None and words.endswith("number") else ""
-    got = "" if entry is not None and not entry.repr else f", got {_short(first['input'])}"
-    return f"{'.'.join(path)} {words}{f' of {unit}' if unit else ''}{got}"
+    return words
 
 
 def _short(value: Any) -> str:
@@ -304,6 +315,9 @@ def _of_text(kind: Any, text: str, option: str) -> Any:
     if rows := [one for one in kinds if get_origin(one) is tuple]:
         return tuple(_of_text(get_args(rows[0])[0], part.strip(), option) for part in text.split(","))
     if any((get_origin(one) or one) in (dict, Mapping) for one in kinds):
+        if kind == dict[str, float] and not text.lstrip().startswith("{"):
+            pairs = (part.rpartition("=") for part in text.split(","))
+            return {name.strip(): _of_text(float, number.strip(), option) for name, _, number in pairs}
         try:
             value = parse_json(text)
         except ValueError as error:

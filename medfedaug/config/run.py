@@ -372,6 +372,23 @@ class RunConfig(Settings):
         rare=True,
     )
 
+    buffer: int = setting(
+        0,
+        "Number of updates that make the next global model, whichever come first (FedBuff, Nguyen et al. "
+        "2022). A round then waits for no slow site: its update counts in a later round, as a step from the "
+        "model that it began with. 0 waits for the sites of each round.",
+        at_least=0,
+        rare=True,
+    )
+    staleness: float = setting(
+        0.5,
+        "Exponent a of (1 + s)^-a, by which the step of an update is multiplied that comes s rounds late "
+        "(buffer); 0 leaves all steps as long as they are.",
+        at_least=0,
+        at_most=10,
+        rare=True,
+    )
+
     def __post_init__(self) -> None:
         for method in self.methods or ({},):
             if not isinstance(method.get("name"), str) or not isinstance(method.get("args", {}), Mapping):
@@ -401,6 +418,7 @@ class RunConfig(Settings):
         check_keys("planning: unknown keys", self.planning, ("memory", "given"))
         self._check_bundle()
         self._check_plan()
+        self._check_buffer()
         if self.pilot and (not self.prospect or self.secure_aggregation or self.planning):
             raise ConfigError(
                 "a pilot follows an exchange of fingerprints, and has neither secure aggregation nor a plan "
@@ -410,6 +428,21 @@ class RunConfig(Settings):
             raise ConfigError(f"max_step is 0, or 1 or more, got {self.max_step}")
         if self.max_step and self.compare_sites != "updates":
             raise ConfigError("max_step compares whole updates: leave out compare_sites, or max_step")
+
+    def _check_buffer(self) -> None:
+        if not self.buffer:
+            return
+        if self.secure_aggregation:
+            raise ConfigError(
+                "buffer and secure_aggregation cannot be combined: masks cancel out among the sites of one "
+                "round, and a late update has those of an earlier one"
+            )
+        if self.prospect:
+            raise ConfigError("a prospect and its pilot have no buffered rounds: leave out buffer")
+        if self.participation < 1:
+            raise ConfigError("buffer takes the updates that come first: leave out participation, or buffer")
+        if self.compare_sites != "updates":
+            raise ConfigError("buffer holds the updates of a round: leave out compare_sites, or buffer")
 
     def _check_bundle(self) -> None:
         if not self.bundle:
@@ -536,9 +569,22 @@ class Execution(Settings):
         at_least=0,
         rare=True,
     )
+    site_speed: dict[str, float] = setting(
+        dict,
+        "Speed of sites in a simulation, as SITE=FACTOR, with commas between them. A round of training takes "
+        "a site of speed 1 one simulated hour, and one of speed 0.1 ten; grace and round_timeout are then in "
+        "simulated seconds, and results.json has the hours at which each round ended. It needs the engine "
+        "inprocess.",
+        rare=True,
+    )
     tested: bool = setting(
         True, "The selected model is tested. A search of settings leaves test cases unread.", flags=None
     )
+
+    def __post_init__(self) -> None:
+        for site, speed in self.site_speed.items():
+            if not 1e-6 <= speed <= 1e6:
+                raise ConfigError(f"site_speed of {site} must be from 1e-6 to 1e6, got {speed:g}")
 
 
 def task_defaults(task: str, plan: Plan | None = None, *, own_data: bool = False) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from itertools import compress
@@ -126,9 +127,9 @@ class SiteFolder(ABC):
         return site.limited(limit)
 
     @classmethod
-    @abstractmethod
     def list_cases(cls, path: Path, name: str) -> Listing:
-        """List the content of a folder."""
+        """List the content of a folder, or raise `DataError`: an archive does not say what is whose."""
+        raise DataError("is part of a benchmark, which must be named", site=name, path=path)
 
     @property
     def scaling(self) -> str:
@@ -321,6 +322,14 @@ class SiteFolder(ABC):
         """Return an error that names the site and a file, by default its list."""
         where = self.path / self.listing if path is None else path
         return DataError(problem, site=self.name, path=where, hint=hint)
+
+    @contextmanager
+    def reading(self, path: Path) -> Iterator[None]:
+        """Name site and file in an error, whatever a reader raises: a damaged file fails anywhere."""
+        try:
+            yield
+        except Exception as error:
+            raise unreadable(self.name, path, error) from error
 
     def check_splits(self) -> None:
         """Check that the splits make a site that trains, or one that is tested only.

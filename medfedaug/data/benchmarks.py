@@ -22,8 +22,9 @@ from typing import Any, TypeVar
 
 from medfedaug.data.base import SiteFolder, spread
 from medfedaug.data.dealing import deal_sites
-from medfedaug.data.folders import MARKER, own_data
-from medfedaug.data.published import Benchmark
+from medfedaug.data.folders import MARKER, open_folder, site_folders
+from medfedaug.data.published import FOLDS, Benchmark
+from medfedaug.data.splits import in_fold
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.utils.files import parse_versioned, write_versioned
 from medfedaug.utils.validation import check_choice
@@ -48,7 +49,11 @@ OWN_DATA = "own_data"
 """The name, in a marker and in results, of a folder of sites that is no published data set."""
 
 _OWN = Benchmark(
-    own_data, "Sites' folders of one's own", "nobody", "<site>/dataset.json, or <site>/<class>/*"
+    lambda root: [*map(open_folder, site_folders(root))],
+    "Sites' folders of one's own",
+    "nobody",
+    "<site>/dataset.json, or <site>/<class>/*",
+    in_folds=True,
 )
 
 
@@ -106,6 +111,9 @@ def open_benchmark(
         ) from error
     except OSError as error:
         raise DataError(f"cannot be read ({error.strerror})", path=error.filename) from error
+    if benchmark.in_folds:
+        folds = [options.pop(option, default) for option, default in FOLDS.items()]
+        sites = [in_fold(site, *folds) for site in sites]
     for site in sites:
         site.check_splits()
     if name != OWN_DATA:

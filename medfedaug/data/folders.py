@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from medfedaug.data.base import SiteFolder
-from medfedaug.data.images import ImageFolder
+from medfedaug.data.images import ImageFolder, visible_folders
 from medfedaug.data.io.formats import is_photograph
-from medfedaug.data.splits import in_fold
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
 
@@ -27,8 +26,7 @@ def is_site(path: Path) -> bool:
 
 
 def _has_images(path: Path) -> bool:
-    folders = (p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
-    return any(is_photograph(file) for folder in folders for file in folder.iterdir())
+    return any(is_photograph(file) for folder in visible_folders(path) for file in folder.iterdir())
 
 
 def open_folder(
@@ -74,21 +72,3 @@ def site_folders(root: Path) -> list[Path]:
             f"a benchmark is named in {MARKER}; `medfedaug phantom --out DIR` makes an example.",
         )
     return found
-
-
-def own_data(root: Path, folds: int = 0, fold: int = 1, fold_seed: int = 0) -> list[SiteFolder]:
-    """The sites in a folder of one's own, as they are split there or in folds by patient.
-
-    Args:
-        root: the folder that holds one folder per site.
-        folds: 0, or in place of the sites' splits so many folds by patient
-            (`medfedaug.data.splits.fold_patients`); a case without a patient's name stands for a patient. A
-            site that does not train is tested in every fold.
-        fold: which of them is tested, counted from 1.
-        fold_seed: of the shuffle before the patients are dealt to the folds.
-
-    Raises:
-        DataError: naming site and file, where they cannot be used.
-        ConfigError: for a site with fewer patients than folds.
-    """
-    return [in_fold(open_folder(path), folds, fold, fold_seed) for path in site_folders(root)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from medfedaug.data.base import (
     SiteFolder,
     check_below,
     patient_name,
-    unreadable,
 )
 from medfedaug.data.checks.duplicates import check_copies
 from medfedaug.data.io.formats import format_of, is_photograph
@@ -45,15 +44,13 @@ class ImageFolder(SiteFolder):
 
     @classmethod
     def list_cases(cls, path: Path, name: str) -> Listing:
-        """The folders of classes, and the images of the published lists or of a seeded split."""
-        folders = (p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
-        classes = tuple(sorted(p.name for p in folders if class_cases(p, p.name)))
+        classes = tuple(p.name for p in visible_folders(path) if class_cases(p, p.name))
         if not classes:
             raise DataError("no folder of a class", site=name, path=path)
         published = path.resolve().parent / "splits" / f"{name}_train.json"
         if published.exists():
             return Listing(classes, _published(name, path, published, classes))
-        return Listing(classes, _seeded(name, path, classes))
+        return Listing(classes, split_by_class(name, cases_of_classes(path, classes)))
 
     def check_files(self) -> int:
         """Check that every listed image exists and can be read, by the headers alone; all become RGB."""
@@ -68,10 +65,8 @@ class ImageFolder(SiteFolder):
             raise self.error(
                 "a listed image is missing", case.image, hint="Put the file there or take it out of the list."
             )
-        try:
+        with self.reading(case.image):
             format_of(case.image).check_photograph(case.image)
-        except Exception as error:  # Pillow raises its own, OSError, SyntaxError and struct's
-            raise unreadable(self.name, case.image, error) from error
 
     def load_image(self, case: Case, intensity: str = "raw") -> torch.Tensor:
         """The image with values from 0 to 255, (3, H, W), or with ``"scale"`` as float32 in [0, 1].
@@ -83,10 +78,8 @@ class ImageFolder(SiteFolder):
         return image / 255 if intensity == "scale" else image
 
     def _pixels(self, case: Case) -> torch.Tensor:
-        try:
+        with self.reading(case.image):
             return torch.as_tensor(format_of(case.image).read_photograph(case.image))
-        except Exception as error:  # Pillow raises its own, OSError, SyntaxError and struct's
-            raise unreadable(self.name, case.image, error) from error
 
 
 def _published(
@@ -166,8 +159,14 @@ def published_split(train: Sequence[Case], test: Sequence[Case]) -> dict[str, Se
     return {"training": training, "validation": [c for c in after if c.patient not in whose], "test": test}
 
 
-def _seeded(site: str, path: Path, classes: tuple[str, ...]) -> dict[str, Sequence[Case]]:
-    return split_by_class(site, [case for label in classes for case in class_cases(path / label, label)])
+def visible_folders(path: Path) -> list[Path]:
+    """The folders in a folder, sorted, without hidden ones."""
+    return sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def cases_of_classes(folder: Path, classes: Iterable[str]) -> list[Case]:
+    """The images in folders of classes as cases, class by class."""
+    return [case for label in classes for case in class_cases(folder / label, label)]
 
 
 def class_cases(folder: Path, label: str) -> list[Case]:

@@ -18,6 +18,23 @@ COMMON_OPTIONS: dict[str, Any] = {
 }
 """The options of every benchmark (`medfedaug.data.benchmarks.open_benchmark`), with their defaults."""
 
+FOLDS: dict[str, Any] = {"folds": 0, "fold": 1, "fold_seed": 0}
+"""The options of data sets whose sites may be split into folds by patient, with their defaults."""
+
+OPTION_TEXTS = {
+    "fraction": "share of each site's training cases that is used.",
+    "unseen": "a site that does not train and is tested with all its cases.",
+    "deal": "number of sites to which the cases of each site that trains are dealt.",
+    "deal_alpha": "0 deals every class evenly; above 0 each new site has class proportions of its own.",
+    "deal_domains": "number of sites of which a dealt one has cases.",
+    "folds": "0, or in place of the sites' splits so many folds by patient (medfedaug.data.splits."
+    "fold_patients); a case without a patient's name stands for one, and a site that does not train is "
+    "tested in every fold.",
+    "fold": "which of them is tested, counted from 1.",
+    "fold_seed": "of the shuffle before the patients are dealt to the folds.",
+}
+"""Texts of options that several data sets have, for the catalogue."""
+
 
 @dataclass(frozen=True)
 class Benchmark:
@@ -28,15 +45,18 @@ class Benchmark:
         description: in one line.
         source: where its owners publish it.
         layout: what the folder holds, in one line.
+        in_folds: whether it has the options `FOLDS`, too.
     """
 
     open: Callable[..., list[SiteFolder]]
     description: str
     source: str
     layout: str
+    in_folds: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
         """The options of `open_benchmark` for this benchmark, with their defaults."""
         own = list(inspect.signature(self.open).parameters.values())[1:]
-        return {**COMMON_OPTIONS, **{option.name: option.default for option in own}}
+        named = {option.name: option.default for option in own}
+        return {**COMMON_OPTIONS, **named, **(FOLDS if self.in_folds else {})}

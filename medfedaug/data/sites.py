@@ -194,33 +194,7 @@ def check_federation(
         The task, channels of the images, and the classes: of volumes in the order of their labels, of
         photographs all that any site has.
     """
-    names = [site.name for site in sites]
-    for site in sites:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", site.name):
-            raise DataError(
-                "not a name for a site",
-                site=repr(site.name),
-                path=site.path,
-                hint="Name the folder in letters, digits, '.', '_' and '-': its name travels with messages.",
-            )
-        if names.count(site.name) > 1:
-            raise site.error("two sites have this name", site.path, hint="Rename the folder of one of them.")
-    for name in holdout:
-        if name not in names:
-            raise ConfigError(f"cannot hold out {name!r}; the sites are {', '.join(names)}")
-    training = [site.name for site in sites if site.trains and site.name not in holdout]
-    if len(training) < 2:
-        raise DataError(
-            f"a federation needs two sites with training cases, found {len(training)}"
-            + (f" ({training[0]})" if training else ""),
-            path=sites[0].path.parent,
-        )
-    if len(unlabelled_sites(site for site in sites if site.name in training)) == len(training):
-        raise DataError(
-            "no site that trains has outlined anything",
-            path=sites[0].path.parent,
-            hint="List label maps at one site or more, and under labelled what they show.",
-        )
+    _check_names(sites, holdout)
     first = sites[0]
     classes = federation_classes(sites)
     named = next((site for site in sites if not site.partial and site.classes == classes), first)
@@ -250,13 +224,40 @@ def check_federation(
                 hint="All sites need the same channels, or channel_names in their dataset.json.",
             )
     check_copies(sites)
-    _check_axes(sites)
+    known = [(site.name, axes) for site in sites if (axes := site.upright_axes())]
+    for name, axes in known[1:]:
+        compare_axes(name, axes, (known[0][0], *next(iter(known[0][1].items()))))
     if first.task == "segmentation":
         return first.task, channels[first.name], classes
     return first.task, channels[first.name], tuple(sorted({c for site in sites for c in site.classes}))
 
 
-def _check_axes(sites: Sequence[SiteFolder]) -> None:
-    known = [(site.name, axes) for site in sites if (axes := site.upright_axes())]
-    for name, axes in known[1:]:
-        compare_axes(name, axes, (known[0][0], *next(iter(known[0][1].items()))))
+def _check_names(sites: Sequence[SiteFolder], holdout: Sequence[str]) -> None:
+    """Check the names of sites, that two of them train, and that one of these has outlines."""
+    names = [site.name for site in sites]
+    for site in sites:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", site.name):
+            raise DataError(
+                "not a name for a site",
+                site=repr(site.name),
+                path=site.path,
+                hint="Name the folder in letters, digits, '.', '_' and '-': its name travels with messages.",
+            )
+        if names.count(site.name) > 1:
+            raise site.error("two sites have this name", site.path, hint="Rename the folder of one of them.")
+    for name in holdout:
+        if name not in names:
+            raise ConfigError(f"cannot hold out {name!r}; the sites are {', '.join(names)}")
+    training = [site for site in sites if site.trains and site.name not in holdout]
+    if len(training) < 2:
+        raise DataError(
+            f"a federation needs two sites with training cases, found {len(training)}"
+            + (f" ({training[0].name})" if training else ""),
+            path=sites[0].path.parent,
+        )
+    if len(unlabelled_sites(training)) == len(training):
+        raise DataError(
+            "no site that trains has outlined anything",
+            path=sites[0].path.parent,
+            hint="List label maps at one site or more, and under labelled what they show.",
+        )

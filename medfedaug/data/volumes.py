@@ -11,7 +11,7 @@ from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from medfedaug.data.base import SPLITS, Case, Listing, SiteFolder, plain_name, unreadable
+from medfedaug.data.base import SPLITS, Case, Listing, SiteFolder, plain_name
 from medfedaug.data.checks.duplicates import check_copies
 from medfedaug.data.checks.site_checks import check_label_maps, compare_axes
 from medfedaug.data.dataset_json import read_listing
@@ -57,7 +57,6 @@ class VolumeFolder(SiteFolder):
 
     @classmethod
     def list_cases(cls, path: Path, name: str) -> Listing:
-        """The classes and cases that ``path/dataset.json`` names."""
         return read_listing(path, name)
 
     def check_splits(self) -> None:
@@ -114,7 +113,7 @@ class VolumeFolder(SiteFolder):
         image = self.check_image(case)
         if not isinstance(case.label, Path):
             return image
-        label = _header(self.name, _label(case))
+        label = self._header(_label(case))
         self._check_grid(_label(case), label, image, "the label map", "its image")
         # Of a label image in colour the channels may agree, which only its pixels tell.
         if label.channels != 1 and label.white is None:
@@ -123,7 +122,7 @@ class VolumeFolder(SiteFolder):
 
     def check_image(self, case: Case) -> Header:
         """Check the files of a case's image as `check_case` does, and not its label map."""
-        headers = [_header(self.name, path) for path in case.files]
+        headers = [self._header(path) for path in case.files]
         image = headers[0]
         for path, header in zip(case.others, headers[1:], strict=True):
             self._check_grid(path, header, image, "the file", "the first file of its image")
@@ -154,7 +153,7 @@ class VolumeFolder(SiteFolder):
         """The directions of the axes of the site's volumes, if they are clear, each with one volume."""
         found: dict[str, Path] = {}
         for case in (case for case in self.listed_cases if self.compares_axes):
-            found.setdefault(_header(self.name, case.image).upright_axes, case.image)
+            found.setdefault(self._header(case.image).upright_axes, case.image)
         return {axes: path for axes, path in found.items() if axes}
 
     def read_files(self, case: Case) -> list[torch.Tensor]:
@@ -168,11 +167,13 @@ class VolumeFolder(SiteFolder):
     def _voxels(self, path: Path, *, label: bool = False) -> torch.Tensor:
         import torch
 
-        try:
+        with self.reading(path):
             known = format_of(path)
             return torch.as_tensor(known.read_label(path) if label else known.read_volume(path))
-        except Exception as error:  # a damaged file fails anywhere between the reader and zlib
-            raise unreadable(self.name, path, error) from error
+
+    def _header(self, path: Path) -> Header:
+        with self.reading(path):
+            return read_header(path)
 
     def load_image(self, case: Case, intensity: str = "raw") -> torch.Tensor:
         """The image as float32 of shape (C, H, W, D), in the file's units or scaled to [0, 1].
@@ -226,7 +227,7 @@ class VolumeFolder(SiteFolder):
         import torch
         from monai.transforms import ScaleIntensity
 
-        white = _header(self.name, path).white if is_photograph(path) else None
+        white = self._header(path).white if is_photograph(path) else None
         return torch.as_tensor(ScaleIntensity()(voxels)) if white is None else voxels / white
 
     def load_case(self, case: Case, intensity: str = "raw") -> tuple[torch.Tensor, torch.Tensor]:
@@ -286,7 +287,7 @@ class VolumeFolder(SiteFolder):
         """Return the affine from voxels to millimetres in RAS, (4, 4); ``None`` where the file has none."""
         import torch
 
-        affine = _header(self.name, case.image).affine if self.compares_axes else None
+        affine = self._header(case.image).affine if self.compares_axes else None
         return None if affine is None else torch.as_tensor(affine)
 
     def placement(self, case: Case, image: torch.Tensor, preparation: Preparation) -> Placement | None:
@@ -376,13 +377,6 @@ def _is_there(path: Path) -> bool:
         return path.exists()
     except (OSError, ValueError):  # a name that is too long, or holds a zero byte
         return False
-
-
-def _header(site: str, path: Path) -> Header:
-    try:
-        return read_header(path)
-    except Exception as error:  # nibabel raises its own, zlib's, OSError and ValueError
-        raise unreadable(site, path, error) from error
 
 
 def _by(shape: Iterable[int]) -> str:

@@ -285,6 +285,8 @@ def _prepare(
         engine = PooledEngine()  # nothing travels that another one could carry
     if tracking and not engine.tracks:
         raise ConfigError("tracking is NVFlare's: it needs --engine nvflare, and a federation")
+    if execution.site_speed and not engine.keeps_time:
+        raise ConfigError("site_speed needs sites that take turns (--engine inprocess), and a federation")
     if config.loop is not None and not engine.runs_scripts:
         raise ConfigError(
             "a loop of one's own runs under NVFlare's Client API: it needs --engine nvflare, and a federation"

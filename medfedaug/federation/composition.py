@@ -30,6 +30,8 @@ _WITHOUT_BATCH_NORM = (
 )
 _ON_ONE_MACHINE = "simulate it on one machine, or take another method"
 _COMPARED_STEPS = "compared_steps"
+# Of a late update the model's own entries are carried over to the present model, and nothing else is.
+_OF_BUFFERED_ROUNDS = frozenset({"averaged_parameters", "complete_state_dict", "separate_sites"})
 
 
 def with_step_limit(config: RunConfig) -> RunConfig:
@@ -153,6 +155,8 @@ class Composition:
         """Yield what the options of the run require, and what its loss excludes."""
         if self._config.max_share not in (MAX_SHARE, 1):
             yield Constraints("max_share", requires=frozenset({"given_shares"}))
+        if self._config.buffer:
+            yield Constraints("buffer", requires=_OF_BUFFERED_ROUNDS, excludes=frozenset({"same_start"}))
         if self._config.max_step:
             yield Constraints("max_step", requires=frozenset({_COMPARED_STEPS}))
         criterion = task.criterion

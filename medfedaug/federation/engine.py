@@ -92,6 +92,7 @@ class Engine(ABC):
         tracks: whether it can write for TensorBoard, MLflow and Weights & Biases.
         runs_scripts: whether it can run a training loop of a user's own.
         travels: whether models travel between server and sites; otherwise all images are in one place.
+        keeps_time: whether it can simulate sites of different speed.
     """
 
     name: ClassVar[str]
@@ -99,6 +100,7 @@ class Engine(ABC):
     tracks: ClassVar[bool] = False
     runs_scripts: ClassVar[bool] = False
     travels: ClassVar[bool] = True
+    keeps_time: ClassVar[bool] = False
 
     @abstractmethod
     def run(self, run: FederationRun, work: Path) -> dict[str, Any]:

@@ -16,11 +16,12 @@ from medfedaug.data.base import SiteFolder
 from medfedaug.federation.engine import Engine, FederationRun, SiteEvaluation
 from medfedaug.federation.messages.checkpoint import server_checkpoint
 from medfedaug.federation.messages.initial_weights import InitialWeights
-from medfedaug.federation.messages.messages import Reply, Request
+from medfedaug.federation.messages.messages import TRAIN, Reply, Request
 from medfedaug.federation.protocol import Accept, Carrier, evaluate, run
 from medfedaug.federation.server.evaluation import Evaluation
 from medfedaug.federation.server.output import write_files
 from medfedaug.federation.server.server import FederationServer
+from medfedaug.federation.simulated_time import SimulatedTime
 from medfedaug.federation.site.evaluation import EvaluationSite
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
@@ -62,7 +63,7 @@ def run_in_process(
         state_dir: a folder for what server and sites need after a restart; ``None`` keeps nothing.
         resume: continue from what is in ``state_dir``.
         policy: of all sites; each has a privacy budget of its own for this run.
-        execution: see `medfedaug.config.run.Execution`; its times have no effect, since no site is late here.
+        execution: see `medfedaug.config.run.Execution`; its times have an effect where sites have speeds.
         carrier: turns requests into replies; by default each site answers by itself.
         machine: where every site keeps its prepared images.
         initial: the weights to start from, of a run that was configured with some.
@@ -98,6 +99,7 @@ class InProcessEngine(Engine):
     """The sites take turns in this process."""
 
     name = "inprocess"
+    keeps_time = True
     carrier: ClassVar[type[InProcessCarrier]]
 
     def run(self, run: FederationRun, work: Path) -> dict[str, Any]:
@@ -166,7 +168,7 @@ class SitesInProcess(Carrier):
 
 
 class InProcessCarrier(SitesInProcess):
-    """The carrier of a federation, which saves its state."""
+    """The carrier of a federation, which saves its state, and knows when each site answers."""
 
     travels = True
     """Flag: values travel between the sites."""
@@ -176,10 +178,49 @@ class InProcessCarrier(SitesInProcess):
     def __init__(self, server: FederationServer, trainers: Mapping[str, SiteTrainer], saving: Saving) -> None:
         super().__init__({name: Site(name, trainer) for name, trainer in trainers.items()})
         self.server, self.saving = server, saving
+        self.time = SimulatedTime(server.execution, trainers)
+        if server.carried:
+            self.time.restore(server.carried, next(iter(trainers.values())).exchange_device)
+
+    def ask(self, request: Request, sites: Sequence[str], needed: int, accept: Accept) -> Mapping[str, str]:
+        """Ask the sites in the order in which they answer; one that is late trains in vain."""
+        if request.task != TRAIN:
+            return super().ask(request, sites, needed, accept)
+        time, good, silent = self.time, 0, dict[str, str]()
+        deadline, last = time.deadline(), time.now
+        for site in sorted(sites, key=time.finishes):
+            if time.starts(site) < deadline:
+                reply, hour = self.sites[site].answer(request), time.trains(site)
+                if hour <= deadline:
+                    last = hour
+                    good += accept(site, reply)
+                    if good == needed:
+                        deadline = min(deadline, time.after_enough(hour))
+                    continue
+            silent[site] = f"site {site} did not answer while the others were waited for"
+        time.now = deadline if silent else last
+        return silent
+
+    def gather(
+        self, request: Request, sites: Sequence[str], needed: int, accept: Accept
+    ) -> Mapping[str, str]:
+        """Ask each site, and hand over the replies that arrive first."""
+        for site in sites:
+            self.time.send(site, self.sites[site].answer(request))
+        good = 0
+        while good < needed and self.time.coming():
+            good += accept(*self.time.next_reply())
+        return {}
+
+    def under_way(self) -> list[str]:
+        """List the sites whose reply has not arrived."""
+        return self.time.coming()
 
     def round_done(self, server: FederationServer) -> None:
-        """Save, if it is time to."""
-        self.saving.save(last=server.trained)
+        """Note the hour, and save, if it is time to."""
+        if self.time.speeds:
+            server.rounds[-1]["hours"] = self.time.now
+        self.saving.save(last=server.trained, carried=self.time.state())
 
 
 InProcessEngine.carrier = InProcessCarrier
@@ -208,8 +249,13 @@ class Saving:
         for trainer in self.trainers:
             trainer.memory.checkpointed = (self.server.round, self.server.selected_round)
 
-    def save(self, *, last: bool) -> None:
-        """Save both, unless saving takes too much of the time and this is not the last round."""
+    def save(self, *, last: bool, carried: Mapping[str, Any]) -> None:
+        """Save both, unless saving takes too much of the time and this is not the last round.
+
+        Args:
+            last: whether it is the last round.
+            carried: see `FederationServer.save`.
+        """
         started = time.perf_counter()
         if self.checkpoint is None:
             return
@@ -218,7 +264,7 @@ class Saving:
             return
         for trainer in self.trainers:
             trainer.save()
-        self.server.save(self.checkpoint)
+        self.server.save(self.checkpoint, carried)
         self._pin()
         self.finished = time.perf_counter()
         self.took = self.finished - started

@@ -77,4 +77,5 @@ class PooledEngine(InProcessEngine):
 
     name = "pooled"
     travels = False
+    keeps_time = False
     carrier = PooledCarrier

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
+from medfedaug.errors import ConfigError
 from medfedaug.federation.messages.messages import TEST, TRAIN, VALIDATE, Reply, Request
 from medfedaug.federation.messages.refusal import refusal
 from medfedaug.federation.secure.unmasking import ServerMasks
@@ -46,6 +47,31 @@ class Carrier(ABC):
         Returns:
             The sites that did not answer, each with the reason.
         """
+
+    def gather(
+        self, request: Request, sites: Sequence[str], needed: int, accept: Accept
+    ) -> Mapping[str, str]:
+        """Send a request, and hand over replies to it and to earlier ones until so many were good.
+
+        The other replies stay under way, for a later call.
+
+        Args:
+            request: the server's, the same for all.
+            sites: the sites to ask, of which none is under way.
+            needed: the number of good replies to wait for.
+            accept: called once for each reply, between the beginning of this call and its end.
+
+        Returns:
+            The sites that will not answer, each with the reason.
+
+        Raises:
+            ConfigError: for an engine without buffered rounds.
+        """
+        raise ConfigError("this engine has no buffered rounds: leave out buffer, or take another engine")
+
+    def under_way(self) -> Collection[str]:
+        """The sites whose reply to a request of `gather` has not been handed over."""
+        return ()
 
     @abstractmethod
     def round_done(self, server: FederationServer) -> None:
@@ -120,20 +146,24 @@ def _round(server: FederationServer, carrier: Carrier) -> None:
     strangers = sorted(set(connected) - server.known)
     if strangers:
         carrier.ask(server.prepare(), strangers, 0, server.accept_preparation)
-    targets = server.choose_sites(connected)
+    targets = server.choose_sites({*connected}.difference(carrier.under_way()))
     request = server.start_round(targets)
     _present(server, TRAIN, server.sites, connected)
     masks = server.aggregation.masks
     if masks is not None:
         request, targets = _agree_on_masks(server, masks, carrier, request, targets)
-    _ask(server, carrier, request, targets, _needed(server), server.accept)
+    if server.config.buffer:
+        silent = carrier.gather(request, targets, server.config.buffer, server.accept)
+    else:
+        silent = carrier.ask(request, targets, _needed(server), server.accept)
+    _record(server, request, silent)
     if masks is not None:
         confirmed = masks.accept_confirmation
         _ask(server, carrier, *_answers(server, masks.confirmation(), masks.summed, confirmed))
         _ask(server, carrier, *_answers(server, masks.opening(), masks.with_signature, masks.accept_opening))
     server.finish_round()
     if server.config.tests(server.round):
-        there = sorted(server.known & set(carrier.connected()))
+        there = sorted(server.known & set(carrier.connected()).difference(carrier.under_way()))
         _ask(server, carrier, server.test_round(), there, len(there), server.accept_round_test)
     carrier.round_done(server)
 
@@ -197,5 +227,9 @@ def _ask(
     needed: int,
     accept: Accept,
 ) -> None:
-    for site, reason in sorted(carrier.ask(request, sites, needed, accept).items()):
+    _record(server, request, carrier.ask(request, sites, needed, accept))
+
+
+def _record(server: FederationServer | Evaluation, request: Request, silent: Mapping[str, str]) -> None:
+    for site, reason in sorted(silent.items()):
         server.no_answer(request.task, site, reason)

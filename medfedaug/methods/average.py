@@ -9,7 +9,7 @@ from torch import Tensor
 
 from medfedaug.functional.weighted_mean import WeightedMean
 from medfedaug.methods.base import ServerExchange, SiteExchange, SitePart
-from medfedaug.methods.contexts import Payload, Shapes
+from medfedaug.methods.contexts import Payload, Shapes, shapes_of
 from medfedaug.privacy.kinds import VARIANCE, WEIGHTS
 
 
@@ -20,13 +20,13 @@ class AverageServer(ServerExchange):
     those of this average.
 
     Args:
-        shapes: of what a site sends.
-        variances: keys whose values cannot be negative.
+        tensors: such as a site sends, of which the shapes count. An entry ``running_var`` is a variance.
     """
 
-    def __init__(self, shapes: Shapes, variances: frozenset[str] = frozenset()) -> None:
-        self.shapes, self.variances = shapes, variances
-        self.kinds = {key: VARIANCE if key in variances else WEIGHTS for key in shapes}
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.shapes = shapes_of(tensors)
+        self.variances = sorted(key for key in tensors if key.rpartition(".")[2] == "running_var")
+        self.kinds = {key: VARIANCE if key in self.variances else WEIGHTS for key in tensors}
         self.mean = WeightedMean()
 
     weighted = True
@@ -41,7 +41,7 @@ class AverageServer(ServerExchange):
 
     def check(self, payload: Payload) -> None:
         """Refuse a negative variance."""
-        for key in sorted(self.variances):
+        for key in self.variances:
             if bool((payload[key] < 0).any()):
                 raise ValueError(f"{key} is negative, and a variance cannot be")
 

@@ -25,6 +25,7 @@ from monai.transforms import Transform
 from torch import Tensor, nn
 
 from medfedaug.errors import ConfigError
+from medfedaug.methods.arguments import checked
 from medfedaug.methods.contexts import (
     Bounds,
     Contributions,
@@ -94,6 +95,7 @@ WORDS: dict[str, str] = {
     "norm_layers": "the normalisation layers are those of the network",
     "complete_state_dict": "all that is trained, averaged or scored is in the network's state dict",
     "global_start": "the weights from which a site starts are the global model",
+    "same_start": "all updates of a round start from the same global model",
     "separate_sites": "the images of each site are at that site alone",
     "averaged_parameters": "of what is trained some is averaged, and does not stay at the sites",
     "averaged_buffers": "running statistics are averaged with the model",
@@ -452,6 +454,11 @@ class Method(RefusesOldNames):
     """Flag for a method with `STEP_HOOKS` or layers: each step takes the same operations on the device, so
     that a CUDA graph can repeat them. What changes from step to step are tensors that stay where they are;
     nothing is counted in Python, drawn on the CPU, or chosen by a number of the device."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            cls.__init__ = checked(cls.__init__)  # type: ignore[method-assign]
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
         """Insert layers; the state-dict keys of the network must not change."""

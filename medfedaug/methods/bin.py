@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from medfedaug.errors import ConfigError
+from medfedaug.methods.arguments import Positive
 from medfedaug.methods.average import AveragedParameters, AverageServer
 from medfedaug.methods.base import Method, ServerContext, ServerExchange, SiteContext, SitePart, Step
 from medfedaug.models.batch_instance_norm import batch_shares, mix_instance_norms
@@ -38,9 +38,7 @@ class BIN(Method):
     requires = frozenset({"norm_layers"})
     excludes = frozenset({"complete_state_dict"})
 
-    def __init__(self, rate: float = 1.0) -> None:
-        if not rate > 0:
-            raise ConfigError(f"bin: rate must be positive, got {rate}")
+    def __init__(self, rate: Positive = 1.0) -> None:
         self.rate = rate
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
@@ -50,7 +48,7 @@ class BIN(Method):
         return BINSite(self.rate, context.network)
 
     def every_round(self, context: ServerContext) -> ServerExchange:
-        return AverageServer({name: tuple(rho.shape) for name, rho in batch_shares(context.network).items()})
+        return AverageServer(batch_shares(context.network))
 
 
 class BINSite(AveragedParameters):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from medfedaug.errors import ConfigError
 from medfedaug.methods.base import SiteContext, SiteExchange, SitePart, Step
 from medfedaug.models import find_head
 
-PASSES = ("training", "evaluation")
+Passes = Literal["training", "evaluation"]
 
 
 class ClassFeatures:

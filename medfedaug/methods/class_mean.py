@@ -9,18 +9,9 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
 from medfedaug.errors import ConfigError
-from medfedaug.methods.base import (
-    Aggregator,
-    Method,
-    Payload,
-    RoundMean,
-    ServerContext,
-    ServerExchange,
-    SiteContext,
-    SiteExchange,
-    SitePart,
-    SiteUpdate,
-)
+from medfedaug.methods.base import Aggregator, Method, ServerExchange, SiteExchange, SitePart
+from medfedaug.methods.contexts import Payload, RoundMean, ServerContext, SiteContext, SiteUpdate
+from medfedaug.methods.kept import AggregatorExchange
 from medfedaug.models import find_head
 from medfedaug.models.substitution import trained_entries
 
@@ -102,7 +93,7 @@ class ClassMeanSite(SitePart, SiteExchange):
         """Nothing comes back."""
 
 
-class ClassMeanExchange(ServerExchange):
+class ClassMeanExchange(AggregatorExchange):
     """Check what sites say of their classes; the aggregator uses it."""
 
     def __init__(self, classes: int) -> None:
@@ -113,12 +104,6 @@ class ClassMeanExchange(ServerExchange):
         value = payload["annotated"]
         if not bool(((value == 0) | (value == 1)).all()) or value[0] != 1:
             raise ValueError("annotated is 0 or 1 of each class, and 1 of the background")
-
-    def accept(self, site: str, payload: Payload, weight: float = 1.0) -> None:
-        """Nothing: the aggregator sees it with the update."""
-
-    def result(self) -> Payload:
-        return {}
 
 
 class ClassMeanServer(Aggregator):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from medfedaug import functional as F
 from medfedaug.data.annotation import Decoded
-from medfedaug.errors import ConfigError
+from medfedaug.methods.arguments import NotNegative, Positive
 from medfedaug.methods.base import Method, SiteContext, SitePart, Step
 from medfedaug.methods.own_loss import RoundMeans
 from medfedaug.models.modes import evaluating
@@ -48,12 +48,9 @@ class ConDist(Method):
     requires = frozenset({"labels", "global_start"})
     provides = frozenset({"extra_passes", "unlabelled_images"})
 
-    def __init__(self, weight: float = 1.0, first_weight: float = 0.01, temperature: float = 2.0) -> None:
-        if min(weight, first_weight) < 0 or temperature <= 0:
-            raise ConfigError(
-                f"condist: weight {weight} and first_weight {first_weight} cannot be negative, and "
-                f"temperature {temperature} must be above 0"
-            )
+    def __init__(
+        self, weight: NotNegative = 1.0, first_weight: NotNegative = 0.01, temperature: Positive = 2.0
+    ) -> None:
         self.weight, self.first_weight, self.temperature = weight, first_weight, temperature
 
     def at_site(self, context: SiteContext) -> SitePart:

@@ -211,6 +211,11 @@ class RoundMean:
     weights: Mapping[str, float]
 
 
+def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
+    """The shapes of tensors by their names."""
+    return {key: tuple(value.shape) for key, value in tensors.items()}
+
+
 def zeros(shapes: Shapes) -> Payload:
     """Float64 accumulators of the given shapes, in which every length is known."""
     return {

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from medfedaug.errors import ConfigError
+from medfedaug.methods.arguments import Positive, Share
 from medfedaug.methods.average import AveragedParameters, AverageServer
 from medfedaug.methods.base import Method, ServerContext, ServerExchange, SiteContext, SitePart
 from medfedaug.models import insert_layers, stage_layers
@@ -55,12 +56,8 @@ class DACSC(Method):
     excludes = frozenset({"complete_state_dict"})
 
     def __init__(
-        self, stages: Sequence[int | str] | None = None, content: float = 0.5, temperature: float = 0.1
+        self, stages: Sequence[int | str] | None = None, content: Share = 0.5, temperature: Positive = 0.1
     ) -> None:
-        if not 0 <= content <= 1 or temperature <= 0:
-            raise ConfigError(
-                f"dac_sc: 0 ≤ content ≤ 1 and temperature > 0 are needed, got {content} and {temperature}"
-            )
         self.stages, self.content, self.temperature = stages, content, temperature
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
@@ -80,7 +77,7 @@ class DACSC(Method):
         return AveragedParameters(_parameters(context.network))
 
     def every_round(self, context: ServerContext) -> ServerExchange:
-        return AverageServer({key: tuple(value.shape) for key, value in _parameters(context.network).items()})
+        return AverageServer(_parameters(context.network))
 
 
 def _parameters(network: nn.Module) -> dict[str, Tensor]:

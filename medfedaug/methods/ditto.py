@@ -9,7 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from medfedaug.errors import ConfigError, MedFedAugError
+from medfedaug.errors import MedFedAugError
+from medfedaug.methods.arguments import NotNegative
 from medfedaug.methods.base import Method, Payload, SiteContext, SitePart, Step, shared_parameters
 from medfedaug.methods.own_loss import RoundMeans
 from medfedaug.models.substitution import call_with, shared_by_name, trained_entries
@@ -53,9 +54,7 @@ class Ditto(Method):
     requires = frozenset({"averaged_parameters", "complete_state_dict", "global_start", "separate_sites"})
     provides = frozenset({"personal_model"})
 
-    def __init__(self, weight: float = 1.0) -> None:
-        if weight < 0:
-            raise ConfigError(f"ditto: weight cannot be negative, got {weight}")
+    def __init__(self, weight: NotNegative = 1.0) -> None:
         self.weight = weight
 
     def at_site(self, context: SiteContext) -> SitePart:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from contextlib import AbstractContextManager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,28 +17,28 @@ from medfedaug.functional.operators import has_operators
 from medfedaug.methods.base import SitePart, Step, Targets
 from medfedaug.models import find_head
 
+Mixing = Literal["random", "global", "instance", "fixed"]
+Reduction = Literal["mean", "sum"]
+
 # Table 2 of the paper; "random" is U(low, high).
 _MIXING = {"global": (0.0, 0.0), "instance": (1.0, 1.0), "fixed": (0.5, 0.5)}
 
 
 def mixing_range(name: str, mixing: str, low: float, high: float) -> tuple[float, float]:
     """The range of u for a kind of mixing."""
-    if mixing not in ("random", *_MIXING):
-        raise ConfigError(f"{name}: mixing is one of random, {', '.join(_MIXING)}, not {mixing!r}")
     if not low <= high:
         raise ConfigError(f"{name}: low {low} is above high {high}")
     return _MIXING.get(mixing, (low, high))
 
 
+@dataclass(frozen=True)
 class Weights:
-    """λ₁ and λ₂ of FedFD Eq. 5, how the distance is reduced, and the module whose input is the features."""
+    """λ₁ and λ₂ of FedFD Eq. 5, how the distance is reduced, and the module whose input the features are."""
 
-    def __init__(self, name: str, lambda1: float, lambda2: float, distance: str, head: str | None) -> None:
-        if not 0 <= lambda1 <= 1 or lambda2 < 0:
-            raise ConfigError(f"{name}: 0 ≤ lambda1 ≤ 1 and lambda2 ≥ 0 are needed, got {lambda1}, {lambda2}")
-        if distance not in ("mean", "sum"):
-            raise ConfigError(f"{name}: distance is 'mean' or 'sum' over the channels, not {distance!r}")
-        self.lambda1, self.lambda2, self.distance, self.head = lambda1, lambda2, distance, head
+    lambda1: float
+    lambda2: float
+    distance: str = "mean"
+    head: str | None = None
 
 
 class DiversifiedSite(SitePart):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
 from medfedaug import functional as F
 from medfedaug.errors import ConfigError
+from medfedaug.methods.arguments import Count, NotNegative, Positive
 from medfedaug.methods.base import Aggregator, Method, shared_parameters
 from medfedaug.methods.contexts import Payload, RoundMean, ServerContext
 from medfedaug.methods.kept import KeptUpdates, moved, update_norms
@@ -63,19 +65,14 @@ class DPFedAvg(Method):
 
     def __init__(
         self,
-        clip: float = 1.0,
-        noise_multiplier: float = 1.0,
-        delta: float = 1e-5,
-        max_epsilon: float | None = None,
-        sites: int = 0,
+        clip: Positive = 1.0,
+        noise_multiplier: NotNegative = 1.0,
+        delta: Annotated[float, Interval(gt=0, lt=1)] = 1e-5,
+        max_epsilon: Positive | None = None,
+        sites: Count = 0,
     ) -> None:
-        if not clip > 0 or noise_multiplier < 0 or not 0 < delta < 1 or sites < 0:
-            raise ConfigError(
-                f"dp_fedavg: clip {clip} > 0, noise_multiplier {noise_multiplier} ≥ 0, delta {delta} in "
-                f"(0, 1) and sites {sites} ≥ 0 are needed"
-            )
-        if max_epsilon is not None and not (max_epsilon > 0 and noise_multiplier):
-            raise ConfigError("dp_fedavg: max_epsilon is above 0, and needs a noise_multiplier above 0")
+        if max_epsilon is not None and not noise_multiplier:
+            raise ConfigError("dp_fedavg: max_epsilon needs a noise_multiplier above 0")
         self.clip, self.noise_multiplier, self.delta = clip, noise_multiplier, delta
         self.max_epsilon, self.sites = max_epsilon, sites
 

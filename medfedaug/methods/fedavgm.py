@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medfedaug.errors import ConfigError
+from medfedaug.methods.arguments import BelowOne, Positive
 from medfedaug.methods.base import Aggregator, Method, shared_parameters
-from medfedaug.methods.contexts import Payload, RoundMean, ServerContext, zeros
+from medfedaug.methods.contexts import Payload, RoundMean, ServerContext, shapes_of, zeros
 
 
 class FedAvgM(Method):
@@ -33,11 +33,7 @@ class FedAvgM(Method):
     name = "fedavgm"
     requires = frozenset({"averaged_parameters"})
 
-    def __init__(self, momentum: float = 0.9, server_lr: float = 1.0) -> None:
-        if not 0 <= momentum < 1 or not server_lr > 0:
-            raise ConfigError(
-                f"fedavgm: momentum {momentum} in [0, 1) and server_lr {server_lr} > 0 are needed"
-            )
+    def __init__(self, momentum: BelowOne = 0.9, server_lr: Positive = 1.0) -> None:
         self.momentum, self.server_lr = momentum, server_lr
 
     def aggregator(self, context: ServerContext) -> Aggregator:
@@ -49,8 +45,7 @@ class FedAvgMServer(Aggregator):
 
     def __init__(self, method: FedAvgM, context: ServerContext) -> None:
         self.method = method
-        shapes = {key: tuple(p.shape) for key, p in shared_parameters(context, method.name).items()}
-        self.velocity = zeros(shapes)
+        self.velocity = zeros(shapes_of(shared_parameters(context, method.name)))
 
     def result(self, round_: RoundMean) -> dict[str, Tensor]:
         """Take one step of the server's optimiser."""

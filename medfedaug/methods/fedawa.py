@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medfedaug.errors import ConfigError
 from medfedaug.functional.weighted_mean import WeightedMean
+from medfedaug.methods.arguments import AtLeastOne, NotNegative
 from medfedaug.methods.base import Aggregator, Method, shared_parameters
 from medfedaug.methods.contexts import Payload, RoundMean, ServerContext, SiteUpdate
 from medfedaug.methods.kept import KeptUpdates
@@ -48,9 +48,7 @@ class FedAWA(Method):
     requires = frozenset({"averaged_parameters"})
     excludes = frozenset({"given_shares"})
 
-    def __init__(self, rate: float = 0.001, steps: int = 1) -> None:
-        if rate < 0 or steps < 1:
-            raise ConfigError(f"fedawa: rate {rate} ≥ 0 and steps {steps} ≥ 1 are needed")
+    def __init__(self, rate: NotNegative = 0.001, steps: AtLeastOne = 1) -> None:
         self.rate, self.steps = rate, steps
 
     def aggregator(self, context: ServerContext) -> Aggregator:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,18 +11,13 @@ from medfedaug.functional.weighted_mean import WeightedMean
 from medfedaug.methods.base import (
     Aggregator,
     Method,
-    Payload,
-    RoundMean,
-    ServerContext,
     ServerExchange,
-    SiteContext,
     SiteExchange,
     SitePart,
-    SiteUpdate,
     shared_parameters,
 )
+from medfedaug.methods.contexts import Payload, RoundMean, ServerContext, SiteContext, SiteUpdate
 from medfedaug.methods.kept import AggregatorExchange, KeptUpdates
-from medfedaug.utils.validation import check_choice
 
 _LEAST = 1e-3
 
@@ -72,11 +67,10 @@ class FedCE(Method):
     """
 
     name = "fedce"
-    requires = frozenset({"averaged_parameters", "complete_state_dict", "global_start"})
+    requires = frozenset({"averaged_parameters", "complete_state_dict", "global_start", "same_start"})
     excludes = frozenset({"given_shares"})
 
-    def __init__(self, mode: str = "plus") -> None:
-        check_choice("fedce: mode", mode, ("plus", "times"))
+    def __init__(self, mode: Literal["plus", "times"] = "plus") -> None:
         self.mode = mode
 
     def at_site(self, context: SiteContext) -> SitePart:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Interval
 from torch import Tensor, nn
 
 from medfedaug import functional as F
-from medfedaug.errors import ConfigError, DataError
+from medfedaug.errors import DataError
+from medfedaug.methods.arguments import AtLeastOne, Count, NotNegative, Positive
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step
-from medfedaug.methods.gathered import GatheredServer, fewest_cases, random_groups
+from medfedaug.methods.gathered import GatheredServer, fewest_cases, sample_groups
 from medfedaug.models import find_head
 from medfedaug.models.substitution import call_with
 
@@ -81,26 +83,16 @@ class FedDG(Method):
 
     def __init__(
         self,
-        band: float = 0.01,
-        beta: float = 0.001,
-        gamma: float = 0.1,
-        temperature: float = 0.05,
-        counterparts: int = 1,
-        outside: int = 5,
-        group: int = 1,
+        band: Annotated[float, Interval(ge=0, lt=0.5)] = 0.01,
+        beta: NotNegative = 0.001,
+        gamma: NotNegative = 0.1,
+        temperature: Positive = 0.05,
+        counterparts: Count = 1,
+        outside: AtLeastOne = 5,
+        group: AtLeastOne = 1,
         second_order: bool = False,
         head: str | None = None,
     ) -> None:
-        if not 0 <= band < 0.5:
-            raise ConfigError(f"feddg: band {band} must be from 0 to below 0.5")
-        if beta < 0 or gamma < 0 or counterparts < 0:
-            raise ConfigError(
-                f"feddg: beta {beta}, gamma {gamma} and counterparts {counterparts} cannot be negative"
-            )
-        if temperature <= 0 or outside < 1 or group < 1:
-            raise ConfigError(
-                f"feddg: temperature {temperature} > 0, outside {outside} ≥ 1, group {group} ≥ 1 are needed"
-            )
         self.band, self.beta, self.gamma, self.temperature = band, beta, gamma, temperature
         self.counterparts, self.outside, self.group = counterparts, outside, group
         self.second_order, self.head = second_order, head
@@ -143,24 +135,16 @@ class FedDGSite(SitePart, SiteExchange):
 
     def collect(self) -> Payload:
         """The amplitudes of the training images, or their means over groups of images."""
-        size, name = self.method.group, self.context.name
-        count = self.context.num_samples()
-        if count < size:
-            raise DataError(
-                f"{count} training samples, and feddg sends means of {size}",
-                site=name,
-                hint="Leave the site out or use another method.",
-            )
+        groups = sample_groups("feddg", self.context, self.method.group)
         found = [F.low_amplitudes(x, self.method.band).cpu() for x in self.context.training_images()]
         if len({tuple(one.shape[2:]) for one in found}) > 1:
             raise DataError(
                 "images of different size, of which feddg sends different numbers of low frequencies",
-                site=name,
+                site=self.context.name,
                 hint="Resample them to one size, or set feddg.band=0.",
             )
-        groups = random_groups("feddg", name, count, size)
         amplitudes = torch.cat(found)
-        sums = torch.zeros(count // size, *amplitudes.shape[1:], dtype=torch.float64)
+        sums = torch.zeros(int(groups.max()) + 1, *amplitudes.shape[1:], dtype=torch.float64)
         sums.index_add_(0, groups, amplitudes)
         return {"amplitudes": (sums / groups.bincount().reshape(-1, 1, 1, 1)).float()}
 

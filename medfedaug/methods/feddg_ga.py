@@ -8,21 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medfedaug.errors import ConfigError
 from medfedaug.functional.weighted_mean import WeightedMean
+from medfedaug.methods.arguments import Share
 from medfedaug.methods.base import (
     Aggregator,
     Method,
-    Payload,
-    RoundMean,
-    ServerContext,
     ServerExchange,
-    SiteContext,
     SiteExchange,
     SitePart,
-    SiteUpdate,
     shared_parameters,
 )
+from medfedaug.methods.contexts import Payload, RoundMean, ServerContext, SiteContext, SiteUpdate
 from medfedaug.methods.kept import AggregatorExchange, KeptUpdates
 
 _LEAST = 1e-3
@@ -69,12 +65,10 @@ class FedDGGA(Method):
     """
 
     name = "feddg_ga"
-    requires = frozenset({"averaged_parameters", "fixed_rounds", "global_start"})
+    requires = frozenset({"averaged_parameters", "fixed_rounds", "global_start", "same_start"})
     excludes = frozenset({"given_shares"})
 
-    def __init__(self, step: float = 0.2) -> None:
-        if not 0 <= step <= 1:
-            raise ConfigError(f"feddg_ga: step {step} must be between 0 and 1")
+    def __init__(self, step: Share = 0.2) -> None:
         self.step = step
 
     def at_site(self, context: SiteContext) -> SitePart:

@@ -7,19 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medfedaug.errors import ConfigError
-from medfedaug.methods.base import (
-    Aggregator,
-    Method,
-    Payload,
-    RoundMean,
-    ServerContext,
-    SiteContext,
-    SitePart,
-    Step,
-    shared_parameters,
-    zeros,
-)
+from medfedaug.methods.arguments import Positive
+from medfedaug.methods.base import Aggregator, Method, SitePart, shared_parameters
+from medfedaug.methods.contexts import Payload, RoundMean, ServerContext, SiteContext, Step, shapes_of, zeros
 
 
 class FedDyn(Method):
@@ -42,11 +32,9 @@ class FedDyn(Method):
 
     name = "feddyn"
     capturable = True
-    requires = frozenset({"averaged_parameters", "global_start"})
+    requires = frozenset({"averaged_parameters", "global_start", "same_start"})
 
-    def __init__(self, alpha: float = 0.01) -> None:
-        if not alpha > 0:
-            raise ConfigError(f"feddyn: alpha must be positive, got {alpha}")
+    def __init__(self, alpha: Positive = 0.01) -> None:
         self.alpha = alpha
 
     def at_site(self, context: SiteContext) -> SitePart:
@@ -91,9 +79,7 @@ class FedDynServer(Aggregator):
 
     def __init__(self, alpha: float, context: ServerContext) -> None:
         self.alpha, self.weights = alpha, context.weights
-        self.correction = zeros(
-            {key: tuple(p.shape) for key, p in shared_parameters(context, FedDyn.name).items()}
-        )
+        self.correction = zeros(shapes_of(shared_parameters(context, FedDyn.name)))
 
     def result(self, round_: RoundMean) -> dict[str, Tensor]:
         """θ̄ − h/α."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from medfedaug import functional as F
 from medfedaug.errors import ConfigError
+from medfedaug.methods.arguments import NotNegative
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Bounds, Contributions, Payload, ServerContext, SiteContext, zeros
 from medfedaug.models import ffa_layers, insert_ffa
@@ -78,10 +79,8 @@ class FedFA(Method):
         stages: Sequence[int | str] | None = None,
         running: str = "reset",
         bias_correction: bool = False,
-        noise: float = 0.0,
+        noise: NotNegative = 0.0,
     ) -> None:
-        if noise < 0:
-            raise ConfigError(f"fedfa: noise cannot be negative, got {noise}")
         self.stages = stages
         self.noise = noise
         self.variance = variance

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from medfedaug import functional as F
 from medfedaug.errors import ConfigError
+from medfedaug.methods.arguments import AtLeastTwo, NotNegative, Positive
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Bounds, Contributions, Payload, ServerContext, SiteContext, Step, zeros
 from medfedaug.models.freezing import hold_norms
-from medfedaug.models.stages import Stage, known_stages
+from medfedaug.models.stages import Stage, find_stage
 from medfedaug.models.substitution import call_with
 from medfedaug.privacy.kinds import FEATURE_MEAN, HISTOGRAM
 
 # Features of so many bytes are kept between the two looks at them that a histogram needs (its range, then its
 # counts); beyond, the network runs over the training set twice, in constant memory.
 _KEPT_BYTES = 2**26
-_RANGES = ("batch", "received", "stored")
 
 
 class FedFAh(Method):
@@ -83,19 +83,13 @@ class FedFAh(Method):
 
     def __init__(
         self,
-        weight: float = 0.1,
-        bins: int = 8,
-        tau: float = 0.01,
+        weight: NotNegative = 0.1,
+        bins: AtLeastTwo = 8,
+        tau: Positive = 0.01,
         stage: int | str = -1,
-        samples: str = "images",
-        range: str = "batch",
+        samples: Literal["images", "pixels"] = "images",
+        range: Literal["batch", "received", "stored"] = "batch",
     ) -> None:
-        if weight < 0 or bins < 2 or not tau > 0:
-            raise ConfigError(f"fedfa_h: weight {weight} ≥ 0, bins {bins} ≥ 2 and tau {tau} > 0 are needed")
-        if samples not in ("images", "pixels"):
-            raise ConfigError(f"fedfa_h: samples are 'images' or 'pixels', not {samples!r}")
-        if range not in _RANGES:
-            raise ConfigError(f"fedfa_h: range is one of {', '.join(_RANGES)}, not {range!r}")
         self.weight, self.bins, self.tau, self.stage, self.samples = weight, bins, tau, stage, samples
         self.range = range
 
@@ -106,15 +100,10 @@ class FedFAh(Method):
         return FedFAhServer(self._stage(context.network).channels, self.bins)
 
     def _stage(self, network: nn.Module) -> Stage:
-        stages: Sequence[Stage] | None = known_stages(network)
-        if not stages:
-            raise ConfigError(f"fedfa_h: the stages of {type(network).__name__} are not known")
-        if self.stage == -1:
-            return stages[-1]
-        for number, stage in enumerate(stages, start=1):
-            if self.stage in (number, stage.name):
-                return stage
-        raise ConfigError(f"fedfa_h: no stage {self.stage!r}; there are {', '.join(s.name for s in stages)}")
+        try:
+            return find_stage(network, self.stage)
+        except ValueError as error:
+            raise ConfigError(f"fedfa_h: {error}") from error
 
 
 class FedFAhSite(SitePart, SiteExchange):
@@ -129,12 +118,8 @@ class FedFAhSite(SitePart, SiteExchange):
         # The round at whose end the range was taken, None for a public one, which is that of every round.
         self.range_of: int | None = -1
         self._features: Tensor | None = None
-        module = context.network.get_submodule(stage.module)
-        # Registered after the layers of FedFA, these see what they made of the features.
-        if stage.side == "output":
-            module.register_forward_hook(lambda _module, _args, output: self._keep(output))
-        else:
-            module.register_forward_pre_hook(lambda _module, args: self._keep(args[0]))
+        # Registered after the layers of FedFA, it sees what they made of the features.
+        stage.watch(context.network, self._keep)
 
     def _keep(self, features: Tensor) -> None:
         features = F.working_precision(features)

@@ -8,18 +8,12 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from medfedaug.methods.arguments import NotNegative, Share
 from medfedaug.methods.average import AverageServer
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext
-from medfedaug.methods.diversification import DiversifiedSite, Weights, mixing_range
-from medfedaug.models.adaptation import (
-    AdaptiveBatchNorm,
-    PairedBatch,
-    RandomMix,
-    adapt_batch_norm,
-    adaptive_norms,
-    interpolating,
-)
+from medfedaug.methods.diversification import DiversifiedSite, Mixing, Reduction, Weights, mixing_range
+from medfedaug.models import adaptation
 from medfedaug.models.stage_layer import StageLayer
 
 _STATISTICS, _AFFINE = ("running_mean", "running_var"), ("weight", "bias")
@@ -82,22 +76,22 @@ class FedFD(Method):
 
     def __init__(
         self,
-        lambda1: float = 0.1,
-        lambda2: float = 4.0,
-        mixing: str = "random",
+        lambda1: Share = 0.1,
+        lambda2: NotNegative = 4.0,
+        mixing: Mixing = "random",
         low: float = 0.0,
         high: float = 1.0,
-        distance: str = "mean",
+        distance: Reduction = "mean",
         head: str | None = None,
         affine: bool = False,
     ) -> None:
-        self.weights = Weights(self.name, lambda1, lambda2, distance, head)
-        self.mix = RandomMix(*mixing_range(self.name, mixing, low, high))
+        self.weights = Weights(lambda1, lambda2, distance, head)
+        self.mix = adaptation.RandomMix(*mixing_range(self.name, mixing, low, high))
         self.entries = _STATISTICS + (_AFFINE if affine else ())
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
         """Let the batch norms interpolate where they are asked to."""
-        return adapt_batch_norm(network)
+        return adaptation.adapt_batch_norm(network)
 
     def at_site(self, context: SiteContext) -> SitePart:
         """Statistics up and down, and the loss."""
@@ -105,9 +99,7 @@ class FedFD(Method):
 
     def every_round(self, context: ServerContext) -> ServerExchange:
         """The average of the sites' statistics."""
-        entries = shared_entries(context.network, self.entries)
-        shapes = {key: tuple(value.shape) for key, value in entries.items()}
-        return AverageServer(shapes, frozenset(key for key in shapes if key.endswith("running_var")))
+        return AverageServer(shared_entries(context.network, self.entries))
 
 
 class FedFDSite(DiversifiedSite, SiteExchange):
@@ -116,20 +108,20 @@ class FedFDSite(DiversifiedSite, SiteExchange):
     def __init__(self, method: FedFD, network: nn.Module) -> None:
         super().__init__(network, method.weights)
         self.method = method
-        self.norms = adaptive_norms(network)
+        self.norms = adaptation.adaptive_norms(network)
         self.received: Payload = {}
         self.every_round = self
 
     def diversified(self) -> AbstractContextManager[Any]:
         """Batch norms mix statistics (Eq. 2)."""
-        return interpolating(self.network, self.method.mix)
+        return adaptation.interpolating(self.network, self.method.mix)
 
     def paired_batch(self) -> AbstractContextManager[Any] | None:
         """The same of the second half of a batch, where no other layer of the network mixes images."""
         mixing = (StageLayer, _BatchNorm)
         others = (m for m in self.network.modules() if isinstance(m, mixing))
-        if all(isinstance(module, AdaptiveBatchNorm) for module in others):
-            return interpolating(self.network, PairedBatch(self.method.mix))
+        if all(isinstance(module, adaptation.AdaptiveBatchNorm) for module in others):
+            return adaptation.interpolating(self.network, adaptation.PairedBatch(self.method.mix))
         return None
 
     def collect(self) -> Payload:
@@ -158,7 +150,7 @@ def shared_entries(network: nn.Module, entries: tuple[str, ...]) -> Payload:
     """Entries of the adaptive batch norms by their state-dict key."""
     return {
         entry_key(name, entry): getattr(norm, entry).detach()
-        for name, norm in adaptive_norms(network).items()
+        for name, norm in adaptation.adaptive_norms(network).items()
         for entry in entries
         if getattr(norm, entry) is not None
     }

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import nn
 
-from medfedaug.errors import ConfigError
+from medfedaug.methods.arguments import BelowOne, NotNegative, Positive, Share
 from medfedaug.methods.average import AverageServer
 from medfedaug.methods.base import Payload, ServerContext, ServerExchange, SiteContext, SitePart, Step
-from medfedaug.methods.fedfd import FedFD, FedFDSite
+from medfedaug.methods.diversification import Mixing, Reduction
+from medfedaug.methods.fedfd import FedFD, FedFDSite, shared_entries
 from medfedaug.methods.own_loss import RoundMeans
-from medfedaug.models.adaptation import (
-    FixedAlpha,
-    InstanceAware,
-    Interpolation,
-    LearnedAlpha,
-    RandomAlpha,
-    adapt_batch_norm,
-    adaptive_norms,
-    insert_instance_adapters,
-    instance_adapters,
-    training_adapters,
-)
+from medfedaug.models import adaptation
 
-_INFERENCE = ("adapter", "global", "instance", "fixed", "random", "iabn")
+Inference = Literal["adapter", "global", "instance", "fixed", "random", "iabn"]
 
 
 class FedFDA(FedFD):
@@ -78,45 +70,38 @@ class FedFDA(FedFD):
 
     def __init__(
         self,
-        lambda1: float = 0.1,
-        lambda2: float = 4.0,
-        mixing: str = "random",
+        lambda1: Share = 0.1,
+        lambda2: NotNegative = 4.0,
+        mixing: Mixing = "random",
         low: float = 0.0,
         high: float = 1.0,
-        distance: str = "mean",
+        distance: Reduction = "mean",
         head: str | None = None,
         affine: bool = False,
-        inference: str = "adapter",
-        alpha: float = 0.5,
-        iabn_k: float = 4.0,
-        adapter_lr: float = 0.01,
-        adapter_momentum: float = 0.5,
+        inference: Inference = "adapter",
+        alpha: Share = 0.5,
+        iabn_k: NotNegative = 4.0,
+        adapter_lr: Positive = 0.01,
+        adapter_momentum: BelowOne = 0.5,
     ) -> None:
         super().__init__(lambda1, lambda2, mixing, low, high, distance, head, affine)
-        if inference not in _INFERENCE:
-            raise ConfigError(f"fedfd_a: inference is one of {', '.join(_INFERENCE)}, not {inference!r}")
-        if not 0 <= alpha <= 1 or iabn_k < 0 or adapter_lr <= 0 or not 0 <= adapter_momentum < 1:
-            raise ConfigError(
-                "fedfd_a: 0 ≤ alpha ≤ 1, iabn_k ≥ 0, adapter_lr > 0 and 0 ≤ adapter_momentum < 1 are needed, "
-                f"got {alpha}, {iabn_k}, {adapter_lr}, {adapter_momentum}"
-            )
         self.adapter_lr, self.adapter_momentum = adapter_lr, adapter_momentum
-        strategies: dict[str, Interpolation | None] = {
-            "adapter": LearnedAlpha(),
-            "global": FixedAlpha(0.0),
-            "instance": FixedAlpha(1.0),
-            "fixed": FixedAlpha(alpha),
-            "random": RandomAlpha(),
-            "iabn": InstanceAware(iabn_k),
+        strategies: dict[str, adaptation.Interpolation | None] = {
+            "adapter": adaptation.LearnedAlpha(),
+            "global": adaptation.FixedAlpha(0.0),
+            "instance": adaptation.FixedAlpha(1.0),
+            "fixed": adaptation.FixedAlpha(alpha),
+            "random": adaptation.RandomAlpha(),
+            "iabn": adaptation.InstanceAware(iabn_k),
         }
         self.inference = strategies[inference]
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
         """Insert the adapters, or set the interpolation that replaces them."""
-        if isinstance(self.inference, LearnedAlpha):
-            return insert_instance_adapters(network)
-        adapt_batch_norm(network)
-        for norm in adaptive_norms(network).values():
+        if isinstance(self.inference, adaptation.LearnedAlpha):
+            return adaptation.insert_instance_adapters(network)
+        adaptation.adapt_batch_norm(network)
+        for norm in adaptation.adaptive_norms(network).values():
             norm.inference = self.inference
         return network
 
@@ -124,10 +109,8 @@ class FedFDA(FedFD):
         return FedFDASite(self, context.network)
 
     def every_round(self, context: ServerContext) -> ServerExchange:
-        server = super().every_round(context)
-        assert isinstance(server, AverageServer)
-        adapters = {key: tuple(value.shape) for key, value in _adapters(context.network).items()}
-        return AverageServer({**server.shapes, **adapters}, server.variances)
+        network = context.network
+        return AverageServer({**shared_entries(network, self.entries), **_adapters(network)})
 
 
 class FedFDASite(FedFDSite):
@@ -154,7 +137,7 @@ class FedFDASite(FedFDSite):
         """Take one step of the adapters on the task's loss (Eq. 1 with Eq. 6 and 7), the network frozen."""
         if self.optimiser is None or not self.ready:
             return
-        with training_adapters(step.network) as parameters:
+        with adaptation.training_adapters(step.network) as parameters:
             loss = step.criterion(step.network(step.inputs), step.targets)
             gradients = torch.autograd.grad(loss, parameters)
         for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -180,6 +163,6 @@ class FedFDASite(FedFDSite):
 def _adapters(network: nn.Module) -> dict[str, nn.Parameter]:
     return {
         f"{name}.adapter.{key}": parameter
-        for name, adapter in instance_adapters(network).items()
+        for name, adapter in adaptation.instance_adapters(network).items()
         for key, parameter in adapter.named_parameters()
     }

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from medfedaug.methods.arguments import NotNegative, Share
 from medfedaug.methods.average import AverageServer
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext
-from medfedaug.methods.diversification import DiversifiedSite, Weights, mixing_range
+from medfedaug.methods.diversification import DiversifiedSite, Mixing, Reduction, Weights, mixing_range
 from medfedaug.models.prompts import find_prompts, insert_prompts, mixing_prompts
 
 
@@ -50,15 +51,15 @@ class FedFDPrompt(Method):
 
     def __init__(
         self,
-        lambda1: float = 0.1,
-        lambda2: float = 4.0,
-        mixing: str = "random",
+        lambda1: Share = 0.1,
+        lambda2: NotNegative = 4.0,
+        mixing: Mixing = "random",
         low: float = 0.0,
         high: float = 1.0,
-        distance: str = "mean",
+        distance: Reduction = "mean",
         count: int = 4,
     ) -> None:
-        self.weights = Weights(self.name, lambda1, lambda2, distance, None)
+        self.weights = Weights(lambda1, lambda2, distance)
         self.range = mixing_range(self.name, mixing, low, high)
         self.count = count
 
@@ -69,7 +70,7 @@ class FedFDPrompt(Method):
         return FedFDPromptSite(self, context.network)
 
     def every_round(self, context: ServerContext) -> ServerExchange:
-        return AverageServer({"tokens": tuple(find_prompts(context.network).tokens.shape)})
+        return AverageServer({"tokens": find_prompts(context.network).tokens})
 
 
 class FedFDPromptSite(DiversifiedSite, SiteExchange):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from medfedaug import functional as F
 from medfedaug.errors import ConfigError, DataError
+from medfedaug.methods.arguments import NotNegative
 from medfedaug.methods.average import FinalMeanServer
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step
@@ -62,9 +63,7 @@ class FedHarmo(Method):
     name = "fedharmo"
     provides = frozenset({"method:fedsam"})
 
-    def __init__(self, perturbation: float = 0.05, band: float | None = None) -> None:
-        if perturbation < 0 or (band is not None and band < 0):
-            raise ConfigError(f"fedharmo: perturbation {perturbation} ≥ 0 and band {band} ≥ 0 are needed")
+    def __init__(self, perturbation: NotNegative = 0.05, band: NotNegative | None = None) -> None:
         self.perturbation, self.band = perturbation, band
 
     def at_site(self, context: SiteContext) -> SitePart:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from medfedaug.errors import ConfigError
+from medfedaug.methods.arguments import NotNegative
 from medfedaug.methods.base import Aggregator, Method, RoundMean, ServerContext, shared_parameters
 from medfedaug.methods.kept import KeptUpdates, stacked
 
@@ -46,9 +47,9 @@ class FedLWS(Method):
     name = "fedlws"
     requires = frozenset({"averaged_parameters"})
 
-    def __init__(self, beta: float = 0.03, least: float = 0.01, most: float = 0.2) -> None:
-        if beta < 0 or not 0 <= least <= most:
-            raise ConfigError(f"fedlws: beta {beta} ≥ 0 and 0 ≤ least {least} ≤ most {most} are needed")
+    def __init__(self, beta: NotNegative = 0.03, least: float = 0.01, most: float = 0.2) -> None:
+        if not 0 <= least <= most:
+            raise ConfigError(f"fedlws: 0 ≤ least {least} ≤ most {most} is needed")
         self.beta, self.least, self.most = beta, least, most
 
     def aggregator(self, context: ServerContext) -> Aggregator:

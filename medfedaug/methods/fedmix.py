@@ -9,10 +9,10 @@ from monai.transforms import ResizeWithPadOrCrop
 from monai.utils import convert_to_tensor
 from torch import Tensor
 
-from medfedaug.errors import ConfigError, DataError
+from medfedaug.methods.arguments import AtLeastTwo, BelowOne
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step, Targets
-from medfedaug.methods.gathered import GatheredServer, fewest_cases, random_groups
+from medfedaug.methods.gathered import GatheredServer, fewest_cases, sample_groups
 from medfedaug.privacy.kinds import INTENSITY_MEAN
 
 
@@ -53,9 +53,7 @@ class FedMix(Method):
     provides = frozenset({"soft_labels"})
     excludes = frozenset({"labels"})
 
-    def __init__(self, mixing: float = 0.1, group: int = 5) -> None:
-        if not 0 <= mixing < 1 or group < 2:
-            raise ConfigError(f"fedmix: mixing {mixing} in [0, 1) and group {group} ≥ 2 are needed")
+    def __init__(self, mixing: BelowOne = 0.1, group: AtLeastTwo = 5) -> None:
         self.mixing, self.group = mixing, group
 
     def at_site(self, context: SiteContext) -> SitePart:
@@ -83,15 +81,8 @@ class FedMixSite(SitePart, SiteExchange):
     @torch.no_grad()
     def collect(self) -> Payload:
         """Means of groups drawn at random: that of a patient's neighbouring slices would show the patient."""
-        count, size = self.context.num_samples(), self.method.group
-        if count < size:
-            raise DataError(
-                f"{count} training samples, and fedmix sends means of {size}",
-                site=self.context.name,
-                hint="Leave the site out or use another method.",
-            )
-        groups = random_groups("fedmix", self.context.name, count, size)
-        images: list[Tensor] = [torch.zeros(())] * (count // size)
+        groups = sample_groups("fedmix", self.context, self.method.group)
+        images: list[Tensor] = [torch.zeros(())] * (int(groups.max()) + 1)
         labels, position = list(images), 0
         for inputs, targets in self.context.training_batches():
             for image, label in zip(inputs, self.task.probabilities(targets), strict=True):

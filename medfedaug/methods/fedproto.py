@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medfedaug.errors import ConfigError
+from medfedaug.methods.arguments import NotNegative
 from medfedaug.methods.base import Method, ServerExchange, SitePart
-from medfedaug.methods.class_features import PASSES, PrototypeSite, linear_head
+from medfedaug.methods.class_features import Passes, PrototypeSite, linear_head
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step, zeros
 
 
@@ -50,11 +50,9 @@ class FedProto(Method):
     tasks = ("classification",)
     requires = frozenset({"labels"})
 
-    def __init__(self, weight: float = 1.0, passes: str = "training", head: str | None = None) -> None:
-        if weight < 0:
-            raise ConfigError(f"fedproto: weight cannot be negative, got {weight}")
-        if passes not in PASSES:
-            raise ConfigError(f"fedproto: passes is training or evaluation, got {passes!r}")
+    def __init__(
+        self, weight: NotNegative = 1.0, passes: Passes = "training", head: str | None = None
+    ) -> None:
         self.weight, self.passes, self.head = weight, passes, head
 
     def at_site(self, context: SiteContext) -> SitePart:

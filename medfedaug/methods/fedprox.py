@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from medfedaug.errors import ConfigError
+from medfedaug.methods.arguments import NotNegative
 from medfedaug.methods.base import Method, SiteContext, SitePart, Step, shared_parameters
 
 
@@ -27,9 +27,7 @@ class FedProx(Method):
     capturable = True
     requires = frozenset({"averaged_parameters", "global_start"})
 
-    def __init__(self, mu: float = 0.001) -> None:
-        if mu < 0:
-            raise ConfigError(f"fedprox: mu cannot be negative, got {mu}")
+    def __init__(self, mu: NotNegative = 0.001) -> None:
         self.mu = mu
 
     def at_site(self, context: SiteContext) -> SitePart:

@@ -10,13 +10,13 @@ from monai.utils import CommonKeys as Keys
 from torch import Tensor
 
 from medfedaug.errors import warn
+from medfedaug.methods.arguments import Over
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Bounds, Contributions, Payload, ServerContext, SiteContext
 from medfedaug.methods.gathered import GatheredServer
 from medfedaug.privacy.kinds import INTENSITY_MEAN, INTENSITY_STD
 from medfedaug.statistics import ChannelStatistics, foreign_pairs, usable_pairs
 from medfedaug.transforms import FedRDNd
-from medfedaug.utils.validation import check_choice
 
 
 class FedRDN(Method):
@@ -54,8 +54,7 @@ class FedRDN(Method):
     excludes = frozenset({"normalised_input"})
     statistics_over: str = "image"
 
-    def __init__(self, average: bool = False, over: str = "image") -> None:
-        check_choice("fedrdn: statistics over", over, ("image", "foreground"))
+    def __init__(self, average: bool = False, over: Over = "image") -> None:
         self.average, self.statistics_over = average, over
 
     def at_site(self, context: SiteContext) -> SitePart:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from medfedaug import functional as F
 from medfedaug.errors import ConfigError
+from medfedaug.methods.arguments import NotNegative, Positive
 from medfedaug.methods.base import Method, Payload, SiteContext, SitePart, Step
 
 _LARGEST = 4096  # values per image, with a matrix of 64 MB
@@ -59,21 +60,17 @@ class FedRobust(Method):
 
     def __init__(
         self,
-        penalty: float = 1.0,
-        shift_penalty: float | None = None,
-        learning_rate: float = 0.1,
-        over: str = "channels",
+        penalty: Positive = 1.0,
+        shift_penalty: Positive | None = None,
+        learning_rate: NotNegative = 0.1,
+        over: Literal["channels", "pixels"] = "channels",
     ) -> None:
         self.penalties = (penalty, penalty if shift_penalty is None else shift_penalty)
-        if min(self.penalties) <= 0 or learning_rate < 0:
-            raise ConfigError("fedrobust: penalties must be positive, and learning_rate cannot be negative")
         if learning_rate * max(self.penalties) >= 1:
             raise ConfigError(
                 f"fedrobust: learning_rate x penalty is {learning_rate * max(self.penalties):g}; from 1 on "
                 "each step overshoots by more than the one before"
             )
-        if over not in ("channels", "pixels"):
-            raise ConfigError(f"fedrobust: over is channels or pixels, not {over!r}")
         self.learning_rate, self.over = learning_rate, over
 
     def at_site(self, context: SiteContext) -> SitePart:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from medfedaug import functional as F
-from medfedaug.errors import ConfigError
+from medfedaug.methods.arguments import NotNegative
 from medfedaug.methods.base import Method, Payload, SiteContext, SitePart, Step
 from medfedaug.methods.class_features import linear_head
 
@@ -59,9 +59,7 @@ class FedRoD(Method):
     provides = frozenset({"personal_model"})
     excludes = frozenset({"complete_state_dict"})
 
-    def __init__(self, gamma: float = 1.0, head: str | None = None) -> None:
-        if gamma < 0:
-            raise ConfigError(f"fedrod: gamma cannot be negative, got {gamma}")
+    def __init__(self, gamma: NotNegative = 1.0, head: str | None = None) -> None:
         self.gamma, self.head = gamma, head
 
     def prepare_network(self, network: nn.Module) -> nn.Module:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from medfedaug.errors import ConfigError
+from medfedaug.methods.arguments import NotNegative
 from medfedaug.methods.base import Method, SiteContext, SitePart, Step
 
 
@@ -33,9 +33,7 @@ class FedSAM(Method):
 
     name = "fedsam"
 
-    def __init__(self, rho: float = 0.05) -> None:
-        if rho < 0:
-            raise ConfigError(f"fedsam: rho cannot be negative, got {rho}")
+    def __init__(self, rho: NotNegative = 0.05) -> None:
         self.rho = rho
 
     def at_site(self, context: SiteContext) -> SitePart:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from medfedaug import functional as F
-from medfedaug.errors import ConfigError
+from medfedaug.methods.arguments import NotNegative, Positive
 from medfedaug.methods.average import AverageServer
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.class_features import linear_head
@@ -85,14 +85,12 @@ class FedSR(Method):
 
     def __init__(
         self,
-        l2: float = 0.01,
-        cmi: float = 0.001,
+        l2: NotNegative = 0.01,
+        cmi: NotNegative = 0.001,
         share_references: bool = True,
-        learning_rate: float = 0.01,
+        learning_rate: Positive = 0.01,
         head: str | None = None,
     ) -> None:
-        if min(l2, cmi) < 0 or learning_rate <= 0:
-            raise ConfigError("fedsr: l2 and cmi cannot be negative, and learning_rate must be positive")
         self.l2, self.cmi, self.share_references = l2, cmi, share_references
         self.learning_rate, self.head = learning_rate, head
         self._representation: Representation | None = None
@@ -120,9 +118,7 @@ class FedSR(Method):
         return FedSRSite(self, context.network)
 
     def every_round(self, context: ServerContext) -> ServerExchange:
-        return AverageServer(
-            {key: tuple(value.shape) for key, value in self.shared(self.representation()).items()}
-        )
+        return AverageServer(self.shared(self.representation()))
 
 
 class FedSRSite(SitePart, SiteExchange):

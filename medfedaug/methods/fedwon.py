@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from medfedaug.errors import ConfigError
+from medfedaug.methods.arguments import NotNegative, Positive
 from medfedaug.methods.base import Method, SiteContext, SitePart, Step
 from medfedaug.models import find_head
 from medfedaug.models.weight_standardisation import (
@@ -53,9 +54,7 @@ class FedWon(Method):
     requires = frozenset({"norm_layers"})
     excludes = frozenset({"norm_layers"})
 
-    def __init__(self, gain: float = RELU_GAIN, clip: float = 0.0, head: str | None = None) -> None:
-        if gain <= 0 or clip < 0:
-            raise ConfigError(f"fedwon: gain {gain} > 0 and clip {clip} ≥ 0 are needed")
+    def __init__(self, gain: Positive = RELU_GAIN, clip: NotNegative = 0.0, head: str | None = None) -> None:
         self.gain, self.clip, self.head = gain, clip, head
 
     def prepare_network(self, network: nn.Module) -> nn.Module:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from medfedaug.errors import ConfigError
+from medfedaug.methods.arguments import Count
 from medfedaug.methods.base import Method
 
 
@@ -26,7 +26,5 @@ class FineTune(Method):
 
     name = "finetune"
 
-    def __init__(self, epochs: int = 1) -> None:
-        if epochs < 0:
-            raise ConfigError(f"finetune: epochs cannot be negative, got {epochs}")
+    def __init__(self, epochs: Count = 1) -> None:
         self.epochs = self.epochs_before_test = epochs

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from medfedaug.errors import WITH_BATCH_NORM, ConfigError
+from medfedaug.methods.arguments import Share
 from medfedaug.methods.base import Method, SiteContext, SitePart
 
 
@@ -46,9 +47,7 @@ class FixBN(Method):
     capturable = True
     requires = frozenset({"fixed_rounds", "norm_layers"})
 
-    def __init__(self, exploration: float = 0.5) -> None:
-        if not 0 <= exploration <= 1:
-            raise ConfigError(f"fixbn: exploration is a share between 0 and 1, got {exploration}")
+    def __init__(self, exploration: Share = 0.5) -> None:
         self.exploration = exploration
 
     def prepare_network(self, network: nn.Module) -> nn.Module:

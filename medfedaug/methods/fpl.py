@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from medfedaug import functional as F
-from medfedaug.errors import ConfigError
+from medfedaug.methods.arguments import NotNegative, Positive
 from medfedaug.methods.base import Method, ServerExchange, SitePart
-from medfedaug.methods.class_features import PASSES, PrototypeSite, linear_head
+from medfedaug.methods.class_features import Passes, PrototypeSite, linear_head
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step
 from medfedaug.privacy.kinds import FEATURE_MEAN
 
@@ -61,20 +61,13 @@ class FPL(Method):
 
     def __init__(
         self,
-        temperature: float = 0.02,
-        contrastive: float = 1.0,
-        consistency: float = 1.0,
-        distance: str = "sum",
-        passes: str = "training",
+        temperature: Positive = 0.02,
+        contrastive: NotNegative = 1.0,
+        consistency: NotNegative = 1.0,
+        distance: Literal["sum", "mean"] = "sum",
+        passes: Passes = "training",
         head: str | None = None,
     ) -> None:
-        if temperature <= 0 or min(contrastive, consistency) < 0:
-            raise ConfigError("fpl: temperature must be positive, and no weight can be negative")
-        if distance not in ("sum", "mean") or passes not in PASSES:
-            raise ConfigError(
-                "fpl: distance is sum or mean, and passes is training or evaluation, "
-                f"got {distance!r} and {passes!r}"
-            )
         self.temperature, self.contrastive, self.consistency = temperature, contrastive, consistency
         self.distance, self.passes, self.head = distance, passes, head
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Interval
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from medfedaug import functional as F
 from medfedaug.errors import ConfigError
+from medfedaug.methods.arguments import AtLeastOne, Count, NotNegative, Positive
 from medfedaug.methods.average import AverageServer
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
+from medfedaug.methods.class_features import linear_head
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step
 from medfedaug.methods.entries import state_entries
 from medfedaug.methods.own_loss import RoundMeans
-from medfedaug.models import find_head
 
 
 class Generator(nn.Module):
@@ -106,24 +108,20 @@ class FRAug(Method):
 
     def __init__(
         self,
-        alpha: float = 1.0,
-        beta: float = 1.0,
-        lambda_syn: float = 1.0,
-        ramp_steps: int = 500,
-        prototype_rate: float = 0.1,
+        alpha: NotNegative = 1.0,
+        beta: NotNegative = 1.0,
+        lambda_syn: NotNegative = 1.0,
+        ramp_steps: Count = 500,
+        prototype_rate: Annotated[float, Interval(gt=0, le=1)] = 0.1,
         rtnet: bool = True,
         embeddings: bool = True,
         prototypes: bool = True,
         smoothing: bool = True,
-        noise: int = 64,
-        hidden: int = 256,
-        learning_rate: float = 0.01,
+        noise: AtLeastOne = 64,
+        hidden: AtLeastOne = 256,
+        learning_rate: Positive = 0.01,
         head: str | None = None,
     ) -> None:
-        if min(alpha, beta, lambda_syn, ramp_steps) < 0 or not 0 < prototype_rate <= 1:
-            raise ConfigError("fraug: weights and ramp_steps cannot be negative, and 0 < prototype_rate ≤ 1")
-        if min(noise, hidden) < 1 or learning_rate <= 0:
-            raise ConfigError("fraug: noise, hidden and learning_rate must be positive")
         if not (embeddings or prototypes):
             raise ConfigError("fraug: without embeddings and prototypes there is nothing to train on")
         self.alpha, self.beta, self.lambda_syn, self.learning_rate = alpha, beta, lambda_syn, learning_rate
@@ -132,19 +130,9 @@ class FRAug(Method):
         self.noise, self.hidden, self.head = noise, hidden, head
         self._generator: Generator | None = None
 
-    def classifier(self, network: nn.Module) -> nn.Linear:
-        """The network's last layer, h."""
-        head = find_head(network, self.head)
-        if not isinstance(head, nn.Linear):
-            raise ConfigError(
-                f"fraug augments the embeddings of a classifier, and {type(network).__name__} ends in "
-                f"{type(head).__name__}: for segmentation the paper has no equation; leave fraug out"
-            )
-        return head
-
     def prepare_network(self, network: nn.Module) -> nn.Module:
         """Draw the generator's first weights from the run's seed, the same at all sites."""
-        head = self.classifier(network)
+        head = linear_head(network, self.head, self.name)
         self._generator = Generator(self.noise, head.out_features, self.hidden, head.in_features)
         return network
 
@@ -158,21 +146,19 @@ class FRAug(Method):
         return state_entries(network, (_BatchNorm,))
 
     def at_site(self, context: SiteContext) -> SitePart:
-        device = self.classifier(context.network).weight.device
+        device = linear_head(context.network, self.head, self.name).weight.device
         half = FRAugSite if device.type == "cpu" else FixedShapeSite
         return half(self, context.network)
 
     def every_round(self, context: ServerContext) -> ServerExchange:
-        return AverageServer(
-            {key: tuple(value.shape) for key, value in self.generator().state_dict().items()}
-        )
+        return AverageServer(self.generator().state_dict())
 
 
 class FRAugSite(SitePart, SiteExchange):
     """The site's half."""
 
     def __init__(self, method: FRAug, network: nn.Module) -> None:
-        self.method, self.head = method, method.classifier(network)
+        self.method, self.head = method, linear_head(network, method.head, method.name)
         weight = self.head.weight
         classes, size = weight.shape
         self.generator = method.generator().to(weight)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from medfedaug.config.run import derive_seed
+from medfedaug.errors import DataError
 from medfedaug.methods.base import Payload, ServerExchange, Shapes, SiteContext
 
 
@@ -13,6 +14,22 @@ def random_groups(method: str, site: str, samples: int, size: int) -> Tensor:
     """Divide a site's samples at random into groups of ``size`` or more, (samples), always the same."""
     generator = torch.Generator().manual_seed(derive_seed(method, site))
     return torch.randperm(samples, generator=generator) % (samples // size)
+
+
+def sample_groups(method: str, context: SiteContext, size: int) -> Tensor:
+    """The `random_groups` of a site's training samples.
+
+    Raises:
+        DataError: for a site with fewer samples than a group has.
+    """
+    count = context.num_samples()
+    if count < size:
+        raise DataError(
+            f"{count} training samples, and {method} sends means of {size}",
+            site=context.name,
+            hint="Leave the site out or use another method.",
+        )
+    return random_groups(method, context.name, count, size)
 
 
 def fewest_cases(method: str, context: SiteContext, size: int) -> int:

@@ -10,10 +10,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from medfedaug import functional as F
 from medfedaug.errors import ConfigError
+from medfedaug.methods.arguments import NotNegative
 from medfedaug.methods.average import AverageServer
 from medfedaug.methods.base import Payload, ServerContext, ServerExchange, SiteContext, SitePart, Step
 from medfedaug.methods.entries import module_entries
-from medfedaug.methods.unseen import KeepsNorms, UnseenNorms
+from medfedaug.methods.unseen import KeepsNorms, Unseen, UnseenNorms
 from medfedaug.models import find_head
 from medfedaug.models.assembled_norm import (
     InstanceBranch,
@@ -72,10 +73,10 @@ class GPerXAN(KeepsNorms):
     provides = frozenset({"extra_passes"})
     excludes = frozenset({"complete_state_dict", "norm_layers"})
 
-    def __init__(self, weight: float = 0.5, unseen: str = "average", head: str | None = None) -> None:
+    def __init__(
+        self, weight: NotNegative = 0.5, unseen: Unseen = "average", head: str | None = None
+    ) -> None:
         super().__init__(unseen)
-        if weight < 0:
-            raise ConfigError(f"gperxan: weight cannot be negative, got {weight}")
         self.weight, self.head = weight, head
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
@@ -95,12 +96,7 @@ class GPerXAN(KeepsNorms):
 
     def every_round(self, context: ServerContext) -> ServerExchange:
         _check_head(self, context)
-        norms = super().every_round(context)
-        assert norms is None or isinstance(norms, AverageServer)
-        shapes = {key: tuple(value.shape) for key, value in _branches(context.network).items()}
-        if norms is None:
-            return AverageServer(shapes)
-        return AverageServer({**norms.shapes, **shapes}, norms.variances)
+        return AverageServer({**self.averaged(context.network), **_branches(context.network)})
 
 
 class GPerXANSite(UnseenNorms):

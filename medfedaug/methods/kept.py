@@ -9,7 +9,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from medfedaug.errors import ConfigError
 from medfedaug.methods.base import Aggregator, Payload, ServerExchange, SiteUpdate
 
 
@@ -78,9 +77,3 @@ def moved(
     before = start[key].double()
     found: Tensor = before + torch.tensordot(before.new_tensor(factors), stacked(models, key) - before, 1)
     return found
-
-
-def check_hostile(method: str, hostile: int) -> None:
-    """Check the number of hostile sites that a method is asked to stand."""
-    if hostile < 1:
-        raise ConfigError(f"{method}: hostile is a number of sites, 1 or more, got {hostile}")

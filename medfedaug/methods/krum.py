@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from medfedaug import functional as F
+from medfedaug.methods.arguments import AtLeastOne
 from medfedaug.methods.base import Aggregator, Method, RoundMean, ServerContext, shared_parameters
-from medfedaug.methods.kept import KeptUpdates, check_hostile, stacked
+from medfedaug.methods.kept import KeptUpdates, stacked
 
 
 class Krum(Method):
@@ -39,12 +40,11 @@ class Krum(Method):
     name = "krum"
     requires = frozenset({"averaged_parameters"})
 
-    def __init__(self, hostile: int = 1) -> None:
-        check_hostile(self.name, hostile)
-        self.hostile = hostile
+    def __init__(self, hostile: AtLeastOne = 1) -> None:
+        self.hostile, self.keep = hostile, 1
 
     def aggregator(self, context: ServerContext) -> Aggregator:
-        return KrumServer(context, self.name, self.hostile, 1)
+        return KrumServer(context, self.name, self.hostile, self.keep)
 
 
 class KrumServer(KeptUpdates):

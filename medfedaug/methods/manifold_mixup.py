@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from medfedaug.errors import ConfigError
+from medfedaug.methods.arguments import NotNegative
 from medfedaug.methods.base import Method, SiteContext, SitePart, Targets
 from medfedaug.methods.mixup import draw_lambda, mixed_targets
 from medfedaug.models import FeatureMixLayer, insert_layers, stage_layers
@@ -35,9 +35,7 @@ class ManifoldMixUp(Method):
     requires = frozenset({"labels", "several_images"})
     excludes = frozenset({"labels"})
 
-    def __init__(self, alpha: float = 2.0, stages: Sequence[int | str] | None = None) -> None:
-        if alpha < 0:
-            raise ConfigError(f"manifold_mixup: alpha cannot be negative, got {alpha}")
+    def __init__(self, alpha: NotNegative = 2.0, stages: Sequence[int | str] | None = None) -> None:
         self.alpha, self.stages = alpha, stages
 
     def prepare_network(self, network: nn.Module) -> nn.Module:

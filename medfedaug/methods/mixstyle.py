@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
+from medfedaug.methods.arguments import NotNegative, Share
 from medfedaug.methods.base import Method, SiteContext, SitePart
 from medfedaug.methods.diversification import DiversifiedSite, Weights
 from medfedaug.models import MixStyleLayer, insert_layers, stage_layers
@@ -39,11 +40,11 @@ class MixStyle(Method):
         prob: float = 0.5,
         alpha: float = 0.1,
         stages: Sequence[int | str] | None = (1, 2),
-        lambda1: float = 0.0,
-        lambda2: float = 0.0,
+        lambda1: Share = 0.0,
+        lambda2: NotNegative = 0.0,
     ) -> None:
         self.prob, self.alpha, self.stages = prob, alpha, stages
-        self.weights = Weights(self.name, lambda1, lambda2, "mean", None)
+        self.weights = Weights(lambda1, lambda2)
         self.in_loss = bool(lambda1 or lambda2)
         if self.in_loss:
             self.requires, self.provides = self.requires | {"labels"}, frozenset({"extra_passes"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from medfedaug.errors import ConfigError
+from medfedaug.methods.arguments import NotNegative
 from medfedaug.methods.base import Method, SiteContext, SitePart, Targets
 
 
@@ -44,9 +44,7 @@ class MixUp(Method):
     requires = frozenset({"labels", "several_images"})
     excludes = frozenset({"labels"})
 
-    def __init__(self, alpha: float = 0.2) -> None:
-        if alpha < 0:
-            raise ConfigError(f"mixup: alpha cannot be negative, got {alpha}")
+    def __init__(self, alpha: NotNegative = 0.2) -> None:
         self.alpha = alpha
 
     def at_site(self, context: SiteContext) -> SitePart:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from medfedaug.errors import ConfigError
+from medfedaug.methods.arguments import Share
 from medfedaug.methods.base import Method, SiteContext, SitePart, Targets
 from medfedaug.methods.mixup import mixed_targets
 from medfedaug.models import MomentExchangeLayer, insert_layers, stage_layers
@@ -35,10 +35,8 @@ class MoEx(Method):
     excludes = frozenset({"labels"})
 
     def __init__(
-        self, prob: float = 0.5, weight: float = 0.9, moments: str = "positional", stage: int | str = 1
+        self, prob: Share = 0.5, weight: Share = 0.9, moments: str = "positional", stage: int | str = 1
     ) -> None:
-        if not 0 <= prob <= 1 or not 0 <= weight <= 1:
-            raise ConfigError(f"moex: prob {prob} and weight {weight} between 0 and 1 are needed")
         self.prob, self.weight, self.moments, self.stage = prob, weight, moments, stage
 
     def prepare_network(self, network: nn.Module) -> nn.Module:

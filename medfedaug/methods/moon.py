@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from medfedaug import functional as F
-from medfedaug.errors import ConfigError
+from medfedaug.methods.arguments import NotNegative, Positive
 from medfedaug.methods.base import Method, Payload, SiteContext, SitePart, Step, shared_parameters
 from medfedaug.models import find_head
 from medfedaug.models.modes import evaluating
@@ -53,11 +53,9 @@ class MOON(Method):
     requires = frozenset({"averaged_parameters", "complete_state_dict", "global_start"})
     provides = frozenset({"extra_passes"})
 
-    def __init__(self, weight: float = 1.0, temperature: float = 0.5, head: str | None = None) -> None:
-        if weight < 0 or temperature <= 0:
-            raise ConfigError(
-                f"moon: weight {weight} cannot be negative, and temperature {temperature} must be above 0"
-            )
+    def __init__(
+        self, weight: NotNegative = 1.0, temperature: Positive = 0.5, head: str | None = None
+    ) -> None:
         self.weight, self.temperature, self.head = weight, temperature, head
 
     def at_site(self, context: SiteContext) -> SitePart:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from medfedaug.errors import ConfigError
-from medfedaug.methods.base import Aggregator, Method, ServerContext
-from medfedaug.methods.kept import check_hostile
-from medfedaug.methods.krum import KrumServer
+from medfedaug.methods.arguments import AtLeastOne, Count
+from medfedaug.methods.krum import Krum
 
 
-class MultiKrum(Method):
+class MultiKrum(Krum):
     """The mean of the m models with the smallest scores of Krum (Blanchard et al., NeurIPS 2017).
 
         w ← (1/m) Σ wᵢ over the m sites with the smallest s(i), s as in `medfedaug.methods.krum.Krum`.
@@ -29,13 +27,6 @@ class MultiKrum(Method):
     """
 
     name = "multi_krum"
-    requires = frozenset({"averaged_parameters"})
 
-    def __init__(self, hostile: int = 1, keep: int = 0) -> None:
-        check_hostile(self.name, hostile)
-        if keep < 0:
-            raise ConfigError(f"multi_krum: keep is a number of sites, or 0 for all but f, got {keep}")
+    def __init__(self, hostile: AtLeastOne = 1, keep: Count = 0) -> None:
         self.hostile, self.keep = hostile, keep
-
-    def aggregator(self, context: ServerContext) -> Aggregator:
-        return KrumServer(context, self.name, self.hostile, self.keep)

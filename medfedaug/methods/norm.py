@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from monai.transforms import Transform
 from monai.utils import CommonKeys as Keys
 
+from medfedaug.methods.arguments import Over
 from medfedaug.methods.base import Method, SiteContext, SitePart
 from medfedaug.transforms import FedRDNd
-from medfedaug.utils.validation import check_choice
 
 
 class Norm(Method):
@@ -31,8 +31,7 @@ class Norm(Method):
     excludes = frozenset({"normalised_input"})
     statistics_over: str = "image"
 
-    def __init__(self, over: str = "image") -> None:
-        check_choice("norm: statistics over", over, ("image", "foreground"))
+    def __init__(self, over: Over = "image") -> None:
         self.statistics_over = over
 
     def at_site(self, context: SiteContext) -> SitePart:

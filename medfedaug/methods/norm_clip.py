@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from medfedaug import functional as F
-from medfedaug.errors import ConfigError
+from medfedaug.methods.arguments import NotNegative
 from medfedaug.methods.base import Aggregator, Method, RoundMean, ServerContext, shared_parameters
 from medfedaug.methods.kept import KeptUpdates, moved, stacked, update_norms
 
@@ -39,9 +39,7 @@ class NormClip(Method):
     name = "norm_clip"
     requires = frozenset({"averaged_parameters"})
 
-    def __init__(self, limit: float = 0.0) -> None:
-        if limit < 0:
-            raise ConfigError(f"norm_clip: limit is a norm, or 0 for the median of the round, got {limit}")
+    def __init__(self, limit: NotNegative = 0.0) -> None:
         self.limit = limit
 
     def aggregator(self, context: ServerContext) -> Aggregator:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from torch import nn
 
 from medfedaug.errors import ConfigError
+from medfedaug.methods.arguments import AtLeastOne
 from medfedaug.methods.base import Method
 from medfedaug.methods.entries import module_entries, state_entries
 from medfedaug.methods.fedbn import NORM_LAYERS
 from medfedaug.models import find_head
 from medfedaug.models.dependence import modules_before
-from medfedaug.models.stages import known_stages
+from medfedaug.models.stages import find_stage
 from medfedaug.models.substitution import first_names
 
-_STRATEGIES = ("norm+head", "norm", "head", "bottom_up", "top_down")
+Strategy = Literal["norm+head", "norm", "head", "bottom_up", "top_down"]
 
 
 class PartialFed(Method):
@@ -50,11 +53,9 @@ class PartialFed(Method):
 
     name = "partialfed"
 
-    def __init__(self, strategy: str = "norm+head", stages: int = 1, head: str | None = None) -> None:
-        if strategy not in _STRATEGIES:
-            raise ConfigError(f"partialfed: strategy is one of {', '.join(_STRATEGIES)}, not {strategy!r}")
-        if stages < 1:
-            raise ConfigError(f"partialfed: stages {stages} ≥ 1 are needed")
+    def __init__(
+        self, strategy: Strategy = "norm+head", stages: AtLeastOne = 1, head: str | None = None
+    ) -> None:
         self.strategy, self.stages, self.head = strategy, stages, head
 
     def local_entries(self, network: nn.Module) -> frozenset[str]:
@@ -87,14 +88,7 @@ class PartialFed(Method):
 
     def _first_stages(self, network: nn.Module) -> frozenset[str]:
         """The entries that the features of the last of the first stages depend on."""
-        known = known_stages(network)
-        if known is None:
-            raise ConfigError(
-                f"partialfed: the stages of {type(network).__name__} are not known; choose another strategy"
-            )
-        if self.stages > len(known):
-            raise ConfigError(f"partialfed: {type(network).__name__} has {len(known)} stages")
         try:
-            return module_entries(network, modules_before(network, known[self.stages - 1]))
+            return module_entries(network, modules_before(network, find_stage(network, self.stages)))
         except ValueError as error:
             raise ConfigError(f"partialfed: {type(network).__name__}: {error}") from error

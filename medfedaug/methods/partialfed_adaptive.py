@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli
 
-from medfedaug.errors import ConfigError, MedFedAugError
+from medfedaug.errors import MedFedAugError
+from medfedaug.methods.arguments import Count, Positive
 from medfedaug.methods.base import Method, Payload, SiteContext, SitePart
 from medfedaug.models.substitution import call_with
 
@@ -53,14 +54,9 @@ class PartialFedAdaptive(Method):
     provides = frozenset({"method:partialfed", "personal_model"})
     excludes = frozenset({"global_start"})
 
-    def __init__(self, epochs: int = 1, learning_rate: float = 0.05, temperature: float = 1.0) -> None:
-        if epochs < 0:
-            raise ConfigError(f"partialfed_adaptive: epochs cannot be negative, got {epochs}")
-        if learning_rate <= 0 or temperature <= 0:
-            raise ConfigError(
-                f"partialfed_adaptive: learning_rate {learning_rate} and temperature {temperature} must be "
-                "above 0"
-            )
+    def __init__(
+        self, epochs: Count = 1, learning_rate: Positive = 0.05, temperature: Positive = 1.0
+    ) -> None:
         self.epochs, self.learning_rate, self.temperature = epochs, learning_rate, temperature
 
     def at_site(self, context: SiteContext) -> SitePart:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from medfedaug import functional as F
 from medfedaug.errors import ConfigError
+from medfedaug.methods.arguments import NotNegative, Share
 from medfedaug.methods.base import Method, SiteContext, SitePart, Step, Targets
 
 
@@ -54,14 +55,10 @@ class RandConv(Method):
     def __init__(
         self,
         mixing: bool = True,
-        probability: float = 0.5,
+        probability: Share = 0.5,
         kernels: Sequence[int] = (1, 3, 5, 7),
-        consistency: float = 10.0,
+        consistency: NotNegative = 10.0,
     ) -> None:
-        if not 0 <= probability <= 1 or consistency < 0:
-            raise ConfigError(
-                f"randconv: probability {probability} in [0, 1] and consistency {consistency} ≥ 0 are needed"
-            )
         if not kernels or any(k < 1 or k % 2 == 0 for k in kernels):
             raise ConfigError(f"randconv: kernels are odd numbers from 1, got {list(kernels)}")
         self.mixing, self.probability = mixing, probability

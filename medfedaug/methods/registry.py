@@ -9,7 +9,6 @@ from typing import Any
 
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.methods import catalogue
-from medfedaug.methods.arguments import check_arguments
 from medfedaug.methods.base import Method
 from medfedaug.methods.compatibility import check_compatible, constraints
 from medfedaug.utils import plugins
@@ -110,7 +109,6 @@ def _build(spec: Mapping[str, Any]) -> Method:
         raise ConfigError(
             f"{name} has no argument {', '.join(unknown)}{meant}; it takes {', '.join(known) or 'none'}"
         )
-    check_arguments(name, factory, args)
     try:
         return factory(**args)
     except ConfigError:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from medfedaug import functional as F
-from medfedaug.errors import ConfigError
+from medfedaug.methods.arguments import BelowOne
 from medfedaug.methods.base import Method, SiteContext, SitePart, Step
 from medfedaug.methods.class_features import ClassFeatures, linear_head
 
@@ -41,9 +41,7 @@ class RSC(Method):
     tasks = ("classification",)
     requires = frozenset({"labels"})
 
-    def __init__(self, features: float = 1 / 3, images: float = 1 / 3, head: str | None = None) -> None:
-        if not 0 <= features < 1 or not 0 <= images < 1:
-            raise ConfigError(f"rsc: shares from 0 to below 1 are needed, got {features} and {images}")
+    def __init__(self, features: BelowOne = 1 / 3, images: BelowOne = 1 / 3, head: str | None = None) -> None:
         self.features, self.images, self.head = features, images, head
 
     def at_site(self, context: SiteContext) -> SitePart:

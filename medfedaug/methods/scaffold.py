@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart, shared_parameters
-from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step, zeros
+from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step, shapes_of, zeros
 from medfedaug.privacy.kinds import WEIGHTS
 
 
@@ -98,7 +98,7 @@ class ScaffoldServer(ServerExchange):
 
     def __init__(self, context: ServerContext) -> None:
         self.weights = context.weights
-        self.shapes = {k: tuple(p.shape) for k, p in shared_parameters(context, Scaffold.name).items()}
+        self.shapes = shapes_of(shared_parameters(context, Scaffold.name))
         self.kinds = dict.fromkeys(self.shapes, WEIGHTS)
         self.total = zeros(self.shapes)
 

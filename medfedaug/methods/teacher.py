@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
 from medfedaug import functional as F
-from medfedaug.errors import ConfigError
+from medfedaug.methods.arguments import NotNegative, Share
 from medfedaug.methods.base import Method, SiteContext, SitePart, Step
 from medfedaug.methods.condist import TaughtSite
 from medfedaug.models.substitution import trained_entries
@@ -51,12 +53,12 @@ class Teacher(Method):
     requires = frozenset({"labels", "global_start"})
     provides = frozenset({"extra_passes", "unlabelled_images"})
 
-    def __init__(self, weight: float = 1.0, threshold: float = 0.9, decay: float = 0.99) -> None:
-        if weight < 0 or not 0 < threshold <= 1 or not 0 <= decay <= 1:
-            raise ConfigError(
-                f"teacher: weight {weight} cannot be negative, threshold {threshold} lies above 0 and up to "
-                f"1, decay {decay} from 0 to 1"
-            )
+    def __init__(
+        self,
+        weight: NotNegative = 1.0,
+        threshold: Annotated[float, Interval(gt=0, le=1)] = 0.9,
+        decay: Share = 0.99,
+    ) -> None:
         self.weight, self.threshold, self.decay = weight, threshold, decay
 
     def at_site(self, context: SiteContext) -> SitePart:

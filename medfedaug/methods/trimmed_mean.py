@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from medfedaug import functional as F
+from medfedaug.methods.arguments import AtLeastOne
 from medfedaug.methods.base import Aggregator, Method, RoundMean, ServerContext
-from medfedaug.methods.kept import KeptUpdates, check_hostile, stacked
+from medfedaug.methods.kept import KeptUpdates, stacked
 
 
 class TrimmedMean(Method):
@@ -32,8 +33,7 @@ class TrimmedMean(Method):
 
     name = "trimmed_mean"
 
-    def __init__(self, hostile: int = 1) -> None:
-        check_hostile(self.name, hostile)
+    def __init__(self, hostile: AtLeastOne = 1) -> None:
         self.hostile = hostile
 
     def aggregator(self, context: ServerContext) -> Aggregator:

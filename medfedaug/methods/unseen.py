@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from medfedaug.errors import ConfigError
 from medfedaug.methods.average import AverageServer
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext
 
-_UNSEEN = ("none", "average", "own")
+Unseen = Literal["none", "average", "own"]
 _STATISTICS = ("running_mean", "running_var")
 
 
@@ -32,31 +31,27 @@ class KeepsNorms(Method):
 
     requires = frozenset({"norm_layers"})
 
-    def __init__(self, unseen: str = "none") -> None:
-        if unseen not in _UNSEEN:
-            raise ConfigError(f"{self.name}: unseen is one of {', '.join(_UNSEEN)}, not {unseen!r}")
+    def __init__(self, unseen: Unseen = "none") -> None:
         self.unseen = unseen
 
-    def averaged(self, network: nn.Module) -> list[str]:
+    def averaged(self, network: nn.Module) -> Payload:
         """The entries that leave the site although no site that trains uses another's."""
         if self.unseen == "none":
-            return []
+            return {}
         state = network.state_dict()
-        return sorted(
-            key
-            for key in self.local_entries(network)
+        return {
+            key: state[key]
+            for key in sorted(self.local_entries(network))
             if state[key].is_floating_point()
             and not (self.unseen == "own" and key.rpartition(".")[2] in _STATISTICS)
-        )
+        }
 
     def at_site(self, context: SiteContext) -> SitePart:
         return SitePart() if self.unseen == "none" else UnseenNorms(self, context)
 
     def every_round(self, context: ServerContext) -> ServerExchange | None:
-        state = context.network.state_dict()
-        shapes = {key: tuple(state[key].shape) for key in self.averaged(context.network)}
-        variances = frozenset(key for key in shapes if key.rpartition(".")[2] == "running_var")
-        return AverageServer(shapes, variances) if shapes else None
+        sent = self.averaged(context.network)
+        return AverageServer(sent) if sent else None
 
 
 class UnseenNorms(SitePart, SiteExchange):
@@ -64,7 +59,7 @@ class UnseenNorms(SitePart, SiteExchange):
 
     def __init__(self, method: KeepsNorms, context: SiteContext) -> None:
         self.method, self.context = method, context
-        self.keys = method.averaged(context.network)
+        self.keys = list(method.averaged(context.network))
         self.every_round = self if self.keys else None
         self.received: Payload = {}
 

@@ -303,8 +303,8 @@ class JobBook:
                 runs=values["runs"],
                 # Entries of earlier versions have none of these.
                 ends=values.get("ends", {}),
-                origins={job: Origin(**told) for job, told in values.get("origins", {}).items()},
-                decisions=tuple(Decision(**told) for told in values.get("decisions", ())),
+                origins={job: Origin(**entry) for job, entry in values.get("origins", {}).items()},
+                decisions=tuple(Decision(**entry) for entry in values.get("decisions", ())),
             )
             # The file's name is what was approved, and its content what was read.
             if job_hash(entry.config) != entry.hash:

@@ -279,7 +279,7 @@ def _built_up_to(build: Callable[[], torch.nn.Module], most: float) -> float:
     hook = register_module_parameter_registration_hook(count)
     try:
         return _size(build())
-    except Exception:  # what else is wrong with the network is told when it is built in earnest
+    except Exception:  # what else is wrong with the network is reported when it is built in earnest
         return megabytes() if megabytes() > most else 0.0
     finally:
         hook.remove()

@@ -8,7 +8,6 @@ from typing import Any
 
 from medfedaug.data.dataset_json import LABELLED
 from medfedaug.metrics.registry import find_metric
-from medfedaug.runs.run import Run
 
 OWN, BORROWED, UNKNOWN = "own", "borrowed", "unknown"
 """A class at a site: annotated there for training; learned from other sites alone; annotated nowhere."""
@@ -43,12 +42,6 @@ class Annotated:
             {**test.get("unseen", {}), **test.get("sites", {})},
             next(iter(test.get("mean", {})), "dice"),
         )
-
-    @classmethod
-    def of_run(cls, run: Run) -> Annotated:
-        """Read a run for `kind` alone."""
-        classes, known = run.config.get("classes") or (), run.context.get(LABELLED) or {}
-        return cls(tuple(classes[1:]), known, tuple(run.sites), {}, run.metric)
 
     def kind(self, site: str, name: str) -> str:
         """Return `OWN`, `BORROWED` or `UNKNOWN`; any other site, such as an unseen one, has borrowed all.

@@ -81,6 +81,7 @@ _ROUND = entries(
         "steps": map_of(map_of(number)),
         "suspected": _TROUBLE,
         "seconds": number,
+        "hours": number,
     },
 )
 _SCORES = entries(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
@@ -65,6 +66,8 @@ class NVFlareCarrier(Carrier):
         self.controller, self.execution, self.checkpoint = controller, execution, checkpoint
         self.fl_ctx, self.abort_signal, self.period = fl_ctx, abort_signal, period
         self._beside: set[str] = set()  # asked during a round, without an answer so far
+        self._training: dict[str, tuple[int, Task]] = {}  # by site, in buffered rounds
+        self._arrived: queue.SimpleQueue[tuple[str, int, Reply | None]] = queue.SimpleQueue()
 
     def connected(self) -> list[str]:
         """The sites that run this job and are not known to be disconnected."""
@@ -93,13 +96,59 @@ class NVFlareCarrier(Carrier):
         if not needed:
             self._ask_beside(request, sites, accept)
             return {}
-        if request.task == TRAIN:
-            self._set(AppConstants.CURRENT_ROUND, request.round)
-            self.controller.fire_event(AppEventType.ROUND_STARTED, self.fl_ctx)
-        silent = self._ask(request, sites, needed, accept) if sites else {}
-        if request.task == TRAIN:
-            self.controller.fire_event(AppEventType.BEFORE_AGGREGATION, self.fl_ctx)
-        return silent
+        self._begin(request)
+        return self._end(request, self._ask(request, sites, needed, accept) if sites else {})
+
+    def gather(
+        self, request: Request, sites: Sequence[str], needed: int, accept: Accept
+    ) -> Mapping[str, str]:
+        """Send a task, and use the results that arrive first, of this task and of earlier ones.
+
+        Raises:
+            Aborted: when the job was stopped from outside.
+        """
+        self._begin(request)
+        if sites:
+            task = self._send_along(request, sites)
+            self._training.update(dict.fromkeys(sites, (request.round, task)))
+        good, silent, reported = 0, dict[str, str](), set[str]()
+        while good < needed and self._training and not self.abort_signal.triggered:
+            try:
+                site, round_, reply = self._arrived.get(timeout=self.period)
+            except queue.Empty:
+                waiting = {*self._training}
+                if waiting <= set(self._look(sorted(waiting))):
+                    reported = self._report_waiting(waiting, reported, good, needed)
+                for site in sorted(waiting.difference(self.connected())):
+                    silent[site] = self._reason(site, self._training.pop(site)[1])
+                continue
+            if self._training.get(site, (0,))[0] != round_:  # answered, or asked anew after it was lost
+                continue
+            _, task = self._training.pop(site)
+            if reply is None:
+                silent[site] = self._reason(site, task)
+            elif accept(site, reply):
+                good += 1
+            else:
+                self._warn(f"{request.task}, round {request.round}: {site} is left out")
+        return self._end(request, silent)
+
+    def under_way(self) -> Collection[str]:
+        """The sites that train, or whose result has not been used."""
+        return self._training.keys()
+
+    def _send_along(self, request: Request, sites: Sequence[str]) -> Task:
+        """Send a task whose results wait in a queue; ``None`` for those that do not come."""
+
+        def hold(site: str, reply: Reply) -> bool:
+            self._arrived.put((site, request.round, reply))
+            return True
+
+        def ended(task: Task, fl_ctx: FLContext) -> None:
+            for site in sites:
+                self._arrived.put((site, request.round, None))
+
+        return self._send(request, sites, hold, ended)
 
     def round_done(self, server: FederationServer) -> None:
         """Write the checkpoint."""
@@ -108,8 +157,19 @@ class NVFlareCarrier(Carrier):
             server.save(self.checkpoint)
         self.controller.fire_event(AppEventType.ROUND_DONE, self.fl_ctx)
 
-    def _set(self, name: str, value: object) -> None:
-        self.fl_ctx.set_prop(name, value, private=True, sticky=True)
+    def _begin(self, request: Request) -> None:
+        if request.task == TRAIN:
+            self.fl_ctx.set_prop(AppConstants.CURRENT_ROUND, request.round, private=True, sticky=True)
+            self.controller.fire_event(AppEventType.ROUND_STARTED, self.fl_ctx)
+
+    def _end(self, request: Request, silent: Mapping[str, str]) -> Mapping[str, str]:
+        if self.abort_signal.triggered:
+            raise Aborted
+        for reason in silent.values():
+            self._warn(f"{request.task}, round {request.round}: {reason}")
+        if request.task == TRAIN:
+            self.controller.fire_event(AppEventType.BEFORE_AGGREGATION, self.fl_ctx)
+        return silent
 
     def _ask_beside(self, request: Request, sites: Sequence[str], accept: Accept) -> None:
         new = sorted(set(sites) - self._beside)
@@ -154,22 +214,20 @@ class NVFlareCarrier(Carrier):
             if waiting and waiting <= set(self._look(sites)):
                 if enough_since is not None:
                     break
-                if waiting != reported:
-                    reported = waiting
-                    counts = {"answers": len(good), "needed": needed}
-                    self.on_event({"event": "waiting", "sites": sorted(waiting), **counts})
+                reported = self._report_waiting(waiting, reported, len(good), needed)
             time.sleep(self.period)
         with lock:
             closed = True
         if task.completion_status is None:
             status = TaskCompletionStatus.CANCELLED
             self.controller.cancel_task(task, completion_status=status, fl_ctx=self.fl_ctx)
-        if self.abort_signal.triggered:
-            raise Aborted
-        silent = {site: self._reason(site, task) for site in sorted(set(sites) - answered)}
-        for reason in silent.values():
-            self._warn(f"{request.task}, round {request.round}: {reason}")
-        return silent
+        return {site: self._reason(site, task) for site in sorted(set(sites) - answered)}
+
+    def _report_waiting(self, waiting: set[str], reported: set[str], good: int, needed: int) -> set[str]:
+        """Report that all sites that are waited for are away, unless these were reported last."""
+        if waiting != reported:
+            self.on_event({"event": "waiting", "sites": sorted(waiting), "answers": good, "needed": needed})
+        return waiting
 
     def _send(
         self,

@@ -330,10 +330,8 @@ def test_evaluate_says_what_is_wrong(run, phantom_dir, tmp_path):
 def test_a_name_that_is_not_known_comes_with_the_one_that_is_meant(
     run, phantom_dir, tmp_path, arguments, said
 ):
-    more = (
-        ["--data", phantom_dir, "--out", tmp_path / "o"] if arguments[0] in ("simulate", "benchmark") else []
-    )
-    code, _, err = run(*arguments, *more)
+    training = ("--data", phantom_dir, "--out", tmp_path / "o", "--engine", "inprocess")
+    code, _, err = run(*arguments, *(training if arguments[0] in ("simulate", "benchmark") else ()))
     assert code == 2
     assert said in " ".join(err.split())
 

@@ -180,6 +180,7 @@ BATCH_NORM = ("basicunetplusplus", "dynunet", "segresnet", "segresnetds", "unetr
         )
         for methods, fast in COMBINATIONS.items()
         for network in network_names()
+        if network not in SEGMENTING or methods in (*TOGETHER, *SEGMENTING_METHODS)
     ],
 )
 def test_every_method_on_every_network(phantom_dir, make_photos, tmp_path, tiny_config, network, methods):

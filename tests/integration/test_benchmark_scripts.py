@@ -35,6 +35,10 @@ RUNS = {
     "aggregation.py": (["--sites", "3"], "3 sites"),
     "augmentation.py": (["--tiny", "--repeats", "2"], "image by image / batch at once"),
     "frozen_bytes.py": (["--widest", "64", "--repeats", "2"], "| 2 | "),
+    "late_sites.py": (
+        ["--hours", "2", "--patients", "3", "--channels", "4", "8", "--repeats", "1"],
+        "| buffer of 2 |",
+    ),
     "memory.py": (["--volumes", "2", "--shape", "64", "64", "32", "--steps", "1"], "| 2 |"),
     "plan_memory.py": (["--tiny"], "| basicunet | 1 x 1 x 32 x 32 |"),
     "precision.py": (["--tiny", "--repeats", "2"], "float32 / bfloat16"),
@@ -46,6 +50,7 @@ RUNS = {
     ),
     "secure_aggregation.py": (["--sites", "3", "--numbers", "1000", "--repeats", "1"], "| 3 | 1 |"),
     "step_graphs.py": (["--methods", "fedavg"], "| fedavg | classification | 12 | 0 |"),
+    "cluster_jobs.py": (["--workers", "1", "--runs", "1", "--trials", "2"], "| 2 and the winner |"),
     "difference_of_sums.py": (["--rounds", "2"], "channels in another order"),
 }
 
@@ -67,7 +72,14 @@ def script(monkeypatch, capsys):
 
 
 # Their smallest sizes take seconds. `test_operations.py` trains on the pretended device too.
-SLOW = {"aggregation.py", "difference_of_sums.py", "memory.py", "plan_memory.py"}
+SLOW = {
+    "aggregation.py",
+    "cluster_jobs.py",
+    "difference_of_sums.py",
+    "late_sites.py",
+    "memory.py",
+    "plan_memory.py",
+}
 SLOW |= {"pretended_gpu.py", "step_graphs.py"}
 
 

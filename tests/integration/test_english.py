@@ -57,9 +57,13 @@ def opening(text: str) -> str:
     return (text.split() or [""])[0].rstrip(",.:;")
 
 
-def riddles(name: str, source: str) -> list[str]:
+@pytest.fixture(scope="module")
+def trees() -> dict[str, ast.Module]:
+    return {name: ast.parse(source) for name, source in SOURCES.items()}
+
+
+def riddles(name: str, tree: ast.Module) -> list[str]:
     """The texts of a module that begin with a word of `OPENINGS`."""
-    tree = ast.parse(source)
     texts = [(name, ast.get_docstring(tree) or ""), *public(tree.body, name)]
     texts += [
         (f"{name}, {node.name}", ast.get_docstring(node) or "")
@@ -71,13 +75,13 @@ def riddles(name: str, source: str) -> list[str]:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_texts_begin_with_a_verb_or_a_noun(package):
-    inside = [name for name in SOURCES if name.startswith(f"{package}.") and package != "medfedaug"]
-    assert not [riddle for name in (package, *inside) for riddle in riddles(name, SOURCES[name])]
+def test_texts_begin_with_a_verb_or_a_noun(trees, package):
+    inside = [name for name in trees if name.startswith(f"{package}.") and package != "medfedaug"]
+    assert not [riddle for name in (package, *inside) for riddle in riddles(name, trees[name])]
 
 
-def test_public_names_are_words_of_the_field():
-    names = {path for name, source in SOURCES.items() for path, _ in public(ast.parse(source).body, name)}
+def test_public_names_are_words_of_the_field(trees):
+    names = {path for name, tree in trees.items() for path, _ in public(tree.body, name)}
     found = {path for path in names if RIDDLES & set(words(path.rpartition(".")[2]))}
     assert not found
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import json
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from monai.bundle import ConfigWorkflow
 from running import command
 
 from medfedaug.data.datasets.phantom import make_phantom
+from medfedaug.experiments import engines
 from medfedaug.models import ffa_layers
 from medfedaug.statistics import load_statistics
 from medfedaug.transforms import FedRDNd
@@ -103,13 +104,16 @@ def test_the_bundle_needs_no_ignite():
         assert "Evaluator" not in content
 
 
-def test_an_engine_of_ones_own_gives_the_same_models(root, tmp_path):
-    """In a process of its own, as a user starts it: it registers an engine, and starts one for each site."""
-    script = EXAMPLES / "process_engine.py"
+def test_an_engine_of_ones_own_gives_the_same_models(root, tmp_path, monkeypatch):
+    """It registers an engine, and starts a process for each site."""
+    monkeypatch.setattr(engines, "_ENGINES", dict(engines._ENGINES))
+    monkeypatch.syspath_prepend(EXAMPLES)
+    script = importlib.import_module("process_engine")
     options = ("--data", root, "--rounds", 1, "--network-args", '{"features": [4, 8, 8, 8, 8, 4]}')
-    command_line = [sys.executable, script, *options, "--out", tmp_path / "own"]
-    done = subprocess.run(list(map(str, command_line)), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.setattr(
+        sys, "argv", list(map(str, ("process_engine.py", *options, "--out", tmp_path / "own")))
+    )
+    script.main()
     assert json.loads((tmp_path / "own/results.json").read_text())["engine"] == "processes"
     ours = ("--methods", "fedrdn,fedfa", "--engine", "inprocess", "--out", tmp_path / "ours", "--no-report")
     assert command("simulate", *options, *ours)[0] == 0

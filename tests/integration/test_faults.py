@@ -102,6 +102,32 @@ def test_sites_that_raise_hang_die_or_send_rubbish_are_left_out_and_named(
         assert all(torch.isfinite(value).all() for value in state.values() if value.is_floating_point())
 
 
+@pytest.mark.slow
+def test_buffered_rounds_go_on_without_a_slow_site_and_use_its_update_when_it_comes(
+    four_sites, tmp_path, tiny_config, faults
+):
+    """Through NVFlare: B dies in its first training, C sleeps through it, A sleeps longer in its fourth."""
+    faults(["B", "train", 1, "die", 0], ["C", "train", 1, "hang", 4], ["A", "train", 4, "hang", 12])
+    work = tmp_path / "work"
+    work.mkdir()
+    config, execution = tiny_config("fedrdn,fedfa", rounds=6, buffer=2), Execution(threads=1, grace=3)
+    output = run_in_simulator(config, four_sites, list("ABCD"), work, "cpu", execution=execution)
+    results = json.loads((output / "results.json").read_text())
+    late = {
+        (site, entry["round"]): told["staleness"]
+        for entry in results["rounds"]
+        for site, told in entry["sites"].items()
+        if "samples" in told
+    }
+    assert all(sum(round_ == n for _, round_ in late) == 2 for n in range(1, 7))
+    assert late["C", 4] == 3
+    assert not any(site == "B" for site, _ in late)
+    assert {"C", "D"} <= results["test"]["sites"].keys()
+    assert "B" in results["test"]["missing"]
+    state = torch.load(output / "final_model.pt", weights_only=True)
+    assert all(torch.isfinite(value).all() for value in state.values() if value.is_floating_point())
+
+
 REASONS = {
     "raise": "RuntimeError",
     "nan": "NaN or infinite",

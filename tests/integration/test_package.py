@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Collection
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -81,9 +82,14 @@ def test_a_checkout_beside_another_takes_no_part_of_it(tmp_path):
     assert all(Path(file).resolve().is_relative_to(tmp_path) for file in found.splitlines()), found
 
 
-def imports(path: Path) -> set[str]:
+@pytest.fixture(scope="module")
+def trees() -> dict[str, ast.AST]:
+    return {name: ast.parse(path.read_text()) for name, path in modules().items()}
+
+
+def imports(tree: ast.AST) -> set[str]:
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -100,14 +106,14 @@ IMPORTED_AS = {
 }
 
 
-def test_every_package_that_is_imported_is_declared():
+def test_every_package_that_is_imported_is_declared(trees):
     """Packages of an extra are declared too, and each one that every user installs is imported."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     parts = re.split(r"^(?:dependencies = |\[project\.(?:optional|scripts))", text, flags=re.MULTILINE)[1:3]
     always, extras = (
         {canonicalize_name(name) for name in re.findall(r'"([\w-]+)(?:\[.*?\])?>=', part)} for part in parts
     )
-    used = {name.partition(".")[0] for path in modules().values() for name in imports(path)}
+    used = {name.partition(".")[0] for tree in trees.values() for name in imports(tree)}
     used -= {*sys.stdlib_module_names, "medfedaug", ""}
     names = {canonicalize_name(IMPORTED_AS.get(name, name)) for name in used}
     assert always <= names <= always | extras
@@ -116,17 +122,17 @@ def test_every_package_that_is_imported_is_declared():
 @pytest.mark.parametrize(
     "layer", ["functional", "statistics", "methods", "federation", "transforms", "models", "tasks"]
 )
-def test_only_nvflare_jobs_imports_nvflare(layer):
-    for name, path in modules().items():
+def test_only_nvflare_jobs_imports_nvflare(trees, layer):
+    for name, tree in trees.items():
         if name.startswith(f"medfedaug.{layer}"):
-            wrong = {i for i in imports(path) if i.startswith(("nvflare", "medfedaug.nvflare_jobs"))}
+            wrong = {i for i in imports(tree) if i.startswith(("nvflare", "medfedaug.nvflare_jobs"))}
             assert not wrong, f"{name} imports {wrong}"
 
 
-def imported_on_import(name: str, path: Path, known: dict[str, Path]) -> set[str]:
+def imported_on_import(name: str, tree: ast.AST, known: Collection[str]) -> set[str]:
     """The modules of ours that importing this one imports: not those in functions or under TYPE_CHECKING."""
     found: set[str] = set()
-    pending: list[ast.AST] = [ast.parse(path.read_text())]
+    pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()
         if isinstance(node, ast.FunctionDef | ast.Lambda):
@@ -155,11 +161,11 @@ LONG = {
 """Functions of more than 80 lines, by module or package."""
 
 
-def test_no_other_function_has_more_than_80_lines():
+def test_no_other_function_has_more_than_80_lines(trees):
     found = {
         (name, node.name)
-        for name, path in modules().items()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for name, tree in trees.items()
+        for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= 80
     }
     named = {(module, function) for module, text in LONG.items() for function in text.split()}
@@ -167,21 +173,20 @@ def test_no_other_function_has_more_than_80_lines():
     assert known == named
 
 
-def test_no_module_imports_itself_by_way_of_others():
-    known = modules()
-    remaining = {name: imported_on_import(name, path, known) for name, path in known.items()}
+def test_no_module_imports_itself_by_way_of_others(trees):
+    remaining = {name: imported_on_import(name, tree, trees) for name, tree in trees.items()}
     while free := {name for name, needed in remaining.items() if not needed & set(remaining)}:
         remaining = {name: needed for name, needed in remaining.items() if name not in free}
     circle = {name: sorted(needed & set(remaining)) for name, needed in remaining.items()}
     assert not circle
 
 
-def test_the_federation_names_no_method():
-    for name, path in modules().items():
+def test_the_federation_names_no_method(trees):
+    for name, tree in trees.items():
         if name.startswith("medfedaug.federation"):
             wrong = {
                 i
-                for i in imports(path)
+                for i in imports(tree)
                 if i.startswith("medfedaug.methods.") and not i.endswith((".base", ".compatibility"))
             }
             assert not wrong, f"{name} imports {wrong}"
@@ -192,13 +197,13 @@ def test_the_command_answers_before_torch_is_imported():
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
 
 
-def test_one_module_alone_knows_the_order_of_a_federation():
+def test_one_module_alone_knows_the_order_of_a_federation(trees):
     verbs = {"finish_preparation", "finish_validation", "accept_preparation", "accept_test"}
     verbs |= {"accept_loan", "accept_scores"}
     users = {
         name
-        for name, path in modules().items()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for name, tree in trees.items()
+        for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and node.attr in verbs
     }
     assert users == {"medfedaug.federation.protocol"}

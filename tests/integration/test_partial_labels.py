@@ -103,7 +103,8 @@ def test_prediction_marks_borrowed_classes(run, phantom, tmp_path, site, borrowe
 
 
 def test_a_site_without_outlines_needs_a_method_that_learns_without(phantom, tmp_path):
-    code, _, err = command("simulate", "--data", phantom, "--methods", "fedavg", "--out", tmp_path / "run")
+    options = ("--methods", "fedavg", "--engine", "inprocess", "--out", tmp_path / "run")
+    code, _, err = command("simulate", "--data", phantom, *options)
     assert code != 0
     assert "site_D" in err
     assert "condist or teacher" in " ".join(err.split())
@@ -112,7 +113,8 @@ def test_a_site_without_outlines_needs_a_method_that_learns_without(phantom, tmp
 
 def test_methods_that_need_every_label_are_refused(phantom, tmp_path):
     code, _, err = command(
-        *("simulate", "--data", phantom, "--methods", "feddg,condist", "--out", tmp_path / "run")
+        *("simulate", "--data", phantom, "--methods", "feddg,condist", "--out", tmp_path / "run"),
+        *("--engine", "inprocess"),
     )
     assert code != 0
     assert "complete_labels" in err
@@ -152,6 +154,13 @@ def test_what_a_site_has_annotated_is_in_its_ledger_and_on_the_approval_page(pha
     deployment = Deployment(sites)
     server = deployment.run(config)
     assert server.record.labelled == {site: list(own) for site, own in OWNED.items()}
+    for site, found in server.record.test.items():
+        # Under the cases' pseudonyms, as their other scores are.
+        scored = STRUCTURES if site == "site_B" else OWNED[site]
+        assert {*found.get("case_classes", {})} == {*scored}
+        for by_case in found.get("case_classes", {}).values():
+            assert {*by_case} <= {*found["cases"]}
+        assert not any("patient" in case for case in found["cases"])
     for site in sites:
         known = ", ".join(OWNED[site.name]) or "none"
         told = [

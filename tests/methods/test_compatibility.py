@@ -66,7 +66,8 @@ def test_a_method_from_outside_trains_beside_others(flip, tiny_config, phantom_d
     ],
 )
 def test_a_method_from_outside_is_refused_in_one_line(flip, run, phantom_dir, tmp_path, methods, line):
-    code, _, err = run("simulate", "--data", phantom_dir, "--methods", methods, "--out", tmp_path / "out")
+    options = ("--methods", methods, "--engine", "inprocess", "--out", tmp_path / "out")
+    code, _, err = run("simulate", "--data", phantom_dir, *options)
     assert code == 2
     assert " ".join(err.split()).endswith(line)
 

@@ -224,11 +224,11 @@ def test_running_statistics_are_refused_unless_they_stay(tiny_config):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ({"clip": 0.0}, "clip 0.0 > 0"),
-        ({"noise_multiplier": -1.0}, "noise_multiplier -1.0 ≥ 0"),
-        ({"delta": 1.0}, "delta 1.0 in"),
-        ({"sites": -1}, "sites -1 ≥ 0"),
-        ({"max_epsilon": 0.0}, "max_epsilon is above 0"),
+        ({"clip": 0.0}, "clip must be positive"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier cannot be negative"),
+        ({"delta": 1.0}, "delta must be below 1"),
+        ({"sites": -1}, "sites cannot be negative"),
+        ({"max_epsilon": 0.0}, "max_epsilon must be positive"),
         ({"max_epsilon": 3.0, "noise_multiplier": 0.0}, "needs a noise_multiplier above 0"),
     ],
 )

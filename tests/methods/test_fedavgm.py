@@ -46,7 +46,7 @@ def test_fedavgm_without_momentum_is_fedavg_to_the_bit(phantom_dir, tiny_config)
 
 
 def test_only_one_method_makes_the_global_model(tiny_config):
-    with pytest.raises(ConfigError, match=r"momentum 1\.5 in"):
+    with pytest.raises(ConfigError, match=r"momentum must be below 1, got 1\.5"):
         build_methods([{"name": "fedavgm", "args": {"momentum": 1.5}}])
     network = nn.Linear(2, 1)
     with pytest.raises(ConfigError, match=r"fedavgm acts on the parameters .* all stay at their sites"):

@@ -250,10 +250,10 @@ def test_draws_do_not_depend_on_the_device_of_the_bank(monkeypatch):
 
 def test_feddg_refuses_what_it_cannot_do(photo_config, tmp_path):
     for arguments, message in [
-        ({"band": 0.5}, "band 0.5 must be from 0 to below 0.5"),
-        ({"gamma": -1}, "gamma -1"),
-        ({"temperature": 0}, "temperature 0 > 0"),
-        ({"group": 0}, "group 0 ≥ 1"),
+        ({"band": 0.5}, "band must be below 0.5, got 0.5"),
+        ({"gamma": -1}, "gamma cannot be negative, got -1"),
+        ({"temperature": 0}, "temperature must be positive"),
+        ({"group": 0}, "group must be at least 1, got 0"),
     ]:
         with pytest.raises(ConfigError, match=message):
             FedDG(**arguments)

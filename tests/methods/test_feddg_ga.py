@@ -153,7 +153,7 @@ def test_the_order_of_arrival_does_not_matter(federate):
 
 
 def test_feddg_ga_refuses_what_it_cannot_do(phantom_dir, tiny_config):
-    with pytest.raises(ConfigError, match="feddg_ga: step 2 must be between 0 and 1"):
+    with pytest.raises(ConfigError, match="feddg_ga: step must be at most 1, got 2"):
         FedDGGA(step=2)
     with pytest.raises((ConfigError, RunFailed), match="feddg_ga requires averaged_parameters"):
         run_in_process(tiny_config("feddg_ga,single"), phantom_dir, SITES, "cpu")

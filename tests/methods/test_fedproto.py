@@ -130,7 +130,7 @@ def test_fedproto_sums_the_features_of_the_last_local_epoch():
         sent = site.collect()
         torch.testing.assert_close(sent["sums"].double(), expected, rtol=1e-5, atol=1e-6)
         assert sent["counts"].tolist() == [2.0, 1.0, 3.0]
-    with pytest.raises(ConfigError, match="passes is training or evaluation, got 'both'"):
+    with pytest.raises(ConfigError, match="passes must be 'training' or 'evaluation', got 'both'"):
         FedProto(passes="both")
 
 

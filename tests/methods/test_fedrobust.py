@@ -196,10 +196,10 @@ def test_the_shift_survives_a_restart_bit_for_bit(photo_config, tmp_path, over):
 
 def test_bad_arguments_and_images_are_refused_with_the_reason(photo_config, tmp_path):
     for args, said in (
-        ({"penalty": 0}, "penalties must be positive"),
+        ({"penalty": 0}, "penalty must be positive"),
         ({"learning_rate": -1}, "cannot be negative"),
         ({"penalty": 20}, "learning_rate x penalty is 2;"),
-        ({"over": "voxels"}, "channels or pixels, not 'voxels'"),
+        ({"over": "voxels"}, "over must be 'channels' or 'pixels', got 'voxels'"),
     ):
         with pytest.raises(ConfigError, match=said):
             build_methods([{"name": "fedrobust", "args": args}])

@@ -181,7 +181,7 @@ def test_fedwon_trains_and_is_scored_on_volumes_slice_by_slice(phantom_dir, tiny
 
 
 def test_fedwon_refuses_what_it_cannot_do():
-    with pytest.raises(ConfigError, match="fedwon: gain 0 > 0"):
+    with pytest.raises(ConfigError, match="fedwon: gain must be positive"):
         FedWon(gain=0)
     with pytest.raises(ConfigError, match="Sequential has layer norms"):
         FedWon().prepare_network(nn.Sequential(nn.Conv2d(1, 2, 3), nn.LayerNorm(3), nn.Linear(3, 2)))

@@ -212,7 +212,7 @@ def test_an_assembled_norm_in_2d_and_3d(dims):
 def test_gperxan_refuses_what_it_cannot_do():
     with pytest.raises(ConfigError, match="gperxan: weight cannot be negative"):
         GPerXAN(weight=-1)
-    with pytest.raises(ConfigError, match="gperxan: unseen is one of none, average, own"):
+    with pytest.raises(ConfigError, match="gperxan: unseen must be 'none', 'average' or 'own'"):
         GPerXAN(unseen="all")
     with pytest.raises(ConfigError, match="gperxan: Sequential has no batch norm that keeps statistics"):
         GPerXAN().prepare_network(nn.Sequential(nn.InstanceNorm2d(3)))

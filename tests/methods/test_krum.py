@@ -29,5 +29,5 @@ def test_the_model_is_that_of_the_site_with_the_smallest_score(federate):
 def test_krum_needs_two_more_honest_sites_than_twice_the_hostile_ones(federate):
     with pytest.raises(RunFailed, match="5 of the sites can train; the method needs 7"):
         federate("krum", None, SITES, {"krum": {"hostile": 2}})
-    with pytest.raises(ConfigError, match="krum: hostile is a number of sites"):
+    with pytest.raises(ConfigError, match="krum: hostile must be at least 1"):
         build_methods([{"name": "krum", "args": {"hostile": -1}}])

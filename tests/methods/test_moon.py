@@ -122,9 +122,9 @@ def test_moon_for_nothing_is_fedavg_to_the_bit(phantom_dir, tiny_config):
 
 
 def test_moon_refuses_what_it_cannot_do(phantom_dir, tiny_config):
-    with pytest.raises(ConfigError, match="moon: weight -1 cannot be negative"):
+    with pytest.raises(ConfigError, match="moon: weight cannot be negative, got -1"):
         MOON(weight=-1)
-    with pytest.raises(ConfigError, match="temperature 0 must be above 0"):
+    with pytest.raises(ConfigError, match="temperature must be positive, got 0"):
         MOON(temperature=0)
     with pytest.raises(ConfigError, match="moon requires averaged_parameters"):
         run_in_process(tiny_config("moon,single"), phantom_dir, SITES, "cpu")

@@ -51,5 +51,5 @@ def test_no_update_is_longer_than_the_limit(federate, limit):
 
 
 def test_a_limit_is_a_norm():
-    with pytest.raises(ConfigError, match="norm_clip: limit is a norm, or 0"):
+    with pytest.raises(ConfigError, match="norm_clip: limit cannot be negative"):
         build_methods([{"name": "norm_clip", "args": {"limit": -1.0}}])

@@ -175,11 +175,11 @@ def test_partialfed_goes_on_with_what_a_site_did_not_load(phantom_dir, tiny_conf
 
 
 def test_partialfed_refuses_what_it_cannot_do():
-    with pytest.raises(ConfigError, match=r"strategy is one of norm\+head, .*not 'adaptive'"):
+    with pytest.raises(ConfigError, match=r"strategy must be 'norm\+head', .*got 'adaptive'"):
         PartialFed("adaptive")
-    with pytest.raises(ConfigError, match="stages 0"):
+    with pytest.raises(ConfigError, match="stages must be at least 1, got 0"):
         PartialFed("bottom_up", stages=0)
-    with pytest.raises(ConfigError, match=r"has \d stages"):
+    with pytest.raises(ConfigError, match="no stage 9; there are enc1"):
         PartialFed("bottom_up", stages=9).local_entries(staged_network())
     with pytest.raises(ConfigError, match="stages of Linear are not known"):
         PartialFed("top_down").local_entries(nn.Linear(2, 1))

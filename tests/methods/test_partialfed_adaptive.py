@@ -194,8 +194,8 @@ def test_a_finished_run_is_evaluated_with_each_sites_weights(phantom_dir, tiny_c
     ("wrong", "message"),
     [
         ({"epochs": -1}, "epochs cannot be negative"),
-        ({"learning_rate": 0.0}, "learning_rate 0.0"),
-        ({"temperature": -1.0}, "temperature -1.0"),
+        ({"learning_rate": 0.0}, "learning_rate must be positive"),
+        ({"temperature": -1.0}, "temperature must be positive"),
     ],
 )
 def test_arguments_out_of_range_are_refused(wrong, message):

@@ -109,7 +109,7 @@ def test_images_that_always_stay_are_those_of_fedavg(phantom_dir, tiny_config):
 
 
 def test_randconv_refuses_what_it_cannot_do():
-    with pytest.raises(ConfigError, match="randconv: probability 2"):
+    with pytest.raises(ConfigError, match="randconv: probability must be at most 1, got 2"):
         RandConv(probability=2)
     with pytest.raises(ConfigError, match=r"kernels are odd numbers from 1, got \[2\]"):
         RandConv(kernels=[2])

@@ -287,7 +287,7 @@ def test_any_network_by_module_names(stages, widths):
     result = net.eval()(x)
     if stages == ["layer2.3"]:
         with pytest.raises(
-            ValueError, match=r"stage 'layer2\.3': the number of channels of MaxPool2d cannot be told"
+            ValueError, match=r"stage 'layer2\.3': the number of channels of MaxPool2d is not known"
         ):
             insert_ffa(net, stages=stages)
     else:
@@ -351,7 +351,7 @@ def test_modules_that_do_not_return_a_tensor():
         (Encoder, None, "stages of Encoder are not known .*BasicUNet.*layer1, .*blocks"),
         (Encoder, [1], "unknown stage 1 of Encoder, modules are for example: layer1"),
         (Encoder, ["layer3"], "unknown stage 'layer3' of Encoder"),
-        (Encoder, ["head"], "stage 'head': the number of channels of Sequential cannot be told"),
+        (Encoder, ["head"], "stage 'head': the number of channels of Sequential is not known"),
         (lambda: AutoEncoder(2, 1, 1, (4, 4), (2, 2)), None, "AutoEncoder are not known"),
     ],
 )
@@ -461,7 +461,7 @@ def test_torchscript_says_what_to_do():
 def test_a_network_of_unknown_stages_names_the_commands_way(run, phantom_dir, tmp_path):
     code, _, err = run(
         *("simulate", "--data", phantom_dir, "--out", tmp_path / "o", "--methods", "fedfa"),
-        *("--network", "monai.networks.nets.HighResNet"),
+        *("--network", "monai.networks.nets.HighResNet", "--engine", "inprocess"),
     )
     assert code == 2
     assert "--set 'METHOD.stages=[...]'" in " ".join(err.split())

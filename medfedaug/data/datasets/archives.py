@@ -6,7 +6,7 @@ import bz2
 import gzip
 import pickle
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from medfedaug.data.base import Case, Listing, SiteFolder, unreadable
+from medfedaug.data.base import Case, SiteFolder, unreadable
 from medfedaug.errors import DataError
 from medfedaug.utils.files import parse_json
 
@@ -34,10 +34,9 @@ class Archive:
     labels: np.ndarray
     owners: Sequence[str] = ()
 
-    def cases(self, path: Path, classes: Sequence[str], indices: Iterable[int] | None = None) -> list[Case]:
+    def cases(self, path: Path, classes: Sequence[str]) -> list[Case]:
         """Images of the file ``path`` as cases, named after the file and the position."""
-        chosen = range(len(self.labels)) if indices is None else indices
-        return [Case(f"{path.name}/{i}", path, classes[int(self.labels[i])], int(i)) for i in chosen]
+        return [Case(f"{path.name}/{i}", path, classes[int(label)], i) for i, label in enumerate(self.labels)]
 
 
 Reader = Callable[[Path], Archive]
@@ -55,11 +54,6 @@ class ArchiveSite(SiteFolder):
 
     task: ClassVar[str] = "classification"
     listing: ClassVar[str] = ""
-
-    @classmethod
-    def list_cases(cls, path: Path, name: str) -> Listing:
-        """Refuse: an archive does not state which images belong to a site."""
-        raise DataError("is part of a benchmark, which must be named", site=name, path=path)
 
     def check_files(self) -> int:
         """Check that every file is there and holds the images listed."""

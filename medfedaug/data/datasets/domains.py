@@ -13,7 +13,7 @@ from typing import Any
 
 from medfedaug.data.base import Case, SiteFolder, base_folder, unreadable
 from medfedaug.data.datasets.archives import load_arrays
-from medfedaug.data.images import ImageFolder, class_cases, published_split
+from medfedaug.data.images import ImageFolder, cases_of_classes, class_cases, published_split, visible_folders
 from medfedaug.data.published import Benchmark
 from medfedaug.data.splits import split_by_class
 from medfedaug.errors import ConfigError, DataError
@@ -102,9 +102,8 @@ def vlcs(root: Path, split: str = "published") -> list[SiteFolder]:
     """
     check_choice("split", split, ("published", "domainbed"))
     root = base_folder(root, "VLCS")
-    folders = sorted(p for p in _existing(root).iterdir() if p.is_dir() and not p.name.startswith("."))
     sites: list[SiteFolder] = []
-    for folder in folders:
+    for folder in visible_folders(_existing(root)):
         if not (folder / "train").is_dir():
             sites.append(_seeded(folder, folder.name, "domainbed" if split == "domainbed" else "seeded"))
             continue
@@ -146,8 +145,7 @@ def _existing(folder: Path) -> Path:
 
 
 def _seeded(folder: Path, name: str, split: str) -> SiteFolder:
-    labels = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-    cases = [case for label in labels for case in class_cases(folder / label, label)]
+    cases = cases_of_classes(folder, [path.name for path in visible_folders(folder)])
     return _site(folder, name, split_by_class(name, cases, _SHARES[split]))
 
 

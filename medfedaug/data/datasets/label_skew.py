@@ -11,7 +11,7 @@ import numpy as np
 from medfedaug.config.run import derive_seed
 from medfedaug.data.base import Case, SiteFolder, base_folder, unreadable
 from medfedaug.data.datasets.archives import ArchiveSite, load_arrays, read_archive, read_cifar
-from medfedaug.data.images import ImageFolder, class_cases
+from medfedaug.data.images import ImageFolder, cases_of_classes, class_cases
 from medfedaug.data.published import Benchmark
 from medfedaug.data.splits import deal_by_dirichlet
 from medfedaug.errors import ConfigError
@@ -38,11 +38,7 @@ def cifar_10(
     if (root / "train").is_dir() and (root / "test").is_dir():
         classes = tuple(sorted(folder.name for folder in (root / "train").iterdir() if folder.is_dir()))
         train, test = (
-            [
-                replace(case, name=f"{part}/{case.name}")
-                for name in classes
-                for case in class_cases(root / part / name, name)
-            ]
+            [replace(case, name=f"{part}/{case.name}") for case in cases_of_classes(root / part, classes)]
             for part in ("train", "test")
         )
         parts = _deal("cifar_10", train, test, clients, alpha, validation, seed)

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from medfedaug.data.base import Case, SiteFolder, base_folder, unreadable
+from medfedaug.data.base import Case, SiteFolder, base_folder
 from medfedaug.data.published import Benchmark
-from medfedaug.data.splits import in_fold, split_patients
+from medfedaug.data.splits import split_patients
 from medfedaug.data.volumes import VolumeFolder, listed_sites
 
 _INSTITUTIONS = ("CS", "DU", "EZ", "FG", "HT")  # as in the patients' names, TCGA_CS_4941
@@ -24,32 +24,22 @@ class LGGSite(VolumeFolder):
     """Patients as folders of TIFF slices, ``<patient>_<number>.tif`` with ``..._mask.tif``."""
 
     listing = ""
+    compares_axes = False  # TIFF says nothing of axes, nor of millimetres
 
     def check_files(self) -> int:
         """Check that slices have masks, and all of a patient one size, by the headers; one channel, FLAIR."""
         for case in self.listed_cases:
-            sizes = set()
+            sizes = set[tuple[int, int]]()
             for slice_ in _slices(case.image):
                 mask = _mask(slice_)
                 if not mask.is_file():
                     raise self.error("a slice has no mask", mask)
                 for path in (slice_, mask):
-                    try:
-                        with Image.open(path) as file:
-                            sizes.add(file.size)
-                    except Exception as error:  # Pillow raises its own, OSError and struct's
-                        raise unreadable(self.name, path, error) from error
+                    with self.reading(path), Image.open(path) as file:
+                        sizes.add(file.size)
             if len(sizes) != 1:
                 raise self.error(f"slices and masks have {len(sizes)} different sizes", case.image)
         return 1
-
-    def upright_axes(self) -> dict[str, Path]:
-        """TIFF says nothing of axes."""
-        return {}
-
-    def affine(self, case: Case) -> None:
-        """Nor of millimetres."""
-        return None
 
     def read_files(self, case: Case) -> list[torch.Tensor]:
         """FLAIR of all slices, float32 (1, H, W, D)."""
@@ -62,33 +52,22 @@ class LGGSite(VolumeFolder):
     def _stack(self, paths: list[Path]) -> torch.Tensor:
         planes = []
         for path in paths:
-            try:
-                with Image.open(path) as file:
-                    pixels = np.asarray(file, np.float32)
-            except Exception as error:  # Pillow raises its own, OSError and struct's
-                raise unreadable(self.name, path, error) from error
+            with self.reading(path), Image.open(path) as file:
+                pixels = np.asarray(file, np.float32)
             planes.append(pixels[..., _FLAIR] if pixels.ndim == 3 else pixels)
         return torch.from_numpy(np.stack(planes, axis=-1))[None]
 
 
-def lgg_multisite(root: Path, folds: int = 0, fold: int = 1, fold_seed: int = 0) -> list[SiteFolder]:
+def lgg_multisite(root: Path) -> list[SiteFolder]:
     """Five sites, FLAIR, split by patient; an institution with fewer than three patients is an unseen site.
 
     Reads the slices as published (``kaggle_3m/TCGA_<institution>_<patient>_<date>/*.tif``, split 60/20/20),
     or volumes with a ``dataset.json`` a site, whose split is kept.
 
-    Args:
-        root: the folder.
-        folds: 0, or in place of these splits so many folds by patient
-            (`medfedaug.data.splits.fold_patients`); a site that does not train is tested in every fold.
-        fold: which of them is tested, counted from 1.
-        fold_seed: of the shuffle before the patients are dealt to the folds.
-
     Raises:
         DataError: for a site with a ``dataset.json`` that is none of the five.
     """
-    sites = listed_sites(root, "LGG", _INSTITUTIONS) or _published(root)
-    return [in_fold(site, folds, fold, fold_seed) for site in sites]
+    return listed_sites(root, "LGG", _INSTITUTIONS) or _published(root)
 
 
 def _published(root: Path) -> list[SiteFolder]:
@@ -125,5 +104,6 @@ BENCHMARKS = {
         "LGG: FLAIR abnormality in brain MRI of five institutions",
         "https://www.kaggle.com/datasets/mateuszbuda/lgg-mri-segmentation",
         "kaggle_3m/TCGA_<institution>_<patient>_<date>/*.tif, or <site>/dataset.json with volumes",
+        in_folds=True,
     ),
 }

@@ -344,10 +344,9 @@ def _write_site(
     (folder / "dataset.json").write_text(json.dumps(description, indent=2) + "\n")
 
 
-def _waves(
-    R: np.random.RandomState, axes: Sequence[np.ndarray], wavelength: float, number: int = 12
-) -> np.ndarray:
+def _waves(R: np.random.RandomState, axes: Sequence[np.ndarray], wavelength: float) -> np.ndarray:
     """A smooth random function of position with about unit variance, which does not depend on the grid."""
+    number = 12
     k = R.normal(size=(number, 3))
     k *= 2 * np.pi / wavelength * R.uniform(0.7, 1.4, (number, 1)) / np.linalg.norm(k, axis=1, keepdims=True)
     # A plane wave is separable, so three short vectors and one matrix product make the volume.

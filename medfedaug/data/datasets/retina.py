@@ -6,26 +6,18 @@ from pathlib import Path
 
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.published import Benchmark
-from medfedaug.data.splits import in_fold
 from medfedaug.data.volumes import listed_sites
 
 _CAMERAS = ("AVWIDE", "CHASEDB1", "DRIVE", "STARE", "VEVIO")
 
 
-def retina_vessels(root: Path, folds: int = 0, fold: int = 1, fold_seed: int = 0) -> list[SiteFolder]:
+def retina_vessels(root: Path) -> list[SiteFolder]:
     """Five sites of RGB photographs, those that are there, split by patient.
 
     DRIVE (Staal et al. 2004; Canon CR5, 45 degrees), STARE (Hoover et al. 2000; TopCon TRV-50, 35 degrees),
     CHASEDB1 (Fraz et al. 2012; Nidek NM-200-D, 30 degrees, both eyes of each child), AVWIDE (Estrada et al.
     2015; ultra-wide field by two lasers, without blue) and VEVIO (Estrada et al. 2012; mosaics of video).
     Each is a folder with a ``dataset.json`` whose rows name their patients.
-
-    Args:
-        root: the folder.
-        folds: 0, or in place of the listed splits so many folds by patient
-            (`medfedaug.data.splits.fold_patients`).
-        fold: which of them is tested, counted from 1.
-        fold_seed: of the shuffle before the patients are dealt to the folds.
 
     Raises:
         FileNotFoundError: when no site is there.
@@ -34,7 +26,7 @@ def retina_vessels(root: Path, folds: int = 0, fold: int = 1, fold_seed: int = 0
     sites = listed_sites(root, "the retinal vessels", _CAMERAS)
     if not sites:
         raise FileNotFoundError(2, "no site", str(root / _CAMERAS[0] / "dataset.json"))
-    return [in_fold(site, folds, fold, fold_seed) for site in sites]
+    return sites
 
 
 BENCHMARKS = {
@@ -46,5 +38,6 @@ BENCHMARKS = {
         "https://people.duke.edu/~sf59/Estrada_TMI_2015_dataset.htm (AVWIDE, VEVIO)",
         "{AVWIDE,CHASEDB1,DRIVE,STARE,VEVIO}/dataset.json with images and masks as PNG, "
         'and "patient" in each row',
+        in_folds=True,
     ),
 }

@@ -19,7 +19,6 @@ class Dicom(ImageFormat):
     title = "DICOM"
 
     def read_header(self, path: Path) -> Header:
-        """Read the headers of a series."""
         from medfedaug.data.io.dicom_series import open_series
 
         series = open_series(path)

@@ -67,20 +67,11 @@ _NUMBERS = {
 }
 _TAGS = [
     *("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID", "SeriesNumber", "Modality"),
-    *(
-        "SeriesDescription",
-        "ProtocolName",
-        "ImageType",
-        "InstanceNumber",
-        "NumberOfFrames",
-        "Rows",
-        "Columns",
-    ),
-    *("SamplesPerPixel", "PhotometricInterpretation", "ImagePositionPatient", "ImageOrientationPatient"),
-    *("PixelSpacing", "SliceThickness", "SpacingBetweenSlices", "RescaleSlope", "RescaleIntercept"),
-    *("BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "PatientID", "IssuerOfPatientID"),
-    *("BurnedInAnnotation", "FrameOfReferenceUID"),
+    *("SeriesDescription", "ProtocolName", "InstanceNumber", "NumberOfFrames", "Rows", "Columns"),
+    *("SamplesPerPixel", "PhotometricInterpretation", "BitsAllocated", "BitsStored", "HighBit"),
+    *("PixelRepresentation", "PatientID", "IssuerOfPatientID", "BurnedInAnnotation", "FrameOfReferenceUID"),
     *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence", "DirectoryRecordSequence"),
+    *_NUMBERS,
     *(name for name, _ in APART),
 ]
 

@@ -31,7 +31,6 @@ class ITKFormat(ImageFormat):
     voxel_suffixes = (".raw", ".zraw", ".raw.gz")
 
     def read_header(self, path: Path) -> Header:
-        """Read the header, without the voxels."""
         from SimpleITK import GetPixelIDValueAsString
 
         try:
@@ -47,7 +46,6 @@ class ITKFormat(ImageFormat):
         return volume_header(size if components == 1 else (*size, components), affine)
 
     def read_volume(self, path: Path) -> np.ndarray:
-        """Read the voxels."""
         return channels_first(array_of(read_image(path)))
 
     def voxel_files(self, path: Path) -> list[Path]:
@@ -58,7 +56,6 @@ class ITKFormat(ImageFormat):
         return [path.parent / match[1].decode(errors="replace")] if match else []
 
     def label_suffix(self, image: Path) -> str:
-        """Return the image's own suffix, as it is written there."""
         return self.own_suffix(image)
 
     def parts(self, label: str) -> list[str]:

@@ -53,7 +53,6 @@ class Nifti(ImageFormat):
         return channels_first(np.asanyarray(cast(Any, _opened(path).dataobj)))
 
     def label_suffix(self, image: Path) -> str:
-        """Return the image's own suffix, as it is written there."""
         return self.own_suffix(image)
 
     def write_map(self, path: Path, image: Path, voxels: np.ndarray) -> None:

@@ -160,12 +160,10 @@ class Photographs(ImageFormat):
         return ".png"
 
     def probability_files(self, label: str, classes: int) -> list[str]:
-        """Return the names of a file for each class."""
         stem, _, suffix = label.rpartition(".")
         return [f"{stem}_{index}.{suffix}" for index in range(classes)]
 
     def write_label_map(self, path: Path, image: Path, voxels: np.ndarray, segments: Segments) -> None:
-        """Write a grey image."""
         Image.fromarray(np.ascontiguousarray(voxels[..., 0].T)).save(path)
 
     def write_probabilities(self, path: Path, image: Path, voxels: np.ndarray, segments: Segments) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import parse_json
-from medfedaug.utils.structure import entries, map_of, text
-
-_LONGEST_VALUE, _LONGEST_MEANING = 16, 64  # of the value representations SH and LO
+from medfedaug.utils.structure import Check, entries, map_of, text
 
 
 @dataclass(frozen=True)
@@ -37,18 +35,29 @@ class SegmentCodes:
     anatomic_region: Code | None = None
 
 
-_CODE = entries(
-    {"value": text, "scheme": text, "meaning": text},
-    other=lambda value, where: _unknown(where),
-    needed=("value", "scheme", "meaning"),
-)
-_CODES = map_of(
-    entries(
-        {"category": _CODE, "type": _CODE, "anatomic_region": _CODE},
-        other=lambda value, where: _unknown(where),
-        needed=("category", "type"),
-    )
-)
+def _word(longest: int) -> Check:
+    """Accept a text of some characters that DICOM takes."""
+
+    def checked(value: Any, where: str) -> None:
+        text(value, where)
+        if not value:
+            raise ValueError(f"{where} is empty")
+        if "\\" in value or not value.isprintable():
+            raise ValueError(f"{where} has a backslash or a control character, which DICOM does not take")
+        if len(value) > longest:
+            raise ValueError(f"{where} is too long: DICOM takes {longest} characters")
+
+    return checked
+
+
+def _unknown(value: Any, where: str) -> None:
+    raise ValueError(f"{where} is not known")
+
+
+_WORDS = {"value": _word(16), "scheme": _word(16), "meaning": _word(64)}  # of SH, SH and LO
+_CODE = entries(_WORDS, other=_unknown, needed=(*_WORDS,))
+_PARTS = {"category": _CODE, "type": _CODE, "anatomic_region": _CODE}
+_CODES = map_of(entries(_PARTS, other=_unknown, needed=("category", "type")))
 
 
 def read_segment_codes(path: str | Path, classes: Sequence[str]) -> dict[str, SegmentCodes]:
@@ -75,26 +84,5 @@ def read_segment_codes(path: str | Path, classes: Sequence[str]) -> dict[str, Se
             raise ConfigError(
                 f"{path}: {name!r} is no class of the run, whose classes are {', '.join(classes[1:])}"
             )
-    return {name: _codes(path, name, content[name]) for name in classes[1:]}
-
-
-def _codes(path: str | Path, name: str, entry: Mapping[str, Any]) -> SegmentCodes:
-    found = {}
-    for part, told in entry.items():
-        code = Code(**told)
-        where = f"{path}: {name}.{part}"
-        if not all((code.value, code.scheme, code.meaning)):
-            raise ConfigError(f"{where} has an empty value, scheme or meaning")
-        if any("\\" in text or not text.isprintable() for text in told.values()):
-            raise ConfigError(f"{where} has a backslash or a control character, which DICOM does not take")
-        if max(len(code.value), len(code.scheme)) > _LONGEST_VALUE or len(code.meaning) > _LONGEST_MEANING:
-            raise ConfigError(
-                f"{where} is too long: DICOM takes {_LONGEST_VALUE} characters of a value and a scheme, and "
-                f"{_LONGEST_MEANING} of a meaning"
-            )
-        found[part] = code
-    return SegmentCodes(**found)
-
-
-def _unknown(where: str) -> None:
-    raise ValueError(f"{where} is not known")
+    coded = {name: {part: Code(**told) for part, told in content[name].items()} for name in classes[1:]}
+    return {name: SegmentCodes(**parts) for name, parts in coded.items()}

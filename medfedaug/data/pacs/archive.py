@@ -11,6 +11,7 @@ import logging
 import re
 import ssl
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from medfedaug.config.options import File, Settings, setting, settings
 from medfedaug.errors import ConfigError, MedFedAugError
@@ -171,20 +172,10 @@ class FoundSeries:
         )
 
 
-def matching(studies: Iterable[FoundStudy], wanted: Wanted) -> list[FoundStudy]:
-    """Return the studies that match, sorted by UID."""
-    return sorted((study for study in studies if study.matches(wanted)), key=lambda study: study.uid)
-
-
 def known_fields(values: Mapping[str, object] | Dataset, names: Iterable[str]) -> dict[str, str]:
     """Return the values of attributes as text, without those that are missing or empty."""
     found = {name: str(values.get(name) or "").strip() for name in names}
     return {name: value for name, value in found.items() if value}
-
-
-def in_order(series: Iterable[FoundSeries]) -> list[FoundSeries]:
-    """Return series sorted by number and UID."""
-    return sorted(series, key=lambda one: (one.number.zfill(9), one.uid))
 
 
 @settings
@@ -268,7 +259,7 @@ class Access(Settings):
         return context
 
 
-class Archive(Protocol):
+class Archive(ABC):
     """Source of DICOM objects.
 
     Methods may be called from several threads at once. As a context manager it is closed at the end, and
@@ -284,20 +275,35 @@ class Archive(Protocol):
 
     def find_studies(self, wanted: Wanted) -> list[FoundStudy]:
         """Find the studies that match, sorted by UID."""
-        ...
+        found = map(FoundStudy.of_values, self._studies(wanted))
+        return sorted((study for study in found if study.matches(wanted)), key=lambda study: study.uid)
 
     def find_series(self, study: FoundStudy) -> list[FoundSeries]:
         """Find all series of a study, sorted by number and UID."""
-        ...
+        found = (FoundSeries.of_values(study, row) for row in self._series(study))
+        return sorted(found, key=lambda one: (one.number.zfill(9), one.uid))
 
     def find_objects(self, series: FoundSeries) -> dict[str, dict[str, str]]:
         """List the objects of a series: by SOPInstanceUID the values of `OBJECT_FIELDS` that are known."""
-        ...
+        return {row["SOPInstanceUID"]: known_fields(row, OBJECT_FIELDS) for row in self._objects(series)}
 
+    @abstractmethod
+    def _studies(self, wanted: Wanted) -> Iterable[Mapping[str, str]]:
+        """Return values of `STUDY_FIELDS` of studies that may match."""
+
+    @abstractmethod
+    def _series(self, study: FoundStudy) -> Iterable[Mapping[str, str]]:
+        """Return values of `SERIES_FIELDS` of the series of a study."""
+
+    @abstractmethod
+    def _objects(self, series: FoundSeries) -> Iterable[Mapping[str, str]]:
+        """Return UIDs, and values of `OBJECT_FIELDS`, of the objects of a series."""
+
+    @abstractmethod
     def fetch(
         self, series: FoundSeries, folder: Path, on_instance: Callable[[], object] | None = None
     ) -> list[Path]:
-        """Fetch all objects of a series, each into a file of its own.
+        """Fetch all objects of a series, each into a file of its own, and return the files, sorted.
 
         Files of an earlier call that was interrupted are kept. Their names tell nothing of the header.
 
@@ -308,15 +314,14 @@ class Archive(Protocol):
             RequestRefused: where the archive refuses to list the objects.
             ArchiveError: where the archive does not answer at all.
         """
-        ...
 
+    @abstractmethod
     def store(self, datasets: Iterable[Dataset]) -> None:
         """Store objects, each with its ``file_meta``.
 
         Raises:
             ArchiveError: where the archive does not answer, or refuses an object; those before it are stored.
         """
-        ...
 
     def close(self) -> None:
         """Close connections."""

@@ -68,12 +68,11 @@ def plan_import(
 
     A search that the archive refuses costs its study.
 
-    Args:
-        archive: the archive.
-        wanted: the studies.
-        pseudonym: of a name and its kind (``case``, ``patient``), with the site's key.
-        settings: the choices.
-        on_event: called with ``{"event": "found", "number": ..., "of": ...}`` after each search.
+    ``pseudonym`` is of a name and its kind (``case``, ``patient``), with the site's key; ``on_event`` is
+    called with ``{"event": "found", "number": ..., "of": ...}`` after each search.
+
+    Raises:
+        ArchiveError: where the archive cannot be used.
     """
     found: dict[str, Planned] = {}
     patience = Patience(archive.place)
@@ -105,11 +104,10 @@ def _planned(
         if one.modality == LABELS.get(settings.labels):
             taken, decision = _label_decision(one, settings)
             plan.labels += [one] if taken else []
-            plan.rows.append(SeriesRow(one.modality, one.number, one.instances, decision))
-            continue
-        channel, decision = _decision(one, settings)
-        if channel is not None:
-            by_channel[channel].append(one)
+        else:
+            channel, decision = _decision(one, settings)
+            if channel is not None:
+                by_channel[channel].append(one)
         plan.rows.append(SeriesRow(one.modality, one.number, one.instances, decision))
     plan.images = [one for found in by_channel.values() for one in found]
     others = sum(one.modality == LABELS.get(settings.labels) for one in series) - len(plan.labels)

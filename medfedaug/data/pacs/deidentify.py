@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import pydicom
 from dicomanonymizer.dicomfields_selector import dicom_anonymization_database_selector
+from pydicom import DataElement, Dataset
 from pydicom.datadict import dictionary_has_tag, dictionary_keyword, dictionary_VR
 from pydicom.dataset import FileMetaDataset
 from pydicom.multival import MultiValue
@@ -35,9 +36,6 @@ from medfedaug.data.pacs.kept_attributes import (
 )
 from medfedaug.data.pacs.pixel_remains import clean_pixels
 from medfedaug.utils.files import private_folder, write_atomic
-
-if TYPE_CHECKING:
-    from pydicom import DataElement, Dataset
 
 _EDITION = "2026c"
 _REMOVED = ("D_TAGS", "Z_TAGS", "X_TAGS", "Z_D_TAGS", "X_Z_TAGS", "X_D_TAGS", "X_Z_D_TAGS")

@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import pydicom
 import requests
 from dicomweb_client.web import DICOMwebClient
+from pydicom import Dataset
 
 from medfedaug.data.pacs.archive import (
     LONGEST_VALUE,
@@ -35,18 +36,12 @@ from medfedaug.data.pacs.archive import (
     OddAnswer,
     RequestRefused,
     Wanted,
-    in_order,
-    known_fields,
-    matching,
     valid_uid,
 )
 from medfedaug.data.pacs.arrival import Arrival, Failure
 from medfedaug.data.pacs.object_check import ObjectRefused
 from medfedaug.data.pacs.web_session import AnswerRefused, WebSession, parts_of
 from medfedaug.errors import ConfigError, MedFedAugWarning, ReaderError
-
-if TYPE_CHECKING:
-    from pydicom import Dataset
 
 _PAGE = 1000
 _MOST_PAGES = 1000
@@ -85,24 +80,15 @@ class DicomWebArchive(Archive):
 
     # ------------------------------------------------------------------ searching
 
-    def find_studies(self, wanted: Wanted) -> list[FoundStudy]:
-        """Find studies by QIDO."""
+    def _studies(self, wanted: Wanted) -> list[dict[str, str]]:
         search = partial(self._client().search_for_studies, search_filters={wanted.key: wanted.value})
-        rows = self._rows("StudyInstanceUID", search, STUDY_FIELDS, MOST_FOUND)
-        return matching(map(FoundStudy.of_values, rows), wanted)
+        return self._rows("StudyInstanceUID", search, STUDY_FIELDS, MOST_FOUND)
 
-    def find_series(self, study: FoundStudy) -> list[FoundSeries]:
-        """Find series by QIDO."""
+    def _series(self, study: FoundStudy) -> list[dict[str, str]]:
         search = partial(self._client().search_for_series, study.uid)
-        rows = self._rows("SeriesInstanceUID", search, SERIES_FIELDS, MOST_FOUND)
-        return in_order(FoundSeries.of_values(study, row) for row in rows)
+        return self._rows("SeriesInstanceUID", search, SERIES_FIELDS, MOST_FOUND)
 
-    def find_objects(self, series: FoundSeries) -> dict[str, dict[str, str]]:
-        """List objects by QIDO."""
-        rows = self._objects(series, OBJECT_FIELDS)
-        return {row["SOPInstanceUID"]: known_fields(row, OBJECT_FIELDS) for row in rows}
-
-    def _objects(self, series: FoundSeries, fields: Sequence[str] = ()) -> list[dict[str, str]]:
+    def _objects(self, series: FoundSeries, fields: Sequence[str] = OBJECT_FIELDS) -> list[dict[str, str]]:
         search = partial(self._client().search_for_instances, series.study, series.uid)
         return self._rows("SOPInstanceUID", search, fields, MOST_OBJECTS)
 
@@ -138,7 +124,7 @@ class DicomWebArchive(Archive):
 
         Of these, at most ``access.connections`` of all series are on their way, and in memory.
         """
-        uids = sorted(row["SOPInstanceUID"] for row in self._objects(series))
+        uids = sorted(row["SOPInstanceUID"] for row in self._objects(series, ()))
         if not uids:
             raise FetchError("the archive lists no object of it")
         arrival = Arrival(series, folder, uids, on_instance)
@@ -243,7 +229,6 @@ class DicomWebArchive(Archive):
     # ------------------------------------------------------------------ connections
 
     def _session(self) -> WebSession:
-        """The session of this thread."""
         session: WebSession | None = getattr(self._own, "session", None)
         if session is None:
             session = self._own.session = WebSession(self.place, self._access)
@@ -252,7 +237,6 @@ class DicomWebArchive(Archive):
         return session
 
     def _client(self) -> DICOMwebClient:
-        """The client of this thread."""
         client: DICOMwebClient | None = getattr(self._own, "client", None)
         if client is None:
             client = self._own.client = DICOMwebClient(

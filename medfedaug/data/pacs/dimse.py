@@ -8,8 +8,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pydicom import Dataset
 from pydicom.uid import (
     UID,
     DeflatedExplicitVRLittleEndian,
@@ -26,7 +27,10 @@ from pynetdicom import (
     build_role,
     evt,
 )
+from pynetdicom.association import Association
+from pynetdicom.events import Event
 from pynetdicom.pdu import A_ASSOCIATE_RJ
+from pynetdicom.presentation import PresentationContext
 from pynetdicom.sop_class import (  # type: ignore[attr-defined]
     StudyRootQueryRetrieveInformationModelFind,
     StudyRootQueryRetrieveInformationModelGet,
@@ -50,21 +54,12 @@ from medfedaug.data.pacs.archive import (
     OddAnswer,
     RequestRefused,
     Wanted,
-    in_order,
-    known_fields,
-    matching,
     valid_uid,
 )
 from medfedaug.data.pacs.arrival import Arrival, Failure
 from medfedaug.data.pacs.dimse_bounds import Receiver, Traffic, addresses_of, own_address
 from medfedaug.data.pacs.object_check import ObjectRefused
 from medfedaug.errors import ConfigError, ReaderError
-
-if TYPE_CHECKING:
-    from pydicom import Dataset
-    from pynetdicom.association import Association
-    from pynetdicom.events import Event
-    from pynetdicom.presentation import PresentationContext
 
 _ADDRESS = re.compile(r"(?P<aet>[^@\\]{1,16})@(?P<host>[^@:]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})")
 _NATIVE: list[str | UID] = [ExplicitVRLittleEndian, ImplicitVRLittleEndian, ExplicitVRBigEndian]
@@ -117,35 +112,20 @@ class DimseArchive(Archive):
 
     # ------------------------------------------------------------------ searching
 
-    def find_studies(self, wanted: Wanted) -> list[FoundStudy]:
-        """Find studies by C-FIND."""
-        query = _query("STUDY", **dict.fromkeys(STUDY_FIELDS))
-        setattr(query, wanted.key, wanted.value)
-        rows = self._find(query, "StudyInstanceUID", MOST_FOUND)
-        return matching((FoundStudy.of_values(_texts(row, STUDY_FIELDS)) for row in rows), wanted)
+    def _studies(self, wanted: Wanted) -> list[dict[str, str]]:
+        return self._find("STUDY", STUDY_FIELDS, MOST_FOUND, **{wanted.key: wanted.value})
 
-    def find_series(self, study: FoundStudy) -> list[FoundSeries]:
-        """Find series by C-FIND."""
-        query = _query("SERIES", StudyInstanceUID=study.uid, **dict.fromkeys(SERIES_FIELDS))
-        rows = self._find(query, "SeriesInstanceUID", MOST_FOUND)
-        return in_order(FoundSeries.of_values(study, _texts(row, SERIES_FIELDS)) for row in rows)
+    def _series(self, study: FoundStudy) -> list[dict[str, str]]:
+        return self._find("SERIES", SERIES_FIELDS, MOST_FOUND, StudyInstanceUID=study.uid)
 
-    def find_objects(self, series: FoundSeries) -> dict[str, dict[str, str]]:
-        """List objects by C-FIND."""
-        rows = self._objects(series, **dict.fromkeys(OBJECT_FIELDS))
-        return {
-            _text(row, "SOPInstanceUID"): known_fields(_texts(row, OBJECT_FIELDS), OBJECT_FIELDS)
-            for row in rows
-        }
-
-    def _objects(self, series: FoundSeries, **asked: Any) -> list[Dataset]:
+    def _objects(self, series: FoundSeries, fields: Sequence[str] = OBJECT_FIELDS) -> list[dict[str, str]]:
         where = {"StudyInstanceUID": series.study, "SeriesInstanceUID": series.uid}
-        return self._find(
-            _query("IMAGE", **where, SOPInstanceUID="", **asked), "SOPInstanceUID", MOST_OBJECTS
-        )
+        return self._find("IMAGE", ("SOPInstanceUID", *fields), MOST_OBJECTS, **where)
 
-    def _find(self, query: Dataset, key: str, most: int) -> list[Dataset]:
-        found: dict[str, Dataset] = {}
+    def _find(self, level: str, fields: Sequence[str], most: int, **known: str) -> list[dict[str, str]]:
+        """Return values of attributes, of which the first is a UID, of all that has some known values."""
+        query = _query(level, **{**dict.fromkeys(fields), **known})
+        found: dict[str, dict[str, str]] = {}
         model = StudyRootQueryRetrieveInformationModelFind
         traffic = Traffic(_MOST_ANSWER, of_all=True)
         with self._associated([build_context(model)], traffic) as association:
@@ -154,8 +134,8 @@ class DimseArchive(Archive):
                     association.abort()
                     raise OddAnswer(f"{self.place} answers a search without end")
                 self._check(status, "search")
-                if status.Status in _PENDING and row is not None and valid_uid(_text(row, key)):
-                    found.setdefault(_text(row, key), row)
+                if status.Status in _PENDING and row is not None and valid_uid(uid := _text(row, fields[0])):
+                    found.setdefault(uid, {name: _text(row, name) for name in fields})
         return list(found.values())
 
     # ------------------------------------------------------------------ fetching
@@ -164,11 +144,11 @@ class DimseArchive(Archive):
         self, series: FoundSeries, folder: Path, on_instance: Callable[[], object] | None = None
     ) -> list[Path]:
         """Fetch a series by C-GET or C-MOVE; objects that are missing then are asked for one by one."""
-        rows = self._objects(series, SOPClassUID="")
+        rows = self._objects(series, ("SOPClassUID",))
         if not rows:
             raise FetchError("the archive lists no object of it")
-        uids = [_text(row, "SOPInstanceUID") for row in rows]
-        classes = sorted({_text(row, "SOPClassUID") for row in rows} - {""})
+        uids = [row["SOPInstanceUID"] for row in rows]
+        classes = sorted({row["SOPClassUID"] for row in rows} - {""})
         arrival = Arrival(series, folder, uids, on_instance)
         wanted = _query("SERIES", StudyInstanceUID=series.study, SeriesInstanceUID=series.uid)
         with self._awaiting(uids, arrival):
@@ -378,10 +358,6 @@ def _contexts(classes: Sequence[str]) -> list[PresentationContext]:
         return [build_context(str(one.abstract_syntax), [*_NATIVE]) for one in StoragePresentationContexts]
     most = (_MOST_CONTEXTS - 1) // len(classes)
     return [build_context(one, syntax) for one in classes for syntax in [*_NATIVE, *_PACKED][:most]]
-
-
-def _texts(row: Dataset, names: Sequence[str]) -> dict[str, str]:
-    return {name: _text(row, name) for name in names}
 
 
 def _text(row: Dataset, name: str) -> str:

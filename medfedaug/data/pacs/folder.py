@@ -6,11 +6,11 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pydicom
+from pydicom import Dataset
 
 from medfedaug.data.io.dicom_bounds import check_bounds
 from medfedaug.data.io.dicom_headers import is_dicom_file
@@ -24,16 +24,11 @@ from medfedaug.data.pacs.archive import (
     FoundSeries,
     FoundStudy,
     Wanted,
-    in_order,
     known_fields,
-    matching,
     valid_uid,
 )
 from medfedaug.data.pacs.object_check import OBJECT_TAGS, SeriesBounds
 from medfedaug.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pydicom import Dataset
 
 _TAGS = [*STUDY_FIELDS, *SERIES_FIELDS, *OBJECT_TAGS, "ImageType"]
 
@@ -43,13 +38,8 @@ class _File(NamedTuple):
     values: dict[str, str]
 
 
-@dataclass
-class _Contents:
-    """Index of a folder."""
-
-    studies: dict[str, FoundStudy] = field(default_factory=dict)
-    series: dict[tuple[str, str], FoundSeries] = field(default_factory=dict)
-    files: dict[tuple[str, str], dict[str, _File]] = field(default_factory=lambda: defaultdict(dict))
+_Index = dict[tuple[str, str], dict[str, _File]]
+"""Files by UIDs of study and series, and of the object."""
 
 
 class FolderArchive(Archive):
@@ -64,29 +54,28 @@ class FolderArchive(Archive):
             raise ConfigError(f"{folder}: there is no such folder")
         self.place = str(folder)
         self._folder = folder
-        self._contents: _Contents | None = None
+        self._index: _Index | None = None
         self._lock = threading.Lock()
 
-    def find_studies(self, wanted: Wanted) -> list[FoundStudy]:
-        """Find studies by the headers of the files."""
-        return matching(self._indexed().studies.values(), wanted)
+    def _studies(self, wanted: Wanted) -> Iterable[dict[str, str]]:
+        found: dict[str, dict[str, str]] = {}
+        for (study, _), files in self._indexed().items():
+            found.setdefault(study, _first(files))
+        return found.values()
 
-    def find_series(self, study: FoundStudy) -> list[FoundSeries]:
-        """Find series by the headers of the files."""
-        contents = self._indexed()
-        return in_order(
-            replace(one, instances=len(contents.files[key]), patient=study.patient, issuer=study.issuer)
-            for key, one in contents.series.items()
-            if one.study == study.uid
-        )
+    def _series(self, study: FoundStudy) -> list[dict[str, str]]:
+        return [
+            {**_first(files), "NumberOfSeriesRelatedInstances": str(len(files))}
+            for (uid, _), files in self._indexed().items()
+            if uid == study.uid
+        ]
 
-    def find_objects(self, series: FoundSeries) -> dict[str, dict[str, str]]:
-        """List objects by the headers of the files."""
-        files = self._indexed().files.get((series.study, series.uid), {})
-        return {
-            uid: known_fields(_header(file.path, [*OBJECT_FIELDS]), OBJECT_FIELDS)
+    def _objects(self, series: FoundSeries) -> list[dict[str, str]]:
+        files = self._indexed().get((series.study, series.uid), {})
+        return [
+            {"SOPInstanceUID": uid, **known_fields(_header(file.path, [*OBJECT_FIELDS]), OBJECT_FIELDS)}
             for uid, file in files.items()
-        }
+        ]
 
     def fetch(
         self, series: FoundSeries, folder: Path, on_instance: Callable[[], object] | None = None
@@ -94,7 +83,7 @@ class FolderArchive(Archive):
         """Link the files of a series into a folder; nothing is copied."""
         bounds = SeriesBounds(series)
         folder.mkdir(parents=True, exist_ok=True)
-        files = self._indexed().files.get((series.study, series.uid), {})
+        files = self._indexed().get((series.study, series.uid), {})
         if not files:
             raise FetchError("the folder holds no file of it")
         linked = []
@@ -118,17 +107,17 @@ class FolderArchive(Archive):
 
     def close(self) -> None:
         """Forget the index."""
-        self._contents = None
+        self._index = None
 
-    def _indexed(self) -> _Contents:
+    def _indexed(self) -> _Index:
         with self._lock:
-            if self._contents is None:
-                self._contents = _index(self._folder)
-            return self._contents
+            if self._index is None:
+                self._index = _read_folder(self._folder)
+            return self._index
 
 
-def _index(folder: Path) -> _Contents:
-    contents = _Contents()
+def _read_folder(folder: Path) -> _Index:
+    index: _Index = defaultdict(dict)
     for root, folders, names in os.walk(folder):
         folders.sort()
         for path in (Path(root) / name for name in sorted(names)):
@@ -140,18 +129,15 @@ def _index(folder: Path) -> _Contents:
                 values = {name: str(header.get(name) or "").strip() for name in _TAGS}
             except Exception:  # a damaged header fails anywhere in pydicom
                 continue
-            _enter(contents, path, values)
-    return contents
+            study, series, uid = (values[f"{name}InstanceUID"] for name in ("Study", "Series", "SOP"))
+            if valid_uid(study) and valid_uid(series) and valid_uid(uid):
+                index[study, series].setdefault(uid, _File(path, values))  # a copy is the same object
+    return index
+
+
+def _first(files: dict[str, _File]) -> dict[str, str]:
+    return next(iter(files.values())).values
 
 
 def _header(path: Path, tags: list[str]) -> Dataset:
     return pydicom.dcmread(path, stop_before_pixels=True, force=True, specific_tags=tags)
-
-
-def _enter(contents: _Contents, path: Path, values: dict[str, str]) -> None:
-    study, series, uid = (values[f"{name}InstanceUID"] for name in ("Study", "Series", "SOP"))
-    if not (valid_uid(study) and valid_uid(series) and valid_uid(uid)):
-        return
-    contents.studies.setdefault(study, FoundStudy.of_values(values))
-    contents.series.setdefault((study, series), FoundSeries.of_values(FoundStudy(study), values))
-    contents.files[study, series].setdefault(uid, _File(path, values))  # a copy elsewhere is the same object

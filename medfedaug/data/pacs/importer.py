@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from medfedaug.data.io.dicom_series import DicomSeries
 from medfedaug.data.pacs.archive import Archive, ArchiveError, FetchError, FoundSeries, require_pacs
 from medfedaug.data.pacs.archive_changes import taken_series
 from medfedaug.data.pacs.case_files import CaseFiles
@@ -27,9 +30,6 @@ from medfedaug.errors import ConfigError, ReaderError
 from medfedaug.utils.files import private_folder
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from medfedaug.data.io.dicom_series import DicomSeries
     from medfedaug.data.pacs.deidentify import Deidentifier
 
 
@@ -66,16 +66,10 @@ def import_studies(
     With ``settings.refresh``, those that changed are taken again. One that would be refused now is taken out
     of the data folder; one that cannot be fetched stays. The version before is kept.
 
-    Args:
-        archive: the archive.
-        plans: of `plan_import`.
-        out: the site's data folder.
-        state: folder of what is the site's own: its list, and objects that are being fetched.
-        settings: the choices.
-        on_event: called from several threads with ``start`` (``todo``, ``there``, ``objects``), ``object``
-            for each that came, ``remark`` (``case``, ``text``), ``imported`` and ``failed`` (``case``).
-        changed: cases of which the archive has something else than what was taken.
-        new_uid: with ``settings.anonymise``, the UID in place of another one, with the site's key.
+    ``on_event`` is called from several threads with ``start`` (``todo``, ``there``, ``objects``),
+    ``object`` for each that came, ``remark`` (``case``, ``text``), ``imported`` and ``failed``
+    (``case``). ``changed`` are cases of which the archive has something else than what was taken. With
+    ``settings.anonymise``, ``new_uid`` gives the UID in place of another one, with the site's key.
 
     Raises:
         ArchiveError: where the archive cannot be used any more; what is imported stays.

@@ -16,15 +16,8 @@ from medfedaug.data.pacs.archive import FoundSeries
 from medfedaug.errors import MedFedAugError, ReaderError
 
 OBJECT_TAGS = (
-    *(
-        "PatientID",
-        "IssuerOfPatientID",
-        "StudyInstanceUID",
-        "SeriesInstanceUID",
-        "SOPInstanceUID",
-        "Modality",
-    ),
-    *("Rows", "Columns", "NumberOfFrames", "SamplesPerPixel"),
+    *("PatientID", "IssuerOfPatientID", "StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID"),
+    *("Modality", "Rows", "Columns", "NumberOfFrames", "SamplesPerPixel"),
 )
 """Attributes of an object that `SeriesBounds` looks at."""
 _SERIES = ("RTReferencedStudySequence", "RTReferencedSeriesSequence")

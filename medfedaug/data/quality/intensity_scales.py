@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from medfedaug.data.base import Case, SiteFolder, spread
+from medfedaug.data.base import SiteFolder, spread
 from medfedaug.errors import DataError
 
 WILD = 5.0
@@ -56,7 +56,7 @@ class UnevenScales:
         return f"{found}. Statistics of them all fit none of them: use --intensity scale."
 
 
-def find_uneven_scales(site: SiteFolder, limit: int | None = _LOOKED_AT) -> UnevenScales | None:
+def find_uneven_scales(site: SiteFolder) -> UnevenScales | None:
     """The most different volumes of a site, if their ranges differ by a factor of `WILD` or more.
 
     The range of a volume runs from its 1st to its 99th percentile, since one hot voxel, or metal in a CT,
@@ -64,7 +64,7 @@ def find_uneven_scales(site: SiteFolder, limit: int | None = _LOOKED_AT) -> Unev
     """
     if site.scaling == "fixed":
         return None
-    cases: list[Case] = list(spread(site.cases["training"] or site.cases["test"], limit))
+    cases = spread(site.cases["training"] or site.cases["test"], _LOOKED_AT)
     ranges = torch.stack([_ranges(site.load_image(case)) for case in cases])  # (cases, C)
     return most_uneven(site.name, [case.name for case in cases], ranges.tolist())
 

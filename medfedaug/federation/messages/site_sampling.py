@@ -53,17 +53,20 @@ class Participation:
         return None if few or share == 1 or self.config.secure_aggregation else share
 
     def round_size(self, sites: int) -> int:
-        """Return the number of sites that a round asks, of a number of training sites."""
-        return max(1, round(self.config.participation * sites))
+        """Return the number of updates that a round takes, of a number of training sites."""
+        return self.config.buffer or max(1, round(self.config.participation * sites))
 
     def needed(self, sites: int) -> int:
-        """The number of good updates that a round needs: ``min_sites``, or all that a round asks."""
+        """The number of good updates that a round needs: ``min_sites``, or all that a round takes."""
         return max(self.execution.min_sites or self.round_size(sites), self.least)
 
     def choose(self, available: Sequence[str], sites: int, round_: int) -> list[str]:
-        """The sites that a round asks: all that are available, or a share drawn by seed and round."""
+        """The sites that a round asks: all that are available, or a share drawn by seed and round.
+
+        A buffered round asks all that are available, since the first updates that come make it.
+        """
         size = self.round_size(sites)
-        if len(available) <= size:
+        if len(available) <= size or self.config.buffer:
             return list(available)
         generator = random.Random(derive_seed(self.config.seed, "participation", round_))
         return sorted(generator.sample(available, size))
@@ -80,11 +83,12 @@ class Participation:
             text = f"{len(sites)} of the sites can train; {who} needs {needed}"
             raise RunFailed(text + (f" ({reasons})" if reasons else ""))
         asked = self.round_size(len(sites))
+        if asked > len(sites):
+            raise ConfigError(f"buffer is {asked}, and {len(sites)} sites can train: take fewer updates")
         if self.needed(len(sites)) > asked:
             needs = (
                 f"min_sites is {min_sites}" if min_sites >= self.least else f"the method needs {self.least}"
             )
-            raise ConfigError(
-                f"{needs}, and with participation {self.config.participation} a round asks {asked} of "
-                f"{len(sites)} sites"
-            )
+            share = f"participation {self.config.participation}"
+            how = f"buffer {asked}" if self.config.buffer else share
+            raise ConfigError(f"{needs}, and with {how} a round takes {asked} updates of {len(sites)} sites")

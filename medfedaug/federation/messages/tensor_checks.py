@@ -90,6 +90,29 @@ class StateDictValidator:
             for what, keys in (("parameters", self.parameters), ("buffers", self.buffers))
         }
 
+    def carried(
+        self,
+        weights: Mapping[str, Tensor],
+        start: Mapping[str, Tensor],
+        state: Mapping[str, Tensor],
+        factor: float,
+    ) -> dict[str, Tensor]:
+        """Carry the step of a checked model over to a later global model, and shorten it.
+
+        w + s (wₖ − w₀) for parameters. Running statistics are averages and no steps: they go from those of
+        the later model towards the site's, by the same factor.
+
+        Args:
+            weights: wₖ, the model's entries.
+            start: w₀, the global model that it was trained from.
+            state: w, the global model now.
+            factor: s, from 0 to 1.
+        """
+        steps = {key: weights[key].double() - start[key].double() for key in self.parameters}
+        moved = {key: state[key].double() + factor * step for key, step in steps.items()}
+        parameters = {key: value.to(weights[key].dtype) for key, value in moved.items()}
+        return {**self.shortened(weights, state, {"parameters": 1, "buffers": factor}), **parameters}
+
     def shortened(
         self, weights: Mapping[str, Tensor], state: Mapping[str, Tensor], factors: Mapping[str, float]
     ) -> dict[str, Tensor]:

@@ -134,14 +134,21 @@ class RunHistory:
         )
         self.tell("round_started", round=request.round, rounds=rounds)
 
-    def trained(self, site: str, reply: Reply, *, scored: bool) -> None:
-        """Record an update that was used, and the previous round's score if one was asked for."""
+    def trained(self, site: str, reply: Reply, *, scored: bool, **more: int) -> None:
+        """Record an update that was used, and the score of the model that it began with if one was asked for.
+
+        Args:
+            site: who sent it.
+            reply: the update.
+            scored: whether a score was asked for.
+            **more: numbers about the update that the server knows.
+        """
         entry, metrics = self.rounds[-1], dict(reply.metrics)
         score, without = metrics.pop(f"val_{self.metric}", None), metrics.pop(UNSCORED, None)
         if scored:
-            self.scored(site, "val", score, -2)
+            self.scored(site, "val", score, reply.round - 2)
             self.unscored(site, without)
-        entry["sites"][site] = {**metrics, "samples": reply.num_samples}
+        entry["sites"][site] = {**metrics, "samples": reply.num_samples, **more}
         up = self._sizes(reply)
         for name, size in up.items():
             entry["bytes"].setdefault(name, {"up": 0, "down": 0})["up"] += size
@@ -156,10 +163,10 @@ class RunHistory:
     def withdrawn(self, site: str, reason: str) -> None:
         """Record that an update is left out after all, since the updates of the other sites speak against it.
 
-        Nor is the score of the previous round's model that came with it.
+        Nor is the score that came with it, of the model that it began with.
         """
-        del self.rounds[-1]["sites"][site]
-        for entry in self.rounds[-2:-1]:
+        before = len(self.rounds) - 1 - self.rounds[-1]["sites"].pop(site).get("staleness", 0)
+        for entry in self.rounds[:before][-1:]:
             told = entry["sites"].get(site, {})
             told.pop(f"val_{self.metric}", None)
             if not told:  # it was not in that round

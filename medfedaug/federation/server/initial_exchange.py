@@ -21,7 +21,8 @@ class OnceShared:
     def __init__(self) -> None:
         self.payload: Payload = {}
         self.ready = False
-        self._version = self._asked = 0
+        self._version = 0
+        self._asked: dict[str, int] = {}
         self._known: dict[str, int] = {}
 
     def site_joined(self) -> None:
@@ -30,14 +31,15 @@ class OnceShared:
 
     def due(self, sites: Iterable[str]) -> Payload:
         """Return the exchange for a request to these sites: nothing where all of them have it."""
-        self._asked = self._version
+        sites = list(sites)
+        self._asked.update(dict.fromkeys(sites, self._version))
         # Popped: until they answer, it is not known what they have.
         fresh = [site for site in sites if self._known.pop(site, None) != self._version]
         return self.payload if fresh else {}
 
     def answered(self, site: str) -> None:
-        """A site has answered the last request."""
-        self._known[site] = self._asked
+        """A site has answered the last request that it was sent."""
+        self._known[site] = self._asked.get(site, 0)
 
     def restore(self, payload: Payload) -> None:
         """Continue after a restart: sites may have lost what they were sent, and are sent it again."""

@@ -70,10 +70,10 @@ class Acceptance:
         Args:
             site: who sent it.
             reply: the reply; metrics that cannot be recorded are dropped from it.
-            round_: the current round.
+            round_: the round of the request that the site was sent.
             samples: the number of training samples that the site has reported; ``None`` for a site that does
                 not train.
-            state: the global model at the beginning of the round.
+            state: the global model that this request brought.
             others: whether other sites' updates will tell how far running statistics may move.
         """
         raise_error(reply)
@@ -93,6 +93,12 @@ class Acceptance:
     def steps(self, reply: Reply, state: Mapping[str, Tensor]) -> dict[str, float] | None:
         """Measure the steps of a checked update; ``None`` under masks, where nobody can."""
         return None if self.masked is not None else self.model.steps(reply.weights, state)
+
+    def carry(
+        self, reply: Reply, start: Mapping[str, Tensor], state: Mapping[str, Tensor], factor: float
+    ) -> None:
+        """Make a checked update that began at an earlier model one of the present model."""
+        reply.weights = self.model.carried(reply.weights, start, state, factor)
 
     def doubt(
         self, site: str, steps: Mapping[str, float] | None, round_: int, state: Mapping[str, Tensor]

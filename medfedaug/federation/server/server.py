@@ -42,6 +42,7 @@ from medfedaug.federation.server.initial_exchange import OnceShared
 from medfedaug.federation.server.model_selection import Selection
 from medfedaug.federation.server.reply_checks import Acceptance
 from medfedaug.federation.server.secure_aggregation import SecureAggregation
+from medfedaug.federation.server.starting_models import StartingModels
 from medfedaug.federation.server.step_comparison import StepComparison
 from medfedaug.methods.base import Payload
 from medfedaug.metrics.convergence import has_stalled
@@ -85,6 +86,7 @@ class FederationServer:
         payload: the result of the methods' exchange in the last round.
         statistics: the sites' channel statistics, if a method exchanged them.
         pilot: the results of the trainings of a pilot, by methods.
+        carried: the carrier's own part of a checkpoint, for a run that is continued.
 
     Raises:
         ConfigError: when methods and network do not go together.
@@ -112,6 +114,8 @@ class FederationServer:
         self.pilot: dict[str, dict[str, Any]] = {}
         self.payload: Payload = {}
         self.statistics: dict[str, ChannelStatistics] = {}
+        self.carried: dict[str, Any] = {}
+        self._starts = StartingModels()
         self._once, self._initial, self._initial_kept = OnceShared(), initial, Payload()
         self._started = time.perf_counter()
         self._selected = False  # until the last round was validated
@@ -188,7 +192,7 @@ class FederationServer:
 
     @property
     def needed(self) -> int:
-        """The number of good updates that the next round needs: ``min_sites``, or all that a round asks."""
+        """The number of good updates that the next round needs: ``min_sites``, or all that a round takes."""
         return self.participation.needed(len(self.sites))
 
     @property
@@ -228,6 +232,8 @@ class FederationServer:
             reason: why, for the log and for ``results.json``.
         """
         with self._lock:
+            if task == TRAIN:
+                self._starts.answered(site)
             if task == FINGERPRINT:
                 self.planning.refused[site] = reason
             elif task == PROSPECT:
@@ -334,23 +340,33 @@ class FederationServer:
         self.aggregation.start_round(weights)
         once = self._once.due(targets)
         request = self._request(TRAIN, self.round, self.state, self.payload, once)
+        if self.config.buffer:
+            self._starts.asked(targets, self.round, request.weights)
         self.record.start_round(request, targets, self.config.rounds)
         return request
 
     def accept(self, site: str, reply: Reply) -> bool:
         """Take in a site's update of the current round, or refuse it.
 
+        In buffered rounds the update may have begun in an earlier round. Its step is then carried over to the
+        present model.
+
         Returns:
             Whether the update was used. If not, the reason is recorded under ``refused``.
         """
         with self._lock:
+            round_, start = self._starts.of(site) or (self.round, self.state)
+            self._starts.answered(site)
+            late = self.round - round_
 
             def use() -> None:
                 if site in self.aggregation.weights:
                     raise UpdateRefused(site, "update", expected="one update a round", got="a second one")
                 others = len(self.sites) >= LEAST_SITES
                 samples = self.sites.get(site)
-                self.acceptance.update(site, reply, self.round, samples, self.state, others=others)
+                self.acceptance.update(site, reply, round_, samples, start, others=others)
+                if late:
+                    self.acceptance.carry(reply, start, self.state, (1 + late) ** -self.config.staleness)
                 steps = self.acceptance.steps(reply, self.state)
                 doubt = self.acceptance.doubt(site, steps, self.round, self.state)
                 weight = self.participation.weight(reply.num_samples)
@@ -359,7 +375,8 @@ class FederationServer:
             reason = refusal(site, use)
             if reason is None:
                 self._once.answered(site)
-                self.record.trained(site, reply, scored=self.config.validates(self.round - 1))
+                staleness = {"staleness": late} if self.config.buffer else {}
+                self.record.trained(site, reply, scored=self.config.validates(round_ - 1), **staleness)
             else:
                 self.record.refused(site, reason)
             return reason is None
@@ -510,9 +527,14 @@ class FederationServer:
         """Keep the models on this device. Updates must then be on it too."""
         self.state = {key: value.to(device) for key, value in self.state.items()}
         self.selection.state = {key: value.to(device) for key, value in self.selection.state.items()}
+        self._starts.move(device)
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, carried: Mapping[str, Any] | None = None) -> None:
         """Write everything that later rounds need. Call it between two rounds.
+
+        Args:
+            path: the file.
+            carried: what the carrier needs to continue.
 
         Raises:
             StorageError: when it cannot be written; the previous checkpoint is then intact.
@@ -532,6 +554,8 @@ class FederationServer:
                 **self.record.saved(),
                 **self.selection.saved(),
                 "methods": self.aggregation.state(),
+                **self._starts.state(),
+                **({"carried": dict(carried)} if carried else {}),
             },
         )
 
@@ -556,5 +580,7 @@ class FederationServer:
         self.selection.restore(saved)
         self.aggregation.restore(saved["methods"])
         self.statistics.update(self.aggregation.channel_statistics())
+        self._starts.restore(saved)
+        self.carried = saved.get("carried", {})
         self.stalled = self._find_stalled()
         self.record.tell("resumed", round=self.round, rounds=self.config.rounds)

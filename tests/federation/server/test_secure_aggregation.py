@@ -490,7 +490,7 @@ def test_what_needs_the_values_of_single_sites_is_refused_with_the_reason(
 def test_the_command_line_refuses_it_in_one_line(run, phantom_dir, tmp_path):
     code, _, err = run(
         *("simulate", "--data", phantom_dir, "--methods", "fedrdn", "--secure-aggregation"),
-        *("--out", tmp_path / "out"),
+        *("--engine", "inprocess", "--out", tmp_path / "out"),
     )
     assert code == 2
     assert "secure aggregation: what fedrdn exchanges before training is each site's own" in err

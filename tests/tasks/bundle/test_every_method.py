@@ -13,8 +13,9 @@ from medfedaug.federation import run_in_process
 from medfedaug.federation.pooled import run_pooled
 from medfedaug.methods import method_names, parse_methods
 
+CLASSIFYING = ("fedproto", "fedrod", "fedsr", "fpl", "fraug", "rsc", "selfreg")
 REFUSED = {
-    **dict.fromkeys(("fedproto", "fedrod", "fedsr", "fpl", "fraug"), "is defined for classification alone"),
+    **dict.fromkeys(CLASSIFYING, "is defined for classification alone"),
     **dict.fromkeys(("feddg", "randaugment"), "is not defined for volumes"),
     **dict.fromkeys(("fedharmo", "harmofl"), "patches"),
     **dict.fromkeys(("krum", "multi_krum"), "the method needs 5"),
