@@ -219,6 +219,6 @@ def _print_tables(
             named["classes"] = classes
         named["metrics"] = metric_table(runs)
         for table in (named["scores"], named["patients"], classes, named["metrics"]):
-            if table.rows:
+            if table.body:
                 out_console.print(table)
     return named
