@@ -218,6 +218,7 @@ def _print_tables(
         named |= {"scores": summary_table(runs, reference), "patients": patients}
         named |= {"classes": classes} if classes.rows else {}
         named["metrics"] = metric_table(runs)
-        shown = [table for table in (patients, classes) if table.rows]
-        out_console.print(named["scores"], *shown, named["metrics"])
+        for table in (named["scores"], named["patients"], classes, named["metrics"]):
+            if table.body:
+                out_console.print(table)
     return named

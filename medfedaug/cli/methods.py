@@ -11,7 +11,7 @@ import typer
 from medfedaug.cli.console import Table, out_console
 
 if TYPE_CHECKING:
-    from medfedaug.cli.catalogue import Described
+    from medfedaug.cli.described import Described
 
 
 def methods(
@@ -19,7 +19,8 @@ def methods(
 ) -> None:
     """List the methods for --methods, or show one: what it does, its arguments, what leaves a site."""
     from medfedaug.analysis.recorded_gains import gains_of
-    from medfedaug.cli.catalogue import BESIDE_THE_MODEL, ONLY_FOR, describe_method, known_methods
+    from medfedaug.cli.catalogue import describe_method, known_methods
+    from medfedaug.cli.described import BESIDE_THE_MODEL, ONLY_FOR
 
     if name is None:
         _print_list(known_methods(), BESIDE_THE_MODEL, ONLY_FOR)
