@@ -55,6 +55,7 @@ _WORDS = {
     "less_than_equal": "must be at most {le:g}",
     "mapping_type": "must be a JSON object",
     "path_type": "must be a path",
+    "sequence_str": "must be a list",
     "string_too_long": "must be text of at most {max_length} characters",
     "string_too_short": "must be text of at least {min_length} characters",
     "string_type": "must be text",

@@ -128,6 +128,7 @@ _RECORD = entries(
         "scored": map_of(text),
         "shares": map_of(map_of(number)),
         "labelled": map_of(list_of(text)),
+        "descriptions": map_of(map_of(plain)),
         "versions": map_of(text),
         "input": map_of(anything),
         "execution": map_of(anything),

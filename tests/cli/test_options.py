@@ -21,7 +21,7 @@ from medfedaug.config.plan import Plan
 from medfedaug.config.run import Execution, RunConfig
 
 FOLLOW_FROM_DATA = {"in_channels", "channel_names", "classes"}
-FOR_SIMULATIONS = {"limit"}
+FOR_SIMULATIONS = {"limit", "site_speed"}
 FOR_JOBS = {"prospect", "pilot"}
 FOR_SEARCHES = {"tested"}
 ARGS = ("simulate", "--engine", "inprocess", "--device", "cpu", "--no-report")

@@ -399,10 +399,10 @@ def test_a_run_that_saves_seldom_is_resumed_to_the_bit(
     if between_files:
         save = FederationServer.save
 
-        def save_once(server, path):
+        def save_once(server, *args):
             if server.round == 4:
                 raise Stopped
-            save(server, path)
+            save(server, *args)
 
         monkeypatch.setattr(FederationServer, "save", save_once)
     else:  # nothing but the first save is worth its time

@@ -28,6 +28,7 @@ from medfedaug.federation.messages.messages import (
     Request,
 )
 from medfedaug.federation.secure import masks as masks_module
+from medfedaug.federation.secure.agreement import threshold
 from medfedaug.federation.secure.keys import KeyPair, derived
 from medfedaug.federation.secure.masks import Sealing
 from medfedaug.federation.secure.unmasking import ServerMasks
@@ -351,3 +352,12 @@ def others(value: Any) -> list[Any]:
         found.append({name: value[name] for name in value if name != first})
         found.append({**value, first: value[second], second: value[first]} if second else {"Y": bytes(32)})
     return found
+
+
+def colluders(known, floor):
+    """The sites that may help the server in vain, however many of the known ones it lets take part.
+
+    With c of n sites on its side, its views of a round stay one if 2t > n + c for the threshold t (Bonawitz
+    et al., theorem 6.5); and of a sum over ``floor`` sites or more at least two honest ones must remain.
+    """
+    return min(min(2 * threshold(n) - n - 1, max(floor, threshold(n)) - 2) for n in range(floor, known + 1))

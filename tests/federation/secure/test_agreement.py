@@ -15,7 +15,7 @@ import pytest
 import reference
 import torch
 from hospitals import Hospital
-from hostile import RUN, STEPS, HostileServer, Oracle, get, leaves, others, put
+from hostile import RUN, STEPS, HostileServer, Oracle, colluders, get, leaves, others, put
 from secure_project import LAX, SERVER, Project, write_kit
 
 from medfedaug.data.sites import find_sites
@@ -341,7 +341,7 @@ def test_different_lists_of_the_sum_are_never_both_opened(serve, oracle):
 def test_as_many_sites_as_the_page_says_may_sign_what_the_server_likes(serve, oracle, helpers, least):
     """Of four sites one may, if all must take part; with two, A is told one list and B another."""
     server = serve("ABCD")
-    assert agreement.colluders(4, 4) == 1
+    assert colluders(4, 4) == 1
 
     def change(r, name):
         if r.task not in (CONFIRM, OPEN) or name in helpers:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hostile import colluders
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -228,15 +229,6 @@ def test_a_sketch_keeps_the_distance_of_models(seed, scale):
     key = generator.initial_seed().to_bytes(32, "big")
     images = [ModelSketch.of(key, {"w": model}, {"w": model}).image for model in (one, other)]
     assert np.linalg.norm(images[0] - images[1]) == pytest.approx(float((one - other).norm()), rel=0.35)
-
-
-def colluders(known, floor):
-    """The sites that may help the server in vain, however many of the known ones it lets take part.
-
-    With c of n sites on its side, its views of a round stay one if 2t > n + c for the threshold t (Bonawitz
-    et al., theorem 6.5); and of a sum over ``floor`` sites or more at least two honest ones must remain.
-    """
-    return min(min(2 * threshold(n) - n - 1, max(floor, threshold(n)) - 2) for n in range(floor, known + 1))
 
 
 def test_the_page_has_the_number_of_colluders_for_each_share():
