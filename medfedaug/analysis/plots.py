@@ -122,6 +122,20 @@ def metric_by_bytes(runs: Sequence[Run], *, width: float = 6.0) -> Figure:
     return figure
 
 
+def bars(names: Sequence[str], columns: Mapping[str, Sequence[float]], *, width: float = 9.0) -> Figure:
+    """Horizontal bars of several quantities, a panel for each by its title, in the order of the names."""
+    figure = Figure(figsize=(width, 1.2 + 0.3 * len(names)), layout="constrained")
+    panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
+    for panel, (title, values) in zip(panels, columns.items(), strict=True):
+        panel.barh(range(len(names)), values, color=PALETTE[0], height=0.6)
+        tidy(panel)
+        panel.set_title(title, fontsize=10, parse_math=False)
+        panel.xaxis.set_major_locator(MaxNLocator(3))
+    panels[0].set_yticks(range(len(names)), [plain_label(name) for name in names])
+    panels[0].invert_yaxis()
+    return figure
+
+
 def _panels(titles: Sequence[str], width: float) -> tuple[Figure, list[Axes]]:
     narrow = width < 5  # a phone: two small panels in a row show more than one large panel
     columns = min(len(titles), 2 if narrow else int(width / _PANEL_WIDTH))

@@ -239,8 +239,9 @@ def _measure_costs(asked: Experiment, device: str, threads: int) -> None:
     with err_console.status("measuring"):
         table = cost_table(asked.runs(preset), preset, asked.root, device=device, threads=threads)
     table.save(asked.out / "cost")
+    table.draw().savefig(asked.out / "cost.svg", metadata={"Date": None})
     out_console.print(table)
-    say(f"{asked.out}/cost.md, .csv, .tex")
+    say(f"{asked.out}/cost.md, .csv, .tex, .svg")
 
 
 def _asked(

@@ -11,8 +11,9 @@ from statistics import median
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 
-from medfedaug.analysis.plots import byte_unit
+from medfedaug.analysis.plots import bars, byte_unit
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.config.run import Execution
 from medfedaug.data.benchmarks import find_root, open_benchmark
@@ -93,6 +94,17 @@ class CostTable(TextTable):
 
     def records(self) -> list[dict[str, Any]]:
         return [dict(vars(row)) for row in self.rows]
+
+    def draw(self) -> Figure:
+        """Draw times, bytes of a round, and memory where the system tells it."""
+        columns = {
+            "step, ms": [1e3 * row.step for row in self.rows],
+            "inference, ms": [1e3 * row.inference for row in self.rows],
+            "up and down, MB": [(row.up + row.down) / 1e6 for row in self.rows],
+            "memory, MB": [row.memory / 1e6 for row in self.rows if row.memory is not None],
+        }
+        known = {name: values for name, values in columns.items() if len(values) == len(self.rows)}
+        return bars([row.methods for row in self.rows], known)
 
 
 def _size(number: int | None) -> str:

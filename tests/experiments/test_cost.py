@@ -17,6 +17,9 @@ def test_a_table_of_costs():
     assert table.body == [["fedavg", "11.31 M", "1.4", "1.3", "44.8 MB", "18.43 kB", "0 bytes", "–"]]
     assert table.records()[0]["up"] == 44_800_000
     assert table.markdown().endswith("notes.\n")
+    panels = table.draw().axes
+    assert [panel.get_title() for panel in panels] == ["step, ms", "inference, ms", "up and down, MB"]
+    assert [panel.patches[0].get_width() for panel in panels] == pytest.approx([1.43, 1.34, 44.818432])
 
 
 @pytest.mark.slow
@@ -30,7 +33,7 @@ def test_costs_are_measured_in_the_protocol(run, tmp_path):
     )
     assert code == 0, err
     assert "inference" in printed
-    assert sorted(path.name for path in out.iterdir()) == ["cost.csv", "cost.md", "cost.tex"]
+    assert sorted(path.name for path in out.iterdir()) == ["cost.csv", "cost.md", "cost.svg", "cost.tex"]
     plain, both = csv.DictReader((out / "cost.csv").read_text().splitlines())
     network = build_network("lenet5", in_channels=3, out_channels=2)
     weights = sum(parameter.numel() for parameter in network.parameters())
