@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from medfedaug.data.base import SPLITS, Case, Listing, check_below, patient_name, plain_name
+from medfedaug.data.base import SPLITS, Case, Listing, SiteFolder, check_below, patient_name, plain_name
 from medfedaug.data.io.formats import image_suffix
 from medfedaug.errors import DataError, own, withheld
 from medfedaug.utils.files import parse_json
@@ -32,6 +32,11 @@ IGNORE = "ignore"
 
 LABELLED = "labelled"
 """The key of the classes that a site, or a row of its list, has annotated; also in ``results.json``."""
+
+
+def named_classes(site: SiteFolder) -> tuple[str, ...]:
+    """The structures that a site names: none where it has no outlines, and its file no names."""
+    return site.classes[1:] if site.classes != UNNAMED or site.annotated() else ()
 
 
 def read_listing(folder: Path, site: str) -> Listing:

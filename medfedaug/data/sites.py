@@ -11,7 +11,7 @@ from medfedaug.data.base import SPLITS, Case, SiteFolder, plain_name
 from medfedaug.data.benchmarks import is_federation, open_federation
 from medfedaug.data.checks.duplicates import check_copies
 from medfedaug.data.checks.site_checks import check_classes, check_folders_of_classes, compare_axes
-from medfedaug.data.dataset_json import UNNAMED
+from medfedaug.data.dataset_json import UNNAMED, named_classes
 from medfedaug.data.folders import MARKER, is_site, open_folder, site_folders
 from medfedaug.data.images import ImageFolder
 from medfedaug.data.preparation.preparation import Preparation
@@ -214,9 +214,7 @@ def federation_classes(sites: Sequence[SiteFolder]) -> tuple[str, ...]:
         return next((site for site in sites if site.classes != UNNAMED), sites[0]).classes
     found: dict[str, str] = {}
     for site in [*complete, *(site for site in sites if site.partial)]:
-        # A site without outlines that names no class says nothing.
-        if site.classes != UNNAMED or site.annotated():
-            found |= {plain_name(name): found.get(plain_name(name), name) for name in site.classes[1:]}
+        found |= {plain_name(name): found.get(plain_name(name), name) for name in named_classes(site)}
     return (sites[0].classes[0], *found.values())
 
 

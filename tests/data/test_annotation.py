@@ -163,3 +163,16 @@ def test_inspection_tells_spellings_and_classes_that_few_or_none_have_outlined(s
     assert any(reason.startswith("no other site has outlined 'kidney'") for reason in found["A"])
     assert suggest(inspect_sites(sites)).methods == ("ditto", "condist")
     assert not any("label map is empty" in reason for reason in (*found["B"], *found["C"]))
+
+
+def test_a_site_without_outlines_need_not_name_classes(sites):
+    path = sites / "B" / "dataset.json"
+    listing = json.loads(path.read_text())
+    del listing["labels"]
+    listing.pop("labelled", None)
+    for split in ("training", "validation", "test"):
+        for row in listing[split]:
+            row.pop("label", None)
+    path.write_text(json.dumps(listing))
+    reasons = [odd.reason for site in inspect_sites(sites) for odd in site.odd]
+    assert not any("foreground" in reason for reason in reasons)

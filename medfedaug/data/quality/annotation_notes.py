@@ -7,6 +7,7 @@ from difflib import SequenceMatcher
 from itertools import combinations
 
 from medfedaug.data.base import SiteFolder, plain_name
+from medfedaug.data.dataset_json import named_classes
 
 _ALIKE = 0.75
 """Names with a ratio of `difflib` from here on may mean one structure."""
@@ -18,7 +19,7 @@ def annotation_notes(sites: Sequence[SiteFolder]) -> Iterator[tuple[str, str]]:
     Args:
         sites: the sites of a federation, some of them partial.
     """
-    named = {site.name: {plain_name(name): name for name in site.classes[1:]} for site in sites}
+    named = {site.name: {plain_name(name): name for name in named_classes(site)} for site in sites}
     known = {site.name: {plain_name(name) for name in site.annotated()} for site in sites}
     first: dict[str, str] = {}
     for site, names in named.items():
