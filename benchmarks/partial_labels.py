@@ -59,11 +59,11 @@ NETWORK = {"channels": [16, 32, 64, 64], "strides": [2, 2, 2], "num_res_units": 
 KINDS = ("own", "borrowed")
 
 
-def make_federation(folder: Path, name: str, patients: int) -> dict[str, tuple[str, ...]]:
-    """Make the sites that train, and beside them, by kind of structure, the test patients that score them."""
+def make_federation(folder: Path, name: str, patients: int, seed: int) -> dict[str, tuple[str, ...]]:
+    """Make the sites that train, and beside them, by kind of structure, the test patients of all seeds."""
     shift, annotated = FEDERATIONS[name]
     shape = {"shape": (48, 48, 8), "classes": 5, "shift": shift, "scanner_seed": 1}
-    make_phantom(folder / "sites", patients=patients, seed=0, **shape)
+    make_phantom(folder / "sites", patients=patients, seed=seed, **shape)
     labelled = annotate_apart(folder / "sites", **annotated)
     make_phantom(folder / "all", patients=30, seed=1000, **shape)
     for kind in KINDS:
@@ -248,10 +248,10 @@ def main() -> None:
             done = record["runs"].setdefault(federation, {}).setdefault(method, {})
             if str(seed) in done:
                 continue
-            data = Path(folder) / federation.replace(" ", "_")
+            data = Path(folder) / f"{federation}-{seed}".replace(" ", "_")
             if not data.exists():
                 data.mkdir()
-                record["labelled"][federation] = make_federation(data, federation, options.patients)
+                record["labelled"][federation] = make_federation(data, federation, options.patients, seed)
             done[str(seed)] = one(data, run, options)
             file.write_text(json.dumps(record, indent=1) + "\n")
             (options.out / "table.md").write_text(table(record))
