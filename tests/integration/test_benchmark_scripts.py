@@ -368,9 +368,12 @@ def test_a_simulation_is_timed_beside_a_plain_loop(script):
 
 @pytest.mark.slow
 def test_sites_that_outline_different_structures_are_compared(script, tmp_path):
-    small = ["--out", tmp_path, "--rounds", 1, "--patients", 3, "--scanners", "alike", "--remedies", ""]
-    script("partial_labels.py", *small, "--runs", "full labels", "condist")
-    assert "| alike | condist |" in (tmp_path / "table.md").read_text()
+    small = ["--out", tmp_path, "--rounds", 1, "--patients", 3, "--remedies", "", "--seeds", 0, 1]
+    script("partial_labels.py", *small, "--federations", "alike", "--runs", "marginal", "condist")
+    reference, other = (tmp_path / "table.md").read_text().splitlines()[2:]
+    assert reference.startswith("| alike | marginal |")
+    assert reference.endswith("| 2 | reference |")
+    assert other.endswith("| 2 | open: 2 of 5 seeds |")
 
 
 def test_steps_are_measured_by_network(script, tmp_path):
