@@ -67,6 +67,7 @@ def check_evaluation(content: Any) -> None:
 
 _TROUBLE = list_of(entries({"site": text, "reason": text, "task": text}))
 _BYTES = map_of(map_of(count))
+_DESCRIPTION = entries({"scanners": map_of(list_of(text)), "years": list_of(count)})
 _ROUND = entries(
     {
         "round": count,
@@ -128,7 +129,7 @@ _RECORD = entries(
         "scored": map_of(text),
         "shares": map_of(map_of(number)),
         "labelled": map_of(list_of(text)),
-        "descriptions": map_of(map_of(plain)),
+        "descriptions": map_of(_DESCRIPTION),
         "versions": map_of(text),
         "input": map_of(anything),
         "execution": map_of(anything),
