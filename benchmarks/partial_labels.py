@@ -129,11 +129,16 @@ def scores(run: Path, data: Path) -> dict[str, Any]:
     """Return the Dice of each class, and of each test patient over the classes that are scored, by site."""
     return {
         site: {
-            "classes": {label: found["dice"] for label, found in entry.get("classes", {}).items()},
-            "patients": entry["cases"],
+            "classes": rounded({label: found["dice"] for label, found in entry.get("classes", {}).items()}),
+            "patients": rounded(entry["cases"]),
         }
         for site, entry in evaluate_model(run, data)["sites"].items()
     }
+
+
+def rounded(dice: dict[str, float | None]) -> dict[str, float | None]:
+    """Keep four digits of scores."""
+    return {name: None if score is None else round(score, 4) for name, score in dice.items()}
 
 
 def patients(run: dict[str, Any], kind: str) -> dict[tuple[str, str], float]:
@@ -253,7 +258,7 @@ def main() -> None:
                 data.mkdir()
                 record["labelled"][federation] = make_federation(data, federation, options.patients, seed)
             done[str(seed)] = one(data, run, options)
-            file.write_text(json.dumps(record, indent=1) + "\n")
+            file.write_text(json.dumps(record) + "\n")
             (options.out / "table.md").write_text(table(record))
             print(federation, method, seed, done[str(seed)]["seconds"], flush=True)
 
