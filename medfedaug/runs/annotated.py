@@ -80,4 +80,5 @@ class Annotated:
 
 
 def _range(scores: Mapping[str, float]) -> str:
-    return f"{min(scores.values()):.2f} to {max(scores.values()):.2f}"
+    ends = (f"{end(scores.values()):.2f}" for end in (min, max))
+    return " to ".join(dict.fromkeys(ends))
