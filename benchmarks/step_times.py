@@ -148,7 +148,7 @@ def runs(entry: Entry, protocol: str) -> list[dict[str, Any]]:
 
 
 def networks() -> dict[str, Work]:
-    """All that is measured, by name: the protocols' own, and those of the entries' settings."""
+    """Return the measured networks by name: those of the protocols, and those of the settings of entries."""
     wanted = [work(preset) for preset in PRESETS.values()]
     for entry in entries().values():
         wanted += [

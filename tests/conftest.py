@@ -1,4 +1,4 @@
-"""What every process of a test run needs: the process that hands out tests reads nothing but this.
+"""Setup of every process of a test run: the process that hands out tests reads nothing but this.
 
 Fixtures are in `shared_fixtures`, which imports PyTorch and MONAI for seconds and half a gigabyte.
 """

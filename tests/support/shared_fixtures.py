@@ -135,7 +135,7 @@ def _metrics_as_before():
 
 @pytest.fixture(autouse=True)
 def _allowed_as_before(monkeypatch):
-    """What a process may use, which a site's settings restrict until it ends, restricts no other test."""
+    """Keep a site's limits on its process, which last until it ends, from other tests."""
     monkeypatch.setattr(content, "_given", dict(content._given))
     yield
     content.restrict(None)
