@@ -42,7 +42,10 @@ class ScriptSite(Hospital):
             FLContextKey.CURRENT_RUN: job,
             FLContextKey.CURRENT_JOB_ID: job,
             FLContextKey.WORKSPACE_OBJECT: workspace,
-            ReservedKey.ENGINE: SimpleNamespace(get_workspace=lambda: workspace),
+            # NVFlare logs an error, and tells its engine so, where the script has ended before its first task.
+            ReservedKey.ENGINE: SimpleNamespace(
+                get_workspace=lambda: workspace, fire_event=lambda *event: None
+            ),
         }.items():
             self.context.set_prop(key, value, private=True, sticky=True)
 
