@@ -223,10 +223,8 @@ class SiteFolder(ABC):
             splits: names of splits; all by default.
             in_all: whether every case must show a class in full; none where a voxel may be unknown.
         """
-        plain = [plain_name(name) for name in self.classes]
-        sets = [
-            self.annotated_set(case, plain)[1:] for split in splits or SPLITS for case in self.cases[split]
-        ]
+        cases = [case for split in splits or SPLITS for case in self.cases[split]]
+        sets = [self.annotated_set(case, self.classes)[1:] for case in cases]
         if not sets or (in_all and self.ignore is not None):
             return ()
         chosen = map(all if in_all else any, zip(*sets, strict=True))
@@ -270,7 +268,7 @@ class SiteFolder(ABC):
         sites = sites or [self]
         cases = [case for site in sites for case in site.listed_cases]
         unknown = any(s.ignore is not None for s in sites) or any(case.annotated == () for case in cases)
-        sets = [self.annotated_set(case, known) for case in cases]
+        sets = [self.annotated_set(case, names) for case in cases]
         annotation = Annotation.of(len(names), sets, has_unknown=unknown)
         values = tuple(by_name.get(name, -1) for name in known)
         return replace(self, classes=tuple(names), label_values=values, annotation=annotation)
@@ -281,12 +279,12 @@ class SiteFolder(ABC):
         return (case for split in SPLITS for case in self.cases[split])
 
     @staticmethod
-    def annotated_set(case: Case, plain: Sequence[str]) -> tuple[bool, ...]:
-        """Return whether a case has annotated each class, by `plain_name`; always of the background."""
+    def annotated_set(case: Case, classes: Sequence[str]) -> tuple[bool, ...]:
+        """Return whether a case has annotated each class, by `plain_name`; true of the background."""
         if case.annotated is None:
-            return (True,) * len(plain)
+            return (True,) * len(classes)
         annotated = {plain_name(name) for name in case.annotated}
-        return (True, *(name in annotated for name in plain[1:]))
+        return (True, *(plain_name(name) in annotated for name in classes[1:]))
 
     @property
     def channel_places(self) -> tuple[int, ...]:
