@@ -88,17 +88,17 @@ def init(
     _show(proposals)
     if len(proposals) > 1:
         check_alike(proposals)
-    taken = [proposal.folder / LISTING for proposal in proposals if proposal.replaces]
-    if taken and not replace:
+    existing = [path for proposal in proposals if (path := proposal.folder / LISTING).exists()]
+    if existing and not replace:
         raise ConfigError(
-            f"{taken[0]} is there already; nothing is written. --replace keeps it as dataset.before.json"
+            f"{existing[0]} is there already; nothing is written. --replace keeps it as dataset.before.json"
         )
     if not yes:
         if not sys.stdin.isatty():
             raise ConfigError("nothing is written: give --yes to write this")
         typer.confirm("Write this?", abort=True)
     for proposal in proposals:
-        say(str(write_proposal(proposal, replace=replace)))
+        say(str(write_proposal(proposal)))
     say(f"next: medfedaug inspect --data {quote(str(folder))}")
 
 

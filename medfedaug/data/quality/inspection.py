@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from medfedaug.data.base import SPLITS, Case, SiteFolder, plain_name
+from medfedaug.data.base import SPLITS, Case, SiteFolder
 from medfedaug.data.benchmarks import is_federation, open_federation
 from medfedaug.data.checks.duplicates import find_copies
 from medfedaug.data.folders import is_site, site_folders
@@ -254,7 +254,7 @@ def _look(
                 )
                 found.odd.append(Odd("spacing", case.name, reason))
         image, label = site.load_case(case)
-        chosen = site.annotated_set(case, [plain_name(name) for name in site.classes])
+        chosen = site.annotated_set(case, site.classes)
         share = np.where(chosen, 0.0, np.nan)  # what is not annotated may be there
         if case.annotated != ():
             share += _look_at_label(image, label, site.classes, case, found)
