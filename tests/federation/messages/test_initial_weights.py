@@ -209,7 +209,7 @@ def test_a_run_goes_on_without_the_file_and_does_not_begin_without_it(
     phantom_dir, tiny_config, tmp_path, given
 ):
     weights, config = initial(given[0], tiny_config("fedbn", rounds=3, limit=1))
-    with pytest.raises(ConfigError, match="the run starts from given weights, and they are not there"):
+    with pytest.raises(ConfigError, match="the run starts from given weights, and none were given"):
         run_in_process(config, phantom_dir, SITES, "cpu")
     whole = run_in_process(config, phantom_dir, SITES, "cpu", initial=weights)
 
