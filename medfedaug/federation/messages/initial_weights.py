@@ -60,12 +60,12 @@ class InitialWeights:
         report = {
             "file": name,
             "loaded": len(fit.entries),
-            "of": fit.of,
+            "of": fit.total,
             "skipped": dict(list(fit.skipped.items())[:_MOST_NAMES]),
             "missing": fit.missing[:_MOST_NAMES],
         }
-        if 2 * len(fit.entries) < fit.of:
-            warn(f"{name}: only {len(fit.entries)} of {fit.of} entries of the network are started from it")
+        if 2 * len(fit.entries) < fit.total:
+            warn(f"{name}: only {len(fit.entries)} of {fit.total} entries of the network are started from it")
         return cls(fit.entries, report)
 
     def summary(self) -> list[str]:
