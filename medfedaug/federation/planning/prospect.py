@@ -214,7 +214,7 @@ def _fingerprint(
 ) -> ImageFingerprint:
     """Build a fingerprint from a message."""
     noise = metrics.get("noise")
-    if not is_number(noise) or noise < 0:
+    if noise is None or not is_number(noise) or noise < 0:
         raise UpdateRefused(site, f"{PROSPECT}/noise", expected="a deviation", got="another value")
     values = {
         **{name: metrics.get(name) for name in _COUNTS},

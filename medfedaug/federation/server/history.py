@@ -234,11 +234,11 @@ class RunHistory:
         """Record that a round is over."""
         entry = self.rounds[-1]
         for site, step in sorted((steps or {}).items()):
-            numbers = step.to_results()
-            if step.shortened or numbers["cosine"] < 0:
-                entry.setdefault("steps", {})[site] = numbers
+            compared = step.to_results()
+            if step.shortened or compared["cosine"] < 0:
+                entry.setdefault("steps", {})[site] = compared
             if step.shortened:
-                self.tell("step_shortened", numbers, round=entry["round"], site=site)
+                self.tell("step_shortened", compared, round=entry["round"], site=site)
         if lowered:
             entry["shares"] = {site: after for site, (_, after) in sorted(lowered.items())}
         for name, summary in summaries.items():
