@@ -341,7 +341,7 @@ def test_the_page_of_the_approval_lists_every_entry_and_no_training(config, tmp_
     assert "NOTHING IS TRAINED" in text
     for name in NAMES:
         assert f"    {name} (" in text
-    assert "All sites of the job are told" in text
+    assert "The server sends all sites of the job the fingerprints" in text
     assert "scanners, where this kit's privacy policy names them" in text
     assert "by default none" in text
     assert "weights" not in text
