@@ -115,7 +115,7 @@ def _pair(
         found["field_of_view"] = _octaves(one, other, "extent")
     if one.task == "segmentation":
         # Of classes that both show in full: the absence of another one is no difference of the patients.
-        told = one.tells & other.tells
+        told = one.annotated_mask & other.annotated_mask
         both = (one.value("present") > 0) & (other.value("present") > 0) & told
         if both.any():
             found["size"], found["pieces"] = (_octaves(one, other, name, both) for name in ("size", "pieces"))

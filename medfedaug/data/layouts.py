@@ -128,18 +128,16 @@ def propose(
     if ignore is not None:
         content[IGNORE] = ignore
         notes.append(f"voxels with the value {ignore} are unknown: neither learned nor scored")
-    channel_names = existing.get("channel_names") or existing.get("modality") or {}
-    if channel_names:
-        content["channel_names"] = channel_names
+    listed_channels = existing.get("channel_names") or existing.get("modality") or {}
+    if listed_channels:
+        content["channel_names"] = listed_channels
     split = _split(name, cases, tested, seed)
     content |= {key: [_row(folder, case) for case in listed] for key, listed in split.items()}
     if not split["training"]:
         notes.append("fewer than three patients: an unseen site, which is tested only")
+    names, channel_names = tuple(classes.values()), tuple(map(str, listed_channels.values()))
     site = VolumeFolder(
-        *(name, folder, tuple(classes.values()), split),
-        channel_names=tuple(map(str, channel_names.values())),
-        label_values=values,
-        ignore=ignore,
+        name, folder, names, split, channel_names=channel_names, label_values=values, ignore=ignore
     )
     site.check_splits()
     site.check_files()

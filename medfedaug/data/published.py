@@ -41,10 +41,10 @@ class Benchmark:
     """A published data set.
 
     Args:
-        open: from the folder and options to the sites; raises `FileNotFoundError` for what is not there.
-        description: in one line.
-        source: where its owners publish it.
-        layout: what the folder holds, in one line.
+        open: function of folder and options that returns the sites; raises `FileNotFoundError`.
+        description: one line.
+        source: address at which its owners publish it.
+        layout: content of the folder, in one line.
         in_folds: whether it has the options `FOLDS`, too.
     """
 
@@ -56,7 +56,7 @@ class Benchmark:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of `open_benchmark` for this benchmark, with their defaults."""
-        own = list(inspect.signature(self.open).parameters.values())[1:]
-        named = {option.name: option.default for option in own}
-        return {**COMMON_OPTIONS, **named, **(FOLDS if self.in_folds else {})}
+        """Return the options of `open_benchmark` for this benchmark, with their defaults."""
+        _, *parameters = inspect.signature(self.open).parameters.values()
+        specific = {parameter.name: parameter.default for parameter in parameters}
+        return {**COMMON_OPTIONS, **specific, **(FOLDS if self.in_folds else {})}

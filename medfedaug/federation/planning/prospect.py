@@ -17,11 +17,11 @@ from medfedaug.data.quality.image_fingerprint import (
     ImageFingerprint,
     as_rows,
     case_numbers,
-    described,
     entry_shapes,
-    fingerprint_of_cases,
+    fingerprint_of,
+    from_means,
     from_rows,
-    sampled,
+    sample_cases,
 )
 from medfedaug.errors import RunFailed, UpdateRefused
 from medfedaug.federation.messages.messages import PROSPECT, Reply, Request, namespaced, own_entries
@@ -47,7 +47,7 @@ class ProspectExchange(SiteExchange):
     """
 
     def __init__(self, site: SiteFolder, limit: int | None = SAMPLE, least: int = 1) -> None:
-        self.site, self.chosen = site, sampled(site, limit, least)
+        self.site, self.chosen = site, sample_cases(site, limit, least)
 
     def sample(self) -> Sequence[Case]:
         """Return the cases that are looked at."""
@@ -55,7 +55,7 @@ class ProspectExchange(SiteExchange):
 
     def collect(self) -> Payload:
         """See `medfedaug.data.quality.image_fingerprint.fingerprint_of`."""
-        found = fingerprint_of_cases(self.site, self.chosen)
+        found = fingerprint_of(self.site, self.chosen)
         return {name: value.float() for name, value in found.entries.items()}
 
     def contributions(self, bounds: Bounds) -> Contributions:
@@ -109,7 +109,7 @@ def site_prospect(site: SiteFolder, guard: PrivacyGuard) -> Reply:
     exchange = ProspectExchange(site, None if policy.noise_multiplier else SAMPLE, policy.min_images)
     guard.observe(PROSPECT, exchange)
     payload = guard.collect(PROSPECT, exchange)
-    found = described(site, payload, len(exchange.chosen))
+    found = from_means(site, payload, len(exchange.chosen))
     least = 0 if policy.scores != SUMMARY else policy.min_images
     counts = {name: getattr(found, name) for name in _COUNTS}
     reply.payload = namespaced(payload, PROSPECT)
@@ -179,7 +179,7 @@ class Prospecting:
             entries = {name: value.float() for name, value in found.entries.items()}
             counts = [float(getattr(found, name)) for name in (*_COUNTS, "noise")]
             entries["counts"] = torch.tensor(counts, dtype=torch.float64)
-            entries["tells"] = torch.from_numpy(found.tells).double()
+            entries["tells"] = torch.from_numpy(found.annotated_mask).double()
             once.update({f"{PROSPECT}/{name}/{site}": value for name, value in entries.items()})
         scanners = {site: dict(found.scanners) for site, found in self.sites.items() if found.scanners}
         return Request(PROSPECT, run=self.run, once=once, scanners=scanners)

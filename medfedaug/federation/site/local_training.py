@@ -21,7 +21,7 @@ from medfedaug.federation.site.step_graph import Capturing, of_device, why_plain
 from medfedaug.methods.base import Step, Targets, overridden
 from medfedaug.models.freezing import hold_norms
 from medfedaug.models.supervision import DeepSupervision
-from medfedaug.sampling.prefetch import ahead, on_device
+from medfedaug.sampling.prefetch import on_device, prefetch
 
 if TYPE_CHECKING:
     from medfedaug.federation.site.model import SiteModel
@@ -138,7 +138,7 @@ class LocalTraining:
                 part.continue_round()
         losses = half.resume(roots, getattr(loader, "dataset", None), self.device)
         batches = half.numbered(_batches(loader, round_, len(losses)))
-        for batch, data in ahead(batches, self.ahead, self.device):
+        for batch, data in prefetch(batches, self.ahead, self.device):
             self.check_stop(should_stop)
             losses.append(step(*on_device(batch, self.device)))
             half.step(roots, losses, data, self.device)

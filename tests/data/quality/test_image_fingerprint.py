@@ -8,7 +8,12 @@ from PIL import Image
 
 from medfedaug.data.datasets.phantom import Structure, make_phantom
 from medfedaug.data.quality import image_fingerprint as fingerprints
-from medfedaug.data.quality.image_fingerprint import ImageFingerprint, entry_shapes, fingerprint_of
+from medfedaug.data.quality.image_fingerprint import (
+    ImageFingerprint,
+    entry_shapes,
+    fingerprint_of,
+    sample_cases,
+)
 from medfedaug.data.sites import open_site
 from medfedaug.errors import DataError
 
@@ -115,7 +120,8 @@ def test_rows_add_up_to_one_and_give_the_numbers_back(sites, found):
 
 
 def test_a_sample_is_stated_and_photographs_have_no_millimetres(tmp_path, sites):
-    assert fingerprint_of(open_site(sites[0]), limit=2).looked_at == 2
+    site = open_site(sites[0])
+    assert fingerprint_of(site, sample_cases(site, limit=2)).looked_at == 2
     R = np.random.RandomState(0)
     for kind in ("cat", "dog"):
         folder = tmp_path / "hospital" / kind
