@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from medfedaug.data.base import SiteFolder, spread
 from medfedaug.data.dealing import deal_sites
 from medfedaug.data.folders import MARKER, open_folder, site_folders
-from medfedaug.data.published import FOLDS, Benchmark
+from medfedaug.data.published import COMMON_OPTIONS, FOLDS, Benchmark
 from medfedaug.data.splits import in_fold
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.utils.files import parse_versioned, write_versioned
@@ -102,8 +102,8 @@ def open_benchmark(
     try:
         sites = benchmark.open(root, **{option: options.pop(option) for option in specific})
     except (FileNotFoundError, NotADirectoryError) as error:
-        hint = f"Get the files from {benchmark.source} and put them below {root}. "
-        hint += f"Expected there: {benchmark.layout}."
+        where = f"Get the files from {benchmark.source} and put them below {root}"
+        hint = f"{where}. Expected there: {benchmark.layout}."
         raise DataError(f"not there, and {name} needs it", path=error.filename, hint=hint) from error
     except OSError as error:
         raise DataError(f"cannot be read ({error.strerror})", path=error.filename) from error
@@ -114,7 +114,7 @@ def open_benchmark(
         site.check_splits()
     if name != OWN_DATA:
         sites = [replace(site, benchmark=name) for site in sites]
-    return [site.limited(limit) for site in _arranged(sites, **options)]
+    return [site.limited(limit) for site in _arranged(sites, **{**COMMON_OPTIONS, **options})]
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> Benchmark:
@@ -135,12 +135,7 @@ def check_options(name: str, options: Mapping[str, Any]) -> Benchmark:
 
 
 def _arranged(
-    sites: list[SiteFolder],
-    fraction: float = 1.0,
-    unseen: str = "",
-    deal: int = 1,
-    deal_alpha: float = 0.0,
-    deal_domains: int = 1,
+    sites: list[SiteFolder], fraction: float, unseen: str, deal: int, deal_alpha: float, deal_domains: int
 ) -> list[SiteFolder]:
     names = [site.name for site in sites]
     if unseen and unseen not in names:
@@ -186,23 +181,13 @@ def is_federation(folder: Path) -> bool:
 
 
 def read_federation(folder: str | Path) -> tuple[str, Path, dict[str, Any]]:
-    """Read a folder's marker: the benchmark, the folder of its files, and all its options.
-
-    Raises:
-        DataError: for a marker that cannot be used, naming it.
-        ConfigError: for an unknown benchmark or option.
-    """
+    """Read a folder's marker: the benchmark, the folder of its files, and all its options."""
     name, root, options = _from_marker(folder, _parse_marker)
     return name, root, {**check_options(name, options).options, **options}
 
 
 def open_federation(folder: str | Path, limit: int | None = None) -> dict[str, SiteFolder]:
-    """Open the sites, by name, of the benchmark that a folder's marker names; a process lists files once.
-
-    Raises:
-        DataError: for a marker that cannot be used, naming it; and as `open_benchmark`.
-        ConfigError: as `open_benchmark`.
-    """
+    """Open the sites, by name, of the benchmark that a folder's marker names; a process lists files once."""
     return _from_marker(folder, partial(_open_marker, limit=limit))
 
 

@@ -13,9 +13,7 @@ from medfedaug.data.splits import deal_by_dirichlet, shuffled
 from medfedaug.errors import ConfigError
 
 
-def deal_sites(
-    sites: Sequence[SiteFolder], clients: int = 1, alpha: float = 0.0, domains: int = 1
-) -> list[SiteFolder]:
+def deal_sites(sites: Sequence[SiteFolder], clients: int, alpha: float, domains: int) -> list[SiteFolder]:
     """Deal each site's cases to ``clients`` new sites, or to new sites with cases of several sites.
 
     A case stays in its split, and the deal depends on the sites' names alone. Sites that do not train follow

@@ -65,9 +65,9 @@ class Proposal:
         return {split: len(self.content[split]) for split in SPLITS}
 
 
-def has_layout(folder: Path) -> bool:
-    """Return whether a folder holds images and label maps in one of the layouts."""
-    return _layout(folder) is not None
+def find_layout(folder: Path) -> tuple[str, str] | None:
+    """Return the names of the folders of images and label maps in a folder, or ``None``."""
+    return next((pair for pair in _TRAINING if all((folder / part).is_dir() for part in pair)), None)
 
 
 def propose(
@@ -98,7 +98,7 @@ def propose(
         DataError: naming what cannot be used; nothing is written.
     """
     folder = Path(folder)
-    layout = _layout(folder)
+    layout = find_layout(folder)
     if layout is None:
         problem = "holds no images beside label maps" if folder.is_dir() else "no such folder"
         pairs = ", ".join(f"{images} and {maps}" for images, maps in _TRAINING)
@@ -151,8 +151,8 @@ def check_alike(proposals: Sequence[Proposal]) -> None:
         try:
             check_classes(other.site, first.site.classes, f"site {first.site.name}")
         except DataError as error:
-            problem = str(error).removesuffix(".")
-            raise DataError(problem, hint="Give --labels for all sites at once.") from error
+            hint = "Give --labels for all sites at once."
+            raise DataError(str(error).removesuffix("."), hint=hint) from error
 
 
 def write_proposal(proposal: Proposal) -> Path:
@@ -168,10 +168,6 @@ def write_proposal(proposal: Proposal) -> Path:
         target.rename(kept)
     write_json(target, proposal.content)
     return target
-
-
-def _layout(folder: Path) -> tuple[str, str] | None:
-    return next((pair for pair in _TRAINING if all((folder / part).is_dir() for part in pair)), None)
 
 
 def _existing(folder: Path) -> dict[str, Any]:

@@ -42,7 +42,6 @@ class Benchmark:
 
     Args:
         open: function of folder and options that returns the sites; raises `FileNotFoundError`.
-        description: one line.
         source: address at which its owners publish it.
         layout: content of the folder, in one line.
         in_folds: whether it has the options `FOLDS`, too.

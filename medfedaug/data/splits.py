@@ -73,15 +73,8 @@ def fold_patients(
     the others train: over all folds, every patient is tested once. A site with fewer than three patients is
     unseen: all are tested in every fold.
 
-    Args:
-        site: the site's name.
-        cases: all cases of the site.
-        folds: number of folds, at least 3.
-        fold: number of the fold, from 1.
-        seed: seed of the shuffle.
-
     Raises:
-        ConfigError: for numbers outside their ranges, and a site with fewer patients than folds.
+        ConfigError: for fewer than 3 folds, a fold outside 1 to ``folds``, and fewer patients than folds.
 
     Example:
         >>> from pathlib import Path

@@ -28,15 +28,6 @@ from torch.utils.data import ConcatDataset, Dataset
 
 from medfedaug.config.run import derive_seed
 
-__all__ = [
-    "PAPERS_ANGLE",
-    "Augmentation",
-    "ConcatenatedDataset",
-    "FlipRotate",
-    "MonaiAugmentation",
-    "TrainingDataset",
-]
-
 Sample = dict[Hashable, Tensor]
 """An image with its label, by MONAI's keys."""
 
@@ -164,23 +155,17 @@ class MonaiAugmentation(Randomizable):
             self.flips = Compose([RandFlipd(keys, prob=0.5, spatial_axis=axis) for axis in axes])
             for short in (None, *range(3)) if spatial_dims == 3 else (None,):
                 self.affines[short] = _affine(spatial_dims, keys, short)
-        blur = (0.5, 1.0)
+        key, blur, gamma = self.image, (0.5, 1.0), (0.7, 1.5)
+        mode = "trilinear" if spatial_dims == 3 else "bilinear"
         self.looks = Compose(
             [
-                RandGaussianNoised(self.image, std=0.1, prob=0.1),
-                RandGaussianSmoothd(self.image, sigma_x=blur, sigma_y=blur, sigma_z=blur, prob=0.2),
-                RandScaleIntensityd(self.image, factors=0.25, prob=0.15),
-                RandScaleIntensityFixedMeand(self.image, factors=0.25, preserve_range=True, prob=0.15),
-                RandSimulateLowResolutiond(
-                    self.image,
-                    zoom_range=(0.5, 1.0),
-                    prob=0.25,
-                    upsample_mode="trilinear" if spatial_dims == 3 else "bilinear",
-                ),
-                RandAdjustContrastd(
-                    self.image, gamma=(0.7, 1.5), invert_image=True, retain_stats=True, prob=0.1
-                ),
-                RandAdjustContrastd(self.image, gamma=(0.7, 1.5), retain_stats=True, prob=0.3),
+                RandGaussianNoised(key, std=0.1, prob=0.1),
+                RandGaussianSmoothd(key, sigma_x=blur, sigma_y=blur, sigma_z=blur, prob=0.2),
+                RandScaleIntensityd(key, factors=0.25, prob=0.15),
+                RandScaleIntensityFixedMeand(key, factors=0.25, preserve_range=True, prob=0.15),
+                RandSimulateLowResolutiond(key, zoom_range=(0.5, 1.0), prob=0.25, upsample_mode=mode),
+                RandAdjustContrastd(key, gamma=gamma, invert_image=True, retain_stats=True, prob=0.1),
+                RandAdjustContrastd(key, gamma=gamma, retain_stats=True, prob=0.3),
             ]
         )
 

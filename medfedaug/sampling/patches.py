@@ -49,13 +49,7 @@ def patch_window(
     With probability `Plan.foreground` its centre is a foreground voxel, of a class that is drawn first.
     Otherwise, and without foreground, its place is uniform, or on known background where some voxels are
     unknown, since a patch of unknown voxels teaches nothing. A patch never leaves the volume, and covers an
-    axis along which the volume is smaller.
-
-    Args:
-        size: size of the volume, *spatial.
-        candidates: rows of `patch_centres`, of one item.
-        plan: patch size and share of the foreground.
-        random: source of the draws.
+    axis along which the volume is smaller. ``candidates`` are the rows of `patch_centres` of one item.
     """
     assert plan.patch_size is not None
     lengths = [min(n, patch) for n, patch in zip(size, plan.patch_size, strict=True)]

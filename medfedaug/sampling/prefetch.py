@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any, TypeVar
 
@@ -19,21 +19,12 @@ from medfedaug.models.memory_format import channels_last
 Batch = TypeVar("Batch")
 
 
-class _End:
-    """Mark after the last batch."""
-
-
 def prefetch(batches: Iterable[Batch], count: int, device: torch.device) -> Iterator[Batch]:
     """Prepare batches in advance, in order, in one thread.
 
     Unlike MONAI's `ThreadBuffer`, this function raises errors of the thread. For a GPU, CPU tensors go to
-    pinned memory, which is copied while the GPU computes.
-
-    Args:
-        batches: source of the batches.
-        count: number of batches in preparation during the use of one; 0 for none, as on a CPU whose cores
-            are all in use by PyTorch.
-        device: device that computes with the batches.
+    pinned memory, which is copied while the GPU computes. ``count`` batches are in preparation during the use
+    of one: none for 0, and on a CPU whose cores are all in use by PyTorch.
     """
     # PyTorch's threads wait for each other after every operation: a thread that shares its core with this
     # one delays all, which costs more than the batch.
@@ -42,19 +33,15 @@ def prefetch(batches: Iterable[Batch], count: int, device: torch.device) -> Iter
         return
     source = iter(batches)
 
-    def make() -> Batch | _End:
-        batch = next(source, _End())
+    def make() -> Batch | None:
+        batch = next(source, None)
         return tree_map_only(Tensor, _pinned, batch) if device.type == "cuda" else batch
 
-    def submit(pool: ThreadPoolExecutor) -> Future[Batch | _End]:
-        # The thread shares the context's decoded images.
-        context = copy_context()
-        return pool.submit(lambda: context.run(make))
-
     with ThreadPoolExecutor(1) as pool:
-        waiting = deque(submit(pool) for _ in range(count))
-        while not isinstance(batch := waiting.popleft().result(), _End):
-            waiting.append(submit(pool))
+        # Each context shares the decoded images with the thread.
+        waiting = deque(pool.submit(copy_context().run, make) for _ in range(count))
+        while (batch := waiting.popleft().result()) is not None:
+            waiting.append(pool.submit(copy_context().run, make))
             yield batch
 
 

@@ -109,13 +109,12 @@ def _crc32(path: Path, modified: int) -> int:
 
 def _sample(path: Path) -> Hashable:
     """Return bytes from the middle of each file."""
-    return frozenset(map(_middle, voxel_files(path)))
-
-
-def _middle(file: Path) -> bytes:
-    with file.open("rb") as stream:
-        stream.seek(max(0, (file.stat().st_size - _SAMPLE) // 2))
-        return stream.read(_SAMPLE)
+    samples = set()
+    for file in voxel_files(path):
+        with file.open("rb") as stream:
+            stream.seek(max(0, (file.stat().st_size - _SAMPLE) // 2))
+            samples.add(stream.read(_SAMPLE))
+    return frozenset(samples)
 
 
 def _compressed(path: Path) -> bool:

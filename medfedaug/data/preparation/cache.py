@@ -147,9 +147,8 @@ def remove_prepared(folder: Path, files: Sequence[Path]) -> int:
         finished = _ENTRY.fullmatch(entry.name) is not None
         inside = [path.name for path in entry.iterdir()] if entry.is_dir() and not entry.is_symlink() else []
         # Only entries of a cache: the folder may hold other files of the site.
-        if not inside or not all(name == _FILES or name.endswith(".npy") for name in inside):
-            continue
-        if not finished and not entry.name.startswith("."):
+        stored = inside and all(name == _FILES or name.endswith(".npy") for name in inside)
+        if not stored or not (finished or entry.name.startswith(".")):
             continue
         listed = entry / _FILES
         entry_marks = {*listed.read_text().split()} if finished and listed.is_file() else set()

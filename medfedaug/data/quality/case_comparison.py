@@ -65,11 +65,9 @@ class CaseMeasures:
 
 
 def measure_case(image: Tensor, label: Tensor) -> CaseMeasures | None:
-    """Measure a case; ``None`` where nothing is labelled.
+    """Measure a case, image (C, X, Y) or (C, X, Y, Z) and label map alike; ``None`` without foreground.
 
-    Args:
-        image: (C, X, Y) or (C, X, Y, Z).
-        label: (1, X, Y) or (1, X, Y, Z), integer; all classes but the background count as one.
+    All classes but the background count as one.
     """
     voxels = image.float().reshape(*image.shape[:3], -1).numpy()
     whole = (label.reshape(*label.shape[1:3], -1) > 0).numpy()

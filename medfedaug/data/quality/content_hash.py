@@ -6,7 +6,6 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -67,16 +66,13 @@ def _hash_voxels(site: SiteFolder, case: Case, default: bytes) -> bytes:
 
 def _hash_files(case: Case) -> bytes:
     digest = hashlib.blake2b(repr(case.index).encode(), digest_size=16)
-    for path in (file for image in case.files for file in _files_with_voxels(image)):
-        size = path.stat().st_size
-        digest.update(size.to_bytes(8, "little"))
-        with path.open("rb") as file:
-            for start in sorted({0, max(0, size // 2 - _PIECE // 2), max(0, size - _PIECE)}):
-                file.seek(start)
-                digest.update(file.read(_PIECE))
+    for image in case.files:
+        # Without separate files, the voxels follow the header in the image's file.
+        for path in [file for file in voxel_files(image) if file.is_file()] or [image]:
+            size = path.stat().st_size
+            digest.update(size.to_bytes(8, "little"))
+            with path.open("rb") as file:
+                for start in sorted({0, max(0, size // 2 - _PIECE // 2), max(0, size - _PIECE)}):
+                    file.seek(start)
+                    digest.update(file.read(_PIECE))
     return digest.digest()
-
-
-def _files_with_voxels(image: Path) -> list[Path]:
-    # Without separate files, the voxels follow the header in the image's file.
-    return [file for file in voxel_files(image) if file.is_file()] or [image]

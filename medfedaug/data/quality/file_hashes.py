@@ -61,11 +61,7 @@ def check_unchanged(began: Mapping[str, Mapping[str, str]], now: Fingerprint, da
 
 
 def check_made_with(made: Mapping[str, str], now: Mapping[str, str], run: Path, data: Path) -> None:
-    """Check that the sites' files are the files of a finished run.
-
-    Raises:
-        DataError: naming the first site with other files, or that is missing or new.
-    """
+    """Check that the sites' files are the files of a finished run."""
     for site in sorted({*made, *now}):
         if made.get(site) != now.get(site):
             change = "is new" if site not in made else "has other files" if site in now else "is not there"

@@ -34,12 +34,9 @@ class Quantity:
 
     Attributes:
         per: ``"channel"`` of the image, ``"class"`` but the background, or ``"case"``.
-        low: lower end of the range, at which values are clipped.
-        high: upper end of the range.
+        low: lower end of the range, at which values are clipped, as at the upper one.
         is_log: whether the logarithm is averaged.
-        unit: unit on the page.
-        text: meaning.
-        reason: reason to send it.
+        reason: purpose, for the people who release it.
         squared: whether the site also sends the mean of the square, for the deviation between its cases.
         present: whether the mean is over the cases with the class alone.
     """
@@ -107,14 +104,10 @@ QUANTITIES: Mapping[str, Quantity] = {
         reason="resolution: thickness of slices",
     ),
     "extent": Quantity(
-        *("case", 1, 5000, True, "mm"),
-        text="extent of the image in the plane",
-        reason="field of view",
+        *("case", 1, 5000, True, "mm"), text="extent of the image in the plane", reason="field of view"
     ),
     "present": Quantity(
-        *("class", 0, 1, False, ""),
-        text="share of the cases with the class",
-        reason="prevalence",
+        *("class", 0, 1, False, ""), text="share of the cases with the class", reason="prevalence"
     ),
     "size": Quantity(
         *("class", 1e-6, 1, True, "of the image"),
@@ -139,17 +132,12 @@ class ImageFingerprint:
     """Means over a site's training images and labels, each in a public range.
 
     Attributes:
-        site: name of the site.
-        task: ``"segmentation"`` or ``"classification"``.
         classes: names of the classes, background first for segmentation.
-        channels: number of channels.
         cases: number of training cases of the site.
         looked_at: number of training cases in the means.
         patients: number of patients in training.
-        test_patients: number of patients in the test.
         entries: means in [0, 1] by name (`entry_shapes`).
         noise: standard deviation of the noise in each mean; 0 without noise.
-        scanners: scanners that the site names.
         annotated: the classes that every training case shows in full; ``None`` for all. Presence, size and
             pieces of another class have no meaning.
     """
@@ -266,16 +254,11 @@ def entry_shapes(task: str, num_classes: int, channels: int) -> dict[str, tuple[
 
 
 def fingerprint_of(
-    site: SiteFolder,
-    cases: Sequence[Case] | None = None,
-    on_case: Callable[[int, int], None] | None = None,
+    site: SiteFolder, cases: Sequence[Case] | None = None, on_case: Callable[[int, int], None] | None = None
 ) -> ImageFingerprint:
-    """Compute the fingerprint of a site, one image in memory at a time; all patients weigh equally.
+    """Compute the fingerprint of a site from training cases, by default `sample_cases`.
 
-    Args:
-        site: the site.
-        cases: training cases; by default `sample_cases`.
-        on_case: called with the numbers of cases that are read and of all.
+    One image is in memory at a time, and all patients have equal weights.
 
     Raises:
         DataError: when the site has no training case, or an image cannot be read.

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -60,17 +61,13 @@ class SiteInspection:
     """Findings at a site.
 
     Attributes:
-        name: name of the site.
         task: ``"segmentation"`` or ``"classification"``; empty for a site that cannot be opened.
-        classes: names of the classes.
-        scaling: `SiteFolder.scaling`.
         splits: number of cases by split.
         patients: number of patients; a case without a patient's name stands for one.
         shapes: number of images by shape.
         edges: number of images by edges of a voxel, mm, rounded; empty without geometry.
         axes: number of images by directions of the axes; empty without geometry.
         channels: number of images by number of channels.
-        channel_names: names of the channels in order; empty without names.
         voxels: share of the voxels of each class, mean over the cases that have annotated it; of photographs,
             share of the images.
         present: number of cases with each class.
@@ -79,7 +76,6 @@ class SiteInspection:
             images for an unseen site.
         stored: quantiles of these images as stored, (N, C, Q).
         seen: quantiles of these images as a run sees them, (N, C, Q).
-        odd: the findings.
         annotated: the classes that the site has annotated for training; ``None`` for all.
     """
 
@@ -104,8 +100,7 @@ class SiteInspection:
     annotated: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True)
-class _ImageNumbers:
+class _ImageNumbers(NamedTuple):
     """Numbers of an image as in `SiteInspection`, of shapes (C, 2), (C, Q) and (C, Q)."""
 
     pairs: np.ndarray
@@ -315,9 +310,7 @@ def _summarise(
             reason = f"{len(image.pairs)} channels, while most images have {usual}"
             inspection.odd.append(Finding("channels", name, reason))
     if images := [image for _, image in measured if len(image.pairs) == usual]:
-        inspection.pairs = np.stack([image.pairs for image in images])
-        inspection.stored = np.stack([image.stored for image in images])
-        inspection.seen = np.stack([image.seen for image in images])
+        inspection.pairs, inspection.stored, inspection.seen = map(np.stack, zip(*images, strict=True))
         low, high = inspection.stored.min(axis=(0, 2)), inspection.stored.max(axis=(0, 2))
         for channel in np.flatnonzero(low == high):
             value = f"channel {channel} is {low[channel]:g} in every image"
