@@ -314,8 +314,8 @@ class SiteFolder(ABC):
             for case in (case for case in self.cases[split] if case.patient):
                 other, first = patients.setdefault(case.patient, (split, case))
                 if other != split:
-                    both = f"is in {split}, and in {other} with {own(first.name)}"
-                    problem = f"patient {own(case.patient)} {both}"
+                    where = f"is in {split}, and in {other} with {own(first.name)}"
+                    problem = f"patient {own(case.patient)} {where}"
                     raise self.error(problem, case.image, hint=_ONE_SPLIT)
         files = real_paths(c.image for c in self.listed_cases)
         places: set[tuple[Path, int | None]] = set()

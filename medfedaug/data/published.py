@@ -25,13 +25,12 @@ OPTION_TEXTS = {
     "fraction": "share of each site's training cases that is used.",
     "unseen": "a site that does not train and is tested with all its cases.",
     "deal": "number of sites to which the cases of each site that trains are dealt.",
-    "deal_alpha": "0 deals every class evenly; above 0 each new site has class proportions of its own.",
-    "deal_domains": "number of sites of which a dealt one has cases.",
-    "folds": "0, or in place of the sites' splits so many folds by patient (medfedaug.data.splits."
-    "fold_patients); a case without a patient's name stands for one, and a site that does not train is "
-    "tested in every fold.",
-    "fold": "which of them is tested, counted from 1.",
-    "fold_seed": "of the shuffle before the patients are dealt to the folds.",
+    "deal_alpha": "0 deals every class evenly; above 0 each new site has random class proportions.",
+    "deal_domains": "number of sites whose cases a dealt site has.",
+    "folds": "number of folds by patient in place of the sites' splits, or 0 (medfedaug.data.splits."
+    "fold_patients); a case without a patient's name stands for one; an unseen site is tested in every fold.",
+    "fold": "number of the fold that is tested, from 1.",
+    "fold_seed": "seed of the shuffle that deals patients to folds.",
 }
 """Texts of options that several data sets have, for the catalogue."""
 

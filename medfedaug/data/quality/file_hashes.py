@@ -60,11 +60,13 @@ def check_unchanged(began: Mapping[str, Mapping[str, str]], now: Fingerprint, da
                 )
 
 
-def check_made_with(made: Mapping[str, str], now: Mapping[str, str], run: Path, data: Path) -> None:
+def check_same_files(recorded: Mapping[str, str], now: Mapping[str, str], run: Path, data: Path) -> None:
     """Check that the sites' files are the files of a finished run."""
-    for site in sorted({*made, *now}):
-        if made.get(site) != now.get(site):
-            change = "is new" if site not in made else "has other files" if site in now else "is not there"
+    for site in sorted({*recorded, *now}):
+        if recorded.get(site) != now.get(site):
+            change = (
+                "is new" if site not in recorded else "has other files" if site in now else "is not there"
+            )
             problem = f"{change} since the finished run in {run} was made"
             hint = "Restore the files (results.json has their hash), or choose another folder for the results"
             raise DataError(problem, site=site, path=data / site, hint=hint)
