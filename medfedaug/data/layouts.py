@@ -129,6 +129,8 @@ def propose(
         content[IGNORE] = ignore
         notes.append(f"voxels with the value {ignore} are unknown: neither learned nor scored")
     listed_channels = existing.get("channel_names") or existing.get("modality") or {}
+    if not isinstance(listed_channels, dict):
+        raise DataError("'channel_names' or 'modality' does not map indices to names", path=folder / LISTING)
     if listed_channels:
         content["channel_names"] = listed_channels
     split = _split(name, cases, tested, seed)
@@ -144,7 +146,7 @@ def propose(
     return Proposal(site, content, " and ".join(layout), tuple(notes))
 
 
-def check_alike(proposals: Sequence[Proposal]) -> None:
+def check_same_classes(proposals: Sequence[Proposal]) -> None:
     """Check that the sites of one federation have the same classes."""
     first, *others = proposals
     for other in others:

@@ -44,7 +44,7 @@ class VolumeFolder(SiteFolder):
     task = "segmentation"
     listing = "dataset.json"
     compares_axes: ClassVar[bool] = True
-    """Whether headers state where the axes point; some published label maps have an empty header."""
+    """Flag: headers state where the axes point; some published label maps have an empty header."""
 
     @property
     def has_photographs(self) -> bool:
