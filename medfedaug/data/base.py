@@ -296,11 +296,7 @@ class SiteFolder(ABC):
             raise unreadable(self.name, path, error) from error
 
     def check_splits(self) -> None:
-        """Check that the splits make a site that trains or an unseen one, and share no case and no patient.
-
-        Raises:
-            DataError: when a required split is empty, or a case is listed twice.
-        """
+        """Check that the splits make a training or an unseen site, and share no case and no patient."""
         empty = [split for split in SPLITS if not self.cases[split]]
         if len(empty) == len(SPLITS):
             raise self.error("lists no case")

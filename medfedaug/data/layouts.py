@@ -93,9 +93,6 @@ def propose(
         seed: seed of the split.
         series: the DICOM series to use of a case with several (`medfedaug.data.io.dicom_series.select`).
         on_label: called with the numbers of label maps that are read and that exist.
-
-    Raises:
-        DataError: naming what cannot be used; nothing is written.
     """
     folder = Path(folder)
     layout = find_layout(folder)
@@ -158,11 +155,7 @@ def check_same_classes(proposals: Sequence[Proposal]) -> None:
 
 
 def write_proposal(proposal: Proposal) -> Path:
-    """Write ``dataset.json``, and keep an existing one as ``dataset.before.json``.
-
-    Raises:
-        DataError: when both exist.
-    """
+    """Write ``dataset.json``, and keep an existing one as ``dataset.before.json``, which must not exist."""
     target, kept = proposal.folder / LISTING, proposal.folder / _BEFORE
     if target.exists():
         if kept.exists():

@@ -231,11 +231,9 @@ class Augmentation(Protocol):
 
     def set_random_state(self, seed: int | None = None) -> Any:
         """Set the seed of all draws."""
-        ...
 
     def __call__(self, samples: Sequence[Sample]) -> list[Any]:
         """Return new samples, in order; a list in place of a sample that becomes several."""
-        ...
 
 
 class DrawnSamples(Protocol):
@@ -245,18 +243,12 @@ class DrawnSamples(Protocol):
 
     def draw(self, index: int, random: np.random.RandomState) -> Sample:
         """Draw a sample."""
-        ...
 
 
 class TrainingDataset(Dataset[Sample]):
     """A site's training samples as the network sees them, batch by batch.
 
-    Args:
-        samples: the samples; each access draws a patch.
-        before: transforms of each sample before the augmentation.
-        augmentation: augmentation of a batch; ``None`` for none.
-        after: transforms of each sample after the augmentation.
-        seed: seed of all random draws.
+    A sample is drawn and transformed by ``before``, augmented with its batch, and transformed by ``after``.
     """
 
     def __init__(

@@ -169,12 +169,10 @@ class Preparation:
         return resize_in_plane(moved, self.image_size, _NEAREST)
 
     def moments(self, image: Tensor, over: str = "image") -> dict[str, Tensor]:
-        """Compute mean and deviation of a prepared image (`medfedaug.statistics.image_moments`).
+        """Compute mean and deviation of a prepared image, (C, *spatial): `medfedaug.statistics.image_moments`.
 
-        Args:
-            image: (C, *spatial).
-            over: ``"image"``, or ``"foreground"`` for `medfedaug.functional.foreground_voxels`; all voxels of
-                an image without foreground.
+        Both are over the ``"image"``, or over its ``"foreground"`` (`medfedaug.functional.foreground_voxels`)
+        where it has any.
         """
         inside = image[:, foreground_voxels(image)] if over == "foreground" else image
         return image_moments(inside if inside.numel() else image)

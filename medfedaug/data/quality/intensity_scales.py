@@ -42,12 +42,7 @@ class UnevenScales:
         return f"{self.narrow} covers {low:.3g}, {self.wide} {high:.3g}, {self.ratio:.3g} times as much"
 
     def sentence(self, intensity: str = "raw") -> str:
-        """Return the finding and the remedy in one line.
-
-        Args:
-            intensity: ``"scale"`` where the run scales each volume, ``"z_score"`` where a plan normalises
-                each volume, otherwise ``"raw"``.
-        """
+        """Return the finding and the remedy for ``"raw"``, ``"scale"`` or a plan's ``"z_score"``."""
         finding = f"{self.site}: its volumes lie on wildly different scales of intensity ({self})"
         if intensity == "scale":
             return f"{finding}; --intensity scale, as here, brings each to [0, 1]."
