@@ -169,7 +169,7 @@ class Preparation:
         return resize_in_plane(moved, self.image_size, _NEAREST)
 
     def moments(self, image: Tensor, over: str = "image") -> dict[str, Tensor]:
-        """Compute mean and deviation of a prepared image, (C, *spatial): `medfedaug.statistics.image_moments`.
+        """Compute mean and deviation (`medfedaug.statistics.image_moments`) of an image, (C, *spatial).
 
         Both are over the ``"image"``, or over its ``"foreground"`` (`medfedaug.functional.foreground_voxels`)
         where it has any.
