@@ -23,7 +23,7 @@ from medfedaug.analysis.gain_record import FEDAVG
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.benchmarks import find_root, open_benchmark
 from medfedaug.data.datasets.phantom import make_phantom
-from medfedaug.data.quality.image_fingerprint import ImageFingerprint, case_numbers, described, sampled
+from medfedaug.data.quality.image_fingerprint import ImageFingerprint, case_numbers, from_means, sample_cases
 from medfedaug.data.sites import arrange
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.federation.job_folder import RESULTS
@@ -236,10 +236,10 @@ def _fingerprints(parts: Sequence[Part], data: Path, names: Sequence[str]) -> li
     for part in parts:
         sites = open_benchmark(part.data, find_root(data, part.data), **part.options)
         for site in arrange([site for site in sites if site.name in names]):
-            chosen = sampled(site)
+            chosen = sample_cases(site)
             every = [of_case(site, case) for case in chosen]
             means = {name: sum(one[name] for one in every) / len(every) for name in every[0]}
-            by_site[site.name].append(described(site, means, len(chosen)))
+            by_site[site.name].append(from_means(site, means, len(chosen)))
     return [_merged(by_site[name]) for name in names]
 
 

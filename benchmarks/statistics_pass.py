@@ -26,8 +26,8 @@ def reading(site: SiteFolder) -> Callable[[], None]:
     """All training images of a site, one at a time."""
 
     def run() -> None:
-        for _ in site.images("training"):
-            pass
+        for case in site.cases["training"]:
+            site.load_image(case)
 
     return run
 
@@ -36,7 +36,7 @@ def statistics(site: SiteFolder) -> Callable[[], None]:
     """Reading, and the statistics."""
 
     def run() -> None:
-        channel_statistics(site.images("training"))
+        channel_statistics(map(site.load_image, site.cases["training"]))
 
     return run
 

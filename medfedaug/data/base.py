@@ -109,14 +109,7 @@ class SiteFolder(ABC):
     def open(
         cls, path: str | Path, name: str | None = None, limit: int | None = None, check: bool = True
     ) -> Self:
-        """List the cases of a folder.
-
-        Args:
-            path: the site's folder.
-            name: the site's name; by default the folder's.
-            limit: most cases of a split, spread evenly over the list.
-            check: whether to check the splits.
-        """
+        """List the cases of a folder, with arguments as `medfedaug.data.sites.open_site`."""
         path = Path(path)
         name = name or path.resolve().name
         listed = cls.list_cases(path, name)
@@ -170,17 +163,8 @@ class SiteFolder(ABC):
         """Return the directions of the volumes' axes, each with one volume; see `VolumeFolder`."""
         return {}
 
-    def images(
-        self, split: str, intensity: str = "raw", preparation: Preparation | None = None
-    ) -> Iterator[torch.Tensor]:
-        """Yield the prepared images of a split, (C, *spatial), one in memory at a time."""
-        from medfedaug.data.preparation.preparation import Preparation
-
-        prepared = preparation or Preparation()
-        return (self.prepared_image(case, intensity, prepared) for case in self.cases[split])
-
     def prepared_image(self, case: Case, intensity: str, preparation: Preparation) -> torch.Tensor:
-        """Return a prepared image."""
+        """Return a prepared image, (C, *spatial)."""
         return preparation.image(self.load_image(case, intensity), None)
 
     def identity(self, case: Case) -> tuple[object, ...]:
@@ -201,27 +185,26 @@ class SiteFolder(ABC):
         """
         if not names or not self.channel_names:
             return self
-        known = {plain_name(name) for name in names}
+        self.check_channels(names, "the federation's")
+        return replace(self, federation_channels=tuple(names))
+
+    def check_channels(self, names: Sequence[str], owner: str) -> None:
+        """Check that the site has no other channels than a federation's, by `plain_name`."""
+        known = set(map(plain_name, names))
         for name in self.channel_names:
             if plain_name(name) not in known:
-                raise self.error(
-                    f"has the channel {name!r}, and the federation's are {', '.join(names)}",
-                    hint="Name a channel alike at all sites; one site has to have them all.",
-                )
-        return replace(self, federation_channels=tuple(names))
+                hint = "Name a channel alike at all sites; one site has to have them all."
+                raise self.error(f"has the channel {name!r}, and {owner} are {', '.join(names)}", hint=hint)
 
     @property
     def partial(self) -> bool:
         """Return whether some class or voxel of a case may not be annotated."""
-        cases = (case for split in SPLITS for case in self.cases[split])
-        return self.ignore is not None or any(case.annotated is not None for case in cases)
+        return self.ignore is not None or any(case.annotated is not None for case in self.listed_cases)
 
     def annotated(self, *splits: str, in_all: bool = False) -> tuple[str, ...]:
-        """Return the classes, without the background, that some case has annotated.
+        """Return the classes, without the background, that a case of some (or all) splits has annotated.
 
-        Args:
-            splits: names of splits; all by default.
-            in_all: whether every case must show a class in full; none where a voxel may be unknown.
+        With ``in_all``, every case must show a class in full, which no case with unknown voxels does.
         """
         cases = [case for split in splits or SPLITS for case in self.cases[split]]
         sets = [self.annotated_set(case, self.classes)[1:] for case in cases]
@@ -236,11 +219,9 @@ class SiteFolder(ABC):
         return replace(self, cases={**self.cases, "training": training})
 
     def with_classes(self, names: Sequence[str], sites: Sequence[SiteFolder] = ()) -> Self:
-        """Return the site with label maps of a federation's classes, in its order; a complete one unchanged.
+        """Return a partial site with label maps of a federation's classes, background first.
 
-        Args:
-            names: the federation's classes, background first.
-            sites: sites that share the code of the label maps.
+        All ``sites`` of a federation share one code of the label maps.
 
         Raises:
             DataError: when the site has annotated a class that the federation does not know.
@@ -315,11 +296,7 @@ class SiteFolder(ABC):
             raise unreadable(self.name, path, error) from error
 
     def check_splits(self) -> None:
-        """Check that the splits make a site that trains or an unseen one, and share no case and no patient.
-
-        Raises:
-            DataError: when a required split is empty, or a case is listed twice.
-        """
+        """Check that the splits make a training or an unseen site, and share no case and no patient."""
         empty = [split for split in SPLITS if not self.cases[split]]
         if len(empty) == len(SPLITS):
             raise self.error("lists no case")
@@ -333,9 +310,8 @@ class SiteFolder(ABC):
             for case in (case for case in self.cases[split] if case.patient):
                 other, first = patients.setdefault(case.patient, (split, case))
                 if other != split:
-                    problem = (
-                        f"patient {own(case.patient)} is in {split}, and in {other} with {own(first.name)}"
-                    )
+                    where = f"is in {split}, and in {other} with {own(first.name)}"
+                    problem = f"patient {own(case.patient)} {where}"
                     raise self.error(problem, case.image, hint=_ONE_SPLIT)
         files = real_paths(c.image for c in self.listed_cases)
         places: set[tuple[Path, int | None]] = set()

@@ -65,9 +65,9 @@ class Proposal:
         return {split: len(self.content[split]) for split in SPLITS}
 
 
-def has_layout(folder: Path) -> bool:
-    """Return whether a folder holds images and label maps in one of the layouts."""
-    return _layout(folder) is not None
+def find_layout(folder: Path) -> tuple[str, str] | None:
+    """Return the names of the folders of images and label maps in a folder, or ``None``."""
+    return next((pair for pair in _TRAINING if all((folder / part).is_dir() for part in pair)), None)
 
 
 def propose(
@@ -93,12 +93,9 @@ def propose(
         seed: seed of the split.
         series: the DICOM series to use of a case with several (`medfedaug.data.io.dicom_series.select`).
         on_label: called with the numbers of label maps that are read and that exist.
-
-    Raises:
-        DataError: naming what cannot be used; nothing is written.
     """
     folder = Path(folder)
-    layout = _layout(folder)
+    layout = find_layout(folder)
     if layout is None:
         problem = "holds no images beside label maps" if folder.is_dir() else "no such folder"
         pairs = ", ".join(f"{images} and {maps}" for images, maps in _TRAINING)
@@ -128,41 +125,37 @@ def propose(
     if ignore is not None:
         content[IGNORE] = ignore
         notes.append(f"voxels with the value {ignore} are unknown: neither learned nor scored")
-    channel_names = existing.get("channel_names") or existing.get("modality") or {}
-    if channel_names:
-        content["channel_names"] = channel_names
+    listed_channels = existing.get("channel_names") or existing.get("modality") or {}
+    if not isinstance(listed_channels, dict):
+        raise DataError("'channel_names' or 'modality' does not map indices to names", path=folder / LISTING)
+    if listed_channels:
+        content["channel_names"] = listed_channels
     split = _split(name, cases, tested, seed)
     content |= {key: [_row(folder, case) for case in listed] for key, listed in split.items()}
     if not split["training"]:
         notes.append("fewer than three patients: an unseen site, which is tested only")
+    names, channel_names = tuple(classes.values()), tuple(map(str, listed_channels.values()))
     site = VolumeFolder(
-        *(name, folder, tuple(classes.values()), split),
-        channel_names=tuple(map(str, channel_names.values())),
-        label_values=values,
-        ignore=ignore,
+        name, folder, names, split, channel_names=channel_names, label_values=values, ignore=ignore
     )
     site.check_splits()
     site.check_files()
     return Proposal(site, content, " and ".join(layout), tuple(notes))
 
 
-def check_alike(proposals: Sequence[Proposal]) -> None:
+def check_same_classes(proposals: Sequence[Proposal]) -> None:
     """Check that the sites of one federation have the same classes."""
     first, *others = proposals
     for other in others:
         try:
             check_classes(other.site, first.site.classes, f"site {first.site.name}")
         except DataError as error:
-            problem = str(error).removesuffix(".")
-            raise DataError(problem, hint="Give --labels for all sites at once.") from error
+            hint = "Give --labels for all sites at once."
+            raise DataError(str(error).removesuffix("."), hint=hint) from error
 
 
 def write_proposal(proposal: Proposal) -> Path:
-    """Write ``dataset.json``, and keep an existing one as ``dataset.before.json``.
-
-    Raises:
-        DataError: when both exist.
-    """
+    """Write ``dataset.json``, and keep an existing one as ``dataset.before.json``, which must not exist."""
     target, kept = proposal.folder / LISTING, proposal.folder / _BEFORE
     if target.exists():
         if kept.exists():
@@ -170,10 +163,6 @@ def write_proposal(proposal: Proposal) -> Path:
         target.rename(kept)
     write_json(target, proposal.content)
     return target
-
-
-def _layout(folder: Path) -> tuple[str, str] | None:
-    return next((pair for pair in _TRAINING if all((folder / part).is_dir() for part in pair)), None)
 
 
 def _existing(folder: Path) -> dict[str, Any]:

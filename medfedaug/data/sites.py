@@ -56,10 +56,7 @@ def find_sites(data_dir: str | Path, limit: int | None = None) -> list[SiteFolde
 
 
 def site_statistics(
-    site: SiteFolder,
-    intensity: str = "raw",
-    preparation: Preparation | None = None,
-    over: str = "image",
+    site: SiteFolder, intensity: str = "raw", preparation: Preparation | None = None, over: str = "image"
 ) -> ChannelStatistics:
     """Compute the site's channel statistics (FedRDN Eq. 5-6) over its prepared training images.
 
@@ -75,8 +72,8 @@ def site_statistics(
     Raises:
         DataError: when an image cannot be read, or a channel is constant in all of them.
     """
-    split, prepared = "training" if site.trains else "test", preparation or Preparation()
-    images = site.images(split, intensity, prepared)
+    cases, prepared = site.cases["training"] or site.cases["test"], preparation or Preparation()
+    images = (site.prepared_image(case, intensity, prepared) for case in cases)
     return checked_statistics(site, lambda: average_moments(prepared.moments(x, over) for x in images))
 
 
@@ -94,14 +91,10 @@ def federation_channels(sites: Sequence[SiteFolder]) -> tuple[str, ...]:
     Another site may lack channels, but not add any: a misspelt name would be a new channel.
     """
     complete = max(sites, key=lambda site: len(site.channel_names))
-    known = set(map(plain_name, complete.channel_names))
+    names = complete.channel_names
     for site in sites:
-        for name in site.channel_names:
-            if plain_name(name) not in known:
-                names = f"the {len(known)} of site {complete.name} are {', '.join(complete.channel_names)}"
-                hint = "Name a channel alike at all sites; one site has to have them all."
-                raise site.error(f"has the channel {name!r}, and {names}", hint=hint)
-    return complete.channel_names
+        site.check_channels(names, f"the {len(names)} of site {complete.name}")
+    return names
 
 
 def check_voxels(sites: Iterable[SiteFolder]) -> None:
@@ -171,11 +164,7 @@ def federation_settings(sites: Sequence[SiteFolder], holdout: Sequence[str] = ()
 def check_federation(
     sites: Sequence[SiteFolder], holdout: Sequence[str] = ()
 ) -> tuple[str, int, tuple[str, ...]]:
-    """Check by headers that the sites' data fit each other.
-
-    Args:
-        sites: the sites.
-        holdout: names of sites that do not train.
+    """Check by headers that the sites' data fit each other; sites in ``holdout`` do not train.
 
     Returns:
         The task, the number of channels, and the classes: of volumes in the order of their labels, of

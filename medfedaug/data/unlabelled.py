@@ -146,8 +146,7 @@ class _Cases:
 def _list_cases(images: Path, task: str, site: str, leave_out: Path | None, series: str | None) -> _Cases:
     if is_federation(images):
         raise DataError("is a benchmark's folder", site=site, path=images, hint="Give one site's folder.")
-    inside = [path for path in sorted(images.iterdir()) if not path.name.startswith(".")]
-    if any((path / _LISTING).exists() for path in inside):
+    if any((path / _LISTING).exists() for path in images.iterdir() if not path.name.startswith(".")):
         raise DataError("holds folders of sites", site=site, path=images, hint="Give one site's folder.")
     dense = task == "segmentation"
     content = scan(images, skip=_skipping(leave_out), take=is_volume_file if dense else is_photograph)
@@ -222,12 +221,8 @@ def _below(path: Path, root: Path) -> str:
 
 def _named_cases(paths: Sequence[Path], root: Path | None = None, used: Collection[str] = ()) -> list[Case]:
     """Name cases by their files without suffixes, or with suffixes where two would have one name."""
-
-    def full(path: Path) -> str:
-        return _below(path, root) if root is not None else path.resolve().name
-
-    def short(path: Path) -> str:
-        return without_suffix(full(path))
-
-    numbers = Counter([*map(short, paths), *used])
-    return [Case(short(path) if numbers[short(path)] == 1 else full(path), path, "") for path in paths]
+    names = [_below(path, root) if root is not None else path.resolve().name for path in paths]
+    stems = [without_suffix(name) for name in names]
+    numbers = Counter([*stems, *used])
+    listed = zip(paths, names, stems, strict=True)
+    return [Case(stem if numbers[stem] == 1 else name, path, "") for path, name, stem in listed]

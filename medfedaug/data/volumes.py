@@ -44,7 +44,7 @@ class VolumeFolder(SiteFolder):
     task = "segmentation"
     listing = "dataset.json"
     compares_axes: ClassVar[bool] = True
-    """Whether headers state where the axes point; some published label maps have an empty header."""
+    """Flag: headers state where the axes point; some published label maps have an empty header."""
 
     @property
     def has_photographs(self) -> bool:
@@ -233,11 +233,7 @@ class VolumeFolder(SiteFolder):
         return image, label
 
     def load_label(self, case: Case) -> torch.Tensor:
-        """Return the label map, (1, H, W, D), uint8, above 256 classes int32; 0 for an unknown class.
-
-        Raises:
-            DataError: naming site and file, where it cannot be read, and for labels outside the classes.
-        """
+        """Return the label map, (1, H, W, D), uint8, above 256 classes int32; 0 for an unknown class."""
         return self.load_shown(case)[0]
 
     def load_shown(self, case: Case) -> tuple[torch.Tensor, tuple[str, ...]]:

@@ -10,7 +10,7 @@ from medfedaug.analysis.pilot import METHODS, Pilot
 from medfedaug.analysis.prospect import Prospect, make_prospect
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
-from medfedaug.data.quality.image_fingerprint import SAMPLE, fingerprint_of
+from medfedaug.data.quality.image_fingerprint import SAMPLE, fingerprint_of, sample_cases
 from medfedaug.data.sites import arrange, find_sites, unlabelled_sites
 from medfedaug.errors import ConfigError
 from medfedaug.experiments.axes import parse_axis
@@ -71,7 +71,7 @@ def prospect_of(
         ConfigError: for sites that cannot be compared, or a record that cannot be read.
         DataError: for images that cannot be read.
     """
-    found = [fingerprint_of(site, sample, on_case) for site in sites]
+    found = [fingerprint_of(site, sample_cases(site, sample), on_case) for site in sites]
     return make_prospect(found, norm=norm, pilot=pilot, record=record)
 
 

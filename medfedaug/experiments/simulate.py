@@ -20,7 +20,7 @@ from medfedaug.config.training_scripts import loop_reference
 from medfedaug.data.base import SiteFolder, is_own_data
 from medfedaug.data.benchmarks import OWN_DATA, is_federation, read_federation
 from medfedaug.data.quality.file_hashes import (
-    check_made_with,
+    check_same_files,
     check_unchanged,
     fingerprint_files,
     fingerprint_sites,
@@ -363,7 +363,7 @@ def _finished(simulation: _Simulation) -> dict[str, Any]:
     if not same:
         raise ConfigError(f"{out} holds a finished run with other settings; choose another folder")
     if isinstance(made_with := results.get(_FILES), dict):  # an earlier release recorded none
-        check_made_with(made_with, fingerprint_sites(run.sites), out, run.data_dir)
+        check_same_files(made_with, fingerprint_sites(run.sites), out, run.data_dir)
     return results
 
 

@@ -17,11 +17,11 @@ from medfedaug.data.quality.image_fingerprint import (
     ImageFingerprint,
     as_rows,
     case_numbers,
-    described,
     entry_shapes,
-    fingerprint_of_cases,
+    fingerprint_of,
+    from_means,
     from_rows,
-    sampled,
+    sample_cases,
 )
 from medfedaug.errors import RunFailed, UpdateRefused
 from medfedaug.federation.messages.messages import PROSPECT, Reply, Request, namespaced, own_entries
@@ -46,7 +46,7 @@ class ProspectExchange(SiteExchange):
     """
 
     def __init__(self, site: SiteFolder, limit: int | None = SAMPLE, least: int = 1) -> None:
-        self.site, self.chosen = site, sampled(site, limit, least)
+        self.site, self.chosen = site, sample_cases(site, limit, least)
 
     def sample(self) -> Sequence[Case]:
         """Return the sampled cases."""
@@ -54,7 +54,7 @@ class ProspectExchange(SiteExchange):
 
     def collect(self) -> Payload:
         """See `medfedaug.data.quality.image_fingerprint.fingerprint_of`."""
-        fingerprint = fingerprint_of_cases(self.site, self.chosen)
+        fingerprint = fingerprint_of(self.site, self.chosen)
         return {name: value.float() for name, value in fingerprint.entries.items()}
 
     def contributions(self, bounds: Bounds) -> Contributions:
@@ -108,7 +108,7 @@ def site_prospect(site: SiteFolder, guard: PrivacyGuard) -> Reply:
     exchange = ProspectExchange(site, None if policy.noise_multiplier else SAMPLE, policy.min_images)
     guard.observe(PROSPECT, exchange)
     payload = guard.collect(PROSPECT, exchange)
-    fingerprint = described(site, payload, len(exchange.chosen))
+    fingerprint = from_means(site, payload, len(exchange.chosen))
     least = 0 if policy.scores != SUMMARY else policy.min_images
     counts = {name: getattr(fingerprint, name) for name in _COUNTS}
     reply.payload = namespaced(payload, PROSPECT)
@@ -174,7 +174,7 @@ class Prospecting:
             entries = {name: value.float() for name, value in fingerprint.entries.items()}
             counts = [float(getattr(fingerprint, name)) for name in (*_COUNTS, "noise")]
             entries["counts"] = torch.tensor(counts, dtype=torch.float64)
-            entries["tells"] = torch.from_numpy(fingerprint.tells).double()
+            entries["tells"] = torch.from_numpy(fingerprint.annotated_mask).double()
             once.update({f"{PROSPECT}/{name}/{site}": value for name, value in entries.items()})
         scanners = {
             site: dict(fingerprint.scanners)

@@ -22,7 +22,7 @@ from medfedaug.federation.site.training_state import random_state, set_random_st
 from medfedaug.methods.base import Step, Targets, overridden
 from medfedaug.models.freezing import hold_norms
 from medfedaug.models.supervision import DeepSupervision
-from medfedaug.sampling.prefetch import ahead, on_device
+from medfedaug.sampling.prefetch import on_device, prefetch
 
 if TYPE_CHECKING:
     from medfedaug.federation.site.model import SiteModel
@@ -134,7 +134,7 @@ class LocalTraining:
                 part.continue_round()
         losses = checkpoint.resume(roots, getattr(loader, "dataset", None), self.device)
         batches = checkpoint.numbered(_batches(loader, round_, len(losses)))
-        for batch, data in ahead(batches, self.ahead, self.device):
+        for batch, data in prefetch(batches, self.ahead, self.device):
             self.check_stop(should_stop)
             losses.append(step(*on_device(batch, self.device)))
             checkpoint.step(roots, losses, data, self.device)

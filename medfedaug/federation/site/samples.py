@@ -23,7 +23,7 @@ from medfedaug.data.preparation.preparation import LANDMARKS, Placement
 from medfedaug.data.sites import checked_statistics
 from medfedaug.methods.base import SitePart
 from medfedaug.sampling.augmentation import TrainingDataset
-from medfedaug.sampling.prefetch import ahead, on_device
+from medfedaug.sampling.prefetch import on_device, prefetch
 from medfedaug.statistics import ChannelStatistics, average_moments
 from medfedaug.tasks import EvaluationCase, Sample, Task
 
@@ -236,7 +236,7 @@ class SiteSamples:
         """Yield batches of images, transformed for evaluation and on the network's device, with targets."""
         dataset = Dataset(samples, self.batch_transform())
         loader = DataLoader(dataset, batch_size=self.config.batch_size, collate_fn=self.task.collate)
-        for batch in ahead(loader, self.machine.ahead, self.device):
+        for batch in prefetch(loader, self.machine.ahead, self.device):
             yield on_device(batch, self.device)
 
     def images(self, samples: Sequence[Sample]) -> Iterator[Tensor]:
