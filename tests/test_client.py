@@ -522,7 +522,7 @@ def test_without_nvflare_or_a_job_there_is_no_loop(run, data, tmp_path, script):
     config = configured("fedavg", "some_loop")
     trainer = SiteTrainer(config, data / "site_A", "cpu")
     reply = Site("site_A", trainer).answer(Request(TRAIN, 1, FederationServer(config).state, run="0" * 32))
-    assert reply.error == "site site_A: nothing here runs the loop some_loop"
+    assert reply.error == "site site_A: this engine does not run the loop some_loop"
     with pytest.raises(MedFedAugError, match="no job runs this script: start it with"):
         client.join()
 

@@ -35,12 +35,7 @@ class OutOfTurn(MedFedAugError):
 
 @dataclass(frozen=True)
 class Member:
-    """A site's own values for a round's training, independent of the server.
-
-    Args:
-        weight: the site's weight in the mean of the models.
-        config: the hash of the job's configuration.
-    """
+    """A site's weight and configuration hash, computed independently of the server."""
 
     weight: float
     config: str

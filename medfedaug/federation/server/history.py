@@ -136,14 +136,7 @@ class RunHistory:
         self.tell("round_started", round=request.round, rounds=rounds)
 
     def trained(self, site: str, reply: Reply, *, scored: bool, **more: int) -> None:
-        """Record a used update, and a score of its starting model if one was requested.
-
-        Args:
-            site: the sender.
-            reply: the update.
-            scored: whether a score was requested.
-            **more: the server's numbers about the update.
-        """
+        """Record a used update with the server's numbers, and the requested score of its starting model."""
         entry, metrics = self.rounds[-1], dict(reply.metrics)
         score, reason = metrics.pop(f"val_{self.metric}", None), metrics.pop(UNSCORED, None)
         if scored:

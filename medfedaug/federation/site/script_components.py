@@ -77,12 +77,7 @@ class _FixedSamples(Sequence[Sample]):
 
 
 class ScriptSamples(SiteSamples):
-    """The samples of a site whose training images a script prepares.
-
-    Args:
-        samples: the prepared samples.
-        **site: see `SiteSamples`.
-    """
+    """The samples of a site whose training images a script prepares."""
 
     def __init__(self, *, samples: Sequence[Sample], **site: Any) -> None:
         super().__init__(**site)

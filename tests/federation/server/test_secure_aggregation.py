@@ -251,6 +251,21 @@ def lying(change):
     return type("LyingNow", (Lying,), {"changes": staticmethod(change)})
 
 
+def spoiling(task, site, masks):
+    """A carrier that replaces the masks of one site's replies to a task: `masks(reply)`."""
+
+    class Spoiling(Recording):
+        def ask(self, request, sites, needed, accept):
+            def spoil(name, reply):
+                if request.task == task and name == site:
+                    reply.masks = masks(reply)
+                return accept(name, reply)
+
+            return super().ask(request, sites, needed, spoil)
+
+    return Spoiling
+
+
 def replaced(request, **masks):
     return Request(**{**vars(request), "masks": {**request.masks, **masks}})
 
@@ -400,17 +415,11 @@ def test_keys_and_shares_that_were_changed_on_the_way_are_noticed(federation):
 
 
 def test_a_hostile_site_can_end_the_run_and_nobody_can_tell_which(federation):
-    class Rubbish(Recording):
-        def ask(self, request, sites, needed, accept):
-            def spoil(site, reply):
-                if request.task == TRAIN and site == "C":
-                    reply.masks = {MASKED: torch.randint(-(2**62), 2**62, reply.masks[MASKED].shape)}
-                return accept(site, reply)
-
-            return super().ask(request, sites, needed, spoil)
+    def rubbish(reply):
+        return {MASKED: torch.randint(-(2**62), 2**62, reply.masks[MASKED].shape)}
 
     with pytest.raises(RunFailed, match=r"mean of A, B, C, D cannot be used .* nobody can tell whose"):
-        federation(carrier=Rubbish)
+        federation(carrier=spoiling(TRAIN, "C", rubbish))
 
 
 @pytest.mark.parametrize(
@@ -424,33 +433,18 @@ def test_a_hostile_site_can_end_the_run_and_nobody_can_tell_which(federation):
     ],
 )
 def test_what_is_no_masked_update_is_refused_by_name(federation, spoil):
-    class Spoilt(Recording):
-        def ask(self, request, sites, needed, accept):
-            def change(site, reply):
-                if request.task == TRAIN and site == "C":
-                    reply.masks = spoil(reply)
-                return accept(site, reply)
-
-            return super().ask(request, sites, needed, change)
-
-    server = federation(carrier=Spoilt, min_sites=3)
+    server = federation(carrier=spoiling(TRAIN, "C", spoil), min_sites=3)
     (entry,) = server.rounds
     assert [refused["site"] for refused in entry["refused"]] == ["C"]
     assert entry["methods"]["masks"]["recovered"] == ["C"]
 
 
 def test_false_shares_end_the_run_and_are_named(federation):
-    class FalseShares(Recording):
-        def ask(self, request, sites, needed, accept):
-            def change(site, reply):
-                if request.task == OPEN and site == "B":
-                    reply.masks = {name: bytes(len(share)) for name, share in reply.masks.items()}
-                return accept(site, reply)
-
-            return super().ask(request, sites, needed, change)
+    def false_shares(reply):
+        return {name: bytes(len(share)) for name, share in reply.masks.items()}
 
     with pytest.raises(RunFailed, match="cannot be put together, since one of A, B, C sent a false share"):
-        federation(carrier=FalseShares)
+        federation(carrier=spoiling(OPEN, "B", false_shares))
 
 
 def test_a_number_that_does_not_fit_is_refused_by_its_own_site(federation):

@@ -273,7 +273,7 @@ def test_half_a_round_is_of_no_use_for_another_request(interrupted, monkeypatch,
     if differs == "weights":
         other = replace(request, weights={key: value + 0.1 for key, value in request.weights.items()})
     else:
-        monkeypatch.setattr("medfedaug.federation.site.interrupted_round.__version__", "another")
+        monkeypatch.setattr("medfedaug.federation.site.trainer.__version__", "another")
     expected = Machines(machines.config, machines.data, machines.state.with_name("other")).sites["B"]
     assert expected.answer(replace(request, task="prepare")).error == ""
     site = machines.start("B")
