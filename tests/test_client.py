@@ -93,13 +93,13 @@ def requests(config: RunConfig, data: Path):
     return asked
 
 
-def assert_same(found: Reply, expected: Reply) -> None:
-    assert not found.error, found.error
-    assert same(found.weights, expected.weights)
-    assert same(found.payload, expected.payload)
-    assert found.num_samples == expected.num_samples
+def assert_same(reply: Reply, expected: Reply) -> None:
+    assert not reply.error, reply.error
+    assert same(reply.weights, expected.weights)
+    assert same(reply.payload, expected.payload)
+    assert reply.num_samples == expected.num_samples
     left_out = {"seconds", "train_loss"}
-    assert {k: v for k, v in found.metrics.items() if k not in left_out} == {
+    assert {k: v for k, v in reply.metrics.items() if k not in left_out} == {
         k: v for k, v in expected.metrics.items() if k not in left_out
     }
 

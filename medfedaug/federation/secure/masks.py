@@ -222,7 +222,7 @@ class SiteMasks:
         round_ = self._current(
             request, _Step.DEALT, "this round's keys were used already, or no shares were dealt"
         )
-        round_.step = _Step.TRAINING
+        round_.step = _Step.TRAINING  # used up, even if a check fails
         training, agreement = round_.training, round_.agreed
         try:
             digest = request_digest(request, once)

@@ -81,13 +81,13 @@ def test_a_step_is_the_mean_of_clipped_gradients_of_single_cases(federation, cli
 def test_the_noise_is_as_large_as_it_says_and_never_the_same(federation):
     sigma, clip = 3.0, 0.05
     noisy = private(sgd_noise_multiplier=sigma, sgd_clip=clip)
-    found = []
+    noises = []
     for _ in range(6):
         start, reply = updates(federation, noisy, optimizer="sgd")
         step = by_hand(federation.root / "A", start, clip)
         left = [(start[k] - reply.weights[k]).double() / RATE - step[k] for k in reply.weights]
-        found.append(torch.cat([part.flatten() for part in left]))
-    noise = torch.stack(found)
+        noises.append(torch.cat([part.flatten() for part in left]))
+    noise = torch.stack(noises)
     expected, count = sigma * clip / 6, noise.numel()  # six cases
     assert abs(float(noise.std()) / expected - 1) < 6 / (2 * count) ** 0.5
     assert abs(float(noise.mean())) < 6 * expected / count**0.5
