@@ -24,7 +24,7 @@ class Planning:
         self.sites: dict[str, Payload] = {}
         self.refused: dict[str, str] = {}
         self.result: Planned | None = None
-        self._lock = threading.Lock()  # sites answer in threads of their own
+        self._lock = threading.Lock()  # sites answer in separate threads
 
     def request(self) -> Request:
         """Ask a site for its fingerprint."""

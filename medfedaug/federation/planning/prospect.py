@@ -123,7 +123,7 @@ class Prospecting:
         self.config, self.run = config, run
         self.sites: dict[str, ImageFingerprint] = {}
         self.missing: dict[str, str] = {}
-        self._lock = threading.Lock()  # sites answer in threads of their own
+        self._lock = threading.Lock()  # sites answer in separate threads
 
     @property
     def shapes(self) -> Shapes:
@@ -203,7 +203,7 @@ def _fingerprint(
     site: str, config: RunConfig, payload: Payload, metrics: Mapping[str, Any]
 ) -> ImageFingerprint:
     """Build a fingerprint from a message."""
-    noise = metrics.get("noise")
+    noise: Any = metrics.get("noise")
     if not is_number(noise) or noise < 0:
         raise UpdateRefused(site, f"{PROSPECT}/noise", expected="a deviation", got="another value")
     values = {

@@ -155,7 +155,7 @@ class SiteMasks:
         try:
             digest, weights = Training.read(request.masks)
         except ValueError as error:
-            raise self._refused("the server did not say what is to be trained") from error
+            raise self._refused("the server announced no training") from error
         weight = weights.get(self.site)
         if weight is None:
             raise self._refused("the server asks it for keys, and it is none of the sites that it names")

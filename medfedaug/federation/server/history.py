@@ -235,12 +235,12 @@ class RunHistory:
         if lowered:
             entry["shares"] = {site: after for site, (_, after) in sorted(lowered.items())}
         for name, summary in summaries.items():
-            numbers = dict(summary)
-            if size := numbers.pop("bytes", None):  # of other messages than updates, such as keys
+            values = dict(summary)
+            if size := values.pop("bytes", None):  # of other messages than updates, such as keys
                 entry["bytes"][name] = size
                 entry["bytes_up"] += size["up"]
                 entry["bytes_down"] += size["down"]
-            entry["methods"].setdefault(name, {}).update(numbers)
+            entry["methods"].setdefault(name, {}).update(values)
         entry["seconds"] = seconds
         samples = sum(numbers.get("samples", 0) for numbers in entry["sites"].values())
         more = {"samples": samples, "bytes": entry["bytes"]}
