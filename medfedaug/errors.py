@@ -114,20 +114,20 @@ def warn(problem: str, *, site: str | None = None, path: str | Path | None = Non
 
 
 @contextmanager
-def warnings_to(tell: Callable[[str], None], told: set[str] | None = None) -> Iterator[None]:
+def warnings_to(tell: Callable[[str], None], seen: set[str] | None = None) -> Iterator[None]:
     """Pass each of our warnings once to a function; show others as before.
 
     Args:
         tell: called with the text of each warning.
-        told: texts of earlier warnings, to which new ones are added.
+        seen: texts of earlier warnings, to which new ones are added.
     """
-    told = set() if told is None else told
+    seen = set() if seen is None else seen
 
     def show(message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any) -> None:
         if not issubclass(category, MedFedAugWarning):
             before(message, category, *args, **kwargs)
-        elif str(message) not in told:
-            told.add(str(message))
+        elif str(message) not in seen:
+            seen.add(str(message))
             tell(str(message))
 
     with warnings.catch_warnings():

@@ -125,11 +125,11 @@ class Composition:
         if config.secure_aggregation:
             if config.max_step:
                 raise ConfigError("secure aggregation: max_step compares single updates, which nobody sees")
-            self.sums = SumLayout(self.methods, self._server_context(task), self.sent, config.max_share)
+            self.sums = SumLayout(self.methods, self.server_context(task=task), self.sent, config.max_share)
 
     def _methods_constraints(self, task: Task) -> Iterator[Constraints]:
         """Yield the methods' constraints, with ``exchange`` if one excludes that."""
-        matters, context = methods_with(self.methods, "exchange", "excludes"), self._server_context(task)
+        matters, context = methods_with(self.methods, "exchange", "excludes"), self.server_context(task=task)
         for method in self.methods:
             declared = constraints(method)
             exchanges = (method.before_training(context), method.every_round(context)) if matters else ()
@@ -159,17 +159,16 @@ class Composition:
         if not criterion.takes_probabilities:
             yield Constraints(f"the loss {criterion.name}", excludes=frozenset({"soft_labels"}))
 
-    def server_context(self, weights: Callable[[], Mapping[str, float]] = dict) -> ServerContext:
+    def server_context(
+        self, weights: Callable[[], Mapping[str, float]] = dict, task: Task | None = None
+    ) -> ServerContext:
         """Return the context of the methods' server halves."""
-        return self._server_context(self.task(), weights)
-
-    def _server_context(self, task: Task, weights: Callable[[], Mapping[str, float]] = dict) -> ServerContext:
         return ServerContext(
             self.network,
             self.channels,
             local_entries=self.kept_keys,
             weights=weights,
-            task=task,
+            task=task or self.task(),
             rounds=self._config.rounds,
         )
 

@@ -85,7 +85,7 @@ def run_in_process(
     if resume and checkpoint is not None:
         server.restore(checkpoint)
     # Methods that compute the global model keep tensors on the CPU.
-    if target.type != "cpu" and not server.has_aggregators:
+    if target.type != "cpu" and not server.aggregation.aggregators:
         server.move_models(target)
         for trainer in trainers.values():
             trainer.exchange_device = target
@@ -227,13 +227,7 @@ InProcessEngine.carrier = InProcessCarrier
 
 
 class Checkpointing:
-    """Saves the states of the server and the sites for the same round.
-
-    Args:
-        server: the server, restored in a resumed run.
-        trainers: the sites' trainers.
-        checkpoint: the server's file; ``None`` keeps nothing.
-    """
+    """Saves the states of the server and the sites for the same round; nothing without a file."""
 
     def __init__(
         self, server: FederationServer, trainers: Iterable[SiteTrainer], checkpoint: Path | None

@@ -137,7 +137,7 @@ def _prospect(server: FederationServer, carrier: Carrier) -> None:
     _ask(server, carrier, prospecting.request(), everybody, len(everybody), prospecting.accept)
     prospecting.finish()
     present = sorted(prospecting.sites)
-    _ask(server, carrier, prospecting.full_set(), present, len(present), prospecting.accept_receipt)
+    _ask(server, carrier, prospecting.full_set(), present, len(present), lambda site, reply: not reply.error)
 
 
 def _round(server: FederationServer, carrier: Carrier) -> None:

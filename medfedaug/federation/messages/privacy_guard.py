@@ -24,6 +24,33 @@ from medfedaug.privacy.policy import SUMMARY, PrivacyPolicy
 _log = logging.getLogger(__name__)
 
 
+def spend_budget(
+    site: str,
+    policy: PrivacyPolicy,
+    ledger: PrivacyLedger,
+    what: str,
+    noise: float,
+    identities: Callable[[], Collection[bytes]],
+    *,
+    releases: int = 1,
+    rate: float = 1.0,
+) -> float:
+    """Enter releases with noise in a site's ledger; return ε of all its releases.
+
+    Raises:
+        PrivacyRefused: when they would exceed the budget of the policy, or the ledger cannot be used.
+    """
+    assert policy.max_epsilon is not None
+    try:
+        epsilon = ledger.spend(noise, policy.delta, policy.max_epsilon, identities(), releases, rate)
+    except ConfigError as error:
+        raise PrivacyRefused(site, str(error)) from error
+    if epsilon is None:
+        limit = f"ε = {policy.max_epsilon:g} (δ = {policy.delta:g})"
+        raise PrivacyRefused(site, f"privacy budget spent: {what} would exceed {limit}")
+    return epsilon
+
+
 class PrivacyGuard:
     """Applies a site's policy to all payloads of its methods.
 
@@ -148,21 +175,11 @@ class PrivacyGuard:
         )
 
     def _spend(self, what: str, noise: float, releases: int = 1, rate: float = 1.0) -> float:
-        policy = self.policy
-        assert policy.max_epsilon is not None
-        try:
-            budget = (noise, policy.delta, policy.max_epsilon)
-            epsilon = self.ledger.spend(*budget, self.identities(), releases, rate)
-        except ConfigError as error:
-            raise PrivacyRefused(self.site, str(error)) from error
-        if epsilon is None:
-            raise PrivacyRefused(
-                self.site,
-                f"privacy budget spent: {what} would exceed ε = {policy.max_epsilon:g} "
-                f"(δ = {policy.delta:g})",
-            )
-        self._epsilon = epsilon
-        return epsilon
+        site, policy, identities = self.site, self.policy, self.identities
+        self._epsilon = spend_budget(
+            site, policy, self.ledger, what, noise, identities, releases=releases, rate=rate
+        )
+        return self._epsilon
 
     def _contributions(self, name: str, exchange: SiteExchange) -> Contributions:
         try:

@@ -29,11 +29,7 @@ class ScoringSpec:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ScoringSpec:
-        """Read a request.
-
-        Raises:
-            ConfigError: for anything else.
-        """
+        """Read a request."""
         check_keys("scoring: unknown keys", values, [entry.name for entry in fields(cls)])
         try:
             return cls(**{**values, "against": tuple(values.get("against", ()))})

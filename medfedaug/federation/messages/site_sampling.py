@@ -85,7 +85,7 @@ class Participation:
         if size > len(sites):
             raise ConfigError(f"buffer is {size}, and {len(sites)} sites can train: take fewer updates")
         if self.needed(len(sites)) > size:
-            asked = min_sites >= self.least
-            needs = f"min_sites is {min_sites}" if asked else f"the method needs {self.least}"
+            by_user = min_sites >= self.least
+            needs = f"min_sites is {min_sites}" if by_user else f"the method needs {self.least}"
             how = f"buffer {size}" if self.config.buffer else f"participation {self.config.participation}"
             raise ConfigError(f"{needs}, and with {how} a round takes {size} updates of {len(sites)} sites")

@@ -37,7 +37,7 @@ class StateDictValidator:
         self.shapes: Shapes = {key: tuple(state[key].shape) for key in sent}
         self.parameters = {name for name, _ in network.named_parameters()} & set(sent)
         self.variances = _variances(network) & set(sent)
-        self.buffers = self.shapes.keys() - self.parameters
+        self._kinds = {"parameters": self.parameters, "buffers": self.shapes.keys() - self.parameters}
         self.norm = max(_length(state[key] for key in self.parameters), 1.0)
         """The norm of the network's initial parameters, at least 1."""
 
@@ -55,10 +55,10 @@ class StateDictValidator:
                 (`medfedaug.federation.server.outlier_checks.judge_steps`).
         """
         self.check_values(site, weights)
-        moved = self.steps(weights, state)
-        self._check_step(site, "parameters", self.parameters, moved, state)
+        steps = self.steps(weights, state)
+        self._check_step(site, "parameters", steps, state)
         if buffers:
-            self.check_buffers(site, moved, state)
+            self.check_buffers(site, steps, state)
 
     def check_values(self, site: str, weights: Mapping[str, Tensor]) -> None:
         """Check a model's entries, without a comparison."""
@@ -69,7 +69,7 @@ class StateDictValidator:
 
     def check_buffers(self, site: str, steps: Mapping[str, float], state: Mapping[str, Tensor]) -> None:
         """Compare the step of buffers with the buffers of the global model."""
-        self._check_step(site, "buffers", self.buffers, steps, state, _NOBODY_KNOWS if site else "")
+        self._check_step(site, "buffers", steps, state, _NOBODY_KNOWS if site else "")
 
     def steps(self, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, float]:
         """Return the lengths of a checked model's step, of parameters and of buffers.
@@ -78,7 +78,7 @@ class StateDictValidator:
         """
         return {
             what: _length(self._root(k, weights[k]) - self._root(k, state[k]) for k in sorted(keys))
-            for what, keys in (("parameters", self.parameters), ("buffers", self.buffers))
+            for what, keys in self._kinds.items()
         }
 
     def carried(
@@ -120,19 +120,14 @@ class StateDictValidator:
         return (moved.square() if key in self.variances else moved).to(end.dtype)
 
     def _check_step(
-        self,
-        site: str,
-        what: str,
-        keys: Iterable[str],
-        moved: Mapping[str, float],
-        state: Mapping[str, Tensor],
-        doubt: str = "",
+        self, site: str, what: str, steps: Mapping[str, float], state: Mapping[str, Tensor], doubt: str = ""
     ) -> None:
-        """Check the length of a step of entries together."""
-        allowed = _LARGEST_MOVE * max(_length(self._root(key, state[key]) for key in keys), 1.0)
-        if moved[what] > allowed:
+        """Check the length of a step of parameters or buffers."""
+        norm = _length(self._root(key, state[key]) for key in self._kinds[what])
+        allowed = _LARGEST_MOVE * max(norm, 1.0)
+        if steps[what] > allowed:
             expected = f"a step of norm up to {allowed:.4g}"
-            raise UpdateRefused(site, what, expected=expected, got=f"{moved[what]:.4g}{doubt}")
+            raise UpdateRefused(site, what, expected=expected, got=f"{steps[what]:.4g}{doubt}")
 
     def _root(self, key: str, value: Tensor) -> Tensor:
         return value.sqrt() if key in self.variances else value

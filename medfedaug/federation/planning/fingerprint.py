@@ -84,8 +84,8 @@ def fingerprint(site: SiteFolder, classes: Sequence[str], chosen: Sequence[Case]
     if bool((edges == 0).any()):
         edges = torch.zeros_like(edges)
     weights = torch.tensor(weights_by_patient(chosen), dtype=torch.float64)
-    shown = site.annotated("training", in_all=True) if site.partial else classes[1:]
-    complete = torch.tensor([name in shown for name in classes[1:]])
+    annotated = site.annotated("training", in_all=True) if site.partial else classes[1:]
+    complete = torch.tensor([name in annotated for name in classes[1:]])
     return {
         "extent": _quantiles(chosen, sizes * edges.where(edges > 0, 1.0)).float(),
         "spacing": _quantiles(chosen, edges).float(),
@@ -110,11 +110,7 @@ def fingerprint_shapes(num_classes: int, channels: int) -> Shapes:
 
 
 def check_fingerprint(site: str, payload: Payload) -> None:
-    """Check the values of a fingerprint with correct shapes and finite numbers.
-
-    Raises:
-        UpdateRefused: naming the site and the entry.
-    """
+    """Check the values of a fingerprint with correct shapes and finite numbers."""
 
     def check(key: str, valid: Tensor, expected: str) -> None:
         if not bool(valid.all()):
@@ -142,11 +138,6 @@ class FingerprintExchange(SiteExchange):
     """Exchange of the fingerprint: a summary of a sample of the training cases.
 
     Noise cannot be added to it: a site with noise needs a given plan.
-
-    Args:
-        site: the site's folder.
-        classes: the federation's classes, background first.
-        least: the fewest patients that a value may summarise.
     """
 
     def __init__(self, site: SiteFolder, classes: Sequence[str], least: int) -> None:

@@ -12,11 +12,7 @@ from medfedaug.metrics.convergence import ATTEMPTS
 
 
 def pilot_training(job: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
-    """Return a training of a job's pilot; server and sites derive the same.
-
-    Raises:
-        ConfigError: for a training that the job did not announce.
-    """
+    """Return a training of a job's pilot, if the job announced it; server and sites derive the same."""
     methods, rounds = settings.get("methods"), settings.get("rounds")
     if {*settings} != {"methods", "rounds"} or type(methods) is not str or methods not in job.pilot:
         raise ConfigError(

@@ -17,20 +17,14 @@ from medfedaug.methods.base import Payload
 
 
 class Planning:
-    """Gathers fingerprints and makes the plan.
-
-    Args:
-        config: the run before planning.
-        run: the identity of the run.
-        settings: the settings of this training, if it is one of several of its job.
-    """
+    """Gathers fingerprints and makes the plan of a run; ``settings`` are those of `FederationServer`."""
 
     def __init__(self, config: RunConfig, run: str, settings: Mapping[str, Any] | None = None) -> None:
-        self.asked, self.run, self._settings = config, run, dict(settings or {})
+        self.config, self.run, self._settings = config, run, dict(settings or {})
         self.sites: dict[str, Payload] = {}
         self.refused: dict[str, str] = {}
         self.result: Planned | None = None
-        self._lock = threading.Lock()  # sites answer in threads of their own
+        self._lock = threading.Lock()  # sites answer in separate threads
 
     def request(self) -> Request:
         """Ask a site for its fingerprint."""
@@ -49,7 +43,7 @@ class Planning:
                 check_fingerprint(site, payload)
                 accepted.update({key: value.float() for key, value in payload.items()})
 
-        shapes = fingerprint_shapes(self.asked.num_classes, self.asked.in_channels)
+        shapes = fingerprint_shapes(self.config.num_classes, self.config.in_channels)
         accepted: Payload = {}
         reason = refusal(site, check)
         with self._lock:
@@ -69,11 +63,11 @@ class Planning:
         if len(self.sites) < max(needed, 1) or (self.refused and not needed):
             reasons = "; ".join(reason for _, reason in sorted(self.refused.items()))
             raise RunFailed(f"no plan could be made: {reasons or 'no site sent a fingerprint'}")
-        self.result = make_plan(self.sites, self.asked)
+        self.result = make_plan(self.sites, self.config)
 
     def configured(self) -> RunConfig:
         """Return the run with its plan."""
-        return self.asked if self.result is None else self.result.configure(self.asked)
+        return self.config if self.result is None else self.result.configure(self.config)
 
     def saved(self) -> dict[str, Any]:
         """Return the planning's part of a checkpoint."""
@@ -97,4 +91,4 @@ class Planning:
             for site, payload in sorted(self.sites.items())
         }
         reasons = self.result.to_dict()["reasons"]
-        return {"planned": {"asked": self.asked.to_dict(), "reasons": reasons, "fingerprints": fingerprints}}
+        return {"planned": {"asked": self.config.to_dict(), "reasons": reasons, "fingerprints": fingerprints}}

@@ -117,7 +117,8 @@ def make_plan(sites: Mapping[str, Payload], config: RunConfig) -> Planned:
     decided.reasons.append(("fingerprint", summary))
     dims, orientation = _axes_of_plan(decided, size, target, located=located)
     # Fingerprints have the axes R, A and S; from here on the plan's axes apply.
-    order = _axes(orientation or "RAS")
+    axes = nibabel.orientations.axcodes2ornt(tuple(orientation or "RAS"))[:, 0]
+    order = [int(axis) for axis in axes]
     extent, target = extent[order], target[order]
     spacing, why = None, "some volumes do not say how large their voxels are"
     if located:
@@ -264,12 +265,6 @@ def _orientation(dims: int, size: torch.Tensor, edges: torch.Tensor) -> tuple[st
         return "RAS", why
     others = [axis for axis in range(3) if axis != last]
     return "".join("RAS"[axis] for axis in (*others, last)), f"{why}, and slices are cut across the last axis"
-
-
-def _axes(orientation: str) -> list[int]:
-    """Return for each axis its axis of RAS, in either direction."""
-    axes = nibabel.orientations.axcodes2ornt(tuple(orientation))[:, 0]
-    return [int(axis) for axis in axes]
 
 
 def _in_voxels(fingerprint: Payload) -> Payload:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import compress
 from typing import Any
 
@@ -37,13 +37,7 @@ _MOST = 2**31
 
 
 class ProspectExchange(SiteExchange):
-    """Exchange of a fingerprint, a mean over patients: of sampled cases, or with noise of all.
-
-    Args:
-        site: the site's folder.
-        limit: the approximate number of sampled cases; ``None`` for all.
-        least: the fewest patients that a value may summarise.
-    """
+    """Exchange of a fingerprint, a mean over patients: of about ``limit`` cases, or with noise of all."""
 
     def __init__(self, site: SiteFolder, limit: int | None = SAMPLE, least: int = 1) -> None:
         self.site, self.chosen = site, sample_cases(site, limit, least)
@@ -61,16 +55,16 @@ class ProspectExchange(SiteExchange):
         """Return the numbers of each case as rows that add up to 1, which need no bounds."""
         classes, channels = len(self.site.classes), self.channels
         kinds = dict.fromkeys(entry_shapes(self.site.task, classes, channels), HISTOGRAM)
-        return Contributions(kinds, self._rows())
+        rows = (
+            {name: as_rows(name, value) for name, value in case_numbers(self.site, case).items()}
+            for case in self.site.cases["training"]
+        )
+        return Contributions(kinds, rows)
 
     @property
     def channels(self) -> int:
         """The number of channels of the first training case."""
         return self.site.load_image(self.site.cases["training"][0]).shape[0]
-
-    def _rows(self) -> Iterator[Payload]:
-        for case in self.site.cases["training"]:
-            yield {name: as_rows(name, value) for name, value in case_numbers(self.site, case).items()}
 
     def privatised(self, means: Payload, cases: int) -> Payload:
         """Return the noisy means."""
@@ -129,7 +123,7 @@ class Prospecting:
         self.config, self.run = config, run
         self.sites: dict[str, ImageFingerprint] = {}
         self.missing: dict[str, str] = {}
-        self._lock = threading.Lock()  # sites answer in threads of their own
+        self._lock = threading.Lock()  # sites answer in separate threads
 
     @property
     def shapes(self) -> Shapes:
@@ -183,10 +177,6 @@ class Prospecting:
         }
         return Request(PROSPECT, run=self.run, once=once, scanners=scanners)
 
-    def accept_receipt(self, site: str, reply: Reply) -> bool:
-        """Accept a site's receipt of the full set."""
-        return not reply.error
-
 
 def received(config: RunConfig, request: Request) -> list[ImageFingerprint]:
     """Return the fingerprints in the server's request, with the server's checks."""
@@ -213,8 +203,8 @@ def _fingerprint(
     site: str, config: RunConfig, payload: Payload, metrics: Mapping[str, Any]
 ) -> ImageFingerprint:
     """Build a fingerprint from a message."""
-    noise = metrics.get("noise")
-    if noise is None or not is_number(noise) or noise < 0:
+    noise: Any = metrics.get("noise")
+    if not is_number(noise) or noise < 0:
         raise UpdateRefused(site, f"{PROSPECT}/noise", expected="a deviation", got="another value")
     values = {
         **{name: metrics.get(name) for name in _COUNTS},

@@ -105,12 +105,7 @@ class Training:
 
 @dataclass(frozen=True)
 class PublicKeys:
-    """The two public keys of a site for one round.
-
-    Args:
-        cipher: for shares from other sites.
-        mask: for masks shared with other sites.
-    """
+    """The public keys of a site for one round: for shares from other sites, and for common masks."""
 
     cipher: bytes
     mask: bytes

@@ -35,12 +35,7 @@ class OutOfTurn(MedFedAugError):
 
 @dataclass(frozen=True)
 class Member:
-    """A site's own values for a round's training, independent of the server.
-
-    Args:
-        weight: the site's weight in the mean of the models.
-        config: the hash of the job's configuration.
-    """
+    """A site's weight and configuration hash, computed independently of the server."""
 
     weight: float
     config: str
@@ -160,7 +155,7 @@ class SiteMasks:
         try:
             digest, weights = Training.read(request.masks)
         except ValueError as error:
-            raise self._refused("the server did not say what is to be trained") from error
+            raise self._refused("the server announced no training") from error
         weight = weights.get(self.site)
         if weight is None:
             raise self._refused("the server asks it for keys, and it is none of the sites that it names")
@@ -227,7 +222,7 @@ class SiteMasks:
         round_ = self._current(
             request, _Step.DEALT, "this round's keys were used already, or no shares were dealt"
         )
-        round_.step = _Step.TRAINING
+        round_.step = _Step.TRAINING  # used up, even if a check fails
         training, agreement = round_.training, round_.agreed
         try:
             digest = request_digest(request, once)

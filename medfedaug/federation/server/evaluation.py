@@ -159,8 +159,7 @@ class Evaluation:
         if not self.cross_site:
             return
         for kind, key in self._kept_kinds():
-            self._spec, self._source = ScoringSpec(key, kind), (kind, key)
-            yield self._request(LEND, self._spec), sorted(connected)
+            yield self._request(LEND, ScoringSpec(key, kind), (kind, key)), sorted(connected)
 
     def _kept_kinds(self) -> Iterator[tuple[str, str]]:
         """Yield the kinds of models that sites keep, each with its run."""
@@ -177,41 +176,30 @@ class Evaluation:
             if key == FEDERATION:
                 continue
             if sites := [site for site in everybody if run.owner in ("", site)]:
-                yield self._score(ScoringSpec(key, LOCAL, own=not run.owner)), sites
-        yield self._score(ScoringSpec(FEDERATION, GLOBAL, own=False, against=(LOCAL,))), everybody
+                yield self._request(SCORE, ScoringSpec(key, LOCAL, own=not run.owner)), sites
+        yield self._request(SCORE, ScoringSpec(FEDERATION, GLOBAL, own=False, against=(LOCAL,))), everybody
         if self.personal:
-            yield self._score(ScoringSpec(FEDERATION, PERSONAL, against=(LOCAL, GLOBAL))), everybody
-        for (kind, key, source), (weights, states) in sorted(self._models_of_sites().items()):
-            if targets := [site for site in everybody if site != source]:
-                spec = ScoringSpec(key, f"{kind} of {source}", own=False)
-                yield self._score(spec, (kind, source), weights, states), targets
-
-    def _models_of_sites(self) -> dict[tuple[str, str, str], tuple[dict[str, Tensor], Payload]]:
-        if not self.cross_site:
-            return {}
+            yield self._request(SCORE, ScoringSpec(FEDERATION, PERSONAL, against=(LOCAL, GLOBAL))), everybody
         local = {
             (LOCAL, key, run.owner): (run.weights, Payload()) for key, run in self.runs.items() if run.owner
         }
-        return {**self._lent, **local}
+        models = {**self._lent, **local} if self.cross_site else {}
+        for (kind, key, source), (weights, states) in sorted(models.items()):
+            if targets := [site for site in everybody if site != source]:
+                spec = ScoringSpec(key, f"{kind} of {source}", own=False)
+                yield self._request(SCORE, spec, (kind, source), weights, states), targets
 
-    def _score(
+    def _request(
         self,
+        task: str,
         spec: ScoringSpec,
         source: tuple[str, str] = ("", ""),
         weights: dict[str, Tensor] | None = None,
         states: Payload | None = None,
     ) -> Request:
         self._spec, self._source = spec, source
-        self._tell({"event": "scoring", "model": spec.model})
-        return self._request(SCORE, spec, weights, states)
-
-    def _request(
-        self,
-        task: str,
-        spec: ScoringSpec,
-        weights: dict[str, Tensor] | None = None,
-        states: Payload | None = None,
-    ) -> Request:
+        if task == SCORE:
+            self._tell({"event": "scoring", "model": spec.model})
         run = self.runs[spec.run]
         return Request(
             task,

@@ -136,14 +136,7 @@ class RunHistory:
         self.tell("round_started", round=request.round, rounds=rounds)
 
     def trained(self, site: str, reply: Reply, *, scored: bool, **more: int) -> None:
-        """Record a used update, and a score of its starting model if one was requested.
-
-        Args:
-            site: the sender.
-            reply: the update.
-            scored: whether a score was requested.
-            **more: the server's numbers about the update.
-        """
+        """Record a used update with the server's numbers, and the requested score of its starting model."""
         entry, metrics = self.rounds[-1], dict(reply.metrics)
         score, reason = metrics.pop(f"val_{self.metric}", None), metrics.pop(UNSCORED, None)
         if scored:
@@ -242,12 +235,12 @@ class RunHistory:
         if lowered:
             entry["shares"] = {site: after for site, (_, after) in sorted(lowered.items())}
         for name, summary in summaries.items():
-            numbers = dict(summary)
-            if size := numbers.pop("bytes", None):  # of other messages than updates, such as keys
+            values = dict(summary)
+            if size := values.pop("bytes", None):  # of other messages than updates, such as keys
                 entry["bytes"][name] = size
                 entry["bytes_up"] += size["up"]
                 entry["bytes_down"] += size["down"]
-            entry["methods"].setdefault(name, {}).update(numbers)
+            entry["methods"].setdefault(name, {}).update(values)
         entry["seconds"] = seconds
         samples = sum(numbers.get("samples", 0) for numbers in entry["sites"].values())
         more = {"samples": samples, "bytes": entry["bytes"]}

@@ -29,9 +29,6 @@ def pilot_trainings(server: FederationServer) -> Iterator[FederationServer]:
             training = server.another(pilot_training(job, settings), settings)
             yield training
             server.pilot[methods] = training.results()
-            wanted = longer(_validation(training), job.rounds) if methods == first else None
-
-
-def _validation(training: FederationServer) -> list[float | None]:
-    """Mean validation score of each round."""
-    return [mean_score(training.record.scores_of(entry).values()) for entry in training.rounds]
+            scores = (training.record.scores_of(entry) for entry in training.rounds)
+            validation = [mean_score(by_site.values()) for by_site in scores]
+            wanted = longer(validation, job.rounds) if methods == first else None

@@ -29,13 +29,7 @@ _MOST_SAMPLES = 2**31
 
 
 class ReplyChecks:
-    """Checks a whole reply before the server adds up any part of it.
-
-    Args:
-        network: the global network, with every method's layers.
-        shared: the entries of its state dict that are averaged.
-        aggregation: holds the methods' exchanges before training and of every round.
-    """
+    """Checks a whole reply before the server adds up any part of it."""
 
     def __init__(self, network: nn.Module, shared: list[str], aggregation: Aggregation) -> None:
         self.model, self.masked = StateDictValidator(network, shared), aggregation.layout

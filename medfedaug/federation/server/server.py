@@ -166,12 +166,7 @@ class FederationServer:
         self._frozen_hash = entries_hash(self._frozen)
 
     def another(self, config: RunConfig, settings: Mapping[str, Any]) -> FederationServer:
-        """Make the server of another training of the same job.
-
-        Args:
-            config: the training.
-            settings: its settings, from which the sites derive the same configuration.
-        """
+        """Make the server of another training of the job, with the settings for its sites."""
         return FederationServer(
             config, self._on_event, self.execution, travels=self.travels, settings=settings
         )
@@ -489,11 +484,6 @@ class FederationServer:
             "test": self.record.scores(self.sites, self.unseen),
         }
 
-    @property
-    def has_aggregators(self) -> bool:
-        """Return whether a method computes the global model from the sites' mean."""
-        return bool(self.aggregation.aggregators)
-
     def move_models(self, device: torch.device) -> None:
         """Keep the models on this device, where updates must then be too."""
         self.state = {key: value.to(device) for key, value in self.state.items()}
@@ -509,7 +499,7 @@ class FederationServer:
         save_checkpoint(
             path,
             {
-                "config": self.planning.asked.to_dict(),
+                "config": self.planning.config.to_dict(),
                 "planning": self.planning.saved(),
                 "run": self.run,
                 "sites": dict(self.sites),
@@ -533,7 +523,7 @@ class FederationServer:
             ConfigError: when the checkpoint is missing, or is of another run.
         """
         saved = load_checkpoint(path)
-        check_same_run(path, saved, self.planning.asked)
+        check_same_run(path, saved, self.planning.config)
         self.planning.restore(saved.get("planning", {}))
         if self.planning.result is not None:
             self._compose(self.planning.configured())

@@ -63,12 +63,7 @@ class ComparedStep:
 
 
 class StepComparison:
-    """Limits the sites' steps by those of the other sites.
-
-    Args:
-        model: measures steps, and shortens them.
-        limit: the longest step of the parameters for a site's weight, in multiples of the others' median.
-    """
+    """Limits each site's step, relative to its weight, to a multiple of the others' median."""
 
     def __init__(self, model: StateDictValidator, limit: float) -> None:
         self.model, self.limit = model, limit

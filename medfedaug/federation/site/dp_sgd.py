@@ -273,15 +273,7 @@ def _own_global_random_numbers() -> Iterator[None]:
 
 
 class _CaseDraws:
-    """Draws the cases of a step, each with one random sample and separate random numbers.
-
-    Args:
-        samples: the samples of all cases.
-        dataset: the transformed samples.
-        collate: makes a batch.
-        size: the average number of cases of a step.
-        random: the generator.
-    """
+    """Draws about ``size`` cases for a step, each with one random sample and separate random numbers."""
 
     def __init__(
         self,

@@ -51,8 +51,9 @@ def without_job_text(text: str, config: Mapping[str, Any], own: Iterable[str] = 
         edges = ("(?<=['\"])", "(?=['\"])") if len(form) <= _QUOTED_ONLY else (r"(?<!\w)", r"(?!\w)")
         for match in re.finditer(re.escape(form).join(edges), text):
             marked[match.start() : match.end()] = [True] * len(match.group())
-    for start, end in _spans(text, known):
-        marked[start:end] = [False] * (end - start)
+    for word in filter(None, known):
+        for match in re.finditer(rf"(?<![\w.]){re.escape(word)}(?![\w])", text):
+            marked[match.start() : match.end()] = [False] * len(match.group())
     visible = "".join("\0" if hidden else character for character, hidden in zip(text, marked, strict=True))
     return re.sub("\0+", _WITHHELD, visible)[:_MOST]
 
@@ -83,11 +84,3 @@ def _forms(text: str) -> Iterator[str]:
     yield json.dumps(text)[1:-1]
     yield " ".join(text.split())
     yield "".join(character if character.isprintable() else "?" for character in text)
-
-
-def _spans(text: str, words: Iterable[str]) -> Iterator[tuple[int, int]]:
-    """Yield the spans of known words."""
-    for word in words:
-        if word and word in text:
-            for match in re.finditer(rf"(?<![\w.]){re.escape(word)}(?![\w])", text):
-                yield match.span()

@@ -195,8 +195,8 @@ class SiteModel:
 
     def statistics(self, over: str = "image") -> ChannelStatistics:
         """Return the site's channel statistics; see `SiteSamples.statistics`."""
-        given = self._given_statistics or self._script.statistics
-        return given or self._samples.statistics(over)
+        statistics = self._given_statistics or self._script.statistics
+        return statistics or self._samples.statistics(over)
 
     @property
     def _samples(self) -> SiteSamples:

@@ -28,6 +28,7 @@ from medfedaug.federation.messages.messages import (
     by_method,
     digest_of,
 )
+from medfedaug.federation.messages.privacy_guard import spend_budget
 from medfedaug.metrics.registry import METRICS
 from medfedaug.metrics.significance import PatientTest
 from medfedaug.privacy import (
@@ -87,12 +88,7 @@ class ScoreRequest:
 def enter_message(ledger: PrivacyLedger, site: str, job: str, text: str, *, failed: bool = False) -> None:
     """Enter the text of an error that the server receives in place of an answer.
 
-    Args:
-        ledger: the site's ledger.
-        site: the site's name.
-        job: the job's identifier.
-        text: the text.
-        failed: whether training or scoring failed, which counts as an update: a failure may reveal an image.
+    Failed training or scoring counts as an update, since a failure may reveal an image.
     """
     method = "model" if failed else "task"
     ledger.enter([Release(job, method, "message", text, digest=_hash(text), site=site)])
@@ -132,11 +128,7 @@ class Account:
             raise PrivacyRefused(self.site, error.marked) from error
 
     def check_cases(self, split: str, sample: Sequence[Case] | None = None) -> None:
-        """Check that a set of cases differs enough from those of earlier releases.
-
-        Raises:
-            PrivacyRefused: naming the number of patients or cases in which they differ, and the earlier job.
-        """
+        """Check that a set of cases differs enough from those of earlier releases."""
         if self.policy.allow_differences or not self.folder.cases[split]:
             return
         near = self.ledger.nearest(split, self._cases(split, sample))
@@ -154,9 +146,6 @@ class Account:
         """Enter an answer, except for its scores, before it leaves.
 
         The ledger's lock covers checks and entry, so that simultaneous jobs are checked against each other.
-
-        Raises:
-            PrivacyRefused: when the policy allows no further update, or nothing about these cases.
         """
         with self.ledger.held():
             self._enter(reply, samples)
@@ -199,9 +188,6 @@ class Account:
 
         The duration of an answer and an error depend on the images too, so that a model beyond the budget
         must not cause either.
-
-        Raises:
-            PrivacyRefused: when they may not, or when too many answers of the job have failed.
         """
         with self.ledger.held():
             failed, most = self.ledger.updates(self.job, self.site, failed=True), _TIMES * self.rounds
@@ -329,22 +315,10 @@ class Account:
 
     def _spend(self, split: str) -> None:
         """Enter noise on scores in the account of ε."""
-        policy = self.policy
-        if not policy.score_noise_multiplier:
-            return
-        assert policy.max_epsilon is not None
-        budget = (policy.score_noise_multiplier, policy.delta, policy.max_epsilon)
-        try:
-            epsilon = self.ledger.spend(*budget, self._cases(split))
-        except ConfigError as error:
-            raise PrivacyRefused(self.site, str(error)) from error
-        if epsilon is None:
-            raise PrivacyRefused(
-                self.site,
-                f"privacy budget spent: the {split} {_kind_of(split)} of one more model would exceed ε = "
-                f"{policy.max_epsilon:g} (δ = {policy.delta:g})",
-            )
-        self.epsilon = max(epsilon, self.epsilon or 0.0)
+        if noise := self.policy.score_noise_multiplier:
+            what, cases = f"the {split} {_kind_of(split)} of one more model", partial(self._cases, split)
+            epsilon = spend_budget(self.site, self.policy, self.ledger, what, noise, cases)
+            self.epsilon = max(epsilon, self.epsilon or 0.0)
 
     def check_updates(self) -> None:
         """Check that the job may get one more update."""
@@ -366,15 +340,11 @@ class Account:
         yield self._release("task", "numbers", f"annotated classes: {names}", digest=_hash(names))
 
     def _update(self, reply: Reply, payloads: Mapping[str, Mapping[str, Tensor]]) -> Iterator[Release]:
-        about = ("training", len(self.folder.cases["training"]))
-        if reply.weights:
-            size, digest = _size(reply.weights), digest_of(reply.weights)
-            noise = self.policy.sgd_noise_multiplier
-            yield self._release("model", "weights", size, *about, noise, digest)
-        if reply.masks:
-            size, digest = _size(reply.masks), digest_of(reply.masks)
-            kind, noise = "masked weights and statistics", self.policy.sgd_noise_multiplier
-            yield self._release("model", kind, size, *about, noise, digest)
+        about, noise = ("training", len(self.folder.cases["training"])), self.policy.sgd_noise_multiplier
+        kinds = {"weights": reply.weights, "masked weights and statistics": reply.masks}
+        for kind, tensors in kinds.items():
+            if tensors:
+                yield self._release("model", kind, _size(tensors), *about, noise, digest_of(tensors))
         for method, values in payloads.items():
             yield self._statistics(method, values, about[1])
         metrics = {key: value for key, value in reply.metrics.items() if value is not None}

@@ -77,12 +77,7 @@ class _FixedSamples(Sequence[Sample]):
 
 
 class ScriptSamples(SiteSamples):
-    """The samples of a site whose training images a script prepares.
-
-    Args:
-        samples: the prepared samples.
-        **site: see `SiteSamples`.
-    """
+    """The samples of a site whose training images a script prepares."""
 
     def __init__(self, *, samples: Sequence[Sample], **site: Any) -> None:
         super().__init__(**site)
@@ -98,7 +93,7 @@ class ScriptSamples(SiteSamples):
         if len(self._own) != cases:
             raise ConfigError(
                 f"site {self.folder.name}: the script has {len(self._own)} samples of {cases} cases, and "
-                "what is sent about single cases needs one sample of each, in their order"
+                "exchanges about single cases need one sample of each, in their order"
             )
         return [[sample] for sample in self._own]
 

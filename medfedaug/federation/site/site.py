@@ -228,18 +228,18 @@ class Site:
                 split, place = "validation", f"{ROUND}{request.round}"
             trainer.receive(request.weights, request.payload, request.once)
             self.gate.model_received(request, trainer)
-            asked = self.gate.identify(request, trainer, place)
-            self.gate.check_scores(asked, trainer)
+            model = self.gate.identify(request, trainer, place)
+            self.gate.check_scores(model, trainer)
             scored = trainer.evaluate_round(split, request.round)
-            reply.metrics = self.gate.release(asked, scored, trainer)
+            reply.metrics = self.gate.release(model, scored, trainer)
         return reply
 
     def _validation_score(self, request: Request, scored: Mapping[str, Any]) -> dict[str, Any]:
         """Return the score of the previous round's model for an update, or the reason for none."""
         trainer, metric = self.trainer, self.trainer.task.metric
         try:
-            asked = self.gate.identify(request, trainer, f"{ROUND}{request.round - 1}")
-            released = self.gate.release(asked, scored, trainer)
+            model = self.gate.identify(request, trainer, f"{ROUND}{request.round - 1}")
+            released = self.gate.release(model, scored, trainer)
         except PrivacyRefused as error:
             released = {metric: None, "note": str(error)}
         score = {f"val_{metric}": released[metric]}

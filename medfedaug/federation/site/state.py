@@ -19,12 +19,7 @@ from medfedaug.utils.files import remove_unfinished
 
 @dataclass(frozen=True)
 class LocalState:
-    """A site's state after a round: entries of the network, and the methods' state.
-
-    Args:
-        network: entries of the state dict that are neither sent nor received.
-        methods: `medfedaug.methods.base.SitePart.state`, by method.
-    """
+    """A site's state after a round: unsent entries of the network, and `SitePart.state` by method."""
 
     network: dict[str, Tensor]
     methods: dict[str, Payload]
@@ -96,7 +91,7 @@ class RoundMemory:
         # Only now, so that a request after a failed load does not meet an empty memory.
         self.run, self.present = run, 0
         self.sent = saved.get("sent")
-        frozen = _load(self._frozen_file(run)).get("entries", {})
+        frozen = _load(self._file(run, ".frozen.pt")).get("entries", {})
         self.once, self.frozen = {**saved.get("once", {}), **frozen}, entries_hash(frozen)
         self._rounds = _states(saved)
         return True
@@ -117,10 +112,6 @@ class RoundMemory:
     def start_over(self) -> None:
         """Forget every round. The caller rebuilds network and methods."""
         self._rounds, self.present = {}, 0
-
-    def network_is_new(self) -> None:
-        """Note that the new network holds no round's state."""
-        self.present = 0
 
     def forget(self, selected: int, current: int) -> None:
         """Drop the states that no later request can need."""
@@ -144,7 +135,7 @@ class RoundMemory:
         self.once = once
         entries, _ = split_frozen(once)
         frozen = entries_hash(entries)
-        path = self._frozen_file(self.run)
+        path = self._file(self.run, ".frozen.pt")
         if frozen not in ("", self.frozen) and path is not None:
             save_checkpoint(path, {"entries": entries}, private=True)
         self.frozen = frozen
@@ -160,14 +151,10 @@ class RoundMemory:
 
     def half_file(self) -> Path | None:
         """Return the file of an unfinished round (`medfedaug.federation.site.interrupted_round`)."""
-        path = self._file(self.run)
-        return path.with_suffix(".half.pt") if path is not None else None
+        return self._file(self.run, ".half.pt")
 
-    def _frozen_file(self, run: str) -> Path | None:
-        return self.folder / f"{run}.frozen.pt" if self.folder is not None and run else None
-
-    def _file(self, run: str) -> Path | None:
-        return self.folder / f"{run}.pt" if self.folder is not None and run else None
+    def _file(self, run: str, suffix: str = ".pt") -> Path | None:
+        return self.folder / f"{run}{suffix}" if self.folder is not None and run else None
 
 
 def _copy(value: Tensor) -> Tensor:

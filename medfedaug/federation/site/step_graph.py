@@ -21,11 +21,8 @@ Work = Callable[..., Any]
 class CudaGraph:
     """A CUDA graph on a separate stream, in a memory pool of the process.
 
-    Only one site of a process trains at a time, so that no two graphs run at once.
-
-    Args:
-        device: the GPU.
-        generators: further random generators of the captured work, besides PyTorch's default ones.
+    Only one site of a process trains at a time, so that no two graphs run at once. ``generators`` are those
+    of the captured work besides PyTorch's default one.
     """
 
     def __init__(self, device: torch.device, generators: Iterable[torch.Generator] = ()) -> None:
@@ -53,14 +50,8 @@ class CudaGraph:
         self.graph.replay()
 
 
-@cache
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
-
-
-@cache
-def _pool() -> Any:
-    return torch.cuda.graph_pool_handle()
+_stream = cache(torch.cuda.Stream)
+_pool = cache(torch.cuda.graph_pool_handle)
 
 
 GRAPH_OF: dict[str, Callable[..., Any]] = {"cuda": CudaGraph}
@@ -134,12 +125,7 @@ class StepGraph:
 class Capturing:
     """Captures repeated work of a site as graphs, until a reason not to arises; warns of it once.
 
-    Args:
-        what: the repeated work, in the plural, for the warning.
-        site: the site's name, for the warning.
-        device: the device of the work.
-        wanted: one of `medfedaug.config.machine.GRAPHS`.
-        reason: the reason why the site cannot capture; empty if it can.
+    ``what`` names the work in the plural, and ``wanted`` is one of `medfedaug.config.machine.GRAPHS`.
     """
 
     def __init__(self, what: str, site: str, device: torch.device, wanted: str, reason: str) -> None:

@@ -176,7 +176,7 @@ class SiteTrainer(SiteModel):
         self._precision_is_open = self.config.precision == "auto" and not settled
         # With noise, constant channels must not be reported.
         self.shows_statistics = composition.needs_statistics and not self.policy.adds_noise
-        self.memory.network_is_new()
+        self.memory.present = 0
         self._apply_once(self.memory.once)
 
     def planned_run(self, planned: dict[str, Any]) -> RunConfig:

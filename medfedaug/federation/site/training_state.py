@@ -174,51 +174,35 @@ class _Capture:
                 return
             self.paths[identity] = path
             self.alive.append(thing)
-        self.state[path] = (kind, *getattr(self, f"_{kind}")(path, thing))
+        self.state[path] = (kind, *self._details(path, thing, kind))
 
-    def _left(self, path: str, thing: Any) -> tuple[Any, ...]:
-        return ()
-
-    def _plain(self, path: str, thing: Any) -> tuple[Any, ...]:
-        return (thing,)
-
-    def _tensor(self, path: str, thing: Tensor) -> tuple[Any, ...]:
-        return thing.detach().to("cpu", copy=True), thing.requires_grad and thing.is_leaf
-
-    def _array(self, path: str, thing: np.ndarray) -> tuple[Any, ...]:
-        return (torch.from_numpy(thing.copy()),)
-
-    def _generator(self, path: str, thing: Any) -> tuple[Any, ...]:
-        return (generator_state(thing),)
-
-    def _optimiser(self, path: str, thing: torch.optim.Optimizer) -> tuple[Any, ...]:
-        return (_copied(thing.state_dict()),)
-
-    def _object(self, path: str, thing: Any) -> tuple[Any, ...]:
-        attributes = _attributes(thing)
-        for name, value in attributes.items():
-            self.take(f"{path}.{name}", value)
-        return type(thing).__name__, list(attributes)
-
-    _module = _object
-
-    def _dict(self, path: str, thing: dict[Any, Any]) -> tuple[Any, ...]:
-        keys = [key for key in thing if isinstance(key, (str, int, bool))]
-        for key in keys:
-            self.take(f"{path}[{key!r}]", thing[key])
-        return (keys,)
-
-    def _list(self, path: str, thing: Sequence[Any]) -> tuple[Any, ...]:
-        for index, value in enumerate(thing):
-            self.take(f"{path}[{index}]", value)
-        return (len(thing),)
-
-    _deque = _tuple = _list
-
-    def _set(self, path: str, thing: set[Any] | frozenset[Any]) -> tuple[Any, ...]:
-        return (sorted((item for item in thing if isinstance(item, _PLAIN)), key=repr),)
+    def _details(self, path: str, thing: Any, kind: str) -> tuple[Any, ...]:
+        if kind in ("module", "object"):
+            attributes = _attributes(thing)
+            for name, value in attributes.items():
+                self.take(f"{path}.{name}", value)
+            return type(thing).__name__, list(attributes)
+        if kind == "dict":
+            keys = [key for key in thing if isinstance(key, (str, int, bool))]
+            for key in keys:
+                self.take(f"{path}[{key!r}]", thing[key])
+            return (keys,)
+        if kind in ("list", "deque", "tuple"):
+            for index, value in enumerate(thing):
+                self.take(f"{path}[{index}]", value)
+            return (len(thing),)
+        if kind == "tensor":
+            return thing.detach().to("cpu", copy=True), thing.requires_grad and thing.is_leaf
+        return () if kind == _LEFT else (_COPIES[kind](thing),)
 
 
+_COPIES: dict[str, Callable[[Any], Any]] = {
+    "plain": lambda value: value,
+    "array": lambda array: torch.from_numpy(array.copy()),
+    "generator": generator_state,
+    "optimiser": lambda optimiser: _copied(optimiser.state_dict()),
+    "set": lambda items: sorted((item for item in items if isinstance(item, _PLAIN)), key=repr),
+}
 _MISSING = object()
 
 

@@ -139,8 +139,8 @@ def given(tmp_path, tiny_config):
 
 
 def initial(path, config):
-    found = InitialWeights.read(path, Composition(config).network.state_dict())
-    return found, RunConfig.from_dict({**config.to_dict(), "init": found.digest})
+    weights = InitialWeights.read(path, Composition(config).network.state_dict())
+    return weights, RunConfig.from_dict({**config.to_dict(), "init": weights.digest})
 
 
 def test_the_command_starts_from_a_file_and_says_what_it_used(run, phantom_dir, tmp_path, given):
@@ -176,10 +176,10 @@ def test_what_stays_at_the_sites_starts_from_the_file_too(phantom_dir, tiny_conf
         (file,) = (tmp_path / "state" / site).glob("*.pt")
         rounds = torch.load(file, weights_only=True)["rounds"]
         for name in kept:
-            found = rounds[2]["network"][name]
+            value = rounds[2]["network"][name]
             # Running statistics are the site's own from the first step on, also in the second round.
-            assert torch.equal(found, entries[name]) != ("running" in name), name
-            assert torch.equal(found, rounds[1]["network"][name]) != ("running" in name), name
+            assert torch.equal(value, entries[name]) != ("running" in name), name
+            assert torch.equal(value, rounds[1]["network"][name]) != ("running" in name), name
     assert server.rounds[0]["bytes"]["initial"]["down"] == 2 * 4 * sum(entries[n].numel() for n in kept)
     assert "initial" not in server.rounds[1]["bytes"]
 

@@ -103,14 +103,14 @@ def test_no_score_of_a_case_leaves_sites_that_allow_summaries_alone(phantom_dir,
     config = tiny_config("fedavg", rounds=2)
     plain = run_in_process(config, phantom_dir, SITES, "cpu").results()
     names = {case for entry in plain["test"]["sites"].values() for case in entry["cases"]}
-    assert any(case in told for _, _, told in arrived for case in names)
+    assert any(case in text for _, _, text in arrived for case in names)
     arrived.clear()
     limits = PrivacyPolicy(min_images=1, scores="summary")
     results = run_in_process(config, phantom_dir, SITES, "cpu", policy=limits).results()
     assert {task for _, task, _ in arrived} == {"train", "validate", "test"}
     unseen = plain["test"]["unseen"]["site_C"]
     names |= set(unseen["cases"])
-    assert not any(case in told for _, _, told in arrived for case in names)
+    assert not any(case in text for _, _, text in arrived for case in names)
     for group in ("sites", "unseen"):
         for site, entry in results["test"][group].items():
             full = plain["test"][group][site]
