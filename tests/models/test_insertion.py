@@ -374,15 +374,18 @@ def compiled_in_place(net):
         (lambda net: torch.compile(net, backend="eager"), "OptimizedModule is compiled.*compile.insert_ffa"),
         (compiled_in_place, "UNet is compiled and would ignore FFA layers"),
         (lambda net: nn.Sequential(torch.jit.script(nn.ReLU())), "Sequential is TorchScript"),
-        (nn.DataParallel, r"DataParallel are not known, but the stages of its part UNet .* insert_ffa\(net.module\)"),
+        (
+            nn.DataParallel,
+            r"DataParallel are not known, but the stages of its part UNet .* insert_ffa\(net.module\)",
+        ),
     ],
 )
 def test_what_is_made_of_a_network_says_where_the_layers_go(wrap, message):
-    made = wrap(unet())
-    before = fingerprint(made)
+    trainer = wrap(unet())
+    before = fingerprint(trainer)
     with pytest.raises(ValueError, match=message):
-        insert_ffa(made)
-    assert fingerprint(made) == before
+        insert_ffa(trainer)
+    assert fingerprint(trainer) == before
 
 
 def test_a_compiled_network_would_go_on_without_layers():
