@@ -25,7 +25,7 @@ _MIXING = {"global": (0.0, 0.0), "instance": (1.0, 1.0), "fixed": (0.5, 0.5)}
 
 
 def mixing_range(name: str, mixing: str, low: float, high: float) -> tuple[float, float]:
-    """The range of u for a kind of mixing."""
+    """Return the range of u for a kind of mixing."""
     if not low <= high:
         raise ConfigError(f"{name}: low {low} is above high {high}")
     return _MIXING.get(mixing, (low, high))
@@ -33,7 +33,7 @@ def mixing_range(name: str, mixing: str, low: float, high: float) -> tuple[float
 
 @dataclass(frozen=True)
 class Weights:
-    """λ₁ and λ₂ of FedFD Eq. 5, how the distance is reduced, and the module whose input the features are."""
+    """λ₁ and λ₂ of FedFD Eq. 5, the reduction of the distance, and the module with the features as input."""
 
     lambda1: float
     lambda2: float
@@ -42,7 +42,7 @@ class Weights:
 
 
 class DiversifiedSite(SitePart):
-    """A site whose loss compares a batch with its diversified self (FedFD Eq. 3-5).
+    """A site whose loss compares a batch with its diversified version (FedFD Eq. 3-5).
 
     Args:
         network: the site's.
@@ -51,10 +51,10 @@ class DiversifiedSite(SitePart):
 
     def __init__(self, network: nn.Module, weights: Weights) -> None:
         self.network, self.weights = network, weights
-        self.ready = False  # until the server has sent what to diversify with
+        self.ready = False  # until the server has sent the federation's values
         self._seen: Tensor | None = None
         self._features: Tensor | None = None
-        # On a GPU the batch and its diversified self pass through the network together, in one batch.
+        # On a GPU the batch and its diversified version pass through the network as one batch.
         self._together: AbstractContextManager[Any] | None = None
         self._diversified: tuple[Any, Tensor] | None = None
         find_head(network, weights.head).register_forward_pre_hook(self._keep)
@@ -69,11 +69,11 @@ class DiversifiedSite(SitePart):
         """A context in which the network computes diversified features."""
 
     def paired_batch(self) -> AbstractContextManager[Any] | None:
-        """A context in which the network diversifies the second half of a batch, if it can."""
+        """Return a context in which the network diversifies the second half of a batch, if it can."""
         return None
 
     def mix(self, inputs: Tensor, targets: Targets) -> tuple[Tensor, Targets]:
-        """Prepare the coming pass through the network."""
+        """Decide whether the next pass has a paired batch."""
         self._together = self.paired_batch() if self._diversifies() and has_operators(inputs) else None
         return inputs, targets
 
@@ -101,11 +101,10 @@ class DiversifiedSite(SitePart):
         return outputs
 
     def after_pass(self, step: Step) -> None:
-        """Take f."""
         self._features, self._seen = self._seen, None
 
     def loss(self, step: Step) -> Tensor | None:
-        """The term that turns the task's loss into (1 − λ₁)·CE + λ₁·CACL + λ₂·CAFL."""
+        """Return the term that turns the task's loss into (1 − λ₁)·CE + λ₁·CACL + λ₂·CAFL."""
         features, self._features = self._features, None
         weights = self.weights
         if not self._diversifies():
@@ -126,5 +125,5 @@ class DiversifiedSite(SitePart):
 
 
 def feature_distance(features: Tensor, diversified: Tensor) -> Tensor:
-    """CAFL (Eq. 3): ‖f − f_Δ‖² over the channels, averaged over images and, for feature maps, voxels."""
+    """Return CAFL (Eq. 3): ‖f − f_Δ‖² over the channels, averaged over images and voxels of feature maps."""
     return (features - diversified).square().sum(dim=1).mean()

@@ -62,10 +62,10 @@ def test_moments_and_sums(layout):
     for gradient in (grad, torch.ones(()).expand(shape)):
         sums = kernels.gradient_sums(gradient, x, moments)
         centred = x.double() - expected[0][..., None, None]
-        wanted = torch.stack(
+        wanted_value = torch.stack(
             [(gradient * factor).sum(dim=(2, 3)) for factor in (torch.ones_like(centred), centred)]
         )
-        same(sums, wanted, torch.float32)
+        same(sums, wanted_value, torch.float32)
 
 
 VARIANTS = {
@@ -93,9 +93,9 @@ def augmented(x, variant="adaptive", threshold=0.0, draw=-1.0):
     (grad_x,) = torch.autograd.grad(out, x, grad.to(x.dtype))
     exact = x.detach().double().requires_grad_()
     moments = torch.stack(plain.plain_moments(exact))
-    wanted, statistics, std = plain.moved(exact, moments, draws.double(), gammas, *settings)
-    (wanted_x,) = torch.autograd.grad(wanted, exact, grad.to(x.dtype).double())
-    same(out, wanted, x.dtype)
+    wanted_value, statistics, std = plain.moved(exact, moments, draws.double(), gammas, *settings)
+    (wanted_x,) = torch.autograd.grad(wanted_value, exact, grad.to(x.dtype).double())
+    same(out, wanted_value, x.dtype)
     same(grad_x, wanted_x, x.dtype)
     assert out.dtype == grad_x.dtype == x.dtype
     active = draw < threshold
@@ -157,14 +157,14 @@ def interpolated(x, share="random", plain_images=0, affine=True, floor=0.0, hidd
     moments = torch.stack(plain.plain_moments(exact[0]))
     if adapter:
         u = plain._adapted(moments, federation, (*exact[3:], z if z is None else z.double()), 1e-5)
-    wanted, mean, variance = plain.interpolated(
+    wanted_value, mean, variance = plain.interpolated(
         exact[0], moments, u, federation, *exact[1:3], 1e-5, floor, plain_images
     )
     gradients, expected = (
         torch.autograd.grad(result, [v for v in leaves if v is not None], grad.to(result.dtype))
-        for result, leaves in ((out, inputs), (wanted, exact))
+        for result, leaves in ((out, inputs), (wanted_value, exact))
     )
-    same(out, wanted, x.dtype)
+    same(out, wanted_value, x.dtype)
     for gradient, reference in zip(gradients, expected, strict=True):
         same(gradient, reference, x.dtype)
     if plain_images:

@@ -75,11 +75,11 @@ def test_scnorm_is_its_definition(features, images, dims):
     x = features(images, dims).requires_grad_()
     shares = torch.tensor([0.3, 0.7]).double().requires_grad_()
     weight, bias = (torch.rand(3).double().requires_grad_() for _ in range(2))
-    found, expected = F.control_style(x, shares, weight, bias), style_controlled(x, shares, weight, bias)
-    torch.testing.assert_close(found, expected)
-    along = torch.randn_like(found)
+    result, expected = F.control_style(x, shares, weight, bias), style_controlled(x, shares, weight, bias)
+    torch.testing.assert_close(result, expected)
+    along = torch.randn_like(result)
     for one, other in zip(
-        *(torch.autograd.grad(out, (x, shares, weight, bias), along) for out in (found, expected)),
+        *(torch.autograd.grad(out, (x, shares, weight, bias), along) for out in (result, expected)),
         strict=True,
     ):
         torch.testing.assert_close(one, other)
@@ -103,19 +103,19 @@ def test_ccnorm_is_its_definition_in_training_and_in_evaluation(features, conten
         mu, var = norm.running_mean, norm.running_var
         if training:
             mu, var = x.mean(space), x.var(space, unbiased=False)
-        found = shortcut(x)
+        result = shortcut(x)
         expected = content_controlled(x, mu, var, content, norm.weight, norm.bias)
-        torch.testing.assert_close(found, expected)
-        along = torch.randn_like(found)
+        torch.testing.assert_close(result, expected)
+        along = torch.randn_like(result)
         torch.testing.assert_close(
-            *(torch.autograd.grad(out, x, along, retain_graph=True)[0] for out in (found, expected))
+            *(torch.autograd.grad(out, x, along, retain_graph=True)[0] for out in (result, expected))
         )
         plain = norm(x)
-        turned = (found - plain).abs().amax(tuple(range(2, x.dim()))) > 1e-9
+        turned = (result - plain).abs().amax(tuple(range(2, x.dim()))) > 1e-9
         assert bool(turned.any()) == (content < 1)
         assert not bool(turned.all())
         if content == 1:
-            assert torch.equal(found, plain)
+            assert torch.equal(result, plain)
     torch.testing.assert_close(shortcut[1].running_var, norm.running_var)
 
 
@@ -134,9 +134,9 @@ def test_half_precision_is_computed_in_float32(features, dtype):
     assert norm(x).dtype == dtype
     torch.testing.assert_close(norm(x), norm(x.float()).to(dtype))
     mu = x.float().mean((0, 2, 3))
-    found = F.control_content(x, x, mu, 0.0)
-    assert found.dtype == dtype
-    torch.testing.assert_close(found, F.control_content(x.float(), x.float(), mu, 0.0).to(dtype))
+    result = F.control_content(x, x, mu, 0.0)
+    assert result.dtype == dtype
+    torch.testing.assert_close(result, F.control_content(x.float(), x.float(), mu, 0.0).to(dtype))
 
 
 def test_shapes_that_do_not_fit_are_refused():
@@ -177,10 +177,7 @@ def test_where_the_norms_are_and_that_the_network_keeps_its_entries():
     assert list(remove_layers(DACSC().prepare_network(unet)).modules()) == before
 
 
-def test_arguments_out_of_range_and_networks_without_a_place_are_refused():
-    for wrong in ({"content": 1.5}, {"content": -0.1}, {"temperature": 0}):
-        with pytest.raises(ConfigError, match=r"dac_sc: (content|temperature) (must be|cannot)"):
-            DACSC(**wrong)
+def test_networks_without_a_place_are_refused():
     with pytest.raises(ValueError, match="stages of Linear are not known"):
         DACSC().prepare_network(nn.Linear(2, 2))
     unetr = build_network("unetr", img_size=32, feature_size=4, hidden_size=12, mlp_dim=8, num_heads=2)
@@ -281,9 +278,9 @@ def test_norms_are_trained_with_the_network_and_averaged(run_residual, content):
     run = run_residual(plan=UNEVEN, settings={"dac_sc": {"content": content}})
     rounds, averages = by_hand(run, content)
     assert_models(run, rounds)
-    found = {key.removeprefix("dac_sc/enc1/"): value for key, value in run.server.payload.items()}
-    assert_same(found, averages[-1])
-    assert float(found["scores"].abs().max()) > 1e-5
+    values = {key.removeprefix("dac_sc/enc1/"): value for key, value in run.server.payload.items()}
+    assert_same(values, averages[-1])
+    assert float(values["scores"].abs().max()) > 1e-5
 
 
 def test_an_unseen_site_is_scored_with_the_averages(run_residual):

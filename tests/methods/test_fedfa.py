@@ -56,17 +56,17 @@ def test_features_are_augmented_by_as_much_as_the_sites_differ(federate, kind, m
         if not active[-1]:
             return z
         noise = [draws.pop(0).double() for _ in range(2)]
-        found = statistics(z)
-        for which, values in enumerate(found):
+        result = statistics(z)
+        for which, values in enumerate(result):
             running[stage, which] = momentum * running[stage, which] + (1 - momentum) * values.detach().mean(
                 0
             )
         factor = gamma if kind == "adaptive" else dict.fromkeys(gamma, torch.zeros(()))
         mean, std = (
             values + noise[which] * spread(values, factor[stage, which], kind)
-            for which, values in enumerate(found)
+            for which, values in enumerate(result)
         )
-        normal = (z - found[0][..., None, None]) / found[1][..., None, None]
+        normal = (z - result[0][..., None, None]) / result[1][..., None, None]
         return normal * std[..., None, None] + mean[..., None, None]
 
     def train(site, round_, network):
@@ -98,8 +98,8 @@ def test_features_are_augmented_by_as_much_as_the_sites_differ(federate, kind, m
     assert_models(run, rounds, atol=5e-6)
     for key, value in run.requests[3].payload.items():
         stage, which = key.removeprefix("fedfa/").split("/")
-        found = modulated(torch.stack([s[stage, int(which == "gamma_std")] for s in sent[2].values()]))
-        torch.testing.assert_close(value.double(), found, rtol=1e-3, atol=1e-3)
+        result = modulated(torch.stack([s[stage, int(which == "gamma_std")] for s in sent[2].values()]))
+        torch.testing.assert_close(value.double(), result, rtol=1e-3, atol=1e-3)
 
 
 def unet():

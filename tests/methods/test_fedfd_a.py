@@ -106,5 +106,5 @@ def test_each_step_of_the_network_is_followed_by_one_of_the_adapters(federate):
     assert_models(run, rounds, atol=2e-6)
     for round_ in (2, 3):
         for site, (norms, weights) in sent[round_].items():
-            found = {k.removeprefix("fedfd_a/"): v for k, v in run.replies[round_][site].payload.items()}
-            assert_same(found, {**norms, **weights}, atol=5e-6)
+            values = {k.removeprefix("fedfd_a/"): v for k, v in run.replies[round_][site].payload.items()}
+            assert_same(values, {**norms, **weights}, atol=5e-6)

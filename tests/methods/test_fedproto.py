@@ -53,8 +53,10 @@ def test_classes_means_are_brought_together(federate, passes):
                 kept = [(features(network.eval(), images), labels)]
         # Of the last local epoch, in training.
         z, y = (torch.cat(part)[-run.server.sites[site] :] for part in zip(*kept, strict=True))
-        found = [torch.stack([one[y == label].sum(0) for label in (0, 1)]) for one in (z, torch.ones(len(z)))]
-        sums.setdefault(round_, {})[site] = (found[0], found[1].double())
+        values = [
+            torch.stack([one[y == label].sum(0) for label in (0, 1)]) for one in (z, torch.ones(len(z)))
+        ]
+        sums.setdefault(round_, {})[site] = (values[0], values[1].double())
 
     assert_models(run, federated_averaging(run, train), atol=2e-6)
     for round_ in (1, 2, 3):

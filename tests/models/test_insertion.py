@@ -381,11 +381,11 @@ def compiled_in_place(net):
     ],
 )
 def test_what_is_made_of_a_network_says_where_the_layers_go(wrap, message):
-    made = wrap(unet())
-    before = fingerprint(made)
+    trainer = wrap(unet())
+    before = fingerprint(trainer)
     with pytest.raises(ValueError, match=message):
-        insert_ffa(made)
-    assert fingerprint(made) == before
+        insert_ffa(trainer)
+    assert fingerprint(trainer) == before
 
 
 def test_a_compiled_network_would_go_on_without_layers():

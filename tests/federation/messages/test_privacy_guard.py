@@ -159,7 +159,7 @@ def test_what_is_sent_of_classes_is_refused_before_training(photo_config, tmp_pa
     config = photo_config(method)
     for settings, reason in (
         ({"min_images": 99}, f"site A: {method}'s statistics would summarise"),
-        (NOISY, f"site A: {method}: there is no form of this exchange to which noise could be added"),
+        (NOISY, f"site A: {method}: noise cannot be added to this exchange"),
     ):
         trainer = SiteTrainer(config, tmp_path / "photos", "cpu", policy=PrivacyPolicy.from_dict(settings))
         assert reason in Site("A", trainer).answer(FederationServer(config).prepare()).error

@@ -469,7 +469,7 @@ def test_a_number_that_does_not_fit_is_refused_by_its_own_site(federation):
         ("dp_fedavg", {}, "dp_fedavg makes the global model from each site's own"),
         ("fednova", {}, "fednova"),
         ("fedawa", {}, "fedawa"),
-        ("scaffold", {}, "scaffold: what it makes of the sites' values does not follow from their sum"),
+        ("scaffold", {}, "scaffold: its result does not follow from the sum of the sites' values"),
         ("single", {}, "nothing that is added up"),
         ("fedavg", {"max_share": 0.5}, "max_share limits what single sites add"),
     ],
