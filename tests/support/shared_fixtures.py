@@ -136,7 +136,7 @@ def _metrics_as_before():
 @pytest.fixture(autouse=True)
 def _allowed_as_before(monkeypatch):
     """Keep a site's limits on its process, which last until it ends, from other tests."""
-    monkeypatch.setattr(content, "_given", dict(content._given))
+    monkeypatch.setattr(content, "_named", dict(content._named))
     yield
     content.restrict(None)
     plugins.restrict(None)

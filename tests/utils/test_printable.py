@@ -32,7 +32,7 @@ from medfedaug.nvflare_jobs.job.executor import SiteExecutor
 from medfedaug.nvflare_jobs.simulator.simulator import LOG_FILE, run_in_simulator
 from medfedaug.privacy import JobBook
 from medfedaug.privacy.job_log import Decision, JobEntry, Origin, job_hash
-from medfedaug.utils.event_text import Teller, follow
+from medfedaug.utils.event_text import EventLines, follow
 from medfedaug.utils.printable import log_printable, printable
 
 # Clears the screen, sets the title, C1, DEL, backspace, new lines of all kinds, directions, no width, markup.
@@ -370,7 +370,7 @@ def test_no_field_of_an_event_reaches_a_terminal_or_a_page_as_it_is(
     deployment.run(tiny_config("fedrdn", rounds=1))
     own_events = [event for event, _ in follow(next((tmp_path / "kits/site_A").rglob("events.jsonl")))]
     events = [*deployment.events, {"event": "finished"}, *own_events, *RARE]
-    kinds = {name[1:] for name in vars(Teller) if re.fullmatch(r"_[a-z][a-z_]+", name)} - {"of"}
+    kinds = {name[1:] for name in vars(EventLines) if re.fullmatch(r"_[a-z][a-z_]+", name)} - {"of"}
     assert kinds <= {event["event"] for event in events}  # one that is new has its place in RARE
     file = tmp_path / "server/job/medfedaug/events.jsonl"
     file.parent.mkdir(parents=True)
