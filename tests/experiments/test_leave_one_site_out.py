@@ -37,9 +37,9 @@ def test_each_site_is_left_out_once_and_the_table_holds_its_score(three_sites, t
         scores[name] = results["test"]["unseen"][name]["dice"]
         assert table["seen"][name] == results["test"]["mean"]["dice"]
         for metric in ("dice", "hd95", "nsd"):
-            found = table["metrics"][metric]
-            assert found["unseen"][name] == results["test"]["unseen"][name][metric]
-            assert found["seen"][name] == results["test"]["mean"][metric]
+            scores = table["metrics"][metric]
+            assert scores["unseen"][name] == results["test"]["unseen"][name][metric]
+            assert scores["seen"][name] == results["test"]["mean"][metric]
     assert table["unseen"] == scores
     assert table["mean"] == pytest.approx(sum(scores.values()) / 3)
     assert json.loads((out / HOLDOUT).read_text()) == table
