@@ -247,8 +247,8 @@ EVENTS_OF_A_JOB: list[dict[str, object]] = [
 
 
 def test_every_event_with_a_line_has_a_structure():
-    told = {name.removeprefix("_") for name in vars(EventLines) if name.startswith("_") and name[1] != "_"}
-    assert told - {"of"} <= set(EVENTS)
+    events = {name.removeprefix("_") for name in vars(EventLines) if name.startswith("_") and name[1] != "_"}
+    assert events - {"of"} <= set(EVENTS)
     assert {event["event"] for event in EVENTS_OF_A_JOB} == set(EVENTS)
 
 

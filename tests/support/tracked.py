@@ -6,7 +6,7 @@ from __future__ import annotations
 Numbers = dict[tuple[str, str, int], float]
 
 
-def told(results: dict) -> Numbers:
+def from_results(results: dict) -> Numbers:
     """Return the numbers of `results.json`."""
     numbers: Numbers = {}
     for entry in results["rounds"]:
