@@ -20,8 +20,8 @@ BATCH = 32
 def main() -> None:
     """Measure every shape."""
     arguments = parser(__doc__, repeats=15)
-    arguments.add_argument("--device", default="cpu", help="where the images are (default cpu)")
-    arguments.add_argument("--tiny", action="store_true", help="small shapes: does the script run?")
+    arguments.add_argument("--device", default="cpu", help="of the images (default cpu)")
+    arguments.add_argument("--tiny", action="store_true", help="small shapes, for a quick test")
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
     print(hardware())

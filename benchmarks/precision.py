@@ -23,7 +23,7 @@ CASES = [
 def main() -> None:
     """Measure every network and size."""
     arguments = parser(__doc__, repeats=5, on_gpu=True)
-    arguments.add_argument("--tiny", action="store_true", help="one small case: does the script run?")
+    arguments.add_argument("--tiny", action="store_true", help="one small case, for a quick test")
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
     device = device_in_use(options.device)

@@ -2,10 +2,10 @@
 
     python benchmarks/unet_step.py
 
-The step is that of a site: forward, Dice and cross-entropy, the methods' terms, backward, Adam. The networks
-are MONAI's BasicUNet with the widths of the papers and with the default widths of this library. A measurement
-has two steps: in the first the 1st, 3rd and 5th FFA layer are active, in the second the others. So every
-measurement has p = 0.5 exactly, and not by chance.
+A site's step has forward pass, Dice and cross-entropy, the methods' terms, backward pass and Adam. The
+networks are MONAI's BasicUNet with the widths of the papers and with the default widths of this library. A
+measurement has two steps: in the first the 1st, 3rd and 5th FFA layer are active, in the second the others,
+so that p is exactly 0.5.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ METHODS = {"plain": "fedavg", "FFA": "fedfa", "FFA + alignment": "fedfa,fedfa_h"
 
 
 def steps(network: nn.Module, methods: str, images: Tensor) -> Made:
-    """Two steps of local training, of images and their labels, and the methods' halves in them."""
+    """Make two steps of local training with images and labels, and the methods' parts in them."""
     network = copy.deepcopy(network)
     chosen = build_methods(parse_methods(methods))
     for method in chosen:

@@ -451,7 +451,7 @@ def test_a_file_with_another_content_than_the_job_was_configured_for_is_not_run(
     ],
 )
 def test_a_job_cannot_name_anything_else_as_its_loop(loop):
-    with pytest.raises(ConfigError, match="must be the name of one that a package adds, or FILE"):
+    with pytest.raises(ConfigError, match="must be the name of a package's loop, or FILE"):
         configured(loop=loop)
 
 

@@ -57,8 +57,8 @@ def test_a_file_with_a_method_is_in_the_list_of_methods(tmp_path):
 
 def test_a_method_is_in_the_catalogue_and_in_the_tables_of_the_pages(halfway):
     assert "halfway" in method_names()
-    found = describe.describe_method("halfway")
-    assert [(one.name, one.default) for one in found.arguments] == [("part", "0.5")]
+    method = describe.describe_method("halfway")
+    assert [(one.name, one.default) for one in method.arguments] == [("part", "0.5")]
     pages = {path.name: (path.read_text(), text) for path, text in GENERATE["pages"]().items()}
     for before, text in pages.values():
         assert "`halfway`" not in before

@@ -19,7 +19,7 @@ from medfedaug.federation.messages.tensor_checks import StateDictValidator
 from medfedaug.federation.server.step_comparison import StepComparison, others_median, suspicion
 from medfedaug.methods import parse_methods
 from medfedaug.utils.event_schema import check_event
-from medfedaug.utils.event_text import Teller
+from medfedaug.utils.event_text import EventLines
 
 SITES = list("ABCDE")
 
@@ -289,7 +289,7 @@ def test_a_site_is_named_whose_step_goes_against_the_others_while_their_validati
     assert "suspected" not in third
     (event,) = [event for event in federation.events if event["event"] == "suspected"]
     check_event(event)
-    (line,) = Teller(3).lines(event)
+    (line,) = EventLines(3).lines(event)
     assert line.startswith("round 2: suspected: B: a step 1 times as long as the others', cosine -1")
 
 
