@@ -18,7 +18,7 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.base import plain_name
 from medfedaug.data.io.dicom_identity import ModelIdentity, ObjectKind
 from medfedaug.data.io.dicom_series import scan
-from medfedaug.data.pacs.archive import Archive, ArchiveError, FetchError, ArchiveSeries, StudyQuery
+from medfedaug.data.pacs.archive import Archive, ArchiveError, ArchiveSeries, FetchError, StudyQuery
 from medfedaug.data.pacs.choice import StudyPlan, plan_import
 from medfedaug.data.pacs.import_settings import ImportSettings
 from medfedaug.data.pacs.object_check import reading_objects
