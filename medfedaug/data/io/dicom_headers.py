@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pydicom
-from pydicom.uid import UID
+from pydicom.uid import UID, ImplicitVRLittleEndian
 
 from medfedaug.data.io.bounds import check_edges, check_intercept, check_slope
 from medfedaug.data.io.dicom_bounds import check_bounds
@@ -220,17 +220,14 @@ def _read_instance(path: Path, modified: int, size: int) -> DicomInstance:
 
 
 def _instance(path: Path, header: pydicom.Dataset) -> DicomInstance:
-    sop_class = str(header.get("SOPClassUID", ""))
-    meta = getattr(header, "file_meta", None)
-    if not sop_class and meta is not None:
-        sop_class = str(meta.get("MediaStorageSOPClassUID", ""))
+    meta = header.file_meta
+    sop_class = str(header.get("SOPClassUID", "")) or str(meta.get("MediaStorageSOPClassUID", ""))
     if not sop_class and "Rows" not in header:
         raise ReaderError("a damaged DICOM file (its header names no kind of object)")
     frames = int(header.get("NumberOfFrames") or 1)
     if frames < 1:
         raise ReaderError(f"a damaged DICOM file ({frames} frames)")
     image = sop_class not in _NO_IMAGES and header.get("Rows") and header.get("Columns")
-    syntax = str(meta.get("TransferSyntaxUID", "")) if meta is not None else ""
     return DicomInstance(
         path=path,
         study=str(header.get("StudyInstanceUID", "")),
@@ -239,7 +236,7 @@ def _instance(path: Path, header: pydicom.Dataset) -> DicomInstance:
         description=one_line(header.get("SeriesDescription") or header.get("ProtocolName")),
         modality=one_line(header.get("Modality")),
         sop_class=sop_class,
-        syntax=syntax or "1.2.840.10008.1.2",
+        syntax=str(meta.get("TransferSyntaxUID") or ImplicitVRLittleEndian),
         image_type=tuple(map(str, values_of(header.get("ImageType")))),
         photometric=str(header.get("PhotometricInterpretation", "")),
         frames=frames,

@@ -160,8 +160,7 @@ def stored_frames(dataset: Dataset) -> np.ndarray:
 
 def syntax_of(dataset: Dataset) -> UID:
     """Return the transfer syntax of an object as read; the standard's default where it has none."""
-    meta = getattr(dataset, "file_meta", None)
-    return UID(str((meta.get("TransferSyntaxUID") if meta is not None else "") or ImplicitVRLittleEndian))
+    return UID(str(dataset.file_meta.get("TransferSyntaxUID") or ImplicitVRLittleEndian))
 
 
 def expected_bytes(dataset: Dataset) -> int:

@@ -234,12 +234,12 @@ def select(series: Sequence[DicomSeries], pattern: str | None = None) -> Selecti
             matches = exact or [one for one in group if expression.search(one.searched)]
             doubts = ["" if one in matches else "not what --series names" for one in group]
             name = " of the name that --series gives"
-        candidates = [one for one, doubt in zip(group, doubts, strict=True) if not doubt]
-        selection.left_out += [
-            LeftOut(one.folders[0], f"{one.text}: {doubt}")
-            for one, doubt in zip(group, doubts, strict=True)
-            if doubt
-        ]
+        candidates = []
+        for one, doubt in zip(group, doubts, strict=True):
+            if doubt:
+                selection.left_out.append(LeftOut(one.folders[0], f"{one.text}: {doubt}"))
+            else:
+                candidates.append(one)
         if len(candidates) > 1:
             reason = f"{_several(candidates, name)}; choose one with --series REGEX or UID"
             selection.unclear.append(LeftOut(group[0].folders[0], reason))

@@ -31,7 +31,8 @@ def without_suffix(name: str) -> str:
 
 def is_volume_file(file: Path) -> bool:
     """Return whether a file's name is of an image other than DICOM, or of the voxels of one."""
-    return bool(image_suffix(file.name)) or file.name.lower().endswith(voxel_suffixes())
+    suffixes = tuple(suffix for form in _usable() for suffix in form.voxel_suffixes)
+    return bool(image_suffix(file.name)) or file.name.lower().endswith(suffixes)
 
 
 def format_of(path: Path) -> ImageFormat:
@@ -60,11 +61,6 @@ def is_photograph(path: Path) -> bool:
 def is_lossy(path: Path) -> bool:
     """Return whether a file's format does not keep every value."""
     return image_suffix(path.name).lower() in format_of(path).lossy
-
-
-def voxel_suffixes() -> tuple[str, ...]:
-    """Return the suffixes of files that hold the voxels of a separate header, and are no images."""
-    return tuple(suffix for form in _usable() for suffix in form.voxel_suffixes)
 
 
 def known_formats() -> str:
