@@ -49,7 +49,7 @@ def watched(found: list[ComparedStep]) -> type[InProcessCarrier]:
 
             missing = super().ask(request, names, needed, see)
             if request.task == TRAIN:
-                model, start = self.server.acceptance.model, request.weights
+                model, start = self.server.reply_checks.model, request.weights
                 found.extend(
                     StepComparison(model, math.inf)
                     .compare(

@@ -125,7 +125,7 @@ class Pretending(TorchDispatchMode):
 
     def __enter__(self) -> Pretending:
         torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor(…, device=…)` makes them there first
-        self._operators = mock.patch.object(operators, "_work_on", DEVICE.type.__eq__)
+        self._operators = mock.patch.object(operators, "_compiles_on", DEVICE.type.__eq__)
         self._operators.start()
         return super().__enter__()
 

@@ -39,7 +39,7 @@ from medfedaug.federation import FederationServer, SiteTrainer
 from medfedaug.federation.messages.messages import Reply, Request
 from medfedaug.federation.server.evaluation import EvaluatedRun, Evaluation
 from medfedaug.federation.site.evaluation import EvaluationSite
-from medfedaug.federation.site.gate import GuardedDoor
+from medfedaug.federation.site.gate import GuardedGate
 from medfedaug.federation.site.site import Site
 from medfedaug.privacy import (
     LEDGER_FILE,
@@ -69,7 +69,7 @@ def run_config(rounds: int) -> RunConfig:
 
 
 class Hospital:
-    """A site with the door of a real one.
+    """A site with the gate of a real one.
 
     Args:
         folder: where it keeps its data and its ledger.
@@ -83,9 +83,9 @@ class Hospital:
             make_phantom(folder / "data", sites=1, patients=patients, seed=7, shape=(SIDE, SIDE, 4))
         self.data = next((folder / "data").glob("site_*"))
 
-    def door(self, job: str) -> GuardedDoor:
+    def gate(self, job: str) -> GuardedGate:
         book = JobBook(self.folder / "jobs")
-        return GuardedDoor("A", JobRules(max_jobs_per_day=1000), Pseudonyms(b"key"), book, job, "", _none)
+        return GuardedGate("A", JobRules(max_jobs_per_day=1000), Pseudonyms(b"key"), book, job, "", _none)
 
     def trainer(self, config: RunConfig) -> SiteTrainer:
         ledger = self.folder / LEDGER_FILE
@@ -93,12 +93,12 @@ class Hospital:
 
     def start(self, config: RunConfig, job: str = "job") -> Site:
         """The site in a training job."""
-        return Site("A", self.trainer(config), self.door(job))
+        return Site("A", self.trainer(config), self.gate(job))
 
     def evaluation(self, runs: dict[str, EvaluatedRun], job: str) -> dict[str, Reply]:
         """The site's answers in an evaluation job, by the name of the run."""
         trainers = {name: self.trainer(run.config) for name, run in runs.items()}
-        site = EvaluationSite("A", trainers, self.door(job))
+        site = EvaluationSite("A", trainers, self.gate(job))
         return {q.scoring["run"]: site.answer(q) for q, _ in Evaluation(runs).scores(["A"])}
 
 

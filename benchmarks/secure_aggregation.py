@@ -53,7 +53,7 @@ def one_round(count: int, words: Words, vanished: int) -> dict[str, float]:
     there = names[: count - vanished]
     for name in there:
         masked, took = timed(
-            lambda name=name: sites[name].sealing(request, member, {}).mask(words, model, model)
+            lambda name=name: sites[name].masking(request, member, {}).mask(words, model, model)
         )
         seconds[name] += took
         server.add(name, masked)

@@ -17,7 +17,7 @@ from medfedaug.config.run import RunConfig, recorded_settings
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation import FederationServer, Request, SiteTrainer
 from medfedaug.federation import run as federate
-from medfedaug.federation.in_process import InProcessCarrier, Saving
+from medfedaug.federation.in_process import Checkpointing, InProcessCarrier
 from medfedaug.federation.job_folder import GLOBAL_MODEL, RESULTS, STATE, exchange_file
 from medfedaug.federation.messages.messages import TRAIN
 from medfedaug.federation.protocol import Accept
@@ -104,7 +104,7 @@ def train_local_models(run: Path, data_dir: str | Path, device: str, visit: Visi
         model, beside = torch.load(run / GLOBAL_MODEL, weights_only=True), exchange_file(run / GLOBAL_MODEL)
         server.run, server.round, server.state = record["run"], round_ - 1, model
         server.payload = torch.load(beside, weights_only=True) if beside.exists() else {}
-        carrier = _LocalCarrier(server, trainers, Saving(server, trainers.values(), None))
+        carrier = _LocalCarrier(server, trainers, Checkpointing(server, trainers.values(), None))
         carrier.visit = visit
         with suppress(_Visited):
             federate(server, carrier)

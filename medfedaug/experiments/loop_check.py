@@ -18,8 +18,8 @@ from medfedaug.federation.messages.messages import TRAIN, Reply, Request
 from medfedaug.federation.protocol import Accept, run
 from medfedaug.federation.server.server import FederationServer
 from medfedaug.federation.site.local_training import LocalRound
-from medfedaug.federation.site.script_components import Brought
-from medfedaug.federation.site.script_training import Desk, ForeignLoop, LoopTraining
+from medfedaug.federation.site.script_components import ScriptComponents
+from medfedaug.federation.site.script_training import CustomLoop, LoopTraining, ScriptSession
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.methods.base import SitePart
@@ -42,22 +42,22 @@ class LoopCheck:
     problems: list[str] = field(default_factory=list)
 
 
-class _ScriptInProcess(ForeignLoop):
+class _ScriptInProcess(CustomLoop):
     """A script in a thread of this process, which ends after its first step."""
 
     def __init__(self, script: Path) -> None:
         self.script = script
-        self.desk: Desk | None = None
+        self.session: ScriptSession | None = None
         self.error: BaseException | None = None
         self.steps = 0
         self._rounds: Queue[LocalRound | None] = Queue()
         self._idle = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start(self, desk: Desk) -> None:
+    def start(self, session: ScriptSession) -> None:
         """Run the script until it waits for its first round."""
-        self.desk = desk
-        self._thread = threading.Thread(target=self._run, args=(desk,), daemon=True)
+        self.session = session
+        self._thread = threading.Thread(target=self._run, args=(session,), daemon=True)
         self._thread.start()
         self._idle.wait()
         self._check_alive("before its first round; it has to call medfedaug.client.join and iterate over it")
@@ -79,9 +79,9 @@ class _ScriptInProcess(ForeignLoop):
         self._idle.set()
         return self._rounds.get()
 
-    def _run(self, desk: Desk) -> None:
+    def _run(self, session: ScriptSession) -> None:
         try:
-            with script_at(desk, self._wait):
+            with script_at(session, self._wait):
                 runpy.run_path(str(self.script), run_name="__main__")
         except _Enough:
             pass
@@ -94,8 +94,8 @@ class _ScriptInProcess(ForeignLoop):
     def _check_alive(self, when: str) -> None:
         if self._thread is not None:
             return
-        if self.desk is not None and self.desk.error is not None:
-            raise self.desk.error
+        if self.session is not None and self.session.error is not None:
+            raise self.session.error
         if isinstance(self.error, MedFedAugError):
             raise self.error
         why = f" ({type(self.error).__name__}: {self.error})" if self.error is not None else ""
@@ -135,8 +135,8 @@ def check_loop_script(script: str | Path, config: RunConfig, folder: SiteFolder,
         loop.close()
     found = LoopCheck(problems=[reason] if reason else [])
     training = getattr(trainer, "training", None)
-    if isinstance(training, LoopTraining) and loop.desk is not None:
-        found.connected = _connected(training, loop.desk.brought, loop.steps)
+    if isinstance(training, LoopTraining) and loop.session is not None:
+        found.connected = _connected(training, loop.session.components, loop.steps)
         if not training.has_loss and loop.steps:
             found.connected["step"] += ", without the loss, which the report then lacks"
     return found
@@ -184,11 +184,11 @@ def _one_round(server: FederationServer, site: Site, peer: Site) -> str:
     return ""
 
 
-def _connected(training: LoopTraining, brought: Brought, steps: int) -> dict[str, str]:
+def _connected(training: LoopTraining, components: ScriptComponents, steps: int) -> dict[str, str]:
     losses = [name for name, part in training.parts.items() if type(part).loss is not SitePart.loss]
     correcting = [n for n, p in training.parts.items() if type(p).before_step is not SitePart.before_step]
-    given = [n for n in ("samples", "statistics", "score", "criterion") if getattr(brought, n) is not None]
-    network = "the script's own network" if brought.network is not None else "the job's network"
+    given = [n for n in ("samples", "statistics", "score", "criterion") if getattr(components, n) is not None]
+    network = "the script's own network" if components.network is not None else "the job's network"
     transformed = "called" if training.transform.used else "not called"
     return {
         "join": f"site {training.folder.name}, methods {', '.join(training.parts)}; {network}",

@@ -37,9 +37,9 @@ from medfedaug.config import bundle_reference as bundles
 from medfedaug.config.run import RunConfig, derive_seed
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import MedFedAugError, withheld
-from medfedaug.federation.site.interrupted_round import digest
+from medfedaug.federation.messages.messages import digest_of
 from medfedaug.federation.site.local_training import LocalRound
-from medfedaug.federation.site.script_training import Desk, ForeignLoop, LoopTraining
+from medfedaug.federation.site.script_training import CustomLoop, LoopTraining, ScriptSession
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.federation.site.training_state import capture, restore
 from medfedaug.privacy.site_settings import SiteSettings
@@ -143,17 +143,17 @@ class Ranks:
 
     Args:
         script: the training script.
-        desk: of rank 0.
+        session: of rank 0.
         settings: of the site.
     """
 
-    def __init__(self, script: Path, desk: Desk, settings: SiteSettings) -> None:
-        self._desk, self._count, self._group = desk, settings.processes, None
+    def __init__(self, script: Path, session: ScriptSession, settings: SiteSettings) -> None:
+        self._session, self._count, self._group = session, settings.processes, None
         self._others: list[_Other] = []
         if self._count == 1:
             return
         self._folder = tempfile.TemporaryDirectory(prefix="medfedaug-ranks-")
-        site = desk.site
+        site = session.site
         start = _Start(
             rank=0,
             count=self._count,
@@ -207,7 +207,7 @@ class Ranks:
         """Let the other ranks begin a round as rank 0 does."""
         if self._others:
             message = pickle.dumps(
-                (round_, self._desk.site.memory.once, capture(_roots(self._desk.training)))
+                (round_, self._session.site.memory.once, capture(_roots(self._session.training)))
             )
             for other in self._others:
                 other.send(message)
@@ -222,8 +222,8 @@ class Ranks:
                     return False
                 if time.monotonic() > until:
                     raise MedFedAugError(
-                        f"site {self._desk.site.name}: rank {other.rank} of {self._count} is not as far as "
-                        f"rank 0 after {seconds:g} s; all ranks have to take the same steps"
+                        f"site {self._session.site.name}: rank {other.rank} of {self._count} is not as far "
+                        f"as rank 0 after {seconds:g} s; all ranks have to take the same steps"
                     )
         return not any(other.lost for other in self._others)
 
@@ -231,9 +231,9 @@ class Ranks:
         """End a round that all have trained in: average the losses over the ranks."""
         if not self._others:
             return
-        training, losses = self._desk.training, []
+        training, losses = self._session.training, []
         for other in self._others:
-            who = f"site {self._desk.site.name}: rank {other.rank} of {self._count}"
+            who = f"site {self._session.site.name}: rank {other.rank} of {self._count}"
             assert other.told is not None
             if other.told.steps != training.steps:
                 raise MedFedAugError(
@@ -265,7 +265,7 @@ class Ranks:
             self._folder.cleanup()
 
 
-class _SiteOfRank(ForeignLoop):
+class _SiteOfRank(CustomLoop):
     """The site in another rank: its script, which is the main program here, asks it for rounds."""
 
     def __init__(self, connection: Connection) -> None:
@@ -300,18 +300,18 @@ class _SiteOfRank(ForeignLoop):
         self.trainer.open(self._told.name)
         self.tell(_Waiting([], 0, ""))
         self._told.join_group()
-        with script_at(self._desk, self._wait):
+        with script_at(self._session, self._wait):
             runpy.run_path(self._told.script, run_name="__main__")
 
-    def start(self, desk: Desk) -> None:
+    def start(self, session: ScriptSession) -> None:
         """The script is started by `run`."""
-        self._desk = desk
+        self._session = session
 
     def train(self, round_: LocalRound) -> None:
         """The script takes its rounds itself, by `_wait`."""
 
     def _wait(self) -> LocalRound | None:
-        training, parts = self._desk.training, self.trainer.parts.values()
+        training, parts = self._session.training, self.trainer.parts.values()
         if self._began:
             for part in parts:
                 part.end_round()
@@ -349,4 +349,4 @@ def _roots(training: LoopTraining) -> dict[str, Any]:
 
 
 def _weights(training: LoopTraining) -> str:
-    return digest(dict(training.network.named_parameters()), {})
+    return digest_of(dict(training.network.named_parameters()))

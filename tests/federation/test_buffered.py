@@ -229,7 +229,8 @@ def test_speeds_are_read_from_the_command_and_checked(three_sites, tmp_path, run
     assert cross_site(out, three_sites)["scores"].keys() == set(NAMES)
     page = (out / "report.html").read_text()
     assert (
-        "of the first 2 updates. They were late by so many rounds on average: site_A 0.0, at most 0" in page
+        "of the first 2 updates. Updates were late by this many rounds on average: site_A 0.0, at most 0"
+        in page
     )
     shutil.rmtree(out)
     for speed, words in (("site_Z=1", "no site site_Z"), ("site_C=0", "1e-6"), ("site_C=fast", "number")):

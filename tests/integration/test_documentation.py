@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 import runpy
 from collections import Counter
@@ -16,6 +17,8 @@ from PIL import Image
 from medfedaug.analysis.grouping import pool_runs
 from medfedaug.analysis.recorded_gains import recorded_gains
 from medfedaug.methods import registry
+from medfedaug.metrics.registry import BUILT_IN_METRICS
+from medfedaug.privacy.job_policy import JobRules
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -97,6 +100,17 @@ def test_the_lists_and_tables_of_methods_are_those_of_the_classes():
         if path.read_text(encoding="utf-8") != text
     ]
     assert not behind, "write them anew: make catalogue"
+
+
+def test_the_table_of_scores_has_every_metric():
+    table = (DOCS / "analysis.md").read_text(encoding="utf-8").split("\n## Scores\n")[1].split("```")[0]
+    assert set(BUILT_IN_METRICS) == set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
+
+
+def test_the_table_of_rules_for_jobs_has_every_rule():
+    table = (DOCS / "deploy.md").read_text(encoding="utf-8").split("| rule in `jobs` |")[1].split("\n\n")[0]
+    rules = {field.name for field in dataclasses.fields(JobRules)}
+    assert rules <= set(re.findall(r"`(\w+)`", table)), "docs/deploy.md: add a row for the new rule"
 
 
 @pytest.mark.parametrize("term", ["γ", "Own pair", "Unseen site", "Dice"])

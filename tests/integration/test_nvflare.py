@@ -123,7 +123,7 @@ def test_watch_shows_a_job_from_the_kits_own_files_and_writes_a_page(simulated, 
         loss = f"{'site_B' if name == 'server' else 'this site'}: training loss"
         assert f"{loss} │ {last:.4f} │ " in re.sub(" +", " ", out)
         assert "round 3 of 3, finished" in out
-        assert "What was said" in page.read_text()
+        assert "Events" in page.read_text()
     events = tmp_path / "site_B/job-1/medfedaug/events.jsonl"
     told = events.read_text().splitlines(keepends=True)
     assert json.loads(told[-1]) == {"event": "ended"}

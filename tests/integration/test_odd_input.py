@@ -247,7 +247,7 @@ PICTURES = {
     ),
     "floating point": (
         renamed("image", "f.tif", NOISE.convert("F")),
-        "images/f.tif: cannot be read as an image (floating point, of which it is not known what is white",
+        "images/f.tif: cannot be read as an image (floating point, without a known white",
     ),
     "stack": (
         renamed("image", "s.tif", NOISE, save_all=True, append_images=[NOISE]),
@@ -270,7 +270,7 @@ PICTURES = {
     ),
     "label in colour": (
         image_of(grey((1, 0, 1), "RGB"), "labels/0.png"),
-        "labels/0.png: cannot be read as an image (in colour, and label images hold the index of each",
+        "labels/0.png: cannot be read as an image (in colour; label images hold the index of each",
     ),
     "transparent label": (
         image_of(grey((1, 7), "LA"), "labels/0.png"),

@@ -179,7 +179,7 @@ def test_partialfed_refuses_what_it_cannot_do():
         PartialFed("adaptive")
     with pytest.raises(ConfigError, match="stages must be at least 1, got 0"):
         PartialFed("bottom_up", stages=0)
-    with pytest.raises(ConfigError, match="no stage 9; there are enc1"):
+    with pytest.raises(ConfigError, match="no stage 9; known: enc1"):
         PartialFed("bottom_up", stages=9).local_entries(staged_network())
     with pytest.raises(ConfigError, match="stages of Linear are not known"):
         PartialFed("top_down").local_entries(nn.Linear(2, 1))

@@ -325,7 +325,7 @@ def test_operators_change_no_result_of_a_norm(monkeypatch, how, wide):
     monkeypatch.setattr(operators, "_FEW_WEIGHTS", 0 if wide else 10**6)
     found = []
     for works in (False, True):
-        monkeypatch.setattr(operators, "_work_on", lambda device, works=works: works)
+        monkeypatch.setattr(operators, "_compiles_on", lambda device, works=works: works)
         x = features((4, 20, 6, 5)).requires_grad_()
         leaves = [x, *(parameter.requires_grad_() for parameter in parameters)]
         torch.manual_seed(3)

@@ -418,7 +418,7 @@ def test_a_batch_of_one_image_is_no_active_one(variance, recwarn):
 @pytest.fixture
 def by_operators(monkeypatch):
     """Let layers on the CPU take the path of a GPU, with the plain versions of the operators."""
-    monkeypatch.setattr(operators, "_work_on", lambda device: True)
+    monkeypatch.setattr(operators, "_compiles_on", lambda device: True)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

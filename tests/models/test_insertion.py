@@ -372,9 +372,12 @@ def compiled_in_place(net):
     ("wrap", "message"),
     [
         (lambda net: torch.compile(net, backend="eager"), "OptimizedModule is compiled.*compile.insert_ffa"),
-        (compiled_in_place, "UNet is compiled, and would go on without FFA layers"),
+        (compiled_in_place, "UNet is compiled and would ignore FFA layers"),
         (lambda net: nn.Sequential(torch.jit.script(nn.ReLU())), "Sequential is TorchScript"),
-        (nn.DataParallel, r"DataParallel are not known, but those of the UNet .* insert_ffa\(net.module\)"),
+        (
+            nn.DataParallel,
+            r"DataParallel are not known, but the stages of its part UNet .* insert_ffa\(net.module\)",
+        ),
     ],
 )
 def test_what_is_made_of_a_network_says_where_the_layers_go(wrap, message):

@@ -30,7 +30,7 @@ from medfedaug.federation.messages.messages import (
 from medfedaug.federation.secure import masks as masks_module
 from medfedaug.federation.secure.agreement import threshold
 from medfedaug.federation.secure.keys import KeyPair, derived
-from medfedaug.federation.secure.masks import Sealing
+from medfedaug.federation.secure.masks import RoundMasking
 from medfedaug.federation.secure.unmasking import ServerMasks
 from medfedaug.privacy import job_hash
 from medfedaug.utils.secure_random import stream
@@ -74,7 +74,7 @@ class Oracle:
 
     def watch(self, monkeypatch) -> None:
         """Take notes of what sites do: of their own code nothing is left out."""
-        mask, split = Sealing.mask, masks_module.split
+        mask, split = RoundMasking.mask, masks_module.split
 
         def note_mask(sealing, words, before, after):
             given = words.copy()
@@ -102,7 +102,7 @@ class Oracle:
             self.shares[secret] = found, threshold
             return found
 
-        monkeypatch.setattr(Sealing, "mask", note_mask)
+        monkeypatch.setattr(RoundMasking, "mask", note_mask)
         monkeypatch.setattr(masks_module, "split", note_split)
 
     def see(self, reply: Reply) -> None:

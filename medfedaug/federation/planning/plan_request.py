@@ -1,4 +1,4 @@
-"""The server's part of a plan that is made of the sites' fingerprints, before anything else."""
+"""The server's part of a plan from the sites' fingerprints."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from medfedaug.errors import RunFailed, UpdateRefused
 from medfedaug.federation.messages.messages import FINGERPRINT, Reply, Request, own_entries
 from medfedaug.federation.messages.refusal import raise_error, refusal
 from medfedaug.federation.messages.tensor_checks import check_tensors
-from medfedaug.federation.planning.fingerprint import (
-    PLAN,
-    check_fingerprint,
-    fingerprint_shapes,
-)
+from medfedaug.federation.planning.fingerprint import PLAN, check_fingerprint, fingerprint_shapes
 from medfedaug.federation.planning.planner import Planned, make_plan
 from medfedaug.methods.base import Payload
 
@@ -24,13 +20,13 @@ class Planning:
     """Gathers fingerprints and makes the plan.
 
     Args:
-        config: the run as it was asked for.
-        run: its identity.
-        told: settings of a training that is one of several of its job.
+        config: the run before planning.
+        run: the identity of the run.
+        settings: the settings of this training, if it is one of several of its job.
     """
 
-    def __init__(self, config: RunConfig, run: str, told: Mapping[str, Any] | None = None) -> None:
-        self.asked, self.run, self._told = config, run, dict(told or {})
+    def __init__(self, config: RunConfig, run: str, settings: Mapping[str, Any] | None = None) -> None:
+        self.asked, self.run, self._settings = config, run, dict(settings or {})
         self.sites: dict[str, Payload] = {}
         self.refused: dict[str, str] = {}
         self.result: Planned | None = None
@@ -41,11 +37,7 @@ class Planning:
         return Request(FINGERPRINT, run=self.run)
 
     def accept(self, site: str, reply: Reply) -> bool:
-        """Take in a fingerprint; one of a site that does not train is empty.
-
-        Returns:
-            Whether it could be used.
-        """
+        """Accept a fingerprint, empty from a site that does not train; return whether it could be used."""
 
         def check() -> None:
             raise_error(reply)
@@ -71,16 +63,16 @@ class Planning:
         """Make the plan.
 
         Raises:
-            RunFailed: when there are fewer, with the sites' reasons.
-            ConfigError: when no plan can be made of them.
+            RunFailed: when fewer sites than needed sent a fingerprint, with their reasons.
+            ConfigError: when no plan is possible.
         """
         if len(self.sites) < max(needed, 1) or (self.refused and not needed):
-            reasons = "; ".join(f"{reason}" for _, reason in sorted(self.refused.items()))
+            reasons = "; ".join(reason for _, reason in sorted(self.refused.items()))
             raise RunFailed(f"no plan could be made: {reasons or 'no site sent a fingerprint'}")
         self.result = make_plan(self.sites, self.asked)
 
     def configured(self) -> RunConfig:
-        """The run with its plan."""
+        """Return the run with its plan."""
         return self.asked if self.result is None else self.result.configure(self.asked)
 
     def saved(self) -> dict[str, Any]:
@@ -88,13 +80,13 @@ class Planning:
         return {} if self.result is None else {"sites": self.sites, **self.result.to_dict()}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Take in what `saved` gave."""
+        """Restore a result of `saved`."""
         if saved:
             self.sites, self.result = dict(saved["sites"]), Planned.from_dict(saved)
 
     def planned(self) -> dict[str, Any]:
-        """The settings that sites are told, as JSON types; empty where the job's are the run's."""
-        return self.result.to_dict()["changes"] if self.result is not None else self._told
+        """Return the settings for the sites, as JSON types; empty if they are those of the job."""
+        return self.result.to_dict()["changes"] if self.result is not None else self._settings
 
     def to_results(self) -> dict[str, Any]:
         """Return the planning's part of a run's record."""

@@ -327,11 +327,11 @@ def test_what_the_server_tells_is_checked_at_the_site(config, hospitals):
         counts = dict.fromkeys(("cases", "looked_at", "patients", "test_patients"), 5)
         assert asked.accept(name, Reply(PROSPECT, payload=payload, metrics={**counts, "noise": 0.0}))
     for wrong in ({"Siemens": ["a\x1b[2J"]}, {"Siemens": "Prisma"}, "Siemens"):
-        told = site.answer(replace(asked.telling(), scanners={"site_B": wrong}))
+        told = site.answer(replace(asked.full_set(), scanners={"site_B": wrong}))
         assert "site_B" in told.error
         assert "\x1b" not in told.error
     assert not list(site.kit.rglob("prospect.html"))
-    assert not site.answer(asked.telling()).error
+    assert not site.answer(asked.full_set()).error
     assert list(site.kit.rglob("prospect.html"))
 
 
@@ -341,7 +341,7 @@ def test_the_page_of_the_approval_lists_every_entry_and_no_training(config, tmp_
     assert "NOTHING IS TRAINED" in text
     for name in NAMES:
         assert f"    {name} (" in text
-    assert "All sites of the job are told" in text
+    assert "The server sends all sites of the job the fingerprints" in text
     assert "scanners, where this kit's privacy policy names them" in text
     assert "by default none" in text
     assert "weights" not in text

@@ -110,7 +110,9 @@ def test_norm_clip_lets_no_site_go_farther_than_the_others(attacked, script, att
     clipped = server.rounds[0]["methods"]["norm_clip"]
     assert attack != "scaling" or set(liars) <= set(clipped["clipped"])
     first = run_start(server)
-    norm = sum(float((server.state[k] - first[k]).square().sum()) for k in server.acceptance.model.parameters)
+    norm = sum(
+        float((server.state[k] - first[k]).square().sum()) for k in server.reply_checks.model.parameters
+    )
     assert norm**0.5 <= clipped["limit"] * (1 + 1e-5)
 
 
@@ -119,7 +121,7 @@ def test_a_step_twenty_times_as_long_counts_as_twice_the_others(attacked, attack
     liar = SITES[0]
     server, (sent,) = attacked("fedavg", attack, [liar], rounds=1, max_step=2.0, max_share=1.0)
     start = run_start(server)
-    parameters = server.acceptance.model.parameters
+    parameters = server.reply_checks.model.parameters
 
     def length(site):
         squared = sum(float((sent[site][k] - start[k].double()).square().sum()) for k in parameters)

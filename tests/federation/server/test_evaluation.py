@@ -26,7 +26,7 @@ from medfedaug.federation.protocol import evaluate
 from medfedaug.federation.secure.identity import Identity
 from medfedaug.federation.server.evaluation import FEDERATION, Evaluation
 from medfedaug.federation.site.evaluation import EvaluationSite
-from medfedaug.federation.site.gate import GuardedDoor
+from medfedaug.federation.site.gate import GuardedGate
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.metrics.significance import compare_patients
 from medfedaug.nvflare_jobs.simulator import simulator
@@ -272,7 +272,7 @@ def test_the_ledger_has_each_release_under_the_cases_of_its_own_run(hospitals, t
     policy = PrivacyPolicy(min_images=2, lend_models=True, allow_differences=True, max_unknown_models=2)
     rules, names = JobRules(min_cases=1, allow_limit=True), Pseudonyms(b"key")
     book = JobBook(tmp_path / "jobs")
-    door = GuardedDoor("site_A", rules, names, book, "job", "approve", Identity)
+    gate = GuardedGate("site_A", rules, names, book, "job", "approve", Identity)
     trainers = {
         key: SiteTrainer(
             *(run.config, hospitals / "data", "cpu", states[key] / "site_A", policy),
@@ -281,7 +281,7 @@ def test_the_ledger_has_each_release_under_the_cases_of_its_own_run(hospitals, t
         for key, run in runs.items()
     }
     evaluation = Evaluation(runs, cross_site=True)
-    evaluate(evaluation, SitesInProcess({"site_A": EvaluationSite("site_A", trainers, door)}))
+    evaluate(evaluation, SitesInProcess({"site_A": EvaluationSite("site_A", trainers, gate)}))
     assert set(evaluation.results()["sites"]["site_A"]) == {"local", "global", "personal"}
     entries = PrivacyLedger(tmp_path / LEDGER_FILE).entries()
     scores = [entry for entry in entries if entry.release.kind == "scores"]

@@ -14,15 +14,15 @@ from medfedaug.data.base import SiteFolder
 from medfedaug.data.sites import open_site
 from medfedaug.errors import ConfigError, DataError, MedFedAugError
 from medfedaug.federation import SiteTrainer
-from medfedaug.federation.site.script_components import own_scores
-from medfedaug.federation.site.script_training import ForeignLoop
+from medfedaug.federation.site.script_components import script_scores
+from medfedaug.federation.site.script_training import CustomLoop
 
 
-class Reads(ForeignLoop):
+class Reads(CustomLoop):
     """A script that looks at its files."""
 
-    def start(self, desk):
-        self.files = desk.files("training")
+    def start(self, session):
+        self.files = session.files("training")
 
     def train(self, round_):
         raise AssertionError
@@ -60,7 +60,7 @@ def test_a_case_that_a_script_cannot_score_has_no_score_and_an_impossible_one_is
 
     def scored(**told):
         found = {**dict.fromkeys(others, 0.5), **told}
-        return own_scores(lambda network, split: found, torch.nn.Identity(), folder, "test", "accuracy")
+        return script_scores(lambda network, split: found, torch.nn.Identity(), folder, "test", "accuracy")
 
     # As MONAI's DiceMetric gives it without foreground.
     assert scored(**{first: float("nan")}) == scored(**{first: None})
