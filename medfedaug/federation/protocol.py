@@ -92,8 +92,8 @@ def run(server: FederationServer, carrier: Carrier) -> None:
     """
     if server.config.prospect:
         _prospect(server, carrier)
-        for training in pilot_trainings(server):
-            run(training, carrier)
+        for pilot in pilot_trainings(server):
+            run(pilot, carrier)
         return
     if server.config.planning:
         everybody = carrier.connected()

@@ -197,6 +197,11 @@ class SiteSamples:
             self._training = samples  # needed several times a round, and made by opening all cases
         return self._training
 
+    def of_cases(self, cases: Sequence[Case]) -> TrainingSamples:
+        """Make the training samples of some cases, of any split, without keeping them."""
+        stored = [(case.name, StoredCase(self.task.prepared(self.folder, case))) for case in cases]
+        return TrainingSamples(self.task, stored, self.config.seed)
+
     def evaluation(self, split: str) -> Iterator[EvaluationCase]:
         """Yield the cases of a split; keep validation cases, which every round needs."""
         for case in self.folder.cases[split]:
