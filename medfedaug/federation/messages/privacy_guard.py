@@ -103,6 +103,9 @@ class PrivacyGuard:
         if policy.adds_noise:
             require_opacus()
 
+    def _refused(self, reason: str) -> PrivacyRefused:
+        return PrivacyRefused(self.site, reason)
+
     def check(self, name: str, exchange: SiteExchange) -> None:
         """Check, before any work, that the policy allows this exchange.
 
@@ -110,10 +113,9 @@ class PrivacyGuard:
         have k cases together.
         """
         if exchange.of_losses and not self.policy.losses:
-            raise PrivacyRefused(
-                self.site,
+            raise self._refused(
                 f"{name} sends losses over training images, and losses stay at this site (losses of its "
-                "privacy policy; medfedaug site-config --losses)",
+                "privacy policy; medfedaug site-config --losses)"
             )
         sample = exchange.sample()
         if sample is None:
@@ -122,19 +124,17 @@ class PrivacyGuard:
             summarised = len({case.owner for case in sample})
         if summarised < self.policy.min_images:
             what = "images" if max(self.per_patient, default=1) == 1 else f"patient{'s' * (summarised != 1)}"
-            raise PrivacyRefused(
-                self.site,
+            raise self._refused(
                 f"{name}'s statistics would summarise {summarised} {what}, and this site sends them from "
-                f"{self.policy.min_images} on (min_images of its privacy policy)",
+                f"{self.policy.min_images} on (min_images of its privacy policy)"
             )
         if self.policy.noise_multiplier:
             self._check_patients(name)
             self._contributions(name, exchange)
         elif self.policy.sgd_noise_multiplier:
-            raise PrivacyRefused(
-                self.site,
+            raise self._refused(
                 f"{name}: its statistics would leave without noise beside weights with noise "
-                "(noise_multiplier of its privacy policy)",
+                "(noise_multiplier of its privacy policy)"
             )
 
     def _patients(self, cases: int | None) -> int:
@@ -147,10 +147,9 @@ class PrivacyGuard:
     def _check_patients(self, name: str) -> None:
         most = max(self.per_patient, default=1)
         if most > self.policy.cases_per_patient:
-            raise PrivacyRefused(
-                self.site,
+            raise self._refused(
                 f"{name}: a patient has {most} training cases, and noise would hide "
-                f"{self.policy.cases_per_patient} (cases_per_patient of its privacy policy)",
+                f"{self.policy.cases_per_patient} (cases_per_patient of its privacy policy)"
             )
 
     def train(self, steps: int, rate: float) -> None:
@@ -188,12 +187,11 @@ class PrivacyGuard:
                 if kind != HISTOGRAM:
                     self.policy.bounds(kind)
         except ConfigError as error:
-            raise PrivacyRefused(self.site, f"{name}: {error}") from error
+            raise self._refused(f"{name}: {error}") from error
         if contributions.through_network and self.unsent_state:
-            raise PrivacyRefused(
-                self.site,
+            raise self._refused(
                 f"{name}: noise would not cover its statistics, since layers or normalisation that stay at "
-                "the site let one patient move what all others contribute; run it without them",
+                "the site let one patient move what all others contribute; run it without them"
             )
         return contributions
 
@@ -220,14 +218,14 @@ class PrivacyGuard:
         total: Payload = {}
         for values in contributions.values:
             if set(values) != set(kinds):
-                raise PrivacyRefused(self.site, f"{name} contributes entries that it did not declare")
+                raise self._refused(f"{name} contributes entries that it did not declare")
             count += 1
             for key, value in values.items():
                 clipped = self._inside(kinds[key], value)
                 total[key] = total[key] + clipped if key in total else clipped
         if count != self.cases:
             # The sensitivity depends on this number.
-            raise PrivacyRefused(self.site, f"{name} has contributions of {count} of {self.cases} cases")
+            raise self._refused(f"{name} has contributions of {count} of {self.cases} cases")
         blocks = sum(v.numel() if kinds[k] != HISTOGRAM else v[..., 0].numel() for k, v in total.items())
         sensitivity = min(self.policy.cases_per_patient, count) * math.sqrt(blocks) / count
         means: Payload = {}
@@ -260,7 +258,7 @@ class PrivacyGuard:
                 self.samples[name] = sample
             return exchange.collect()
         if name not in self._means:
-            raise PrivacyRefused(self.site, f"{name}: nothing was observed since the last release")
+            raise self._refused(f"{name}: nothing was observed since the last release")
         return exchange.privatised(self._means.pop(name), self.cases)
 
     def scanners(self) -> Scanners:

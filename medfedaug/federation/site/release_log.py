@@ -116,6 +116,9 @@ class Account:
         self._identities: dict[str, dict[bytes, bytes]] = {}
         self._release = partial(Release, job, site=site)
 
+    def _refused(self, reason: str) -> PrivacyRefused:
+        return PrivacyRefused(self.site, reason)
+
     def bind(self) -> None:
         """Bind the site's images to the ledger.
 
@@ -125,7 +128,7 @@ class Account:
         try:
             bind_account(self.ledger, self.folder)
         except ConfigError as error:
-            raise PrivacyRefused(self.site, error.marked) from error
+            raise self._refused(error.marked) from error
 
     def check_cases(self, split: str, sample: Sequence[Case] | None = None) -> None:
         """Check that a set of cases differs enough from those of earlier releases."""
@@ -135,11 +138,10 @@ class Account:
         if near is not None and near.apart < self.policy.min_images:
             when = datetime.fromtimestamp(near.time).isoformat(" ", "minutes")
             what = f" patient{'s' * (near.apart != 1)}" if self.folder.patients(split) else ""
-            raise PrivacyRefused(
-                self.site,
+            raise self._refused(
                 f"its {split} cases differ by {near.apart}{what} from those of job {near.job} of {when}, and "
                 f"this site sends nothing about sets that differ by fewer than {self.policy.min_images} "
-                "(min_images of its privacy policy)",
+                "(min_images of its privacy policy)"
             )
 
     def enter(self, reply: Reply, samples: Mapping[str, Sequence[Case]] = _NONE) -> None:
@@ -192,8 +194,8 @@ class Account:
         with self.ledger.held():
             failed, most = self.ledger.updates(self.job, self.site, failed=True), _TIMES * self.rounds
             if request.place and failed >= most:
-                raise PrivacyRefused(
-                    self.site, f"{failed} answers of this job have failed, and {most} may, {_TIMES} a round"
+                raise self._refused(
+                    f"{failed} answers of this job have failed, and {most} may, {_TIMES} a round"
                 )
             if self.ledger.scored(request.split, request.model, self._cases(request.split)) is None:
                 self._check_new(request, self._known(request))
@@ -290,16 +292,15 @@ class Account:
             if any(scored.place == request.place for scored in earlier):
                 of = "in the test" if request.place == "test" else f"of {request.place}"
                 what = _kind_of(request.split)
-                raise PrivacyRefused(
-                    self.site, f"the {what} of another model {of} have left in this job, and it gets one"
+                raise self._refused(
+                    f"the {what} of another model {of} have left in this job, and it gets one"
                 )
             return
         most = self.policy.max_unknown_models
         if not known and sum(not scored.known for scored in earlier) >= most:
-            raise PrivacyRefused(
-                self.site,
+            raise self._refused(
                 f"this site did not meet the model in a training job, and scores {most} such "
-                f"model{'s' * (most != 1)} in an evaluation (max_unknown_models of its privacy policy)",
+                f"model{'s' * (most != 1)} in an evaluation (max_unknown_models of its privacy policy)"
             )
 
     def _check_budget(self, split: str) -> None:
@@ -307,10 +308,9 @@ class Account:
         since = time.time() - _DAYS * 24 * 3600
         most, sent = getattr(self.policy, rule), self.ledger.queries(split, self._cases(split), since)
         if sent >= most:
-            raise PrivacyRefused(
-                self.site,
+            raise self._refused(
                 f"{_kind_of(split)} of {counted(sent, 'model')} on its {split} cases have left, and "
-                f"{rule} of its privacy policy is {most} within {_DAYS} days",
+                f"{rule} of its privacy policy is {most} within {_DAYS} days"
             )
 
     def _spend(self, split: str) -> None:
@@ -324,10 +324,9 @@ class Account:
         """Check that the job may get one more update."""
         sent, most = self.ledger.updates(self.job, self.site), _TIMES * self.rounds
         if sent >= most:
-            raise PrivacyRefused(
-                self.site,
+            raise self._refused(
                 f"{sent} updates have left in this job of {counted(self.rounds, 'round')}, "
-                f"failed ones counted, and a site answers a round at most {_TIMES} times",
+                f"failed ones counted, and a site answers a round at most {_TIMES} times"
             )
 
     def _statistics(self, method: str, values: Mapping[str, Tensor], cases: int) -> Release:

@@ -48,6 +48,11 @@ class TrainingSamples(Sequence[Sample]):
         per_item = task.samples_per_item
         self._ends = np.cumsum([0, *(case.shape(Keys.IMAGE)[0] * per_item for _, case in stored)])
 
+    @classmethod
+    def of(cls, task: Task, site: SiteFolder, cases: Sequence[Case], seed: int = 0) -> TrainingSamples:
+        """Make the samples of some cases of a site, all in memory."""
+        return cls(task, [(case.name, StoredCase(task.prepared(site, case))) for case in cases], seed)
+
     def __len__(self) -> int:
         return int(self._ends[-1])
 
@@ -198,9 +203,8 @@ class SiteSamples:
         return self._training
 
     def of_cases(self, cases: Sequence[Case]) -> TrainingSamples:
-        """Return the samples of cases of any split; they are not kept."""
-        stored = [(case.name, StoredCase(self.task.prepared(self.folder, case))) for case in cases]
-        return TrainingSamples(self.task, stored, self.config.seed)
+        """Make the training samples of some cases, of any split, without keeping them."""
+        return TrainingSamples.of(self.task, self.folder, cases, self.config.seed)
 
     def evaluation(self, split: str) -> Iterator[EvaluationCase]:
         """Yield the cases of a split; keep validation cases, which every round needs."""
