@@ -37,7 +37,7 @@ from medfedaug.functional.soft_dice_confidence import soft_dice_confidence
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_statistics import Origin
 from medfedaug.runs.prediction.case_quality import count_components
-from medfedaug.runs.prediction.input_drift import Familiar
+from medfedaug.runs.prediction.input_drift import DriftReference
 from medfedaug.runs.prediction.pass_agreement import PassAgreement
 from medfedaug.runs.prediction.predictor import Predictor
 from medfedaug.runs.prediction.training_range import TrainingRange, volumes_in_millilitres
@@ -79,7 +79,7 @@ def score_run(folder: Path, data: Path) -> Iterator[dict[str, Any]]:
     run = FinishedRun.open(folder)
     options = run.record.get("data_options", {})
     sites = open_benchmark(OWN_DATA, data, **{name: options[name] for name in FOLDS if name in options})
-    expected, usual = training_range([s for s in sites if s.cases["training"]]), Familiar.of([run])
+    expected, usual = training_range([s for s in sites if s.cases["training"]]), DriftReference.of([run])
     recorded = {**run.record["test"]["sites"], **run.record["test"].get("unseen", {})}
     for site in sites:
         if site.name not in recorded:
@@ -104,7 +104,7 @@ def score_case(
     case: Case,
     predictor: Predictor,
     expected: Mapping[str, tuple[float, float]],
-    usual: Familiar,
+    usual: DriftReference,
     range_: TrainingRange | None,
 ) -> dict[str, Any]:
     task, classes = predictor.model.task, run.config.num_classes

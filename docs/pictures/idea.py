@@ -130,8 +130,11 @@ def main(out: str) -> None:
     scatter.scatter(
         torch.cat([mean[:, SHOWN] for mean, _ in cloud]),
         torch.cat([std[:, SHOWN] for _, std in cloud]),
-        s=3, color=COLOURS[0], alpha=0.12, linewidths=0,
-    )  # fmt: skip
+        s=3,
+        color=COLOURS[0],
+        alpha=0.12,
+        linewidths=0,
+    )
     for colour, (mean, std) in zip(COLOURS, moments.values(), strict=True):
         scatter.scatter(mean[:, SHOWN], std[:, SHOWN], s=16, color=colour, edgecolors="white", linewidths=0.4)
     scatter.set_title("its mean and deviation", fontsize=9)

@@ -168,7 +168,7 @@ def key_folder(data: Path | None) -> Path | None:
 
 
 def _print_stored(found: StudyPredictions, out: Path) -> None:
-    for case, kinds in sorted(found.there.items()):
+    for case, kinds in sorted(found.existing.items()):
         if case not in found.stored:
             say(f"already there: {case}: {', '.join(kinds)}")
     objects = sum(map(len, found.stored.values()))

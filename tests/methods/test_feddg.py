@@ -77,8 +77,10 @@ def contrast(passes, labels, number):
         return torch.zeros((), dtype=torch.float64)
     terms = []
     for m, (kind, h) in enumerate(features):
-        s = [float("nan") if q == m else torch.cosine_similarity(h, other, dim=0) / TAU
-             for q, (_, other) in enumerate(features)]  # fmt: skip
+        s = [
+            float("nan") if q == m else torch.cosine_similarity(h, other, dim=0) / TAU
+            for q, (_, other) in enumerate(features)
+        ]
         negative = sum(torch.exp(s[q]) for q, (other, _) in enumerate(features) if other != kind)
         terms += [
             -torch.log(torch.exp(s[p]) / (torch.exp(s[p]) + negative))

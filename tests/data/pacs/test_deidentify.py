@@ -366,12 +366,15 @@ def test_an_object_without_a_list_is_refused(tmp_path):
         without_identity(planted, tmp_path)
 
 
-@pytest.mark.parametrize(("annotation", "sop", "removed"), [
-    ("YES", CTImageStorage, "NO"),
-    ("NO", SecondaryCaptureImageStorage, "YES"),
-    ("", SecondaryCaptureImageStorage, "NO"),
-    ("", CTImageStorage, "YES"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("annotation", "sop", "removed"),
+    [
+        ("YES", CTImageStorage, "NO"),
+        ("NO", SecondaryCaptureImageStorage, "YES"),
+        ("", SecondaryCaptureImageStorage, "NO"),
+        ("", CTImageStorage, "YES"),
+    ],
+)
 def test_identity_is_said_to_be_removed_where_pixels_hold_no_text(annotation, sop, removed, tmp_path):
     planted = image(sop)
     planted.BurnedInAnnotation = annotation
