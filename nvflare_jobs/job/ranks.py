@@ -39,7 +39,7 @@ from medfedaug.data.base import SiteFolder
 from medfedaug.errors import MedFedAugError, withheld
 from medfedaug.federation.messages.messages import digest_of
 from medfedaug.federation.site.local_training import LocalRound
-from medfedaug.federation.site.script_training import LoopTraining, ScriptSession
+from medfedaug.federation.site.script_training import CustomLoop, LoopTraining, ScriptSession
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.federation.site.training_state import capture, restore
 from medfedaug.privacy.site_settings import SiteSettings
@@ -257,7 +257,7 @@ class Ranks:
             self._folder.cleanup()
 
 
-class _SiteOfRank(ForeignLoop):
+class _SiteOfRank(CustomLoop):
     """The site in a peer's process, whose main program, the script, asks it for rounds."""
 
     def __init__(self, connection: Connection) -> None:
