@@ -95,9 +95,9 @@ def perturb_features(
     """
     check_features(x)
     for name, value in (("mean", mean), ("std", std), ("noise_mean", noise_mean), ("noise_std", noise_std)):
-        check_shape(name, value, x.shape[:2])
+        check_shape(name, value, list(x.shape[:2]))
     for name, value in (("spread_mean", spread_mean), ("spread_std", spread_std)):
-        check_shape(name, value, x.shape[1:2])
+        check_shape(name, value, [x.shape[1]])
     work = working_precision(x)
     varies = std > 0
     scale = noise_std.to(work.dtype) * spread_std / torch.where(varies, std, torch.ones_like(std))
@@ -156,9 +156,9 @@ def augment_features(
     """
     check_features(x)
     for name, value in (("gamma_mean", gamma_mean), ("gamma_std", gamma_std)):
-        check_shape(name, value, x.shape[1:2])
+        check_shape(name, value, [x.shape[1]])
     for name, value in (("noise_mean", noise_mean), ("noise_std", noise_std)):
-        check_shape(name, value, x.shape[:2])
+        check_shape(name, value, list(x.shape[:2]))
     if torch.jit.is_scripting() or torch.compiler.is_compiling():
         return _one_by_one(x, gamma_mean, gamma_std, noise_mean, noise_std, eps)
     else:
@@ -203,7 +203,7 @@ def normalise_features(
         tensor([[[-2.,  2.]]])
     """
     for name, value in (("mean", mean), ("std", std)):
-        check_shape(name, value, x.shape[:2])
+        check_shape(name, value, list(x.shape[:2]))
     work = working_precision(x)
     scale, shift = normalising(mean.to(work.dtype), std.to(work.dtype), weight, bias)
     if torch.jit.is_scripting() or torch.compiler.is_compiling() or not torch.is_grad_enabled():

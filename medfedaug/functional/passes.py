@@ -43,8 +43,8 @@ def check_features(x: Tensor) -> None:
 
 
 def check_shape(name: str, value: Tensor, shape: list[int]) -> None:
-    if list(value.shape) != list(shape):
-        raise ValueError(f"expected {name} of shape {list(shape)}, got {list(value.shape)}")
+    if list(value.shape) != shape:
+        raise ValueError(f"expected {name} of shape {shape}, got {list(value.shape)}")
 
 
 def safe_sqrt(variance: Tensor) -> Tensor:
