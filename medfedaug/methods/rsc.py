@@ -49,8 +49,6 @@ class RSC(Method):
 
 
 class RSCSite(FeatureSite):
-    """The site's half."""
-
     def __init__(self, method: RSC, context: SiteContext) -> None:
         self.method, self.head = method, linear_head(context.network, method.head, method.name)
         super().__init__(context.network, method.head)
