@@ -97,7 +97,7 @@ def perturb_features(
     for name, value in (("mean", mean), ("std", std), ("noise_mean", noise_mean), ("noise_std", noise_std)):
         check_shape(name, value, list(x.shape[:2]))
     for name, value in (("spread_mean", spread_mean), ("spread_std", spread_std)):
-        check_shape(name, value, list(x.shape[1:2]))
+        check_shape(name, value, [x.shape[1]])
     work = working_precision(x)
     varies = std > 0
     scale = noise_std.to(work.dtype) * spread_std / torch.where(varies, std, torch.ones_like(std))
@@ -156,7 +156,7 @@ def augment_features(
     """
     check_features(x)
     for name, value in (("gamma_mean", gamma_mean), ("gamma_std", gamma_std)):
-        check_shape(name, value, list(x.shape[1:2]))
+        check_shape(name, value, [x.shape[1]])
     for name, value in (("noise_mean", noise_mean), ("noise_std", noise_std)):
         check_shape(name, value, list(x.shape[:2]))
     if torch.jit.is_scripting() or torch.compiler.is_compiling():

@@ -60,7 +60,7 @@ def soft_histogram(
     lowest = work.amin(dim=0) if low is None else low.to(work)
     highest = work.amax(dim=0) if high is None else high.to(work)
     for name, value in (("low", lowest), ("high", highest)):
-        check_shape(name, value, list(z.shape[1:]))
+        check_shape(name, value, [z.shape[1]])
     extent = highest - lowest
     scaled = (work - lowest) / torch.where(extent > 0, extent, torch.ones_like(extent))
     weight = torch.arange(1, bins + 1, dtype=work.dtype, device=work.device)

@@ -302,22 +302,10 @@ def _augment(
 
 
 def augment(
-    x: Tensor,
-    moments: Tensor,
-    draws: Tensor,
-    gamma_mean: Tensor,
-    gamma_std: Tensor,
-    running_mean: Tensor,
-    running_std: Tensor,
-    batches: Tensor,
-    negatives: Tensor,
-    sampled: Tensor,
-    eps: float,
-    share: float,
-    threshold: float,
-    weight: float,
-    fixed: float,
-) -> Tensor:
+    x: Tensor, moments: Tensor, draws: Tensor, gamma_mean: Tensor, gamma_std: Tensor, running_mean: Tensor,
+    running_std: Tensor, batches: Tensor, negatives: Tensor, sampled: Tensor, eps: float, share: float,
+    threshold: float, weight: float, fixed: float,
+) -> Tensor:  # fmt: skip
     x, *strides = _strides(x)
     out, *steps = _strides(torch.empty_like(x))
     blocks = _blocks(x, strides[2])
@@ -435,18 +423,9 @@ def _augment_backward(
 
 
 def augment_backward(
-    grad: Tensor,
-    x: Tensor,
-    moments: Tensor,
-    sums: Tensor,
-    draws: Tensor,
-    gamma_mean: Tensor,
-    gamma_std: Tensor,
-    eps: float,
-    threshold: float,
-    weight: float,
-    fixed: float,
-) -> Tensor:
+    grad: Tensor, x: Tensor, moments: Tensor, sums: Tensor, draws: Tensor, gamma_mean: Tensor,
+    gamma_std: Tensor, eps: float, threshold: float, weight: float, fixed: float,
+) -> Tensor:  # fmt: skip
     (x, *strides), (grad, *grad_strides) = _strides(x), _strides(grad)
     out, *steps = _strides(torch.empty_like(x))
     blocks = _blocks(x, strides[2])
@@ -708,20 +687,10 @@ def _steps_of(u: Tensor) -> tuple[int, int]:
 
 
 def interpolate(
-    x: Tensor,
-    moments: Tensor,
-    share: Tensor,
-    global_mean: Tensor,
-    global_var: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
-    eps: float,
-    floor: float,
-    momentum: float,
+    x: Tensor, moments: Tensor, share: Tensor, global_mean: Tensor, global_var: Tensor, weight: Tensor | None,
+    bias: Tensor | None, running_mean: Tensor, running_var: Tensor, eps: float, floor: float, momentum: float,
     plain: int,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     x, *strides = _strides(x)
     out, *steps = _strides(torch.empty_like(x))
     blocks = _blocks(x, strides[2])
@@ -758,19 +727,10 @@ def interpolate(
 
 
 def interpolate_adapted(
-    x: Tensor,
-    moments: Tensor,
-    global_mean: Tensor,
-    global_var: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    hidden_weight: Tensor,
-    hidden_bias: Tensor,
-    out_weight: Tensor,
-    out_bias: Tensor,
-    z: Tensor | None,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+    x: Tensor, moments: Tensor, global_mean: Tensor, global_var: Tensor, weight: Tensor | None,
+    bias: Tensor | None, hidden_weight: Tensor, hidden_bias: Tensor, out_weight: Tensor, out_bias: Tensor,
+    z: Tensor | None, eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     x, *strides = _strides(x)
     out, *steps = _strides(torch.empty_like(x))
     blocks, width = _blocks(x, strides[2]), len(hidden_bias)
@@ -923,19 +883,9 @@ def _interpolate_backward(
 
 
 def interpolate_backward(
-    grad: Tensor,
-    x: Tensor,
-    moments: Tensor,
-    sums: Tensor,
-    share: Tensor,
-    global_mean: Tensor,
-    global_var: Tensor,
-    weight: Tensor | None,
-    pull: Tensor | None,
-    eps: float,
-    floor: float,
-    plain: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+    grad: Tensor, x: Tensor, moments: Tensor, sums: Tensor, share: Tensor, global_mean: Tensor,
+    global_var: Tensor, weight: Tensor | None, pull: Tensor | None, eps: float, floor: float, plain: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     (x, *strides), (grad, *grad_strides) = _strides(x), _strides(grad)
     out, *steps = _strides(torch.empty_like(x))
     blocks = _blocks(x, strides[2])
@@ -1018,16 +968,9 @@ def _share(
 
 
 def adapted_share(
-    moments: Tensor,
-    global_mean: Tensor,
-    global_var: Tensor,
-    hidden_weight: Tensor,
-    hidden_bias: Tensor,
-    out_weight: Tensor,
-    out_bias: Tensor,
-    z: Tensor | None,
-    eps: float,
-) -> tuple[Tensor, Tensor]:
+    moments: Tensor, global_mean: Tensor, global_var: Tensor, hidden_weight: Tensor, hidden_bias: Tensor,
+    out_weight: Tensor, out_bias: Tensor, z: Tensor | None, eps: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     _, images, channels = moments.shape
     width, blocks = len(hidden_bias), _blocks_of_adapter(moments, len(hidden_bias))
     share, hidden = moments.new_empty(images, 1), moments.new_empty(images, width)
@@ -1162,21 +1105,10 @@ def _share_backward(
 
 
 def adapted_share_backward(
-    x: Tensor,
-    moments: Tensor,
-    sums: Tensor,
-    share: Tensor,
-    hidden: Tensor,
-    global_mean: Tensor,
-    global_var: Tensor,
-    weight: Tensor | None,
-    hidden_weight: Tensor,
-    hidden_bias: Tensor,
-    out_weight: Tensor,
-    out_bias: Tensor,
-    z: Tensor | None,
-    eps: float,
-) -> tuple[Tensor, ...]:
+    x: Tensor, moments: Tensor, sums: Tensor, share: Tensor, hidden: Tensor, global_mean: Tensor,
+    global_var: Tensor, weight: Tensor | None, hidden_weight: Tensor, hidden_bias: Tensor, out_weight: Tensor,
+    out_bias: Tensor, z: Tensor | None, eps: float,
+) -> tuple[Tensor, ...]:  # fmt: skip
     _, images, channels = moments.shape
     width, blocks = len(hidden_bias), _blocks_of_adapter(moments, len(hidden_bias))
     pull = torch.empty_like(moments)

@@ -38,7 +38,6 @@ class AverageServer(ServerExchange):
         self.mean.add(means, 1.0)
 
     def check(self, payload: Payload) -> None:
-        """Refuse a negative variance."""
         for key in self.variances:
             if bool((payload[key] < 0).any()):
                 raise ValueError(f"{key} is negative, and a variance cannot be")

@@ -58,13 +58,11 @@ class BINSite(AveragedParameters):
         self.rate = rate
 
     def before_step(self, step: Step) -> None:
-        """Scale the gradients of ρ."""
         for rho in self.parameters.values():
             if rho.grad is not None and self.rate != 1:
                 rho.grad.mul_(self.rate)
 
     @torch.no_grad()
     def after_step(self, step: Step) -> None:
-        """Clip ρ."""
         for rho in self.parameters.values():
             rho.clamp_(0.0, 1.0)

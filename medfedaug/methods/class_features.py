@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,33 @@ from medfedaug.methods.base import SiteContext, SiteExchange, SitePart, Step
 from medfedaug.models import find_head
 
 Passes = Literal["training", "evaluation"]
+
+
+class FeatureSite(SitePart):
+    """The site's half of a method that uses the input of the network's head in a step's main pass."""
+
+    def __init__(self, network: nn.Module, head: str | None = None) -> None:
+        self._seen: Tensor | None = None
+        self._features: Tensor | None = None
+        find_head(network, head).register_forward_pre_hook(self._keep)
+
+    def _keep(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self._seen = F.working_precision(args[0])
+
+    def last_features(self) -> Tensor:
+        """Return the features of the last pass, once."""
+        features, self._seen = self._seen, None
+        assert features is not None
+        return features
+
+    def after_pass(self, step: Step) -> None:
+        self._features, self._seen = self._seen, None
+
+    def step_features(self) -> Tensor:
+        """Return the features of the step's main pass, once."""
+        features, self._features = self._features, None
+        assert features is not None
+        return features
 
 
 class ClassFeatures:

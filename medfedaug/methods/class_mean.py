@@ -148,5 +148,4 @@ class ClassMeanServer(Aggregator):
         return updated
 
     def summary(self) -> dict[str, Any]:
-        """The number of sites of each class, background first."""
         return {"sites": self.sites}

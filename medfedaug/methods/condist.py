@@ -102,13 +102,10 @@ class TeacherGuidedSite(SitePart):
         self.teacher = {}
 
     def metrics(self) -> dict[str, float]:
-        """Return the mean of the unweighted term over the round."""
         return self._means.read()
 
 
 class ConDistSite(TeacherGuidedSite):
-    """The site's half."""
-
     def __init__(self, method: ConDist, context: SiteContext) -> None:
         super().__init__(context)
         self.method = method

@@ -117,7 +117,6 @@ class DittoSite(SitePart):
             )
 
     def metrics(self) -> dict[str, float]:
-        """Return the mean loss of the personal model over the round."""
         return self._means.read()
 
     @contextmanager

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from medfedaug import functional as F
 from medfedaug.errors import ConfigError
 from medfedaug.functional.operators import has_operators
-from medfedaug.methods.base import SitePart, Step, Targets
-from medfedaug.models import find_head
+from medfedaug.methods.base import Step, Targets
+from medfedaug.methods.class_features import FeatureSite
 
 Mixing = Literal["random", "global", "instance", "fixed"]
 Reduction = Literal["mean", "sum"]
@@ -41,7 +40,7 @@ class Weights:
     head: str | None = None
 
 
-class DiversifiedSite(SitePart):
+class DiversifiedSite(FeatureSite):
     """A site whose loss compares a batch with its diversified version (FedFD Eq. 3-5).
 
     Args:
@@ -50,19 +49,20 @@ class DiversifiedSite(SitePart):
     """
 
     def __init__(self, network: nn.Module, weights: Weights) -> None:
+        super().__init__(network, weights.head)
         self.network, self.weights = network, weights
         self.ready = False  # until the server has sent the federation's values
-        self._seen: Tensor | None = None
-        self._features: Tensor | None = None
         # On a GPU the batch and its diversified version pass through the network as one batch.
         self._together: AbstractContextManager[Any] | None = None
         self._diversified: tuple[Any, Tensor] | None = None
-        find_head(network, weights.head).register_forward_pre_hook(self._keep)
         network.register_forward_pre_hook(self._double)
         network.register_forward_hook(self._halve, always_call=True)
 
     def _keep(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        self._seen = F.working_precision(args[0]) if module.training else None
+        if module.training:
+            super()._keep(module, args)
+        else:
+            self._seen = None
 
     @abstractmethod
     def diversified(self) -> AbstractContextManager[Any]:
@@ -100,9 +100,6 @@ class DiversifiedSite(SitePart):
         self._diversified = others, seen
         return outputs
 
-    def after_pass(self, step: Step) -> None:
-        self._features, self._seen = self._seen, None
-
     def loss(self, step: Step) -> Tensor | None:
         """Return the term that turns the task's loss into (1 − λ₁)·CE + λ₁·CACL + λ₂·CAFL."""
         features, self._features = self._features, None
@@ -114,8 +111,7 @@ class DiversifiedSite(SitePart):
         else:
             with self.diversified():
                 outputs = step.network(step.inputs)
-            assert self._seen is not None
-            diversified, self._seen = self._seen, None
+            diversified = self.last_features()
         assert features is not None
         classification = weights.lambda1 * (step.criterion(outputs, step.targets) - step.task_loss)
         distance = feature_distance(features, diversified)

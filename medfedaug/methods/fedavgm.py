@@ -41,8 +41,6 @@ class FedAvgM(Method):
 
 
 class FedAvgMServer(Aggregator):
-    """The server's half."""
-
     def __init__(self, method: FedAvgM, context: ServerContext) -> None:
         self.method = method
         self.velocity = zeros(shapes_of(shared_parameters(context, method.name)))
@@ -61,7 +59,6 @@ class FedAvgMServer(Aggregator):
         return updated
 
     def summary(self) -> dict[str, Any]:
-        """Return the norm of the velocity."""
         return {"velocity": float(torch.stack([v.norm() for v in self.velocity.values()]).norm())}
 
     def state(self) -> Payload:

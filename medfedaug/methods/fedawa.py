@@ -109,7 +109,6 @@ class FedAWAServer(KeptUpdates):
         return {"weights": dict(self.shares)}
 
     def state(self) -> Payload:
-        """Return λ by site."""
         return {site: torch.tensor([value], dtype=torch.float64) for site, value in self.logits.items()}
 
     def restore(self, state: Payload) -> None:

@@ -116,7 +116,6 @@ class FedCESite(SitePart, SiteExchange):
         self.errors = self.errors + torch.tensor([error, 1.0], dtype=torch.float64)
 
     def end_round(self) -> None:
-        """Keep the trained model for the next round."""
         self.previous, self.last = _entries(self.context.network), self.context.round()
 
     def metrics(self) -> dict[str, float]:
@@ -144,7 +143,6 @@ class _Errors(AggregatorExchange):
     shapes = {"error": (2,)}  # noqa: RUF012
 
     def check(self, payload: Payload) -> None:
-        """Refuse a negative loss."""
         if bool((payload["error"] < 0).any()):
             raise ValueError("error is negative, and a sum of losses cannot be")
 

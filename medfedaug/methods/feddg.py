@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from annotated_types import Interval
-from torch import Tensor, nn
+from torch import Tensor
 
 from medfedaug import functional as F
 from medfedaug.errors import DataError
 from medfedaug.methods.arguments import AtLeastOne, Count, NotNegative, Positive
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
+from medfedaug.methods.class_features import FeatureSite
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step
 from medfedaug.methods.gathered import GatheredServer, fewest_cases, sample_groups
-from medfedaug.models import find_head
 from medfedaug.models.substitution import call_with
 
 
@@ -104,7 +104,7 @@ class FedDG(Method):
         return FedDGServer(context.in_channels)
 
 
-class FedDGSite(SitePart, SiteExchange):
+class FedDGSite(FeatureSite, SiteExchange):
     """The site's half: amplitudes, counterparts and the loss of the episode.
 
     Attributes:
@@ -112,22 +112,12 @@ class FedDGSite(SitePart, SiteExchange):
     """
 
     def __init__(self, method: FedDG, context: SiteContext) -> None:
+        super().__init__(context.network, method.head)
         self.method, self.context = method, context
         self.before_training = self
         self.cases_per_value = method.group
         self.others: list[Tensor] = []
-        self._seen: Tensor | None = None
-        self._features: Tensor | None = None
         self._terms: list[Tensor] = []
-        find_head(context.network, method.head).register_forward_pre_hook(self._keep)
-
-    def _keep(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
-        self._seen = F.working_precision(args[0])
-
-    def _take(self) -> Tensor:
-        features, self._seen = self._seen, None
-        assert features is not None
-        return features
 
     def fewest_cases(self) -> int:
         return fewest_cases("feddg", self.context, self.method.group)
@@ -154,13 +144,9 @@ class FedDGSite(SitePart, SiteExchange):
     def start_round(self) -> None:
         self._terms = []
 
-    def after_pass(self, step: Step) -> None:
-        self._features = self._take()
-
     def loss(self, step: Step) -> Tensor | None:
         """Return L_seg(t; θ̂) + γ L_bd."""
-        features, self._features = self._features, None
-        assert features is not None
+        features = self.step_features()
         if not self.others:
             return None
         weights = self._inner_step(step)
@@ -168,7 +154,7 @@ class FedDGSite(SitePart, SiteExchange):
         for images in self._counterparts(step.inputs):
             # A separate pass for each, so that a norm layer has the style of one site at a time.
             losses.append(step.criterion(call_with(step.network, weights, images), step.targets))
-            boundaries.append(self._take())
+            boundaries.append(self.last_features())
         boundary = self._boundary_loss(boundaries, step.targets)
         terms = torch.stack([torch.stack(losses).mean(), boundary])
         self._terms.append(terms.detach())

@@ -92,7 +92,6 @@ class FedDynServer(Aggregator):
         return updated
 
     def summary(self) -> dict[str, Any]:
-        """Return the norm of h."""
         return {"correction": float(torch.stack([h.norm() for h in self.correction.values()]).norm())}
 
     def state(self) -> Payload:

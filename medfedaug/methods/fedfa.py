@@ -84,14 +84,8 @@ class FedFA(Method):
         self.stages, self.noise, self.variance = stages, noise, variance
         if variance != "random":
             self.requires = frozenset({"several_images"})
-        self.layer_args: dict[str, Any] = {
-            "prob": prob,
-            "momentum": momentum,
-            "eps": eps,
-            "variance": variance,
-            "running": running,
-            "bias_correction": bias_correction,
-        }
+        self.layer_args: dict[str, Any] = {"prob": prob, "momentum": momentum, "eps": eps}
+        self.layer_args |= {"variance": variance, "running": running, "bias_correction": bias_correction}
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
         return insert_ffa(network, stages=self.stages, **self.layer_args)
@@ -105,8 +99,6 @@ class FedFA(Method):
 
 
 class FedFASite(SitePart, SiteExchange):
-    """The site's half."""
-
     def __init__(self, context: SiteContext, noise: float = 0.0) -> None:
         self.context, self.noise = context, noise
         self.layers = ffa_layers(context.network)
@@ -219,7 +211,6 @@ class FedFAServer(ServerExchange):
         self._restart()
 
     def check(self, payload: Payload) -> None:
-        """Refuse a negative standard deviation."""
         for key, value in payload.items():
             if key.endswith("/std") and bool((value < 0).any()):
                 raise ValueError(f"{key}: {int((value < 0).sum())} of {value.numel()} are negative")

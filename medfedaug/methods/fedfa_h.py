@@ -107,8 +107,6 @@ class FedFAh(Method):
 
 
 class FedFAhSite(SitePart, SiteExchange):
-    """The site's half."""
-
     def __init__(self, method: FedFAh, context: SiteContext, stage: Stage) -> None:
         self.method, self.context, self.channels = method, context, stage.channels
         self.every_round = self

@@ -100,8 +100,6 @@ class FedFD(Method):
 
 
 class FedFDSite(DiversifiedSite, SiteExchange):
-    """The site's half."""
-
     def __init__(self, method: FedFD, network: nn.Module) -> None:
         super().__init__(network, method.weights)
         self.method = method

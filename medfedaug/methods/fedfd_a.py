@@ -112,8 +112,6 @@ class FedFDA(FedFD):
 
 
 class FedFDASite(FedFDSite):
-    """The site's half."""
-
     def __init__(self, method: FedFDA, network: nn.Module) -> None:
         super().__init__(method, network)
         self.settings = method
@@ -124,11 +122,8 @@ class FedFDASite(FedFDSite):
     def start_round(self) -> None:
         self._means.clear()
         if self.adapters:
-            self.optimiser = torch.optim.SGD(
-                list(self.adapters.values()),
-                lr=self.settings.adapter_lr,
-                momentum=self.settings.adapter_momentum,
-            )
+            adapters, method = list(self.adapters.values()), self.settings
+            self.optimiser = torch.optim.SGD(adapters, lr=method.adapter_lr, momentum=method.adapter_momentum)
 
     def after_step(self, step: Step) -> None:
         """Take one step of the adapters on the task's loss (Eq. 1 with Eq. 6 and 7)."""

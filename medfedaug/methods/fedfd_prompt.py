@@ -74,8 +74,6 @@ class FedFDPrompt(Method):
 
 
 class FedFDPromptSite(DiversifiedSite, SiteExchange):
-    """The site's half."""
-
     def __init__(self, method: FedFDPrompt, network: nn.Module) -> None:
         super().__init__(network, method.weights)
         self.range, self.prompts = method.range, find_prompts(network)

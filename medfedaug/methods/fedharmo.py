@@ -77,8 +77,6 @@ class FedHarmo(Method):
 
 
 class FedHarmoSite(SitePart, SiteExchange):
-    """The site's half."""
-
     def __init__(self, method: FedHarmo, context: SiteContext) -> None:
         self.method, self.context = method, context
         self.before_training = self

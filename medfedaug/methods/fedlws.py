@@ -90,6 +90,5 @@ class FedLWSServer(KeptUpdates):
         return updated
 
     def summary(self) -> dict[str, Any]:
-        """Return the smallest γ of a layer, and the mean."""
         values = list(self.shrinking.values())
         return {"smallest": min(values), "mean": sum(values) / len(values)}

@@ -64,8 +64,6 @@ class FedMix(Method):
 
 
 class FedMixSite(SitePart, SiteExchange):
-    """The site's half."""
-
     def __init__(self, method: FedMix, context: SiteContext) -> None:
         assert context.task is not None
         self.method, self.context, self.task = method, context, context.task

@@ -56,8 +56,6 @@ class FedNova(Method):
 
 
 class FedNovaSite(SitePart, SiteExchange):
-    """The site's half."""
-
     def __init__(self, context: SiteContext) -> None:
         self.every_round = self
         self.momentum, self.steps = context.momentum, 0

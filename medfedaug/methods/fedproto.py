@@ -64,8 +64,6 @@ class FedProto(Method):
 
 
 class FedProtoSite(PrototypeSite):
-    """The site's half."""
-
     def __init__(self, method: FedProto, context: SiteContext) -> None:
         super().__init__(context, method.head, method.passes)
         self.method = method

@@ -63,8 +63,6 @@ class FedRDN(Method):
 
 
 class FedRDNSite(SitePart, SiteExchange):
-    """The site's half."""
-
     def __init__(self, context: SiteContext, average: bool = False, over: str = "image") -> None:
         self.context, self.average, self.over = context, average, over
         self.pairs: dict[str, ChannelStatistics] = {}
@@ -133,11 +131,9 @@ class FedRDNServer(GatheredServer):
         self.needed_at_inference = average
 
     def check(self, payload: Payload) -> None:
-        """Refuse statistics that cannot normalise an image."""
         _statistics(payload["mean"], payload["std"], payload["count"]).validate()
 
     def channel_statistics(self) -> dict[str, ChannelStatistics]:
-        """Return the pair of each site by name."""
         return _pairs(self.result())
 
 

@@ -121,8 +121,6 @@ class FedSR(Method):
 
 
 class FedSRSite(SitePart, SiteExchange):
-    """The site's half."""
-
     def __init__(self, method: FedSR, network: nn.Module) -> None:
         head = linear_head(network, method.head, method.name)
         self.method, self.representation = method, method.representation().to(head.weight)
@@ -164,7 +162,6 @@ class FedSRSite(SitePart, SiteExchange):
         self._drawn = None
 
     def metrics(self) -> dict[str, float]:
-        """Return the means over the round of ‖z‖² and of the divergence."""
         return self._means.read()
 
     def collect(self) -> Payload:

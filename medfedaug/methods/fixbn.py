@@ -77,7 +77,6 @@ class FixBNSite(SitePart):
             norm.eval()
 
     def start_round(self) -> None:
-        """Set the stage of the round."""
         first = round(self.method.exploration * self.context.rounds, 6)  # 0.07 · 100 is a little above 7
         self.fixed = self.context.round() > math.ceil(first)
 

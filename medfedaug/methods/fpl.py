@@ -80,8 +80,6 @@ class FPL(Method):
 
 
 class FPLSite(PrototypeSite):
-    """The site's half."""
-
     def __init__(self, method: FPL, context: SiteContext) -> None:
         assert context.task is not None
         super().__init__(context, method.head, method.passes)
@@ -153,5 +151,4 @@ class FPLServer(ServerExchange):
         return {"clusters": torch.stack(clusters).float(), "classes": torch.tensor(classes).float()}
 
     def summary(self) -> dict[str, Any]:
-        """Return the numbers of classes with prototypes and of cluster prototypes."""
         return dict(self.counts)

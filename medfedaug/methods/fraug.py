@@ -155,8 +155,6 @@ class FRAug(Method):
 
 
 class FRAugSite(SitePart, SiteExchange):
-    """The site's half."""
-
     def __init__(self, method: FRAug, network: nn.Module) -> None:
         self.method, self.head = method, linear_head(network, method.head, method.name)
         weight = self.head.weight
@@ -285,7 +283,6 @@ class FRAugSite(SitePart, SiteExchange):
             self.seen[label] = True
 
     def metrics(self) -> dict[str, float]:
-        """Return the means over the round of L_gen and L_rt."""
         return self._means.read()
 
     def collect(self) -> Payload:

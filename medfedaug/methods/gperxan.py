@@ -121,7 +121,6 @@ class GPerXANSite(UnseenNorms):
         self._seen = args[0], output
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return weights, biases and scores of all layers."""
         return _branches(self.context.network)
 
     def collect(self) -> Payload:

@@ -33,8 +33,6 @@ class Median(Method):
 
 
 class MedianServer(KeptUpdates):
-    """The server's half."""
-
     min_updates = 3
 
     def result(self, round_: RoundMean) -> dict[str, Tensor]:

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medfedaug import functional as F
 from medfedaug.methods.arguments import NotNegative, Positive
 from medfedaug.methods.base import Method, Payload, SiteContext, SitePart, Step, shared_parameters
-from medfedaug.models import find_head
+from medfedaug.methods.class_features import FeatureSite
 from medfedaug.models.modes import evaluating
 from medfedaug.models.substitution import call_with
 
@@ -61,7 +60,7 @@ class MOON(Method):
         return MOONSite(self, context.network)
 
 
-class MOONSite(SitePart):
+class MOONSite(FeatureSite):
     """The site's half, with the weights of the comparison.
 
     Attributes:
@@ -69,33 +68,23 @@ class MOONSite(SitePart):
     """
 
     def __init__(self, method: MOON, network: nn.Module) -> None:
+        super().__init__(network, method.head)
         self.method, self.network = method, network
         self.previous: Payload = {}
         self._received: Payload = {}
-        self._seen: Tensor | None = None
-        self._features: Tensor | None = None
         self._terms: list[Tensor] = []
-        find_head(network, method.head).register_forward_pre_hook(self._keep)
 
-    def _keep(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
-        features = F.working_precision(args[0])
-        self._seen = features.flatten(2).mean(dim=2) if features.ndim > 2 else features
-
-    def _take(self) -> Tensor:
-        features, self._seen = self._seen, None
-        assert features is not None
-        return features
-
-    def after_pass(self, step: Step) -> None:
-        self._features = self._take()
+    def _keep(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        super()._keep(module, args)
+        if self._seen is not None and self._seen.ndim > 2:
+            self._seen = self._seen.flatten(2).mean(dim=2)
 
     def start_round(self) -> None:
         self._received, self._terms = _entries(self.network), []
 
     def loss(self, step: Step) -> Tensor | None:
         """Return μ ℓ_con of the batch."""
-        features, self._features = self._features, None
-        assert features is not None
+        features = self.step_features()
         if not self.previous or not self.method.weight:
             return None
         with torch.no_grad(), evaluating(step.network):
@@ -107,7 +96,7 @@ class MOONSite(SitePart):
 
     def _under(self, weights: Payload, inputs: Tensor) -> Tensor:
         call_with(self.network, weights, inputs)
-        return self._take()
+        return self.last_features()
 
     def end_round(self) -> None:
         self.previous, self._received = _entries(self.network), {}

@@ -47,8 +47,6 @@ class NormClip(Method):
 
 
 class NormClipServer(KeptUpdates):
-    """The server's half."""
-
     counts_samples = True
 
     def __init__(self, context: ServerContext, limit: float) -> None:
@@ -74,5 +72,4 @@ class NormClipServer(KeptUpdates):
         return new
 
     def summary(self) -> dict[str, Any]:
-        """Return the limit, and the sites with longer updates."""
         return {"limit": self.limit, "clipped": self.clipped}

@@ -124,7 +124,6 @@ class PartialFedAdaptiveSite(SitePart):
         self._own = {key: state[key].clone() for keys in self.layers.values() for key in keys}
 
     def metrics(self) -> dict[str, float]:
-        """Return the share of loaded layers."""
         return {"loaded": len(self.loaded()) / max(len(self.layers), 1)}
 
     def state(self) -> Payload:

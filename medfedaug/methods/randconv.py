@@ -79,7 +79,6 @@ class RandConvSite(SitePart):
         self._terms = []
 
     def mix(self, inputs: Tensor, targets: Targets) -> tuple[Tensor, Targets]:
-        """Return the first version of the batch."""
         self._inputs = inputs
         return self._version(inputs), targets
 

@@ -9,7 +9,7 @@ from torch.nn.functional import linear
 from medfedaug import functional as F
 from medfedaug.methods.arguments import BelowOne
 from medfedaug.methods.base import Method, SiteContext, SitePart, Step
-from medfedaug.methods.class_features import ClassFeatures, linear_head
+from medfedaug.methods.class_features import FeatureSite, linear_head
 
 
 class RSC(Method):
@@ -48,21 +48,14 @@ class RSC(Method):
         return RSCSite(self, context) if self.features and self.images else SitePart()
 
 
-class RSCSite(SitePart):
-    """The site's half."""
-
+class RSCSite(FeatureSite):
     def __init__(self, method: RSC, context: SiteContext) -> None:
         self.method, self.head = method, linear_head(context.network, method.head, method.name)
-        self.seen = ClassFeatures(context, method.head)
-        self._features: Tensor | None = None
-
-    def after_pass(self, step: Step) -> None:
-        self._features = self.seen.take()
+        super().__init__(context.network, method.head)
 
     def loss(self, step: Step) -> Tensor:
         """Return the term that replaces the task's loss by that of the muted features."""
-        features, self._features = self._features, None
-        assert features is not None
+        features = self.step_features()
         labels = step.targets.long()
         mask = self.mask(features.detach(), labels)
         return step.criterion(self._logits(features * mask), step.targets) - step.task_loss

@@ -49,8 +49,6 @@ class Scaffold(Method):
 
 
 class ScaffoldSite(SitePart, SiteExchange):
-    """The site's half."""
-
     def __init__(self, context: SiteContext) -> None:
         self.every_round = self
         self.parameters = shared_parameters(context, Scaffold.name)
@@ -111,7 +109,6 @@ class ScaffoldServer(ServerExchange):
         return {key: (total / everything).to(torch.float32) for key, total in self.total.items()}
 
     def summary(self) -> dict[str, Any]:
-        """Return the norm of c."""
         norms: list[Tensor] = [value.norm() for value in self.result().values()]
         return {"control": float(torch.stack(norms).norm())}
 

@@ -69,8 +69,6 @@ class Teacher(Method):
 
 
 class TeacherSite(TeacherGuidedSite):
-    """The site's half."""
-
     def __init__(self, method: Teacher, context: SiteContext) -> None:
         super().__init__(context)
         self.method = method
@@ -93,7 +91,6 @@ class TeacherSite(TeacherGuidedSite):
 
     @torch.no_grad()
     def after_step(self, step: Step) -> None:
-        """Follow the trained weights."""
         if self.partial:
             trained = trained_entries(self.context.network)
             for key, value in self.teacher.items():

@@ -41,8 +41,6 @@ class TrimmedMean(Method):
 
 
 class TrimmedMeanServer(KeptUpdates):
-    """The server's half."""
-
     def __init__(self, hostile: int) -> None:
         super().__init__()
         self.hostile, self.min_updates = hostile, 2 * hostile + 1

@@ -8,12 +8,11 @@ from itertools import pairwise
 import pytest
 import torch
 from monai.networks.nets import DynUNet, resnet18
-from reference import UNEVEN, Round, assert_models, assert_same, copied, entries, mean, pixels
+from reference import UNEVEN, Round, assert_models, assert_same, assert_scores, copied, entries, mean, pixels
 from torch import nn
 from torch.nn.functional import conv2d, cross_entropy
 
 from medfedaug import functional as F
-from medfedaug.data.sites import open_site
 from medfedaug.errors import ConfigError
 from medfedaug.methods import DACSC
 from medfedaug.models import build_network, networks, remove_layers
@@ -120,7 +119,7 @@ def test_ccnorm_is_its_definition_in_training_and_in_evaluation(features, conten
 
 
 def test_the_content_that_is_kept_has_no_gradient(features):
-    """Why λ is an argument: the published code trains it, and it stays where it began."""
+    """λ is an argument, since training it, as in the published code, leaves it at its start."""
     x, content = features(6, 2), torch.tensor(0.5).double().requires_grad_()
     out = content_controlled(x, x.mean((0, 2, 3)), x.var((0, 2, 3)), content, torch.ones(3), torch.zeros(3))
     (gradient,) = torch.autograd.grad(out.square().mean() + (out * torch.randn_like(out)).sum(), content)
@@ -290,8 +289,7 @@ def test_an_unseen_site_is_scored_with_the_averages(run_residual):
     network = copied(run.network(), rounds[selected - 1].model).eval()
     with torch.no_grad():
         logits = outputs(network, pixels(run, "C", "test") / 255, averages[selected - 1], 0.5)
-    for guess, case in zip(logits.argmax(1).tolist(), open_site(run.root / "C").cases["test"], strict=True):
-        assert run.tested["C"].metrics["cases"][case.name] == float(run.config.classes[guess] == case.label)
+    assert_scores(run, "C", logits)
 
 
 def test_a_site_that_is_started_anew_before_each_round_trains_the_same(run_residual, tmp_path):

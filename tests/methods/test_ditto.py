@@ -81,7 +81,7 @@ def test_the_global_model_is_that_of_the_run_without_ditto_to_the_bit(phantom_di
 
 
 def test_a_site_that_did_not_train_is_scored_with_the_global_model(federate):
-    """And the sites' own scores are those of training alone, where λ = 0 and nothing came from others yet."""
+    """With λ = 0, sites score as in training alone, until the server's first model."""
     options = {"rounds": 1, "sizes": {"A": 5, "B": 10, "D": 5}, "holdout": ("D",)}
     options["network"] = "reference_convolutional"
     run = federate("ditto", settings={"ditto": {"weight": 0.0}}, **options)

@@ -20,7 +20,7 @@ STATISTICS = ("running_mean", "running_var")
 
 
 def kept(method):
-    """Which entries of `reference_convolutional` stay: its norm layers are the second of each stage."""
+    """Select the entries of `reference_convolutional` that stay; norms are the second layers of stages."""
 
     def keeps(key):
         in_norm = key.startswith("encoder.") and key.split(".")[2] == "1"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from reference import Round, assert_models, copied, descend, entries, mean, pixels
+from reference import Round, assert_models, copied, descend, entries, labels_of, mean, pixels
 from torch.nn.functional import cross_entropy
 
-from medfedaug.data.sites import open_site
 from medfedaug.federation import run_in_process
 
 SITES = ["site_A", "site_B"]
@@ -16,10 +15,10 @@ MISSED = [("A", "B", "C"), ("A", "C"), ("A", "B", "C"), ("A", "B", "C")]
 
 def of_training_images(run, site, network, state):
     """The mean loss of all training images, in evaluation."""
-    cases = open_site(run.root / site).cases["training"]
-    labels = torch.tensor([run.config.classes.index(case.label) for case in cases])
     with torch.no_grad():
-        return float(cross_entropy(copied(network, state).eval()(pixels(run, site) / 255), labels))
+        return float(
+            cross_entropy(copied(network, state).eval()(pixels(run, site) / 255), labels_of(run, site))
+        )
 
 
 def shares(values):

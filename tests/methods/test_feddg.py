@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from reference import UNEVEN, Draws, assert_models, federated_averaging, images_of
+from reference import SEGMENTING_OPTIONS, UNEVEN, Draws, assert_models, federated_averaging, images_of
 from running import TINY_NETWORK
 from scipy import ndimage
 from torch.func import functional_call
@@ -111,12 +111,7 @@ def test_an_episode_is_a_step_and_a_test_of_it(federate, pictures, counterparts,
         plan=UNEVEN,
         folder=pictures,
         settings={"feddg": settings},
-        network="reference_segmenting",
-        loss="cross_entropy",
-        optimizer="sgd",
-        momentum=0.0,
-        weight_decay=0.0,
-        batch_size=2,
+        **SEGMENTING_OPTIONS,
     )
     values = {}
 

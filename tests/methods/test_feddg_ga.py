@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
-from reference import Round, assert_models, assert_same, copied, descend, entries, mean, pixels, same
+from reference import (
+    Round,
+    assert_models,
+    assert_same,
+    copied,
+    descend,
+    entries,
+    labels_of,
+    mean,
+    pixels,
+    same,
+)
 from torch.nn.functional import cross_entropy
 
-from medfedaug.data.sites import open_site
 from medfedaug.federation import run_in_process
 from medfedaug.methods import FedDGGA
 from medfedaug.methods.base import RoundMean, ServerContext, SiteUpdate
@@ -17,10 +27,8 @@ SITES = ["site_A", "site_B"]
 
 def of_training_images(run, site, network):
     """E: the mean loss of all training images, in evaluation."""
-    cases = open_site(run.root / site).cases["training"]
-    labels = torch.tensor([run.config.classes.index(case.label) for case in cases])
     with torch.no_grad():
-        return float(cross_entropy(copied(network).eval()(pixels(run, site) / 255), labels))
+        return float(cross_entropy(copied(network).eval()(pixels(run, site) / 255), labels_of(run, site)))
 
 
 def written_out(run, step):

@@ -141,7 +141,7 @@ def test_a_share_of_the_sites_in_each_round(federate):
 
 
 def test_the_term_moves_the_model(federate):
-    """What the tests above compare with differs from FedAvg by far more than they allow."""
+    """The references above differ from FedAvg by far more than the tolerance."""
     with_term = federate("fedfa_h", plan=PLAN[:2], settings=SETTINGS, rounds=2, **NETWORK)
     without = federate("fedavg", plan=PLAN[:2], rounds=2, **NETWORK)
     moved = [(with_term.models[2][key] - value).abs().max() for key, value in without.models[2].items()]

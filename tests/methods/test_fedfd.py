@@ -29,7 +29,7 @@ def step_of(network, inputs, targets, criterion):
 
 
 def drawn_payload(network, method, seed=0):
-    """What a server might send: averages of two sites that differ."""
+    """Draw a server's payload: averages of two different sites."""
     server = method.every_round(ServerContext(network, 1))
     generator = torch.Generator().manual_seed(seed)
     payload = {}

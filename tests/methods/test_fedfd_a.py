@@ -1,4 +1,4 @@
-"""FedFD-A: the adapters, beside what `test_fedfd` shows of FedFD."""
+"""FedFD-A: the adapters; `test_fedfd` tests the rest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from medfedaug.models import instance_adapters
 
 
 def test_adapters_train_in_a_round_and_nothing_else_does_for_them(tiny_config, phantom_dir):
-    """FedFD-A without diversification trains the network exactly as FedAvg, and the adapters beside it."""
+    """FedFD-A without diversification trains the network exactly as FedAvg, and also the adapters."""
 
     def after_two_rounds(methods, settings=None):
         config = tiny_config(methods, settings=settings, optimizer="sgd", learning_rate=0.05)

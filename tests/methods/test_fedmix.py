@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from reference import UNEVEN, Points, assert_steps
+from reference import SEGMENTING_OPTIONS, UNEVEN, Points, assert_steps
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -56,13 +56,7 @@ def test_label_maps_of_three_classes_are_mixed_with_other_sites_means(federate, 
         plan=UNEVEN,
         folder=folders[0].parent,
         settings={"fedmix": {"mixing": share, "group": 2}},
-        network="reference_segmenting",
-        network_args={},
-        loss="cross_entropy",
-        optimizer="sgd",
-        momentum=0.0,
-        weight_decay=0.0,
-        batch_size=2,
+        **SEGMENTING_OPTIONS,
     )
     sent = run.requests[1].once
     means = [

@@ -21,7 +21,7 @@ SIZE = 16
 
 
 def resized(plane: np.ndarray) -> np.ndarray:
-    """As Pillow shrinks, (H, W)."""
+    """Shrink a plane, (H, W), by Pillow."""
     return np.asarray(
         Image.fromarray(plane).resize((SIZE, SIZE), Image.Resampling.BILINEAR), dtype=np.float64
     )
@@ -36,7 +36,7 @@ def photographs(root, site: str) -> list[np.ndarray]:
 
 
 def volumes(root, site: str) -> list[np.ndarray]:
-    """The same of volumes, (1, H, W, D)."""
+    """The training volumes of a site, (1, H, W, D)."""
     cases = json.loads((root / site / "dataset.json").read_text())["training"]
     values = [nibabel.load(root / site / case["image"]).get_fdata().astype(np.float32) for case in cases]
     return [

@@ -140,14 +140,14 @@ def test_other_methods_see_the_draw_in_whatever_order(first):
     method, task = FedSR(), ClassificationTask(["a", "b", "c"], scale=True)
     method.prepare_network(network)
     context = SiteContext("A", network, task=task)
-    trainer = {}
+    parts = {}
     for name, other in sorted({"fedsr": method, "fedproto": FedProto()}.items(), reverse=first == "fedsr"):
-        trainer[name] = other.at_site(context)
-    assert next(iter(trainer)) == first
+        parts[name] = other.at_site(context)
+    assert next(iter(parts)) == first
     network.train()(batch(4)[0])
-    z, mean, _ = trainer["fedsr"]._drawn
+    z, mean, _ = parts["fedsr"]._drawn
     assert not torch.equal(z, mean)
-    assert torch.equal(trainer["fedproto"].features.take(), z)
+    assert torch.equal(parts["fedproto"].features.take(), z)
 
 
 # ---------------------------------------------------------------- federation

@@ -88,7 +88,7 @@ def test_the_network_has_standardised_weights_and_no_norms(federate, settings, o
 
 
 def of_outputs(conv):
-    """Where in the weights of a transposed convolution, (in, out/groups, ...), each output channel is."""
+    """Yield the place of each output channel in a transposed convolution's weights, (in, out/groups, ...)."""
     inputs, outputs = conv.in_channels // conv.groups, conv.out_channels // conv.groups
     for group in range(conv.groups):
         for output in range(outputs):

@@ -95,12 +95,12 @@ def by_hand(site, head, step, noise, args, weight):
     classes = [0, 1, 3]
     prototypes = {c: u[y == c].mean(0) for c in classes}
 
-    def trainer(z, label):
+    def residual(z, label):
         v = site.generator(z[None], torch.tensor([label]))
         return (site.transformation(v) if args.get("rtnet", True) else v)[0]
 
-    own = torch.stack([u[i] + weight * trainer(noise[0][i], int(y[i])) for i in range(len(y))])
-    protos = [prototypes[c] + weight * trainer(noise[1][i], c) for i, c in enumerate(classes)]
+    own = torch.stack([u[i] + weight * residual(noise[0][i], int(y[i])) for i in range(len(y))])
+    protos = [prototypes[c] + weight * residual(noise[1][i], c) for i, c in enumerate(classes)]
     width = float(u.var(dim=0).sum().sqrt())
 
     def entropy(v):
@@ -198,9 +198,9 @@ def test_gradients_taken_again_leave_the_prototypes_of_the_first_pass():
     "args", [{}, {"rtnet": False}, {"embeddings": False}, {"prototypes": False}, {"smoothing": False}]
 )
 def test_steps_of_a_fixed_shape_are_the_same_steps(args, monkeypatch):
-    """Also with classes that the batch lacks or that were never seen, and one image alone."""
-    trainer = [begun(steps=0, alpha=0.7, beta=0.3, learning_rate=0.2, **args) for _ in range(2)]
-    (network, plain, step), (other, _, _) = trainer
+    """Batches lack classes, have never-seen classes, or have one image."""
+    sites = [begun(steps=0, alpha=0.7, beta=0.3, learning_rate=0.2, **args) for _ in range(2)]
+    (network, plain, step), (other, _, _) = sites
     fixed = FixedShapeSite(plain.method, other)
     fixed.start_round()
     for site in (plain, fixed):
@@ -349,15 +349,15 @@ def test_the_head_learns_from_synthetic_embeddings(federate):
             share = WEIGHT * ramp(own["steps"])
 
             def synthetic(noise=noise, bases=bases, y=y, classes=classes, g=g, m=m, share=share):
-                trainer = []
+                embeddings = []
                 for z, base, labels in zip(noise, bases, (y, classes), strict=True):
                     residual = perceptron(m, perceptron(g, torch.cat([z, one_hot(labels, 2).double()], 1)))
-                    trainer.append(base + share * residual)
-                return trainer
+                    embeddings.append(base + share * residual)
+                return embeddings
 
-            trainer = [one.detach() for one in synthetic()]
-            loss = loss + cross_entropy(head(trainer[0]), y)
-            loss = loss + cross_entropy(head(trainer[1]), classes, reduction="sum")
+            embeddings = [one.detach() for one in synthetic()]
+            loss = loss + cross_entropy(head(embeddings[0]), y)
+            loss = loss + cross_entropy(head(embeddings[1]), classes, reduction="sum")
             parameters = list(network.parameters())
             gradients = torch.autograd.grad(loss, parameters)
             with torch.no_grad():

@@ -39,7 +39,7 @@ def interfaces() -> list[type]:
 
 
 class Calls:
-    """Which hooks were called, as ``SitePart.loss``."""
+    """Record the called hooks, as ``SitePart.loss``."""
 
     def __init__(self) -> None:
         self.seen: set[str] = set()

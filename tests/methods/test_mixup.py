@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from reference import UNEVEN, assert_steps, share_of
+from reference import SEGMENTING_OPTIONS, UNEVEN, assert_steps, share_of
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -43,13 +43,7 @@ def test_label_maps_of_three_classes_are_mixed(federate, make_regions):
         plan=UNEVEN,
         folder=folders[0].parent,
         settings={"mixup": {"alpha": 1.0}},
-        network="reference_segmenting",
-        network_args={},
-        loss="cross_entropy",
-        optimizer="sgd",
-        momentum=0.0,
-        weight_decay=0.0,
-        batch_size=2,
+        **SEGMENTING_OPTIONS,
     )
     assert {int(value) for batches in run.batches.values() for _, y in batches for value in y.unique()} == {
         0,

@@ -119,7 +119,7 @@ def test_the_features_are_those_of_the_step_beside_a_method_with_another_pass(ph
 
 @pytest.mark.parametrize("method", ["moon", "ditto"])
 def test_a_network_in_which_a_module_has_two_names_is_trained(phantom_dir, tiny_config, method):
-    """As without the passes under other weights: these leave nothing of them in the network."""
+    """Passes under other weights leave nothing in the network."""
     size = {"rounds": 2, "limit": 1, "network": "dynunet", "image_size": 32}
     size["network_args"] = {**SEGMENTING["dynunet"], "norm": "batch"}
     settings = {"moon": {"weight": 1e-30}} if method == "moon" else None

@@ -163,7 +163,7 @@ def test_few_grey_levels_leave_no_line_between_equal_landmarks():
 
 
 def prepared(config, data_dir, policy):
-    """What a site answers before training."""
+    """Return a site's reply before training."""
     trainer = SiteTrainer(config, data_dir, "cpu", policy=policy)
     return Site("site_A", trainer).answer(FederationServer(config).prepare())
 

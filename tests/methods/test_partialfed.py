@@ -136,7 +136,7 @@ def test_partialfed_follows_the_features_and_not_the_order_of_registration(name,
 
 
 def test_partialfed_goes_on_with_what_a_site_did_not_load(phantom_dir, tiny_config, tmp_path):
-    """And finds it again after a restart."""
+    """A restarted site finds its layers again."""
     config = tiny_config("partialfed", settings={"partialfed": {"strategy": "head"}})
     run = "0" * 32
     trainer = SiteTrainer(config, phantom_dir, "cpu", tmp_path)

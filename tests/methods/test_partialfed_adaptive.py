@@ -6,12 +6,11 @@ import json
 
 import pytest
 import torch
-from reference import UNEVEN, assert_same, copied, descend, entries, mean, pixels
+from reference import UNEVEN, assert_same, copied, descend, entries, labels_of, mean, pixels
 from torch import nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from medfedaug.data.sites import open_site
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.experiments.simulate import simulate
 from medfedaug.federation import SiteTrainer, run_in_process
@@ -211,8 +210,7 @@ def test_sites_learn_what_to_load(federate):
                 theta = logits.get(site, torch.zeros(len(layers), dtype=torch.float64)).requires_grad_()
                 adam, draws = torch.optim.Adam([theta], lr=RATE), list(batches.first_draws)
                 images = pixels(run, site) / 255
-                cases = open_site(run.root / site).cases["training"]
-                labels = torch.tensor([run.config.classes.index(case.label) for case in cases])
+                labels = labels_of(run, site)
                 network = copied(start).eval()
                 for _ in range(EPOCHS):
                     for x, y in zip(images.split(6), labels.split(6), strict=True):

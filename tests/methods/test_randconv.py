@@ -66,10 +66,10 @@ def test_three_versions_of_a_batch_agree(federate, settings):
         network.train()
         batches = run.batches[site, round_]
         for (x, y), draws in zip(batches, batches.draws, strict=True):
-            trainer = versions(x, draws, settings)
-            assert len(trainer) == (3 if settings["consistency"] else 1)
-            kept.extend(one is x for one in trainer)
-            logits = [network(one) for one in trainer]
+            inputs = versions(x, draws, settings)
+            assert len(inputs) == (3 if settings["consistency"] else 1)
+            kept.extend(one is x for one in inputs)
+            logits = [network(one) for one in inputs]
             p = [torch.exp(one) / torch.exp(one).sum(dim=1, keepdim=True) for one in logits]
             mean = sum(p) / len(p)
             spread = sum((one * torch.log(one / mean)).sum(dim=1).mean() for one in p) / len(p)

@@ -24,7 +24,7 @@ def features(shape=(4, 3, 6, 5), seed=0, dtype=torch.float64):
 
 
 def replayed_noise(shape, seed):
-    """What an active layer draws after seeding: its activity, then noise for mean and for std."""
+    """Replay the draws of an active layer: its activity, then noise for mean and for std."""
     torch.manual_seed(seed)
     torch.rand(1)
     x = features(shape)

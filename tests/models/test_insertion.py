@@ -381,15 +381,15 @@ def compiled_in_place(net):
     ],
 )
 def test_what_is_made_of_a_network_says_where_the_layers_go(wrap, message):
-    trainer = wrap(unet())
-    before = fingerprint(trainer)
+    wrapped = wrap(unet())
+    before = fingerprint(wrapped)
     with pytest.raises(ValueError, match=message):
-        insert_ffa(trainer)
-    assert fingerprint(trainer) == before
+        insert_ffa(wrapped)
+    assert fingerprint(wrapped) == before
 
 
 def test_a_compiled_network_would_go_on_without_layers():
-    """Why it is refused: hooks that come after the first pass are not run, and nothing says so."""
+    """PyTorch ignores hooks that are registered after the first pass, without a warning."""
     torch._dynamo.reset()
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU())
     compiled = torch.compile(net, backend="eager")

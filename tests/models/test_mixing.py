@@ -95,7 +95,7 @@ def test_moment_exchange_is_its_equation(moments, spatial_dims):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("make", [MixStyleLayer, MomentExchangeLayer])
 def test_in_half_precision_only_the_result_is_rounded(make, dtype):
-    """Deviations above 255 have variances beyond float16; a mean beside which the deviation is small."""
+    """Deviations above 255 have variances beyond float16; the deviation is small against the mean."""
     layer = make(3)
     layer.prob, layer.partners = 1.0, torch.tensor([2, 0, 3, 1])
     for x in (300 * features().to(dtype), (3 + features() / 100).to(dtype)):

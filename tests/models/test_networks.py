@@ -310,7 +310,7 @@ def test_skip_connections_are_clean(make, widths):
 
 
 def test_a_call_with_other_weights_leaves_the_networks_own():
-    """Also where one module has two names, as in MONAI's DynUNet."""
+    """One module has two names, as in MONAI's DynUNet."""
     torch.manual_seed(0)
     inner = nn.Linear(3, 3)
     net = nn.Sequential(inner, nn.BatchNorm1d(3), inner)

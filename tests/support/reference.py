@@ -69,6 +69,10 @@ def segmenting(in_channels: int = 3, out_channels: int = 2, **_: Any) -> nn.Modu
     )
 
 
+SEGMENTING_OPTIONS: dict[str, Any] = {"network": "reference_segmenting", "network_args": {}, "batch_size": 2}
+SEGMENTING_OPTIONS |= {"loss": "cross_entropy", "optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0}
+
+
 class Batches(list[tuple[Tensor, Tensor]]):
     """What a site trained on in a round: images, float64, and labels, one pair a step.
 
@@ -282,9 +286,19 @@ def assert_tested(
     """The site's test scores are those of a model, whose images are prepared so."""
     network = copied(run.network(), state).eval()
     with torch.no_grad():
-        guesses = network(prepare(pixels(run, site, "test"))).argmax(1).tolist()
-    for guess, case in zip(guesses, open_site(run.root / site).cases["test"], strict=True):
+        assert_scores(run, site, network(prepare(pixels(run, site, "test"))))
+
+
+def assert_scores(run: Federation, site: str, logits: Tensor) -> None:
+    """The site's test scores are those of these logits of its test images."""
+    for guess, case in zip(logits.argmax(1).tolist(), open_site(run.root / site).cases["test"], strict=True):
         assert run.tested[site].metrics["cases"][case.name] == float(run.config.classes[guess] == case.label)
+
+
+def labels_of(run: Federation, site: str) -> Tensor:
+    """The labels of a site's training images, in their order."""
+    cases = open_site(run.root / site).cases["training"]
+    return torch.tensor([run.config.classes.index(case.label) for case in cases])
 
 
 def images_of(batches: Batches, count: int) -> tuple[Tensor, Tensor]:
