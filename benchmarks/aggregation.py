@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import torch
-from measure import hardware, parser
+from measure import begin, parser
 
 from medfedaug.config.run import RunConfig
 from medfedaug.federation import FederationServer, Reply
@@ -91,9 +91,7 @@ def main() -> None:
     arguments.add_argument("--sites", type=int, nargs="+", default=[10, 100, 3400])
     arguments.add_argument("--network", choices=list(NETWORKS), default="default", help="BasicUNet's widths")
     arguments.add_argument("--compare-sites", choices=("updates", "statistics"), default="updates")
-    options = arguments.parse_args()
-    torch.set_num_threads(options.threads)
-    print(hardware())
+    options, _ = begin(arguments)
     print(f"{options.network} U-Net, fedfa,fedfa_h, sites are compared by {options.compare_sites}")
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         first: dict[str, float] = {}

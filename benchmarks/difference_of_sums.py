@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from measure import hardware, parser
+from measure import begin, parser
 from torch import Tensor, nn
 
 from medfedaug.data.datasets.phantom import make_phantom
@@ -112,10 +112,8 @@ class Federation:
 def main() -> None:
     arguments = parser(__doc__, repeats=1)
     arguments.add_argument("--rounds", type=int, default=20)
-    options = arguments.parse_args()
-    torch.set_num_threads(options.threads)
+    options, _ = begin(arguments)
     networks._NETWORKS["small"] = Small
-    print(hardware())
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"
         make_phantom(data, sites=4, patients=10, shape=(32, 32, 4))

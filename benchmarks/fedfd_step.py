@@ -13,16 +13,7 @@ import copy
 from functools import partial
 
 import torch
-from measure import (
-    Made,
-    alternately,
-    device_in_use,
-    exchange_once,
-    hardware,
-    parser,
-    report,
-    steps_on,
-)
+from measure import Made, alternately, begin, exchange_once, parser, report, steps_on
 from torch import Tensor, nn
 
 from medfedaug.methods import build_methods, parse_methods
@@ -86,10 +77,7 @@ def main() -> None:
     arguments = parser(__doc__, repeats=12, on_gpu=True)
     arguments.add_argument("--batch", type=int, default=16)
     arguments.add_argument("--size", type=int, default=128, help="edge of the images, pixels")
-    options = arguments.parse_args()
-    torch.set_num_threads(options.threads)
-    device = device_in_use(options.device)
-    print(hardware())
+    options, device = begin(arguments)
     limit = 2.75 if device.type == "cpu" else 3.0
     torch.manual_seed(0)
     network = build_network("resnet18", in_channels=3, out_channels=CLASSES).to(device)

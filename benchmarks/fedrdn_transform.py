@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from measure import alternately, hardware, parser, report
+from measure import alternately, begin, parser, report
 from monai.data import MetaTensor
 from monai.transforms import NormalizeIntensityd
 
@@ -35,9 +35,7 @@ def main() -> None:
     """Measure every shape."""
     arguments = parser(__doc__, repeats=25)
     arguments.add_argument("--tiny", action="store_true", help="small shapes, for a quick test")
-    options = arguments.parse_args()
-    torch.set_num_threads(options.threads)
-    print(hardware())
+    options, _ = begin(arguments)
     for shape in [(1, 16, 16)] if options.tiny else SHAPES:
         channels, sites = shape[0], "ABCDEF"
         sample = {"image": MetaTensor(torch.rand(shape))}

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from measure import Made, alternately, device_in_use, hardware, parser, report, steps_on
+from measure import Made, alternately, begin, parser, report, steps_on
 from torch import Tensor, nn
 
 from medfedaug.models import FFALayer
@@ -91,10 +91,7 @@ def main() -> None:
     """Measure every shape, in both memory layouts."""
     arguments = parser(__doc__, repeats=15, on_gpu=True)
     arguments.add_argument("--tiny", action="store_true", help="small shapes, for a quick test")
-    options = arguments.parse_args()
-    torch.set_num_threads(options.threads)
-    device = device_in_use(options.device)
-    print(hardware())
+    options, device = begin(arguments)
     limit = 2.0 if device.type == "cpu" else 1.5
     for shape in [(4, 8, 12, 12), (2, 8, 6, 6, 6)] if options.tiny else SHAPES:
         for layout in ("contiguous", "channels last"):

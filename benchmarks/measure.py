@@ -18,8 +18,6 @@ from torch import Tensor
 if TYPE_CHECKING:  # the environment of `peers.py` has no medfedaug
     from medfedaug.methods.base import Method, ServerContext, SitePart
 
-__all__ = ["alternately", "device_in_use", "exchange_once", "hardware", "parser", "report", "steps_on"]
-
 Made = tuple[Callable[..., Tensor], Sequence["SitePart"]]
 
 
@@ -36,6 +34,15 @@ def parser(description: str | None, repeats: int = 0, *, on_gpu: bool = False) -
     if on_gpu:
         result.add_argument("--device", default="cpu", help="cpu, cuda or pretended (default cpu)")
     return result
+
+
+def begin(arguments: argparse.ArgumentParser) -> tuple[argparse.Namespace, torch.device]:
+    """Parse the options of `parser`, use their threads and device, and print the hardware."""
+    options = arguments.parse_args()
+    torch.set_num_threads(options.threads)
+    device = device_in_use(getattr(options, "device", "cpu"))
+    print(hardware())
+    return options, device
 
 
 def device_in_use(name: str) -> torch.device:

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import hardware, parser
+from measure import begin, parser
 from torch import Tensor
 
 from medfedaug.config.run import RunConfig
@@ -307,9 +307,7 @@ def main() -> None:
     arguments = parser(__doc__, repeats=200)
     arguments.add_argument("--patients", type=int, default=50, help="of the site, in all")
     arguments.add_argument("--checked", type=int, default=5, help="models that a site scores as a check")
-    options = arguments.parse_args()
-    torch.set_num_threads(options.threads)
-    print(hardware())
+    options, _ = begin(arguments)
     default = PrivacyPolicy()
     scores = {"validation": default.max_validation_scores, "test": default.max_test_scores}
     with tempfile.TemporaryDirectory() as folder:

@@ -14,8 +14,7 @@ import tempfile
 from pathlib import Path
 from statistics import fmean, quantiles
 
-import torch
-from measure import hardware, parser
+from measure import begin, parser
 
 from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.phantom import make_phantom
@@ -61,9 +60,7 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=30)
     arguments.add_argument("--sites", type=int, default=4)
     arguments.add_argument("--patients", type=int, default=50, help="of a site, in all")
-    options = arguments.parse_args()
-    torch.set_num_threads(options.threads)
-    print(hardware())
+    options, _ = begin(arguments)
     size = (options.rounds, options.sites, options.patients)
     runs = [curves(seed, *size) for seed in range(options.federations)]
     means = [[fmean(scores.values()) for scores in run] for run in runs]

@@ -13,8 +13,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-from measure import alternately, hardware, parser, report
+from measure import alternately, begin, parser, report
 
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.datasets.phantom import make_phantom
@@ -48,9 +47,7 @@ def main() -> None:
     arguments.add_argument("--limit", type=int, help="largest number of cases of each split and site")
     arguments.add_argument("--shape", type=int, nargs=3, default=(160, 160, 32), help="of the phantom")
     arguments.add_argument("--patients", type=int, default=20, help="of the phantom, 12 of 20 to train")
-    options = arguments.parse_args()
-    torch.set_num_threads(options.threads)
-    print(hardware())
+    options, _ = begin(arguments)
     with tempfile.TemporaryDirectory() as folder:
         root = options.data or Path(folder) / "data"
         if options.data is None:

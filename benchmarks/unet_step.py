@@ -14,16 +14,7 @@ import copy
 from functools import partial
 
 import torch
-from measure import (
-    Made,
-    alternately,
-    device_in_use,
-    exchange_once,
-    hardware,
-    parser,
-    report,
-    steps_on,
-)
+from measure import Made, alternately, begin, exchange_once, parser, report, steps_on
 from monai.losses import DiceCELoss
 from torch import Tensor, nn
 
@@ -84,10 +75,7 @@ def main() -> None:
     arguments.add_argument("--batch", type=int, default=16)
     arguments.add_argument("--size", type=int, default=96, help="edge of the slices, pixels")
     arguments.add_argument("--network", choices=["both", *NETWORKS], default="both")
-    options = arguments.parse_args()
-    torch.set_num_threads(options.threads)
-    device = device_in_use(options.device)
-    print(hardware())
+    options, device = begin(arguments)
     limit = 1.08 if device.type == "cpu" else 1.1
     for name, features in NETWORKS.items():
         if options.network not in ("both", name):

@@ -25,7 +25,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from measure import alternately, device_in_use, hardware, parser, report
+from measure import alternately, begin, parser, report
 from monai.data import CacheDataset, DataLoader, ThreadDataLoader, list_data_collate
 from monai.transforms import (
     Compose,
@@ -213,10 +213,7 @@ def main() -> None:
     arguments.add_argument("--limit", type=int, help="largest number of cases of each split and site")
     arguments.add_argument("--methods", default="fedavg", help="of our site; MONAI's loop has none")
     arguments.add_argument("--plan-memory", type=float, default=2.0, help="GiB for a training step")
-    options = arguments.parse_args()
-    torch.set_num_threads(options.threads)
-    device = device_in_use(options.device)
-    print(hardware())
+    options, device = begin(arguments)
     sites = find_sites(options.data, limit=options.limit)
     config = planned(sites, options.methods, options.plan_memory)
     if device.type == "cuda":
