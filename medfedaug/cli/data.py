@@ -29,7 +29,10 @@ def phantom(
     patients: Annotated[int, typer.Option(min=3, help="Patients per site.")] = 10,
     seed: Annotated[int, typer.Option(help="The same seed gives the same voxels.")] = 0,
     classes: Annotated[
-        int, typer.Option(min=2, max=5, help="Of background, lesion, ventricles, deep grey and white matter.")
+        int,
+        typer.Option(
+            min=2, max=5, help="Classes: background, lesion, ventricles, deep grey and white matter."
+        ),
     ] = 2,
     spacing_varies: Annotated[
         bool, typer.Option("--spacing-varies", help="Voxels of 1 mm, of 3 mm, slices of 6 mm, ..., by site.")

@@ -48,7 +48,8 @@ def init(
     """Write the dataset.json of a folder with images and label maps, split by patient.
 
     An image is a file, or a folder of any depth with one file or one DICOM series. Notes name everything that
-    is left out, with the reason.
+    is left out, with the reason. Without --labels, classes come from an existing dataset.json, or are
+    class_1, ...
     """
     names = _classes(labels.split(",")) if labels else ()
     from medfedaug.data.layouts import LISTING, check_alike, has_layout, propose, write_proposal
