@@ -179,7 +179,9 @@ def takes(
                 if value is not None and (file is None or name not in given[cls] or is_given(context, name)):
                     if isinstance(value, str):
                         value = read_text(cls, name, value)
-                    given[cls][name] = tuple(value) if isinstance(value, list) else value
+                    elif isinstance(value, list):
+                        value = tuple(value)
+                    given[cls][name] = value
             if "context" in parameters:
                 values["context"] = context
             command(**values, given=given)
