@@ -416,14 +416,14 @@ def _settings(
         if settings.pop(name, None) and option is None:
             raise ConfigError(f"--{name} is missing: the settings of --config are of a run with it")
     reference = settings.get("bundle") or {}
-    name = bundle or reference.get("name")
-    settings["bundle"] = locate(name) if name else {}
+    folder = bundle or reference.get("name")
+    settings["bundle"] = locate(folder) if folder else {}
     if reference and not bundle and content_hash(settings["bundle"]) != reference["hash"]:
         raise ConfigError(
-            f"--bundle {name}: its content differs from the Bundle of --config; give the Bundle"
+            f"--bundle {folder}: its content differs from the Bundle of --config; give the Bundle"
         )
     settings |= _plan(plan, memory, given)
-    if "task" in settings and not name:  # a Bundle has the other settings
+    if "task" in settings and not folder:  # a Bundle has the other settings
         usual = task_defaults(settings["task"], settings["plan"], own_data=True)
         check_network(RunConfig.from_dict({**usual, "methods": [{"name": methods}], **settings}).network)
     return settings, arguments
