@@ -1,7 +1,6 @@
-"""Channel statistics of a site's images, and the JSON file that holds those of a federation.
+"""Channel statistics of a site's images, and the JSON file with the statistics of a federation.
 
-The file is what sites exchange once before training for FedRDN, and what `medfedaug simulate` leaves beside
-the model:
+Sites exchange them once before training for FedRDN, and `medfedaug simulate` writes them next to the model:
 
 .. code-block:: json
 
@@ -9,9 +8,8 @@ the model:
      "intensity": "scale",
      "sites": {"DU": {"mean": [0.21], "std": [0.13], "count": 120}}}
 
-``intensity`` says what the images were before: ``"raw"``, as stored, or ``"scale"``, scaled to [0, 1]
-(`medfedaug.config.run.RunConfig`). Files of earlier releases do not tell, nor do those of somebody's own
-images.
+``intensity`` is the scale of the images: ``"raw"``, as stored, or ``"scale"``, scaled to [0, 1]
+(`medfedaug.config.run.RunConfig`). Files of earlier releases have no such entry.
 """
 
 from __future__ import annotations
@@ -54,18 +52,15 @@ Resizing a constant channel in float32 leaves a deviation of up to 7e-8 of its m
 
 _KIND = "statistics"
 _VERSION = 1
-
-# Between these, (x - mean) / std stays far inside float32 for any image one could store.
+# Between these, (x - mean) / std stays far inside float32 for any image that a file can hold.
 _LARGEST = 1e15
 _SMALLEST = 1e-15
-
-# Voxels converted to float64 at a time, 512 kB: they stay in a core's cache for what follows.
+# Voxels converted to float64 at a time, 512 kB: they stay in a core's cache.
 _BLOCK = 2**16
+# A longer first axis of an image with two axes is probably one of rows.
 _MOST_CHANNELS = 16
-"""More than these in an image of two axes are taken for rows."""
-
-# Share of a sum of squares; a sum around the mean that is smaller has lost four of its sixteen digits, and is
-# computed in a second pass.
+# Share of a sum of squares. A smaller sum around the mean has lost four of its sixteen digits, and a second
+# pass computes it.
 _CANCELLED = 1e-4
 
 
@@ -86,14 +81,13 @@ class ChannelStatistics:
     """Mean and standard deviation of each channel of a site's images (FedRDN Eq. 5).
 
     Args:
-        mean: mean over images of the per-image mean, (C,), in units of the image; any array-like, stored as a
-            float64 tensor of its own.
+        mean: mean over images of the per-image mean, (C,), in units of the image; any array-like, copied to a
+            float64 tensor.
         std: mean over images of the per-image population standard deviation, (C,), same units.
         count: number of images.
 
     Raises:
-        ValueError: when `mean` and `std` are not vectors of one length. Whether the values make sense is
-            checked by `validate`, which can name the site.
+        ValueError: when `mean` and `std` are not vectors of one length. `validate` checks the values.
 
     Example:
         >>> ChannelStatistics([0.5], [0.25], 12)
@@ -119,13 +113,13 @@ class ChannelStatistics:
 
     @property
     def constant(self) -> tuple[int, ...]:
-        """The channels that are constant in every image: σ is at most `SIGMA_FLOOR` times ``|μ|``."""
+        """Channels that are constant in every image: σ is at most `SIGMA_FLOOR` times ``|μ|``."""
         return tuple(torch.nonzero(self.std <= SIGMA_FLOOR * self.mean.abs()).flatten().tolist())
 
     def validate(self, site: str = "") -> ChannelStatistics:
         """Check that images can be normalised with these statistics.
 
-        A channel may be constant where another one is not: `usable_pairs` says what it is normalised with.
+        A channel may be constant if another one is not: `usable_pairs` chooses its pair.
 
         Args:
             site: name of the site, for the error message.
@@ -134,9 +128,8 @@ class ChannelStatistics:
             The object itself.
 
         Raises:
-            ValueError: when a mean or standard deviation is not finite or absurdly large, a standard
-                deviation is negative, all are 0, or the count is not a positive integer; names the site and
-                the channel.
+            ValueError: when a mean or standard deviation is not finite or above 1e15, a standard deviation is
+                negative, all are 0, or the count is not a positive integer; names the site and the channel.
         """
         where = f"site '{site}': " if site else ""
         for channel, (mean, std) in enumerate(zip(self.mean.tolist(), self.std.tolist(), strict=True)):
@@ -152,22 +145,19 @@ class ChannelStatistics:
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """The statistics as JSON types; floats survive the round trip exactly."""
+        """Return the statistics as JSON types; floats survive the round trip exactly."""
         return {"mean": self.mean.tolist(), "std": self.std.tolist(), "count": int(self.count)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], site: str = "") -> ChannelStatistics:
-        """Statistics from JSON types, validated.
+        """Build validated statistics from JSON types.
 
         Args:
             values: a mapping with "mean", "std" and "count".
             site: name of the site, for the error message.
 
-        Returns:
-            The statistics.
-
         Raises:
-            ValueError: when a key is missing or unknown, or a value makes no sense; names the site.
+            ValueError: when a key is missing or unknown, or a value is invalid; names the site.
         """
         where = f"site '{site}': " if site else ""
         if not isinstance(values, Mapping):
@@ -216,23 +206,23 @@ def channel_statistics(images: Iterable[Any]) -> ChannelStatistics:
             MetaTensors of any real dtype; spatial shapes may differ.
 
     Returns:
-        The statistics, computed in float64. They are not validated. A constant channel has standard deviation
-        0; `usable_pairs` says what it is normalised with.
+        The statistics, computed in float64 and not validated. A constant channel has standard deviation 0;
+        `usable_pairs` chooses its pair.
 
     Raises:
         ValueError: when there is no image, an image is not (C, *spatial) or empty, the number of channels
             changes, or a voxel is not finite; names the position of the image.
 
     Deviations:
-        Eq. 5 prints sums over the images where the text speaks of the average; it is the average here. The
-        standard deviation is the average of the images' standard deviations, as printed, not that of all
-        voxels together.
+        Eq. 5 prints sums over the images and the text speaks of the average; this computes the average. The
+        standard deviation is the average of the images' standard deviations, as printed, not the deviation
+        of all voxels together.
 
     Example:
         >>> channel_statistics(np.array(x, dtype=np.uint8) for x in ([[0, 2]], [[10, 14]]))
         ChannelStatistics(mean=[6.5], std=[1.5], count=2)
     """
-    # Fresh memory for every image would take longer than its statistics.
+    # Allocating it anew for every image would take longer than the statistics.
     scratch = torch.empty(_BLOCK, dtype=torch.float64)
 
     def moments() -> Iterator[Mapping[str, Tensor]]:
@@ -245,7 +235,7 @@ def channel_statistics(images: Iterable[Any]) -> ChannelStatistics:
 
 
 def _doubt_axes(shape: tuple[int, ...]) -> None:
-    """Warn about an image whose first axis is hardly that of its channels."""
+    """Warn about an image whose first axis is probably not its channels."""
     if len(shape) == 2 and shape[0] > _MOST_CHANNELS:
         warn(f"an image of shape {shape} is taken for {shape[0]} channels; of (H, W) make (1, H, W)")
     elif len(shape) > 3 and shape[0] > 1 and shape[1] == 1:
@@ -253,7 +243,7 @@ def _doubt_axes(shape: tuple[int, ...]) -> None:
 
 
 def image_moments(image: Any) -> dict[str, Tensor]:
-    """``mean`` and ``std`` of one image, (C,) float64 each: what `channel_statistics` averages over images.
+    """Return ``mean`` and ``std`` of one image, (C,) float64 each: the terms of `channel_statistics`.
 
     Raises:
         ValueError: as `channel_statistics`.
@@ -262,22 +252,22 @@ def image_moments(image: Any) -> dict[str, Tensor]:
 
 
 def average_moments(moments: Iterable[Mapping[str, Tensor]]) -> ChannelStatistics:
-    """The channel statistics of images from their `image_moments`, to the bit as `channel_statistics`.
+    """Return channel statistics from the images' `image_moments`, to the bit as `channel_statistics`.
 
     Raises:
         ValueError: when there is no image, or the number of channels changes; names the image's position.
     """
     mean = std = torch.zeros(0, dtype=torch.float64)
     count = 0
-    for own in moments:
-        if count and len(own["mean"]) != len(mean):
+    for image in moments:
+        if count and len(image["mean"]) != len(mean):
             raise ValueError(
-                f"image {count} has {len(own['mean'])} channels, the images before it {len(mean)}"
+                f"image {count} has {len(image['mean'])} channels, the images before it {len(mean)}"
             )
-        mean, std = (mean + own["mean"], std + own["std"]) if count else (own["mean"], own["std"])
+        mean, std = (mean + image["mean"], std + image["std"]) if count else (image["mean"], image["std"])
         count += 1
     if count == 0:
-        raise ValueError("there is no image to compute channel statistics of")
+        raise ValueError("no image to compute channel statistics of")
     return ChannelStatistics(mean / count, std / count, count)
 
 
@@ -285,7 +275,7 @@ def _image_statistics(image: Any, index: int, scratch: Tensor) -> dict[str, Tens
     if isinstance(image, Tensor):
         if image.is_complex():
             raise ValueError(f"image {index} has dtype {image.dtype}, expected real numbers")
-        # `as_subclass` sheds a MetaTensor's bookkeeping.
+        # `as_subclass` drops a MetaTensor's metadata.
         voxels = image.detach().as_subclass(Tensor).cpu()
     else:
         array = np.asarray(image)
@@ -306,11 +296,12 @@ def _image_statistics(image: Any, index: int, scratch: Tensor) -> dict[str, Tens
 
 def _moments(voxels: Tensor, scratch: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and population variance of each channel, (C,) float64."""
-    # The order of the voxels plays no part, and that of the memory (NIfTI: first axis fastest) needs no copy.
+    # The result does not depend on the order of voxels; the order in memory (NIfTI: first axis fastest) needs
+    # no copy.
     axes = sorted(range(1, voxels.ndim), key=lambda axis: -voxels.stride()[axis])
     flat = voxels.permute(0, *axes).reshape(voxels.shape[0], -1)
-    found = torch.tensor([_channel_moments(row, scratch) for row in flat], dtype=torch.float64)
-    return found[:, 0], found[:, 1]
+    moments = torch.tensor([_channel_moments(row, scratch) for row in flat], dtype=torch.float64)
+    return moments[:, 0], moments[:, 1]
 
 
 def _channel_moments(voxels: Tensor, scratch: Tensor) -> tuple[float, float]:
@@ -335,13 +326,13 @@ def _block_sums(voxels: Tensor, block: Tensor) -> tuple[int, float, float]:
 
 @dataclass(frozen=True)
 class ForeignPair:
-    """Two sites in one channel, whose images are far from 0 under each other's pair.
+    """Two sites and a channel in which each site's images are far from 0 under the other's pair.
 
     Attributes:
         sites: their names.
         channel: the channel.
-        landing: where the mean of each site's images is under the other's pair, (μ_k − μ_j) / σ_j and
-            (μ_j − μ_k) / σ_k, in deviations.
+        landing: mean of each site's images under the other's pair, (μ_k − μ_j) / σ_j and (μ_j − μ_k) / σ_k,
+            in deviations.
     """
 
     sites: tuple[str, str]
@@ -358,14 +349,14 @@ FOREIGN = 1.5
 
 
 def foreign_pairs(statistics: Mapping[str, ChannelStatistics]) -> list[ForeignPair]:
-    r"""The pairs of sites whose images lie far from 0 under each other's pair, the farthest first.
+    r"""Return the pairs of sites whose images lie far from 0 under each other's pair, the farthest first.
 
-    Normalised by its own pair the mean image of a site lies at 0. Under another site's it lies at
-    :math:`z_{kj} = (\mu_k - \mu_j) / \sigma_j`. Images of two scanners with other gain or contrast can be far
-    in one direction, where one of them hardly varies; in both directions they are far where one site stores
-    bright what the other stores dark. Two sites are foreign to each other where the smaller of
-    :math:`|z_{kj}|` and :math:`|z_{jk}|` is `FOREIGN` or more in a channel. A method that shows the network
-    an image under others' pairs (FedRDN) then shows it what is none of the sites' images.
+    Normalised by its own pair the mean image of a site lies at 0. Under another site's pair it lies at
+    :math:`z_{kj} = (\mu_k - \mu_j) / \sigma_j`. Two scanners of different gain or contrast can be far apart
+    in one direction, if one of them hardly varies. They are far apart in both directions if one site stores
+    bright what the other stores dark. Two sites are foreign to each other if the smaller of
+    :math:`|z_{kj}|` and :math:`|z_{jk}|` is `FOREIGN` or more in a channel. A method that normalises images
+    by other sites' pairs (FedRDN) then gives the network images that no site has.
 
     Channels that are constant at one of two sites are left out.
 
@@ -374,7 +365,7 @@ def foreign_pairs(statistics: Mapping[str, ChannelStatistics]) -> list[ForeignPa
         >>> print(*foreign_pairs({"A": bright, "B": dark}))
         A +4.0 under B's and B -3.0 under A's
     """
-    found = []
+    foreign = []
     for one, other in combinations(sorted(statistics), 2):
         first, second = statistics[one], statistics[other]
         both = [c for c in range(len(first.mean)) if c not in (*first.constant, *second.constant)]
@@ -386,35 +377,30 @@ def foreign_pairs(statistics: Mapping[str, ChannelStatistics]) -> list[ForeignPa
         place = int(nearer.argmax())
         if float(nearer[place]) >= FOREIGN:
             landing = float(landings[0][place]), float(landings[1][place])
-            found.append(ForeignPair((one, other), both[place], landing))
-    return sorted(found, key=lambda pair: -min(map(abs, pair.landing)))
+            foreign.append(ForeignPair((one, other), both[place], landing))
+    return sorted(foreign, key=lambda pair: -min(map(abs, pair.landing)))
 
 
 def usable_pairs(
     statistics: Mapping[str, ChannelStatistics], own: ChannelStatistics | None = None
 ) -> dict[str, ChannelStatistics]:
-    r"""Pairs with which an image of any site can be normalised, whatever channel is constant somewhere.
+    r"""Return pairs that can normalise an image of any site, even if a channel is constant at some.
 
-    A channel that is constant at a site, because a device does not record it or a sequence is not taken
-    there, has no deviation to divide by. Whatever small number stood in its place would multiply the other
-    sites' images, which do vary there, by its inverse. So the channel's pair at such a site is that of an
-    average site:
+    A channel that is constant at a site, because its device or protocol does not record it, has no deviation
+    to divide by. A small number in its place would multiply the other sites' images, which do vary, by its
+    inverse. So the channel's pair at such a site is the average of the other sites' pairs:
 
     .. math:: \mu_c^k = \frac{1}{|V_c|} \sum_{j \in V_c} \mu_c^j, \qquad
               \sigma_c^k = \frac{1}{|V_c|} \sum_{j \in V_c} \sigma_c^j, \qquad
               V_c = \{j : \sigma_c^j > \text{SIGMA\_FLOOR} \cdot |\mu_c^j|\}
 
-    Where the channel varies at none of the sites, and for a site alone, it keeps its mean and gets the
-    largest deviation of the site's channels: a number of the right scale, by which nothing but rounding is
-    divided.
+    If the channel varies at no site, and for a single site, it keeps its mean and gets the largest deviation
+    of the site's channels: a number of the right scale, which divides nothing but rounding errors.
 
     Args:
-        statistics: of all sites, by name; as measured, where σ = 0 tells a constant channel.
-        own: those of the site whose images are normalised. In the channels that are constant there, each pair
-            gets its mean, so that they become 0 whichever pair is drawn.
-
-    Returns:
-        The pairs, by name; those without a constant channel as they are.
+        statistics: measured statistics of all sites, by name.
+        own: statistics of the site whose images are normalised. In its constant channels each pair gets its
+            mean, so that they become 0 with any pair.
 
     Example:
         >>> laser = ChannelStatistics([0.3, 0.0], [0.1, 0.0], 15)
@@ -449,10 +435,10 @@ def save_statistics(
     Args:
         path: the file; an existing one is replaced.
         statistics: the statistics of each site, by its name.
-        intensity: ``"raw"`` or ``"scale"``, what the images were, for who reads the file.
+        intensity: scale of the images, ``"raw"`` or ``"scale"``.
 
     Raises:
-        ValueError: when there is no site, a site's statistics make no sense, or channel counts differ; names
+        ValueError: when there is no site, a site's statistics are invalid, or channel counts differ; names
             the site.
         StorageError: when the file cannot be written.
 
@@ -480,13 +466,13 @@ def load_statistics(path: str | os.PathLike[str]) -> dict[str, ChannelStatistics
 
     Raises:
         ValueError: when the file is not such a file, its version is not known, or the statistics of a site
-            make no sense; names the file and the site.
-        FileNotFoundError: when there is no such file; names the command that makes it.
+            are invalid; names the file and the site.
+        FileNotFoundError: when the file does not exist; names the command that makes it.
     """
     path = Path(path)
     if not path.exists():
-        made = f"`medfedaug statistics --data DIR --out {path}` makes it"
-        raise FileNotFoundError(errno.ENOENT, f"no such file; {made}", str(path))
+        message = f"no such file; `medfedaug statistics --data DIR --out {path}` makes it"
+        raise FileNotFoundError(errno.ENOENT, message, str(path))
     try:
         sites = parse_versioned(path.read_text(encoding="utf-8"), _KIND, _VERSION).get("sites")
         if not isinstance(sites, dict):
@@ -503,11 +489,11 @@ def load_statistics(path: str | os.PathLike[str]) -> dict[str, ChannelStatistics
 def other_statistics(
     path: str | os.PathLike[str], intensity: str | None = None
 ) -> dict[str, ChannelStatistics]:
-    """Load the statistics of a file to which further sites are to be added.
+    """Load the statistics of a file before further sites are added; of a missing file none.
 
     Args:
-        path: the file; where there is none, nothing is there.
-        intensity: of what will be added, as in `save_statistics`.
+        path: the file.
+        intensity: intensity of the sites that are added, as in `save_statistics`.
 
     Raises:
         ValueError: as `load_statistics`, and when the file's statistics are of images of another intensity.
@@ -515,16 +501,16 @@ def other_statistics(
     path = Path(path)
     if not path.exists():
         return {}
-    found = load_statistics(path)
+    statistics = load_statistics(path)
     before = parse_versioned(path.read_text(encoding="utf-8"), _KIND, _VERSION).get("intensity")
     if before and intensity and before != intensity:
         raise ValueError(f"{path}: its statistics are of {before} images, not of {intensity} ones")
-    return found
+    return statistics
 
 
 def _check_sites(statistics: Mapping[str, ChannelStatistics]) -> None:
     if not statistics:
-        raise ValueError("there is no site")
+        raise ValueError("no site with statistics")
     first = next(iter(statistics))
     for site, values in statistics.items():
         if not isinstance(site, str) or not site:

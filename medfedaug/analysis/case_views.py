@@ -1,4 +1,4 @@
-"""The worst and best test case of a site, with image, truth and prediction; and the network's input."""
+"""Worst and best test case of a site, with image, truth and prediction; input of its network."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CaseView:
         image: slice (X, Y), or photograph (H, W, 3), of a segmentation (X, Y, 3), from 0 to 1.
         truth: label map (X, Y), or the name of the class.
         prediction: the predicted label map or class.
-        downwards: whether the second axis of a segmentation points down, as in photographs.
+        downwards: the second axis of a segmentation points down, as in photographs.
     """
 
     site: str
@@ -52,14 +52,10 @@ class CaseView:
 
 
 def extreme_cases(site: SiteModel, scores: Mapping[str, float | None] | None = None) -> list[CaseView]:
-    """The worst and the best test case of a site.
+    """Return the worst and the best test case of a site, by Dice or by the probability of the true class.
 
-    For a volume, the slice with the largest true region is shown, so the choice does not depend on the
-    prediction.
-
-    Returns:
-        The worst and the best case, by Dice or by the probability of the true class; only one if there is
-        only one, and none if no case can be scored.
+    Of a volume, it takes the slice with the largest true region, so that the choice does not depend on the
+    prediction. A single case is returned once; without a scored case the list is empty.
     """
     site.network.eval()
     if isinstance(site.task, SegmentationTask):
@@ -84,13 +80,18 @@ def _volumes(
         truth = case.label
         ((_, predicted),) = task.outputs(site.network, [case], transform, site.device, size)
         index = int((truth > 0).sum(dim=(0, 1, 2)).argmax())
-        shown, photograph = windowed(image[0, :, :, index].numpy()), is_photograph(cases[name].image)
+        photograph = is_photograph(cases[name].image)
         if photograph and len(image) == 3:
-            pixels = site.folder.load_image(cases[name], "scale")
-            shown = pixels[..., 0].permute(1, 2, 0).numpy()
+            pixels = site.folder.load_image(cases[name], "scale")[..., 0].permute(1, 2, 0).numpy()
+        else:
+            pixels = windowed(image[0, :, :, index].numpy())
         views.append(
             CaseView(
-                *(site.name, name, rank, score, shown),
+                site=site.name,
+                case=name,
+                rank=rank,
+                score=score,
+                image=pixels,
                 truth=truth[0, :, :, index].numpy(),
                 prediction=predicted[0, :, :, index].cpu().numpy(),
                 downwards=photograph,
@@ -112,7 +113,7 @@ def _photographs(site: SiteModel) -> list[CaseView]:
                 truth, guess = classes[int(target)], classes[int(share.argmax())]
                 ranked.append((float(share[int(target)]), case.name, case, truth, guess))
     views = []
-    for rank, (score, name, case, truth, guess) in _ends(sorted(ranked, key=lambda found: found[:2])):
+    for rank, (score, name, case, truth, guess) in _ends(sorted(ranked, key=lambda entry: entry[:2])):
         pixels = site.folder.load_image(case, "scale").numpy().transpose(1, 2, 0)
         views.append(CaseView(site.name, name, rank, score, pixels, truth, guess))
     return views
@@ -120,15 +121,14 @@ def _photographs(site: SiteModel) -> list[CaseView]:
 
 def _ends(ranked: Sequence[tuple]) -> list[tuple[str, tuple]]:
     if len(ranked) < 2:
-        return [("only", found) for found in ranked]
+        return [("only", entry) for entry in ranked]
     return [("worst", ranked[0]), ("best", ranked[-1])]
 
 
 def network_inputs(site: SiteModel, cases: Sequence[Case]) -> Iterator[tuple[Tensor, Tensor]]:
-    """The network's input in evaluation for some cases: slices with foreground, or photographs.
+    """Yield the network's input for cases: slices with foreground, or photographs.
 
-    Returns:
-        Batches: images (B, C, *spatial) and labels, on the model's device.
+    Each batch has images (B, C, *spatial) and labels, on the model's device.
     """
     assert site.samples is not None
     return site.samples.batches(site.samples.of_cases(cases))
@@ -141,34 +141,33 @@ def case_picture(views: Sequence[CaseView], *, width: float = 9.0) -> Figure:
     as stored, with the first axis to the right and the second upwards, and photographs upright.
     """
     if not views:
-        raise ValueError("there is no case to show")
-    each = 1 if isinstance(views[0].truth, str) else 2  # panels per case
+        raise ValueError("no case to draw")
+    per_case = 1 if isinstance(views[0].truth, str) else 2  # panels per case
     columns = 2 if width < 5 else 4
-    beside = min(2, columns // each)  # the worst and best case of a site share a row if there is room
+    per_row = min(2, columns // per_case)  # the worst and best case of a site share a row if there is room
     places: list[int] = []
     for index, view in enumerate(views):
         place = places[-1] + 1 if places else 0
         other_site = index > 0 and view.site != views[index - 1].site
-        places.append(math.ceil(place / beside) * beside if other_site else place)
-    rows = math.ceil((places[-1] + 1) * each / columns)
+        places.append(math.ceil(place / per_row) * per_row if other_site else place)
+    rows = math.ceil((places[-1] + 1) * per_case / columns)
     # Slices are drawn with their first axis to the right, photographs with their second.
-    tallest = max(v.image.shape[each - 1] / v.image.shape[2 - each] for v in views)
-    height = rows * (width / columns * min(tallest, 1.5) + (0.65 if each == 1 else 0.5)) + 0.5
+    tallest = max(v.image.shape[per_case - 1] / v.image.shape[2 - per_case] for v in views)
+    height = rows * (width / columns * min(tallest, 1.5) + (0.65 if per_case == 1 else 0.5)) + 0.5
     layout = ConstrainedLayoutEngine(h_pad=0.08, rect=(0, 0, 1, 1 - 0.1 / height))
     figure = Figure(figsize=(width, height), layout=layout, facecolor=PAPER)
-    room = (
-        72 * (0.95 if each == 1 else 0.78) * width / columns
-    )  # points for a title before it reaches the next one
+    # Points of a title before it reaches the next one.
+    room = 72 * (0.95 if per_case == 1 else 0.78) * width / columns
     for view, place in zip(views, places, strict=True):
-        panels = [figure.add_subplot(rows, columns, place * each + k + 1) for k in range(each)]
+        panels = [figure.add_subplot(rows, columns, place * per_case + k + 1) for k in range(per_case)]
         for panel in panels:
             panel.axis("off")
-        score = f"Dice {view.score:.3f}" if each == 2 else f"p = {view.score:.2f}"
+        score = f"Dice {view.score:.3f}" if per_case == 2 else f"p = {view.score:.2f}"
         head = f"{view.rank} at {view.site}"
         if isinstance(view.truth, str) or isinstance(view.prediction, str):
             panels[0].imshow(view.image)
-            found = "right" if view.truth == view.prediction else f"taken for {view.prediction}"
-            _title(panels[0], f"{head}, {score}", str(view.truth), found, room=room)
+            outcome = "right" if view.truth == view.prediction else f"taken for {view.prediction}"
+            _title(panels[0], f"{head}, {score}", str(view.truth), outcome, room=room)
         else:
             for panel in panels:
                 panel.imshow(view.image.swapaxes(0, 1), cmap="gray", vmin=0, vmax=1)
@@ -178,7 +177,7 @@ def case_picture(views: Sequence[CaseView], *, width: float = 9.0) -> Figure:
             outline(panels[1], view.prediction, _PREDICTION, 1.1)
             _title(panels[0], head, score, room=room)
             _title(panels[1], "case", view.case, room=room)
-    if each == 2:
+    if per_case == 2:
         marks = (("truth", _TRUTH), ("prediction", _PREDICTION))
         figure.legend(
             handles=[Line2D([], [], color=colour, linewidth=2, label=name) for name, colour in marks],
@@ -197,10 +196,10 @@ def _title(panel: Axes, *lines: str, room: float) -> None:
 
 
 def _shortened(text: str, room: float) -> str:
-    """The beginning and the end of a name: names of files often differ only at the end."""
+    """Return the beginning and the end of a name: names of files often differ only at the end."""
     font = FontProperties(size=_TITLE)
-    kept, shown = len(text), text
-    while kept > 2 and text_to_path.get_text_width_height_descent(shown, font, ismath=False)[0] > room:
+    kept, short = len(text), text
+    while kept > 2 and text_to_path.get_text_width_height_descent(short, font, ismath=False)[0] > room:
         kept -= 1
-        shown = f"{text[: kept // 2]}…{text[kept // 2 - kept :]}"
-    return shown
+        short = f"{text[: kept // 2]}…{text[kept // 2 - kept :]}"
+    return short

@@ -1,4 +1,4 @@
-"""`compare_groups`: every method against a reference, over seeds and by patient, with one verdict."""
+"""`compare_groups` compares every method with a reference, over seeds and by patient, with one verdict."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from medfedaug.runs.run import BASELINE, Run, compared_metric
 MIN_SEEDS = 3  # two pairs leave only one degree of freedom, with a useless interval
 MIN_PATIENTS = 6  # with five, the p-value cannot be below 0.05
 UNSEEN = "unseen sites"
-
 RESOLUTION = "could see"
 
 
@@ -39,24 +38,24 @@ class Comparison:
         baseline: the reference's label.
         where: ``"training sites"``, ``"sites left out"`` or ``"unseen sites"``.
         num_seeds: the number of common seeds with all folds and sites.
-        difference: the mean over these seeds of the difference of the means; ``None`` without a common one.
+        difference: the mean over these seeds of the difference of the means; ``None`` without a common seed.
         seeds: the comparison of the means over the sites, seed by seed; ``None`` for fewer than three, and
-            where all differences are equal: a variation of 0 is no measure of chance.
+            if all differences are equal: a variation of 0 is no measure of chance.
         run_seeds: the number of seeds over which the patients' scores are averaged.
-        num_patients: the number of common patients; a case whose patient no site names counts as one.
-        patients: the comparison of the patients' mean scores; ``None`` for fewer than six, and where all
+        num_patients: the number of common patients; a case without a named patient counts as one.
+        patients: the comparison of the patients' mean scores; ``None`` for fewer than six, and if all
             differences are 0.
-        crossed: the comparison of seeds and patients together; ``None`` where one of them does not vary.
-        without: for each site the same of the patients of all other sites; ``None`` where there are none.
-        adjusted: the p-value of the verdict, adjusted for all methods of the table; ``None`` where the
-            verdict is open.
-        metric: the score, and what is counted (`medfedaug.runs.run.compared_metric`).
-        learned: whether one of the two learned anything (`medfedaug.metrics.nothing_learned`).
-        other_input: whether the method's input was scaled differently from that of the reference.
-        model: whose model the method's scores are of.
+        crossed: the comparison of seeds and patients together; ``None`` if one of them does not vary.
+        without: for each site the comparison of the patients of all other sites; ``None`` without such.
+        adjusted: the p-value of the verdict, adjusted for all methods of the table; ``None`` if the verdict
+            is open.
+        metric: the score, and the unit of comparison (`medfedaug.runs.run.compared_metric`).
+        learned: one of the two learned something (`medfedaug.metrics.nothing_learned`).
+        other_input: the method's input was scaled differently from the reference's.
+        model: owner of the model behind the method's scores.
         other_files: the sites at which runs of one seed, fold and held-out site had other files.
-        other_plans: the runs for which the sites' fingerprints decided otherwise than for the reference's run
-            of the same seed, fold and held-out site.
+        other_plans: the runs whose plan by fingerprints differs from that of the reference's run of the same
+            seed, fold and held-out site.
     """
 
     label: str
@@ -80,7 +79,7 @@ class Comparison:
 
     @property
     def verdict(self) -> Verdict | None:
-        """The verdict (`medfedaug.analysis.verdict.judge`); ``None`` where neither learned anything."""
+        """The verdict (`medfedaug.analysis.verdict.judge`); ``None`` if neither learned anything."""
         if not self.learned:
             return None
         return judge(
@@ -97,29 +96,29 @@ class Comparison:
 def compare_groups(groups: Mapping[str, Sequence[Run]], reference: str = BASELINE) -> list[Comparison]:
     """Compare every method with the reference, at sites that trained or were left out, and at unseen sites.
 
-    A case's score is the mean over the seeds and folds that a method and the reference have in common, and a
-    patient's that over the patient's cases. A patient is one pair, however many seeds and cases there are.
-    One who is named alike at two sites counts as two.
+    A case's score is the mean over the seeds and folds that a method and the reference have in common; a
+    patient's score is the mean over the patient's cases. A patient is one pair for any number of seeds and
+    cases. Patients with one name at two sites count as two.
 
-    Methods of which neither learned anything (`medfedaug.metrics.nothing_learned`) are not compared. The
-    p-values of all comparisons that have enough seeds and patients are adjusted together (`adjusted`).
+    Methods are not compared if neither learned anything (`medfedaug.metrics.nothing_learned`). The p-values
+    of all comparisons with enough seeds and patients are adjusted together (`adjusted`).
 
     Args:
-        groups: of `medfedaug.analysis.grouping.group_runs`.
+        groups: result of `medfedaug.analysis.grouping.group_runs`.
         reference: the methods that all others are compared with, joined by commas.
     """
     return adjusted(compared(groups, reference))
 
 
 def compared(groups: Mapping[str, Sequence[Run]], reference: str = BASELINE) -> list[Comparison]:
-    """Compare as `compare_groups` does, without adjusting p-values: for tables of several comparisons."""
+    """Compare as `compare_groups`, without adjusting p-values: for tables of several comparisons."""
     used = [members[0].methods for members in groups.values()]
     if reference != BASELINE and {*reference.split(",")} not in map(set, used):
         known = "; ".join(dict.fromkeys(map(",".join, used)))
-        raise ConfigError(f"no run of {reference} to compare with; there are runs of {known}")
+        raise ConfigError(f"no run of {reference} to compare with; the runs are of {known}")
     pooled, _ = whole_seeds(groups)
     metric = compared_metric([run for members in groups.values() for run in members])
-    found = []
+    comparisons = []
     for label, members in groups.items():
         baseline = _baseline(groups, label, reference)
         if baseline is None:
@@ -135,7 +134,7 @@ def compared(groups: Mapping[str, Sequence[Run]], reference: str = BASELINE) -> 
                 continue
             table = _differences(pairs, scores, where == trained) if learned else {}
             paired = [*scores.values()]
-            found.append(
+            comparisons.append(
                 Comparison(
                     label=label,
                     baseline=baseline,
@@ -162,19 +161,22 @@ def compared(groups: Mapping[str, Sequence[Run]], reference: str = BASELINE) -> 
                     other_plans=_other_plans(pairs),
                 )
             )
-    return found
+    return comparisons
 
 
-def adjusted(found: Sequence[Comparison]) -> list[Comparison]:
-    """Adjust the p-values of the comparisons of a table, those that can have a verdict, for their number."""
+def adjusted(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Adjust the p-values of a table's comparisons for the number of comparisons that can have a verdict."""
     judged = [
         k
-        for k, one in enumerate(found)
-        if one.learned and one.seeds and one.crossed and not lacks(one.num_seeds, one.num_patients)
+        for k, comparison in enumerate(comparisons)
+        if comparison.learned
+        and comparison.seeds
+        and comparison.crossed
+        and not lacks(comparison.num_seeds, comparison.num_patients)
     ]
-    p_values = holm([chance(found[k].seeds, found[k].crossed) for k in judged])
+    p_values = holm([chance(comparisons[k].seeds, comparisons[k].crossed) for k in judged])
     by_index = dict(zip(judged, p_values, strict=True))
-    return [replace(one, adjusted=by_index.get(k)) for k, one in enumerate(found)]
+    return [replace(comparison, adjusted=by_index.get(k)) for k, comparison in enumerate(comparisons)]
 
 
 def delta(reference: str) -> str:
@@ -189,7 +191,7 @@ def delta(reference: str) -> str:
 def input_notes(
     groups: Mapping[str, Sequence[Run]], marked: Sequence[str], reference: str = BASELINE
 ) -> tuple[str, ...]:
-    """The note on rows whose input was scaled differently from that of the row they are compared with."""
+    """Return notes on rows whose input was scaled differently from their reference's."""
     notes: dict[str, list[str]] = {}
     for label in dict.fromkeys(marked):
         notes.setdefault(_baseline(groups, label, reference) or next(iter(groups)), []).append(label)
@@ -199,30 +201,30 @@ def input_notes(
     )
 
 
-def unlike_notes(found: Iterable[Comparison]) -> tuple[str, ...]:
-    """Notes on methods that did not have the same files, or the same plan, as their reference."""
+def unlike_notes(comparisons: Iterable[Comparison]) -> tuple[str, ...]:
+    """Return notes on methods whose files or plan differ from their reference's."""
     notes: dict[str, dict[str, None]] = {}
-    for one in found:  # a method is compared at training sites and at unseen ones, and named once
-        for note in _unlike(one):
-            notes.setdefault(note, {})[one.label] = None
+    for comparison in comparisons:  # a method compared at training sites and at unseen ones is named once
+        for note in _unlike(comparison):
+            notes.setdefault(note, {})[comparison.label] = None
     return tuple(f"{', '.join(labels)}: not the same {note}" for note, labels in notes.items())
 
 
-def _unlike(one: Comparison) -> Iterator[str]:
-    if one.other_files:
+def _unlike(comparison: Comparison) -> Iterator[str]:
+    if comparison.other_files:
         yield (
-            f"files as {one.baseline} at {', '.join(one.other_files)}; a difference may come of the data and "
-            "not of the method, and two cases of one name may be different ones."
+            f"files as {comparison.baseline} at {', '.join(comparison.other_files)}; the data may cause a "
+            "difference, not the method, and two cases of one name may be different ones."
         )
-    if one.other_plans:
+    if comparison.other_plans:
         yield (
-            f"plan as {one.baseline} ({'; '.join(one.other_plans)}); a difference may come of the plan and "
-            "not of the method."
+            f"plan as {comparison.baseline} ({'; '.join(comparison.other_plans)}); the plan may cause a "
+            "difference, not the method."
         )
 
 
 def difference_cells(test: PairedTest | PatientTest | None) -> list[str]:
-    """Difference with interval, p-value and resolution, as text; empty if there is no test."""
+    """Return difference with interval, p-value and resolution, as text; empty without a test."""
     if test is None:
         return ["", "", ""]
     p = "<0.001" if test.p < 0.001 else f"{test.p:.3f}"
@@ -230,20 +232,19 @@ def difference_cells(test: PairedTest | PatientTest | None) -> list[str]:
 
 
 def marked(label: str, other_input: bool) -> str:
-    """A row's label, with a mark if its input was scaled differently."""
+    """Return a row's label, with a mark if its input was scaled differently."""
     return f"{label} {OTHER_INPUT}" if other_input else label
 
 
 def _baseline(groups: Mapping[str, Sequence[Run]], label: str, reference: str) -> str | None:
-    """The group of the reference that a group can be compared with, which differs only in its methods.
+    """Return the group of the reference that differs from a group only in its methods.
 
-    With ``intensity`` ``"by_method"`` its input may be scaled differently; one with the same input is
-    preferred.
+    With ``intensity`` ``"by_method"`` its input may be scaled differently; the same input is preferred.
     """
     run = groups[label][0]
-    wanted = {*reference.split(",")}
-    plain = [name for name, members in groups.items() if name != label and {*members[0].methods} == wanted]
-    for decided in (False, True):  # a plan that was given may be the one that fingerprints led to elsewhere
+    methods = {*reference.split(",")}
+    plain = [name for name, members in groups.items() if name != label and {*members[0].methods} == methods]
+    for decided in (False, True):  # a given plan may equal one that fingerprints decided elsewhere
         able = [other for other in plain if _comparable(groups[other][0], run, decided)]
         if able:
             return min(able, key=lambda other: groups[other][0].input.differs(run.input))
@@ -251,7 +252,7 @@ def _baseline(groups: Mapping[str, Sequence[Run]], label: str, reference: str) -
 
 
 def _comparable(baseline: Run, run: Run, decided: bool) -> bool:
-    """True where two runs differ only in their methods and possibly in seed, fold and held-out sites."""
+    """Return whether two runs differ at most in methods, seed, fold and held-out sites."""
     one, two = experiment(baseline, decided=decided), experiment(run, decided=decided)
     if not baseline.input.differs(run.input):  # two settings may mean the same input
         one.pop("intensity", None)
@@ -274,10 +275,10 @@ def _other_plans(pairs: Sequence[tuple[Run, Run]]) -> tuple[str, ...]:
     )
 
 
-def _by_seed(seeds: Sequence[Tested], baseline: Sequence[Tested], about: bool) -> list[tuple[float, float]]:
-    """One pair of means over the sites, for each seed in which both methods tested the same sites.
+def _by_seed(seeds: Sequence[Tested], baseline: Sequence[Tested], trained: bool) -> list[tuple[float, float]]:
+    """Return a pair of means over the sites for each seed in which both methods tested the same sites.
 
-    Where a site has no score by one of the two, such as HD95 where nothing was found, both means are over the
+    If one of the two has no score at a site, such as HD95 of an empty prediction, both means are over the
     other sites: means over different sites are no pair.
     """
     ours, theirs = ({s.seed: s for s in group if s.whole and not s.untested} for group in (seeds, baseline))
@@ -286,22 +287,22 @@ def _by_seed(seeds: Sequence[Tested], baseline: Sequence[Tested], about: bool) -
         one, two = ours[seed], theirs[seed]
         if one.parts != two.parts or one.sites.keys() != two.sites.keys():
             continue
-        if about and (one.mean is None or two.mean is None):  # as where sites measure in different units
+        if trained and (one.mean is None or two.mean is None):  # as where sites measure in different units
             continue
-        means = _means(one.sites, two.sites) if about else _means(one.unseen, two.unseen)
+        means = _means(one.sites, two.sites) if trained else _means(one.unseen, two.unseen)
         if means is not None:
             pairs.append(means)
     return pairs
 
 
 def _vary(pairs: Sequence[tuple[float, float]]) -> bool:
-    """True where not all pairs differ by the same."""
+    """Return whether the differences of the pairs vary."""
     differences = [one - other for one, other in pairs]
     return max(differences) - min(differences) > 1e-12
 
 
 def _means(one: Mapping[str, float | None], two: Mapping[str, float | None]) -> tuple[float, float] | None:
-    """Unweighted means over the sites that both methods could score; ``None`` where there is none."""
+    """Return unweighted means over the sites that both methods could score, if any."""
     known = [
         (ours, theirs)
         for site in sorted(one.keys() & two.keys())
@@ -311,30 +312,33 @@ def _means(one: Mapping[str, float | None], two: Mapping[str, float | None]) -> 
 
 
 def _by_patient(
-    pairs: Sequence[tuple[Run, Run]], about: bool, seed: int | None = None
+    pairs: Sequence[tuple[Run, Run]], trained: bool, seed: int | None = None
 ) -> dict[tuple[str, str], tuple[float, float]]:
-    """One pair of scores for each patient: means over the runs in which both methods have one, and the cases.
+    """Return a pair of scores for each patient: means over cases and over the runs in which both have one.
 
-    There is none where the sites measure a length in different units.
+    Without pairs if the sites measure a length in different units.
 
     Args:
         pairs: the runs of two methods.
-        about: whether to use the sites that the runs are about, or those that are unseen in all runs.
-        seed: of the runs to use; ``None`` uses all.
+        trained: uses the sites that the runs are about, not the sites that are unseen in all runs.
+        seed: uses the runs of one seed; by default all.
     """
-    mine = {site for pair in pairs for run in pair for site in run.tested}
-    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    tested = {site for pair in pairs for run in pair for site in run.tested}
+    scores: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for run, other in pairs:
         if seed is not None and run.seed != seed:
             continue
-        sites = {*run.tested} & {*other.tested} if about else ({*run.unseen} & {*other.unseen}) - mine
+        sites = {*run.tested} & {*other.tested} if trained else ({*run.unseen} & {*other.unseen}) - tested
         for site in sorted(sites):
             ours, theirs = run.case_scores.get(site, {}), other.case_scores.get(site, {})
             for case in ours.keys() & theirs.keys():
                 one, two = ours[case], theirs[case]
                 if one is not None and two is not None:
-                    found.setdefault((site, case), []).append((one, two))
-    means = {key: (fmean(a for a, _ in found[key]), fmean(b for _, b in found[key])) for key in sorted(found)}
+                    scores.setdefault((site, case), []).append((one, two))
+    means = {
+        case: (fmean(a for a, _ in scores[case]), fmean(b for _, b in scores[case]))
+        for case in sorted(scores)
+    }
     runs = [run for pair in pairs for run in pair]
     if units_differ(runs, {site for site, _ in means}):
         return {}
@@ -342,10 +346,10 @@ def _by_patient(
 
 
 def _differences(
-    pairs: Sequence[tuple[Run, Run]], patients: Iterable[tuple[str, str]], about: bool
+    pairs: Sequence[tuple[Run, Run]], patients: Iterable[tuple[str, str]], trained: bool
 ) -> dict[tuple[str, str], list[float]]:
-    """By patient, the difference with each common seed; NaN where a seed has no score."""
-    by_seed = [_by_patient(pairs, about, seed) for seed in sorted({run.seed for run, _ in pairs})]
+    """Return the differences by patient and common seed; NaN if a seed has no score."""
+    by_seed = [_by_patient(pairs, trained, seed) for seed in sorted({run.seed for run, _ in pairs})]
     nothing = (math.nan, math.nan)
     return {
         patient: [one - other for scores in by_seed for one, other in [scores.get(patient, nothing)]]
@@ -364,9 +368,9 @@ def _elsewhere(table: Mapping[tuple[str, str], Sequence[float]], site: str) -> E
 
 
 def _patients(runs: Iterable[Run]) -> Callable[[tuple[str, str]], tuple[str, str]]:
-    """Map each case of a site to the first case of its patient; cases are of one patient if any run says so.
+    """Map each case of a site to the first case of its patient; one run suffices to join two cases.
 
-    Runs are put together by their cases, since each counts patients in an order of its own.
+    Runs are joined by their cases, since each run numbers patients in its own order.
     """
     same: dict[tuple[str, str], tuple[str, str]] = {}
 

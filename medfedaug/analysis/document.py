@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from medfedaug.analysis import page
 from medfedaug.analysis.text_table import plain_markdown
@@ -18,7 +18,7 @@ class Table:
     Args:
         header: headings of the columns.
         rows: the cells.
-        words: whether the cells are words, and not numbers.
+        words: aligns the cells as words, not as numbers.
     """
 
     header: tuple[str, ...]
@@ -28,7 +28,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Code:
-    """A command, or the like."""
+    """A command."""
 
     text: str
 
@@ -38,7 +38,7 @@ Block = str | Table | Code
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what is under it."""
+    """A heading and its blocks."""
 
     title: str
     blocks: tuple[Block, ...]
@@ -62,22 +62,21 @@ class Document:
 
     title: str
     lead: str
-    sections: Sequence[Section] = field(default=())
+    sections: Sequence[Section] = ()
 
     def markdown(self) -> str:
-        """The document as Markdown."""
+        """Return the document as Markdown."""
         parts = [f"# {_escaped(self.title)}", _escaped(self.lead)]
         for section in self.sections:
             parts += [f"## {_escaped(section.title)}", *map(_markdown, section.blocks)]
         return "\n\n".join(parts) + "\n"
 
     def html(self) -> ET.Element:
-        """The document as a page, for `medfedaug.analysis.page.write_page`."""
+        """Return the document as a page, for `medfedaug.analysis.page.write_page`."""
         html, body = page.start_page(self.title)
         page.add(body, "p", self.lead)
         for section in self.sections:
-            part = page.add(body, "section")
-            page.add(part, "h2", section.title)
+            part = page.start_section(body, section.title)
             for block in section.blocks:
                 if isinstance(block, Table):
                     page.table(part, block.header, block.rows, words=block.words)
@@ -98,5 +97,5 @@ def _markdown(block: Block) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Names come from the sites: they are text, and neither a table's borders nor markup nor a link."""
+    """Escape text of the sites: it makes no border of a table, no markup and no link."""
     return plain_markdown(" ".join(text.split()), "\\|<>*_`[]~#&!")

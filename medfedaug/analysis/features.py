@@ -1,9 +1,10 @@
-"""Features of a network: measures of their alignment and uniformity, and pictures of them."""
+"""Alignment, uniformity and pictures of a network's features."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ _MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*", "<", ">")
 
 
 def alignment(features: Tensor, labels: Tensor, alpha: float = 2.0) -> float:
-    r"""The mean distance between features of one class; lower is closer (FedFA+ section 5.4.1).
+    r"""Return the mean distance between features of one class; lower is closer (FedFA+ section 5.4.1).
 
     .. math:: \mathrm{mean}_{i < j,\; y_i = y_j} \|\hat z_i - \hat z_j\|_2^\alpha, \qquad
               \hat z = z / \|z\|_2
@@ -104,7 +105,7 @@ def _unit_features(features: Tensor) -> Tensor:
 
 
 def _squared_distances(unit: Tensor) -> Iterator[Tensor]:
-    """Squared distances of all pairs i < j, as one vector per block."""
+    """Yield the squared distances of all pairs i < j, as one vector per block."""
     rows = max(1, _BLOCK_ENTRIES // max(1, len(unit)))
     for start in range(0, len(unit) - 1, rows):
         block, rest = unit[start : start + rows], unit[start:]
@@ -116,12 +117,12 @@ def _squared_distances(unit: Tensor) -> Iterator[Tensor]:
 
 @dataclass
 class SiteFeatures:
-    """Features of one network at several sites, an even choice of each site's.
+    """Features of one network at several sites, an even choice at each site.
 
     Attributes:
-        parts: (N, D) of each site.
+        parts: features of each site, (N, D).
         sites: the name of the site of each feature.
-        labels: its class; empty for segmentation.
+        labels: the class of each feature; empty for segmentation.
     """
 
     parts: list[Tensor] = field(default_factory=list)
@@ -131,40 +132,39 @@ class SiteFeatures:
     def add(self, site: SiteModel, network: nn.Module, cases: Sequence[Case], name: str = "") -> None:
         """Add the features of a site's cases."""
         batches = list(network_inputs(site, cases))
-        found = site_features(network, (images for images, _ in batches))
-        kept = range(0, len(found), max(1, -(-len(found) // _MOST)))
-        self.parts.append(found[list(kept)])
-        self.sites += [name or site.folder.name] * len(kept)
+        features = site_features(network, (images for images, _ in batches))
+        step = max(1, -(-len(features) // _MOST))
+        self.parts.append(features[::step])
+        self.sites += [name or site.folder.name] * len(features[::step])
         if site.folder.task == "classification":
             labels = torch.cat([labels for _, labels in batches]).tolist()
-            self.labels += [site.config.classes[int(labels[i])] for i in kept]
+            self.labels += [site.config.classes[int(label)] for label in labels[::step]]
 
     def __len__(self) -> int:
         return len(self.sites)
 
     def measures(self) -> str:
-        """Alignment, where there are classes, and uniformity, in words."""
+        """Return alignment, if features have classes, and uniformity, in words."""
         features = torch.cat(self.parts)
-        measures = [f"uniformity {uniformity(features):.3f}"]
-        if self.labels:
-            numbers = {label: k for k, label in enumerate(dict.fromkeys(self.labels))}
-            classes = torch.tensor([numbers[label] for label in self.labels])
-            measures.insert(0, f"alignment {alignment(features, classes):.3f}")
-        return ", ".join(measures)
+        text = f"uniformity {uniformity(features):.3f}"
+        if not self.labels:
+            return text
+        classes = torch.tensor([[*dict.fromkeys(self.labels)].index(label) for label in self.labels])
+        return f"alignment {alignment(features, classes):.3f}, {text}"
 
     def picture(self, method: str, width: float) -> Figure:
-        """Draw them (`feature_picture`)."""
+        """Draw the features (`feature_picture`)."""
         return feature_picture(torch.cat(self.parts), self.sites, self.labels or None, method, width=width)
 
 
 @torch.no_grad()
 def site_features(network: nn.Module, images: Iterable[Tensor], stage: int | str = -1) -> Tensor:
-    """Features of a site's images: the output of an encoder stage, averaged over space.
+    """Compute features of a site's images: the output of an encoder stage, averaged over space.
 
-    The network runs in evaluation mode. Afterwards it has its earlier mode again.
+    The network runs in evaluation mode; its mode is restored afterwards.
 
     Args:
-        network: a network whose stages are known (`medfedaug.models.stages`).
+        network: a network with known stages (`medfedaug.models.stages`).
         images: batches, (B, C, *spatial), as the network expects them.
         stage: number, counted from 1, or name of the stage; the last by default.
 
@@ -173,7 +173,7 @@ def site_features(network: nn.Module, images: Iterable[Tensor], stage: int | str
 
     Raises:
         ValueError: when the stages of the network are not known, the stage does not exist (the message lists
-            the stages), or there is no image.
+            the stages), or without an image.
 
     Example:
         >>> from medfedaug.models import build_network
@@ -181,10 +181,10 @@ def site_features(network: nn.Module, images: Iterable[Tensor], stage: int | str
         >>> site_features(network, [torch.rand(4, 1, 32, 32), torch.rand(2, 1, 32, 32)]).shape
         torch.Size([6, 16])
     """
-    seen: list[Tensor] = []
+    outputs: list[Tensor] = []
 
     def keep(features: Tensor) -> None:
-        seen.append(features.flatten(2).float().mean(dim=2).cpu())
+        outputs.append(features.flatten(2).float().mean(dim=2).cpu())
 
     hook = find_stage(network, stage).watch(network, keep)
     parameter = next(network.parameters(), None)
@@ -194,9 +194,9 @@ def site_features(network: nn.Module, images: Iterable[Tensor], stage: int | str
                 network(batch if parameter is None else batch.to(parameter.device))
     finally:
         hook.remove()
-    if not seen:
-        raise ValueError("there is no image to compute features of")
-    return torch.cat([torch.as_tensor(features).as_subclass(Tensor) for features in seen])
+    if not outputs:
+        raise ValueError("no image to compute features of")
+    return torch.cat([torch.as_tensor(features).as_subclass(Tensor) for features in outputs])
 
 
 def feature_picture(
@@ -208,7 +208,7 @@ def feature_picture(
     seed: int = 0,
     width: float = 6.0,
 ) -> Figure:
-    """A scatter plot of features in two dimensions, with a colour for each site and a marker for each class.
+    """Draw features in two dimensions, with a colour for each site and a marker for each class.
 
     Args:
         features: (N, D), N at least 3; the features of several sites one after another.
@@ -217,7 +217,7 @@ def feature_picture(
         method: "pca", the first two principal components, with their shares of the variance; or
             "tsne", scikit-learn's t-SNE of the normalised features, whose axes have no meaning.
         seed: the seed of t-SNE.
-        width: of the figure, inches.
+        width: width of the figure, inches.
 
     Raises:
         ValueError: when the lengths do not fit, or `method` is unknown.
@@ -232,23 +232,22 @@ def feature_picture(
         raise ValueError(f"expected features of shape (N, D) with N >= 3, got {tuple(features.shape)}")
     names = [str(site) for site in sites]
     classes = [str(v) for v in (labels.tolist() if isinstance(labels, Tensor) else labels or [])]
-    for what, values in (("sites", names), ("labels", classes)):
-        if len(values) != len(features) and not (what == "labels" and labels is None):
-            raise ValueError(f"expected {len(features)} {what}, got {len(values)}")
+    for argument, values in (("sites", names), *([] if labels is None else [("labels", classes)])):
+        if len(values) != len(features):
+            raise ValueError(f"expected {len(features)} {argument}, got {len(values)}")
     if method == "pca":
         points, axes = _principal_components(features)
     elif method == "tsne":
         points, axes = _tsne(features, seed), ("t-SNE 1", "t-SNE 2")
     else:
         raise ValueError(f"unknown method {method!r}: 'pca' or 'tsne'")
-
     figure = Figure(figsize=(width, 0.8 * width), layout="constrained")
     panel = figure.add_subplot()
     kinds = sorted(set(classes)) or [""]
-    # Drawn in an order that does not depend on the site, since the last site would cover the others.
+    # The order does not depend on the site, since the last site would cover the others.
     order = torch.randperm(len(points), generator=torch.Generator().manual_seed(0)).tolist()
     colours = colours_by_name(names)
-    for kind, marker in zip(kinds, _cycle(_MARKERS, len(kinds)), strict=True):
+    for kind, marker in zip(kinds, cycle(_MARKERS), strict=False):
         chosen = [i for i in order if not classes or classes[i] == kind]
         panel.scatter(
             points[chosen, 0].tolist(),
@@ -268,13 +267,9 @@ def feature_picture(
     return figure
 
 
-def _cycle(values: Sequence[str], number: int) -> list[str]:
-    return [values[index % len(values)] for index in range(number)]
-
-
 def _legend(figure: Figure, colours: dict[str, Any], kinds: Sequence[str]) -> None:
     marks = [("o", colour, site) for site, colour in colours.items()]
-    marks += [(mark, "0.5", kind) for kind, mark in zip(kinds, _cycle(_MARKERS, len(kinds)), strict=True)]
+    marks += [(mark, "0.5", kind) for kind, mark in zip(kinds, cycle(_MARKERS), strict=False)]
     handles = [
         Line2D([], [], color=colour, marker=mark, linestyle="", markersize=5, label=plain_label(name))
         for mark, colour, name in marks
@@ -303,6 +298,5 @@ def _tsne(features: Tensor, seed: int) -> Tensor:
         raise ImportError(
             "t-SNE needs scikit-learn, which is not installed: pip install 'medfedaug[tsne]', or method='pca'"
         ) from error
-    perplexity = min(30.0, (len(features) - 1) / 3)
-    found = TSNE(perplexity=perplexity, init="pca", random_state=seed)
-    return torch.as_tensor(found.fit_transform(_unit_features(features).cpu().numpy()))
+    tsne = TSNE(perplexity=min(30.0, (len(features) - 1) / 3), init="pca", random_state=seed)
+    return torch.as_tensor(tsne.fit_transform(_unit_features(features).cpu().numpy()))

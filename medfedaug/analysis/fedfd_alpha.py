@@ -9,30 +9,32 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 
-from medfedaug.analysis.plots import PALETTE
+from medfedaug.analysis.plots import PALETTE, tidy
 from medfedaug.models import instance_adapters
 
 
 @torch.no_grad()
 def interpolation_weights(network: nn.Module, batches: Iterable[Tensor]) -> dict[str, Tensor]:
-    """α of every image in every layer at inference (FedFD-A Eq. 7 with z = 0).
+    """Compute α of every image in every layer at inference (FedFD-A Eq. 7 with z = 0).
 
     Args:
-        network: a network with instance adapters; it is left in evaluation mode.
+        network: a network with instance adapters; it stays in evaluation mode.
         batches: images, (B, C, *spatial), normalised as the network expects them.
 
     Returns:
         α by the name of the batch norm, in the order of the network's modules, (N,) each.
 
     Raises:
-        ValueError: when the network has no adapters, or there is no image.
+        ValueError: without adapters or images.
     """
     adapters = instance_adapters(network)
     if not adapters:
         raise ValueError(f"{type(network).__name__} has no instance adapters")
-    seen: dict[str, list[Tensor]] = {name: [] for name in adapters}
+    weights: dict[str, list[Tensor]] = {name: [] for name in adapters}
     hooks = [
-        adapter.register_forward_hook(lambda _module, _args, alpha, name=name: seen[name].append(alpha[:, 0]))
+        adapter.register_forward_hook(
+            lambda _module, _args, alpha, name=name: weights[name].append(alpha[:, 0])
+        )
         for name, adapter in adapters.items()
     ]
     try:
@@ -42,19 +44,19 @@ def interpolation_weights(network: nn.Module, batches: Iterable[Tensor]) -> dict
     finally:
         for hook in hooks:
             hook.remove()
-    if not next(iter(seen.values())):
-        raise ValueError("there is no image")
-    return {name: torch.cat(values).cpu() for name, values in seen.items()}
+    if not next(iter(weights.values())):
+        raise ValueError("no image")
+    return {name: torch.cat(values).cpu() for name, values in weights.items()}
 
 
 def alpha_by_layer(weights: Mapping[str, Mapping[str, Tensor]], *, width: float = 9.0) -> Figure:
-    """α over the layers, one panel per site (FedFD-A Fig. 6): median, quartiles and range over the images.
+    """Draw α over the layers, one panel per site (FedFD-A Fig. 6): median, quartiles and range over images.
 
-    0 stands for the federation's statistics, 1 for those of the image.
+    0 stands for the federation's statistics, 1 for the image's statistics.
 
     Args:
         weights: the result of `interpolation_weights` for each site.
-        width: of the figure, inches.
+        width: width of the figure, inches.
     """
     columns = min(len(weights), 2)
     rows = -(-len(weights) // columns)
@@ -71,9 +73,7 @@ def alpha_by_layer(weights: Mapping[str, Mapping[str, Tensor]], *, width: float 
         panel.plot(layers, median, color=PALETTE[0], linewidth=1.4, marker=".", markersize=4)
         panel.set_ylim(-0.03, 1.03)
         panel.set_title(site, fontsize=10, parse_math=False, y=1.0)
-        panel.grid(color="0.5", alpha=0.25, linewidth=0.6)
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.tick_params(labelsize=8)
+        tidy(panel)
         panel.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
         if index >= len(weights) - columns:
             panel.set_xlabel("batch norm, in the order of the network", fontsize=9)

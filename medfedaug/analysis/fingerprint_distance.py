@@ -1,4 +1,4 @@
-"""`distances`: how far each site's fingerprint is from the others', by kind."""
+"""`distances` of each site's fingerprint from the others', by kind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from medfedaug.data.quality.image_fingerprint import QUANTITIES, ImageFingerprin
 from medfedaug.errors import ConfigError
 
 _LEAST_SPREAD = 0.01
-"""Deviation within a site, of the range of intensities, below which it is taken as this."""
+"""Least deviation within a site, as a share of the range of intensities."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def check_together(sites: Sequence[ImageFingerprint]) -> None:
 
 
 def distances(sites: Sequence[ImageFingerprint]) -> dict[str, dict[str, float]]:
-    r"""Mean distance of each site from the others, by site and kind (`KINDS`).
+    r"""Return the mean distance of each site from the others, by site and kind (`KINDS`).
 
     Intensity and contrast are as in `medfedaug.analysis.shift.site_shift`: with :math:`\bar p` the means
     of a site's means, or deviations, and s the root mean square of the deviations within the sites,
@@ -76,20 +76,20 @@ def distances(sites: Sequence[ImageFingerprint]) -> dict[str, dict[str, float]]:
     (`medfedaug.statistics.foreign_pairs`). Ratios are in octaves, :math:`|\log_2 (a / b)|`.
 
     Deviations:
-        s is at least 0.01 of the range of intensities: sites whose images are all alike, or a deviation below
-        0 from a policy's noise, would make it 0.
+        s is at least 0.01 of the range of intensities: images that are all alike, or a deviation below 0 from
+        a policy's noise, would make it 0.
     """
     check_together(sites)
     within = {name: _within(sites, name) for name in ("mean", "std")}
-    found: dict[str, dict[str, list[float]]] = {site.site: {kind: [] for kind in KINDS} for site in sites}
+    apart: dict[str, dict[str, list[float]]] = {site.site: {kind: [] for kind in KINDS} for site in sites}
     for one, other in permutations(sites, 2):
         for kind, distance in _pair(one, other, within).items():
-            found[one.site][kind].append(distance)
-    return {site: {kind: fmean(values) for kind, values in kinds.items()} for site, kinds in found.items()}
+            apart[one.site][kind].append(distance)
+    return {site: {kind: fmean(values) for kind, values in kinds.items()} for site, kinds in apart.items()}
 
 
 def appearance(kinds: Mapping[str, float]) -> float:
-    """Combine intensity and contrast to the distance that `inspect` gives."""
+    """Combine intensity and contrast to the distance of `medfedaug inspect`."""
     return math.sqrt((kinds["intensity"] ** 2 + kinds["contrast"] ** 2) / 2)
 
 
@@ -101,30 +101,31 @@ def _within(sites: Sequence[ImageFingerprint], name: str) -> np.ndarray:
 def _pair(
     one: ImageFingerprint, other: ImageFingerprint, within: Mapping[str, np.ndarray]
 ) -> dict[str, float]:
-    found = dict.fromkeys(KINDS, 0.0)
+    distances = dict.fromkeys(KINDS, 0.0)
     for kind, name in (("intensity", "mean"), ("contrast", "std")):
         apart = (one.value(name) - other.value(name)) / within[name]
-        found[kind] = float(np.sqrt(np.mean(apart**2)))
+        distances[kind] = float(np.sqrt(np.mean(apart**2)))
     means = np.abs(one.value("mean") - other.value("mean"))
     widest = np.maximum(np.maximum(one.value("std"), other.value("std")), _LEAST_SPREAD)
-    found["polarity"] = float((means / widest).max())
-    found["noise"] = _octaves(one, other, "noise")
-    found["sharpness"] = float(np.abs(one.value("roughness") - other.value("roughness")).mean())
+    distances["polarity"] = float((means / widest).max())
+    distances["noise"] = _octaves(one, other, "noise")
+    distances["sharpness"] = float(np.abs(one.value("roughness") - other.value("roughness")).mean())
     if one.knows_geometry and other.knows_geometry:
-        found["resolution"] = fmean(_octaves(one, other, name) for name in ("edge", "thickness"))
-        found["field_of_view"] = _octaves(one, other, "extent")
+        distances["resolution"] = fmean(_octaves(one, other, name) for name in ("edge", "thickness"))
+        distances["field_of_view"] = _octaves(one, other, "extent")
     if one.task == "segmentation":
-        # Of classes that both show in full: the absence of another one is no difference of the patients.
-        told = one.tells & other.tells
-        both = (one.value("present") > 0) & (other.value("present") > 0) & told
+        # Only classes that both outline in full: a missing outline is no difference of the patients.
+        annotated = one.annotated_mask & other.annotated_mask
+        both = (one.value("present") > 0) & (other.value("present") > 0) & annotated
         if both.any():
-            found["size"], found["pieces"] = (_octaves(one, other, name, both) for name in ("size", "pieces"))
-        apart = np.abs(one.value("present") - other.value("present")) * told
-        found["prevalence"] = float(apart.max())
+            distances["size"], distances["pieces"] = (
+                _octaves(one, other, name, both) for name in ("size", "pieces")
+            )
+        apart = np.abs(one.value("present") - other.value("present")) * annotated
+        distances["prevalence"] = float(apart.max())
     else:
-        shares = one.entries["shares"] - other.entries["shares"]
-        found["prevalence"] = float(shares.abs().max())
-    return found
+        distances["prevalence"] = float((one.entries["shares"] - other.entries["shares"]).abs().max())
+    return distances
 
 
 def _octaves(

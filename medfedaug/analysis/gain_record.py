@@ -1,4 +1,4 @@
-"""`GainRecord`: gains of recorded federations, and the gains that a pilot lets one expect."""
+"""`GainRecord`: gains of recorded federations, and predictions after a pilot."""
 
 from __future__ import annotations
 
@@ -17,21 +17,18 @@ from pydantic.dataclasses import dataclass
 from medfedaug.errors import ConfigError, first_line
 
 FEDAVG, SINGLE = "fedavg", "single"
-
 LEVELS = ("site", "mean", "worst")
 """Levels of a gain: of a site, of the mean over the sites, of the lowest score of a site."""
-
 LEAST_FEDERATIONS = 20
 """Judged federations below which nothing is shown."""
 
 _RECORD = "analysis/gain_record.json"
-_WIDEST = 1.0
-"""Width from which an interval says nothing: half of the gains that are possible, from -1 to 1."""
+_WIDEST = 1.0  # an interval this wide says nothing: half of the possible gains, from -1 to 1
 _Z = (1.2816, 1.9600)  # of the normal distribution, 80% and 95%
 
 Interval = tuple[float, float]
 Halves = tuple[float | None, float | None]
-"""Half widths of an 80% and a 95% interval; ``None`` where the federations are too few for the level."""
+"""Half widths of an 80% and a 95% interval; ``None`` for a level with too few federations."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +37,8 @@ class Expected:
 
     Attributes:
         mean: the gain.
-        interval80: its 80% interval; ``None`` where it is not known: the record has too few federations, or
-            the interval covers half of the possible gains or more.
+        interval80: its 80% interval; ``None`` if the record has too few federations, or the interval covers
+            half of the possible gains or more.
         interval95: its 95% interval.
     """
 
@@ -57,7 +54,7 @@ class Expected:
         return cls(mean, *ends)
 
     def widened(self, deviation: float) -> Expected:
-        """Widen the intervals by an error of a deviation, which adds in squares to that of the gain."""
+        """Widen the intervals by the deviation of a further error, added in squares."""
         halves = [
             None if ends is None else math.hypot((ends[1] - ends[0]) / 2, z * deviation)
             for ends, z in zip((self.interval80, self.interval95), _Z, strict=True)
@@ -69,8 +66,8 @@ class Expected:
 class Rule:
     r"""Prediction of a gain from p, a pilot's training alone minus FedAvg.
 
-    A gain over FedAvg is :math:`b \max(0, p)`: a method can give back what averaging lost, and where it lost
-    nothing, nothing is predicted. FedAvg's gain over training alone is :math:`-b p`.
+    A gain over FedAvg is :math:`b \max(0, p)`: a method can give back the loss of averaging, and gains
+    nothing without a loss. FedAvg's gain over training alone is :math:`-b p`.
 
     Attributes:
         slope: b.
@@ -95,7 +92,7 @@ class Claim:
         methods: the combination.
         over: the methods over which it gains.
         level: one of `LEVELS`.
-        judged: the numbers of the judgement, as ``prospect.json`` has them.
+        judged: the numbers of the judgement, as in ``prospect.json``.
         rule: the prediction; ``None`` unless it held and beat the yardstick.
     """
 
@@ -111,16 +108,15 @@ class GainRecord:
     """Recorded federations with one norm and metric, as ``benchmarks/judge_prospect.py`` summarises them.
 
     Attributes:
-        number: the number of federations, whatever their seeds.
+        number: the number of federations with any number of seeds.
         families: the families of the federations.
         seeds: the largest number of seeds of a federation.
         methods: the methods that some federation was trained with, without FedAvg.
-        gained: by methods, the number of trainings whose mean over the sites was above FedAvg's, and that of
-            all.
-        deviations: by methods, the median over sites of the patients' deviation, of a difference from FedAvg.
+        gained: by methods, the number of trainings whose mean over the sites was above FedAvg's, and of all.
+        deviations: by methods, the median over sites of the patients' deviation of a difference from FedAvg.
         variances: by level, the median variance over test patients of training alone minus FedAvg.
-        yardsticks: by methods, half widths of the recorded gains around 0 in the mean of the sites; the gain
-            of ``fedavg`` is that over training alone.
+        yardsticks: by methods, half widths of the recorded gains around 0 in the mean of the sites; of
+            ``fedavg`` the gain over training alone.
         claims: the judged predictions.
     """
 
@@ -137,15 +133,15 @@ class GainRecord:
 
 @cache
 def find_record(metric: str, norm: str = "batch", path: Path | None = None) -> GainRecord:
-    """Return the record of federations with a metric and a norm; an empty one where there is none."""
+    """Return the record of federations with a metric and a norm; by default an empty one."""
     try:
         text = (path or files("medfedaug") / _RECORD).read_text(encoding="utf-8")
-        found = TypeAdapter(dict[str, dict[str, GainRecord]]).validate_json(text)
+        records = TypeAdapter(dict[str, dict[str, GainRecord]]).validate_json(text)
     except ValidationError as error:
         raise ConfigError(f"{path}: is no record of gains ({error.errors()[0]['msg']})") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read as a record of gains ({first_line(error)})") from error
-    return found.get(norm, {}).get(metric, GainRecord())
+    return records.get(norm, {}).get(metric, GainRecord())
 
 
 def score_differences(

@@ -1,4 +1,4 @@
-"""`group_runs`: the runs that form one row of a table; `pool_runs`: the pooled scores of a seed's runs."""
+"""`group_runs` collects the runs of one row of a table; `pool_runs` pools the scores of a seed's runs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _REPETITION_OF_DATA = ("fold", "fold_seed")
 def group_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Group the runs that differ only in seed, fold or held-out site, FedAvg first.
 
-    Runs that each leave out one site, but not all the same one, describe the sites that they left out. If two
+    Runs that each leave out one site, and not all the same one, describe the sites that they left out. If two
     groups use the same methods, their labels name the settings that differ.
 
     Returns:
         The runs of each label, sorted by seed, fold and held-out site.
 
     Raises:
-        ConfigError: when there is no run, metrics differ, an experiment is given twice, or several folds of a
+        ConfigError: without a run, when metrics differ, an experiment is given twice, or several folds of a
             seed tested the same case of a site.
     """
     if not runs:
@@ -58,7 +58,7 @@ def group_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def _in_turn(runs: Sequence[Run]) -> list[Run]:
-    """The runs. Those that leave out one site are marked if different sites are left out."""
+    """Return the runs, with a mark on runs that leave out one site if different sites are left out."""
     alone = [run for run in runs if len(run.held_out) == 1]
     if not any(run.in_turn for run in alone):
         turns: dict[str, set[str]] = {}
@@ -92,12 +92,12 @@ class Tested:
     Attributes:
         seed: the seed.
         parts: fold and held-out site of each run; ``{(None, "")}`` for a single run.
-        sites: score of each training site over the cases of all folds, of which every one is tested once; or
-            of each site when it was left out, with all its cases in every fold where the data say so.
-        unseen: score of each unseen site; a case that several runs test counts with the mean of its scores.
+        sites: score of each training site over the cases of all folds, each tested once; or of each site when
+            it was left out, with all its cases in every fold if the data have it so.
+        unseen: score of each unseen site; a case of several runs counts with the mean of its scores.
         mean: mean over ``sites``, unweighted.
         untested: sites of ``sites`` that could not be tested in some run, with the reason.
-        whole: whether it has all folds and held-out sites (`whole_seeds`); otherwise there is no ``mean``.
+        whole: has all folds and held-out sites (`whole_seeds`); otherwise ``mean`` is ``None``.
     """
 
     seed: int
@@ -110,15 +110,9 @@ class Tested:
 
 
 def pool_runs(runs: Sequence[Run]) -> list[Tested]:
-    """Test scores by seed, pooled over the folds and held-out sites of a seed.
-
-    Args:
-        runs: the runs of one label of `group_runs`.
-    """
-    by_seed: dict[int, list[Run]] = {}
-    for run in runs:
-        by_seed.setdefault(run.seed, []).append(run)
-    return [_pool(seed, members) for seed, members in sorted(by_seed.items())]
+    """Return the test scores by seed of a label of `group_runs`, pooled over folds and held-out sites."""
+    seeds = sorted({run.seed for run in runs})
+    return [_pool(seed, [run for run in runs if run.seed == seed]) for seed in seeds]
 
 
 def _pool(seed: int, members: Sequence[Run]) -> Tested:
@@ -126,23 +120,23 @@ def _pool(seed: int, members: Sequence[Run]) -> Tested:
     untested = {
         site: reason for run in members for site, reason in run.untested.items() if site in run.tested
     }
-    about = dict.fromkeys(sorted(site for run in members for site in run.tested))
-    sites = {site: _score([run for run in members if site in run.tested], site) for site in about}
-    others = sorted({site for run in members for site in run.unseen} - about.keys())
+    tested = sorted({site for run in members for site in run.tested})
+    sites = {site: _score([run for run in members if site in run.tested], site) for site in tested}
+    others = sorted({site for run in members for site in run.unseen} - {*tested})
     unseen = {site: _score([run for run in members if site in run.unseen], site) for site in others}
     known = [score for score in sites.values() if score is not None]
-    # Other means include this held-out site, so without its score there is no mean.
-    whole = known if not members[0].in_turn or len(known) == len(sites) else []
-    mean = (
-        members[0].mean if len(members) == 1 and not members[0].in_turn else fmean(whole) if whole else None
-    )
+    in_turn = members[0].in_turn
     if units_differ(members, {site for site, score in sites.items() if score is not None}):
-        mean = None  # as of one run
+        mean = None
+    elif len(members) == 1 and not in_turn:
+        mean = members[0].mean
+    else:  # other means include this held-out site, so that its missing score leaves no mean
+        mean = fmean(known) if known and not (in_turn and len(known) < len(sites)) else None
     return Tested(seed, parts, sites, unseen, mean, untested)
 
 
 def _score(runs: Sequence[Run], site: str) -> float | None:
-    """A site's score over the cases of several runs, every case once."""
+    """Return a site's score over the cases of several runs, every case once."""
     if len(runs) == 1:
         return {**runs[0].unseen, **runs[0].sites}.get(site)
     by_case: dict[str, list[float | None]] = {}
@@ -162,11 +156,11 @@ def units_differ(runs: Iterable[Run], sites: Set[str]) -> bool:
 
 
 def whole_seeds(groups: Mapping[str, Sequence[Run]]) -> tuple[dict[str, list[Tested]], list[str]]:
-    """The seeds of each label that have all folds and held-out sites, and notes on the others.
+    """Return the seeds of each label that have all folds and held-out sites, and notes on the others.
 
     Returns:
-        The pooled scores (`pool_runs`) by label, and a note on each incomplete seed. Where no seed is whole,
-        or some sites were never left out, all seeds are there, without a mean.
+        The pooled scores (`pool_runs`) by label, and a note on each incomplete seed. If no seed is whole, or
+        some sites were never left out, all seeds are returned, without a mean.
     """
     pooled = {label: pool_runs(members) for label, members in groups.items()}
     turns = {run.held_out for members in groups.values() for run in members if run.in_turn}
@@ -182,15 +176,13 @@ def whole_seeds(groups: Mapping[str, Sequence[Run]]) -> tuple[dict[str, list[Tes
             elif seed.untested:
                 names = ", ".join(sorted(seed.untested))
                 notes.append(f"{lacking}: {names} could not be tested; it does not enter the mean.")
-        # Of seeds that lack other parts, none stands for the whole.
+        # Seeds that lack different parts are not comparable: none gets a mean.
         pooled[label] = whole or _without_mean(seeds)
     for label, seeds in pooled.items():
         folds, turn = ({part[k] for seed in seeds for part in seed.parts} for k in (0, 1))
         planned = groups[label][0].options.get("folds")
         if isinstance(planned, int) and planned is not True and len(folds) < planned:
-            notes.append(
-                f"{label}: {len(folds)} of {planned} folds; the patients of the others are not in it."
-            )
+            notes.append(f"{label}: {len(folds)} of {planned} folds; it lacks the patients of the others.")
         if groups[label][0].in_turn and len(turn) < len(turns):
             notes.append(f"{label}: only {len(turn)} of {len(turns)} sites were left out; it has no mean.")
             pooled[label] = _without_mean(seeds)
@@ -202,20 +194,20 @@ def _without_mean(seeds: Sequence[Tested]) -> list[Tested]:
 
 
 def unscored_notes(pooled: Mapping[str, Sequence[Tested]], reference: str = BASELINE) -> list[str]:
-    """Notes on means that lack a site which has a score in other rows or seeds."""
+    """Return notes on means that lack a site which has a score in other rows or seeds."""
     scored = {
         s for seeds in pooled.values() for seed in seeds for s, v in seed.sites.items() if v is not None
     }
-    found: dict[tuple[str, str], list[int]] = {}
+    lacking: dict[tuple[str, str], list[int]] = {}
     for label, seeds in pooled.items():
         for seed in seeds:
             names = [s for s in sorted(scored - seed.untested.keys()) if seed.sites.get(s, 0.0) is None]
             if names and seed.mean is not None:
-                found.setdefault((label, ", ".join(names)), []).append(seed.seed)
+                lacking.setdefault((label, ", ".join(names)), []).append(seed.seed)
     return [
         f"{label}, seed {', '.join(map(str, numbers))}: no score at {names}; its mean is over the other "
-        f"sites, and a difference to {reference} over those that both have a score of."
-        for (label, names), numbers in found.items()
+        f"sites, and a difference to {reference} over the sites that both have a score of."
+        for (label, names), numbers in lacking.items()
     ]
 
 
@@ -227,14 +219,13 @@ def _parts(parts: Set[tuple[str | None, str]]) -> str:
 
 
 def experiment(run: Run, *, decided: bool = False) -> dict[str, Any]:
-    """The settings, except for the methods, that make two runs different experiments.
+    """Return the settings, except for the methods, that make two runs different experiments.
 
-    Where the sites' fingerprints decide some, each fold and each site that is left out has others of them,
-    and it is one experiment all the same.
+    Settings that the sites' fingerprints decide may differ between folds and held-out sites of an experiment.
 
     Args:
         run: the run.
-        decided: whether to take what was decided in the place of what was asked for.
+        decided: returns decided settings in the place of requested ones.
     """
     settings = run.config if decided else run.asked
     config = {key: value for key, value in settings.items() if key not in (*_REPETITION, "methods")}
@@ -257,19 +248,18 @@ def _settings(run: Run) -> dict[str, Any]:
 
 def _label(run: Run, alike: Sequence[Run], always: Sequence[str] = ()) -> str:
     own, others = _settings(run), [_settings(other) for other in alike]
-    missing = "default"
     parts = []
     for key in sorted({key for other in others for key in other}):
-        values = {_exact(value): value for other in others for value in [other.get(key, missing)]}
+        values = {_exact(value): value for other in others for value in [other.get(key, "default")]}
         if len(values) > 1 or key in always:
             # In full where two values would look the same: a label is of one group alone.
-            short = len(set(map(_shown, values.values()))) == len(values)
-            parts.append(f"{key}={(_shown if short else _exact)(own.get(key, missing))}")
+            short = len(set(map(_short, values.values()))) == len(values)
+            parts.append(f"{key}={(_short if short else _exact)(own.get(key, 'default'))}")
     return f"{run.label} ({', '.join(parts)})" if parts else run.label
 
 
 def _exact(value: Any) -> str:
-    """A value as text that tells it from all others; 1 and 1.0 are one value."""
+    """Return a value as a unique text; 1 and 1.0 are one value."""
     return json.dumps(_without_point(value), sort_keys=True)
 
 
@@ -281,7 +271,7 @@ def _without_point(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _shown(value: Any) -> str:
+def _short(value: Any) -> str:
     if value in ([], {}, None):
         return "none"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""`write_inspection`: what a look at the sites' data found, on one page and as JSON."""
+"""`write_inspection` writes the findings about the sites' data, on one page and as JSON."""
 
 from __future__ import annotations
 
@@ -41,15 +41,14 @@ _MOST_FOREIGN = 3
 _MOST_SITES = 12  # in figures
 
 
-def federation_shift(found: Sequence[SiteInspection]) -> Shift | None:
+def federation_shift(sites: Sequence[SiteInspection]) -> Shift | None:
     """Compute the shift between inspected sites (`medfedaug.analysis.shift.site_shift`)."""
-    pairs, seen = _in_federations_order(found)
-    return site_shift(pairs, seen)
+    return site_shift(*_in_federations_order(sites))
 
 
-def foreign_sites(found: Sequence[SiteInspection]) -> list[ForeignPair]:
-    """The pairs of sites whose images lie far from 0 under each other's statistics."""
-    pairs, _ = _in_federations_order(found)
+def foreign_sites(sites: Sequence[SiteInspection]) -> list[ForeignPair]:
+    """Return the pairs of sites whose images lie far from 0 under each other's statistics."""
+    pairs, _ = _in_federations_order(sites)
     if len({values.shape[1] for values in pairs.values()}) > 1:
         return []
     means = {site: np.nan_to_num(values.mean(axis=0)) for site, values in pairs.items()}
@@ -58,70 +57,66 @@ def foreign_sites(found: Sequence[SiteInspection]) -> list[ForeignPair]:
     )
 
 
-def foreign_note(found: Sequence[ForeignPair]) -> str:
-    """A warning about sites whose images are foreign to each other; empty where there are none."""
-    if not found:
+def foreign_note(foreign: Sequence[ForeignPair]) -> str:
+    """Return a warning about sites whose images are foreign to each other; empty without such sites."""
+    if not foreign:
         return ""
-    more = f"; and {len(found) - _MOST_FOREIGN} more pairs" if len(found) > _MOST_FOREIGN else ""
-    pairs = "; ".join(map(str, found[:_MOST_FOREIGN]))
+    more = f"; and {len(foreign) - _MOST_FOREIGN} more pairs" if len(foreign) > _MOST_FOREIGN else ""
+    pairs = "; ".join(map(str, foreign[:_MOST_FOREIGN]))
     return (
         f"Images lie far from 0 under other sites' statistics, in deviations: {pairs}{more}. One of the two "
         "may store bright what the other stores dark: compare their distributions on the page, and one image "
-        "of each. On phantoms of that kind FedRDN, which shows the network each image under all sites' "
-        "statistics, had less than norm; of sites that differ in another way nothing is known. Compare "
-        "single, fedavg and norm with it first."
+        "of each. On phantoms of that kind FedRDN, which normalises each image by all sites' statistics, "
+        "scored below norm; other differences were not tested. Compare single, fedavg and norm with it first."
     )
 
 
 def _in_federations_order(
-    found: Sequence[SiteInspection],
+    sites: Sequence[SiteInspection],
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Pairs and quantiles by the channels of the site that has the most; NaN for what a site lacks."""
-    known = [site for site in found if len(site.pairs)]
-    most = max(known, key=lambda site: len(site.channel_names), default=None)
-    names = [plain_name(name) for name in most.channel_names] if most else []
-    pairs, seen = {}, {}
-    for site in known:
-        own = [plain_name(name) for name in site.channel_names]
-        pairs[site.name], seen[site.name] = site.pairs, site.seen
-        if own != names and set(own) <= set(names) and len(own) == site.pairs.shape[1]:
-            places = [names.index(name) for name in own]
-            for values in (pairs, seen):
-                n, _, last = values[site.name].shape
-                placed = np.full((n, len(names), last), np.nan)
-                placed[:, places] = values[site.name]
-                values[site.name] = placed
-    return pairs, seen
+    """Return pairs and quantiles by the channels of the site with the most; NaN in a missing channel."""
+    known = [site for site in sites if len(site.pairs)]
+    channels = {site.name: [plain_name(name) for name in site.channel_names] for site in known}
+    names = max(channels.values(), key=len, default=[])
+    pairs, quantiles = {site.name: site.pairs for site in known}, {site.name: site.seen for site in known}
+    for site, own in channels.items():
+        if own != names and set(own) <= set(names) and len(own) == pairs[site].shape[1]:
+            for values in (pairs, quantiles):
+                n, _, last = values[site].shape
+                ordered = np.full((n, len(names), last), np.nan)
+                ordered[:, [names.index(name) for name in own]] = values[site]
+                values[site] = ordered
+    return pairs, quantiles
 
 
 def write_inspection(
-    found: Sequence[SiteInspection],
+    sites: Sequence[SiteInspection],
     out_html: str | Path,
     intensity: str = "scale",
     expected: Sequence[str] = (),
 ) -> Path:
-    """Write what was found as one page, and beside it as JSON.
+    """Write the findings as one page, and as JSON next to it.
 
-    The page names cases: it is for who has the data. The JSON, ``inspect.json`` beside ``inspect.html``,
-    names none.
+    The page names cases: it is for owners of the data. The JSON, ``inspect.json`` for ``inspect.html``, names
+    none.
 
     Raises:
-        ConfigError: where one of the two is there and of something else.
+        ConfigError: when one of the two files exists and is no inspection.
         StorageError: when it cannot be written.
     """
     out = Path(out_html)
     record = out.with_suffix(".json")
     check_page(out)
     if out == record or (record.exists() and not is_json_with(record, "sites", "shift", "intensity")):
-        raise ConfigError(f"{record} is there, and is of no inspection; choose another file")
-    shift = federation_shift(found)
-    write_page(_page(found, shift, intensity, expected), out)
-    write_json(record, inspection_record(found, shift, intensity))
+        raise ConfigError(f"{record} exists and is of no inspection; choose another file")
+    shift = federation_shift(sites)
+    write_page(_page(sites, shift, intensity, expected), out)
+    write_json(record, inspection_record(sites, shift, intensity))
     return record
 
 
-def inspection_record(found: Sequence[SiteInspection], shift: Shift | None, intensity: str) -> dict[str, Any]:
-    """Return the findings, ready for JSON and without the name of any case or file."""
+def inspection_record(sites: Sequence[SiteInspection], shift: Shift | None, intensity: str) -> dict[str, Any]:
+    """Return the findings as JSON types, without names of cases and files."""
     return {
         "intensity": intensity,
         "shift": None if shift is None else shift.shift,
@@ -132,8 +127,8 @@ def inspection_record(found: Sequence[SiteInspection], shift: Shift | None, inte
             {"sites": list(p.sites), "statistics": p.statistics, "histogram": p.histogram, "chance": p.chance}
             for p in (shift.pairs if shift else ())
         ],
-        "foreign_pairs": [asdict(pair) for pair in foreign_sites(found)],
-        "sites": {site.name: _site_record(site) for site in found},
+        "foreign_pairs": [asdict(pair) for pair in foreign_sites(sites)],
+        "sites": {site.name: _site_record(site) for site in sites},
     }
 
 
@@ -162,7 +157,7 @@ def _site_record(site: SiteInspection) -> dict[str, Any]:
 
 
 def _percentiles(quantiles: np.ndarray) -> list[list[float]]:
-    """By channel: percentiles of all images in equal parts."""
+    """Return by channel the percentiles of all images in equal parts."""
     if not len(quantiles):
         return []
     together = quantiles.transpose(1, 0, 2).reshape(quantiles.shape[1], -1)
@@ -170,31 +165,27 @@ def _percentiles(quantiles: np.ndarray) -> list[list[float]]:
 
 
 def _page(
-    found: Sequence[SiteInspection], shift: Shift | None, intensity: str, expected: Sequence[str]
+    sites: Sequence[SiteInspection], shift: Shift | None, intensity: str, expected: Sequence[str]
 ) -> ET.Element:
-    html, body = start_page("Data of the sites" if len(found) > 1 else f"Data of {found[0].name}")
-    cases = sum(sum(site.splits.values()) for site in found)
-    odd = sum(len(site.odd) for site in found)
-    add(body, "p", f"{counted(len(found), 'site')} · {cases} cases · odd: {odd}")
+    html, body = start_page("Data of the sites" if len(sites) > 1 else f"Data of {sites[0].name}")
+    cases = sum(sum(site.splits.values()) for site in sites)
+    odd = sum(len(site.odd) for site in sites)
+    add(body, "p", f"{counted(len(sites), 'site')} · {cases} cases · odd: {odd}")
     for append in (_cases, _classes, _intensities):
-        append(body, found)
-    _shift(body, found, shift, intensity)
+        append(body, sites)
+    _shift(body, sites, shift, intensity)
     if expected:
-        _expected(body, expected)
-    _odd(body, found)
-    remark(body, "This page names cases, and is for who has the data; the JSON beside it names none.")
+        section = start_section(body, "How far apart are the sites?")
+        for sentence in expected:
+            add(section, "p", sentence)
+        remark(section, "medfedaug prospect has all numbers.")
+    _odd(body, sites)
+    remark(body, "This page names cases, and is for owners of the data; the JSON next to it names none.")
     end_page(body)
     return html
 
 
-def _expected(body: ET.Element, sentences: Sequence[str]) -> None:
-    section = start_section(body, "How far apart are the sites?")
-    for sentence in sentences:
-        add(section, "p", sentence)
-    remark(section, "medfedaug prospect has all numbers.")
-
-
-def _cases(body: ET.Element, found: Sequence[SiteInspection]) -> None:
+def _cases(body: ET.Element, sites: Sequence[SiteInspection]) -> None:
     section = start_section(body, "Cases and geometry")
     header = ["site", *SPLITS, "patients", "size", "edges of a voxel, mm", "axes", "channels", "odd"]
     lines = [
@@ -208,57 +199,52 @@ def _cases(body: ET.Element, found: Sequence[SiteInspection]) -> None:
             _counted(site.channels),
             str(len(site.odd)),
         ]
-        for site in found
+        for site in sites
     ]
     table(section, header, lines)
-    note = "Size and edges: the range along each axis. Where the files do not say how large a voxel is: –."
-    remark(section, note)
+    remark(section, "Size and edges: the range along each axis. –: the files lack the size of a voxel.")
 
 
-def _classes(body: ET.Element, found: Sequence[SiteInspection]) -> None:
+def _classes(body: ET.Element, sites: Sequence[SiteInspection]) -> None:
     section = start_section(body, "Classes")
-    names = list(dict.fromkeys(name for site in found for name in site.voxels))
+    names = list(dict.fromkeys(name for site in sites for name in site.voxels))
     if not names:
         add(section, "p", "No case could be read.")
         return
-    of = "voxels" if any(site.task == "segmentation" for site in found) else "images"
+    of = "voxels" if any(site.task == "segmentation" for site in sites) else "images"
     lines = []
-    for site in found:
+    for site in sites:
         cells = [
             f"{site.voxels[name]:.2%} ({site.present[name]})" if name in site.voxels else "–"
             for name in names
         ]
         lines.append([site.name, *cells, *([str(site.at_border)] if of == "voxels" else [])])
     table(section, ["site", *names, *(["at the border"] if of == "voxels" else [])], lines)
-    text = f"Share of the {of}, mean over the cases, and in brackets in how many cases a class is."
-    if of == "voxels":
-        text += (
-            " At the border: cases whose foreground reaches the edge of the image, and may go on beyond it."
-        )
-    remark(section, text)
+    text = f"Share of the {of}, mean over the cases, and in brackets the number of cases with a class."
+    border = " At the border: cases whose foreground reaches the edge of the image, and may continue."
+    remark(section, text + (border if of == "voxels" else ""))
 
 
-def _intensities(body: ET.Element, found: Sequence[SiteInspection]) -> None:
+def _intensities(body: ET.Element, sites: Sequence[SiteInspection]) -> None:
     section = start_section(body, "Intensities as stored")
     lines = [
         [site.name, str(channel), *(f"{value:.4g}" for value in values)]
-        for site in found
+        for site in sites
         for channel, values in enumerate(_percentiles(site.stored))
     ]
     table(section, ["site", "channel", *(f"{percent}%" for percent in _PERCENT)], lines)
-    text = "Percentiles over the training images, or the test images of a site that does not train."
-    remark(section, text)
+    remark(section, "Percentiles over the training images, or the test images of a site that does not train.")
 
 
-def _shift(body: ET.Element, found: Sequence[SiteInspection], shift: Shift | None, intensity: str) -> None:
+def _shift(body: ET.Element, sites: Sequence[SiteInspection], shift: Shift | None, intensity: str) -> None:
     section = start_section(body, "How far the sites are apart")
     if shift is None:
         add(section, "p", "Nothing to compare: it takes two sites whose images have channels in common.")
         return
     sentence = shift.sentence
     add(section, "p", sentence[0].upper() + sentence[1:])
-    pairs, quantiles = _in_federations_order(found)
-    if foreign := foreign_sites(found):
+    pairs, quantiles = _in_federations_order(sites)
+    if foreign := foreign_sites(sites):
         add(section, "p", foreign_note(foreign))
         both = foreign[0].sites
         figure(
@@ -279,24 +265,22 @@ def _shift(body: ET.Element, found: Sequence[SiteInspection], shift: Shift | Non
         for pair in ranked[:_MOST_PAIRS]
     ]
     table(section, ["sites", "statistics", "by chance", "histograms"], lines)
-    apart = sorted(shift.by_site.items(), key=lambda one: one[1], reverse=True)
-    if 2 < len(apart) <= _MOST_SITES:
-        listed = ", ".join(f"{site} {distance:.2f}" for site, distance in apart)
-        add(section, "p", f"Mean distance from the others (statistics): {listed}.")
+    by_site = sorted(shift.by_site.items(), key=lambda item: item[1], reverse=True)
+    if 2 < len(by_site) <= _MOST_SITES:
+        distances = ", ".join(f"{site} {distance:.2f}" for site, distance in by_site)
+        add(section, "p", f"Mean distance from the others (statistics): {distances}.")
     if len(ranked) > _MOST_PAIRS:
         add(section, "p", f"And {len(ranked) - _MOST_PAIRS} pairs that are nearer: see the JSON.")
-    seen = (
-        "with each volume scaled to [0, 1] and photographs divided by 255"
-        if intensity == "scale"
-        else "as stored"
-    )
+    scaling = "as stored"
+    if intensity == "scale":
+        scaling = "with each volume scaled to [0, 1] and photographs divided by 255"
     remark(
         section,
         "Statistics: distance between the sites' mean pairs (mean and deviation of each channel), in "
         "standard deviations of the images within a site, root mean square over the components; by chance: "
-        "what it would be if the sites did not differ. Histograms: Wasserstein distance between the sites' "
-        "intensities, in units of that between an image and its own site. Of images "
-        f"{seen}. The shift is the mean of the statistics' distances over all pairs of sites.",
+        "this distance between sites that do not differ. Histograms: Wasserstein distance between the sites' "
+        "intensities, in units of the distance between an image and its own site. Of images "
+        f"{scaling}. The shift is the mean of the statistics' distances over all pairs of sites.",
     )
     names = list(pairs)
     names = [names[int(i)] for i in np.linspace(0, len(names) - 1, min(len(names), _MOST_SITES))]
@@ -314,9 +298,9 @@ def _shift(body: ET.Element, found: Sequence[SiteInspection], shift: Shift | Non
     )
 
 
-def _odd(body: ET.Element, found: Sequence[SiteInspection]) -> None:
+def _odd(body: ET.Element, sites: Sequence[SiteInspection]) -> None:
     section = start_section(body, "Odd cases")
-    lines = [[site.name, odd.case or "–", odd.kind, odd.reason] for site in found for odd in site.odd]
+    lines = [[site.name, odd.case or "–", odd.kind, odd.reason] for site in sites for odd in site.odd]
     if not lines:
         add(section, "p", "None.")
         return
@@ -326,13 +310,12 @@ def _odd(body: ET.Element, found: Sequence[SiteInspection]) -> None:
 
 
 def pair_picture(pairs: dict[str, np.ndarray], *, width: float = 9.0) -> Figure:
-    """Mean and deviation of each image, a dot, and of each site, a cross: one panel a channel."""
+    """Draw mean and deviation of each image, a dot, and of each site, a cross: one panel per channel."""
     figure_, panels, colours = _panels(pairs, width)
     for channel, panel in enumerate(panels):
         for site, values in pairs.items():
             if channel < values.shape[1]:
-                points = values[:, channel]
-                panel.plot(*points.T, ".", color=colours[site], markersize=4, alpha=0.5)
+                panel.plot(*values[:, channel].T, ".", color=colours[site], markersize=4, alpha=0.5)
         for site, values in pairs.items():
             if channel < values.shape[1]:
                 panel.plot(*values[:, channel].mean(axis=0), "X", color=colours[site], markersize=9, mec="w")
@@ -342,7 +325,7 @@ def pair_picture(pairs: dict[str, np.ndarray], *, width: float = 9.0) -> Figure:
 
 
 def quantile_picture(quantiles: dict[str, np.ndarray], *, width: float = 9.0) -> Figure:
-    """Distribution functions of the sites' intensities: one panel a channel."""
+    """Draw distribution functions of the sites' intensities: one panel per channel."""
     figure_, panels, colours = _panels(quantiles, width)
     for channel, panel in enumerate(panels):
         for site, values in quantiles.items():
@@ -374,11 +357,11 @@ def _by(numbers: Sequence[float]) -> str:
     return " x ".join(f"{number:g}" for number in numbers)
 
 
-def _range(found: Counter[Any]) -> str:
-    """The range along each axis, such as ``"96 x 80–96 x 12"``, for each number of axes."""
+def _range(counts: Counter[Any]) -> str:
+    """Return the range along each axis, such as ``"96 x 80–96 x 12"``, for each number of axes."""
     ranges = []
-    for length in sorted({len(numbers) for numbers in found}):
-        columns = zip(*(numbers for numbers in found if len(numbers) == length), strict=True)
+    for length in sorted({len(numbers) for numbers in counts}):
+        columns = zip(*(numbers for numbers in counts if len(numbers) == length), strict=True)
         ends = [(min(column), max(column)) for column in columns]
         ranges.append(
             "\u00a0x\u00a0".join(f"{low:g}" if low == high else f"{low:g}–{high:g}" for low, high in ends)
@@ -386,7 +369,7 @@ def _range(found: Counter[Any]) -> str:
     return "; ".join(ranges) or "–"
 
 
-def _counted(found: Counter[Any]) -> str:
-    if len(found) == 1:
-        return str(next(iter(found)))
-    return ", ".join(f"{value} ({count})" for value, count in found.most_common()) or "–"
+def _counted(counts: Counter[Any]) -> str:
+    if len(counts) == 1:
+        return str(next(iter(counts)))
+    return ", ".join(f"{value} ({count})" for value, count in counts.most_common()) or "–"

@@ -1,4 +1,4 @@
-"""`intensity_histograms`: the intensities of images, before and after FedRDN."""
+"""`intensity_histograms` draws the intensities of images, before and after FedRDN."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor
 from medfedaug.analysis.plots import add_legend, colours_by_name, tidy
 from medfedaug.statistics import ChannelStatistics, usable_pairs
 
-_VALUES = 20_000  # of an image, and so many images' worth of a site: a histogram of more looks the same
-_IMAGES = 25
+# Values of an image, and images' worth of values of a site: a histogram of more looks the same.
+_VALUES, _IMAGES = 20_000, 25
 _BINS = 60
 MIDDLE = (0.5, 99.5)
 """Percentiles between which the axis shows the values."""
@@ -23,27 +23,27 @@ _TITLES = ("as stored", "at test: own pair", "in training: a random site's pair"
 
 
 def sample_intensities(images: Iterable[Tensor], *, foreground: bool = False, seed: int = 0) -> np.ndarray:
-    """Intensities of a site's images: a sample of at most 20,000 per image and 500,000 in total.
+    """Sample intensities of a site's images, at most 20,000 per image and 500,000 in total.
 
     Args:
         images: (C, *spatial), one at a time.
-        foreground: use only voxels where some channel is brighter than its mean over the image. This excludes
-            the air around a patient, which is often most of a volume.
+        foreground: uses only voxels with a channel that is brighter than its mean over the image. This
+            excludes the air around a patient, which is often most of a volume.
         seed: the seed of the sample.
 
     Returns:
         The sample, (N, C), float32.
     """
     rng = np.random.default_rng(seed)
-    found = []
+    samples = []
     for image in images:
         values = image.flatten(1).float().numpy().T
         if foreground:
             values = values[(values > values.mean(axis=0, dtype=np.float64)).any(axis=1)]
-        found.append(_at_most(_VALUES, values, rng))
-    if not sum(map(len, found)):
-        raise ValueError("there is no intensity to show")
-    return _at_most(_IMAGES * _VALUES, np.concatenate(found), rng)
+        samples.append(_at_most(_VALUES, values, rng))
+    if not sum(map(len, samples)):
+        raise ValueError("no intensity to draw")
+    return _at_most(_IMAGES * _VALUES, np.concatenate(samples), rng)
 
 
 def _at_most(number: int, values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -64,21 +64,21 @@ def intensity_histograms(
     channels: Sequence[str] = (),
     width: float = 9.0,
 ) -> Figure:
-    """Histograms of the sites' intensities: as stored, and as FedRDN makes them at test and in training.
+    """Draw histograms of the sites' intensities: as stored, and after FedRDN at test and in training.
 
     At test the images of a site are normalised with its own pair (FedRDN Eq. 8). In training they are
     normalised with the pair of a random site (Eq. 7), so the histogram is the mixture over all pairs in equal
-    parts. A peak of single values, such as saturated pixels, is cut off if it would hide everything else.
+    parts. A peak of single values, such as saturated pixels, is cut off if it would hide the rest.
 
     Args:
         samples: intensities by site, (N, C) each, from `sample_intensities`.
         statistics: the pair of every site.
         unseen: sites that do not train and exchange no pair; they are drawn as stored and at test.
         channels: names of the channels; by default their numbers.
-        width: of the figure, inches.
+        width: width of the figure, inches.
 
     Raises:
-        ValueError: when there is no sample, a site has no pair, or the channels do not fit.
+        ValueError: without a sample, when a site has no pair, or the channels do not fit.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -90,18 +90,15 @@ def intensity_histograms(
     numbers = {values.shape[1] for values in samples.values()} | {s.num_channels for s in statistics.values()}
     if not samples or len(numbers) != 1:
         raise ValueError(f"expected samples and statistics of one number of channels, got {sorted(numbers)}")
-    lacking = sorted(samples.keys() - statistics.keys())
-    if lacking:
-        raise ValueError(f"there is no pair of site {lacking[0]}")
+    if lacking := sorted(samples.keys() - statistics.keys()):
+        raise ValueError(f"site {lacking[0]} has no pair")
     exchanged = {site: pair for site, pair in statistics.items() if site not in unseen}
-    views: tuple[dict[str, np.ndarray], ...] = ({}, {}, {})
+    views: tuple[dict[str, np.ndarray], ...] = ({**samples}, {}, {})
     for site, values in samples.items():
-        views[0][site] = values
-        own = statistics[site]
-        views[1][site] = _normalised(values, usable_pairs({site: own}, own).values())
+        pair = statistics[site]
+        views[1][site] = _normalised(values, usable_pairs({site: pair}, pair).values())
         if site not in unseen:
-            views[2][site] = _normalised(values, usable_pairs(exchanged, own).values())
-
+            views[2][site] = _normalised(values, usable_pairs(exchanged, pair).values())
     number = numbers.pop()
     names = [*channels] if len(channels) == number else [f"channel {index}" for index in range(number)]
     narrow = width < 5
@@ -113,12 +110,12 @@ def intensity_histograms(
             panel = figure.add_subplot(rows, columns, channel * 3 + index + 1)
             panel.set_title(title + (f", {names[channel]}" if number > 1 else ""), fontsize=10, y=1.0)
             tidy(panel)
-            panel.set_yticks([])  # the height of a density has no meaning of its own
+            panel.set_yticks([])  # the height of a density has no meaning
             panel.spines["left"].set_visible(False)
             # The same axis for both views after FedRDN, so that they can be compared.
-            shown = [views[0]] if index == 0 else views[1:]
-            everything = np.concatenate([values[:, channel] for part in shown for values in part.values()])
-            low, high = np.percentile(everything, MIDDLE)
+            together = [views[0]] if index == 0 else views[1:]
+            intensities = [values[:, channel] for part in together for values in part.values()]
+            low, high = np.percentile(np.concatenate(intensities), MIDDLE)
             span = low, max(high, low + _MIN_SPAN)
             _draw({site: values[:, channel] for site, values in view.items()}, span, colours, panel)
             panel.set_xlabel("intensity" if index == 0 else "normalised intensity", fontsize=9)

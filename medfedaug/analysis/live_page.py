@@ -1,4 +1,4 @@
-"""Follows a run by the events that a job writes: what has happened so far, and a page of it."""
+"""Follows a run by the events that a job writes, and writes a page of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from medfedaug.errors import DataError
 from medfedaug.federation.job_folder import ALIVE, EVENTS, JOB_FOLDER, PULSE, SESSION
-from medfedaug.utils.event_text import LOSSES_STAY, Teller
+from medfedaug.utils.event_text import LOSSES_STAY, EventLines
 from medfedaug.utils.validation import is_number
 
 if TYPE_CHECKING:
@@ -27,13 +27,13 @@ _DEAD = (
 
 
 def find_events(folder: str | Path) -> Path | None:
-    """The events of the latest job below a kit, or of a job's folder; ``None`` before there are any."""
+    """Return the events of the latest job below a kit, or of a job's folder, if any."""
     folder = Path(folder)
     if not folder.is_dir():
         raise DataError("no such folder", path=folder)
-    here = [folder / EVENTS, folder / JOB_FOLDER / EVENTS]
-    found = [path for path in (*here, *folder.glob(f"*/{JOB_FOLDER}/{EVENTS}")) if path.is_file()]
-    return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+    patterns = (EVENTS, f"{JOB_FOLDER}/{EVENTS}", f"*/{JOB_FOLDER}/{EVENTS}")
+    paths = [path for pattern in patterns for path in folder.glob(pattern) if path.is_file()]
+    return max(paths, key=lambda path: path.stat().st_mtime_ns, default=None)
 
 
 def has_process(events: Path) -> bool | None:
@@ -50,39 +50,39 @@ def has_process(events: Path) -> bool | None:
 
 
 def sparkline(values: Sequence[float | None], width: int = 30) -> str:
-    """Values as bars of characters, from the lowest to the highest; a gap where there is none.
+    """Return values as bars of characters, from the lowest to the highest, with gaps for missing ones.
 
     >>> sparkline([0.0, 0.5, None, 1.0])
     '▁▅ █'
     """
-    shown = list(values)[-width:]
-    known = [value for value in shown if value is not None]
+    recent = list(values)[-width:]
+    known = [value for value in recent if value is not None]
     low, high = min(known, default=0.0), max(known, default=0.0)
     span = high - low
-    scale = (len(_BARS) - 1) / span if 0 < span < math.inf else 0.0  # 0 too beyond the range of a float
-    return "".join(" " if v is None else _BARS[round((v - low) * scale)] for v in shown)
+    scale = (len(_BARS) - 1) / span if 0 < span < math.inf else 0.0  # also 0 beyond the range of a float
+    return "".join(" " if v is None else _BARS[round((v - low) * scale)] for v in recent)
 
 
 @dataclass
 class Watched:
-    """State of a run, from its events so far.
+    """State of a run from its events, at the server or at a site.
 
     Attributes:
         rounds: the number of rounds of the run.
-        round: the round under way.
+        round: the current round.
         metric: the validation metric.
-        losses: the training loss of each site by round, of those that send one; of a site's own run its own.
-        scores: the validation score by round; of a site's own run its own.
+        losses: the training loss by site and round, of sites that send one.
+        scores: the validation score by round.
         seconds: the seconds of each round.
-        tested: the test score of each site.
-        waiting: sites without which nothing goes on, and which the server does not hear from.
-        stalled: the reason why nothing goes on in a running job; empty while it does.
-        state: ``"running"``, ``"finished"`` or ``"failed"``; of a site's own job ``"ended"`` where it was not
-            tested; ``"dead"`` if its process is gone and does not come back.
+        tested: the test scores of each site.
+        waiting: silent sites that the job needs to continue.
+        stalled: the reason why a running job does not continue, if any.
+        state: ``"running"``, ``"finished"`` or ``"failed"``; at a site ``"ended"`` without a test; ``"dead"``
+            if its process is gone and does not come back.
         refusals: updates that the server refused; at a site, requests that it did not answer.
         bytes_up: bytes that sites sent to the server.
         bytes_down: bytes that the server sent.
-        lines: what was said, in order.
+        lines: lines about the events, in order.
     """
 
     rounds: int = 0
@@ -99,10 +99,10 @@ class Watched:
     bytes_up: int = 0
     bytes_down: int = 0
     lines: list[str] = field(default_factory=list)
-    _teller: Teller = field(default_factory=Teller)
+    _teller: EventLines = field(default_factory=EventLines)
 
     def take(self, event: Mapping[str, Any]) -> list[str]:
-        """Take in an event; returns its lines."""
+        """Process an event; return its lines."""
         lines = self._teller.lines(event)
         self.lines += lines
         if self.state == "ended":  # the process of the site came back
@@ -126,7 +126,7 @@ class Watched:
             self.tested[event["site"]] = scores
         elif kind in ("finished", "failed") or (kind == "ended" and self.state == "running"):
             self.state = kind
-        elif kind == "answered" and event["task"] == "test":  # a site is asked nothing after it
+        elif kind == "answered" and event["task"] == "test":  # the last request to a site
             self.tested["this site"] = dict(event["scores"])
             self.state = "finished"
         return lines
@@ -144,15 +144,13 @@ class Watched:
                 self.bytes_down += sizes["down"]
 
     def look(self, events: Path) -> None:
-        """Look whether the job, if it is running, goes on."""
+        """Check that a running job continues."""
         if self.state != "running":
             return
         self.stalled = f"waiting for {', '.join(self.waiting)}" if self.waiting else ""
         if has_process(events) is False:
             if events.with_name(SESSION).exists():
-                self.stalled = (
-                    "no process of the job runs here; startup/start.sh brings the site back into it"
-                )
+                self.stalled = "no process of the job runs here; startup/start.sh brings back the site"
             else:
                 self.state = "dead"
                 self.lines.append(_DEAD)
@@ -162,7 +160,7 @@ class Watched:
         for name, value in event["scores"].items():
             if name == "train_loss":
                 self.losses.setdefault("this site", {})[event["round"]] = value
-            elif name.startswith("val_"):  # of the model of the round before
+            elif name.startswith("val_"):  # of the previous round's model
                 self.metric, self.scores[event["round"] - 1] = name.removeprefix("val_"), value
 
     @property
@@ -171,13 +169,13 @@ class Watched:
         return f"stalled: {self.stalled}" if self.state == "running" and self.stalled else self.state
 
     def over_rounds(self, values: Mapping[int, float]) -> list[float | None]:
-        """Values of each round so far."""
+        """Return the values of each round so far."""
         return [values.get(number) for number in range(1, max(self.round, *values, 1) + 1)]
 
 
 def write_watch_page(watched: Watched, out: str | Path, *, name: str) -> None:
-    """Write a page with curves and lines of a run that is under way; it loads itself anew."""
-    from medfedaug.analysis import page  # and with it Matplotlib, which a look at the state does without
+    """Write a page with curves and lines of a running job; it reloads itself."""
+    from medfedaug.analysis import page  # imports Matplotlib, which the state does not need
 
     html, body = page.start_page(f"{name}: round {watched.round} of {watched.rounds}, {watched.standing}")
     head = html.find("head")
@@ -194,7 +192,7 @@ def write_watch_page(watched: Watched, out: str | Path, *, name: str) -> None:
         if not metrics:  # the sites keep their scores
             metrics, rows = ["score"], [[site, "none sent"] for site in watched.tested]
         page.table(body, ["tested at", *metrics], rows)
-    page.details(body, "What was said", watched.lines)
+    page.details(body, "Events", watched.lines)
     page.write_page(html, Path(out))
 
 
@@ -215,9 +213,10 @@ def _curves(watched: Watched, width: float) -> Figure:
         panel.set_xlabel("round")
         tidy(panel)
         panel.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
-    waiting = LOSSES_STAY if watched.seconds else "no loss so far"
-    for panel, values, note in zip(
-        panels, (watched.losses, watched.scores), (waiting, "no score so far"), strict=True
+    no_loss = LOSSES_STAY if watched.seconds else "no loss so far"
+    for panel, values, note in (
+        (panels[0], watched.losses, no_loss),
+        (panels[1], watched.scores, "no score so far"),
     ):
         if not values:
             panel.text(0.5, 0.5, note, ha="center", transform=panel.transAxes)

@@ -31,9 +31,9 @@ class MetricRow:
         worst_score: its score.
         spread: population standard deviation of the sites' scores, which are averaged over the seeds.
         gap: the highest of these scores minus the lowest.
-        missed: cases and classes of a seed's test that were not predicted at all; ``None`` where it is not
-            known, and for metrics that count them with 0.
-        model: whose model the scores are of.
+        missed: classes of a seed's test cases that were not predicted at all; ``None`` if unknown, and for
+            metrics that count them with 0.
+        model: owner of the model behind the scores.
     """
 
     label: str
@@ -51,13 +51,7 @@ class MetricRow:
 
 @dataclass(frozen=True)
 class MetricTable(TextTable):
-    """Every metric by method.
-
-    Attributes:
-        rows: one per metric and method.
-        notes: notes that a reader needs to understand the numbers.
-        reduced: see `medfedaug.analysis.text_table.TextTable`.
-    """
+    """Every metric by method, one row for each."""
 
     rows: tuple[MetricRow, ...]
     notes: tuple[str, ...] = ()
@@ -68,7 +62,7 @@ class MetricTable(TextTable):
         return tuple(dict.fromkeys(name for row in self.rows for name in row.classes))
 
     @property
-    def _shown(self) -> tuple[str, ...]:
+    def _class_columns(self) -> tuple[str, ...]:
         """The classes with a column. A single class has none, since it is the mean itself."""
         return self._classes if 1 < len(self._classes) <= _MOST_CLASSES else ()
 
@@ -79,50 +73,32 @@ class MetricTable(TextTable):
     @property
     def optional(self) -> frozenset[str]:
         """The columns of the classes: the mean is most important."""
-        return frozenset(self._shown)
+        return frozenset(self._class_columns)
 
     @property
     def header(self) -> list[str]:
-        """Headings of the columns."""
         missed = ["missed"] if self._misses else []
-        return [
-            "method",
-            "metric",
-            "mean",
-            *self._shown,
-            "worst site",
-            "std of sites",
-            "range of sites",
-            *missed,
-            MODEL,
-        ]
+        of_sites = ["worst site", "std of sites", "range of sites"]
+        return ["method", "metric", "mean", *self._class_columns, *of_sites, *missed, MODEL]
 
     @property
     def body(self) -> list[list[str]]:
-        """The cells as text."""
         lines = []
         for row in self.rows:
             worst = "–" if row.worst_score is None else f"{row.worst_score:.3f} ({row.worst})"
-            classes = [str(row.classes.get(name, Score(()))) for name in self._shown]
-            line = [
-                row.label,
-                row.title,
-                str(row.mean),
-                *classes,
-                worst,
-                *map(number, (row.spread, row.gap)),
-            ]
+            classes = [str(row.classes.get(name, Score())) for name in self._class_columns]
+            line = [row.label, row.title, str(row.mean), *classes, worst]
+            line += map(number, (row.spread, row.gap))
             line += ["" if row.missed is None else f"{row.missed:g}"] if self._misses else []
             lines.append([*line, row.model])
         return lines
 
     def records(self) -> list[dict[str, Any]]:
-        """Every number in a column of its own."""
         records = []
         for row in self.rows:
             record: dict[str, Any] = {"method": row.label, "model": row.model, "metric": row.metric}
             record["title"] = row.title
-            scores = {f"class {name}": row.classes.get(name, Score(())) for name in self._classes}
+            scores = {f"class {name}": row.classes.get(name, Score()) for name in self._classes}
             for name, score in {"mean": row.mean, **scores}.items():
                 record |= {name: score.mean, f"{name}_std": score.std}
             names = ("worst", "worst_score", "spread", "gap", "missed")
@@ -131,11 +107,11 @@ class MetricTable(TextTable):
 
 
 def metric_table(runs: Sequence[Run]) -> MetricTable:
-    """Every metric of the test by method: mean, classes, worst site and disparity between sites.
+    """Return every metric of the test by method: mean, classes, worst site and disparity between sites.
 
     Runs that differ only in the seed share a row; folds and sites left out in turn are pooled as in
-    `medfedaug.analysis.score_table.summary_table`; a class has no scores by case, so that over folds its
-    score is the mean of the folds'. Nothing is compared here, since comparisons are for one metric at a time.
+    `medfedaug.analysis.score_table.summary_table`. A class has no scores by case, so that over folds its
+    score is the mean of the folds' scores. Comparisons are for one metric at a time, and are not made here.
 
     Args:
         runs: finished runs of one metric.
@@ -167,61 +143,55 @@ def metric_table(runs: Sequence[Run]) -> MetricTable:
 
 
 def _rows(groups: Mapping[str, Sequence[Run]]) -> list[MetricRow]:
-    """The rows of one metric: pooled together, since a site that is left out in one row belongs to all."""
+    """Return the rows of one metric, pooled together: a site that is left out in one row belongs to all."""
     pooled, _ = whole_seeds(groups)
-    metric = next(iter(groups.values()))[0].metric
     by_class = {
         name: whole_seeds(
-            {label: [run.scored_by(metric, name) for run in members] for label, members in groups.items()}
+            {label: [run.scored_by(run.metric, name) for run in members] for label, members in groups.items()}
         )[0]
         for name in dict.fromkeys(
             name for members in groups.values() for run in members for name in run.classes
         )
     }
-    return [
-        _row(label, members, pooled[label], {name: _mean(found[label]) for name, found in by_class.items()})
-        for label, members in groups.items()
-    ]
+    classes = {
+        label: {name: Score.of_means(seeds[label]) for name, seeds in by_class.items()} for label in groups
+    }
+    return [_row(label, members, pooled[label], classes[label]) for label, members in groups.items()]
 
 
 def _row(
     label: str, members: Sequence[Run], seeds: Sequence[Tested], classes: Mapping[str, Score]
 ) -> MetricRow:
-    metric, title = find_metric(members[0].metric), members[0].title
+    metric = find_metric(members[0].metric)
     whole = all(seed.whole for seed in seeds)
-    about = {site for run in members for site in run.tested}
     known = {
         site: fmean(values)
-        for site in sorted(about)
+        for site in sorted({site for run in members for site in run.tested})
         if (values := [score for seed in seeds if (score := seed.sites.get(site)) is not None])
     }
     if not whole or units_differ(members, known.keys()):
         known = {}
-    apart = disparity(known.values())
+    spread = disparity(known.values()) or {}
     worst = metric.worst(known) if known else ""
     return MetricRow(
         label=label,
         metric=metric.name,
-        title=title,
-        mean=_mean(seeds),
+        title=members[0].title,
+        mean=Score.of_means(seeds),
         classes={name: score for name, score in classes.items() if score.values},
         worst=worst,
         worst_score=known.get(worst),
-        spread=apart["std"] if apart else None,
-        gap=apart["range"] if apart else None,
+        spread=spread.get("std"),
+        gap=spread.get("range"),
         missed=_missed(members, {seed.seed for seed in seeds}) if metric.skips_missed and whole else None,
         model=members[0].model,
     )
 
 
-def _mean(seeds: Sequence[Tested]) -> Score:
-    return Score(tuple(seed.mean for seed in seeds if not seed.untested and seed.mean is not None))
-
-
 def _missed(members: Sequence[Run], seeds: Set[int]) -> float | None:
-    """The number that the runs of a seed missed together, averaged over these seeds."""
-    counts: Mapping[int, int] = {
-        seed: sum(run.missed.get(site, 0) for run in members if run.seed == seed for site in run.tested)
+    """Return the classes that the runs of a seed missed together, averaged over the seeds."""
+    counts = [
+        sum(run.missed.get(site, 0) for run in members if run.seed == seed for site in run.tested)
         for seed in seeds
-    }
-    return fmean(counts.values()) if any(run.missed for run in members) else None
+    ]
+    return fmean(counts) if any(run.missed for run in members) else None

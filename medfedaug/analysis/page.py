@@ -76,8 +76,8 @@ _WIDE, _NARROW = 9.0, 4.0  # inches; a phone shows the narrow figure at about it
 
 
 def start_page(title: str) -> tuple[ET.Element, ET.Element]:
-    """A page with its head and title: the page and its body."""
-    # An element tree escapes all texts and attributes. Names come from files of others.
+    """Start a page with its head and title; return the page and its body."""
+    # An element tree escapes all texts and attributes. Names come from files of other people.
     html = ET.Element("html", lang="en")
     head = add(html, "head")
     add(head, "meta", charset="utf-8")
@@ -91,24 +91,24 @@ def start_page(title: str) -> tuple[ET.Element, ET.Element]:
 
 
 def check_page(out: Path) -> None:
-    """Check that a page replaces nothing but such a page."""
-    # Every page has this policy in its head, which other pages hardly have.
+    """Check that a new page replaces nothing but a page of medfedaug."""
+    # Every page has this policy in its head; other pages hardly do.
     if out.exists() and (out.is_dir() or POLICY.encode() not in out.read_bytes()[:2000]):
-        raise ConfigError(f"{out} is there, and is no page of medfedaug; choose another file")
+        raise ConfigError(f"{out} exists and is no page of medfedaug; choose another file")
 
 
 def write_page(html: ET.Element, out: Path) -> None:
-    """Write a page as a whole, after the line with the version; its folder is made where it is missing."""
+    """Write a page atomically; create its folder if it is missing."""
     text = "<!DOCTYPE html>\n" + ET.tostring(html, encoding="unicode", method="html") + "\n"
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, text)
 
 
 def add(parent: ET.Element, tag: str, text: str | None = None, **attributes: str) -> ET.Element:
-    """Append an element, whose text and attributes are printable, and escaped."""
+    """Append an element, with printable and escaped text and attributes."""
     child = ET.SubElement(parent, tag, {name: printable(value) for name, value in attributes.items()})
-    shown = printable_lines if tag in ("pre", "style") else printable
-    child.text = None if text is None else shown(text)
+    if text is not None:
+        child.text = printable_lines(text) if tag in ("pre", "style") else printable(text)
     return child
 
 
@@ -159,7 +159,7 @@ def _classes(names: Sequence[str]) -> dict[str, str]:
 
 
 def text_table(section: ET.Element, content: TextTable) -> None:
-    """Append a table with its notes, and folded its text in the formats that it has."""
+    """Append a table with its notes, and its folded text in other formats."""
     # No line break within "± 0.012" or an interval; narrow columns break before them.
     body = [
         [line[0], *(cell.replace("± ", "±\u00a0").replace(", ", ",\u00a0") for cell in line[1:])]
@@ -183,12 +183,12 @@ def figure(
     """Append a figure in two versions, for wide and narrow windows. The browser shows the one that fits.
 
     Args:
-        parent: what the figure is appended to.
+        parent: the element to append to.
         draw: makes the figure with a given ``width`` in inches.
-        alt: what the figure shows, for readers who cannot see it.
+        alt: description for readers who cannot see the figure.
         caption: the text below the figure.
-        small: whether the figure is no wider than a page of text.
-        photo: whether it is made of pixels, and dark in every theme.
+        small: limits the figure to the width of a page of text.
+        photo: draws pixels, which stay dark in every theme.
     """
     kind = "photo" if photo else "small" if small else ""
     frame = add(parent, "figure", **({"class": kind} if kind else {}))
@@ -219,7 +219,7 @@ def definitions(parent: ET.Element, summary: str, entries: Mapping[str, str]) ->
 
 
 def _lay_out(drawing: Figure, dots: float) -> None:
-    """Lay out once, for a number of dots an inch; `savefig` draws everything twice, first for the layout."""
+    """Lay out once, at a resolution in dots per inch; `savefig` draws everything twice for the layout."""
     drawing.dpi, layout = dots, drawing.get_layout_engine()
     if layout is not None:
         layout.execute(drawing)
@@ -235,7 +235,7 @@ def _svg(drawing: Figure) -> str:
         patch.set(facecolor="none", edgecolor="none")
     canvas = FigureCanvasSVG(drawing)
     _lay_out(drawing, canvas.fixed_dpi)
-    # The same runs give the same page: no date, and names drawn from a fixed salt.
+    # The same runs give the same page: without a date, and with names from a fixed salt.
     with matplotlib.rc_context({"svg.hashsalt": "medfedaug"}):
         canvas.print_svg(stream, metadata={"Date": None, "Creator": None})
     return "data:image/svg+xml;base64," + base64.b64encode(stream.getvalue()).decode()

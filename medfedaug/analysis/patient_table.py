@@ -1,4 +1,4 @@
-"""`patient_table`: methods compared with FedAvg patient by patient."""
+"""`patient_table` compares methods with FedAvg patient by patient."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class PatientRow:
         seeds: the number of seeds that the methods have in common.
         test: the comparison.
         verdict: the verdict of this comparison and the comparison over seeds.
-        other_input: whether its input was scaled differently from that of the reference.
-        model: whose model its scores are of.
-        cases: what is counted, ``"patients"`` or ``"images"``.
+        other_input: its input was scaled differently from the reference's.
+        model: owner of the model behind its scores.
+        cases: unit of comparison, ``"patients"`` or ``"images"``.
         reference: the methods that it is compared with.
     """
 
@@ -54,14 +54,13 @@ class PatientRow:
     reference: str = BASELINE
 
     def sentence(self, metric: str) -> str:
-        """The result, the verdict, and the resolution of the experiment, in words."""
-        t, found = self.test, find_metric(metric)
+        """Return the result, the verdict, and the resolution of the experiment, in words."""
+        t, score = self.test, find_metric(metric).in_text
         p = "p < 0.001" if t.p < 0.001 else f"p = {t.p:.3f}"
         return (
-            f"{self.label}, {self.where}, model {self.model}: {t.difference:+.3f} {found.in_text} against "
+            f"{self.label}, {self.where}, model {self.model}: {t.difference:+.3f} {score} against "
             f"{self.reference} on the same {t.patients} {self.cases} (95% interval {t.low:+.3f} to "
-            f"{t.high:+.3f}, "
-            f"{p}), with {counted(self.seeds, 'seed')}. Verdict: {self.verdict}. "
+            f"{t.high:+.3f}, {p}), with {counted(self.seeds, 'seed')}. Verdict: {self.verdict}. "
             f"A true difference of {t.detectable:.3f} or more would have been seen four times in five."
             + (f" The two did not see the same input ({OTHER_INPUT})." if self.other_input else "")
         )
@@ -74,9 +73,7 @@ class PatientTable(TextTable):
     Attributes:
         metric: name of the score.
         rows: one per method and kind of site.
-        cases: what a pair stands for: ``"patients"`` or ``"images"``.
-        notes: notes that a reader needs to understand the numbers.
-        reduced: see `medfedaug.analysis.text_table.TextTable`.
+        cases: unit of a pair, ``"patients"`` or ``"images"``.
         reference: the methods that all others are compared with.
     """
 
@@ -89,13 +86,11 @@ class PatientTable(TextTable):
 
     @property
     def header(self) -> list[str]:
-        """Headings of the columns."""
         difference = [delta(self.reference), "p", RESOLUTION, "better / worse"]
         return ["method", *difference, self.cases, "tested at", MODEL, "verdict"]
 
     @property
     def body(self) -> list[list[str]]:
-        """The cells as text."""
         return [
             [
                 marked(row.label, row.other_input),
@@ -110,7 +105,6 @@ class PatientTable(TextTable):
         ]
 
     def records(self) -> list[dict[str, Any]]:
-        """Every number in a column of its own."""
         names = ("patients", "difference", "low", "high", "p", "detectable", "better", "worse")
         return [
             {
@@ -127,14 +121,12 @@ class PatientTable(TextTable):
 
 
 def patient_table(runs: Sequence[Run], reference: str = BASELINE) -> PatientTable:
-    """Methods against the reference, paired by patient.
+    """Compare methods with the reference, paired by patient.
 
-    A case's score is the mean over the seeds and folds that a method and the reference have in common, and a
-    patient's that over the patient's cases (`compare_groups`). A patient is one pair, however many seeds and
-    cases there are. If each site was left out in turn, its patients are scored by
-    the run without it. The table has the mean difference over the patients, its 95% interval and p-value
-    (`medfedaug.metrics.significance.sign_flip_test`), the smallest difference that would have been found,
-    and the verdict (`medfedaug.analysis.verdict.judge`), which also depends on the seeds.
+    Pairs are made as in `compare_groups`. If each site was left out in turn, the run without it scores its
+    patients. The table has the mean difference over the patients, its 95% interval and p-value
+    (`medfedaug.metrics.significance.sign_flip_test`), the smallest detectable difference, and the verdict
+    (`medfedaug.analysis.verdict.judge`), which also depends on the seeds.
 
     Args:
         runs: finished runs of one metric.
@@ -153,25 +145,27 @@ def patient_table(runs: Sequence[Run], reference: str = BASELINE) -> PatientTabl
     rows: list[PatientRow] = []
     few: dict[str, list[str]] = {}
     comparisons = compare_groups(groups, reference)
-    for found in comparisons:
-        if found.patients is not None and found.verdict is not None:
+    for comparison in comparisons:
+        if comparison.patients is not None and comparison.verdict is not None:
             rows.append(
                 PatientRow(
-                    label=found.label,
-                    where=found.where,
-                    seeds=found.run_seeds,
-                    test=found.patients,
-                    verdict=found.verdict,
-                    other_input=found.other_input,
-                    model=found.model,
+                    label=comparison.label,
+                    where=comparison.where,
+                    seeds=comparison.run_seeds,
+                    test=comparison.patients,
+                    verdict=comparison.verdict,
+                    other_input=comparison.other_input,
+                    model=comparison.model,
                     cases=cases,
                     reference=reference,
                 )
             )
-        elif found.num_patients and found.learned:
-            count = f"{found.num_patients} of the {found.where}' {cases}"
-            why = "Too few" if found.num_patients < MIN_PATIENTS else "No difference"
-            few.setdefault(f"{why} to compare: {count} in common with {reference}", []).append(found.label)
+        elif comparison.num_patients and comparison.learned:
+            count = f"{comparison.num_patients} of the {comparison.where}' {cases}"
+            reason = "Too few" if comparison.num_patients < MIN_PATIENTS else "No difference"
+            few.setdefault(f"{reason} to compare: {count} in common with {reference}", []).append(
+                comparison.label
+            )
     notes = list(input_notes(groups, [row.label for row in rows if row.other_input], reference))
     notes += [*unlike_notes(comparisons), *cells_note(runs)]
     if rows:
@@ -181,9 +175,9 @@ def patient_table(runs: Sequence[Run], reference: str = BASELINE) -> PatientTabl
         notes.append(
             f"Δ: mean over the {cases} of the difference to {reference}"
             + (f" (for each {single}, of its mean over {' and '.join(over)})" if over else "")
-            + "; interval and p are those of one test, which changes the signs of differences at random, p "
-            f"two-sided and not corrected for the number of rows. All {cases} have the same weight, whatever "
-            "their site."
+            + "; interval and p are from one test, which changes the signs of differences at random, p "
+            f"two-sided and not corrected for the number of rows. All {cases} of all sites have the same "
+            "weight."
         )
         notes.append(
             f"Could see: the smallest true difference that an experiment with as many {cases}, whose "
@@ -194,5 +188,5 @@ def patient_table(runs: Sequence[Run], reference: str = BASELINE) -> PatientTabl
             + (", about which one seed says nothing." if seeds == 1 else " beyond its mean over the seeds.")
         )
         notes.append(rule(reference, cases))
-    notes += [f"{what} ({', '.join(labels)})." for what, labels in few.items()]
+    notes += [f"{text} ({', '.join(labels)})." for text, labels in few.items()]
     return PatientTable(runs[0].metric, tuple(rows), cases, tuple(notes), reference=reference)

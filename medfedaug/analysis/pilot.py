@@ -1,4 +1,4 @@
-"""`Pilot`: a short training of FedAvg, and of each site alone, as it was measured."""
+"""`Pilot`: measured scores of a short training by FedAvg and by each site alone."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Pilot:
     """Measured scores of FedAvg and of training alone.
 
     Attributes:
-        metric: of the scores.
-        rounds: of each training.
-        rising: whether FedAvg's validation score still rose in the last of them.
-        scores: by methods and site, of the sites that sent both.
+        metric: metric of the scores.
+        rounds: rounds of each training.
+        rising: FedAvg's validation score still rose in the last rounds.
+        scores: scores by methods and site, of the sites that sent both.
         patients: by site, the deviation over test patients of training alone minus FedAvg, and their number;
-            without sites that sent no scores of two patients or more.
+            without sites that sent scores of fewer than two patients.
     """
 
     metric: str
@@ -41,7 +41,7 @@ class Pilot:
 
     @classmethod
     def of_results(cls, trained: Mapping[str, Mapping[str, Any]]) -> Pilot | None:
-        """Return the pilot of a job's results, by methods; ``None`` where no site has both scores."""
+        """Build from a job's results, by methods; ``None`` if no site has both scores."""
         if not {*METHODS} <= trained.keys():
             return None
         metric = METRICS[trained[FEDAVG]["config"]["task"]]
@@ -55,14 +55,14 @@ class Pilot:
             return None
         rounds = trained[FEDAVG]["rounds"]
         validation = [
-            mean_score(one.get(f"val_{metric}") for one in entry["sites"].values()) for entry in rounds
+            mean_score(scores.get(f"val_{metric}") for scores in entry["sites"].values()) for entry in rounds
         ]
         spreads = {site: _spread(tested[FEDAVG][site], tested[SINGLE][site]) for site in both}
         return cls(
             metric=metric,
             rounds=len(rounds),
             rising=not is_converged(validation),
-            scores={name: {site: found[site] for site in both} for name, found in scored.items()},
+            scores={name: {site: by_site[site] for site in both} for name, by_site in scored.items()},
             patients={site: spread for site, spread in spreads.items() if spread is not None},
         )
 
@@ -71,23 +71,20 @@ class Pilot:
         """The sites that sent both scores."""
         return list(self.scores[FEDAVG])
 
-    def variance(self, site: str = "") -> float | None:
-        """Return the variance over test patients of a difference; ``None`` where a site sent too few scores.
+    def interval(self, site: str = "") -> tuple[float, float] | None:
+        """Return the 95% interval over test patients of training alone minus FedAvg.
 
         Args:
             site: the site; by default the mean over the sites.
-        """
-        chosen = [site] if site else self.sites
-        if not {*chosen} <= self.patients.keys():
-            return None
-        return sum(spread**2 / n for spread, n in map(self.patients.__getitem__, chosen)) / len(chosen) ** 2
 
-    def interval(self, site: str = "") -> tuple[float, float] | None:
-        """Return the 95% interval over test patients of training alone minus FedAvg; see `variance`."""
-        variance = self.variance(site)
-        if variance is None:
+        Returns:
+            ``None`` if a site sent scores of too few patients.
+        """
+        sites = [site] if site else self.sites
+        if not {*sites} <= self.patients.keys():
             return None
-        least = min(self.patients[name][1] for name in ([site] if site else self.sites))
+        variance = sum(spread**2 / n for spread, n in map(self.patients.__getitem__, sites)) / len(sites) ** 2
+        least = min(self.patients[name][1] for name in sites)
         middle, half = self.difference(site), t_quantile(0.95, least - 1) * math.sqrt(variance)
         return max(middle - half, -1.0), min(middle + half, 1.0)
 
@@ -96,9 +93,9 @@ class Pilot:
         return score_differences(self.scores, SINGLE, FEDAVG, "site" if site else level)[site]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON types."""
+        """Return the pilot as JSON types."""
 
-        def of(site: str) -> dict[str, Any]:
+        def entry(site: str) -> dict[str, Any]:
             low, high = self.interval(site) or (None, None)
             means = {
                 name: scores[site] if site else fmean(scores.values()) for name, scores in self.scores.items()
@@ -109,16 +106,16 @@ class Pilot:
             "metric": self.metric,
             "rounds": self.rounds,
             "still_rising": self.rising,
-            "mean": of(""),
+            "mean": entry(""),
             "sites": {
-                site: {**of(site), "patients": self.patients[site][1] if site in self.patients else None}
+                site: {**entry(site), "patients": self.patients[site][1] if site in self.patients else None}
                 for site in self.sites
             },
         }
 
 
 def _spread(fedavg: Mapping[str, Any], single: Mapping[str, Any]) -> tuple[float, int] | None:
-    """Deviation over patients of the difference, and their number; ``None`` for fewer than two."""
+    """Return the deviation over patients of the difference and their number; ``None`` for fewer than two."""
     ours, theirs = single.get("cases"), fedavg.get("cases")
     if not isinstance(ours, Mapping) or not isinstance(theirs, Mapping):
         return None

@@ -1,4 +1,4 @@
-"""A page that shows a plan and why it is so."""
+"""A page with a plan and its reasons."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def write_plan_page(path: Path, planned: Planned, fingerprints: Mapping[str, Payload]) -> None:
-    """Write the plan and the fingerprints that it was made of as one HTML file."""
+    """Write the plan and the fingerprints behind it as one HTML file."""
     html, body = page.start_page("A plan for the volumes of a federation")
-    prints = {site: {k: v.tolist() for k, v in found.items()} for site, found in fingerprints.items()}
+    prints = {site: {k: v.tolist() for k, v in payload.items()} for site, payload in fingerprints.items()}
     add_plan(body, planned.reasons, prints)
     page.write_page(html, path)
 
@@ -26,25 +26,24 @@ def add_plan(
     body: ET.Element, reasons: Sequence[Sequence[str]], fingerprints: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """Append the plan to a page."""
-    # Imported here: most runs have no plan of their own, and a plan needs PyTorch.
+    # Imported here: most runs have no plan by fingerprints, and this needs PyTorch.
     from medfedaug.federation.planning.fingerprint import QUANTILES
 
-    page.add(body, "h2", "The plan: what was decided, and why")
+    page.add(body, "h2", "The plan: decisions and reasons")
     page.table(body, ("decided", "why"), reasons, words=True)
-    page.add(body, "h2", "The sites' volumes, of which it was made")
+    page.add(body, "h2", "The sites' volumes behind the plan")
     low, _, high = (f"{level:.0%}" for level in QUANTILES)
     note = f"Medians over the training volumes of a site, and in brackets the {low} and {high} quantiles."
     page.add(body, "p", note)
     rows = []
-    for site, found in sorted(fingerprints.items()):
-        spacing = _quantiles(found["spacing"]) if any(found["spacing"][1]) else "not known"
-        shares = ", ".join(f"{share:.2%}" if share >= 0 else "not outlined" for share in found["foreground"])
-        if "extent" in found:
-            unit = "mm" if any(found["spacing"][1]) else "voxels"
-            extent = f"{_quantiles(found['extent'])} {unit}"
-        else:  # of a run that was planned before 0.4
-            extent = f"{_quantiles(found['size'])} voxels"
-        rows.append((site, f"{found['cases'][0]:.0f}", extent, spacing, shares))
+    for site, entry in sorted(fingerprints.items()):
+        known = any(entry["spacing"][1])
+        shares = ", ".join(f"{share:.2%}" if share >= 0 else "not outlined" for share in entry["foreground"])
+        # Runs that were planned before 0.4 have the size in voxels.
+        extent = _quantiles(entry["extent"] if "extent" in entry else entry["size"])
+        extent += " mm" if known and "extent" in entry else " voxels"
+        spacing = _quantiles(entry["spacing"]) if known else "not known"
+        rows.append((site, f"{entry['cases'][0]:.0f}", extent, spacing, shares))
     head = ("site", "cases", "extent along x, y, z", "edges in mm", "foreground by class")
     page.table(body, head, rows, words=True)
 

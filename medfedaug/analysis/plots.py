@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, cycle
 from typing import Any, Literal
 
 import numpy as np
@@ -28,12 +28,10 @@ _PANEL_WIDTH, _PANEL_HEIGHT = 3.0, 2.2  # inches
 
 
 def learning_curves(runs: Sequence[Run], *, split: str = "val", width: float = 9.0) -> Figure:
-    """Score by round: one panel per training site and one for their mean, one line per method.
+    """Draw the score by round: one panel per training site and one for their mean, one line per method.
 
-    With more than a dozen sites, only the mean is drawn.
-
-    Several seeds of a method are drawn as their mean, in a band from the lowest to the highest seed. A dot
-    marks the round whose model was tested.
+    With more than a dozen sites, only the mean is drawn. Several seeds of a method are drawn as their mean,
+    in a band from the lowest to the highest seed. A dot marks the round whose model was tested.
 
     Args:
         runs: finished runs of one metric.
@@ -46,31 +44,29 @@ def learning_curves(runs: Sequence[Run], *, split: str = "val", width: float = 9
     figure, panels = _panels([*sites, "mean of sites"], width)
     for site, panel in zip([*sites, None], panels, strict=True):
         for members, style in zip(groups.values(), _styles(), strict=False):
-            taking_part = [run for run in members if site is None or site in run.sites]
+            trained = [run for run in members if site is None or site in run.sites]
             mean = _line_with_band(
-                panel, [_by_round(run, run.by_round(split, site)) for run in taking_part], style
+                panel, [_by_round(run, run.by_round(split, site)) for run in trained], style
             )
-            marked = sorted({run.selected_round for run in taking_part} & mean.keys())
-            panel.plot(marked, [mean[r] for r in marked], "o", color=style[0], markersize=4.5)
+            selected = sorted({run.selected_round for run in trained} & mean.keys())
+            panel.plot(selected, [mean[r] for r in selected], "o", color=style[0], markersize=4.5)
     _same_limits(panels)
     figure.supylabel(f"{find_metric(runs[0].chosen_by).title}, {_SPLITS[split]}", fontsize=10)
-    selected = Line2D(
-        [], [], linestyle="none", marker="o", markersize=4.5, color="0.5", label="selected round"
-    )
-    _legend(figure, groups, width, selected)
+    dot = Line2D([], [], linestyle="none", marker="o", markersize=4.5, color="0.5", label="selected round")
+    _legend(figure, groups, width, dot)
     return figure
 
 
 def gamma_by_layer(run: Run, *, width: float = 9.0) -> Figure:
-    """Range of γ over the channels, by round, one panel per layer.
+    """Draw the range of γ over the channels by round, one panel per layer.
 
-    γ scales the noise on a channel's statistics by how much the sites disagree on this channel (FedFA+, Eq.
-    7). A band without height means one γ for all channels, so no information is exchanged between the sites.
-    If the run has no γ, the figure says so.
+    γ scales the noise on a channel's statistics by the sites' disagreement on this channel (FedFA+, Eq. 7). A
+    band without height means one γ for all channels, so that sites exchange no information. A run without γ
+    gives a figure with a note.
 
     Args:
         run: a finished run.
-        width: of the figure, inches; panels wrap to fit.
+        width: width of the figure, inches; panels wrap to fit.
     """
     gamma = run.gamma()
     if not gamma:
@@ -80,28 +76,28 @@ def gamma_by_layer(run: Run, *, width: float = 9.0) -> Figure:
         return figure
     figure, panels = _panels(list(gamma), width)
     names = {"gamma_mean": "γ of the means", "gamma_std": "γ of the standard deviations"}
-    shown: dict[str, Line2D] = {}
+    handles: dict[str, Line2D] = {}
     for panel, spans in zip(panels, gamma.values(), strict=True):
         for name, colour in zip(sorted(spans), PALETTE, strict=False):
             rounds, low, high = zip(*spans[name], strict=True)
             panel.fill_between(rounds, low, high, color=colour, alpha=0.2, linewidth=0)
             for edge in (low, high):
-                # With markers, since a run of one round has no line.
+                # A run of one round has no line, but a marker.
                 panel.plot(rounds, edge, color=colour, linewidth=1.2, marker=".", markersize=3)
-            shown[name] = Line2D([], [], color=colour, linewidth=4, alpha=0.7, label=names.get(name, name))
+            handles[name] = Line2D([], [], color=colour, linewidth=4, alpha=0.7, label=names.get(name, name))
     figure.supylabel("γ, lowest to highest channel", fontsize=10)
     figure.legend(
-        handles=list(shown.values()), loc="outside lower center", ncols=2, frameon=False, fontsize=9
+        handles=list(handles.values()), loc="outside lower center", ncols=2, frameon=False, fontsize=9
     )
     return figure
 
 
 def metric_by_bytes(runs: Sequence[Run], *, width: float = 6.0) -> Figure:
-    """Mean validation score against the bytes that all sites have sent and received so far.
+    """Draw the mean validation score against the bytes that all sites have sent and received so far.
 
     Args:
         runs: finished runs of one metric.
-        width: of the figure, inches.
+        width: width of the figure, inches.
     """
     groups = group_runs(runs)
     figure = Figure(figsize=(width, max(3.2, 0.5 * width)), layout="constrained")
@@ -123,7 +119,7 @@ def metric_by_bytes(runs: Sequence[Run], *, width: float = 6.0) -> Figure:
 
 
 def bars(names: Sequence[str], columns: Mapping[str, Sequence[float]], *, width: float = 9.0) -> Figure:
-    """Horizontal bars of several quantities, a panel for each by its title, in the order of the names."""
+    """Draw horizontal bars of several quantities, a panel for each with its title, in the order of names."""
     figure = Figure(figsize=(width, 1.2 + 0.3 * len(names)), layout="constrained")
     panels = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
     for panel, (title, values) in zip(panels, columns.items(), strict=True):
@@ -144,13 +140,13 @@ def _panels(titles: Sequence[str], width: float) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(width, rows * height + 0.5), layout="constrained")
     panels = [figure.add_subplot(rows, columns, index + 1) for index in range(len(titles))]
     for panel, title in zip(panels, titles, strict=True):
-        # To place a title and the label of an axis, Matplotlib measures all ticks unless the place is given.
+        # Without given places of titles and labels, Matplotlib measures all ticks, also for empty labels.
         panel.set_title(title, fontsize=10, parse_math=False, y=1.0)
-        panel.yaxis.set_label_coords(0, 0.5)  # it has no label
+        panel.yaxis.set_label_coords(0, 0.5)
         tidy(panel)
         panel.xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))
     for panel in panels[:-columns]:
-        panel.xaxis.set_label_coords(0.5, 0)  # it has none either
+        panel.xaxis.set_label_coords(0.5, 0)
     for panel in panels[-columns:]:  # the lowest panel of each column
         panel.set_xlabel("round", fontsize=9)
     return figure, panels
@@ -164,11 +160,8 @@ def tidy(panel: Axes) -> None:
 
 
 def _styles() -> Iterator[_Style]:
-    """One line style per method: the colours with solid lines first, then with dashed ones."""
-    index = 0
-    while True:
-        yield PALETTE[index % len(PALETTE)], _DASHES[index // len(PALETTE) % len(_DASHES)]
-        index += 1
+    """Return one line style per method: the colours with solid lines first, then with dashed ones."""
+    return cycle((colour, dashes) for dashes in _DASHES for colour in PALETTE)
 
 
 def _by_round(run: Run, values: Sequence[float | None]) -> dict[int, float]:
@@ -183,8 +176,8 @@ def _line_with_band(panel: Axes, curves: Sequence[dict[Any, float]], style: _Sty
     values = [[curve[x] for curve in curves if x in curve] for x in places]
     mean = [sum(v) / len(v) for v in values]
     colour, dashes = style
-    alone = "." if len(places) == 1 else ""  # one round has no line
-    panel.plot(places, mean, color=colour, linestyle=dashes, linewidth=1.6, marker=alone)
+    marker = "." if len(places) == 1 else ""  # one round has no line
+    panel.plot(places, mean, color=colour, linestyle=dashes, linewidth=1.6, marker=marker)
     if len(curves) > 1:
         low, high = [min(v) for v in values], [max(v) for v in values]
         panel.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
@@ -192,7 +185,7 @@ def _line_with_band(panel: Axes, curves: Sequence[dict[Any, float]], style: _Sty
 
 
 def colours_by_name(names: Iterable[str]) -> dict[str, Any]:
-    """A colour for each name, in alphabetical order, from a colour map if the palette has too few."""
+    """Return a colour for each name, in alphabetical order, from a colour map if the palette has too few."""
     distinct = sorted(set(names))
     if len(distinct) <= len(PALETTE):
         return dict(zip(distinct, PALETTE, strict=False))
@@ -201,7 +194,7 @@ def colours_by_name(names: Iterable[str]) -> dict[str, Any]:
 
 
 def plain_label(name: str) -> str:
-    """A name in a figure, where a dollar sign would start a formula."""
+    """Escape a name for a figure, in which a dollar sign would start a formula."""
     return name.replace("$", r"\$")
 
 
@@ -213,7 +206,7 @@ def add_legend(figure: Figure, colours: Mapping[str, Any], width: float) -> None
 
 
 def byte_unit(largest: float) -> tuple[float, str]:
-    """A suitable unit for a number of bytes, and the size of the unit."""
+    """Return the size and the name of a suitable unit for a number of bytes."""
     for size, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if largest >= size:
             return size, name
@@ -241,7 +234,7 @@ def _repetitions(members: Sequence[Run]) -> str:
         ("folds", {run.fold for run in members}),
         ("sites left out", {run.held_out for run in members}),
     )
-    return " × ".join(f"{len(found)} {name}" for name, found in parts if len(found) > 1)
+    return " × ".join(f"{len(values)} {name}" for name, values in parts if len(values) > 1)
 
 
 def legend_columns(labels: Sequence[str], width: float) -> int:
@@ -253,17 +246,10 @@ def legend_columns(labels: Sequence[str], width: float) -> int:
 
 
 def _legend(figure: Figure, groups: dict[str, list[Run]], width: float, *more: Line2D) -> None:
-    handles = [
-        Line2D(
-            [],
-            [],
-            color=colour,
-            linestyle=dashes,
-            linewidth=1.6,
-            label=plain_label(label) + (f" ({_repetitions(members)})" if len(members) > 1 else ""),
-        )
-        for (label, members), (colour, dashes) in zip(groups.items(), _styles(), strict=False)
-    ]
+    handles = []
+    for (label, members), (colour, dashes) in zip(groups.items(), _styles(), strict=False):
+        text = plain_label(label) + (f" ({_repetitions(members)})" if len(members) > 1 else "")
+        handles.append(Line2D([], [], color=colour, linestyle=dashes, linewidth=1.6, label=text))
     columns = legend_columns([str(handle.get_label()) for handle in (*handles, *more)], width)
     figure.legend(
         handles=[*handles, *more], loc="outside lower center", ncols=columns, frameon=False, fontsize=9

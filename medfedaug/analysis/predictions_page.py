@@ -1,4 +1,4 @@
-"""`write_predictions_page`: the cases of a prediction on one page, below the test score of the model."""
+"""`write_predictions_page` writes the cases of a prediction on one page, below the model's test score."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _NOTHING = "–"
 
 
 def write_predictions_page(out: str | Path) -> Path | None:
-    """Write ``predictions.html`` of the ``predictions.json`` and the previews in a folder.
+    """Write ``predictions.html`` from ``predictions.json`` and the previews in a folder.
 
-    The page needs no other files. It shows pictures of the first 200 cases.
+    The page needs no other files. It has pictures of the first 200 cases.
 
     Returns:
-        The page; ``None`` where the folder has no record.
+        The page; ``None`` if the folder has no record.
 
     Raises:
-        ConfigError: where the folder's record cannot be read, or another file has the page's name.
+        ConfigError: when the folder's record cannot be read, or another file has the page's name.
         StorageError: when it cannot be written.
     """
     out = Path(out)
@@ -53,7 +53,7 @@ def _page(out: Path, record: Mapping[str, Any]) -> ET.Element:
     if test["warning"]:
         page.add(body, "p", f"Do not rely on these predictions: {test['warning']}.", **{"class": "warning"})
     page.add(body, "p", f"The model: {test['score']}.")
-    # The order was measured for label maps, of models that had learned something (benchmarks/look_first.py).
+    # The order was tested on label maps of models that had learned something (benchmarks/look_first.py).
     ranked = record.get("task") == "segmentation" and "test" in record and not test["warning"]
     order = list(dict.fromkeys([*(look_first(cases) if ranked else ()), *sorted(cases)]))
     page.add(body, "p", _summary(record, len(cases), len(failed)))
@@ -68,8 +68,8 @@ def _page(out: Path, record: Mapping[str, Any]) -> ET.Element:
         page.table(section, ("case", "reason"), rows, words=True)
     if left := record.get("left_out", ()):
         more = f", of which {_MOST_LEFT_OUT} are shown" if len(left) > _MOST_LEFT_OUT else ""
-        shown = [f"{one['path']}: {one['reason']}" for one in left[:_MOST_LEFT_OUT]]
-        page.details(body, f"{len(left)} files, folders or series left out{more}", ["\n".join(shown)])
+        lines = [f"{one['path']}: {one['reason']}" for one in left[:_MOST_LEFT_OUT]]
+        page.details(body, f"{len(left)} files, folders or series left out{more}", ["\n".join(lines)])
     page.remark(
         body,
         "A prediction is the output of a research tool. This page shows images of patients: keep it where "
@@ -102,16 +102,11 @@ def _table(body: ET.Element, order: Sequence[str], record: Mapping[str, Any], *,
             [name, cases[name]["class"], f"{cases[name]['probabilities'][cases[name]['class']]:.3f}"]
             for name in order
         ]
-    page.table(
-        section,
-        [*header, "unlike"],
-        [
-            [*row, str(len(cases[name]["warnings"]) or _NOTHING)]
-            for name, row in zip(order, rows, strict=True)
-        ],
-    )
-    if usual := record.get("training_range"):
-        page.remark(section, _training_range(usual))
+    for name, row in zip(order, rows, strict=True):
+        row.append(str(len(cases[name]["warnings"]) or _NOTHING))
+    page.table(section, [*header, "unlike"], rows)
+    if training := record.get("training_range"):
+        page.remark(section, _training_range(training))
     for text in _explanations(header, record.get("borrowed", {}), ranked=ranked):
         page.remark(section, text)
 
@@ -127,8 +122,8 @@ def _label_maps(
     agreement = any("agreement" in entry for entry in cases.values())
     header = ["case"]
     for name in classes:
-        marked = f"{name} (borrowed)" if name in borrowed else name
-        header += [f"{marked}, {unit}", f"{marked}, pieces"]
+        heading = f"{name} (borrowed)" if name in borrowed else name
+        header += [f"{heading}, {unit}", f"{heading}, pieces"]
     rows = []
     for case in order:
         entry = cases[case]
@@ -144,13 +139,13 @@ def _label_maps(
 def _size(entry: Mapping[str, Any], sizes: str, name: str) -> str:
     form = ".1f" if sizes == "volume_ml" else ".0f"
     ends = entry.get(f"{sizes}_of_passes", {}).get(name)
-    among = f" ({ends[0]:{form}}–{ends[1]:{form}})" if ends else ""
-    return f"{entry[sizes][name]:{form}}{among}"
+    passes = f" ({ends[0]:{form}}–{ends[1]:{form}})" if ends else ""
+    return f"{entry[sizes][name]:{form}}{passes}"
 
 
-def _training_range(usual: Mapping[str, Any]) -> str:
+def _training_range(training: Mapping[str, Any]) -> str:
     parts = []
-    for name, entry in usual["classes"].items():
+    for name, entry in training["classes"].items():
         if "share" not in entry:
             parts.append(f"{name} not known: no case shows it in full")
             continue
@@ -158,23 +153,23 @@ def _training_range(usual: Mapping[str, Any]) -> str:
         low, high = entry.get("volume_ml", entry["share"])
         least, most = entry["components"]
         parts.append(f"{name} {low:{form}} to {high:{form}} {unit}, {least:.0f} to {most:.0f} pieces")
-    return f"In the site's {usual['cases']} training cases: {'; '.join(parts)}."
+    return f"In the site's {training['cases']} training cases: {'; '.join(parts)}."
 
 
 def _explanations(header: Sequence[str], borrowed: Collection[str], *, ranked: bool) -> Iterator[str]:
     if "probability" in header:
-        yield "Probability: that of the class, by the model; not calibrated."
+        yield "Probability: the model's probability of the class; not calibrated."
     if ranked:
-        yield "Sorted by how sure the model is of its least sure class: an order, no estimate of the Dice."
+        yield "Sorted by the model's confidence in its least sure class: an order, no estimate of the Dice."
     if borrowed:
         yield (
-            f"Borrowed: this site outlined {', '.join(borrowed)} in no training case. How sure the model is "
-            "of them here was learned on other scanners, and the order rests on it."
+            f"Borrowed: this site outlined {', '.join(borrowed)} in no training case. The model learned its "
+            "confidence in them on other scanners, and the order depends on it."
         )
     if "agreement" in header:
         yield (
-            "Agreement: that of the label maps of all passes (models of an ensemble, flipped images); the "
-            "lowest class. In brackets: the smallest and the largest size in a pass."
+            "Agreement: the lowest agreement by class between the label maps of all passes (models of an "
+            "ensemble, flipped images). In brackets: the smallest and the largest size in a pass."
         )
     yield (
         "Unlike: the number of differences from the federation's images or the site's training cases. "
@@ -197,7 +192,7 @@ def _pictures(
         for text in (*entry["warnings"], *entry.get("remarks", ())):
             page.add(frame, "figcaption", text)
     if len(order) > _MOST_PICTURES:
-        text = f"And {len(order) - _MOST_PICTURES} cases that come later in the table, without pictures here."
+        text = f"And {len(order) - _MOST_PICTURES} later cases of the table, without pictures here."
         page.add(section, "p", text)
 
 

@@ -1,4 +1,4 @@
-"""`write_prospect`: the page of a prospect, and the sentences of its answer."""
+"""`write_prospect` writes the page of a prospect; `answer` returns the sentences of its answer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ from medfedaug.metrics.registry import find_metric
 from medfedaug.utils.printable import counted
 
 _TICKS = (0, 0.5, 1, 2, 5, 10, 20, 50)
-
 _OF_GEOMETRY = {"resolution", "field_of_view"}
 _GROUPS = {
     "appearance": "the same things look different",
@@ -45,61 +44,60 @@ _GROUPS = {
 def answer(prospect: Prospect, site: str | None = None) -> list[str]:
     """Return the sentences of the answer, for one site or for the federation."""
     reasons = prospect.reasons(site)
-    found = [f"What differs most: {reasons[0]}."] if reasons else ["No noticeable difference was found."]
-    found += _of_pilot(prospect, site)
+    text = [f"What differs most: {reasons[0]}."] if reasons else ["No noticeable difference was found."]
+    text += _of_pilot(prospect, site)
     remedy = prospect.remedy
     if remedy != FEDAVG:
         gain = prospect.gains["mean"][remedy][""]
-        found.append(
-            f"The remedy to try first is {remedy}, expected to gain {_told(gain)} over FedAvg in the mean of "
-            "the sites."
+        text.append(
+            f"The remedy to try first is {remedy}, expected to gain {_gain_text(gain)} over FedAvg in the "
+            "mean of the sites."
         )
-    return [*found, *_power(prospect, site)]
+    return [*text, *_power(prospect, site)]
 
 
 def _of_pilot(prospect: Prospect, site: str | None) -> list[str]:
-    """Say what the pilot measured; without one, that a fingerprint predicts no gain."""
+    """Return the result of the pilot; without one, the note that a fingerprint predicts no gain."""
     pilot = prospect.pilot
     if pilot is None:
         return [
-            "Fingerprints predict no gain: what training together brings is measured by a pilot "
+            "Fingerprints predict no gain: a pilot measures the gain of training together "
             "(medfedaug prospect --pilot)."
         ]
-    whom = "in the mean of the sites" if site is None else f"at {site}"
+    where = "in the mean of the sites" if site is None else f"at {site}"
     if site is not None and site not in pilot.sites:
         return [f"The pilot has no score of {site}."]
     ends, gain = pilot.interval(site or ""), -pilot.difference(site or "")
     within = "" if ends is None else f" (95% over test patients: {-ends[1]:+.3f} to {-ends[0]:+.3f})"
     rising = ", and FedAvg still improved: nothing follows from it" if pilot.rising else ""
-    found = [
-        f"In a pilot of {pilot.rounds} rounds FedAvg's score differed by {gain:+.3f} from that of training "
-        f"alone {whom}{within}{rising}."
+    text = [
+        f"In a pilot of {pilot.rounds} rounds FedAvg scored {gain:+.3f} against training alone "
+        f"{where}{within}{rising}."
     ]
     together = prospect.expected(FEDAVG, "mean" if site is None else "site", site or "")
     if together is not None:
-        found.append(f"Another training is expected to gain {_told(together)} over training alone {whom}.")
+        expected = f"{_gain_text(together)} over training alone {where}"
+        text.append(f"Another training is expected to gain {expected}.")
     if not any(prospect.gains.get("mean", {})) and not pilot.rising:
-        found.append("No gain of a method is predicted from it: no such prediction is known to hold.")
-    return found
+        text.append("No gain of a method is predicted from it: no such prediction is known to hold.")
+    return text
 
 
 def _power(prospect: Prospect, site: str | None) -> list[str]:
-    asked = [one for one in prospect.sites if site in (None, one.site)]
-    patients = sum(one.test_patients for one in asked)
+    patients = sum(one.test_patients for one in prospect.sites if site in (None, one.site))
     smallest = prospect.detectable(patients)
     if smallest is None:
         return []
-    whose = "all sites" if site is None else "your"
-    of = f"the {patients} test patients of {whose}" if site is None else f"your {patients} test patients"
-    return [f"With {of} a gain below {smallest:.3f} cannot be distinguished from chance."]
+    group = f"the {patients} test patients of all sites" if site is None else f"your {patients} test patients"
+    return [f"With {group} a gain below {smallest:.3f} cannot be distinguished from chance."]
 
 
-def _told(expected: Expected) -> str:
+def _gain_text(expected: Expected) -> str:
     return f"{expected.mean:+.3f} (80%: {_ends(expected.interval80)})"
 
 
 def judged_sentence(prospect: Prospect) -> str:
-    """Say of how many federations the record is, and which predictions after a pilot hold."""
+    """Return the size of the record, and the methods whose predictions after a pilot hold."""
     record = prospect.record
     text = (
         f"The record has {record.number} federations with {prospect.norm} norm, of "
@@ -107,34 +105,32 @@ def judged_sentence(prospect: Prospect) -> str:
     )
     if prospect.pilot is None:
         return text
-    said = sorted(one.methods for one in prospect.claims if one.level == "mean" and one.rule is not None)
-    most = max((one.judged["federations"] for one in prospect.claims), default=0)
-    if said:
+    methods = sorted(
+        claim.methods for claim in prospect.claims if claim.level == "mean" and claim.rule is not None
+    )
+    most = max((claim.judged["federations"] for claim in prospect.claims), default=0)
+    if methods:
         return (
             f"{text} With each family left out, predictions of the mean gain after a pilot held and beat "
-            f"the yardstick for {', '.join(said)}."
+            f"the yardstick for {', '.join(methods)}."
         )
     if most < LEAST_FEDERATIONS:
         return (
             f"{text} Predictions after a pilot are judged on {LEAST_FEDERATIONS} federations with a second "
-            f"seed or more, and there are {most}."
+            f"seed or more; the record has {most}."
         )
     return f"{text} With each family left out, no prediction after a pilot held and beat the yardstick."
 
 
 def sentences(prospect: Prospect) -> list[str]:
-    """Return the answer for the federation, and what it rests on."""
+    """Return the answer for the federation, and its evidence."""
     return [*answer(prospect), judged_sentence(prospect)]
 
 
 def write_prospect(
-    prospect: Prospect,
-    out_html: str | Path,
-    *,
-    site: str | None = None,
-    releases: Sequence[str] = (),
+    prospect: Prospect, out_html: str | Path, *, site: str | None = None, releases: Sequence[str] = ()
 ) -> None:
-    """Write the page."""
+    """Write the page of a prospect."""
     out = Path(out_html)
     check_page(out)
     html, body = start_page("Should we train together?" if site is None else f"Should {site} join?")
@@ -149,7 +145,15 @@ def write_prospect(
     _differences(body, prospect, site)
     _sites(body, prospect)
     _released(body, prospect, releases)
-    _assumed(body, prospect)
+    section = start_section(body, "What was assumed")
+    for text in (
+        "The federations with a second seed are phantoms, trained by small networks: a real federation may "
+        "gain more or less. docs/results/prospect has the judged predictions, and their failures.",
+        f"Networks have {prospect.norm} norm, and every site trains in every round.",
+        "A difference of volumes can be one of patients or of outlines: fingerprints cannot say which.",
+        f"Families: {', '.join(prospect.record.families)}.",
+    ):
+        remark(section, text)
     end_page(body)
     write_page(html, out)
 
@@ -159,7 +163,7 @@ def _pilot(body: ET.Element, pilot: Pilot) -> None:
     lines = [
         [
             name or "mean",
-            *(f"{fmean(of.values()) if not name else of[name]:.3f}" for of in pilot.scores.values()),
+            *(f"{scores[name] if name else fmean(scores.values()):.3f}" for scores in pilot.scores.values()),
             f"{pilot.difference(name):+.3f}",
             _ends(pilot.interval(name)),
             str(pilot.patients[name][1]) if name in pilot.patients else "–",
@@ -185,15 +189,15 @@ def _expected(body: ET.Element, prospect: Prospect) -> None:
     lines = []
     for methods, yardstick in sorted(prospect.yardsticks.items()):
         gain, needed = prospect.expected(methods), prospect.patients_needed(methods)
-        lines.append(
-            [
-                f"{methods} over {SINGLE}" if methods == FEDAVG else methods,
-                "–" if gain is None else f"{gain.mean:+.3f}",
-                *(["–"] * 2 if gain is None else map(_ends, (gain.interval80, gain.interval95))),
-                "–" if gain is None else "more than 2000" if needed is None else str(needed),
-                *(_around(found) for found in (yardstick.interval80, yardstick.interval95)),
-            ]
-        )
+        cells = ["–"] * 4
+        if gain is not None:
+            cells = [f"{gain.mean:+.3f}", _ends(gain.interval80), _ends(gain.interval95)]
+            cells.append("more than 2000" if needed is None else str(needed))
+        cells += [
+            "–" if ends is None else f"0 ± {ends[1]:.3f}"
+            for ends in (yardstick.interval80, yardstick.interval95)
+        ]
+        lines.append([f"{methods} over {SINGLE}" if methods == FEDAVG else methods, *cells])
     header = ["method", "expected", "80%", "95%", "patients needed", "on record, 80%", "on record, 95%"]
     table(section, header, lines)
     remark(
@@ -202,14 +206,13 @@ def _expected(body: ET.Element, prospect: Prospect) -> None:
         "predictions held and beat the yardstick with whole families of recorded federations left out; –: "
         "not known. On record: 80% and 95% of the recorded gains lie within. It is the yardstick, and says "
         "nothing about these sites. –: half of the possible gains or more, or too few federations. Patients "
-        "needed: test patients with whom a gain as large as the expected one would be "
-        f"found in four of five tests. {', '.join(NOT_A_REMEDY[1:])}: for comparison, and no way of training "
-        "together without sharing images.",
+        "needed: test patients with whom four of five tests would detect a gain as large as the expected "
+        f"one. {', '.join(NOT_A_REMEDY[1:])}: for comparison, since it shares images.",
     )
-    if shown := {m: found[""] for m, found in prospect.gains.get("mean", {}).items() if m != FEDAVG}:
+    if gains := {m: by_site[""] for m, by_site in prospect.gains.get("mean", {}).items() if m != FEDAVG}:
         figure(
             section,
-            partial(interval_picture, shown),
+            partial(interval_picture, gains),
             "80% and 95% interval of the expected gain of each method",
             "Gain in the mean of the sites. Thick: 80% interval, thin: 95% interval, dot: expected.",
             small=True,
@@ -222,10 +225,10 @@ def _differences(body: ET.Element, prospect: Prospect, site: str | None) -> None
     for group, meaning in _GROUPS.items():
         add(section, "h3", f"{group.capitalize()}: {meaning}")
         kinds = {kind: entry for kind, entry in KINDS.items() if entry.group == group}
-        # A row for each site: there may be fifty, and a sheet of paper has no room for as many columns.
+        # A row for each site: fifty sites have no room as columns of a sheet of paper.
         lines = [
-            [name, *("–" if kind in unknown else f"{apart[kind]:.2f}" for kind in kinds)]
-            for name, apart in prospect.distances.items()
+            [name, *("–" if kind in unknown else f"{distances[kind]:.2f}" for kind in kinds)]
+            for name, distances in prospect.distances.items()
         ]
         table(section, ["site", *map(_named, kinds)], lines)
         meanings = [f"{_named(kind)}: {entry.text} ({entry.unit})" for kind, entry in kinds.items()]
@@ -236,8 +239,8 @@ def _differences(body: ET.Element, prospect: Prospect, site: str | None) -> None
         section,
         partial(distance_picture, prospect.distances),
         "Distance of each site from the others, by kind",
-        "Each dot is a site. An octave is a factor of 2; deviations are those of the images within a site. "
-        "–: a site's files do not say how large a voxel is.",
+        "Each dot is a site. An octave is a factor of 2; deviations are of the images within a site. –: a "
+        "site's files lack the size of a voxel.",
     )
 
 
@@ -245,22 +248,17 @@ def _sites(body: ET.Element, prospect: Prospect) -> None:
     section = start_section(body, "Sites")
     lines, named = [], any(one.scanners for one in prospect.sites)
     for one in prospect.sites:
-        looked = f"{one.looked_at} of {one.cases}" if one.looked_at < one.cases else str(one.cases)
+        cases = f"{one.looked_at} of {one.cases}" if one.looked_at < one.cases else str(one.cases)
         scanners = [scanners_text(one.scanners) or "–"] if named else []
-        lines.append([one.site, str(one.patients), str(one.test_patients), looked, *scanners])
+        lines.append([one.site, str(one.patients), str(one.test_patients), cases, *scanners])
     header = ["site", "patients", "test patients", "cases looked at"]
     table(section, [*header, *(["scanners"] if named else [])], lines)
 
 
 def _released(body: ET.Element, prospect: Prospect, releases: Sequence[str]) -> None:
     section = start_section(body, "What leaves a site")
-    if not releases:
-        add(
-            section,
-            "p",
-            "Nothing left this machine. In a job of several hospitals each would send these means:",
-        )
-    for line in releases:
+    alone = "Nothing left this machine. In a job of several hospitals each would send these means:"
+    for line in releases or [alone]:
         add(section, "p", line)
     first = prospect.sites[0]
     lines = [
@@ -271,14 +269,8 @@ def _released(body: ET.Element, prospect: Prospect, releases: Sequence[str]) -> 
     if "shares" in first.entries:
         number = str(first.entries["shares"].numel())
         lines.append(["shares", number, "one for the class of the image, and 0 for others", "prevalence"])
-    lines.append(
-        [
-            "scanners",
-            "–",
-            "no mean: manufacturers and models, of a site whose policy names them (by default none)",
-            "appearance: what differs between sites may be the scanner",
-        ]
-    )
+    scanners = "no mean: manufacturers and models, of a site whose policy names them (by default none)"
+    lines.append(["scanners", "–", scanners, "appearance: the scanner may cause the difference"])
     table(section, ["entry", "numbers", "a mean over the training cases of", "reason"], lines, words=True)
     for one in prospect.sites:
         if one.noise:
@@ -286,30 +278,17 @@ def _released(body: ET.Element, prospect: Prospect, releases: Sequence[str]) -> 
             add(section, "p", f"{text}: its distances from others seem larger for it.")
 
 
-def _assumed(body: ET.Element, prospect: Prospect) -> None:
-    section = start_section(body, "What was assumed")
-    for text in (
-        "The federations with a second seed are phantoms, trained by small networks: a real federation may "
-        "gain more or less. docs/results/prospect has what was judged, and where it fails.",
-        f"Networks have {prospect.norm} norm, and every site trains in every round.",
-        "A difference of volumes can be one of patients or of outlines: fingerprints cannot say which.",
-        f"Families: {', '.join(prospect.record.families)}.",
-    ):
-        remark(section, text)
-
-
-def interval_picture(found: Mapping[str, Expected], *, width: float = 9.0) -> Figure:
-    """Intervals of gains, a line for each method."""
-    drawing = Figure(figsize=(width, 0.35 * len(found) + 0.9), layout="constrained")
+def interval_picture(gains: Mapping[str, Expected], *, width: float = 9.0) -> Figure:
+    """Draw intervals of gains, a line for each method."""
+    drawing = Figure(figsize=(width, 0.35 * len(gains) + 0.9), layout="constrained")
     panel = drawing.add_subplot()
     tidy(panel)
-    order = sorted(found, key=lambda methods: found[methods].mean)
-    for place, methods in enumerate(order):
-        one = found[methods]
-        for ends, thick in ((one.interval95, 1.5), (one.interval80, 5.0)):
+    order = sorted(gains, key=lambda methods: gains[methods].mean)
+    for place, gain in enumerate(map(gains.__getitem__, order)):
+        for ends, thickness in ((gain.interval95, 1.5), (gain.interval80, 5.0)):
             if ends is not None:
-                panel.plot(ends, (place, place), color="tab:blue", linewidth=thick, solid_capstyle="butt")
-        panel.plot(one.mean, place, "o", color="white", markeredgecolor="black", markersize=6, zorder=3)
+                panel.plot(ends, (place, place), color="tab:blue", linewidth=thickness, solid_capstyle="butt")
+        panel.plot(gain.mean, place, "o", color="white", markeredgecolor="black", markersize=6, zorder=3)
     panel.set_ylim(-0.6, len(order) - 0.4)
     panel.axvline(0, color="0.4", linewidth=1)
     panel.set_yticks(range(len(order)), order, fontsize=9)
@@ -317,31 +296,24 @@ def interval_picture(found: Mapping[str, Expected], *, width: float = 9.0) -> Fi
     return drawing
 
 
-def distance_picture(apart: Mapping[str, Mapping[str, float]], *, width: float = 9.0) -> Figure:
-    """Distances by kind, a dot for each site."""
-    columns = legend_columns([*apart], width)
-    height = 0.32 * len(KINDS) + 1 + 0.2 * math.ceil(len(apart) / columns)
+def distance_picture(distances: Mapping[str, Mapping[str, float]], *, width: float = 9.0) -> Figure:
+    """Draw distances by kind, a dot for each site."""
+    columns = legend_columns([*distances], width)
+    height = 0.32 * len(KINDS) + 1 + 0.2 * math.ceil(len(distances) / columns)
     drawing = Figure(figsize=(width, height), layout="constrained")
     panel = drawing.add_subplot()
     tidy(panel)
-    colours, kinds = colours_by_name(apart), list(KINDS)
-    for site, values in apart.items():
-        panel.plot(
-            [values[kind] for kind in kinds],
-            range(len(kinds)),
-            "o",
-            color=colours[site],
-            markersize=6,
-            alpha=0.8,
-            label=plain_label(site),
-        )
+    colours, kinds = colours_by_name(distances), list(KINDS)
+    for site, values in distances.items():
+        style = {"color": colours[site], "markersize": 6, "alpha": 0.8, "label": plain_label(site)}
+        panel.plot([values[kind] for kind in kinds], range(len(kinds)), "o", **style)
     labels = [f"{_named(kind)} ({KINDS[kind].unit})" for kind in kinds]
     panel.set_yticks(range(len(kinds)), labels, fontsize=9)
     panel.invert_yaxis()
     panel.set_xscale("symlog", linthresh=1)
     panel.set_xticks(_TICKS, map(str, _TICKS))
     panel.minorticks_off()
-    panel.set_xlim(-0.05, 1.15 * max(1, *(max(values.values()) for values in apart.values())))
+    panel.set_xlim(-0.05, 1.15 * max(1, *(max(values.values()) for values in distances.values())))
     panel.set_xlabel("mean distance from the other sites", fontsize=9)
     drawing.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
     return drawing
@@ -349,10 +321,6 @@ def distance_picture(apart: Mapping[str, Mapping[str, float]], *, width: float =
 
 def _named(kind: str) -> str:
     return kind.replace("_", " ")
-
-
-def _around(ends: tuple[float, float] | None) -> str:
-    return "–" if ends is None else f"0 ± {ends[1]:.3f}"
 
 
 def _ends(ends: tuple[float, float] | None) -> str:

@@ -1,9 +1,8 @@
-"""Gains over FedAvg that were measured here, the table of ``docs/results``."""
+"""Measured gains over FedAvg, the table of ``docs/results``."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -18,14 +17,14 @@ class RecordedGain:
 
     Attributes:
         experiment: the data set, and how it was tested.
-        over: what the interval is over.
+        over: the unit of the interval.
         methods: the combination.
         gain: the difference of the mean score: Dice, but for Office-Caltech 10, CIFAR-10 and PACS (accuracy).
         interval: its 95% interval.
-        num_trainings: the number of trainings with seeds of their own; 0 where federations share seeds.
-        num_cases: the number of patients, or images; 0 for an interval that is over federations alone.
-        text: gain and interval as they are printed.
-        verdict: of the report's rule (`medfedaug.analysis.verdict`) on the recorded runs, computed by
+        num_trainings: the number of trainings with different seeds; 0 if federations share seeds.
+        num_cases: the number of patients, or images; 0 for an interval over federations alone.
+        text: gain and interval as text.
+        verdict: result of the report's rule (`medfedaug.analysis.verdict`) on the recorded runs, computed by
             ``benchmarks/recorded_gains.py``; ``"open"`` with too few trainings.
     """
 
@@ -44,12 +43,8 @@ class RecordedGain:
 def recorded_gains() -> tuple[RecordedGain, ...]:
     """Return all rows of the table, in its order."""
     text = (files("medfedaug") / _TABLE).read_text(encoding="utf-8")
-    return tuple(_rows(text))
-
-
-def _rows(text: str) -> Iterator[RecordedGain]:
-    for row in csv.DictReader(text.splitlines()):
-        yield RecordedGain(
+    return tuple(
+        RecordedGain(
             experiment=row["experiment"],
             over=row["over"],
             methods=row["methods"],
@@ -60,18 +55,20 @@ def _rows(text: str) -> Iterator[RecordedGain]:
             text=f"{row['gain']} ({row['low']} to {row['high']})",
             verdict=row["verdict"],
         )
+        for row in csv.DictReader(text.splitlines())
+    )
 
 
 def gains_of(method: str) -> list[str]:
-    """A line for each experiment with a method, alone or with others.
+    """Return a line for each experiment with a method, alone or with others.
 
     Example:
         >>> gains_of("fedfd_a")
         ['PACS, each site left out: +0.060 (+0.032 to +0.088), over images, one seed; open']
     """
-    found = (one for one in recorded_gains() if method in (one.methods, *one.methods.split(",")))
     return [
-        f"{one.experiment}{'' if one.methods == method else f', {one.methods}'}: "
-        f"{one.text}, over {one.over}; {one.verdict}"
-        for one in found
+        f"{gain.experiment}{'' if gain.methods == method else f', {gain.methods}'}: "
+        f"{gain.text}, over {gain.over}; {gain.verdict}"
+        for gain in recorded_gains()
+        if method in (gain.methods, *gain.methods.split(","))
     ]

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -99,7 +99,11 @@ def write_report(
         _evaluations(body, evaluations)
         end_page(body)
     else:
-        images = None if data is None else partial(_images, data=data, device=device, local=local_features)
+        images = None
+        if data is not None:  # imports all of training, which a page without images does not need
+            from medfedaug.analysis.report_images import image_sections
+
+            images = partial(image_sections, data=data, device=device, local_features=local_features)
         html = _page(runs, images, notes, reduced, evaluations, reference)
     write_page(html, out)
     return out
@@ -114,6 +118,7 @@ def _page(
     reference: str,
 ) -> ET.Element:
     groups = group_runs(runs)
+    members = [*chain.from_iterable(groups.values())]
     several = f"{len(groups)} methods" if len(groups) > 4 else ", ".join(groups)
     title = f"Federated training: {several}" + (f" (REDUCED: {reduced})" if reduced else "")
     html, body = start_page(title)
@@ -126,10 +131,15 @@ def _page(
             table(body, note[0], note[1:])
     words = add(body, "section")
     _evaluations(body, evaluations)
-    text_table(start_section(body, f"{_title(groups)} on the test cases"), scores)
-    _patients(body, groups, reduced, reference)
-    _classes(body, groups, reduced, reference)
-    _metrics(body, groups, reduced)
+    text_table(start_section(body, f"{members[0].title} on the test cases"), scores)
+    if len(groups) > 1 and any(not run.nothing_learned for run in runs):
+        _patients(body, members, reduced, reference)
+    classes = class_table(members, reference)
+    if classes.rows:
+        section = start_section(body, "By class, where sites have outlined different ones")
+        text_table(section, replace(classes, reduced=reduced))
+    section = start_section(body, "All metrics, worst site and spread over sites")
+    text_table(section, replace(metric_table(members), reduced=reduced))
     for append in (_curves, _traffic, _gamma):
         append(body, groups)
     if images is not None:
@@ -141,19 +151,6 @@ def _page(
     end_page(body)
     definitions(words, "What the words mean", words_in(" ".join(body.itertext())))
     return html
-
-
-def _images(
-    body: ET.Element,
-    groups: Mapping[str, Sequence[Run]],
-    data: str | Path,
-    device: str,
-    local: LocalFeatures | None,
-) -> None:
-    # Imported here, since it imports all of training, which a page without images does not need.
-    from medfedaug.analysis.report_images import image_sections
-
-    image_sections(body, groups, data, device, local)
 
 
 def _lead(runs: Sequence[Run]) -> str:
@@ -170,20 +167,20 @@ def _lead(runs: Sequence[Run]) -> str:
 
 
 def _uneven(runs: Sequence[Run]) -> list[str]:
-    """A sentence on sites whose volumes have several scales, if there are any."""
-    found = {site: what for run in runs for site, what in run.input.uneven}
-    if not found:
+    """Return a sentence on sites whose volumes have several scales, if any site has."""
+    scales = {site: scale for run in runs for site, scale in run.input.uneven}
+    if not scales:
         return []
-    text = "; ".join(f"{site} ({what})" for site, what in found.items())
-    text = f"Sites whose volumes lie on wildly different scales of intensity: {text}."
+    sites = "; ".join(f"{site} ({scale})" for site, scale in scales.items())
     if all(run.input.scaling == SCALED.scaling for run in runs if run.input.uneven):
-        return [f"{text} These runs scaled each volume to [0, 1]."]
-    advice = "Statistics of them all fit none of them; --intensity scale brings each volume to [0, 1]."
-    return [f"{text} {advice}"]
+        advice = "These runs scaled each volume to [0, 1]."
+    else:
+        advice = "Statistics of them all fit none of them; --intensity scale brings each volume to [0, 1]."
+    return [f"Sites whose volumes lie on wildly different scales of intensity: {sites}. {advice}"]
 
 
 def _stalled(runs: Sequence[Run]) -> list[str]:
-    """A sentence for each run that ended before its last round."""
+    """Return a sentence for each run that ended before its last round."""
     return [
         f"{run.label} ({run.name}) ended after {early['round']} of {run.config['rounds']} rounds: "
         f"{early['reason']}."
@@ -196,72 +193,49 @@ def _late(runs: Sequence[Run]) -> Iterator[str]:
     """Yield a sentence for each run with buffered rounds."""
     for run in runs:
         late: dict[str, list[int]] = defaultdict(list)
-        for site, told in (pair for entry in run.rounds for pair in entry["sites"].items()):
-            if is_number(told.get("staleness")):
-                late[site].append(told["staleness"])
+        for site, reply in (pair for entry in run.rounds for pair in entry["sites"].items()):
+            if is_number(reply.get("staleness")):
+                late[site].append(reply["staleness"])
         sites = (f"{site} {fmean(late[site]):.1f}, at most {max(late[site])}" for site in sorted(late))
         if late:
-            first = f"made each model of the first {run.config.get('buffer')} updates"
-            late_by = f"They were late by so many rounds on average: {'; '.join(sites)}"
-            yield f"{run.label} ({run.name}) {first}. {late_by}."
+            yield (
+                f"{run.label} ({run.name}) made each model of the first {run.config.get('buffer')} updates. "
+                f"Updates were late by this many rounds on average: {'; '.join(sites)}."
+            )
 
 
 def _names(sites: Sequence[str]) -> str:
     return ", ".join(sites) if len(sites) <= MOST_SITES else str(len(sites))
 
 
-def _patients(body: ET.Element, groups: dict[str, list[Run]], reduced: str, reference: str) -> None:
-    runs = [run for members in groups.values() for run in members]
+def _patients(body: ET.Element, runs: Sequence[Run], reduced: str, reference: str) -> None:
     pairs = replace(patient_table(runs, reference), reduced=reduced)
-    what = pairs.cases
-    if not pairs.rows and (len(groups) < 2 or all(run.nothing_learned for m in groups.values() for run in m)):
-        return
-    section = start_section(body, f"Paired by {what.removesuffix('s')}")
+    section = start_section(body, f"Paired by {pairs.cases.removesuffix('s')}")
     if pairs.rows:
         for row in pairs.rows if len(pairs.rows) <= _MOST_SENTENCES else ():
             add(section, "p", row.sentence(pairs.metric))
         text_table(section, pairs)
         return
-    add(
-        section,
-        "p",
-        f"Nothing to compare: it takes {reference} and another method under the same settings, with the same "
-        f"seed, and {MIN_PATIENTS} or more {what} whose scores both runs tell.",
-    )
+    text = f"Nothing to compare: it takes {reference} and another method under the same settings, with the "
+    text += f"same seed, and {MIN_PATIENTS} or more {pairs.cases} with scores in both runs."
+    add(section, "p", text)
     for note in pairs.notes:
         remark(section, note)
 
 
-def _classes(body: ET.Element, groups: dict[str, list[Run]], reduced: str, reference: str) -> None:
-    found = class_table([run for members in groups.values() for run in members], reference)
-    if found.rows:
-        section = start_section(body, "By class, where sites have outlined different ones")
-        text_table(section, replace(found, reduced=reduced))
-
-
-def _metrics(body: ET.Element, groups: dict[str, list[Run]], reduced: str) -> None:
-    runs = [run for members in groups.values() for run in members]
-    section = start_section(body, "All metrics, worst site and spread over sites")
-    text_table(section, replace(metric_table(runs), reduced=reduced))
-
-
-def _title(groups: dict[str, list[Run]]) -> str:
-    return next(iter(groups.values()))[0].title
-
-
 def _evaluations(body: ET.Element, evaluations: Sequence[Mapping[str, Any]]) -> None:
     for content in evaluations:
-        section, found = start_section(body, "Is the federation worth it for a site?"), worth_table(content)
-        for row in found.rows if len(found.rows) <= MOST_SITES else ():
-            add(section, "p", row.sentence(found.metric))
-        text_table(section, found)
+        section, worth = start_section(body, "Is the federation worth it for a site?"), worth_table(content)
+        for row in worth.rows if len(worth.rows) <= MOST_SITES else ():
+            add(section, "p", row.sentence(worth.metric))
+        text_table(section, worth)
         for exchange in exchange_tables(content):
             title = f"The {exchange.kind} model of each site at every site"
             text_table(start_section(body, title), exchange)
 
 
 def _curves(body: ET.Element, groups: dict[str, list[Run]]) -> None:
-    runs = [run for members in groups.values() for run in members]
+    runs = [*chain.from_iterable(groups.values())]
     if not any(value is not None for run in runs for value in run.validation()):
         return
     section = start_section(body, f"{find_metric(runs[0].chosen_by).title} on the validation cases, by round")
@@ -278,11 +252,9 @@ def _curves(body: ET.Element, groups: dict[str, list[Run]]) -> None:
 
 
 def _traffic(body: ET.Element, groups: dict[str, list[Run]]) -> None:
-    runs = [run for members in groups.values() for run in members]
     lines = []
-    for label, members in groups.items():
-        run = members[0]
-        turns = max(1, sum(map(_asked, run.rounds)))
+    for label, (run, *_) in groups.items():
+        turns = max(1, sum(map(_num_sites, run.rounds)))
         once = run.context.get("bytes_up_before_training", {})
         parts: dict[str, list[int]] = {part: [size, 0] for part, size in once.items()}
         for entry in run.rounds:
@@ -302,20 +274,21 @@ def _traffic(body: ET.Element, groups: dict[str, list[Run]]) -> None:
         "Content only, without the framing of messages. Means over the rounds; what was sent once before "
         "training is included.",
     )
+    runs = [*chain.from_iterable(groups.values())]
     if any(value is not None for run in runs for value in run.validation()):
         alt = "Mean validation score against the bytes sent so far"
         figure(section, lambda width: metric_by_bytes(runs, width=min(width, 6)), alt, small=True)
 
 
-def _asked(entry: Mapping[str, Any]) -> int:
-    """The number of sites that a round was sent to, which with partial participation are not all."""
+def _num_sites(entry: Mapping[str, Any]) -> int:
+    """Return the number of sites that received a round's model; with partial participation not all."""
     trained = {site for site, scores in entry["sites"].items() if "samples" in scores}
     return len(trained | {str(t.get("site")) for key in ("refused", "missing") for t in entry.get(key, ())})
 
 
 def _gamma(body: ET.Element, groups: dict[str, list[Run]]) -> None:
-    shown = {label: members[0] for label, members in groups.items() if members[0].gamma()}
-    if not shown:
+    runs = {label: members[0] for label, members in groups.items() if members[0].gamma()}
+    if not runs:
         return
     section = start_section(body, "γ by layer")
     remark(
@@ -323,7 +296,7 @@ def _gamma(body: ET.Element, groups: dict[str, list[Run]]) -> None:
         "γ scales the noise on a channel's statistics by how much the sites disagree on that channel. The "
         "band runs from the lowest to the highest channel; without height it would mean a single γ.",
     )
-    for label, run in shown.items():
+    for label, run in runs.items():
         add(section, "h3", f"{label}, {run.name}")
         figure(section, partial(gamma_by_layer, run), f"γ by layer, {label}")
 
@@ -343,7 +316,7 @@ def _plan(section: ET.Element, groups: dict[str, list[Run]]) -> None:
 
 
 def _troubles(body: ET.Element, groups: dict[str, list[Run]]) -> None:
-    # One line for what happened in several rounds.
+    # One line for the same event in several rounds.
     rounds: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for label, members in groups.items():
         for run in members:
@@ -356,10 +329,8 @@ def _troubles(body: ET.Element, groups: dict[str, list[Run]]) -> None:
                         reason = _SUSPECTED if kind == "suspected" else reason
                         what = kind if kind != "missing" else f"no answer to {trouble.get('task', 'train')}"
                         rounds[label, run.name, site, what, reason].append(entry["round"])
-            for site, reason in run.untested.items():
-                rounds[label, run.name, site, "not tested", reason] = []
-            for site, reason in run.unscored.items():
-                rounds[label, run.name, site, "no score", reason] = []
+            for what, reasons in (("not tested", run.untested), ("no score", run.unscored)):
+                rounds |= {(label, run.name, site, what, reason): [] for site, reason in reasons.items()}
     if not rounds:
         return
     section = start_section(body, "Sites that failed or are suspected, and refused updates")
@@ -398,30 +369,17 @@ def _runs(body: ET.Element, groups: dict[str, list[Run]]) -> None:
                     str(run.context.get("engine", "–")),
                 ]
             )
-    header = [
-        "method",
-        MODEL,
-        "run",
-        "rounds",
-        "selected round",
-        f"mean test {_title(groups)}" + (" where trained" if in_turn else ""),
-        *(["where left out (unseen)"] if in_turn else []),
-        "time",
-        "engine",
-    ]
-    table(section, header, lines)
+    mean = f"mean test {next(iter(groups.values()))[0].title}"
+    means = [f"{mean} where trained", "where left out (unseen)"] if in_turn else [mean]
+    table(section, ["method", MODEL, "run", "rounds", "selected round", *means, "time", "engine"], lines)
 
 
 def _configuration(body: ET.Element, groups: dict[str, list[Run]]) -> None:
     section = start_section(body, "Configuration")
-    # Seeds and folds are listed for each run above; threads are those of the first run.
+    # Seeds and folds are listed for each run above; threads are from the first run.
     first = {
-        label: {
-            "methods": members[0].config["methods"],
-            "input": str(members[0].input),
-            **_settled(members),
-        }
-        for label, members in groups.items()
+        label: {"methods": run.config["methods"], "input": str(run.input), **_settled([run, *others])}
+        for label, (run, *others) in groups.items()
     }
     lines = []
     for key in dict.fromkeys(key for config in first.values() for key in config):
@@ -434,7 +392,7 @@ def _configuration(body: ET.Element, groups: dict[str, list[Run]]) -> None:
 
 
 def _settled(members: Sequence[Run]) -> dict[str, Any]:
-    """The settings of runs of one experiment, and what fingerprints decided in each of them."""
+    """Return the settings of runs of one experiment, with the fingerprints' decisions for each run."""
     settings = experiment(members[0])
     for key in dict.fromkeys(key for run in members for key in run.planned):
         runs: dict[str, list[str]] = {}

@@ -43,27 +43,24 @@ LocalFeatures = Mapping[Path, Mapping[str, SiteFeatures]]
 # Enough to show a distribution: cases per site and task, and features per site.
 _CASES = {"segmentation": 10, "classification": 100}
 _MOST_SITES = 12
-_BY_PROBABILITY = "By the probability that the model gives to the true class."
 
 
 @dataclass
-class _Seen:
-    """The result of one run's model for the sites' test images."""
+class _ModelOutput:
+    """Cases and features of one run's model on the sites' test images, or the reason of their absence."""
 
     views: list[CaseView] = field(default_factory=list)
     features: SiteFeatures = field(default_factory=SiteFeatures)
     trouble: str = ""
-    """Why there is nothing of the run."""
     without_features: str = ""
-    """Why there are cases, but no features."""
 
 
 def image_sections(
     body: ET.Element,
     groups: Mapping[str, Sequence[Run]],
     data: str | Path,
-    device: str = "auto",
-    local_features: LocalFeatures | None = None,
+    device: str,
+    local_features: LocalFeatures | None,
 ) -> None:
     """Append intensities, features and cases, for the first run of each method and at most a dozen sites.
 
@@ -75,32 +72,32 @@ def image_sections(
     with data_of(first[0], Path(data)) as root:
         single = root.is_dir() and is_site(root) and not is_federation(root)
         limit = first[0].config.get("limit")
-        found = [open_site(root, limit=limit)] if single else find_sites(root, limit=limit)
+        sites = [open_site(root, limit=limit)] if single else find_sites(root, limit=limit)
         names, classes = first[0].config.get("channel_names", ()), first[0].config["classes"]
-        folders = arrange([folder for folder in found if folder.name in known], names, classes)
+        folders = arrange([folder for folder in sites if folder.name in known], names, classes)
         folders = [folders[int(i)] for i in np.linspace(0, len(folders) - 1, min(len(folders), _MOST_SITES))]
         if not folders:
             raise DataError(
                 "holds none of the runs' sites", path=data, hint=f"They are {', '.join(sorted(known))}."
             )
         _intensities(body, first, folders)
-    shown = {folder.name for folder in folders}
-    seen = {label: _look(members[0], data, device, shown) for label, members in groups.items()}
-    names = {label: f"{label}, {members[0].name}" for label, members in groups.items()}
-    local = {names[label]: (local_features or {}).get(groups[label][0].path, {}) for label in seen}
-    of_global = {names[label]: found for label, found in seen.items()}
-    _features(body, of_global, None if local_features is None else local)
-    what = "photograph" if _of_photographs(folders) else "volume"
-    by_dice = f"By Dice of the {what}." + (
-        " Shown is the slice where the truth is largest." * (what == "volume")
-    )
-    how = by_dice if folders[0].task == "segmentation" else _BY_PROBABILITY
-    _cases(body, {names[label]: found for label, found in seen.items()}, how)
+    names = {folder.name for folder in folders}
+    runs = {f"{label}, {run.name}": run for label, (run, *_) in groups.items()}
+    outputs = {name: _apply_model(run, data, device, names) for name, run in runs.items()}
+    local = None
+    if local_features is not None:
+        local = {name: local_features.get(run.path, {}) for name, run in runs.items()}
+    _features(body, outputs, local)
+    order = "By the probability that the model gives to the true class."
+    if folders[0].task == "segmentation":
+        order = "By Dice of the volume. The slice where the truth is largest is shown."
+        order = "By Dice of the photograph." if _of_photographs(folders) else order
+    _cases(body, outputs, order)
 
 
 @contextmanager
 def data_of(run: Run, data: Path) -> Iterator[Path]:
-    """The data of a run: for a benchmark, with the run's own options, including its fold."""
+    """Open the data of a run; a benchmark with the run's own options, including its fold."""
     if run.data not in (*BENCHMARKS, OWN_DATA) or "fraction" not in run.options:
         yield data
         return
@@ -112,14 +109,14 @@ def data_of(run: Run, data: Path) -> Iterator[Path]:
 
 def _intensities(body: ET.Element, runs: Sequence[Run], folders: Sequence[SiteFolder]) -> None:
     section = page.start_section(body, "Intensities by site, before and after FedRDN")
-    # From a run that normalises, if there is one, since the pairs describe its images.
-    shown = next((run for run in runs if run.input.normalised_by), runs[0])
-    runs = [shown, *(run for run in runs if run is not shown)]
-    intensity = "raw" if shown.input.scaling == "none" else "scale"
-    plan = Plan.from_dict(shown.config.get("plan", {}))
-    if shown.input.normalised_by != BY_PLAN:
+    # From a run that normalises, if any does, since the pairs describe its images.
+    run = next((run for run in runs if run.input.normalised_by), runs[0])
+    runs = [run, *(other for other in runs if other is not run)]
+    intensity = "raw" if run.input.scaling == "none" else "scale"
+    plan = Plan.from_dict(run.config.get("plan", {}))
+    if run.input.normalised_by != BY_PLAN:
         plan = replace(plan, normalisation=None, ct_intensities=None)
-    prepared = Preparation(plan, shown.config.get("image_size"))
+    prepared = Preparation(plan, run.config.get("image_size"))
     unseen = [folder.name for folder in folders if not any(folder.name in run.sites for run in runs)]
     statistics = _statistics(runs, folders, intensity, prepared)
     samples = {}
@@ -131,22 +128,20 @@ def _intensities(body: ET.Element, runs: Sequence[Run], folders: Sequence[SiteFo
         )
         samples[folder.name] = sample_intensities(images, foreground=segmented)
     photographs = _of_photographs(folders)
-    drawn = f"Left out: the lowest {MIDDLE[0]:g}% and the highest {100 - MIDDLE[1]:g}% of the values, which "
-    drawn += "the axis does not show; the tops of peaks that would hide the rest, such as saturated pixels"
+    dark = ""
     if segmented:
-        of = "pixels that are darker than the mean of their photograph" if photographs else ""
-        drawn += (
-            f"; and {of or 'voxels that are darker than the mean of their volume'}, such as the surroundings"
-        )
-    drawn += "."
-    channels = ("red", "green", "blue") if photographs else shown.config.get("channel_names", ())
+        part, whole = ("pixels", "photograph") if photographs else ("voxels", "volume")
+        dark = f"; and {part} that are darker than the mean of their {whole}, such as the surroundings"
+    channels = ("red", "green", "blue") if photographs else run.config.get("channel_names", ())
     page.figure(
         section,
         partial(intensity_histograms, samples, statistics, unseen=unseen, channels=channels),
         "Histograms of the sites' intensities as stored, and as FedRDN makes them at test and in training",
-        f"What the site's devices give ({shown.input.scaled}); normalised with the site's own mean and "
-        "deviation, as at test; and with those of every site in equal parts, from which training draws. "
-        f"The more the sites' curves lie over each other, the less their devices tell them apart. {drawn}",
+        f"Intensities from the site's devices ({run.input.scaled}); normalised with the site's own mean and "
+        "deviation, as at test; and with the pairs of all sites in equal parts, from which training draws. "
+        "The more the sites' curves overlap, the less their devices distinguish them. Left out: the lowest "
+        f"{MIDDLE[0]:g}% and the highest {100 - MIDDLE[1]:g}% of the values, which the axis does not show; "
+        f"the tops of peaks that would hide the rest, such as saturated pixels{dark}.",
     )
 
 
@@ -158,60 +153,60 @@ def _of_photographs(folders: Sequence[SiteFolder]) -> bool:
 def _statistics(
     runs: Sequence[Run], folders: Sequence[SiteFolder], intensity: str, prepared: Preparation
 ) -> dict[str, ChannelStatistics]:
-    """The exchanged pairs of all training sites, and computed pairs of other sites."""
+    """Return the exchanged pairs of all training sites, and computed pairs of other sites."""
     files = [run.path.parent / STATISTICS for run in runs]
     saved = next((load_statistics(file) for file in files if file.exists()), {})
     known = {site: saved[site] for site in saved if any(site in run.sites for run in runs)}
     return known | {f.name: site_statistics(f, intensity, prepared) for f in folders if f.name not in known}
 
 
-def _look(run: Run, data: str | Path, device: str, sites: Collection[str]) -> _Seen:
-    seen = _Seen()
+def _apply_model(run: Run, data: str | Path, device: str, sites: Collection[str]) -> _ModelOutput:
     model = run.path.parent / GLOBAL_MODEL
     if not model.exists():
-        seen.trouble = f"there is no {GLOBAL_MODEL} beside {run.path.name}"
-        return seen
+        return _ModelOutput(trouble=f"{run.path.parent} has no {GLOBAL_MODEL}")
     try:
         with data_of(run, Path(data)) as root:
-            _look_at(seen, run, model, root, device, sites)
+            return _output(run, model, root, device, sites)
     except (MedFedAugError, ValueError) as error:  # an error of one run does not stop the page
-        return _Seen(trouble=str(error))
+        return _ModelOutput(trouble=str(error))
     except Exception as error:  # of a network that takes images in another order of axes, or of another size
-        said = f"{type(error).__name__}: {first_line(error)}"
-        return _Seen(trouble=f"the network cannot run on images as medfedaug prepares them ({said})")
-    return seen
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        return _ModelOutput(trouble=f"the network cannot run on images as medfedaug prepares them ({reason})")
 
 
-def _look_at(seen: _Seen, run: Run, model: Path, data: Path, device: str, sites: Collection[str]) -> None:
-    limit = run.config.get("limit")
+def _output(run: Run, model: Path, data: Path, device: str, sites: Collection[str]) -> _ModelOutput:
+    output, limit = _ModelOutput(), run.config.get("limit")
     for opened, complete in open_model(model, data, config=run.path, device=device, limit=limit):
         folder = opened.folder
         if not folder.cases["test"] or folder.name not in {*run.sites, *run.unseen} & {*sites}:
             continue
-        there = {case.name for case in folder.cases["test"]}
+        cases = {case.name for case in folder.cases["test"]}
         scores = run.scored_by(run.chosen_by).case_scores.get(folder.name, {})
-        if not scores.keys() <= there:
+        if not scores.keys() <= cases:
             # With another split, the model may have trained on the cases.
             raise DataError(
                 "these are not the test cases that the run was tested with", site=folder.name, path=data
             )
         if not complete:
             continue
-        seen.views += extreme_cases(opened, scores)
+        output.views += extreme_cases(opened, scores)
         name = folder.name + (" (unseen)" if folder.name in run.unseen else "")
         try:
-            seen.features.add(opened, opened.network, example_cases(folder), name)
+            output.features.add(opened, opened.network, example_cases(folder), name)
         except ValueError as error:  # stages that are not known, or no slice with foreground
-            seen.without_features = str(error)
+            output.without_features = str(error)
+    return output
 
 
 def example_cases(folder: SiteFolder) -> Sequence[Case]:
-    """The test cases of a site whose features are shown."""
+    """Return the test cases of a site whose features are drawn."""
     return spread(folder.cases["test"], _CASES[folder.task])
 
 
 def _features(
-    body: ET.Element, seen: Mapping[str, _Seen], local: Mapping[str, Mapping[str, SiteFeatures]] | None
+    body: ET.Element,
+    outputs: Mapping[str, _ModelOutput],
+    local: Mapping[str, Mapping[str, SiteFeatures]] | None,
 ) -> None:
     section = page.start_section(body, "Features by site")
     on = (
@@ -223,13 +218,13 @@ def _features(
     )
     text = f"Test images in the last stage of the encoder, averaged over space, {on}. A colour is a site: "
     page.remark(section, f"{text}the network distinguishes sites that lie apart.")
-    for name, found in seen.items():
-        if len(found.features) < 3:
+    for name, output in outputs.items():
+        if len(output.features) < 3:
             page.add(section, "h3", name)
-            why = found.trouble or found.without_features or "too few images"
-            page.add(section, "p", f"No picture: {why}.")
+            reason = output.trouble or output.without_features or "too few images"
+            page.add(section, "p", f"No picture: {reason}.")
         else:
-            _draw_features(section, name, found.features, "pca" if local is None else "tsne")
+            _draw_features(section, name, output.features, "pca" if local is None else "tsne")
         for source, features in (local or {}).get(name, {}).items():
             if len(features) >= 3:
                 _draw_features(section, f"{name}, local model of {source}", features, "tsne")
@@ -247,15 +242,13 @@ def _draw_features(section: ET.Element, name: str, features: SiteFeatures, metho
     )
 
 
-def _cases(body: ET.Element, seen: Mapping[str, _Seen], how: str) -> None:
+def _cases(body: ET.Element, outputs: Mapping[str, _ModelOutput], order: str) -> None:
     section = page.start_section(body, "Worst and best case of each site")
-    page.remark(section, how)
-    for name, found in seen.items():
+    page.remark(section, order)
+    for name, output in outputs.items():
         page.add(section, "h3", name)
-        if not found.views:
-            page.add(section, "p", f"No picture: {found.trouble or 'no case could be scored'}.")
+        if not output.views:
+            page.add(section, "p", f"No picture: {output.trouble or 'no case could be scored'}.")
             continue
-        caption = "; ".join(
-            f"{view.rank} at {view.site}: {view.case}, {view.score:.3f}" for view in found.views
-        )
-        page.figure(section, partial(case_picture, found.views), f"{name}: {caption}", photo=True)
+        cases = (f"{view.rank} at {view.site}: {view.case}, {view.score:.3f}" for view in output.views)
+        page.figure(section, partial(case_picture, output.views), f"{name}: {'; '.join(cases)}", photo=True)

@@ -1,4 +1,4 @@
-"""Summary of a page: the answer in a sentence or two, and the meaning of its words."""
+"""Summary of a page: its result in a sentence or two, and the meaning of its words."""
 
 from __future__ import annotations
 
@@ -9,26 +9,15 @@ from importlib import resources
 import yaml
 
 from medfedaug.analysis.score_table import Row, Table
-from medfedaug.errors import DataError
 from medfedaug.metrics.nothing_learned import REMEDIES
 from medfedaug.metrics.registry import METRICS, find_metric
 
-
-def _read_words(text: str) -> dict[str, str]:
-    found = yaml.safe_load(text)
-    if not isinstance(found, dict) or not all(
-        isinstance(part, str) for pair in found.items() for part in pair
-    ):
-        raise DataError("is no list of words with their meanings", path="words.yml")
-    return found
-
-
-WORDS = _read_words((resources.files(__package__) / "words.yml").read_text(encoding="utf-8"))
-"""Words of a page in a sense of their own, beside the titles of metrics."""
+WORDS: dict[str, str] = yaml.safe_load((resources.files(__package__) / "words.yml").read_text("utf-8"))
+"""Words of a page with a special sense, besides the titles of metrics."""
 
 
 def answer(scores: Table) -> str:
-    """The result of the runs in one to three sentences, with the verdict.
+    """Return the result of the runs in one to three sentences, with the verdict.
 
     Example:
         >>> from medfedaug.analysis.score_table import Score
@@ -45,18 +34,17 @@ def answer(scores: Table) -> str:
     sign = 1 if metric.higher_is_better else -1
     compared = [(row, row.difference) for row, _ in known if row.difference is not None]
     if not compared:
-        best, mean = max(known, key=lambda found: sign * found[1])
-        found = f"{best.label} has a mean {metric.in_text} of {mean:.3f} on the test cases"
-        return found + (f", the best of {len(known)} methods." if len(known) > 1 else f"{_range(best)}.")
-    best, gain = max(compared, key=lambda found: sign * found[1])
-    reference = next((f"{mean:.3f}" for row, mean in known if row.baseline), "")
+        best, mean = max(known, key=lambda pair: sign * pair[1])
+        text = f"{best.label} has a mean {metric.in_text} of {mean:.3f} on the test cases"
+        return text + (f", the best of {len(known)} methods." if len(known) > 1 else f"{_range(best)}.")
+    best, gain = max(compared, key=lambda pair: sign * pair[1])
     mean = next(mean for row, mean in known if row is best)
-    side = "above" if gain > 0 else "below"
-    found = f"{best.label} has a mean {metric.in_text} of {mean:.3f} on the test cases"
-    found += f", {abs(gain):.3f} {side} {scores.reference}"
-    found += f" ({reference})" if len({row.label for row, _ in known if row.baseline}) == 1 else ""
-    more = ", the best of those that are compared with it" if len(compared) > 1 else ""
-    return f"{found}{more}. {_certainty(best, scores.reference)}{_others(compared, best)}"
+    text = f"{best.label} has a mean {metric.in_text} of {mean:.3f} on the test cases"
+    text += f", {abs(gain):.3f} {'above' if gain > 0 else 'below'} {scores.reference}"
+    baselines = {row.label: mean for row, mean in known if row.baseline}
+    text += f" ({next(iter(baselines.values())):.3f})" if len(baselines) == 1 else ""
+    text += ", the best of the methods that are compared with it" if len(compared) > 1 else ""
+    return f"{text}. {_certainty(best, scores.reference)}{_others(compared, best)}"
 
 
 def _range(row: Row) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
@@ -17,7 +17,7 @@ from medfedaug.analysis.comparison import (
     marked,
     unlike_notes,
 )
-from medfedaug.analysis.grouping import group_runs, unscored_notes, whole_seeds
+from medfedaug.analysis.grouping import Tested, group_runs, unscored_notes, whole_seeds
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.analysis.verdict import Verdict, rule
 from medfedaug.data.dataset_json import LABELLED
@@ -30,26 +30,25 @@ from medfedaug.runs.run import BASELINE, MODEL, NOT_RECORDED, Run, compared_metr
 
 MOST_SITES = 12  # in text; CSV has all of them
 _TESTED = ("low", "high", "p", "detectable")
-_TAKEN = (
-    "method",
-    "model",
-    "seeds",
-    "folds",
-    "held_out",
-    "input",
-    "mean",
-    "difference",
-    "verdict",
-    "reduced",
-    *_TESTED,
-)
+_COLUMNS = {"method", "model", "seeds", "folds", "held_out", "input", "mean", "difference", "verdict"}
+_COLUMNS |= {"reduced", *_TESTED}
 
 
 @dataclass(frozen=True)
 class Score:
     """Cell of a table: the score of one run, or mean and standard deviation (n - 1) over several."""
 
-    values: tuple[float, ...]
+    values: tuple[float, ...] = ()
+
+    @classmethod
+    def known(cls, values: Iterable[float | None]) -> Score:
+        """Build from the values that are not ``None``."""
+        return cls(tuple(value for value in values if value is not None))
+
+    @classmethod
+    def of_means(cls, seeds: Iterable[Tested]) -> Score:
+        """Build from the means of the seeds in which every site was tested."""
+        return cls.known(seed.mean for seed in seeds if not seed.untested)
 
     @property
     def mean(self) -> float | None:
@@ -77,14 +76,14 @@ class Row:
         sites: score by site, including unseen sites.
         mean: mean over the training sites, for the seeds in which all of them were tested.
         folds: the number of folds over which the patients of a seed are pooled.
-        held_out: the number of sites that were left out in turn; 0 for none.
-        difference: of ``mean`` to that of the reference, over the common seeds; ``None`` without any.
-        baseline: whether it is the reference that other rows are compared with.
-        test: comparison of ``mean`` with that of the reference, if there are enough common seeds.
-        verdict: the verdict of the comparison with the reference; ``None`` if there is none to compare with.
+        held_out: the number of sites that were left out in turn.
+        difference: ``mean`` minus the reference's, over the common seeds; ``None`` without any.
+        baseline: marks the reference of other rows.
+        test: comparison of ``mean`` with the reference's, with enough common seeds.
+        verdict: the verdict of the comparison with the reference; ``None`` without a reference.
         input: the networks' input.
-        other_input: whether the input is scaled differently from that of the reference.
-        model: whose model the scores are of, except those of unseen sites.
+        other_input: marks an input that is scaled differently from the reference's.
+        model: owner of the model behind the scores, except at unseen sites.
     """
 
     label: str
@@ -103,7 +102,7 @@ class Row:
 
     @property
     def compared(self) -> str:
-        """The difference to the reference as text, with its interval where there is one."""
+        """The difference to the reference as text, with its interval if it has one."""
         if self.baseline:
             return "baseline"
         if self.test:
@@ -117,12 +116,10 @@ class Table(TextTable):
 
     Attributes:
         metric: name of the score.
-        sites: the training sites, or those that were left out in turn.
+        sites: the training sites, or the sites that were left out in turn.
         unseen: sites that trained in none of the runs.
         rows: one per method, FedAvg first.
-        notes: notes that a reader needs to understand the numbers.
-        reduced: see `medfedaug.analysis.text_table.TextTable`.
-        nothing_learned: the reason why no method learned anything; empty where one did.
+        nothing_learned: the reason why no method learned anything; empty if one did.
         reference: the methods that all others are compared with.
     """
 
@@ -137,25 +134,22 @@ class Table(TextTable):
 
     @property
     def optional(self) -> frozenset[str]:
-        """The columns of the sites: the mean is most important, and the report has all of them.
-
-        And that of the model, where it is the same for all rows: a note has it too.
-        """
+        """The columns of the sites, and the model if it is the same for all rows: a note has it too."""
         alike = [MODEL] if len({row.model for row in self.rows}) == 1 else []
         return frozenset([*self._site_headings, *alike])
 
     @property
     def _site_headings(self) -> list[str]:
-        return [f"{site} †" if site in self.unseen else site for site in self._shown]
+        return [f"{site} †" if site in self.unseen else site for site in self._site_columns]
 
     @property
-    def _shown(self) -> tuple[str, ...]:
+    def _site_columns(self) -> tuple[str, ...]:
         sites = (*self.sites, *self.unseen)
         return sites if len(sites) <= MOST_SITES else ()
 
     @property
     def header(self) -> list[str]:
-        """Headings of the columns; a phone shows the first ones alone."""
+        """Headings of the columns; a phone shows only the first ones."""
         difference = [delta(self.reference) if self._tested else f"Δ to {self.reference}"]
         difference = difference if self._judged else []
         tested = ["p", RESOLUTION] if self._tested else []
@@ -164,10 +158,9 @@ class Table(TextTable):
 
     @property
     def body(self) -> list[list[str]]:
-        """The cells as text."""
         lines = []
         for row in self.rows:
-            scores = [str(row.sites.get(site, Score(()))) for site in self._shown]
+            scores = [str(row.sites.get(site, Score())) for site in self._site_columns]
             seeds = str(len(row.seeds)) + (f" × {row.folds} folds" if row.folds > 1 else "")
             seeds += f" × {row.held_out} sites" if row.held_out else ""
             line = [marked(row.label, row.other_input), str(row.mean)]
@@ -187,7 +180,6 @@ class Table(TextTable):
         return any(row.verdict for row in self.rows)
 
     def records(self) -> list[dict[str, Any]]:
-        """Mean and standard deviation in columns of their own."""
         records = []
         for row in self.rows:
             record: dict[str, Any] = {
@@ -198,9 +190,8 @@ class Table(TextTable):
                 "held_out": row.held_out,
                 "input": str(row.input),
             }
-            scores = {site: row.sites.get(site, Score(())) for site in (*self.sites, *self.unseen)}
-            named = {"mean": row.mean, **{_column(site): score for site, score in scores.items()}}
-            for name, score in named.items():
+            columns = {_column(site): row.sites.get(site, Score()) for site in (*self.sites, *self.unseen)}
+            for name, score in {"mean": row.mean, **columns}.items():
                 record |= {name: score.mean, f"{name}_std": score.std}
             if self._judged:
                 record["difference"] = row.difference
@@ -213,23 +204,22 @@ class Table(TextTable):
 
 
 def summary_table(runs: Sequence[Run], reference: str = BASELINE) -> Table:
-    """Test scores by method and site.
+    """Return the test scores by method and site.
 
     Runs that differ only in the seed share a row (mean ± standard deviation). The folds of a seed are pooled,
-    so that every patient counts once. If each site was left out in turn, its score is that of the run without
+    so that every patient counts once. If each site was left out in turn, its score comes from the run without
     it (`medfedaug.analysis.grouping.pool_runs`). With three or more common seeds, a row's mean is compared
-    with that of the reference under otherwise equal settings: mean difference, its 95% confidence interval,
+    with the reference's under otherwise equal settings: mean difference, its 95% confidence interval,
     the p-value of a two-sided paired t-test, not corrected for the number of rows, and the smallest
-    difference that the test would have found (`medfedaug.metrics.significance.detectable_difference`). The
-    verdict is that of `medfedaug.analysis.verdict.judge`, as in `patient_table`.
+    difference that the test would detect (`medfedaug.metrics.significance.detectable_difference`). The
+    verdict comes from `medfedaug.analysis.verdict.judge`, as in `patient_table`.
 
     Args:
         runs: finished runs of one metric.
         reference: the methods that all others are compared with, joined by commas.
 
     Raises:
-        ConfigError: when there is no run, metrics differ, an experiment is given twice, or several folds of a
-            seed tested the same patient.
+        ConfigError: as `medfedaug.analysis.grouping.group_runs`.
     """
     groups = group_runs(runs)
     runs = [run for members in groups.values() for run in members]
@@ -242,51 +232,50 @@ def summary_table(runs: Sequence[Run], reference: str = BASELINE) -> Table:
         for run in members
         if run.left_out
     ]
-    compared = {found.label: found for found in compare_groups(groups, reference) if found.where != UNSEEN}
-    first = next(iter(groups))
-    baselines = {found.baseline for found in compared.values()}
+    compared = {c.label: c for c in compare_groups(groups, reference) if c.where != UNSEEN}
+    baselines = {comparison.baseline for comparison in compared.values()}
     rows = []
     for label, seeds in pooled.items():
         folds, turn = ({part[k] for seed in seeds for part in seed.parts} for k in (0, 1))
-        scores = {
-            site: Score(known_scores([{**seed.unseen, **seed.sites}.get(site) for seed in seeds]))
-            for site in (*sites, *unseen)
-        }
-        found = compared.get(label)
-        beside = groups[found.baseline if found else first][0].input
+        comparison, run = compared.get(label), groups[label][0]
+        baseline = groups[comparison.baseline if comparison else next(iter(groups))][0]
         rows.append(
             Row(
                 label=label,
                 seeds=tuple(seed.seed for seed in seeds),
-                sites=scores,
-                mean=Score(known_scores([seed.mean for seed in seeds if not seed.untested])),
+                sites={
+                    site: Score.known({**seed.unseen, **seed.sites}.get(site) for seed in seeds)
+                    for site in (*sites, *unseen)
+                },
+                mean=Score.of_means(seeds),
                 folds=len(folds),
-                held_out=len(turn) if groups[label][0].in_turn else 0,
-                difference=found.difference if found else None,
+                held_out=len(turn) if run.in_turn else 0,
+                difference=comparison.difference if comparison else None,
                 baseline=label in baselines,
-                test=found.seeds if found else None,
-                verdict=found.verdict if found else None,
-                input=groups[label][0].input,
-                other_input=groups[label][0].input.differs(beside),
-                model=groups[label][0].model,
+                test=comparison.seeds if comparison else None,
+                verdict=comparison.verdict if comparison else None,
+                input=run.input,
+                other_input=run.input.differs(baseline.input),
+                model=run.model,
             )
         )
-    inputs = input_notes(groups, [row.label for row in rows if row.other_input], reference)
-    learned = {label: {run.nothing_learned for run in members} for label, members in groups.items()}
-    nothing = {label: found.pop() for label, found in learned.items() if len(found) == 1 and "" not in found}
+    reasons = {label: {run.nothing_learned for run in members} for label, members in groups.items()}
+    nothing = {label: text for label, texts in reasons.items() for text in texts if text and len(texts) == 1}
     none = next(iter(nothing.values())) if nothing.keys() == groups.keys() else ""
-    said = (
-        *inputs,
+    notes = [
+        *input_notes(groups, [row.label for row in rows if row.other_input], reference),
         *unlike_notes(compared.values()),
         *_notes(runs, rows, unseen, none, reference),
         *notes,
         *cells_note(runs),
         *lacking,
-    )
-    said += tuple(unscored_notes(pooled, reference))
+        *unscored_notes(pooled, reference),
+    ]
     if not none:
-        said += tuple(f"{label} learned nothing: {reason}." for label, reason in nothing.items())
-    return Table(runs[0].metric, sites, unseen, tuple(rows), said, nothing_learned=none, reference=reference)
+        notes += [f"{label} learned nothing: {reason}." for label, reason in nothing.items()]
+    return Table(
+        runs[0].metric, sites, unseen, tuple(rows), tuple(notes), nothing_learned=none, reference=reference
+    )
 
 
 def annotated_in(run: Run) -> Annotated:
@@ -296,24 +285,19 @@ def annotated_in(run: Run) -> Annotated:
 
 
 def cells_note(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield the cells that a mean is over, where sites have annotated different classes."""
+    """Yield a note on the cells that a mean is over, if sites have annotated different classes."""
     known = {site: tuple(n) for run in runs for site, n in annotated_in(run).sites.items()}
     if known:
-        told = "; ".join(f"{site}: {', '.join(names) or 'none'}" for site, names in sorted(known.items()))
+        outlined = "; ".join(f"{site}: {', '.join(names) or 'none'}" for site, names in sorted(known.items()))
         yield (
             "A site's score is over the classes outlined in its test cases, and the mean of a class over the "
-            f"sites that outlined it there. Outlined for training: {told}."
+            f"sites that outlined it there. Outlined for training: {outlined}."
         )
     silent = sorted({site for run in runs for site in run.sites if known.get(site) == ()})
     if silent:
         weights = sorted({run.config.get("unlabelled_weight", 1.0) for run in runs})
         share = " or ".join(f"{weight:g}" for weight in weights)
         yield f"Without outlines, {', '.join(silent)} counts {share} of its samples in the average."
-
-
-def known_scores(values: Sequence[float | None]) -> tuple[float, ...]:
-    """Return the scores that are known."""
-    return tuple(value for value in values if value is not None)
 
 
 def _notes(
@@ -345,7 +329,7 @@ def _notes(
         notes.append("Test cases: " + ", ".join(f"{site} {n}" for site, n in sorted(counts.items())) + ".")
     tested = [row.test for row in rows if row.test]
     if not tested and any(row.verdict for row in rows):
-        notes.append(f"Δ: of the mean to that of {reference}, over common seeds.")
+        notes.append(f"Δ: the mean minus the mean of {reference}, over common seeds.")
     if tested:
         notes.append(
             f"Δ and p: paired t-test of the mean against {reference} over common seeds, two-sided, not "
@@ -368,12 +352,12 @@ def _notes(
 
 
 def _counts(runs: Sequence[Run]) -> dict[str, int]:
-    """Number of test cases by site, in one run or in all folds together."""
+    """Return the number of test cases by site, in one run or in all folds together."""
     counts: dict[str, int] = {}
-    about = {site for run in runs for site in run.tested}
+    tested = {site for run in runs for site in run.tested}
     for site in {site for run in runs for site in run.cases}:
         # Scores of sites that trained while others were left out have no column.
-        testing = [run for run in runs if site in ({*run.tested} if site in about else run.unseen)]
+        testing = [run for run in runs if site in ({*run.tested} if site in tested else run.unseen)]
         named = {case for run in testing for case in run.case_scores.get(site, {})}
         if testing:
             counts[site] = len(named) or max(run.cases.get(site, 0) for run in testing)
@@ -381,5 +365,5 @@ def _counts(runs: Sequence[Run]) -> dict[str, int]:
 
 
 def _column(site: str) -> str:
-    """The column of a site in CSV, which must not be that of something else."""
-    return f"site {site}" if site.removesuffix("_std") in _TAKEN else site
+    """Return the column of a site in CSV, apart from all other columns."""
+    return f"site {site}" if site.removesuffix("_std") in _COLUMNS else site

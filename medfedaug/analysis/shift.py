@@ -1,4 +1,4 @@
-"""`site_shift`: how far the sites' images are apart, measured by how far the images within a site are."""
+"""`site_shift`: the distance between sites' images, in units of the distance within a site."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from statistics import fmean
 
 import numpy as np
 
-_CHANCE = 1.5  # times what chance would give: below, a shift is called none
-_FARTHEST = 2.0  # the same of the farthest site, whose distance is the largest of several
+_CHANCE = 1.5  # times the shift by chance; below it, sites do not differ
+_FARTHEST = 2.0  # the same for the farthest site, whose distance is the largest of several
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class PairShift:
     Attributes:
         sites: their names.
         statistics: distance of the means of their images' pairs (mean, deviation).
-        histogram: distance of their histograms; ``None`` where the images within a site have one.
-        chance: what `statistics` is expected to be where the sites do not differ at all.
+        histogram: distance of their histograms; ``None`` if the images within a site do not vary.
+        chance: expected `statistics` of sites that do not differ.
     """
 
     sites: tuple[str, str]
@@ -51,8 +51,8 @@ class Shift:
     @property
     def farthest(self) -> str:
         """The site that is farthest from the others."""
-        apart = self.by_site
-        return max(apart, key=lambda name: apart[name])
+        distances = self.by_site
+        return max(distances, key=distances.__getitem__)
 
     @property
     def histogram(self) -> float | None:
@@ -67,27 +67,24 @@ class Shift:
 
     @property
     def sentence(self) -> str:
-        """Explain the shift.
+        """Explanation of the shift.
 
-        A mean hides one odd site among others that are alike: with more than two sites, one that is farther
-        from the others than chance would put it is named.
+        A mean hides one odd site among similar ones: with more than two sites, it names a site that is
+        farther from the others than by chance.
         """
-        site, apart = self.farthest, self.by_site
-        chance = fmean(pair.chance for pair in self.pairs if site in pair.sites)
-        if len(apart) < 3 or apart[site] < _FARTHEST * chance:
-            return self._meaning
-        return f"{self._meaning} Farthest from the others is {site}, {apart[site]:.2f} away in the mean."
-
-    @property
-    def _meaning(self) -> str:
-        text = f"shift {self.shift:.2f}, where chance alone would give {self.chance:.2f}"
         if self.shift < _CHANCE * self.chance:
-            none = "chance alone could put the sites this far apart"
-            return f"{text}: {none}; FedRDN and FedFA have little to work on, or there are too few images."
-        if self.shift < 1:
-            return f"{text}: the sites differ by less than the images of one site do."
-        more = "the sites differ by more than the images of one site do"
-        return f"{text}: {more}, which is what FedRDN and FedFA work on."
+            meaning = "chance alone could put the sites this far apart; FedRDN and FedFA have little to work "
+            meaning += "on, or there are too few images"
+        elif self.shift < 1:
+            meaning = "the sites differ by less than the images of one site do"
+        else:
+            meaning = "the sites differ by more than the images of one site do: FedRDN and FedFA work on that"
+        text = f"shift {self.shift:.2f}, where chance alone would give {self.chance:.2f}: {meaning}."
+        site, distances = self.farthest, self.by_site
+        chance = fmean(pair.chance for pair in self.pairs if site in pair.sites)
+        if len(distances) < 3 or distances[site] < _FARTHEST * chance:
+            return text
+        return f"{text} Farthest from the others is {site}, {distances[site]:.2f} away in the mean."
 
 
 def site_shift(pairs: Mapping[str, np.ndarray], quantiles: Mapping[str, np.ndarray]) -> Shift | None:
@@ -103,11 +100,11 @@ def site_shift(pairs: Mapping[str, np.ndarray], quantiles: Mapping[str, np.ndarr
         D_{jk} = \sqrt{\frac{1}{2C} \sum_d \frac{(\bar p_{jd} - \bar p_{kd})^2}{s_d^2}}
 
     is the distance of two sites' statistics: 1 means that they lie one standard deviation of the images
-    within a site apart. Where the sites do not differ, :math:`D_{jk}^2` is :math:`1 / n_j + 1 / n_k` on
+    within a site apart. If the sites do not differ, :math:`D_{jk}^2` is :math:`1 / n_j + 1 / n_k` on
     average, the square of ``chance``. **The shift of a federation is the mean of D over all pairs of sites.**
 
-    With :math:`W_c` the 1-Wasserstein distance between distributions of the intensities of channel c, those
-    of an image, :math:`h_{ki}`, and of all images of a site in equal parts, :math:`h_k`,
+    With :math:`W_c` the 1-Wasserstein distance between distributions of the intensities of channel c, of an
+    image, :math:`h_{ki}`, and of all images of a site in equal parts, :math:`h_k`,
 
     .. math::
 
@@ -116,8 +113,7 @@ def site_shift(pairs: Mapping[str, np.ndarray], quantiles: Mapping[str, np.ndarr
         W(g, h) = \frac{1}{Q} \sum_q |G^{-1}(q) - H^{-1}(q)|
 
     is the distance of their histograms: 1 means that they lie as far apart as an image from its own site.
-    Components that vary within no site are left out of both, and channels that one of two sites does not have
-    out of the distance of these two.
+    Both leave out components that vary within no site, and channels that one of the two sites lacks.
 
     Args:
         pairs: by site, mean and deviation of each channel of each image, (N, C, 2); NaN in a channel that a
@@ -125,8 +121,8 @@ def site_shift(pairs: Mapping[str, np.ndarray], quantiles: Mapping[str, np.ndarr
         quantiles: by site, evenly spaced quantiles of the intensities of each image, (N, C, Q); the same.
 
     Returns:
-        ``None`` for fewer than two sites, for different numbers of channels, and where no two sites have a
-        channel in common that varies within a site.
+        ``None`` for fewer than two sites, for different numbers of channels, and if no two sites have a
+        common channel that varies within a site.
     """
     names = sorted(site for site, values in pairs.items() if len(values))
     if len(names) < 2 or len({pairs[site].shape[1] for site in names}) > 1:
@@ -136,14 +132,14 @@ def site_shift(pairs: Mapping[str, np.ndarray], quantiles: Mapping[str, np.ndarr
     means = {site: values.mean(axis=0) for site, values in points.items()}
     whole = {site: _site_quantiles(quantiles[site]) for site in names}
     own = np.array([np.abs(quantiles[site] - whole[site]).mean(axis=(0, 2)) for site in names])
-    there = ~np.isnan(own)
-    spread = np.where(there, own, 0).sum(axis=0) / np.maximum(there.sum(axis=0), 1)
-    found = []
+    present = ~np.isnan(own)
+    spread = np.where(present, own, 0).sum(axis=0) / np.maximum(present.sum(axis=0), 1)
+    shifts = []
     for one, other in combinations(names, 2):
         apart = _known((means[one] - means[other]), within)
         if len(apart):
             distances = _known(np.abs(whole[one] - whole[other]).mean(axis=1), spread)
-            found.append(
+            shifts.append(
                 PairShift(
                     sites=(one, other),
                     statistics=float(np.sqrt(np.mean(apart**2))),
@@ -151,27 +147,27 @@ def site_shift(pairs: Mapping[str, np.ndarray], quantiles: Mapping[str, np.ndarr
                     chance=math.sqrt(1 / len(points[one]) + 1 / len(points[other])),
                 )
             )
-    return Shift(tuple(found)) if found else None
+    return Shift(tuple(shifts)) if shifts else None
 
 
 def _known(values: np.ndarray, yardstick: np.ndarray) -> np.ndarray:
-    """Values in units of a yardstick, where both sites have the channel and the yardstick is not 0."""
+    """Return values in units of a yardstick, for channels of both sites with a yardstick above 0."""
     used = (yardstick > 0) & ~np.isnan(values)
     return values[used] / yardstick[used]
 
 
 def _within(points: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The deviation within a site, by component; 0 where nothing varies within any."""
+    """Return the deviation within a site, by component; 0 for a component that varies within no site."""
     squares, freedom = np.zeros(1), np.zeros(1)
     for values in points.values():
-        there = ~np.isnan(values).any(axis=0)
-        squares = squares + np.where(there, ((values - values.mean(axis=0)) ** 2).sum(axis=0), 0)
-        freedom = freedom + np.where(there, len(values) - 1, 0)
+        present = ~np.isnan(values).any(axis=0)
+        squares = squares + np.where(present, ((values - values.mean(axis=0)) ** 2).sum(axis=0), 0)
+        freedom = freedom + np.where(present, len(values) - 1, 0)
     return np.sqrt(squares / np.maximum(freedom, 1))
 
 
 def _site_quantiles(images: np.ndarray) -> np.ndarray:
-    """The quantiles of all images in equal parts, (C, Q), of those of each, (N, C, Q)."""
+    """Return the quantiles of all images in equal parts, (C, Q), from the quantiles of each, (N, C, Q)."""
     number = images.shape[2]
     together = images.transpose(1, 0, 2).reshape(images.shape[1], -1)
     return np.quantile(together, (np.arange(number) + 0.5) / number, axis=1).T

@@ -24,8 +24,8 @@ class TextTable(ABC):
 
     Attributes:
         notes: notes that a reader needs, of one or two sentences each.
-        reduced: how all rows are reduced, compared with the full experiment; empty if they are not. It is
-            part of the table itself, since notes are lost when a table is copied.
+        reduced: reduction of all rows against the full experiment, if any. It is part of the table itself,
+            since notes are lost when a table is copied.
     """
 
     notes: tuple[str, ...]
@@ -33,7 +33,7 @@ class TextTable(ABC):
 
     @property
     def optional(self) -> frozenset[str]:
-        """Headings of columns that are left out in a narrow terminal."""
+        """Headings of columns that a narrow terminal leaves out."""
         return frozenset()
 
     @property
@@ -46,33 +46,27 @@ class TextTable(ABC):
     def body(self) -> list[list[str]]:
         """The cells as text."""
 
-    @property
-    def heading(self) -> list[str]:
-        """The header, including how the rows are reduced."""
-        first, *rest = self.header
-        return [f"{first} (REDUCED: {self.reduced})" if self.reduced else first, *rest]
-
     def cells(self) -> list[list[str]]:
-        """Heading and rows as printable text: names come from sites."""
-        return [[printable(cell) for cell in line] for line in (self.heading, *self.body)]
+        """Return heading and rows as printable text: names come from sites."""
+        first, *rest = self.header
+        first += f" (REDUCED: {self.reduced})" if self.reduced else ""
+        return [[printable(cell) for cell in line] for line in ([first, *rest], *self.body)]
 
     @abstractmethod
     def records(self) -> list[dict[str, Any]]:
-        """The rows in full precision, with the columns of `csv`; ``None`` if there is no value."""
+        """Return the rows in full precision, with the columns of `csv`; a missing value is ``None``."""
 
     def markdown(self) -> str:
-        """A Markdown table with its notes."""
+        """Return a Markdown table with its notes."""
         header, *lines = ([_markdown(cell) for cell in line] for line in self.cells())
         rule = ["---"] + ["---:"] * (len(header) - 1)
         text = "\n".join("| " + " | ".join(line) + " |" for line in (header, rule, *lines))
         return text + "".join(f"\n\n{_markdown(note)}" for note in self.notes) + "\n"
 
     def csv(self) -> str:
-        """CSV in full precision, with every number in its own column and empty cells for missing values."""
-        records = [
-            printable_values({**r, **({"reduced": self.reduced} if self.reduced else {})})
-            for r in self.records()
-        ]
+        """Return CSV in full precision, with every number in its own column and missing values empty."""
+        reduced = {"reduced": self.reduced} if self.reduced else {}
+        records = [printable_values({**record, **reduced}) for record in self.records()]
         stream = io.StringIO()
         writer = csv.DictWriter(stream, list(records[0]) if records else [], lineterminator="\n")
         writer.writeheader()
@@ -80,7 +74,7 @@ class TextTable(ABC):
         return stream.getvalue()
 
     def latex(self) -> str:
-        """A ``tabular`` for the ``booktabs`` package."""
+        """Return a ``tabular`` for the ``booktabs`` package."""
 
         def line(cells: Sequence[str]) -> str:
             return "  " + " & ".join(_latex(cell) for cell in cells) + r" \\"
@@ -102,19 +96,19 @@ class TextTable(ABC):
         )
 
     def save(self, stem: str | Path) -> None:
-        """Write ``stem.md``, ``stem.csv`` and ``stem.tex``; the folder is made where it is missing."""
+        """Write ``stem.md``, ``stem.csv`` and ``stem.tex``; create the folder if it is missing."""
         stem = Path(stem)
         stem.parent.mkdir(parents=True, exist_ok=True)
         for suffix, text in ((".md", self.markdown()), (".csv", self.csv()), (".tex", self.latex())):
             stem.with_name(stem.name + suffix).write_text(text, encoding="utf-8")
 
     def rich(self, without: Collection[str] = (), room: int = 0) -> RichTable:
-        """A table for ``rich.print``. Rich can also print this object directly.
+        """Return a table for ``rich.print``. Rich can also print this object directly.
 
         Args:
             without: headings of columns to leave out.
-            room: the number of characters that the columns share, each at least as wide as its longest word;
-                0 leaves the widths to Rich, which may cut words.
+            room: the number of characters for all columns, each at least as wide as its longest word; 0
+                leaves the widths to Rich, which may cut words.
         """
         # `Text`, since Rich would read a site's name in brackets as markup.
         lines = [[cell.replace("± ", "±") for cell in line] for line in self.cells()]
@@ -130,7 +124,7 @@ class TextTable(ABC):
         )
         # In a narrow terminal, cells may wrap between words, but numbers are never cut.
         words = [max(len(word) for cell in cells for word in cell.split() or [""]) for cells in columns]
-        widths = _shared(words, [max(map(len, cells)) for cells in columns], room - 2 * len(columns))
+        widths = _widths(words, [max(map(len, cells)) for cells in columns], room - 2 * len(columns))
         for index, (cells, word, width) in enumerate(zip(columns, words, widths, strict=True)):
             table.add_column(
                 Text(cells[0]),
@@ -154,25 +148,25 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def plain_markdown(text: str, marks: str) -> str:
-    """Markdown that shows a text as it is, in one line and without a link."""
+    """Return Markdown that renders a text literally, in one line and without a link."""
     text = printable(text)
     for mark in marks:
         text = text.replace(mark, f"\\{mark}")
-    return re.sub(r"://|(?i:(?<=www)\.)", lambda found: "\\".join(["", *found.group()]), text)
+    return re.sub(r"://|(?i:(?<=www)\.)", lambda match: "\\".join(["", *match.group()]), text)
 
 
-def _shared(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
-    """Widths between `least` and `most`: the remaining room goes first to columns that need the least."""
+def _widths(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
+    """Share the room: widths between `least` and `most`, in order of the columns' need."""
     widths, left = list(least), room - sum(least)
     for index in sorted(range(len(widths)), key=lambda k: most[k] - least[k]):
-        given = max(0, min(left, most[index] - least[index]))
-        widths[index] += given
-        left -= given
+        extra = max(0, min(left, most[index] - least[index]))
+        widths[index] += extra
+        left -= extra
     return widths
 
 
 def _markdown(text: str) -> str:
-    # Names of sites as a table needs them; brackets of intervals and underlines of names stay readable.
+    # Escapes what breaks a table; brackets of intervals and underscores of names stay readable.
     return plain_markdown(text, "\\|<`").replace("](", "]\\(").replace("][", "]\\[")
 
 

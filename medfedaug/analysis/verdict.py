@@ -1,4 +1,4 @@
-"""`judge`: the verdict of a comparison, by one rule for tables, page and terminal."""
+"""`judge` gives the verdict of a comparison, by one rule for tables, page and terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from medfedaug.metrics.crossed import CrossedTest
 from medfedaug.metrics.significance import PairedTest
 
 _ANY_SCORE = Metric("score", "Score", cases="patients")
-
 ENOUGH_SEEDS = 5
 ENOUGH_PATIENTS = 20
 LEVEL = 0.01
@@ -23,7 +22,7 @@ class Elsewhere(NamedTuple):
 
     Attributes:
         difference: their mean difference.
-        test: the comparison over seeds and these patients; ``None`` where nothing varies.
+        test: the comparison over seeds and these patients; ``None`` without variation.
     """
 
     difference: float
@@ -36,9 +35,9 @@ class Verdict:
 
     Attributes:
         word: ``"better"``, ``"worse"``, ``"no difference shown"`` or ``"open"``.
-        lacking: what there is too little of, if the verdict is open.
+        lacking: missing evidence, if the verdict is open.
         carried: sites without which the difference is not shown, each with the mean difference of the
-            patients elsewhere; ``None`` where all patients are of that site.
+            patients elsewhere; ``None`` if all patients are of that site.
     """
 
     word: str
@@ -59,17 +58,17 @@ class Verdict:
 
 
 def lacks(num_seeds: int, num_patients: int, metric: Metric = _ANY_SCORE) -> tuple[str, ...]:
-    """Name what a comparison has too little of for a verdict; empty where there is enough.
+    """Return the seeds and patients that a verdict lacks; empty with enough of both.
 
     >>> lacks(1, 8)
     ('1 of 5 seeds', '8 of 20 patients')
     """
-    seen = ((num_seeds, ENOUGH_SEEDS, "seeds"), (num_patients, ENOUGH_PATIENTS, metric.cases))
-    return tuple(f"{number} of {enough} {what}" for number, enough, what in seen if number < enough)
+    counts = ((num_seeds, ENOUGH_SEEDS, "seeds"), (num_patients, ENOUGH_PATIENTS, metric.cases))
+    return tuple(f"{number} of {enough} {noun}" for number, enough, noun in counts if number < enough)
 
 
 def chance(seeds: PairedTest | None, crossed: CrossedTest | None) -> float:
-    """Return the p-value that enters a verdict: the larger of the two tests', 1 where they disagree.
+    """Return the p-value of a verdict: the larger of the two tests' p-values, 1 if the tests disagree.
 
     The first test is of the means over the sites, each with the same weight; the second is of the patients.
     """
@@ -88,11 +87,11 @@ def judge(
     adjusted: float | None = None,
     without: Mapping[str, Elsewhere | None] | None = None,
 ) -> Verdict:
-    """The verdict of the comparison of a method with its reference.
+    """Judge the comparison of a method with its reference.
 
-    A difference can be due to chance in three ways: another training would have given another model, other
-    patients would have given other scores, and of many methods one differs by chance. And it can be real, but
-    of one site alone. A difference is claimed for all sites only if it exceeds all four:
+    A difference can be due to chance in three ways: another training gives another model, other patients give
+    other scores, and of many methods one differs by chance. A real difference can also be due to a single
+    site. A difference is claimed for all sites only if it exceeds all four:
 
     - *open* with fewer than five common seeds or fewer than twenty common patients, whatever the scores are.
       Two trainings of the same method can differ as much as two methods do, and with few patients the
@@ -100,18 +99,18 @@ def judge(
     - *no difference shown* unless the p-value (`chance`), adjusted for all methods of the table
       (`medfedaug.metrics.crossed.holm`), is at most `LEVEL`;
     - *better at SITE* (*worse at SITE*) if the patients of the other sites do not show it: their 95% interval
-      (`medfedaug.metrics.crossed.crossed_test`) contains 0 or lies on the other side, or nothing varies
-      there. *Better, not shown without A or without B* if it lacks without each of several sites;
+      (`medfedaug.metrics.crossed.crossed_test`) contains 0 or lies on the other side, or their scores do not
+      vary. *Better, not shown without A or without B* if several sites are such;
     - *better* (*worse*) otherwise.
 
     Args:
         seeds: the comparison over seeds; ``None`` if there are too few, or all differences are equal.
         num_seeds: the number of common seeds.
         crossed: the comparison over seeds and patients together; ``None`` if all differences are equal.
-        num_patients: the number of common patients; a case whose patient is not known counts as one.
+        num_patients: the number of common patients; a case without a known patient counts as one.
         metric: the metric, which has a direction.
-        adjusted: the p-value, adjusted for all methods of the table; that of this comparison by default.
-        without: for each site the patients of all other sites; ``None`` for a site that has all of them.
+        adjusted: the p-value, adjusted for all methods of the table; by default `chance`.
+        without: for each site the patients of all other sites; ``None`` for a site that has all patients.
 
     Example:
         >>> str(judge(None, 1, None, 8))
@@ -136,12 +135,12 @@ def judge(
 
 
 def rule(reference: str, cases: str) -> str:
-    """The rule of `judge` in a few sentences, for readers of a table."""
+    """Return the rule of `judge` in a few sentences, for readers of a table."""
     return (
         f"Verdict: open unless both have at least {ENOUGH_SEEDS} seeds and {ENOUGH_PATIENTS} {cases} in "
         f"common, whatever the scores are. Better or worse than {reference} if the difference exceeds the "
         f"chance of other seeds, and of other seeds and {cases} together (p at most {LEVEL:g}, adjusted for "
         f"all methods of the table by Holm's procedure), and is shown without each single site too (95% "
         f"interval); better at a site, if the {cases} of the other sites do not show it. No difference shown "
-        f"otherwise. A verdict is of these sites: what other sites would give is a chance of its own."
+        f"otherwise. A verdict holds for these sites: results at other sites are a chance of their own."
     )

@@ -248,7 +248,7 @@ def _asked(
     name: str | None, file: Path | None, given: dict[str, Any], settings: list[str]
 ) -> list[Experiment]:
     """The experiments of a command: that of a protocol, or of an entry one for each protocol with data."""
-    from medfedaug.data.benchmarks import is_there
+    from medfedaug.data.benchmarks import is_available
     from medfedaug.experiments.experiment import make_experiment
     from medfedaug.experiments.papers import find_entry
     from medfedaug.experiments.presets import PRESETS
@@ -257,7 +257,7 @@ def _asked(
         return [make_experiment(file, {**given, "protocol": name}, settings)]
     protocols = [] if find_entry(name).reason else find_entry(name).protocols
     data, out, several = given["data"], given["out"], len(protocols) > 1
-    there = [found for found in protocols if data is None or is_there(PRESETS[found].benchmark, data)]
+    there = [found for found in protocols if data is None or is_available(PRESETS[found].benchmark, data)]
     lacking = [found for found in protocols if found not in there]
     if there and lacking:
         warn(f"{name} is run without {', '.join(lacking)}, whose data are not in {data}")
@@ -363,11 +363,11 @@ def _print_list(name: str | None, data: Path | None) -> None:
         presets = [PRESETS[p] for p in known[0].protocols] if known else [find_preset(name)]
     there: dict[str, str] = {}
     if data is not None:
-        from medfedaug.data.benchmarks import is_there  # and with it PyTorch
+        from medfedaug.data.benchmarks import is_available  # and with it PyTorch
 
         with err_console.status("looking"):
             for found in {preset.benchmark for preset in presets}:
-                there[found] = "  data: there" if is_there(found, data) else "  data: NOT there"
+                there[found] = "  data: there" if is_available(found, data) else "  data: NOT there"
     for entry in known:
         say(f"{entry.name}  {entry.source}: {entry.title}")
         say("    " + (f"cannot be run: {entry.reason}" if entry.reason else ", ".join(entry.protocols)))

@@ -125,7 +125,7 @@ def describe_network(name: str) -> Described:
         for key, parameter in constructor_parameters(of).items()
         if key not in _SETTLED
     }
-    if isinstance(builder, networks.OwnNetwork):  # gives what has no default by itself
+    if isinstance(builder, networks.ClassifierBuilder):  # gives what has no default by itself
         parameters = {key: p for key, p in parameters.items() if p.default is not p.empty}
     doc = read_docstring(of)
     told = {key: _sentence(text) for key, text in doc.arguments.items()}

@@ -87,9 +87,15 @@ class ProtocolController(Controller):
 
         def carrier(checkpoint: Path | None) -> NVFlareCarrier:
             return NVFlareCarrier(
-                self, self._execution, checkpoint, fl_ctx, abort_signal,
-                period=self.task_check_period, presence=self._presence, on_event=record,
-            )  # fmt: skip
+                self,
+                self._execution,
+                checkpoint,
+                fl_ctx,
+                abort_signal,
+                period=self.task_check_period,
+                presence=self._presence,
+                on_event=record,
+            )
 
         record = EventLog(folder.parent, "server")
         try:

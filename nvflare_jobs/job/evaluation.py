@@ -17,7 +17,7 @@ from medfedaug.federation.messages.messages import SCORING_TASKS
 from medfedaug.federation.protocol import evaluate
 from medfedaug.federation.server.evaluation import EvaluatedRun, Evaluation
 from medfedaug.federation.site.evaluation import EvaluationSite
-from medfedaug.federation.site.gate import Door
+from medfedaug.federation.site.gate import Gate
 from medfedaug.nvflare_jobs.job.carrier import NVFlareCarrier
 from medfedaug.nvflare_jobs.job.controller import ProtocolController
 from medfedaug.nvflare_jobs.job.events import EventLog
@@ -94,11 +94,11 @@ class EvaluationExecutor(AnsweringExecutor):
         """Return the settings of all runs in the job."""
         return self.runs
 
-    def open_site(self, name: str, settings: SiteSettings, door: Door, events: EventLog) -> EvaluationSite:
+    def open_site(self, name: str, settings: SiteSettings, gate: Gate, events: EventLog) -> EvaluationSite:
         """Open the site with a trainer for each run."""
         configs = self._configs.items()
         trainers = {key: site_trainer(name, config, settings, self.threads) for key, config in configs}
-        return EvaluationSite(name, trainers, door, events)
+        return EvaluationSite(name, trainers, gate, events)
 
 
 class EvaluationRecipe(Recipe):

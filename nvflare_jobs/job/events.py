@@ -12,7 +12,7 @@ from typing import Any
 
 from medfedaug.errors import warnings_to
 from medfedaug.federation.job_folder import ALIVE, EVENTS, JOB_FOLDER, PULSE
-from medfedaug.utils.event_text import Teller
+from medfedaug.utils.event_text import EventLines
 from medfedaug.utils.printable import printable_values
 
 WARNING = "warning"
@@ -22,12 +22,12 @@ _log = logging.getLogger("medfedaug")
 
 
 class EventLog:
-    """Write each event to the file as one JSON object, and to the log as lines of `Teller`."""
+    """Write each event to the file as one JSON object, and to the log as lines of `EventLines`."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.path, self.name = folder / JOB_FOLDER / EVENTS, name
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._teller, self._lock = Teller(), threading.Lock()  # each site answers in its own thread
+        self._teller, self._lock = EventLines(), threading.Lock()  # each site answers in its own thread
         torn = self._is_torn()
         self._file = self.path.open("a", buffering=1, encoding="utf-8")
         if torn:  # a process ended in the middle of a line

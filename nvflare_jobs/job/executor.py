@@ -22,7 +22,7 @@ from medfedaug.config.run import RunConfig
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.messages.messages import Reply, Request
 from medfedaug.federation.secure.history import HISTORY_FILE, SumHistory
-from medfedaug.federation.site.gate import Door, GuardedDoor
+from medfedaug.federation.site.gate import Gate, GuardedGate
 from medfedaug.federation.site.job_text import without_job_text
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
@@ -58,14 +58,14 @@ class AnsweringExecutor(Executor):
         super().__init__()
         log_printable()
         self._site: Answers | None = None
-        self._door: Door | None = None
+        self._gate: Gate | None = None
         self._events: EventLog | None = None
 
     def job_settings(self) -> dict[str, Any]:
         """Return the settings in the job."""
         raise NotImplementedError
 
-    def open_site(self, name: str, settings: SiteSettings, door: Door, events: EventLog) -> Answers:
+    def open_site(self, name: str, settings: SiteSettings, gate: Gate, events: EventLog) -> Answers:
         """Open the site with its settings."""
         raise NotImplementedError
 
@@ -76,8 +76,8 @@ class AnsweringExecutor(Executor):
         elif event_type == EventType.END_RUN and self._events is not None:
             self._events({"event": "ended"})
             try:
-                if self._door is not None:
-                    self._door.ended()
+                if self._gate is not None:
+                    self._gate.ended()
             except MedFedAugError as error:
                 self.log_error(fl_ctx, f"not in the book of jobs: its end ({error})")
         super().handle_event(event_type, fl_ctx)
@@ -119,8 +119,8 @@ class AnsweringExecutor(Executor):
         settings = SiteSettings.load(kit)
         plugins.restrict(settings.plugins)
         bundles.restrict(settings.bundles)
-        self._door = Door() if settings.simulation else _door(name, settings, kit, fl_ctx)
-        return self.open_site(name, settings, self._door, events)
+        self._gate = Gate() if settings.simulation else _gate(name, settings, kit, fl_ctx)
+        return self.open_site(name, settings, self._gate, events)
 
 
 @public_path
@@ -150,7 +150,7 @@ class SiteExecutor(AnsweringExecutor):
         """Return the run's settings in the job."""
         return self.config
 
-    def open_site(self, name: str, settings: SiteSettings, door: Door, events: EventLog) -> Site:
+    def open_site(self, name: str, settings: SiteSettings, gate: Gate, events: EventLog) -> Site:
         """Open the site with its trainer."""
         trainer = site_trainer(name, self._run_config, settings, self.threads)
         trainer.loop = self._loop
@@ -158,7 +158,7 @@ class SiteExecutor(AnsweringExecutor):
             self._loop.settings = settings
         assert settings.state is not None  # a kit always has one
         self._pages = settings.state / name / "prospect"
-        return Site(name, trainer, door, events)
+        return Site(name, trainer, gate, events)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Pass the event to the script, too."""
@@ -191,16 +191,29 @@ def site_trainer(name: str, config: RunConfig, settings: SiteSettings, threads: 
     for older in settings.state.glob("*/privacy_ledger.json"):
         PrivacyLedger(ledger).take_over(older)
     return SiteTrainer(
-        config, settings.data, settings.device, state, settings.privacy, ledger,
-        threads=threads, machine=settings, save_every=settings.save_every,
-    )  # fmt: skip
+        config,
+        settings.data,
+        settings.device,
+        state,
+        settings.privacy,
+        ledger,
+        threads=threads,
+        machine=settings,
+        save_every=settings.save_every,
+    )
 
 
-def _door(name: str, settings: SiteSettings, kit: str, fl_ctx: FLContext) -> Door:
+def _gate(name: str, settings: SiteSettings, kit: str, fl_ctx: FLContext) -> Gate:
     assert settings.state is not None
     state = settings.state / name
-    return GuardedDoor(
-        name, settings.jobs, Pseudonyms.of_site(state), JobBook(state / JOBS_FOLDER), fl_ctx.get_job_id(),
-        f"medfedaug approve {kit}", partial(kit_identity, Path(kit)),
-        origin=job_origin(fl_ctx), history=SumHistory(state / HISTORY_FILE),
-    )  # fmt: skip
+    return GuardedGate(
+        name,
+        settings.jobs,
+        Pseudonyms.of_site(state),
+        JobBook(state / JOBS_FOLDER),
+        fl_ctx.get_job_id(),
+        f"medfedaug approve {kit}",
+        partial(kit_identity, Path(kit)),
+        origin=job_origin(fl_ctx),
+        history=SumHistory(state / HISTORY_FILE),
+    )

@@ -19,12 +19,12 @@ from nvflare.client.config import ExchangeFormat
 from nvflare.client.in_process.api import TOPIC_ABORT
 from nvflare.fuel.data_event.data_bus import DataBus
 
-from medfedaug.client import DESK, META
+from medfedaug.client import META, SESSION_KEY
 from medfedaug.config.training_scripts import find_loop
 from medfedaug.errors import MedFedAugError, withheld
 from medfedaug.federation.messages.messages import TRAIN
 from medfedaug.federation.site.local_training import LocalRound
-from medfedaug.federation.site.script_training import Desk, ForeignLoop
+from medfedaug.federation.site.script_training import CustomLoop, ScriptSession
 from medfedaug.nvflare_jobs.job.ranks import Ranks
 from medfedaug.nvflare_jobs.public_paths import public_path
 from medfedaug.privacy.site_settings import SiteSettings
@@ -62,7 +62,7 @@ class _AbortSignal:
 
 
 @public_path
-class ScriptLoop(ForeignLoop):
+class ScriptLoop(CustomLoop):
     """The script of a run's training loop.
 
     The site starts it once the run is admitted, passes it rounds by NVFlare's Client API, and sends its own
@@ -102,7 +102,7 @@ class ScriptLoop(ForeignLoop):
             self._api.handle_event(event_type, fl_ctx)
         elif event_type == EventType.END_RUN:
             self._end(fl_ctx)
-            DataBus().put_data(DESK, None)
+            DataBus().put_data(SESSION_KEY, None)
             DataBus().unsubscribe(TOPIC_ABORT, self._ended)
 
     def _end(self, fl_ctx: FLContext) -> None:
@@ -115,23 +115,23 @@ class ScriptLoop(ForeignLoop):
         self._ranks.close()
         self._api = None
 
-    def start(self, desk: Desk) -> None:
+    def start(self, session: ScriptSession) -> None:
         """Run the script until it waits for its first round."""
         assert self._context is not None
         workspace, job = self._context.get_workspace(), self._context.get_job_id()
         script = find_loop(self.loop, Path(workspace.get_app_custom_dir(job)))
         self._end(self._context)
         self._error = ""
-        self._ranks = Ranks(script, desk, self.settings)
-        DataBus().put_data(DESK, (desk, f"medfedaug-{next(_starts)}"))
+        self._ranks = Ranks(script, session, self.settings)
+        DataBus().put_data(SESSION_KEY, (session, f"medfedaug-{next(_starts)}"))
         self._api = _ClientAPI(script)
         try:
             with self._ranks.in_group():
                 self._api.handle_event(EventType.START_RUN, self._context)
             self._hand_over({}, 0)
         except MedFedAugError as error:
-            if desk.error is not None:
-                raise desk.error from error
+            if session.error is not None:
+                raise session.error from error
             raise MedFedAugError(f"{error.marked}; it has to call medfedaug.client.join") from error
 
     def train(self, round_: LocalRound) -> None:

@@ -37,9 +37,9 @@ from medfedaug.config import bundle_reference as bundles
 from medfedaug.config.run import RunConfig, derive_seed
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import MedFedAugError, withheld
-from medfedaug.federation.site.interrupted_round import digest
+from medfedaug.federation.messages.messages import digest_of
 from medfedaug.federation.site.local_training import LocalRound
-from medfedaug.federation.site.script_training import Desk, ForeignLoop, LoopTraining
+from medfedaug.federation.site.script_training import CustomLoop, LoopTraining, ScriptSession
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.federation.site.training_state import capture, restore
 from medfedaug.privacy.site_settings import SiteSettings
@@ -140,18 +140,27 @@ class _Peer:
 class Ranks:
     """The peers of a site's process, and their group; no peers where one process trains."""
 
-    def __init__(self, script: Path, desk: Desk, settings: SiteSettings) -> None:
-        self._desk, self._count, self._group = desk, settings.processes, None
+    def __init__(self, script: Path, session: ScriptSession, settings: SiteSettings) -> None:
+        self._session, self._count, self._group = session, settings.processes, None
         self._peers: list[_Peer] = []
         if self._count == 1:
             return
         self._folder = tempfile.TemporaryDirectory(prefix="medfedaug-ranks-")
-        site = desk.site
+        site = session.site
         start = _Start(
-            rank=0, count=self._count, script=str(script.resolve()), path=sys.path,
-            store=str(Path(self._folder.name) / "store"), patience=_PATIENCE, config=site.config,
-            folder=site.folder, name=site.name, device=site.device, threads=site.threads, settings=settings,
-        )  # fmt: skip
+            rank=0,
+            count=self._count,
+            script=str(script.resolve()),
+            path=sys.path,
+            store=str(Path(self._folder.name) / "store"),
+            patience=_PATIENCE,
+            config=site.config,
+            folder=site.folder,
+            name=site.name,
+            device=site.device,
+            threads=site.threads,
+            settings=settings,
+        )
         try:
             self._peers = [_Peer(rank) for rank in range(1, self._count)]
             for peer in self._peers:
@@ -190,8 +199,8 @@ class Ranks:
     def begin(self, round_: LocalRound) -> None:
         """Let the peers begin a round with the state of rank 0."""
         if self._peers:
-            state = capture(_roots(self._desk.training))
-            message = pickle.dumps((round_, self._desk.site.memory.once, state))
+            state = capture(_roots(self._session.training))
+            message = pickle.dumps((round_, self._session.site.memory.once, state))
             for peer in self._peers:
                 peer.send(message)
 
@@ -205,7 +214,7 @@ class Ranks:
                     return False
                 if time.monotonic() > until:
                     raise MedFedAugError(
-                        f"site {self._desk.site.name}: rank {peer.rank} of {self._count} is not as far as "
+                        f"site {self._session.site.name}: rank {peer.rank} of {self._count} is not as far as "
                         f"rank 0 after {seconds:g} s; all ranks have to take the same steps"
                     )
         return not any(peer.lost for peer in self._peers)
@@ -214,9 +223,9 @@ class Ranks:
         """Average the losses of a round over the ranks."""
         if not self._peers:
             return
-        training, losses = self._desk.training, []
+        training, losses = self._session.training, []
         for peer in self._peers:
-            who = f"site {self._desk.site.name}: rank {peer.rank} of {self._count}"
+            who = f"site {self._session.site.name}: rank {peer.rank} of {self._count}"
             assert peer.report is not None
             if peer.report.steps != training.steps:
                 raise MedFedAugError(
@@ -248,7 +257,7 @@ class Ranks:
             self._folder.cleanup()
 
 
-class _SiteOfRank(ForeignLoop):
+class _SiteOfRank(CustomLoop):
     """The site in a peer's process, whose main program, the script, asks it for rounds."""
 
     def __init__(self, connection: Connection) -> None:
@@ -283,18 +292,18 @@ class _SiteOfRank(ForeignLoop):
         self.trainer.open(self._start.name)
         self.send(_Report([], 0, ""))
         self._start.join_group()
-        with script_at(self._desk, self._wait):
+        with script_at(self._session, self._wait):
             runpy.run_path(self._start.script, run_name="__main__")
 
-    def start(self, desk: Desk) -> None:
-        """Keep the desk; `run` starts the script."""
-        self._desk = desk
+    def start(self, session: ScriptSession) -> None:
+        """Keep the session; `run` starts the script."""
+        self._session = session
 
     def train(self, round_: LocalRound) -> None:
         """Do nothing: the script takes its rounds by `_wait`."""
 
     def _wait(self) -> LocalRound | None:
-        training, parts = self._desk.training, self.trainer.parts.values()
+        training, parts = self._session.training, self.trainer.parts.values()
         if self._began:
             for part in parts:
                 part.end_round()
@@ -332,4 +341,4 @@ def _roots(training: LoopTraining) -> dict[str, Any]:
 
 
 def _weights(training: LoopTraining) -> str:
-    return digest(dict(training.network.named_parameters()), {})
+    return digest_of(dict(training.network.named_parameters()))

@@ -283,9 +283,14 @@ def start(kit: str | Path, timeout: float = 60.0) -> str:
         with open(descriptor, "wb") as log:
             try:
                 subprocess.run(
-                    [script], cwd=kit, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=True,
+                    [script],
+                    cwd=kit,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    check=True,
                     start_new_session=True,
-                )  # fmt: skip
+                )
             except OSError as error:
                 raise RunFailed(f"{script}: cannot be run ({error.strerror})") from error
             except subprocess.CalledProcessError as error:

@@ -194,9 +194,12 @@ class JobRejoiner(FLComponent):
         if resources:
             engine.get_component(SystemComponents.RESOURCE_CONSUMER).consume(resources)
         answer = engine.start_app(
-            job, job_meta=dict(session.meta), allocated_resource=resources, token=token,
+            job,
+            job_meta=dict(session.meta),
+            allocated_resource=resources,
+            token=token,
             resource_manager=manager,
-        )  # fmt: skip
+        )
         self.logger.warning(f"job {job} was running when this site went down; it goes on ({answer})")
 
 

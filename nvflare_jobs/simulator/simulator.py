@@ -174,9 +174,18 @@ def run_in_simulator(
         script=script,
     )
     return run_job(
-        recipe, data_dir, sites, work_dir, RESULTS, device=device, on_event=on_event, state_dir=state_dir,
-        execution=execution, machine=machine, lock=lock,
-    )  # fmt: skip
+        recipe,
+        data_dir,
+        sites,
+        work_dir,
+        RESULTS,
+        device=device,
+        on_event=on_event,
+        state_dir=state_dir,
+        execution=execution,
+        machine=machine,
+        lock=lock,
+    )
 
 
 def run_job(

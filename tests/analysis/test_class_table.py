@@ -78,10 +78,10 @@ def test_a_method_that_helps_borrowed_classes_alone_is_better_there_and_nowhere_
     assert by_cell["liver", "borrowed"].verdict == "better at HT"
     assert by_cell["spleen", "borrowed"].verdict == "better at DU"
     assert {row.verdict for cell, row in by_cell.items() if cell[1] == "own"} == {"no difference shown"}
-    assert by_cell["liver", "borrowed"].found.difference == pytest.approx(0.2, abs=0.02)
-    assert by_cell["kidney", "own"].found.num_patients == 48
+    assert by_cell["liver", "borrowed"].comparison.difference == pytest.approx(0.2, abs=0.02)
+    assert by_cell["kidney", "own"].comparison.num_patients == 48
     # Of all comparisons of the table, not of each class alone.
-    alone = by_cell["liver", "borrowed"].found
+    alone = by_cell["liver", "borrowed"].comparison
     assert alone.adjusted > max(alone.seeds.p, alone.crossed.p)
 
 

@@ -308,6 +308,6 @@ def test_means_are_compared_over_the_sites_that_both_methods_have_a_score_of(wri
     assert (fedfa.difference, fedfa.test) == (0.0, None)  # equal in every seed: nothing to be tested
     assert (
         "fedavg, seed 0, 1, 2: no score at EZ; its mean is over the other sites, and a difference to fedavg "
-        "over those that both have a score of." in table.notes
+        "over the sites that both have a score of." in table.notes
     )
     assert not any("no score" in note for note in summary_table(runs[1::2]).notes)

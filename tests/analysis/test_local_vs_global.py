@@ -81,7 +81,7 @@ def test_an_evaluation_of_a_run_that_was_replaced_is_left_out(tmp_path, evaluate
     found = {**evaluation("dice", 0.25, 0.75), "models": models}
     (tmp_path / "evaluation.json").write_text(json.dumps(found))
     if left_out:
-        with pytest.warns(MedFedAugWarning, match="of another run than the results beside it"):
+        with pytest.warns(MedFedAugWarning, match="of another run than results.json in its folder"):
             assert find_evaluations([tmp_path]) == ([], [tmp_path])
     else:
         assert find_evaluations([tmp_path]) == ([found], [tmp_path])

@@ -162,7 +162,7 @@ def test_privacy_is_what_each_site_has_spent(finished, tmp_path):
     found = section(model_card(changed(finished, tmp_path, change)), "Privacy")
     assert "| site 2 | 2.35 | 1.0e-05 | statistics alone |" in found
     assert "weights of the model were sent without noise" in found
-    assert "Without noise: site 1. There is no bound" in found
+    assert "Without noise: site 1. Nothing bounds" in found
 
 
 def test_noise_of_one_site_is_said_to_cover_no_other(finished, tmp_path):

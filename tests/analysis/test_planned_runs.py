@@ -72,8 +72,8 @@ def test_a_method_that_had_another_plan_than_fedavg_is_named(write, tmp_path):
         planned_run(write, 1.0, ("fedfa",)),
     ]
     (note,) = (note for note in summary_table(runs).notes if "plan" in note)
-    told = "fedrdn: not the same plan as fedavg (seed 0); a difference may come of the plan and not of"
-    assert note == f"{told} the method."
+    difference = "the plan may cause a difference, not the method."
+    assert note == f"fedrdn: not the same plan as fedavg (seed 0); {difference}"
     text = Page(write_report(runs[::2], tmp_path / "r.html").read_text()).text
     assert '"spacing": [1.0, 1.0, 1.0]' in text
     assert "This is the plan of" not in text  # all have it

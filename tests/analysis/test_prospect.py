@@ -139,7 +139,7 @@ def test_the_answer_is_of_a_site_or_of_all(found):
     assert "With the 50 test patients of all sites" in answer(found)[-1]
     assert answer(found, "C")[-1].startswith("With your 30 test patients")
     text = " ".join(answer(found, "C"))
-    assert "FedAvg's score differed by -0.080 from that of training alone at C" in text
+    assert "FedAvg scored -0.080 against training alone at C" in text
     of_two = {name: {site: scores[site] for site in "AB"} for name, scores in found.pilot.scores.items()}
     without = replace(found, pilot=replace(found.pilot, scores=of_two))
     assert "The pilot has no score of C." in " ".join(answer(without, "C"))

@@ -48,7 +48,7 @@ def test_runs_on_other_files_are_told(write):
     assert not any("files" in note for note in summary_table([*same, *seeds]).notes)
     corrected = run(("fedfa",), 0, DU="a", HT="corrected")
     (note,) = (n for n in summary_table([*same, *seeds, corrected]).notes if "files" in n)
-    assert note.startswith("fedfa: not the same files as fedavg at HT; a difference may come of the data")
+    assert note.startswith("fedfa: not the same files as fedavg at HT; the data may cause a difference")
     earlier = load_run(write(methods=("fedfd_a",)))  # a release that recorded none
     assert not any("fedfd_a" in n and "files" in n for n in summary_table([*same, earlier]).notes)
 

@@ -297,7 +297,7 @@ def test_any_method_can_be_the_reference(run, at_sites, tmp_path):
     assert alike == said
     for wrong, why in (
         ("fedrnd", "did you mean"),
-        ("fedfa", "no run of fedfa to compare with; there are runs of fedavg; fedrdn; fedbn"),
+        ("fedfa", "no run of fedfa to compare with; the runs are of fedavg; fedrdn; fedbn"),
         ("fedrdn,fedbn", "no run of fedrdn,fedbn to compare with"),
         ("", "no method was named"),
     ):

@@ -171,9 +171,14 @@ class _Job:
     @cached_property
     def writer(self) -> CaseWriter:
         return CaseWriter(
-            self.out, self.folder, self.run.config.classes, self.options,
-            identity=self.identity, codes=self.codes, borrowed=self.borrowed,
-        )  # fmt: skip
+            self.out,
+            self.folder,
+            self.run.config.classes,
+            self.options,
+            identity=self.identity,
+            codes=self.codes,
+            borrowed=self.borrowed,
+        )
 
     def carry_out(self, among: Collection[str]) -> Predictions:
         run, cases = self.run, {case.name: case for case in self.folder.cases["test"]}

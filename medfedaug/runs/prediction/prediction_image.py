@@ -70,8 +70,12 @@ def draw_label_map(image: Tensor, label: Tensor, classes: Sequence[str], affine:
     if values:
         figure.legend(
             handles=[Line2D([], [], color=_colour(v), linewidth=2, label=classes[v]) for v in values],
-            loc="outside lower center", frameon=False, fontsize=9, labelcolor=INK, ncols=min(len(values), 4),
-        )  # fmt: skip
+            loc="outside lower center",
+            frameon=False,
+            fontsize=9,
+            labelcolor=INK,
+            ncols=min(len(values), 4),
+        )
     return figure
 
 

@@ -18,8 +18,8 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.base import plain_name
 from medfedaug.data.io.dicom_identity import ModelIdentity, ObjectKind
 from medfedaug.data.io.dicom_series import scan
-from medfedaug.data.pacs.archive import Archive, ArchiveError, FetchError, FoundSeries, Wanted
-from medfedaug.data.pacs.choice import Planned, plan_import
+from medfedaug.data.pacs.archive import Archive, ArchiveError, ArchiveSeries, FetchError, StudyQuery
+from medfedaug.data.pacs.choice import StudyPlan, plan_import
 from medfedaug.data.pacs.import_settings import ImportSettings
 from medfedaug.data.pacs.object_check import reading_objects
 from medfedaug.data.pacs.patience import Patience
@@ -63,7 +63,7 @@ class StudyPredictions:
 def predict_studies(
     models: Ensemble,
     archive: Archive,
-    wanted: Sequence[Wanted],
+    wanted: Sequence[StudyQuery],
     out: Path,
     options: PredictionOptions,
     studies: StudyOptions,
@@ -146,7 +146,7 @@ def _merged(tell: Event, total: int, *, first: bool) -> Event:
     return merged
 
 
-def _leave_out_withdrawn(plans: Sequence[Planned], folder: Path) -> None:
+def _leave_out_withdrawn(plans: Sequence[StudyPlan], folder: Path) -> None:
     """Refuse studies of withdrawn patients, by the import's list in the folder of the site's key."""
     if _Book.is_in(folder):  # the key is a prediction's
         return
@@ -192,12 +192,12 @@ class _Job:
     tell: Event
     store: bool
     patience: Patience
-    images: dict[str, list[FoundSeries]] = field(default_factory=dict)
+    images: dict[str, list[ArchiveSeries]] = field(default_factory=dict)
     missing: dict[str, list[ObjectKind]] = field(default_factory=dict)
     failures: int = 0
     result: StudyPredictions = field(default_factory=StudyPredictions)
 
-    def open_studies(self, plans: Sequence[Planned], *, fresh: bool) -> list[str]:
+    def open_studies(self, plans: Sequence[StudyPlan], *, fresh: bool) -> list[str]:
         """Ask the archive for existing objects, and return the cases to fetch."""
         earlier = {} if fresh else Predictions.read(self.out).get("cases", {})
         todo = []
@@ -216,7 +216,7 @@ class _Job:
             self.book.enter(plan)
         return todo
 
-    def _ask(self, plan: Planned) -> bool:
+    def _ask(self, plan: StudyPlan) -> bool:
         """Ask the archive for objects of this model; return whether it answers."""
         assert plan.study is not None
         try:
@@ -430,7 +430,7 @@ class _Book:
             return False
         return True
 
-    def enter(self, plan: Planned) -> None:
+    def enter(self, plan: StudyPlan) -> None:
         assert plan.study is not None
         entry = self._studies.setdefault(plan.case, {"stored": {}})
         entry |= {

@@ -119,7 +119,7 @@ CHANGED = {
     "a script for all": ("modes", "sub_start.sh can be written by ev", "../startup/sub_start.sh", 0o777),
     "a key for everybody": ("key", "can be read by others", "../startup/client.key", 0o644),
     "a script cannot be run": ("scripts", "cannot be run", "../startup/start.sh", 0o644),
-}  # fmt: skip
+}
 # The check, its words, and a function of kit, data and root.
 BROKEN = {
     "labels outside of the classes": ("labels", "label values 7", lambda k, d, r: wrong_label(d, 7)),
