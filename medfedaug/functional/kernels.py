@@ -1,6 +1,6 @@
 """The operators of `medfedaug.functional.operators` as Triton kernels, one launch each.
 
-Arguments and results are those of the operators; their plain versions are the reference. A program computes
+Arguments and results equal the operators'; their plain versions are the reference. A program computes
 a block of channels of one image. Every program computes the numbers by image and channel that it needs from
 the whole batch: this costs less than another launch. With ``TRITON_INTERPRET=1`` in the environment the
 kernels run on a CPU.
@@ -95,7 +95,7 @@ def _moments(
     x, out, B, C, N, xb, xc, xn,
     ACC: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, IMAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute moments in one read; join those of tiles as by Chan et al. (1979)."""
+    """Compute moments in one read; join the tiles' moments as Chan et al. (1979)."""
     image = tl.program_id(1)
     c = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     mean = tl.zeros([ROWS], ACC)
