@@ -2,10 +2,9 @@
 
     python benchmarks/aggregation.py
 
-Every site's update passes the checks of the server, the weighted mean of the models and the server halves of
-FedFA and FedFAʰ, as in a federation; only the network connection is missing. Each number of sites is measured
-in a separate process, whose memory is compared with that before the first update. With one thread it is
-processor time.
+Every site's update passes the checks of the server, the weighted mean of the models and the server parts of
+FedFA and FedFAʰ, as in a federation without a network connection. A separate process measures each number of
+sites, and compares its memory with that before the first update. One thread counts processor time.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import time
 from pathlib import Path
 
 import torch
-from measure import hardware, parser
+from measure import begin, parser
 
 from medfedaug.config.run import RunConfig
 from medfedaug.federation import FederationServer, Reply
@@ -32,7 +31,7 @@ NETWORKS = {
 
 
 def _memory(field: str) -> float:
-    """``VmRSS`` (now) or ``VmHWM`` (maximum so far) in MB; the maximum for both if there is no ``/proc``."""
+    """Return ``VmRSS`` (now) or ``VmHWM`` (maximum) in MB; without ``/proc`` the maximum for both."""
     status = Path("/proc/self/status")
     if status.exists():
         (line,) = [line for line in status.read_text().splitlines() if line.startswith(field)]
@@ -42,7 +41,7 @@ def _memory(field: str) -> float:
 
 
 def one_round(sites: int, network: str, threads: int, compare: str) -> dict[str, float]:
-    """Milliseconds per site and for the end of the round, and megabytes above the start."""
+    """Return milliseconds per site and for the end of the round, and megabytes above the start."""
     torch.set_num_threads(threads)
     clock = time.process_time if threads == 1 else time.perf_counter
     config = RunConfig(
@@ -57,7 +56,7 @@ def one_round(sites: int, network: str, threads: int, compare: str) -> dict[str,
     server.start_round()
     generator = torch.Generator().manual_seed(0)
 
-    # An engine passes one update after another; this is the current one.
+    # The current update, as an engine passes it.
     weights = {key: server.state[key].clone() for key in server.shared}
     payload = {}
     for name, exchange in server.aggregation.every_round.items():
@@ -87,29 +86,25 @@ def one_round(sites: int, network: str, threads: int, compare: str) -> dict[str,
 
 
 def main() -> None:
-    """Measure every number of sites in its own process."""
+    """Measure every number of sites in a separate process."""
     arguments = parser(__doc__, repeats=1)
     arguments.add_argument("--sites", type=int, nargs="+", default=[10, 100, 3400])
     arguments.add_argument("--network", choices=list(NETWORKS), default="default", help="BasicUNet's widths")
     arguments.add_argument("--compare-sites", choices=("updates", "statistics"), default="updates")
-    options = arguments.parse_args()
-    torch.set_num_threads(options.threads)
-    print(hardware())
+    options, _ = begin(arguments)
     print(f"{options.network} U-Net, fedfa,fedfa_h, sites are compared by {options.compare_sites}")
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         first: dict[str, float] = {}
         for sites in options.sites:
             for _ in range(options.repeats):
-                found = pool.apply(
-                    one_round, (sites, options.network, options.threads, options.compare_sites)
-                )
-                first = first or found
-                size = found["MB of an update"]
+                cost = pool.apply(one_round, (sites, options.network, options.threads, options.compare_sites))
+                first = first or cost
+                size = cost["MB of an update"]
                 print(
-                    f"  {sites:5d} sites: {found['ms a site']:.1f} ms a site, {found['ms at the end']:.0f} "
-                    f"ms at the end, {found['MB']:.0f} MB above the start = {found['MB'] / size:.1f} updates "
+                    f"  {sites:5d} sites: {cost['ms a site']:.1f} ms a site, {cost['ms at the end']:.0f} "
+                    f"ms at the end, {cost['MB']:.0f} MB above the start = {cost['MB'] / size:.1f} updates "
                     f"of {size:.1f} MB; against the first line: time a site "
-                    f"{found['ms a site'] / first['ms a site']:.2f}, memory {found['MB'] / first['MB']:.2f}"
+                    f"{cost['ms a site'] / first['ms a site']:.2f}, memory {cost['MB'] / first['MB']:.2f}"
                 )
 
 

@@ -1,19 +1,19 @@
-"""What the alignment of FedFA+ does: its gradient beside the task's, and the score, by batch size and weight.
+"""Effect of FedFA+'s alignment: its gradient against the task's, and the score, by batch size and weight.
 
     python benchmarks/alignment.py phantom --work DIR --out docs/results/alignment --seeds 0 1 2
     python benchmarks/alignment.py office --data DIR --work DIR --out docs/results/alignment
 
 FedFA with and without the term of FedFA-h (FedFA+ Eq. 15), in every combination of batch size, weight λ,
 temperature τ, aligned stage, range of Eq. 12 and kind of sample (`images`: one sample per image; `pixels`:
-one per pixel of the stage), with the same steps a round whatever the batch. Beside the validation and test
-score of the selected round, each run has, over every tenth step from the second round on,
+one per pixel of the stage), with the same number of steps in a round. Each run has the validation and test
+score of the selected round and, over every tenth step from the second round on,
 
 - *ratio*: the norm of the weighted term's gradient over that of the task's loss, over all weights of the
   network: the median and the 0.9 quantile;
 - *cosine*: the median cosine between the two;
 - *term*: the term's median value, without λ;
-- *outside*: the mean share of the batch's samples that lie outside the range in which they are binned;
-- *moved*: how far the ends of a range over the training images move from one look at it to the next, as the
+- *outside*: the mean share of the batch's samples outside the range of the bins;
+- *moved*: the movement of the ends of a range over the training images between two measurements, as the
   median share of its extent.
 
 Runs that are in the output's JSON already are not repeated.
@@ -34,7 +34,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from measure import hardware
+from measure import hardware, parser
 from torch import Tensor
 
 from medfedaug.config.run import RunConfig
@@ -56,8 +56,8 @@ EVERY = 10  # steps
 
 
 @contextmanager
-def gradients(found: list[dict[str, float]], moved: list[float]) -> Iterator[None]:
-    """Within it, every tenth step adds to ``found``, every new range to ``moved``."""
+def gradients(records: list[dict[str, float]], moved: list[float]) -> Iterator[None]:
+    """Add every tenth step to a list of gradients, and every new range to a list of movements."""
     loss, take, steps = FedFAhSite.loss, FedFAhSite._take_range, iter(range(10**9))
 
     def ranged(self: FedFAhSite, batches: Iterable[Tensor]) -> None:
@@ -88,7 +88,7 @@ def gradients(found: list[dict[str, float]], moved: list[float]) -> Iterator[Non
             own, task = (torch.cat([g.flatten() for g in pair]).double() for pair in pairs)
             sizes = float(own.norm()), float(task.norm())
             both = sizes[0] * sizes[1] or 1.0
-            found.append(
+            records.append(
                 {
                     "ratio": sizes[0] / (sizes[1] or 1.0),
                     "cosine": float(own @ task) / both,
@@ -102,18 +102,18 @@ def gradients(found: list[dict[str, float]], moved: list[float]) -> Iterator[Non
         yield
 
 
-def summary(found: Sequence[Mapping[str, float]], moved: Sequence[float]) -> dict[str, float]:
-    """The measures of a run."""
-    if not found:
+def summary(records: Sequence[Mapping[str, float]], moved: Sequence[float]) -> dict[str, float]:
+    """Summarise the measures of a run."""
+    if not records:
         return {}
-    columns = {name: sorted(step[name] for step in found) for name in found[0]}
+    columns = {name: sorted(step[name] for step in records) for name in records[0]}
     measures = {name: median(columns[name]) for name in ("ratio", "cosine", "term")}
-    measures["ratio_90"] = columns["ratio"][int(0.9 * (len(found) - 1))]
+    measures["ratio_90"] = columns["ratio"][int(0.9 * (len(records) - 1))]
     return {**measures, "outside": fmean(columns["outside"]), "moved": median(moved or [0.0])}
 
 
 def phantom(options: argparse.Namespace, seed: int) -> tuple[RunConfig, Path, list[str]]:
-    """Four phantom sites of 15 patients."""
+    """Make four phantom sites of 15 patients."""
     data = options.work / f"phantom_{seed}"
     if not data.exists():
         make_phantom(data, 4, options.patients, options.shape, seed)
@@ -130,7 +130,7 @@ def phantom(options: argparse.Namespace, seed: int) -> tuple[RunConfig, Path, li
 
 
 def office(options: argparse.Namespace, seed: int) -> tuple[RunConfig, Path, list[str]]:
-    """Office-Caltech 10, the protocol of FedFA+ on smaller images."""
+    """Take Office-Caltech 10 in the protocol of FedFA+, with smaller images."""
     preset, axes = PRESETS["office_caltech_10"], [parse_axis(f"image_size={options.image_size}")]
     run = plan(preset, options.data, ["fedfa"], seeds=1, axes=axes, holdout=["none"], limit=options.limit)[0]
     root = find_root(options.data, preset.benchmark)
@@ -148,7 +148,7 @@ KEYS = ("data", "samples", "batch", "weight", "tau", "stage", "range")
 
 
 def table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """A row for each combination, the means over its seeds."""
+    """Tabulate each combination, with means over its seeds."""
     measures = ("ratio", "ratio_90", "cosine", "term", "outside", "moved")
     head = [
         "data",
@@ -167,46 +167,46 @@ def table(runs: Sequence[Mapping[str, Any]]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|---|---" + "|---:" * (len(head) - 2) + "|"]
     plain = {(r["data"], r["batch"], r["seed"]): r["test"] for r in runs if not r["weight"]}
     for key in sorted({tuple(r[name] for name in KEYS) for r in runs}):
-        found = [r for r in runs if tuple(r[name] for name in KEYS) == key]
+        group = [r for r in runs if tuple(r[name] for name in KEYS) == key]
         data, samples, batch, weight, tau, stage, ranged = key
         gains = [
-            r["test"] - plain[data, batch, r["seed"]] for r in found if (data, batch, r["seed"]) in plain
+            r["test"] - plain[data, batch, r["seed"]] for r in group if (data, batch, r["seed"]) in plain
         ]
-        means = [f"{fmean(r[name] for r in found):.3f}" for name in ("validation", "test")]
+        means = [f"{fmean(r[name] for r in group):.3f}" for name in ("validation", "test")]
         cells = [data, samples, str(batch), f"{weight:g}", f"{tau:g}", str(stage), ranged]
-        cells += [str(len(found)), *means]
+        cells += [str(len(group)), *means]
         if not weight:  # FedFA
             cells[1] = cells[4] = cells[5] = cells[6] = ""
             cells += [""] * (1 + len(measures))
         else:
             cells.append(f"{fmean(gains):+.3f}" if gains else "")
-            cells += [f"{fmean(r[name] for r in found):.3g}" if name in found[0] else "" for name in measures]
+            cells += [f"{fmean(r[name] for r in group):.3g}" if name in group[0] else "" for name in measures]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def main() -> None:
-    """Make the runs that are missing, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("of", choices=DATA)
-    parser.add_argument("--out", type=Path, required=True, help="folder for numbers.json and table.md")
-    parser.add_argument("--work", type=Path, required=True, help="folder for the data")
-    parser.add_argument("--data", type=Path, help="of office: its files")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--batches", type=int, nargs="+", default=[4, 16, 64])
-    parser.add_argument("--weights", type=float, nargs="+", default=[0.0, 0.001, 0.01, 0.1, 1.0])
-    parser.add_argument("--taus", type=float, nargs="+", default=[0.01])
-    parser.add_argument("--stages", type=int, nargs="+", default=[-1], help="-1: the last of the encoder")
-    parser.add_argument("--ranges", nargs="+", default=["stored"], choices=["batch", "received", "stored"])
-    parser.add_argument("--samples", nargs="+", default=["images", "pixels"], choices=["images", "pixels"])
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=10, help="a round")
-    parser.add_argument("--patients", type=int, default=15)
-    parser.add_argument("--shape", type=int, nargs=3, default=[64, 64, 12])
-    parser.add_argument("--features", type=int, nargs=6, default=[8, 8, 16, 32, 64, 8])
-    parser.add_argument("--image-size", type=int, default=96)
-    parser.add_argument("--limit", type=int, default=None, help="cases a split: does the script run?")
-    options = parser.parse_args()
+    """Make the missing runs, and print the table."""
+    arguments = parser(__doc__)
+    arguments.add_argument("of", choices=DATA)
+    arguments.add_argument("--out", type=Path, required=True, help="folder for numbers.json and table.md")
+    arguments.add_argument("--work", type=Path, required=True, help="folder for the data")
+    arguments.add_argument("--data", type=Path, help="of office: its files")
+    arguments.add_argument("--seeds", type=int, nargs="+", default=[0])
+    arguments.add_argument("--batches", type=int, nargs="+", default=[4, 16, 64])
+    arguments.add_argument("--weights", type=float, nargs="+", default=[0.0, 0.001, 0.01, 0.1, 1.0])
+    arguments.add_argument("--taus", type=float, nargs="+", default=[0.01])
+    arguments.add_argument("--stages", type=int, nargs="+", default=[-1], help="-1: the last of the encoder")
+    arguments.add_argument("--ranges", nargs="+", default=["stored"], choices=["batch", "received", "stored"])
+    arguments.add_argument("--samples", nargs="+", default=["images", "pixels"], choices=["images", "pixels"])
+    arguments.add_argument("--rounds", type=int, default=12)
+    arguments.add_argument("--steps", type=int, default=10, help="a round")
+    arguments.add_argument("--patients", type=int, default=15)
+    arguments.add_argument("--shape", type=int, nargs=3, default=[64, 64, 12])
+    arguments.add_argument("--features", type=int, nargs=6, default=[8, 8, 16, 32, 64, 8])
+    arguments.add_argument("--image-size", type=int, default=96)
+    arguments.add_argument("--limit", type=int, default=None, help="cases a split, for a quick test")
+    options = arguments.parse_args()
     torch.set_num_threads(1)
     print(hardware(), flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -232,18 +232,18 @@ def main() -> None:
             if weight:
                 term = {name: wanted[name] for name in ("weight", "samples", "tau", "stage", "range")}
                 methods = parse_methods("fedfa,fedfa_h", {"fedfa_h": term})
-            asked = replace(
+            run_config = replace(
                 config,
                 methods=tuple(methods),
                 batch_size=batch,
                 rounds=options.rounds,
                 local_steps=options.steps,
             )
-            found: list[dict[str, float]] = []
+            records: list[dict[str, float]] = []
             moved: list[float] = []
             started = time.perf_counter()
-            with keep_decoded(4 * 2**30), gradients(found, moved):
-                results = run_in_process(asked, data, names, "cpu").results()
+            with keep_decoded(4 * 2**30), gradients(records, moved):
+                results = run_in_process(run_config, data, names, "cpu").results()
             metric = next(iter(results["test"]["mean"]))
             chosen = results["rounds"][results["selected_round"] - 1]["sites"]
             run = {
@@ -251,7 +251,7 @@ def main() -> None:
                 **settings,
                 "validation": fmean(site[f"val_{metric}"] for site in chosen.values()),
                 "test": results["test"]["mean"][metric],
-                **summary(found, moved),
+                **summary(records, moved),
             }
             record["runs"].append(run)
             write_json(numbers, record)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 import torch
-from measure import alternately, hardware, parser, report
+from measure import alternately, begin, parser, report
 from monai.transforms import Compose, RandFlipd, RandRotated
 
 from medfedaug.sampling.augmentation import FlipRotate
@@ -20,11 +20,9 @@ BATCH = 32
 def main() -> None:
     """Measure every shape."""
     arguments = parser(__doc__, repeats=15)
-    arguments.add_argument("--device", default="cpu", help="where the images are (default cpu)")
-    arguments.add_argument("--tiny", action="store_true", help="small shapes: does the script run?")
-    options = arguments.parse_args()
-    torch.set_num_threads(options.threads)
-    print(hardware())
+    arguments.add_argument("--device", default="cpu", help="of the images (default cpu)")
+    arguments.add_argument("--tiny", action="store_true", help="small shapes, for a quick test")
+    options, _ = begin(arguments)
     single = Compose(
         [
             RandFlipd("image", prob=0.5, spatial_axis=1),

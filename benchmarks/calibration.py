@@ -4,26 +4,23 @@ r"""Record of phantom federations: test Dice of each method at each site, for a 
     python benchmarks/calibration.py --record calibration.jsonl --csv calibration.csv
     python benchmarks/calibration.py --results runs/retina runs.tar.xz --data DATA --csv calibration.csv
 
-A family turns one dial of the phantom: `FAMILIES` says for each of them what is drawn. A draw gives one
-federation of each family, and a seed gives the federation other patients and other initial weights. Every
-federation is trained with one seed before any is trained with the next. A line of the record is one training.
-An interrupted record goes on where it stopped, and a federation is completed before the next begins; with
-`--methods` the methods of most use can be trained first.
+A family turns one dial of the phantom (`FAMILIES`). A draw gives one federation of each family, and a seed
+gives the federation other patients and other initial weights. Every federation is trained with one seed
+before any is trained with the next. A line of the record is one training. An interrupted record continues,
+and a federation is completed before the next begins; `--methods` selects the methods to train first.
 
 The number of rounds follows from validation: a training whose best validation score is of its last third, and
 by 0.01 above the best before, is repeated with twice the rounds, up to `_MOST` times the first number. The
 line has the validation scores of all rounds.
 
-`--csv` writes a row for each federation, seed, site, method and norm of which FedAvg is in the record, and
-makes the phantoms again for the sites' fingerprints. Rows of other federations that the file has already are
-kept. With `--shift-record`, the rows are those of records of `shift_gain.py`. With `--results`, they are
-those of runs of `medfedaug benchmark`, of which each data set is a family; `--data` is the folder of their
-images.
+`--csv` writes a row for each federation, seed, site, method and norm with FedAvg in the record, and makes the
+phantoms again for the sites' fingerprints. The file keeps rows of other federations. `--shift-record` takes
+the trainings of records of `shift_gain.py`. `--results` takes those of runs of `medfedaug benchmark`, where
+each data set is a family; `--data` is the folder of their images.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import time
@@ -36,9 +33,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from calibration_rows import Training, as_told, write_table, written
+from calibration_rows import Training, as_text, write_table, written
 from calibration_table import PHANTOM
-from measure import hardware
+from measure import hardware, parser
 from recorded_federations import of_results, of_shift_record
 
 from medfedaug.config.plan import Plan
@@ -56,7 +53,7 @@ METHODS = ("fedavg", "single", "norm", "fedrdn", "fedfa", "fedbn", "fixbn", "dit
 NORMS = ("batch", "instance")
 SITES, SHAPE = 3, (32, 32, 6)
 TESTED = 12
-"""Test patients of each site, besides those who train and validate."""
+"""Number of test patients of each site."""
 
 _MOST = 2
 _RANDOM = np.random.RandomState
@@ -64,17 +61,17 @@ _RANDOM = np.random.RandomState
 
 @dataclass(frozen=True)
 class Dials:
-    """Settings of a phantom federation that its family draws; the others are at rest.
+    """Settings of a phantom federation, of which its family draws some.
 
     Attributes:
-        patients: their number at each site, of training and validation.
+        patients: number of patients for training and validation at each site.
         shift: of each site's scanner (`medfedaug.data.datasets.phantom.Scanner.shifted`).
         inverted: whether each site's images are inverted.
-        spacings: edges of a voxel at each site, mm; none where every volume has one shape.
-        scanner_values: numbers of each site's scanner that are given.
+        spacings: edges of a voxel at each site, mm; empty where all volumes have one shape.
+        scanner_values: fixed numbers of each site's scanner.
         structures: of each site.
         shape: voxels of a volume; without effect with ``spacings``.
-        dimensions: 2 where the networks see slices, 3 where they see volumes.
+        dimensions: 2 for networks of slices, 3 for volumes.
     """
 
     patients: tuple[int, ...] = (12,) * SITES
@@ -88,11 +85,11 @@ class Dials:
 
 
 def _values(R: _RANDOM, name: str, low: float, high: float) -> Dials:
-    """One number of the scanners, drawn evenly in the logarithm; at every second draw of one site alone."""
+    """Draw one number of the scanners, evenly in the logarithm; in every second draw for one site only."""
     drawn = np.exp(R.uniform(np.log(low), np.log(high), SITES)).round(4).tolist()
     odd = R.randint(2 * SITES)
     if odd < SITES:
-        drawn = [one if site == odd else float(np.sqrt(low * high)) for site, one in enumerate(drawn)]
+        drawn = [value if site == odd else float(np.sqrt(low * high)) for site, value in enumerate(drawn)]
     return Dials(shift=(0.3,) * SITES, scanner_values=tuple({name: value} for value in drawn))
 
 
@@ -136,16 +133,16 @@ FAMILIES: dict[str, Callable[[_RANDOM], Dials]] = {
         shift=(round(R.uniform(0, 2), 2),) * SITES, shape=(*SHAPE[:2], 16), dimensions=3
     ),
 }
-"""The dial that each family draws."""
+"""Draw of the dials, by family."""
 
 
 @dataclass(frozen=True)
 class Federation:
-    """A phantom federation, which follows from these three.
+    """A phantom federation.
 
     Attributes:
         family: of `FAMILIES`.
-        draw: the number of the federation in its family, of which dials and scanners follow.
+        draw: the number of the federation in its family, which gives dials and scanners.
         seed: of patients and initial weights.
     """
 
@@ -155,7 +152,7 @@ class Federation:
 
     @property
     def dials(self) -> Dials:
-        """Draw the dials; the same family and draw give the same."""
+        """Draw the dials of the family and draw."""
         return FAMILIES[self.family](_RANDOM([list(FAMILIES).index(self.family), self.draw]))
 
     @property
@@ -164,7 +161,7 @@ class Federation:
         return f"{self.family}_{self.draw}"
 
     def write(self, folder: Path) -> None:
-        """Write the sites' images; patients beyond the dials' number are test patients of the site."""
+        """Write the sites' images; patients beyond the dials' number are test patients."""
         dials = self.dials
         make_phantom(
             folder,
@@ -184,7 +181,7 @@ class Federation:
 
 
 def _share_out(path: Path, number: int) -> None:
-    """Let a third of so many patients validate and the others train; further ones are tested."""
+    """Split a number of patients into training and a third for validation; the last are for the test."""
     listed = json.loads(path.read_text(encoding="utf-8"))
     splits = ("training", "validation", "test")
     cases = sorted((case for split in splits for case in listed[split]), key=lambda case: case["image"])
@@ -212,8 +209,8 @@ def train(data: Path, methods: str, norm: str, seed: int, rounds: int, dimension
     run = run_pooled if methods == "pooled" else run_in_process
     results = run(config, data, folders, "cpu").results()
     validation = []
-    for one in results["rounds"]:
-        scores = [site.get("val_dice") for site in one["sites"].values()]
+    for round_ in results["rounds"]:
+        scores = [site.get("val_dice") for site in round_["sites"].values()]
         known = [score for score in scores if score is not None]
         validation.append(round(fmean(known), 4) if known else None)
     return {
@@ -226,9 +223,9 @@ def train(data: Path, methods: str, norm: str, seed: int, rounds: int, dimension
 
 
 def _of_cases(scores: Mapping[str, Any]) -> list[float | None]:
-    """Test Dice of each patient, in the order of their names."""
-    found = [one["dice"] if isinstance(one, Mapping) else one for _, one in sorted(scores.items())]
-    return [None if score is None else round(score, 4) for score in found]
+    """Return the test Dice of each patient, in the order of their names."""
+    values = [value["dice"] if isinstance(value, Mapping) else value for _, value in sorted(scores.items())]
+    return [None if score is None else round(score, 4) for score in values]
 
 
 def measure(
@@ -245,19 +242,19 @@ def measure(
         run = partial(train, data, methods, norm, federation.seed, dimensions=federation.dials.dimensions)
         try:
             number = rounds
-            found = run(number)
-            while not is_converged(found["validation"]) and number < _MOST * rounds:
+            result = run(number)
+            while not is_converged(result["validation"]) and number < _MOST * rounds:
                 number *= 2
-                found = run(number)
-            line |= found
-        except ConfigError as error:  # the method does not go with the norm: recorded, and not tried again
+                result = run(number)
+            line |= result
+        except ConfigError as error:  # the method does not fit the norm
             line |= {"refused": str(error)}
         yield {**line, "seconds": round(time.perf_counter() - started, 1), "hardware": hardware()}
     shutil.rmtree(data, ignore_errors=True)
 
 
 def read(record: Path) -> list[dict[str, Any]]:
-    """Read the record; a last line that was cut off by a killed process is removed from the file."""
+    """Read the record, and remove a last line that a killed process left incomplete."""
     if not record.exists():
         return []
     whole = record.read_bytes()
@@ -268,13 +265,13 @@ def read(record: Path) -> list[dict[str, Any]]:
 
 
 def of_record(lines: Sequence[Mapping[str, Any]]) -> list[Training]:
-    """The trainings of the record of this script."""
+    """Return the trainings of this script's record."""
     return [
         Training(
             **{key: line[key] for key in ("federation", "family", "seed", "methods", "norm", "rounds")},
             origin=PHANTOM,
             selected_round=str(line["selected_round"]),
-            converged=as_told(is_converged(line["validation"])),
+            converged=as_text(is_converged(line["validation"])),
             metric="dice",
             scores=line["dice"],
             cases={site: dict(enumerate(scores)) for site, scores in line["cases"].items()},
@@ -286,46 +283,46 @@ def of_record(lines: Sequence[Mapping[str, Any]]) -> list[Training]:
 
 
 def main() -> None:
-    """Make the trainings that the record lacks, or the table of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--record", type=Path, help="one JSON line for each training")
-    parser.add_argument("--csv", type=Path, help="write the table of the record, and train nothing")
-    parser.add_argument("--shift-record", type=Path, nargs="+", help="write the table of these records")
-    parser.add_argument(
+    """Make the missing trainings, or the table of the record."""
+    arguments = parser(__doc__)
+    arguments.add_argument("--record", type=Path, help="one JSON line for each training")
+    arguments.add_argument("--csv", type=Path, help="write the table of the record, and train nothing")
+    arguments.add_argument("--shift-record", type=Path, nargs="+", help="write the table of these records")
+    arguments.add_argument(
         "--results",
         nargs="+",
         default=[],
         metavar="[NAME=]PATH",
         help="write the table of these folders, archives (.tar.xz) or summaries of runs; NAME: of the family",
     )
-    parser.add_argument("--data", type=Path, help="folder of the data sets that --results were trained on")
-    parser.add_argument("--work", type=Path, help="folder for the phantom sites")
-    parser.add_argument("--draws", type=int, default=8, help="federations of each family")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--norms", nargs="+", choices=NORMS, default=list(NORMS))
-    parser.add_argument("--rounds", type=int, default=10, help="of a training that converges in them")
-    options = parser.parse_args()
+    arguments.add_argument("--data", type=Path, help="folder of the data sets that --results were trained on")
+    arguments.add_argument("--work", type=Path, help="folder for the phantom sites")
+    arguments.add_argument("--draws", type=int, default=8, help="federations of each family")
+    arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    arguments.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    arguments.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    arguments.add_argument("--norms", nargs="+", choices=NORMS, default=list(NORMS))
+    arguments.add_argument("--rounds", type=int, default=10, help="of a training that converges in them")
+    options = arguments.parse_args()
     torch.set_num_threads(1)
     if not options.record and not ((options.shift_record or options.results) and options.csv):
-        parser.error("name a record: --record FILE, or --shift-record or --results with --csv FILE")
+        arguments.error("name a record: --record FILE, or --shift-record or --results with --csv FILE")
     if options.results and options.data is None:
-        parser.error("name the folder of the data sets: --data DIR")
+        arguments.error("name the folder of the data sets: --data DIR")
     lines = read(options.record) if options.record else []
     if options.csv:
-        given = [one for path in options.shift_record or () for one in of_shift_record(path)]
+        trainings = [one for path in options.shift_record or () for one in of_shift_record(path)]
         try:
-            given += of_results(options.results, options.data, METHODS, print)
-            number = write_table([*of_record(lines), *given], options.csv)
+            trainings += of_results(options.results, options.data, METHODS, print)
+            number = write_table([*of_record(lines), *trainings], options.csv)
         except MedFedAugError as error:
-            parser.error(str(error))
+            arguments.error(str(error))
         print(f"{number} federations in {options.csv}")
         return
     if options.work is None:
-        parser.error("name a folder for the phantom sites: --work DIR")
+        arguments.error("name a folder for the phantom sites: --work DIR")
     if any(line["first_rounds"] != options.rounds for line in lines):
-        parser.error(f"{options.record} has another number of rounds; name a new --record")
+        arguments.error(f"{options.record} has another number of rounds; name a new --record")
     options.work.mkdir(parents=True, exist_ok=True)
     order = [
         Federation(family, draw, seed)
@@ -341,9 +338,9 @@ def main() -> None:
         for line in measure(federation, options.work, missing, options.rounds) if missing else ():
             with options.record.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
-            told = line.get("refused") or f"{fmean(line['dice'].values()):.3f}"
+            score = line.get("refused") or f"{fmean(line['dice'].values()):.3f}"
             what = f"{federation.name} seed {federation.seed} {line['methods']} {line['norm']}"
-            print(f"{what}: {told}, {line['seconds']} s", flush=True)
+            print(f"{what}: {score}, {line['seconds']} s", flush=True)
 
 
 if __name__ == "__main__":

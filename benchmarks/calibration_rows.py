@@ -1,4 +1,4 @@
-"""Rows of the table of gains that `medfedaug prospect` predicts from, made of trainings of any record."""
+"""Rows of the table of gains behind `medfedaug prospect`, from trainings of any record."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class Training:
     """A training of the table.
 
     Attributes:
-        federation: its name; a training with another seed has the same.
+        federation: its name, the same for all seeds.
         family: of the federation.
         origin: `calibration_table.PHANTOM` or `REAL`.
         seed: of patients, or their folds, and initial weights.
         methods: the combination.
         norm: of the network.
         rounds: of the training.
-        selected_round: empty where it was not recorded, or where there are several, one a fold.
-        converged: of `as_told`; empty where validation was not recorded.
+        selected_round: empty if not recorded, or if folds have several.
+        converged: of `as_text`; empty if validation was not recorded.
         metric: of the scores.
         scores: by site.
-        cases: score of each patient by site; empty where it was not recorded.
-        fingerprints: makes those of the sites.
+        cases: score of each patient by site; empty if not recorded.
+        fingerprints: makes the sites' fingerprints.
     """
 
     federation: str
@@ -55,12 +55,12 @@ class Training:
 
     @property
     def run(self) -> tuple[str, int, str]:
-        """The trainings that are compared with one another."""
+        """Return the key of comparable trainings."""
         return self.federation, self.seed, self.norm
 
 
-def as_told(converged: bool) -> str:
-    """Write `is_converged` as the table has it."""
+def as_text(converged: bool) -> str:
+    """Write `is_converged` as in the table."""
     return "yes" if converged else "no"
 
 
@@ -72,9 +72,9 @@ def written(write: Callable[[Path], None]) -> list[ImageFingerprint]:
 
 
 def write_table(trainings: Sequence[Training], path: Path) -> int:
-    """Write the rows of federations with FedAvg, keep others, and return the number of the former.
+    """Write the rows of federations with FedAvg, keep others, and return the number of these federations.
 
-    Fingerprints that the file has already are kept; delete the file where they have another definition.
+    The file keeps its fingerprints; delete it after a change of their definition.
     """
     before: list[dict[str, str]] = []
     if path.exists():
@@ -87,8 +87,8 @@ def write_table(trainings: Sequence[Training], path: Path) -> int:
             prints.setdefault((row["federation"], int(row["seed"])), {})[row["site"]] = row["fingerprint"]
     for one in known.values():
         if (key := (one.federation, one.seed)) not in prints:
-            found = one.fingerprints()
-            prints[key] = {f.site: json.dumps(f.to_dict(), separators=(",", ":")) for f in found}
+            fingerprints = one.fingerprints()
+            prints[key] = {f.site: json.dumps(f.to_dict(), separators=(",", ":")) for f in fingerprints}
             print(f"fingerprints of {one.federation}, seed {one.seed}", flush=True)
     names = {one.federation for one in known.values()}
     rows = [row for row in before if row["federation"] not in names]
@@ -101,7 +101,7 @@ def write_table(trainings: Sequence[Training], path: Path) -> int:
                     "site": site,
                     "score": f"{score:.4f}",
                     "patient_deviation": _deviation(one.cases.get(site, {}), base.get(site, {})),
-                    # Once for each site and seed: it does not depend on the method.
+                    # Once for each site and seed, since it does not depend on the method.
                     "fingerprint": prints[one.run[:2]][site] if one.methods == FEDAVG else "",
                 }
             )
@@ -114,7 +114,7 @@ def write_table(trainings: Sequence[Training], path: Path) -> int:
 
 
 def _deviation(ours: Mapping[Hashable, float | None], theirs: Mapping[Hashable, float | None]) -> str:
-    """Deviation over the patients of the difference from FedAvg."""
+    """Return the deviation over the patients of the difference from FedAvg."""
     pairs = [(ours[name], theirs[name]) for name in ours.keys() & theirs.keys()]
     apart = [a - b for a, b in pairs if a is not None and b is not None]
     return f"{stdev(apart):.4f}" if len(apart) > 1 and any(apart) else ""

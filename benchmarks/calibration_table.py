@@ -21,10 +21,10 @@ COLUMNS = (
     *("federation", "family", "origin", "seed", "site", "methods", "norm", "rounds", "selected_round"),
     *("converged", "metric", "score", "patient_deviation", "fingerprint"),
 )
-"""Columns of a calibration table. ``origin`` is ``phantom`` or ``real``; ``converged`` says whether the last
-third of the rounds brought at most 0.01 to the validation score, and is empty where that is not known;
+"""Columns of a calibration table. ``origin`` is ``phantom`` or ``real``; ``converged`` is ``yes`` where the
+last third of the rounds improved the validation score by at most 0.01, and empty if unknown;
 ``patient_deviation`` is the deviation over test patients of the difference from FedAvg; ``fingerprint`` is
-`ImageFingerprint.to_dict` as JSON, in one row of a site and seed at least."""
+`ImageFingerprint.to_dict` as JSON, in at least one row of a site and seed."""
 
 TABLE = Path(__file__).resolve().parents[1] / "docs/results/prospect/calibration.csv"
 """The recorded federations."""
@@ -39,11 +39,11 @@ class TrainedFederation:
         family: of the data: a published data set, or the dial of a phantom.
         origin: `PHANTOM` or `REAL`.
         norm: the normalisation of the network.
-        metric: of the scores, of which more is better.
+        metric: of the scores; higher is better.
         seed: of its patients and initial weights.
         sites: the fingerprints of its sites.
         scores: by methods and site.
-        deviations: by methods, of each site: see `COLUMNS`.
+        deviations: of each site, by methods: see `COLUMNS`.
         unconverged: methods whose training had not converged.
     """
 
@@ -80,7 +80,7 @@ class Calibration:
         Raises:
             ConfigError: naming file and row.
         """
-        found: list[TrainedFederation] = []
+        federations: list[TrainedFederation] = []
         for path in paths:
             try:
                 text = path.read_text(encoding="utf-8")
@@ -88,28 +88,28 @@ class Calibration:
                 raise ConfigError(
                     f"{path}: cannot be read as a calibration table ({first_line(error)})"
                 ) from error
-            found += _read(str(path), text, norm)
-        return cls(tuple(found))
+            federations += _read(str(path), text, norm)
+        return cls(tuple(federations))
 
     @property
     def number(self) -> int:
-        """The number of federations, whatever their seeds."""
+        """Return the number of federations, each with all its seeds."""
         return len({one.name for one in self.federations})
 
     @property
     def families(self) -> list[str]:
-        """The families, in their order."""
+        """List the families in their order."""
         return list(dict.fromkeys(one.family for one in self.federations))
 
     @property
     def methods(self) -> list[str]:
-        """The methods that some federation was trained with, without FedAvg."""
+        """List the methods of all federations, without FedAvg."""
         known = dict.fromkeys(name for one in self.federations for name in one.scores)
         return [name for name in known if name != FEDAVG]
 
     @property
     def seeds(self) -> int:
-        """The largest number of seeds of a federation."""
+        """Return the largest number of seeds of a federation."""
         return max(Counter(one.name for one in self.federations).values(), default=0)
 
     def of_origin(self, origin: str) -> Calibration:
@@ -121,7 +121,7 @@ class Calibration:
         return Calibration(tuple(one for one in self.federations if one.metric == metric))
 
     def gained(self, methods: str) -> tuple[int, int]:
-        """Return the number of trainings whose mean over the sites was above FedAvg's, and that of all."""
+        """Return the number of trainings with a mean over the sites above FedAvg's, and of all trainings."""
         pairs = [
             (fmean(one.scores[methods].values()), fmean(one.scores[FEDAVG].values()))
             for one in self.federations
@@ -151,7 +151,7 @@ def _read(name: str, text: str, norm: str) -> Iterator[TrainedFederation]:
 
 
 def _federation(table: str, name: str, rows: Iterable[tuple[int, Mapping[str, str]]]) -> TrainedFederation:
-    """Put together the rows of a federation.
+    """Build a federation from its rows.
 
     Raises:
         ConfigError: naming the row.
@@ -172,7 +172,7 @@ def _federation(table: str, name: str, rows: Iterable[tuple[int, Mapping[str, st
                 prints[row["site"]] = ImageFingerprint.from_dict(json.loads(row["fingerprint"]))
         except (ValueError, KeyError, TypeError, RuntimeError) as error:
             raise ConfigError(f"{table}, line {number}: {first_line(error)}") from error
-    sites = tuple(found for _, found in sorted(prints.items()))
+    sites = tuple(fingerprint for _, fingerprint in sorted(prints.items()))
     try:
         check_together(sites)
         if {*scores.get(FEDAVG, {})} != {*prints}:

@@ -1,7 +1,7 @@
-"""Seconds of a tiny comparison by who makes its runs, and of a search: each a command of a user.
+"""Seconds of a tiny comparison by its workers, and of a search: each a command of a user.
 
-A phantom of two sites, a U-Net of three levels, one round: a run computes next to nothing, and the rest is
-the cost of a job. Slurm has to be there before (`SLURM_CONF`), and Dask's scheduler too.
+A phantom of two sites, a U-Net of three levels, one round: a run computes almost nothing, and the rest is the
+cost of a job. Slurm (`SLURM_CONF`) and Dask's scheduler must run before.
 
     python benchmarks/cluster_jobs.py --workers 1 local:2 slurm:short --trials 20
 """
@@ -27,10 +27,10 @@ COMMAND = [sys.executable, "-c", "from medfedaug.cli import main; main()", "benc
 
 
 def seconds(out: Path, *arguments: object) -> str:
-    """Run ``medfedaug benchmark``; returns elapsed and processor seconds, with those of Slurm's jobs."""
+    """Run ``medfedaug benchmark``; return elapsed and processor seconds, with Slurm's jobs."""
     started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     command = subprocess.Popen([*COMMAND, *map(str, arguments), "--out", str(out)], stdout=subprocess.DEVNULL)
-    jobs: dict[int, float] = {}  # which are no children of the command
+    jobs: dict[int, float] = {}  # no children of the command
     while command.poll() is None:
         for process in psutil.process_iter(["pid", "cmdline", "cpu_times"]):
             line = process.info["cmdline"] or ()
@@ -46,11 +46,11 @@ def seconds(out: Path, *arguments: object) -> str:
 
 def main() -> None:
     """Print a table of commands and seconds."""
-    given = parser(__doc__, 1)
-    given.add_argument("--workers", nargs="*", default=["1", "local:2"], help="default 1 local:2")
-    given.add_argument("--runs", type=int, nargs="+", default=[1, 4], help="of a comparison (default 1 4)")
-    given.add_argument("--trials", type=int, default=20, help="of the search, 0 for none (default 20)")
-    options = given.parse_args()
+    arguments = parser(__doc__, 1)
+    arguments.add_argument("--workers", nargs="*", default=["1", "local:2"], help="default 1 local:2")
+    arguments.add_argument("--runs", type=int, nargs="+", default=[1, 4], help="default 1 4")
+    arguments.add_argument("--trials", type=int, default=20, help="of the search, 0 for none (default 20)")
+    options = arguments.parse_args()
     torch.set_num_threads(options.threads)
     print(f"{hardware()}\n\n| command | runs | seconds | of processors |\n|---|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as folder:

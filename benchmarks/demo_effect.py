@@ -5,7 +5,6 @@ python benchmarks/demo_effect.py --out docs/results/demo --seeds 0 1 2 3 4 5 6 7
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -14,16 +13,16 @@ import tempfile
 import time
 from pathlib import Path
 
-from measure import hardware
+from measure import hardware, parser
 
-# Beside the remedy of the demo: what does the same, in fewer seeds; the network's norm in place of a method.
+# Further remedies, with fewer seeds; the last is a norm of the network in place of a method.
 OTHERS = {"norm": ["--method", "norm"], "fixbn": ["--method", "fixbn"], "ditto": ["--method", "ditto"]}
 OTHERS["instance norm, fedrdn"] = ["--norm", "instance"]
 MAIN = "fedrdn"
 
 
 def run(command: str, seed: int, options: list[str]) -> dict[str, object]:
-    """Run the demo once and return what it says of each site, with its seconds."""
+    """Run the demo once and return its result, with its seconds."""
     with tempfile.TemporaryDirectory() as folder:
         file, started = Path(folder) / "demo.json", time.perf_counter()
         demo = [
@@ -42,18 +41,18 @@ def run(command: str, seed: int, options: list[str]) -> dict[str, object]:
 
 
 def table(runs: dict[str, dict[str, dict]]) -> str:
-    """One line for each remedy and seed: the odd site, and the mean of the others."""
+    """Tabulate each remedy and seed: the odd site, and the mean of the others."""
     lines = ["| remedy | seed | odd site: `fedavg` | with the remedy | others: `fedavg` | with the remedy |"]
     lines.append("|---|---:|---:|---:|---:|---:|")
     for remedy, seeds in runs.items():
-        for seed, found in sorted(seeds.items(), key=lambda item: int(item[0])):
+        for seed, result in sorted(seeds.items(), key=lambda item: int(item[0])):
             cells = []
             for of_odd in (True, False):
-                for name in ("fedavg", found["remedy"]):
+                for name in ("fedavg", result["remedy"]):
                     scores = [
                         site[name]["dice"] or 0.0
-                        for key, site in found["sites"].items()
-                        if (key == found["odd"]) == of_odd
+                        for key, site in result["sites"].items()
+                        if (key == result["odd"]) == of_odd
                     ]
                     cells.append(f"{sum(scores) / len(scores):.2f}")
             lines.append(f"| {remedy} | {seed} | {' | '.join(cells)} |")
@@ -61,8 +60,8 @@ def table(runs: dict[str, dict[str, dict]]) -> str:
 
 
 def main() -> None:
-    """Run what is missing, and write numbers and table after each run."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    """Make the missing runs, and write numbers and table after each."""
+    arguments = parser(__doc__)
     arguments.add_argument("--out", type=Path, required=True, help="for numbers.json and table.md")
     arguments.add_argument("--seeds", type=int, nargs="+", default=list(range(10)))
     arguments.add_argument("--other-seeds", type=int, nargs="*", default=[0, 1, 2])
@@ -72,11 +71,11 @@ def main() -> None:
     file = options.out / "numbers.json"
     record = json.loads(file.read_text()) if file.exists() else {"hardware": hardware(), "runs": {}}
     todo = [(MAIN, seed, []) for seed in options.seeds]
-    todo += [(name, seed, given) for seed in options.other_seeds for name, given in OTHERS.items()]
-    for name, seed, given in todo:
+    todo += [(name, seed, flags) for seed in options.other_seeds for name, flags in OTHERS.items()]
+    for name, seed, flags in todo:
         done = record["runs"].setdefault(name, {})
         if str(seed) not in done:
-            done[str(seed)] = run(options.command, seed, given)
+            done[str(seed)] = run(options.command, seed, flags)
             file.write_text(json.dumps(record, indent=1) + "\n")
             (options.out / "table.md").write_text(table(record["runs"]))
             odd = done[str(seed)]["sites"][done[str(seed)]["odd"]]

@@ -1,8 +1,8 @@
-r"""What the sums of two rounds over different sites say of the site that is in one of them alone.
+r"""Error of a server that subtracts the sums of two rounds to learn the update of one site.
 
 Four phantom sites train a small network from one model. The server subtracts the sum over three of them from
-the sum over all four, and takes what is left for the fourth site's update. Printed is the error of this, as a
-part of the update's norm: 0 is the update itself, and 1 as good as saying that nothing was learned.
+the sum over all four, and takes the rest for the fourth site's update. The script prints the error as a part
+of the update's norm: 0 is the update itself, and 1 is the error of a zero update.
 
     python benchmarks/difference_of_sums.py --rounds 20
 """
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from measure import hardware, parser
+from measure import begin, parser
 from torch import Tensor, nn
 
 from medfedaug.data.datasets.phantom import make_phantom
@@ -31,7 +31,7 @@ Model = dict[str, Tensor]
 
 
 class Small(nn.Sequential):
-    """Three convolutions, whose channels can be put in another order."""
+    """Three convolutions, whose channels can have another order."""
 
     def __init__(self, in_channels: int, out_channels: int, **_: object) -> None:
         super().__init__(
@@ -44,25 +44,25 @@ class Small(nn.Sequential):
 
 
 def reordered(model: Mapping[str, Tensor], order: Tensor) -> Model:
-    """The same function with the channels of the first layer in another order."""
-    found = dict(model)
-    found["0.weight"], found["0.bias"] = model["0.weight"][order], model["0.bias"][order]
-    found["2.weight"] = model["2.weight"][:, order]
-    return found
+    """Return the same function with another order of the first layer's channels."""
+    result = dict(model)
+    result["0.weight"], result["0.bias"] = model["0.weight"][order], model["0.bias"][order]
+    result["2.weight"] = model["2.weight"][:, order]
+    return result
 
 
 def norm(model: Mapping[str, Tensor]) -> float:
-    """The norm of all numbers."""
+    """Return the norm of all numbers."""
     return float(sum(value.double().square().sum() for value in model.values())) ** 0.5
 
 
 def minus(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Model:
-    """The difference of two models."""
+    """Return the difference of two models."""
     return {key: one[key].double() - other[key].double() for key in one}
 
 
 class Federation:
-    """Sites that train without masks, so that what masks hide can be compared."""
+    """Sites that train without masks, whose sums a server could subtract."""
 
     def __init__(self, folder: Path, batch: int, rate: float) -> None:
         config = configure(
@@ -81,17 +81,17 @@ class Federation:
             self.samples[name] = site.answer(self.server.prepare()).num_samples
 
     def updates(self, model: Model, round_: int) -> dict[str, Model]:
-        """What each site's training adds to a model."""
-        found = {}
+        """Return the update of each site."""
+        updates = {}
         for name, site in self.sites.items():
             weights = {key: value.clone() for key, value in model.items()}
             reply = site.answer(Request(TRAIN, round_, weights=weights, run="0" * 32))
             assert not reply.error, reply.error
-            found[name] = minus(reply.weights, model)
-        return found
+            updates[name] = minus(reply.weights, model)
+        return updates
 
     def mean(self, updates: Mapping[str, Model]) -> Model:
-        """The mean of some sites' updates."""
+        """Return the mean of some sites' updates."""
         total = sum(self.samples[name] for name in updates)
         return {
             key: sum(self.samples[name] / total * one[key] for name, one in updates.items())
@@ -99,7 +99,7 @@ class Federation:
         }
 
     def error(self, first: Mapping[str, Model], second: Mapping[str, Model]) -> float:
-        """How far the difference of the two sums is from the last site's update in the first."""
+        """Return the error of the difference of two sums against the last site's first update."""
         gone = sorted(first)[-1]
         left = {
             key: sum(self.samples[n] * (first[n][key] - (second[n][key] if n != gone else 0)) for n in first)
@@ -112,15 +112,13 @@ class Federation:
 def main() -> None:
     arguments = parser(__doc__, repeats=1)
     arguments.add_argument("--rounds", type=int, default=20)
-    given = arguments.parse_args()
-    torch.set_num_threads(given.threads)
+    options, _ = begin(arguments)
     networks._NETWORKS["small"] = Small
-    print(hardware())
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"
         make_phantom(data, sites=4, patients=10, shape=(32, 32, 4))
         for batch, what in ((10_000, "all slices a step"), (8, "batches of 8")):
-            measure(Federation(data, batch, 1e-3), what, given.rounds)
+            measure(Federation(data, batch, 1e-3), what, options.rounds)
 
 
 def measure(federation: Federation, what: str, rounds: int) -> None:

@@ -2,9 +2,9 @@
 
     python benchmarks/fedfd_step.py
 
-The step is that of a site: forward, cross-entropy, the methods' terms, backward, SGD, and the methods' own
-steps. The network is MONAI's ResNet-18 for seven classes. The paper's ratios are 1.57 and 2.45 of training
-and 1.02 of inference (Table 4 of FedFD-A: 2.25, 3.50 and 1.43 ms, and 1.37 and 1.34 ms).
+A site's step has forward pass, cross-entropy, the methods' terms, backward pass, SGD, and the methods' own
+steps. The network is MONAI's ResNet-18 for seven classes. The paper's ratios are 1.57 and 2.45 for training
+and 1.02 for inference (Table 4 of FedFD-A: 2.25, 3.50 and 1.43 ms, and 1.37 and 1.34 ms).
 """
 
 from __future__ import annotations
@@ -13,16 +13,7 @@ import copy
 from functools import partial
 
 import torch
-from measure import (
-    Made,
-    alternately,
-    device_in_use,
-    exchange_once,
-    hardware,
-    parser,
-    report,
-    steps_on,
-)
+from measure import Made, alternately, begin, exchange_once, parser, report, steps_on
 from torch import Tensor, nn
 
 from medfedaug.methods import build_methods, parse_methods
@@ -34,7 +25,7 @@ CLASSES = 7
 
 
 def prepared(network: nn.Module, methods: str) -> tuple[nn.Module, list]:
-    """A copy of the network with the methods' parts, after one exchange of one site."""
+    """Copy the network with the methods' parts, after one exchange of one site."""
     network = copy.deepcopy(network)
     chosen = build_methods(parse_methods(methods))
     for method in chosen:
@@ -48,7 +39,7 @@ def prepared(network: nn.Module, methods: str) -> tuple[nn.Module, list]:
 
 
 def step(network: nn.Module, parts: list) -> Made:
-    """One step of local training, of images and their classes."""
+    """Make one step of local training with images and their classes."""
     network.train()
     criterion = nn.CrossEntropyLoss()
     trained = [p for p in network.parameters() if p.requires_grad]
@@ -58,26 +49,26 @@ def step(network: nn.Module, parts: list) -> Made:
         for part in parts:
             part.mix(inputs, [(1.0, labels)])
         outputs = network(inputs)
-        made = Step(network, inputs, labels, outputs, criterion)
-        loss = made.task_loss
+        context = Step(network, inputs, labels, outputs, criterion)
+        loss = context.task_loss
         for part in parts:
-            part.after_pass(made)
+            part.after_pass(context)
         for part in parts:
-            term = part.loss(made)
+            term = part.loss(context)
             if term is not None:
                 loss = loss + term
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         optimiser.step()
         for part in parts:
-            part.after_step(made)
+            part.after_step(context)
         return loss.detach()
 
     return run, parts
 
 
 def inference(network: nn.Module, parts: list) -> Made:
-    """One pass in evaluation mode."""
+    """Make one pass in evaluation mode."""
     return torch.no_grad()(network.eval()), parts
 
 
@@ -86,10 +77,7 @@ def main() -> None:
     arguments = parser(__doc__, repeats=12, on_gpu=True)
     arguments.add_argument("--batch", type=int, default=16)
     arguments.add_argument("--size", type=int, default=128, help="edge of the images, pixels")
-    options = arguments.parse_args()
-    torch.set_num_threads(options.threads)
-    device = device_in_use(options.device)
-    print(hardware())
+    options, device = begin(arguments)
     limit = 2.75 if device.type == "cpu" else 3.0
     torch.manual_seed(0)
     network = build_network("resnet18", in_channels=3, out_channels=CLASSES).to(device)

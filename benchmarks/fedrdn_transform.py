@@ -2,9 +2,8 @@
 
     python benchmarks/fedrdn_transform.py
 
-Both are given the same MetaTensor. NormalizeIntensityd is measured in two ways: without statistics, when it
-computes mean and standard deviation of the image, and with given statistics, which it only applies, as
-FedRDNd does.
+Both get the same MetaTensor. NormalizeIntensityd is measured in two ways: without statistics it computes mean
+and standard deviation of the image; with fixed statistics it only applies them, as FedRDNd does.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from measure import alternately, hardware, parser, report
+from measure import alternately, begin, parser, report
 from monai.data import MetaTensor
 from monai.transforms import NormalizeIntensityd
 
@@ -23,7 +22,7 @@ SHAPES = [(1, 240, 240), (1, 384, 384), (3, 384, 384), (1, 96, 96, 96), (4, 160,
 
 
 def calls(transform: Callable[[Mapping[str, Any]], Any], sample: dict[str, Any], number: int) -> Callable:
-    """A number of calls, since a single call on a slice is too short to be measured."""
+    """Repeat a call, since one call on a slice is too short for a measurement."""
 
     def run() -> None:
         for _ in range(number):
@@ -35,18 +34,16 @@ def calls(transform: Callable[[Mapping[str, Any]], Any], sample: dict[str, Any],
 def main() -> None:
     """Measure every shape."""
     arguments = parser(__doc__, repeats=25)
-    arguments.add_argument("--tiny", action="store_true", help="small shapes: does the script run?")
-    options = arguments.parse_args()
-    torch.set_num_threads(options.threads)
-    print(hardware())
+    arguments.add_argument("--tiny", action="store_true", help="small shapes, for a quick test")
+    options, _ = begin(arguments)
     for shape in [(1, 16, 16)] if options.tiny else SHAPES:
         channels, sites = shape[0], "ABCDEF"
         sample = {"image": MetaTensor(torch.rand(shape))}
         pair = [[0.4] * channels, [0.2] * channels]
-        given = NormalizeIntensityd("image", subtrahend=pair[0], divisor=pair[1], channel_wise=True)
+        fixed = NormalizeIntensityd("image", subtrahend=pair[0], divisor=pair[1], channel_wise=True)
         work = {
             "NormalizeIntensityd": NormalizeIntensityd("image", channel_wise=True),
-            "NormalizeIntensityd, given": given,
+            "NormalizeIntensityd, given": fixed,
             "FedRDNd": FedRDNd("image", dict.fromkeys(sites, pair)),
         }
         number = 5 if options.tiny else max(1, 2_000_000 // sample["image"].numel())

@@ -2,8 +2,8 @@
 
     python benchmarks/ffa_layer.py
 
-Batch norm is the lower bound for a layer that uses statistics of its features; torch has it as one fused
-operation. The reference implements FedFA+ Eq. 2, 4, 5 and 8 to 10 as printed, like a research script.
+Batch norm, one fused operation in torch, is the lower bound for a layer with statistics of its features. The
+reference implements FedFA+ Eq. 2, 4, 5 and 8 to 10 as printed, like a research script.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from measure import Made, alternately, device_in_use, hardware, parser, report, steps_on
+from measure import Made, alternately, begin, parser, report, steps_on
 from torch import Tensor, nn
 
 from medfedaug.models import FFALayer
 
-# The stages of the paper's U-Net after pooling, for a batch of 16 slices of 192 x 192 pixels, and those of a
+# The stages of the paper's U-Net after pooling, for a batch of 16 slices of 192 x 192 pixels, and of a
 # U-Net for volumes.
 SHAPES = [
     (16, 32, 96, 96),
@@ -59,7 +59,7 @@ class LineByLine(nn.Module):
 
 
 def step(layer: nn.Module) -> Made:
-    """Forward and backward pass of features and the gradient of what comes out."""
+    """Make a forward and backward pass of features, with the gradient of the output."""
 
     def run(x: Tensor, gradient: Tensor) -> Tensor:
         x = x.detach().requires_grad_()
@@ -71,7 +71,7 @@ def step(layer: nn.Module) -> Made:
 
 
 def layers(shape: tuple[int, ...], device: torch.device) -> dict[str, Callable[[], nn.Module]]:
-    """Make the layers that are compared."""
+    """Make the compared layers."""
     channels = shape[1]
 
     def ffa() -> nn.Module:
@@ -90,11 +90,8 @@ def layers(shape: tuple[int, ...], device: torch.device) -> dict[str, Callable[[
 def main() -> None:
     """Measure every shape, in both memory layouts."""
     arguments = parser(__doc__, repeats=15, on_gpu=True)
-    arguments.add_argument("--tiny", action="store_true", help="small shapes: does the script run?")
-    options = arguments.parse_args()
-    torch.set_num_threads(options.threads)
-    device = device_in_use(options.device)
-    print(hardware())
+    arguments.add_argument("--tiny", action="store_true", help="small shapes, for a quick test")
+    options, device = begin(arguments)
     limit = 2.0 if device.type == "cpu" else 1.5
     for shape in [(4, 8, 12, 12), (2, 8, 6, 6, 6)] if options.tiny else SHAPES:
         for layout in ("contiguous", "channels last"):

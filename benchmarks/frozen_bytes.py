@@ -1,8 +1,7 @@
-"""Bytes of a round between server and sites where a U-Net is frozen but for its last layer.
+"""Bytes of a round between server and sites with a U-Net that is frozen except its last layer.
 
-Rounds of one step on a phantom, in one process; the content of requests and updates is counted as under
-NVFlare. *All, each round* is the size of all shared entries, which would go down if frozen ones travelled
-with each request.
+Rounds of one step on a phantom, in one process; the content of requests and updates counts as under NVFlare.
+*All, each round* is the size of all shared entries, the cost if frozen ones travelled with each request.
 
     python benchmarks/frozen_bytes.py --widest 2048
 """
@@ -23,9 +22,9 @@ from medfedaug.federation.messages.messages import FROZEN, num_bytes
 
 def main() -> None:
     """Print bytes per site of each round."""
-    given = parser(__doc__, 3)
-    given.add_argument("--widest", type=int, default=2048, help="channels of the lowest stage (default 2048)")
-    options = given.parse_args()
+    arguments = parser(__doc__, 3)
+    arguments.add_argument("--widest", type=int, default=2048, help="channels of the lowest stage")
+    options = arguments.parse_args()
     torch.set_num_threads(options.threads)
     channels = [options.widest // 2**stage for stage in reversed(range(6))]
     with tempfile.TemporaryDirectory() as folder:
@@ -46,8 +45,8 @@ def main() -> None:
     print("| round | all, each round | down | of it frozen | up |\n|---|---:|---:|---:|---:|")
     for entry in rounds:
         frozen = entry["bytes"].get(FROZEN, {"down": 0})["down"]
-        told = (whole, entry["bytes_down"] / sites, frozen / sites, entry["bytes_up"] / sites)
-        print(f"| {entry['round']} | " + " | ".join(f"{size / 1e6:.2f} MB" for size in told) + " |")
+        sizes = (whole, entry["bytes_down"] / sites, frozen / sites, entry["bytes_up"] / sites)
+        print(f"| {entry['round']} | " + " | ".join(f"{size / 1e6:.2f} MB" for size in sizes) + " |")
 
 
 if __name__ == "__main__":

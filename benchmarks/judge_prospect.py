@@ -5,18 +5,17 @@ r"""Judge the predictions of `medfedaug prospect --pilot`: each family of federa
     python benchmarks/judge_prospect.py --json medfedaug/analysis/gain_record.json
     python benchmarks/judge_prospect.py --calibration own.csv --json own.json
 
-The pilot of a gain is training alone minus FedAvg of another seed of the same federation. A claim holds
-where, with whole families left out, 70% of the gains lie in the 80% interval and 90% in the 95% one in the
-mean of the families, and half in each family. It beats the yardstick, 0 plus and minus the quantile of the
-gains of the other families, where its intervals are narrower and have the smaller interval score, with any
-family left out too. With `--real`, runs of several seeds are predicted from the whole table. With
-`--simulate`, tables of the same size are drawn, in which gains follow the pilot or do not. `--json` writes
-the record that `medfedaug prospect` reads, with all norms and metrics.
+The pilot of a gain is training alone minus FedAvg of another seed of the same federation. A claim holds if,
+with whole families left out, 70% of the gains lie in the 80% interval and 90% in the 95% one in the mean of
+the families, and half in each family. It beats the yardstick, 0 plus and minus the quantile of the gains of
+the other families, if its intervals are narrower and have the smaller interval score, also without any
+family. `--real` predicts runs of several seeds from the whole table. `--simulate` draws tables of the same
+size, in which gains follow the pilot or do not. `--json` writes the record of `medfedaug prospect`, with all
+norms and metrics.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import permutations
@@ -26,6 +25,7 @@ from statistics import fmean
 import numpy as np
 from calibration_table import REAL, TABLE, Calibration
 from gain_model import GainModel, GainRows, gain_rows
+from measure import parser
 from prediction_judge import Judgement, judge_rows, judge_table, record_of
 from pydantic import TypeAdapter
 from recorded_federations import parts_of
@@ -41,23 +41,23 @@ REAL_SETS = ("method", "gains", "pilots", "predicted", "80%", "in 80%", "0 ± ya
 
 
 def claims(judged: Sequence[Judgement]) -> Iterator[list[str]]:
-    """A line for each claim."""
+    """Yield a line for each claim."""
     for one in judged:
         if not one.pilot:
             continue
         pilot, yardstick = one.pilot[0], one.yardstick[0]
         yield [
             *(f"`{one.methods}`", f"`{one.over}`", one.level),
-            *("yes" if found else "no" for found in (one.is_said, one.holds, one.beats)),
+            *("yes" if answer else "no" for answer in (one.is_said, one.holds, one.beats)),
             *(f"{pilot.coverage:.0%}", f"{pilot.worst} {pilot.inside[pilot.worst]:.0%}"),
-            *(f"{fmean(found.width.values()):.3f}" for found in (pilot, yardstick)),
-            *(f"{fmean(found.loss.values()):.3f}" for found in (pilot, yardstick)),
+            *(f"{fmean(record.width.values()):.3f}" for record in (pilot, yardstick)),
+            *(f"{fmean(record.loss.values()):.3f}" for record in (pilot, yardstick)),
             *(f"{one.error:.4f}", f"{one.error_of_zero:.4f}", str(one.federations), str(one.families)),
         ]
 
 
 def by_family(judged: Sequence[Judgement]) -> Iterator[list[str]]:
-    """A line for each family of the claims about the mean of the sites."""
+    """Yield a line for each family of the claims about the mean of the sites."""
     for one in judged:
         if one.pilot and one.level == "mean":
             for family in one.pilot[0].inside:
@@ -68,7 +68,7 @@ def by_family(judged: Sequence[Judgement]) -> Iterator[list[str]]:
 
 
 def real_sets(table: Calibration, archive: Path) -> Iterator[list[str]]:
-    """A line for each method of a real record: its gains, predicted with the pilot of another seed."""
+    """Yield a line for each method of a real record: its gains, predicted with the pilot of another seed."""
     cases: dict[tuple[int, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for part in parts_of(str(archive)):
         for site, scores in part.scores.items():
@@ -93,17 +93,17 @@ def real_sets(table: Calibration, archive: Path) -> Iterator[list[str]]:
         predicted = np.array([model.mean_at(pilot) for pilot in pilots])
         yield [
             *(f"`{methods}`", f"{gains.min():+.3f} to {gains.max():+.3f}"),
-            *(f"{found.min():+.3f} to {found.max():+.3f}" for found in (pilots, predicted)),
+            *(f"{column.min():+.3f} to {column.max():+.3f}" for column in (pilots, predicted)),
             *(f"± {half:.3f}", f"{(np.abs(gains - predicted) <= half).mean():.0%}"),
             *(f"{flat:.3f}", f"{(np.abs(gains) <= flat).mean():.0%}"),
         ]
 
 
 def simulated(tables: int) -> Iterator[list[str]]:
-    """Share of predictions said of tables of eleven families, two federations and two seeds each."""
+    """Yield the share of predictions for drawn tables of eleven families, each with two federations."""
     families, federations = np.repeat(np.arange(11), 4).astype(str), np.repeat(np.arange(22), 2).astype(str)
     for law in (True, False):
-        said = []
+        usable = []
         for seed in range(tables):
             R = np.random.RandomState(seed)
             ahead = np.repeat(np.clip(R.normal(0, 0.15, 22), -0.3, 0.5), 2)
@@ -111,23 +111,23 @@ def simulated(tables: int) -> Iterator[list[str]]:
             pilot, noise = ahead + R.normal(0, 0.03, 44), R.normal(0, 0.03, 44)
             gains = law * np.maximum(ahead, 0) + own + noise
             rows = GainRows(pilot, gains, families, federations, falls=False)
-            said.append(judge_rows(rows, "drawn", FEDAVG, "mean").is_said)
-        yield ["follow the pilot" if law else "do not", str(tables), f"{np.mean(said):.1%}"]
+            usable.append(judge_rows(rows, "drawn", FEDAVG, "mean").is_said)
+        yield ["follow the pilot" if law else "do not", str(tables), f"{np.mean(usable):.1%}"]
 
 
 def markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A table."""
+    """Write a table."""
     rows = (header, ["---"] * len(header), *lines)
     return "".join(f"| {' | '.join(line)} |\n" for line in rows)
 
 
-def told(table: Calibration) -> str:
+def description(table: Calibration) -> str:
     """Describe the table."""
     trainings = sum(len(one.scores) for one in table.federations)
     missed = sum(len(one.unconverged) for one in table.federations)
     return (
         f"{table.number} federations of {len(table.families)} families ({', '.join(table.families)}), "
-        f"{len(table.federations)} with their seeds, of which a federation has {table.seeds} at most. "
+        f"{len(table.federations)} with their seeds, at most {table.seeds} of a federation. "
         f"{table.of_origin(REAL).number} are of real data sets. Of {trainings} trainings {missed} had not "
         "converged.\n"
     )
@@ -135,31 +135,31 @@ def told(table: Calibration) -> str:
 
 def write_record(paths: Sequence[Path], out: Path) -> None:
     """Write the record of tables, by norm and metric."""
-    found: dict[str, dict[str, GainRecord]] = defaultdict(dict)
+    records: dict[str, dict[str, GainRecord]] = defaultdict(dict)
     for norm in ("batch", "group", "instance", "layer"):
         table = Calibration.load(paths, norm)
         for metric in dict.fromkeys(one.metric for one in table.federations):
-            found[norm][metric] = record_of(table.scored_by(metric))
-    text = TypeAdapter(dict[str, dict[str, GainRecord]]).dump_json(found, indent=1)
+            records[norm][metric] = record_of(table.scored_by(metric))
+    text = TypeAdapter(dict[str, dict[str, GainRecord]]).dump_json(records, indent=1)
     out.write_bytes(text + b"\n")
 
 
 def main() -> None:
-    """Print the tables, and write them where that is asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--calibration", type=Path, nargs="*", default=[], help="tables of your own besides")
-    parser.add_argument("--norm", default="batch", help="normalisation of the networks")
-    parser.add_argument(
+    """Print the tables, and write them on request."""
+    arguments = parser(__doc__)
+    arguments.add_argument("--calibration", type=Path, nargs="*", default=[], help="further tables")
+    arguments.add_argument("--norm", default="batch", help="normalisation of the networks")
+    arguments.add_argument(
         "--real", type=Path, help="archive of runs with several seeds, with single and FedAvg"
     )
-    parser.add_argument("--simulate", type=int, default=0, metavar="N", help="also judge N drawn tables")
-    parser.add_argument("--out", type=Path, help="Markdown file")
-    parser.add_argument("--json", type=Path, help="record for `medfedaug prospect --calibration`")
-    options = parser.parse_args()
+    arguments.add_argument("--simulate", type=int, default=0, metavar="N", help="also judge N drawn tables")
+    arguments.add_argument("--out", type=Path, help="Markdown file")
+    arguments.add_argument("--json", type=Path, help="record for `medfedaug prospect --calibration`")
+    options = arguments.parse_args()
     paths = (TABLE, *options.calibration)
     table = Calibration.load(paths, options.norm).scored_by("dice")
     judged = judge_table(table)
-    parts = [told(table), "### Each family from all others\n", markdown(CLAIMS, claims(judged))]
+    parts = [description(table), "### Each family from all others\n", markdown(CLAIMS, claims(judged))]
     parts += ["### By family, of the mean of the sites\n", markdown(FAMILIES, by_family(judged))]
     if options.real:
         parts += ["### A real data set\n", markdown(REAL_SETS, real_sets(table, options.real))]

@@ -1,8 +1,8 @@
-"""Simulated hours to a Dice with one site ten times slower than three others, by how a round waits.
+"""Simulated hours to a Dice with one site ten times slower than three others, by the waiting of a round.
 
-A phantom of four sites; a round takes each of three sites an hour and the slow one ten. Sites take turns in
-this process, and the clock is a simulated one (`--site-speed`). After each round the global model is scored
-on the test cases of all sites, for which no time passes.
+A phantom of four sites; three sites need an hour for a round and the slow one ten. Sites take turns in this
+process, with a simulated clock (`--site-speed`). After each round the global model is scored on the test
+cases of all sites, which takes no time.
 
     python benchmarks/late_sites.py
 """
@@ -38,12 +38,12 @@ SCHEMES: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 class TimeIsUp(Exception):
-    """The hours are over."""
+    """Ends a run after its hours."""
 
 
 def watched(observers: Mapping[str, SiteTrainer], hours: float) -> tuple[type[InProcessCarrier], list[Any]]:
-    """Make a carrier that scores the model of every round, and the list that it adds hours and scores to."""
-    found: list[Any] = []
+    """Make a carrier that scores the model of every round, and its list of hours and scores."""
+    scores_by_hour: list[Any] = []
 
     class Watched(InProcessCarrier):
         def round_done(self, server: FederationServer) -> None:
@@ -52,23 +52,23 @@ def watched(observers: Mapping[str, SiteTrainer], hours: float) -> tuple[type[In
             for site, observer in observers.items():
                 observer.receive({key: server.state[key] for key in server.shared})
                 scores[site] = observer.evaluate("test", full=False)["dice"]
-            found.append((self.time.now, scores))
+            scores_by_hour.append((self.time.now, scores))
             if self.time.now >= hours:
                 raise TimeIsUp
 
-    return Watched, found
+    return Watched, scores_by_hour
 
 
 def main() -> None:
     """Print a table of the schemes."""
-    given = parser(__doc__, 3)
-    given.add_argument("--hours", type=float, default=40.0, help="simulated hours (default 40)")
-    given.add_argument("--dice", type=float, nargs="+", default=[0.5, 0.7], help="goals (default 0.5 0.7)")
-    given.add_argument("--patients", type=int, default=12, help="of each site (default 12)")
-    given.add_argument(
+    arguments = parser(__doc__, 3)
+    arguments.add_argument("--hours", type=float, default=40.0, help="simulated hours (default 40)")
+    arguments.add_argument("--dice", type=float, nargs="+", default=[0.5, 0.7], help="goals")
+    arguments.add_argument("--patients", type=int, default=12, help="of each site (default 12)")
+    arguments.add_argument(
         "--channels", type=int, nargs="+", default=[4, 8, 16], help="of the U-Net (default 4 8 16)"
     )
-    options = given.parse_args()
+    options = arguments.parse_args()
     torch.set_num_threads(options.threads)
     print(f"{hardware()}; {options.hours:g} hours, {options.repeats} seeds\n")
     goals = " | ".join(f"hours to {goal:g}" for goal in options.dice)
@@ -111,22 +111,19 @@ def _run(
     observers = {name: SiteTrainer(config, data / name, "cpu") for name in names}
     for name, observer in observers.items():
         observer.open(name)
-    carrier, found = watched(observers, options.hours)
+    carrier, scores_by_hour = watched(observers, options.hours)
     speeds = Execution(site_speed={SLOW: 0.1}, **execution)
     with suppress(TimeIsUp):
         run_in_process(config, data, names, "cpu", execution=speeds, carrier=carrier)
-    return found
+    return scores_by_hour
 
 
 def _reached(runs: list[list[Any]], goal: float) -> str:
-    """The mean of the hours until the mean Dice was as high, over the runs that came there."""
-    hours = [next((hour for hour, dice in run if fmean(dice.values()) >= goal), None) for run in runs]
-    there = [hour for hour in hours if hour is not None]
-    return (
-        "never"
-        if not there
-        else f"{fmean(there):.1f}" + (f" ({len(there)} of {len(runs)})" * (len(there) < len(runs)))
-    )
+    """Return the mean of the hours to a mean Dice, over the runs that reach it."""
+    firsts = (next((hour for hour, dice in run if fmean(dice.values()) >= goal), None) for run in runs)
+    hours = [hour for hour in firsts if hour is not None]
+    some = f" ({len(hours)} of {len(runs)})" if len(hours) < len(runs) else ""
+    return f"{fmean(hours):.1f}{some}" if hours else "never"
 
 
 if __name__ == "__main__":

@@ -4,21 +4,19 @@
     python benchmarks/look_first.py --record FILE.jsonl
 
 The first call predicts the validation and test cases of finished runs, each at its own site, and writes a
-line for each case: its Dice, and scores without a reference. The second one prints, for each split and score,
-how many of the worst tenth of the cases are among the first tenth and the first quarter of the list that it
-makes, and the rank correlation with Dice, with 95 % intervals by bootstrap over patients. A list is made for
-each run, since a user has one model; the worst tenth of a run are at least one case. A score is chosen on
-validation cases, by its rank correlation, and judged on test cases.
+line for each case: its Dice, and scores without a reference. The second prints, for each split and score, the
+share of the worst tenth of the cases in the first tenth and the first quarter of its list, and the rank
+correlation with Dice, with 95 % intervals by bootstrap over patients. Each run has its own list, since a user
+has one model; its worst tenth has at least one case. Validation cases choose a score, by its rank
+correlation, and test cases judge it.
 
-Flips are those of `predict --flips`. Cases are counted whose size, or number of pieces, is outside the range
-of their own site's training cases, which is what `predict --data` compares with. The scores of volume and
-components are of the range over the label maps of all sites, which no run has: an upper bound of what it
-could tell.
+Flips are those of `predict --flips`. The script counts the cases whose size or number of pieces is outside
+the range of their site's training cases, as `predict --data` does. The scores of volume and components use
+the range over the label maps of all sites, which no run has: an upper bound.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -27,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import hardware
+from measure import hardware, parser
 from scipy import stats
 
 from medfedaug.data.base import Case, SiteFolder
@@ -39,7 +37,7 @@ from medfedaug.functional.soft_dice_confidence import soft_dice_confidence
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_statistics import Origin
 from medfedaug.runs.prediction.case_quality import count_components
-from medfedaug.runs.prediction.input_drift import Familiar
+from medfedaug.runs.prediction.input_drift import DriftReference
 from medfedaug.runs.prediction.pass_agreement import PassAgreement
 from medfedaug.runs.prediction.predictor import Predictor
 from medfedaug.runs.prediction.training_range import TrainingRange, volumes_in_millilitres
@@ -57,13 +55,13 @@ SCORES = {
     "predicted volume, small first": "small",
     "intensity and spacing, as warned": "unlike",
 }
-"""Scores by their names; the lowest are looked at first."""
+"""Scores by name; a list begins with the lowest."""
 
 SPLITS = ("validation", "test")
 
 
 def training_range(sites: Sequence[SiteFolder]) -> dict[str, tuple[float, float]]:
-    """Mean and deviation of the logarithms of volumes and components of the training cases."""
+    """Return mean and deviation of the logarithms of volumes and components of the training cases."""
     volumes, counts = [], []
     for site in sites:
         assert isinstance(site, VolumeFolder)
@@ -72,8 +70,8 @@ def training_range(sites: Sequence[SiteFolder]) -> dict[str, tuple[float, float]
             volumes.append(np.log1p(mask.mean() * 1e6))
             counts.append(np.log1p(connected_pieces(mask)))
     return {
-        name: (float(np.mean(found)), max(float(np.std(found)), 1e-6))
-        for name, found in (("volume", volumes), ("components", counts))
+        name: (float(np.mean(values)), max(float(np.std(values)), 1e-6))
+        for name, values in (("volume", volumes), ("components", counts))
     }
 
 
@@ -81,13 +79,13 @@ def score_run(folder: Path, data: Path) -> Iterator[dict[str, Any]]:
     run = FinishedRun.open(folder)
     options = run.record.get("data_options", {})
     sites = open_benchmark(OWN_DATA, data, **{name: options[name] for name in FOLDS if name in options})
-    expected, usual = training_range([s for s in sites if s.cases["training"]]), Familiar.of([run])
+    expected, usual = training_range([s for s in sites if s.cases["training"]]), DriftReference.of([run])
     recorded = {**run.record["test"]["sites"], **run.record["test"].get("unseen", {})}
     for site in sites:
         if site.name not in recorded:
             continue
         assert isinstance(site, VolumeFolder)
-        own = site.name if site.name in run.record["test"]["sites"] else None  # unseen: nobody's
+        own = site.name if site.name in run.record["test"]["sites"] else None  # an unseen site has none
         predictor = Predictor.prepare(run, Origin.of(run, own, None), site, "cpu")
         with predictor.model.scoring():
             predictor.model.network.eval()
@@ -106,7 +104,7 @@ def score_case(
     case: Case,
     predictor: Predictor,
     expected: Mapping[str, tuple[float, float]],
-    usual: Familiar,
+    usual: DriftReference,
     range_: TrainingRange | None,
 ) -> dict[str, Any]:
     task, classes = predictor.model.task, run.config.num_classes
@@ -118,7 +116,7 @@ def score_case(
         flipped = predictor.predict(seen, probabilities=True, flipped=axes)
         passes.add(flipped)
         total += flipped.probabilities
-    truth, found = seen.label[0].numpy() > 0, plain.label[0].numpy() > 0
+    truth, predicted = seen.label[0].numpy() > 0, plain.label[0].numpy() > 0
     of_mean = total.argmax(dim=0)
     image = site.prepared_image(case, run.composition.intensity, task.preparation)
     warnings = usual.intensity_warnings(task.preparation.moments(image, usual.over))
@@ -127,13 +125,13 @@ def score_case(
         float(values[0].nan_to_num(0))
         for values in (plain.confidence, passes.agreement(), soft_dice_confidence(total.log(), of_mean))
     )
-    numbers = {"volume": found.mean() * 1e6, "components": connected_pieces(found)}
+    numbers = {"volume": predicted.mean() * 1e6, "components": connected_pieces(predicted)}
     sizes = {name: float(np.log1p(value)) for name, value in numbers.items()}
     return {
         "site": site.name,
         "case": case.name,
         "patient": " ".join([site.name, *map(str, case.owner)]),
-        "dice": dice(truth, found),
+        "dice": dice(truth, predicted),
         "dice_of_mean": dice(truth, of_mean.numpy() > 0),
         "confidence": confidence,
         "agreement": agreement,
@@ -150,13 +148,13 @@ def score_case(
 def outside(
     range_: TrainingRange | None, plain: Prediction, classes: Sequence[str], affine: torch.Tensor | None
 ) -> dict[str, bool]:
-    """Whether size and number of pieces are outside the range of the site's training cases."""
+    """Return whether size and number of pieces are outside the range of the site's training cases."""
     if range_ is None:
         return {}
     counts = torch.bincount(plain.label.flatten(), minlength=len(classes)).tolist()
     entry: dict[str, Any] = {"voxels": dict(zip(classes, counts, strict=True))}
-    found = dict(zip(classes[1:], counts[1:], strict=True))
-    if (volumes := volumes_in_millilitres(found, affine)) is not None:
+    voxels = dict(zip(classes[1:], counts[1:], strict=True))
+    if (volumes := volumes_in_millilitres(voxels, affine)) is not None:
         entry["volume_ml"] = volumes
     size = range_.warnings(entry)
     pieces = count_components(plain.label, classes)
@@ -164,20 +162,20 @@ def outside(
     return {"size outside": bool(size), "pieces outside": more}
 
 
-def dice(truth: np.ndarray, found: np.ndarray) -> float:
-    return float(2 * (truth & found).sum() / max(1, truth.sum() + found.sum()))
+def dice(truth: np.ndarray, predicted: np.ndarray) -> float:
+    return float(2 * (truth & predicted).sum() / max(1, truth.sum() + predicted.sum()))
 
 
 def variation(passes: PassAgreement) -> float:
-    """The largest volume of a pass over the smallest, as logarithm of 1 + voxels."""
+    """Return the largest volume of a pass over the smallest, as logarithm of 1 + voxels."""
     low, high = passes.voxels()[:, 0].tolist()
     return float(np.log1p(high) - np.log1p(low))
 
 
 def found_share(rows: Sequence[dict[str, Any]], score: str, listed: float, random: Any) -> tuple[int, int]:
-    """Number of the worst tenth of a run's cases in the first part of its list, and their number."""
+    """Count the worst tenth of a run's cases in the first part of its list, and the worst tenth."""
     most = max(1, round(len(rows) / 10))
-    shuffled = random.permutation(len(rows))  # equal scores are in no order, and copies of a case in one
+    shuffled = random.permutation(len(rows))  # so that equal scores have no order
     dice = np.array([rows[index]["dice"] for index in shuffled])
     values = np.array([rows[index][score] for index in shuffled])
     worst = set(np.argsort(dice, kind="stable")[:most].tolist())
@@ -190,10 +188,10 @@ def summary(rows: Sequence[dict[str, Any]], draws: int) -> None:
     print(f"{len(rows)} cases of {len({row['patient'] for row in rows})} patients in {len(runs)} runs")
     by_run = [[row for row in rows if row["run"] == run] for run in runs]
     gain = _interval(by_run, draws, _gain_of_mean)
-    print(f"Dice of the mean over the passes, above that of the image as it is: {gain}")
+    print(f"Dice of the mean over the passes, above that of the plain image: {gain}")
     for name in ("size outside", "pieces outside"):
         named, others = ([row["dice"] for row in rows if row.get(name) is flag] for flag in (True, False))
-        means = [f"{np.mean(found):.2f}" if found else "-" for found in (named, others)]
+        means = [f"{np.mean(values):.2f}" if values else "-" for values in (named, others)]
         total = len(named) + len(others)
         print(f"{name}: {len(named)} of {total} cases, mean Dice {means[0]}, of the others {means[1]}")
     print(
@@ -219,12 +217,12 @@ def _gain_of_mean(by_run: Sequence[Sequence[dict[str, Any]]], random: Any) -> fl
 
 
 def _more(score: str, listed: float, by_run: Sequence[Sequence[dict[str, Any]]], random: Any) -> float:
-    """The share of the worst tenth that a score finds, above that of the confidence of one pass."""
+    """Return a score's share of the worst tenth, above that of the confidence of one pass."""
     return _share(score, listed, by_run, random) - _share("confidence", listed, by_run, random)
 
 
 def _better(score: str, by_run: Sequence[Sequence[dict[str, Any]]], random: Any) -> float:
-    """The rank correlation of a score, above that of the confidence of one pass."""
+    """Return the rank correlation of a score, above that of the confidence of one pass."""
     return _correlation(score, False, by_run, random) - _correlation("confidence", False, by_run, random)
 
 
@@ -234,20 +232,20 @@ def _share(score: str, listed: float, by_run: Sequence[Sequence[dict[str, Any]]]
 
 
 def _correlation(score: str, within: bool, by_run: Sequence[Sequence[dict[str, Any]]], random: Any) -> float:
-    """The mean rank correlation with Dice over runs, or over the sites of runs with four cases or more."""
+    """Return the mean rank correlation with Dice over runs, or over their sites with four cases or more."""
     groups: dict[Any, list[dict[str, Any]]] = {}
     for row in (row for rows in by_run for row in rows):
         groups.setdefault((row["run"], row["site"] if within else ""), []).append(row)
-    found = [
+    values = [
         np.corrcoef(*(stats.rankdata([row[key] for row in rows]) for key in (score, "dice")))[0, 1]
         for rows in groups.values()
         if min(len({row[key] for row in rows}) for key in (score, "dice")) > (3 if score != "unlike" else 1)
     ]
-    return float(np.mean(found)) if found else float("nan")
+    return float(np.mean(values)) if values else float("nan")
 
 
 def _interval(by_run: Sequence[Sequence[dict[str, Any]]], draws: int, measure: Any) -> str:
-    """The value, and its 95 % interval over draws of patients, the same ones in all runs."""
+    """Return the value with its 95 % interval over draws of patients, the same ones in all runs."""
     random = np.random.default_rng(0)
     value = float(np.mean([measure(by_run, random) for _ in range(20)]))
     patients = sorted({row["patient"] for rows in by_run for row in rows})
@@ -264,26 +262,24 @@ def _interval(by_run: Sequence[Sequence[dict[str, Any]]], draws: int, measure: A
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("runs", nargs="*", type=Path, help="folders of finished runs")
-    parser.add_argument("--data", type=Path, help="the sites' folder")
-    parser.add_argument("--record", type=Path, required=True, help="JSON lines, a case each")
-    parser.add_argument("--draws", type=int, default=1000, help="of the bootstrap (default 1000)")
-    given = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("runs", nargs="*", type=Path, help="folders of finished runs")
+    arguments.add_argument("--data", type=Path, help="the sites' folder")
+    arguments.add_argument("--record", type=Path, required=True, help="JSON lines, a case each")
+    arguments.add_argument("--draws", type=int, default=1000, help="of the bootstrap (default 1000)")
+    options = arguments.parse_args()
     torch.set_num_threads(1)
-    if given.runs:
-        with given.record.open("a") as file:
-            for folder in given.runs:
-                for row in score_run(folder, given.data):
+    if options.runs:
+        with options.record.open("a") as file:
+            for folder in options.runs:
+                for row in score_run(folder, options.data):
                     file.write(json.dumps(row) + "\n")
                     file.flush()
     print(hardware())
-    rows = [json.loads(line) for line in given.record.read_text().splitlines()]
+    rows = [json.loads(line) for line in options.record.read_text().splitlines()]
     for split in SPLITS:
         print(f"\n{split}: ", end="")
-        summary([row for row in rows if row["split"] == split], given.draws)
+        summary([row for row in rows if row["split"] == split], options.draws)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: hardware, alternating measurements, medians and ratios."""
+"""Common parts of the scripts: hardware, alternating measurements, medians and ratios."""
 
 from __future__ import annotations
 
@@ -15,32 +15,40 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:  # an environment of peers has no medfedaug
+if TYPE_CHECKING:  # the environment of `peers.py` has no medfedaug
     from medfedaug.methods.base import Method, ServerContext, SitePart
-
-__all__ = ["alternately", "device_in_use", "exchange_once", "hardware", "parser", "report", "steps_on"]
 
 Made = tuple[Callable[..., Tensor], Sequence["SitePart"]]
 
 
-def parser(description: str | None, repeats: int, *, on_gpu: bool = False) -> argparse.ArgumentParser:
-    """The arguments that all scripts take, and `--device` of those that also measure a GPU."""
+def parser(description: str | None, repeats: int = 0, *, on_gpu: bool = False) -> argparse.ArgumentParser:
+    """Make a parser, with `--threads` and `--repeats` for measurements and `--device` for a GPU."""
     result = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    result.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
-    result.add_argument(
-        "--repeats", type=int, default=repeats, help=f"measurements of each kind (default {repeats})"
-    )
+    if repeats:
+        result.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
+        result.add_argument(
+            "--repeats", type=int, default=repeats, help=f"measurements of each kind (default {repeats})"
+        )
     if on_gpu:
         result.add_argument("--device", default="cpu", help="cpu, cuda or pretended (default cpu)")
     return result
 
 
-def device_in_use(name: str) -> torch.device:
-    """The device of a name; a GPU is started, so that no measurement includes that, and is in `hardware`.
+def begin(arguments: argparse.ArgumentParser) -> tuple[argparse.Namespace, torch.device]:
+    """Parse the options of `parser`, use their threads and device, and print the hardware."""
+    options = arguments.parse_args()
+    torch.set_num_threads(options.threads)
+    device = device_in_use(getattr(options, "device", "cpu"))
+    print(hardware())
+    return options, device
 
-    ``pretended`` is that of `step_graphs.py`, on which everything runs and nothing is measured.
+
+def device_in_use(name: str) -> torch.device:
+    """Return the device of a name, and start a GPU, so that no measurement includes its start.
+
+    ``pretended`` is the device of `step_graphs.py`, on which everything runs and nothing is measured.
     """
     if name == "pretended":
         from step_graphs import DEVICE, Recording
@@ -53,7 +61,7 @@ def device_in_use(name: str) -> torch.device:
 
 
 def exchange_once(methods: Sequence[Method], parts: Sequence[SitePart], server: ServerContext) -> None:
-    """Exchange with one site what methods exchange in every round; what it sends is on the CPU."""
+    """Exchange the methods' statistics of a round with one site, whose messages are on the CPU."""
     for method, part in zip(methods, parts, strict=True):
         exchange = method.every_round(server)
         if exchange is not None and part.every_round is not None:
@@ -64,15 +72,15 @@ def exchange_once(methods: Sequence[Method], parts: Sequence[SitePart], server: 
 def steps_on(
     device: torch.device, batch: Sequence[Tensor], makers: Mapping[str, Callable[[], Made]]
 ) -> dict[str, Callable[[], Tensor]]:
-    """Steps on a batch, and where the device has graphs, each once more as a graph.
+    """Make steps on a batch, and a graph of each step on a device with graphs.
 
     Args:
         device: of the batch.
-        batch: the tensors that a step takes.
-        makers: by name, makes a step and the methods' halves in it.
+        batch: the tensors of a step.
+        makers: make a step and the methods' parts in it, by name.
 
     Returns:
-        The steps by name; the name of one as a graph ends in ``(graph)``.
+        The steps by name; the name of a graph ends in ``(graph)``.
     """
     from medfedaug.federation.site.step_graph import GRAPH_OF, StepGraph, generators_on
 
@@ -88,7 +96,7 @@ def steps_on(
 
 
 def hardware() -> str:
-    """Processor, cores, vector instructions, threads and the load of the machine, and the GPU in use."""
+    """Describe processor, cores, vector instructions, threads and load of the machine, and the GPU."""
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -103,10 +111,10 @@ def hardware() -> str:
 
 
 def alternately(work: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Seconds for each kind of work, measured in turn many times, so that all have the same conditions.
+    """Measure the seconds of each kind of work in turn, so that all have the same conditions.
 
-    With one thread it is processor time, which does not include waiting for other programs; otherwise, and
-    where a GPU is in use, elapsed time until the work is done. The first turn is not counted.
+    One thread counts processor time, without the time of other programs; several threads and a GPU count
+    elapsed time until the work is done. The first turn does not count.
     """
     on_gpu = torch.cuda.is_initialized()
     clock = time.process_time if torch.get_num_threads() == 1 and not on_gpu else time.perf_counter
@@ -123,7 +131,7 @@ def alternately(work: Mapping[str, Callable[[], object]], repeats: int) -> dict[
 
 
 def ratio(a: list[float], b: list[float]) -> tuple[float, float, float]:
-    """Median of the ratios turn by turn, and their quartiles."""
+    """Return the median of the ratios turn by turn, and their quartiles."""
     ratios = [x / y for x, y in zip(a, b, strict=True)]
     if len(ratios) < 2:
         return (ratios[0],) * 3
@@ -137,9 +145,9 @@ def report(
     """Print medians in milliseconds, and ratios with their goals.
 
     Args:
-        title: what was measured.
+        title: the measured work.
         seconds: the result of `alternately`.
-        ratios: from numerator and denominator to ``("<=" or ">=", goal)``; those of graphs are printed too.
+        ratios: from numerator and denominator to ``("<=" or ">=", goal)``; ratios of graphs follow.
     """
     print(title)
     for name, values in seconds.items():

@@ -1,8 +1,8 @@
 r"""Peak memory of a site that trains on patches of volumes, by the number of its volumes.
 
-A few phantom volumes are linked under many names, so that the disk holds them once; each name is a case of
-its own to the site, which prepares and keeps it as such. Every number of volumes is measured in a process of
-its own: it prepares all cases, trains for some steps and scores its validation cases.
+A few phantom volumes are linked under many names, so that the disk holds them once; the site prepares and
+keeps each name as a separate case. A separate process measures each number of volumes: it prepares all cases,
+trains for some steps and scores its validation cases.
 
     python benchmarks/memory.py --volumes 20 200 2000 --limit 0.25
 """
@@ -27,10 +27,11 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.phantom import make_phantom
 
 _FILES = 10
+COLUMNS = {"peak_gib": 2, "kept_gib": 2, "prepare_s": 0, "train_s": 0}  # with digits
 
 
 def write_site(root: Path, volumes: int, shape: tuple[int, int, int]) -> Path:
-    """A site with this number of training volumes, and two each to validate and to test."""
+    """Write a site with a number of training volumes, and two each for validation and test."""
     (source,) = make_phantom(root / "source", sites=1, patients=_FILES + 4, shape=shape, seed=0)
     site = root / "site"
     for kind in ("images", "labels"):
@@ -59,7 +60,7 @@ def write_site(root: Path, volumes: int, shape: tuple[int, int, int]) -> Path:
 
 
 def measure(site: Path, limit: float, steps: int) -> dict[str, float]:
-    """Train at the site; peak resident memory of this process in GiB, and seconds."""
+    """Train at the site; return the peak resident memory of this process in GiB, and seconds."""
     import torch
 
     from medfedaug.federation import SiteTrainer
@@ -113,12 +114,9 @@ def main() -> None:
             command = ["--site", site, "--limit", options.limit, "--steps", options.steps]
             arguments = [sys.executable, __file__, *map(str, command)]
             done = subprocess.run(arguments, check=True, stdout=subprocess.PIPE, text=True)
-        found = json.loads(done.stdout.strip().splitlines()[-1])
-        print(
-            f"| {volumes} | {found['peak_gib']:.2f} | {found['kept_gib']:.2f} | {found['prepare_s']:.0f} "
-            f"| {found['train_s']:.0f} |",
-            flush=True,
-        )
+        numbers = json.loads(done.stdout.strip().splitlines()[-1])
+        cells = (f"{numbers[name]:.{digits}f}" for name, digits in COLUMNS.items())
+        print(f"| {volumes} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

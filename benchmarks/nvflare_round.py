@@ -1,8 +1,8 @@
 """Idle time of a round: our NVFlare job, also with secure aggregation, and NVFlare's plain FedAvg recipe.
 
-All run in the simulator with the same network, the same number of sites and very little to compute. The idle
-time of a round is its duration at the server minus the longest time that any site worked. Of a round under
-secure aggregation the steps are listed too, each from its request to the next one.
+All run in the simulator with the same network, the same number of sites and little computation. The idle time
+of a round is its duration at the server minus the longest work of a site. The script also lists the steps of
+a round under secure aggregation, each from its request to the next one.
 
     python benchmarks/nvflare_round.py --sites 4 --rounds 8
 """
@@ -39,7 +39,7 @@ STEPS = ("keys", "shares", "train", "confirm", "open")
 
 
 def ours(sites: int, rounds: int, folder: Path, secure: bool = False) -> list[float]:
-    """Idle seconds of each round of our job: with FedRDN and FFA, or with FFA under secure aggregation."""
+    """Return the idle seconds of each round of our job, with FedRDN and FFA, or securely with FFA."""
     from medfedaug.config.run import RunConfig
     from medfedaug.data.datasets.phantom import make_phantom
     from medfedaug.methods import parse_methods
@@ -65,26 +65,25 @@ def ours(sites: int, rounds: int, folder: Path, secure: bool = False) -> list[fl
 
 
 def steps(run: Path) -> dict[str, list[float]]:
-    """Seconds of each step of the rounds under secure aggregation, from the server's log of a simulation.
+    """Return the seconds of each step of the rounds under secure aggregation, from the server's log.
 
-    The first round, which starts the sites' training, is left out, and so is the last one: the time after
-    its ``open`` is that of the evaluation.
+    The first round starts the sites' training and the last ends with the evaluation; neither counts.
     """
-    asked = []
+    requests = []
     logs = sorted(run.rglob("server/**/log.txt"))
     for line in (line for log in logs for line in log.read_text(errors="replace").splitlines()):
-        found = re.match(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}).*scheduled task (\w+)", line)
-        if found and found[2] in STEPS:
-            asked.append((found[2], datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S,%f").timestamp()))
-    taken: dict[str, list[float]] = {step: [] for step in STEPS}
-    rounds = list(itertools.pairwise(asked))[len(STEPS) : -len(STEPS) + 1]
+        match = re.match(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}).*scheduled task (\w+)", line)
+        if match and match[2] in STEPS:
+            requests.append((match[2], datetime.strptime(match[1], "%Y-%m-%d %H:%M:%S,%f").timestamp()))
+    seconds: dict[str, list[float]] = {step: [] for step in STEPS}
+    rounds = list(itertools.pairwise(requests))[len(STEPS) : -len(STEPS) + 1]
     for (step, begun), (_, ended) in rounds:
-        taken[step].append(ended - begun)
-    return taken
+        seconds[step].append(ended - begun)
+    return seconds
 
 
 def plain(sites: int, rounds: int, folder: Path) -> list[float]:
-    """Idle seconds of each round of NVFlare's recipe, from its server's log."""
+    """Return the idle seconds of each round of NVFlare's recipe, from its server's log."""
     script = folder / "run.py"
     (folder / "client.py").write_text(CLIENT)
     script.write_text(
@@ -124,13 +123,11 @@ recipe.execute(SimEnv(num_clients={sites}, workspace_root={str(folder / "plain")
     return [b - a - max(work) for a, b in itertools.pairwise(stamps)]
 
 
-def print_steps(taken: dict[str, list[float]]) -> None:
+def print_steps(seconds_by_step: dict[str, list[float]]) -> None:
     """Print the median of each step, and its share of a round."""
-    middle = {step: statistics.median(times) for step, times in taken.items()}
+    middle = {step: statistics.median(times) for step, times in seconds_by_step.items()}
     whole = sum(middle.values())
-    print(
-        f"steps of {len(taken['train'])} rounds under secure aggregation: median seconds, share of their sum:"
-    )
+    print(f"steps of {len(seconds_by_step['train'])} rounds under secure aggregation: median seconds, share:")
     for step, seconds in middle.items():
         print(f"  {step:20s} {seconds:.2f}  {seconds / whole:.0%}", flush=True)
 
@@ -144,18 +141,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        # The first round starts the sites' processes, which does not count as time of a round.
+        # The first round starts the sites' processes, and does not count.
         common = (arguments.sites, arguments.rounds, Path(folder))
-        found = {
+        idle = {
             "medfedaug": ours(*common)[1:],
             "medfedaug, secure": ours(*common, secure=True)[1:],
         }
-        # Before the recipe, so that these ratios are there where it does not run.
+        # Before the recipe, which may fail.
         print_steps(steps(Path(folder) / "secure/run"))
-        found["plain FedAvgRecipe"] = plain(*common)[1:]
+        idle["plain FedAvgRecipe"] = plain(*common)[1:]
     print(f"{arguments.sites} sites, {os.cpu_count()} cores, idle seconds a round (min, median, max):")
-    *_, recipe = found.values()
-    for name, values in found.items():
+    *_, recipe = idle.values()
+    for name, values in idle.items():
         middle = statistics.median(values)
         times = f"{min(values):.2f}  {middle:.2f}  {max(values):.2f}"
         print(f"  {name:20s} {times}, {middle / statistics.median(recipe):.2f} times the recipe's")

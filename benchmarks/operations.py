@@ -1,21 +1,19 @@
-"""Operations that reach the device in one training step and one inference of each method.
+"""Operations on the device in one training step and one inference of each method.
 
     python benchmarks/operations.py
     python benchmarks/operations.py --methods fedavg fedfd --out counts.json --before earlier.json
 
-On a GPU that waits for Python, the number of operations decides how long a step takes. Each method trains on
-the pretended device of `pretended_gpu.py`, where PyTorch hands every operation to the script before it is
-computed. The script leaves out views, metadata and allocations, which start nothing on a device. Optimisers
-take all parameters at once, as they do on a GPU. Each operator of `medfedaug.functional.operators` starts one
-kernel and is one operation.
+On a GPU that waits for Python, the number of operations decides the time of a step. Each method trains on the
+pretended device of `pretended_gpu.py`, where PyTorch hands every operation to the script first. Views,
+metadata and allocations, which start nothing on a device, do not count. Optimisers take all parameters at
+once, as on a GPU. Each operator of `medfedaug.functional.operators` starts one kernel and is one operation.
 
-Classifiers are a ResNet-18, segmentation networks MONAI's BasicUNet. Layers that are active by chance are
-active in every step. The last step of the last round is counted, in which everything exchanged has arrived.
+Classifiers are a ResNet-18, segmentation networks MONAI's BasicUNet. Random layers are active in every step.
+The script counts the last step of the last round, when everything exchanged has arrived.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import warnings
@@ -28,7 +26,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from measure import hardware
+from measure import hardware, parser
 from monai.utils import CommonKeys as Keys
 from pretended_gpu import DEVICE, PretendedTensor, Pretending, data_by_task, unscored
 from torch import Tensor
@@ -67,15 +65,15 @@ class Counting(Pretending):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        there = any(isinstance(leaf, PretendedTensor) for leaf in tree_leaves((args, kwargs, result)))
-        if self.phase and there and not func.is_view and func.overloadpacket not in _FREE:
+        on_device = any(isinstance(leaf, PretendedTensor) for leaf in tree_leaves((args, kwargs, result)))
+        if self.phase and on_device and not func.is_view and func.overloadpacket not in _FREE:
             self.by_phase[self.phase] += 1
             self.by_name[func.overloadpacket.__name__] += 1
         return result
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Count what is done in the block as a phase, unless nothing is counted."""
+        """Count the operations in the block as a phase."""
         before = self.phase
         self.phase = phase
         try:
@@ -88,10 +86,10 @@ def operations(method: str) -> tuple[str, dict[str, int], Counter[str]]:
     """Count the operations of one method.
 
     Returns:
-        The task, the operations by phase of a step and of an inference, and those of both by name.
+        The task, the operations of a step and an inference by phase, and of both by name.
 
     Raises:
-        MedFedAugError: where the method trains on neither task.
+        MedFedAugError: when the method trains on neither task.
     """
     refused = None
     with tempfile.TemporaryDirectory() as folder:
@@ -101,13 +99,13 @@ def operations(method: str) -> tuple[str, dict[str, int], Counter[str]]:
                 methods = parse_methods(method)
                 for one in methods:
                     one["args"].update({"prob": 1.0} if one["name"] in BY_CHANCE else {})
-                given = {"rounds": ROUNDS, "local_steps": STEPS, "batch_size": 4, **SETTINGS[task]}
-                config = configure(sites, methods=tuple(methods), **given)
-                found, names = _trained(partial(run_in_process, config, data, sites, str(DEVICE)))
+                settings = {"rounds": ROUNDS, "local_steps": STEPS, "batch_size": 4, **SETTINGS[task]}
+                config = configure(sites, methods=tuple(methods), **settings)
+                counts, names = _trained(partial(run_in_process, config, data, sites, str(DEVICE)))
             except MedFedAugError as error:
                 refused = error
                 continue
-            return task, found, names
+            return task, counts, names
     assert refused is not None
     raise refused
 
@@ -154,7 +152,7 @@ def _trained(run: Any) -> tuple[dict[str, int], Counter[str]]:
 
 @contextmanager
 def all_at_once() -> Iterator[None]:
-    """Let optimisers treat the pretended device as CUDA, where they take all parameters at once."""
+    """Let optimisers treat the pretended device as CUDA and take all parameters at once."""
     types = [*optimizer._foreach_supported_types, PretendedTensor]
     with (
         mock.patch.object(optimizer, "_foreach_supported_types", types),
@@ -166,14 +164,12 @@ def all_at_once() -> Iterator[None]:
 
 def main() -> None:
     """Print a line for every method."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--methods", nargs="+", help="by default all that train in a federation")
-    parser.add_argument("--out", type=Path, help="JSON file to write")
-    parser.add_argument("--before", type=Path, help="JSON file of an earlier run, for a column beside")
-    parser.add_argument("--names", action="store_true", help="print the operations by name as well")
-    options = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--methods", nargs="+", help="by default all federated methods")
+    arguments.add_argument("--out", type=Path, help="JSON file to write")
+    arguments.add_argument("--before", type=Path, help="JSON file of an earlier run, for a further column")
+    arguments.add_argument("--names", action="store_true", help="print the operations by name as well")
+    options = arguments.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     before = json.loads(options.before.read_text(encoding="utf-8")) if options.before else {}
@@ -182,14 +178,14 @@ def main() -> None:
     counts: dict[str, dict[str, int]] = {}
     for name in options.methods or [name for name in method_names() if name not in ("pooled", "single")]:
         try:
-            task, found, names = operations(name)
+            task, by_phase, names = operations(name)
         except MedFedAugError as error:
             print(f"| {name} | {str(error).splitlines()[0]} |", flush=True)
             continue
-        step = sum(found[phase] for phase in PHASES)
-        counts[name] = {**found, "step": step}
+        step = sum(by_phase[phase] for phase in PHASES)
+        counts[name] = {**by_phase, "step": step}
         old = before.get(name, {})
-        cells = [*(found[phase] for phase in PHASES), step, found["inference"]]
+        cells = [*(by_phase[phase] for phase in PHASES), step, by_phase["inference"]]
         cells.append(f"{old['step']}; {old['inference']}" if old else "")
         print("| " + " | ".join((name, task, *map(str, cells))) + " |", flush=True)
         if options.names:

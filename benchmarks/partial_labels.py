@@ -1,8 +1,8 @@
-"""Sites of the phantom that have outlined different structures: Dice of own and borrowed classes, by method.
+"""Phantom sites with outlines of different structures: Dice of own and borrowed classes, by method.
 
     python benchmarks/partial_labels.py --out docs/results/partial_labels --seeds 0 1 2
 
-A run that the record has is not made again.
+Runs in the record are not repeated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 import torch
-from measure import hardware
+from measure import hardware, parser
 
 from medfedaug.analysis.verdict import Elsewhere, chance, judge
 from medfedaug.data.datasets.partial_phantom import TRUTH, annotate_apart
@@ -34,7 +34,7 @@ from medfedaug.metrics.significance import paired_t_test
 from medfedaug.runs.evaluate import evaluate_model
 
 ALIKE, ODD = (0.0, 0.0, 0.0, 0.0), (0.0, 0.0, 2.0, 0.0)
-# By name: how far the scanners are apart, and what was outlined (`annotate_apart`).
+# By name: shifts of the scanners, and outlined structures (`annotate_apart`).
 FEDERATIONS: dict[str, tuple[Sequence[float], dict[str, Any]]] = {
     "alike": (ALIKE, {}),
     "odd": (ODD, {}),
@@ -42,7 +42,7 @@ FEDERATIONS: dict[str, tuple[Sequence[float], dict[str, Any]]] = {
     "odd one without outlines": (ODD, {"apart": False, "unlabelled": ["site_C"]}),
     "a quarter of the slices": (ALIKE, {"apart": False, "sparse": 0.25}),
 }
-# By name: whether everything is outlined, methods, and the loss of what is not annotated.
+# By name: whether everything is outlined, methods, and the partial loss.
 RUNS = {
     "full labels": (True, "fedavg", "marginal"),
     "each site alone": (False, "single", "marginal"),
@@ -60,7 +60,7 @@ KINDS = ("own", "borrowed")
 
 
 def make_federation(folder: Path, name: str, patients: int, seed: int) -> dict[str, tuple[str, ...]]:
-    """Make the sites that train, and beside them, by kind of structure, the test patients of all seeds."""
+    """Make the training sites, and the test patients of all seeds by kind of structure."""
     shift, annotated = FEDERATIONS[name]
     shape = {"shape": (48, 48, 8), "classes": 5, "shift": shift, "scanner_seed": 1}
     make_phantom(folder / "sites", patients=patients, seed=seed, **shape)
@@ -73,7 +73,7 @@ def make_federation(folder: Path, name: str, patients: int, seed: int) -> dict[s
 
 
 def keep_structures(site: Path, out: Path, outlined: Sequence[str], *, own: bool) -> None:
-    """Copy a site, with the structures that it outlined, or with the others; none, if it has none of them."""
+    """Copy a site with the structures that it outlined, or with the others, if any."""
     content = json.loads((site / "dataset.json").read_text())
     numbers = {int(number): name for number, name in content["labels"].items() if number != "0"}
     kept = [number for number, name in numbers.items() if (name in outlined) == own]
@@ -112,7 +112,7 @@ def one(folder: Path, run: tuple[str, str, str, int], options: argparse.Namespac
         without_metrics=("hd95", "nsd"),
         network_args=NETWORK,
         partial_loss=loss,
-        # A method that learns from outlines alone does without a site that has none.
+        # Methods that need outlines leave out a site without any.
         holdout=() if full or methods in ("condist", "teacher") else tuple(without_outlines),
     )
     result = simulate(data, out / "run", config, engine=options.engine, sites=sites, report=False)
@@ -126,10 +126,10 @@ def one(folder: Path, run: tuple[str, str, str, int], options: argparse.Namespac
 
 
 def scores(run: Path, data: Path) -> dict[str, Any]:
-    """Return the Dice of each class, and of each test patient over the classes that are scored, by site."""
+    """Return the Dice of each class and of each test patient, by site."""
     return {
         site: {
-            "classes": rounded({label: found["dice"] for label, found in entry.get("classes", {}).items()}),
+            "classes": rounded({label: row["dice"] for label, row in entry.get("classes", {}).items()}),
             "patients": rounded(entry["cases"]),
         }
         for site, entry in evaluate_model(run, data)["sites"].items()
@@ -142,7 +142,7 @@ def rounded(dice: dict[str, float | None]) -> dict[str, float | None]:
 
 
 def patients(run: dict[str, Any], kind: str) -> dict[tuple[str, str], float]:
-    """Dice of the patients in whom one of the structures occurs."""
+    """Return the Dice of the patients with one of the structures."""
     return {
         (site, case): score
         for site, entry in run.get(kind, {}).items()
@@ -152,10 +152,10 @@ def patients(run: dict[str, Any], kind: str) -> dict[tuple[str, str], float]:
 
 
 def over_sites(run: dict[str, Any], kind: str, only: str = "") -> float:
-    """Mean over the sites of their patients' mean Dice."""
-    found = patients(run, kind)
-    sites = [only] if only else sorted({site for site, _ in found})
-    values = [[score for (name, _), score in found.items() if name == site] for site in sites]
+    """Return the mean over the sites of their patients' mean Dice."""
+    dice = patients(run, kind)
+    sites = [only] if only else sorted({site for site, _ in dice})
+    values = [[score for (name, _), score in dice.items() if name == site] for site in sites]
     return statistics.fmean(statistics.fmean(some) for some in values if some) if any(values) else math.nan
 
 
@@ -186,7 +186,7 @@ def verdicts(methods: dict[str, dict[str, Any]], reference: str, kind: str) -> d
 
 
 def table(record: dict[str, Any]) -> str:
-    """One line for each federation, method and remedy: means over the seeds."""
+    """Tabulate the means over the seeds for each federation, method and remedy."""
     lines = ["| federation | method | own | borrowed | of full labels | site_C: borrowed | seeds | verdict |"]
     lines.append("|---|---|---:|---:|---:|---:|---:|---|")
     for federation, methods in record["runs"].items():
@@ -216,7 +216,7 @@ def table(record: dict[str, Any]) -> str:
 
 
 def runs(options: argparse.Namespace) -> Iterator[tuple[str, str, str, int]]:
-    """Every federation, run, remedy and seed that is asked for, all rows of one seed first."""
+    """Yield every requested federation, run, remedy and seed, seed by seed."""
     yield from (
         (federation, name, remedy, seed)
         for seed in options.seeds
@@ -227,8 +227,8 @@ def runs(options: argparse.Namespace) -> Iterator[tuple[str, str, str, int]]:
 
 
 def main() -> None:
-    """Run what is missing, and write numbers and table after each run."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    """Make the missing runs, and write numbers and table after each."""
+    arguments = parser(__doc__)
     arguments.add_argument("--out", type=Path, required=True, help="for numbers.json and table.md")
     arguments.add_argument("--seeds", type=int, nargs="+", default=[0])
     arguments.add_argument("--rounds", type=int, default=30)

@@ -1,6 +1,6 @@
 """A site of `benchmarks/peers.py` in MONAI alone: for NVFlare's recipe, for Flower and for a plain loop.
 
-The slices, network, loss, optimiser and scores are those of ``medfedaug simulate`` with its defaults.
+Slices, network, loss, optimiser and scores are those of ``medfedaug simulate`` by default.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ NETWORK = {"features": json.loads(os.environ.get("PEER_FEATURES", str(FEATURES))
 
 
 def network() -> nn.Module:
-    """The network of all sites."""
+    """Build the network of all sites."""
     return BasicUNet(spatial_dims=2, in_channels=1, out_channels=2, **NETWORK)
 
 
 def average(states: Mapping[str, tuple[dict[str, Tensor], int]]) -> dict[str, Tensor]:
-    """The mean of the sites' models, by number of samples."""
+    """Return the mean of the sites' models, by number of samples."""
     whole = sum(count for _, count in states.values())
     keys = next(iter(states.values()))[0]
     return {key: sum(state[key] * (count / whole) for state, count in states.values()) for key in keys}
@@ -86,13 +86,13 @@ class MonaiSite:
 
     @torch.no_grad()
     def score(self, split: str) -> float:
-        """The mean Dice over patients."""
+        """Return the mean Dice over patients."""
         self.net.eval()
         metric = DiceMetric(include_background=False, num_classes=2)
         for image, label in self.volumes[split]:
             logits = torch.cat([self.net(part) for part in image.permute(3, 0, 1, 2).split(16)])
-            found = logits.argmax(1).permute(1, 2, 0)[None, None]
-            metric(found, label[None])
+            predicted = logits.argmax(1).permute(1, 2, 0)[None, None]
+            metric(predicted, label[None])
         return float(metric.aggregate())
 
     def finish(self, state: Mapping[str, Tensor]) -> None:

@@ -2,15 +2,14 @@
 
     python benchmarks/peers.py --sites 4 --rounds 3 --flower /tmp/flower
 
-Phantom sites of ten patients, BasicUNet with instance norm, rounds of one epoch, one thread a site. Where
-``--flower`` names a folder, Flower has an environment of its own there, which is made at the first time and
-takes PyTorch and MONAI from this one. All kinds take turns; the table has medians. Processor time is that of
-all processes, memory the largest sum of their proportional set sizes.
+Phantom sites of ten patients, BasicUNet with instance norm, rounds of one epoch, one thread a site. The
+folder of ``--flower`` gets an environment for Flower, which takes PyTorch and MONAI from this one. All kinds
+take turns; the table has medians. Processor time is of all processes, memory the largest sum of their
+proportional set sizes.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -24,7 +23,7 @@ import time
 from pathlib import Path
 
 import psutil
-from measure import hardware
+from measure import hardware, parser
 from peer_site import FEATURES, NETWORK
 
 HERE = Path(__file__).resolve().parent
@@ -134,11 +133,11 @@ for site in sites.values():
 
 
 class Watched:
-    """A command with its processes: elapsed and processor time, memory, and when it said what."""
+    """A command with its processes: elapsed and processor time, memory, and its lines with times."""
 
     def __init__(self, command: list[str], folder: Path, environment: dict[str, str]) -> None:
         self.seconds: dict[tuple[int, float], float] = {}
-        self.memory, self.said = 0.0, []
+        self.memory, self.lines = 0.0, []
         self.began, started = time.time(), time.monotonic()
         process = subprocess.Popen(
             command,
@@ -152,12 +151,12 @@ class Watched:
         watch.start()
         assert process.stdout is not None
         for line in process.stdout:
-            self.said.append((time.time() - self.began, line.rstrip()))
+            self.lines.append((time.time() - self.began, line.rstrip()))
         code = process.wait()
         self.elapsed = time.monotonic() - started
         watch.join()
         if code:
-            text = "\n".join(line for _, line in self.said[-30:])
+            text = "\n".join(line for _, line in self.lines[-30:])
             raise SystemExit(f"{command[:3]} ended with {code}:\n{text}")
 
     @property
@@ -185,7 +184,7 @@ class Watched:
 
 
 def environment(folder: Path, data: Path, rounds: int, **more: str) -> dict[str, str]:
-    """Variables for all kinds, with a new file of marks."""
+    """Return the variables for all kinds, with a new file of marks."""
     marks = folder / "marks"
     marks.unlink(missing_ok=True)
     own = {
@@ -201,7 +200,7 @@ def environment(folder: Path, data: Path, rounds: int, **more: str) -> dict[str,
 
 
 def ours(folder: Path, data: Path, rounds: int, engine: str, **more: str) -> dict[str, float]:
-    """A run of the command."""
+    """Measure a run of the command."""
     out = folder / "out"
     command = [
         *(sys.executable, "-m", "medfedaug", "simulate", "--data", str(data), "--out", str(out)),
@@ -211,8 +210,8 @@ def ours(folder: Path, data: Path, rounds: int, engine: str, **more: str) -> dic
     ]
     done = Watched(command, folder, environment(folder, data, rounds, **more))
     results = json.loads((out / "results.json").read_text())
-    ready = [at for at, line in done.said if "training samples" in line]
-    ended = [at for at, line in done.said if line.strip() == "finished"]
+    ready = [at for at, line in done.lines if "training samples" in line]
+    ended = [at for at, line in done.lines if line.strip() == "finished"]
     moved = sum(entry["bytes_up"] + entry["bytes_down"] for entry in results["rounds"]) / rounds / 2**20
     return {
         "elapsed": done.elapsed,
@@ -228,7 +227,7 @@ def ours(folder: Path, data: Path, rounds: int, engine: str, **more: str) -> dic
 def theirs(
     folder: Path, data: Path, rounds: int, script: str, python: str, *arguments: str
 ) -> dict[str, float]:
-    """A run of a script whose sites write marks."""
+    """Measure a run of a script whose sites write marks."""
     (folder / "run.py").write_text(script)
     (folder / "client.py").write_text(NVFLARE_CLIENT)
     done = Watched([python, "run.py", *arguments], folder, environment(folder, data, rounds))
@@ -251,7 +250,7 @@ def theirs(
 
 
 def flower(folder: Path) -> str:
-    """The Python of an environment with Flower, which takes everything else from this one."""
+    """Return the Python of an environment with Flower, which takes all other packages from this one."""
     python = folder / "bin/python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
@@ -262,7 +261,7 @@ def flower(folder: Path) -> str:
 
 
 def measure(kind: str, folder: Path, data: Path, rounds: int, python: str | None) -> dict[str, float]:
-    """One run of a kind."""
+    """Measure one run of a kind."""
     if kind == "medfedaug, in process":
         return ours(folder, data, rounds, "inprocess")
     if kind.startswith("medfedaug"):
@@ -279,34 +278,32 @@ def main() -> None:
     """Run all kinds in turn, and print the table."""
     from medfedaug.data.datasets.phantom import make_phantom
 
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--sites", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--patients", type=int, default=10, help="at each site (default 10)")
-    parser.add_argument("--features", type=int, nargs=6, default=FEATURES, help="of the network's levels")
-    parser.add_argument("--flower", type=Path, help="folder of Flower's environment; without it, no Flower")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
-    given = parser.parse_args()
-    os.environ["PEER_FEATURES"] = json.dumps(given.features)
-    NETWORK["features"] = given.features
-    python = flower(given.flower.resolve()) if given.flower else None
-    kinds = [kind for kind in given.kinds if kind != "Flower" or python]
-    found: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
+    arguments = parser(__doc__)
+    arguments.add_argument("--sites", type=int, default=4)
+    arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--repeats", type=int, default=1)
+    arguments.add_argument("--patients", type=int, default=10, help="at each site (default 10)")
+    arguments.add_argument("--features", type=int, nargs=6, default=FEATURES, help="of the network's levels")
+    arguments.add_argument("--flower", type=Path, help="folder of Flower's environment")
+    arguments.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    options = arguments.parse_args()
+    os.environ["PEER_FEATURES"] = json.dumps(options.features)
+    NETWORK["features"] = options.features
+    python = flower(options.flower.resolve()) if options.flower else None
+    kinds = [kind for kind in options.kinds if kind != "Flower" or python]
+    results: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
     with tempfile.TemporaryDirectory() as temporary:
         data = Path(temporary) / "data"
-        make_phantom(data, sites=given.sites, patients=given.patients)
-        for _ in range(given.repeats):
+        make_phantom(data, sites=options.sites, patients=options.patients)
+        for _ in range(options.repeats):
             for kind in kinds:
                 with tempfile.TemporaryDirectory() as folder:
-                    found[kind].append(measure(kind, Path(folder), data, given.rounds, python))
-                print(kind, {key: round(value, 2) for key, value in found[kind][-1].items()}, flush=True)
-    print(f"\n{given.sites} sites, {given.rounds} rounds, {given.repeats} time(s); {hardware()}\n")
+                    results[kind].append(measure(kind, Path(folder), data, options.rounds, python))
+                print(kind, {key: round(value, 2) for key, value in results[kind][-1].items()}, flush=True)
+    print(f"\n{options.sites} sites, {options.rounds} rounds, {options.repeats} time(s); {hardware()}\n")
     columns = ["elapsed", "first step", "round", "stop", "CPU", "GiB", "MiB a round"]
     print("| | " + " | ".join(columns) + " |\n|---" + "|---:" * len(columns) + "|")
-    for kind, runs in found.items():
+    for kind, runs in results.items():
         cells = [statistics.median(run[key] for run in runs) if key in runs[0] else None for key in columns]
         print(f"| {kind} | " + " | ".join("" if cell is None else f"{cell:.1f}" for cell in cells) + " |")
 

@@ -1,7 +1,7 @@
 """Plain versions of the operators of `medfedaug.functional.operators`, for a CPU.
 
-Once this module is imported, layers on a CPU can take the path of a GPU: the tests compare the two paths, and
-`pretended_gpu.py` counts an operator as one operation. The package itself uses its operators on a GPU alone.
+With this module, layers on a CPU can take the path of a GPU: the tests compare the two paths, and
+`pretended_gpu.py` counts an operator as one operation. The package uses its operators on a GPU only.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from medfedaug.functional.passes import affine, per_channel, working_precision
 
 
 def moments(x: Tensor) -> Tensor:
-    """Mean and population variance of each image and channel, (2, B, C)."""
+    """Return mean and population variance of each image and channel, (2, B, C)."""
     return _moments(x)
 
 
 def gradient_sums(grad: Tensor, x: Tensor, moments: Tensor) -> Tensor:
-    """The sums of g and of g (x - mean) over each image and channel, (2, B, C)."""
+    """Return the sums of g and of g (x - mean) over each image and channel, (2, B, C)."""
     spatial = list(range(2, x.dim()))
-    grad, beside = working_precision(grad), working_precision(x) - per_channel(moments[0], x.dim())
-    return torch.stack((grad.sum(dim=spatial), (grad * beside).sum(dim=spatial)))
+    grad, centred = working_precision(grad), working_precision(x) - per_channel(moments[0], x.dim())
+    return torch.stack((grad.sum(dim=spatial), (grad * centred).sum(dim=spatial)))
 
 
 def augment(
@@ -45,7 +45,7 @@ def augment(
     weight: float,
     fixed: float,
 ) -> Tensor:
-    """`moved`, with the running statistics and counts (Eq. 5); the draw decides over both."""
+    """Compute `moved`, with the running statistics and counts (Eq. 5); the draw decides both."""
     out, statistics, std = moved(x, moments, draws, (gamma_mean, gamma_std), eps, threshold, weight, fixed)
     if bool(draws[-1] < threshold):
         for running, value in zip((running_mean, running_std), statistics.mean(dim=1), strict=True):
@@ -59,7 +59,7 @@ def augment(
 def augment_backward(
     grad: Tensor, x: Tensor, moments: Tensor, sums: Tensor, draws: Tensor, *settings: Any
 ) -> Tensor:
-    """The derivative of `augment` by the features, their moments included."""
+    """Return the derivative of `augment` by the features, their moments included."""
     gammas, settings = settings[:2], settings[2:]
     return _derivatives(lambda x: moved(x, _moments(x), draws, gammas, *settings)[0], grad, x)[0]
 
@@ -67,7 +67,7 @@ def augment_backward(
 def adapted_share(
     moments: Tensor, global_mean: Tensor, global_var: Tensor, *adapter_and_eps: Any
 ) -> tuple[Tensor, Tensor]:
-    """α of each image, (B, 1), and G's hidden layer, (B, H), which `adapted_share_backward` needs."""
+    """Return α of each image, (B, 1), and G's hidden layer, (B, H), for `adapted_share_backward`."""
     *adapter, eps = adapter_and_eps
     share = _adapted(moments, (global_mean, global_var), adapter, eps)
     return share, share.new_empty(len(share), len(adapter[1]))
@@ -84,7 +84,7 @@ def adapted_share_backward(
     weight: Tensor | None,
     *adapter_and_eps: Any,
 ) -> tuple[Tensor, ...]:
-    """The derivatives by μ and σ of each image by way of α, (2, B, C), and by the parameters of G."""
+    """Return the derivatives by μ and σ of each image through α, (2, B, C), and by G's parameters."""
     *parameters, z, eps = adapter_and_eps
     mean, std = moments[0], (moments[1] + eps).sqrt()
     global_mean, global_std = global_mean.to(mean), (global_var.to(mean) + eps).sqrt()
@@ -116,7 +116,7 @@ def interpolate(
     momentum: float,
     plain: int,
 ) -> Tensor:
-    """`interpolated`; the leading images move the running statistics as in batch norm."""
+    """Compute `interpolated`; the leading images move the running statistics as in batch norm."""
     federation = global_mean, global_var
     out, mean, variance = interpolated(x, moments, share, federation, weight, bias, eps, floor, plain)
     if plain and running_mean is not None and running_var is not None:
@@ -135,7 +135,7 @@ def interpolate_adapted(
     bias: Tensor | None,
     *adapter_and_eps: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`adapted_share` and `interpolate` with it: the features, α and the hidden layer."""
+    """Compute `adapted_share` and `interpolate`: the features, α and the hidden layer."""
     share, hidden = adapted_share(moments, global_mean, global_var, *adapter_and_eps)
     federation, eps = (global_mean, global_var), adapter_and_eps[-1]
     out, _, _ = interpolated(x, moments, share, federation, weight, bias, eps, 0.0, 0)
@@ -156,7 +156,7 @@ def interpolate_backward(
     floor: float,
     plain: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The derivatives of `interpolate` by the features, weight and bias.
+    """Return the derivatives of `interpolate` by the features, weight and bias.
 
     Args:
         grad: by the result.
@@ -167,7 +167,7 @@ def interpolate_backward(
         global_mean: (C,).
         global_var: (C,).
         weight: (C,).
-        pull: derivatives by each image's mean and deviation that come on top, (2, B, C).
+        pull: further derivatives by each image's mean and deviation, (2, B, C).
         eps: added to variances.
         floor: the smallest deviation.
         plain: the number of leading images that are a batch.

@@ -1,8 +1,8 @@
-r"""The memory that a plan is made for, compared with what a training step takes.
+r"""The estimated memory of a plan, compared with the measured memory of a training step.
 
-`medfedaug.federation.planning.planner.training_bytes` counts the tensors of a step without computing
-anything. Each row is measured in a process of its own: the highest resident memory during three steps with
-Adam, above that before the network was built.
+`medfedaug.federation.planning.planner.training_bytes` counts the tensors of a step without computing it. A
+separate process measures each row: the highest resident memory during three steps with Adam, above that
+before the network.
 
     python benchmarks/plan_memory.py
 """
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 import torch
-from measure import hardware
+from measure import hardware, parser
 
 from medfedaug.federation.planning.planner import training_bytes
 from medfedaug.models import build_network
@@ -34,15 +34,15 @@ TINY = [("basicunet", {"features": [4] * 6}, (1, 1, 32, 32))]
 
 
 def resident(field: str) -> int:
-    """Bytes: ``VmRSS`` now, ``VmHWM`` the highest since it was set back."""
+    """Return bytes: ``VmRSS`` now, ``VmHWM`` the highest since its reset."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
 def measure(name: str, args: dict, shape: tuple[int, ...]) -> int:
-    """Bytes of three training steps."""
+    """Return the bytes of three training steps."""
     before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # sets the highest back
+    Path("/proc/self/clear_refs").write_text("5")  # resets the highest
     network = build_network(name, spatial_dims=len(shape) - 2, in_channels=shape[1], out_channels=2, **args)
     optimiser, loss = torch.optim.Adam(network.parameters()), build_loss("segmentation", 2)
     images = torch.rand(shape)
@@ -56,10 +56,10 @@ def measure(name: str, args: dict, shape: tuple[int, ...]) -> int:
 
 def main() -> None:
     """Measure, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--tiny", action="store_true", help="does the script run?")
-    parser.add_argument("--row", type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--tiny", action="store_true", help="one small row, for a quick test")
+    arguments.add_argument("--row", type=int, help=argparse.SUPPRESS)
+    options = arguments.parse_args()
     rows = TINY if options.tiny else ROWS
     torch.set_num_threads(1)
     if options.row is not None:

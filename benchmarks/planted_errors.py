@@ -2,9 +2,9 @@
 
     python benchmarks/planted_errors.py --data NAME=DIR [NAME=DIR ...]
 
-Each case of a site is damaged in turn, in memory, and compared with the others of its site as they are; for
-errors of a whole site all cases are damaged. A detection is a finding about the damaged case (or the site, or
-the pair); a false alarm is a case of the clean data with any finding. The limits were chosen on the phantom.
+Each case of a site is damaged in turn, in memory, and compared with the intact others of its site; an error
+of a whole site damages all cases. A detection is a finding about the damaged case (or the site, or the pair);
+a false alarm is a case of the clean data with any finding. The limits were chosen on the phantom.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ Pair = tuple[Tensor, Tensor]
 
 
 def inverted(image: Tensor, label: Tensor) -> Pair:
-    """Bright is dark."""
+    """Invert the image."""
     return image.amax() - image + image.amin(), label
 
 
 def foreign(image: Tensor, label: Tensor) -> Pair:
-    """Another weighting: the order of tissues is reversed, and air stays dark."""
+    """Change the weighting: the order of tissues is reversed, and air stays dark."""
     top = image.float().flatten(1).quantile(0.995, dim=1) if image[0].numel() < 2**24 else image.amax()
     top = torch.as_tensor(top).reshape(-1, *[1] * (image.ndim - 1))
     signal = image > 0.05 * top
@@ -54,7 +54,7 @@ def foreign(image: Tensor, label: Tensor) -> Pair:
 
 
 def rescaled(image: Tensor, label: Tensor) -> Pair:
-    """The image 1 % larger, and 1 % brighter."""
+    """Enlarge the image by 1 %, and brighten it by 1 %."""
     size = [round(1.01 * n) for n in image.shape[1:3]]
     stack = image.float().reshape(*image.shape[:3], -1).permute(3, 0, 1, 2)
     large = interpolate(stack, size=size, mode="bilinear").permute(1, 2, 3, 0)
@@ -62,12 +62,12 @@ def rescaled(image: Tensor, label: Tensor) -> Pair:
 
 
 def moved(image: Tensor, label: Tensor) -> Pair:
-    """The image further right and up by 2 % of its size."""
+    """Move the image right and up by 2 % of its size."""
     return image.roll([round(0.02 * n) for n in image.shape[1:3]], dims=(1, 2)), label
 
 
 def encoded(image: Tensor, label: Tensor) -> Pair:
-    """Each plane of the image as a JPEG file of quality 60 has it."""
+    """Encode each plane of the image as JPEG of quality 60."""
     low, high = image.amin(), image.amax()
     planes = ((image - low) / (high - low) * 255).round().byte().reshape(*image.shape[:3], -1)
     read = planes.clone()
@@ -100,22 +100,22 @@ OF_ALL = {
 
 
 def cases_of(site: VolumeFolder) -> list[Pair]:
-    """Images and label maps of all splits."""
+    """Return images and label maps of all splits."""
     return [site.load_case(case) for split in SPLITS for case in site.cases[split]]
 
 
 def measured(pairs: Sequence[Pair]) -> list[CaseMeasures]:
-    """The measures of cases with a label."""
-    return [found for pair in pairs if (found := measure_case(*pair)) is not None]
+    """Measure the cases with a label."""
+    return [measures for pair in pairs if (measures := measure_case(*pair)) is not None]
 
 
 def about(cases: Sequence[CaseMeasures], index: int) -> bool:
     """Return whether a finding is about a case."""
-    return any(found == index for found, *_ in odd_cases(cases))
+    return any(odd == index for odd, *_ in odd_cases(cases))
 
 
 def exchanged(pairs: Sequence[Pair]) -> Iterator[tuple[int, CaseMeasures | None]]:
-    """Each case with the label map of the next one on a grid of the same size."""
+    """Yield each case with the label map of the next one on a grid of the same size."""
     for index, (image, label) in enumerate(pairs):
         others = [o for o in (*pairs[index + 1 :], *pairs[:index]) if o[1].shape[1:3] == label.shape[1:3]]
         if others:
@@ -127,7 +127,7 @@ def exchanged(pairs: Sequence[Pair]) -> Iterator[tuple[int, CaseMeasures | None]
 
 
 def rows_of(name: str, folder: Path) -> Iterator[tuple[str, str, int, int]]:
-    """Error, data set, number found and number tried."""
+    """Yield error, data set, number of detections and number of trials."""
     sites = [
         site
         for path in site_folders(folder)
@@ -135,9 +135,9 @@ def rows_of(name: str, folder: Path) -> Iterator[tuple[str, str, int, int]]:
     ]
     counts: dict[str, list[int]] = {}
 
-    def count(error: str, found: bool) -> None:
+    def count(error: str, detected: bool) -> None:
         entry = counts.setdefault(error, [0, 0])
-        entry[0] += found
+        entry[0] += detected
         entry[1] += 1
 
     for site in sites:
@@ -167,27 +167,27 @@ def rows_of(name: str, folder: Path) -> Iterator[tuple[str, str, int, int]]:
         for error, plant in COPIES.items():
             for image, label in pairs:
                 again = small_picture(plant(image, label)[0])
-                found = near_copies([*(case.picture for case in clean), again])
-                count(error, any(pair[1] == len(clean) for pair in found))
-    for error, (found, tried) in counts.items():
-        yield error, name, found, tried
+                copies_found = near_copies([*(case.picture for case in clean), again])
+                count(error, any(pair[1] == len(clean) for pair in copies_found))
+    for error, (detected, tried) in counts.items():
+        yield error, name, detected, tried
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--data", nargs="+", required=True, metavar="NAME=DIR")
-    given = dict(one.split("=", 1) for one in parser.parse_args().data)
+    folders = dict(text.split("=", 1) for text in parser.parse_args().data)
     torch.set_num_threads(1)
     table: dict[str, dict[str, str]] = {}
-    for name, folder in given.items():
-        for error, data, found, tried in rows_of(name, Path(folder)):
-            table.setdefault(error, {})[data] = f"{found} of {tried} ({found / tried:.0%})"
+    for name, folder in folders.items():
+        for error, data, detected, tried in rows_of(name, Path(folder)):
+            table.setdefault(error, {})[data] = f"{detected} of {tried} ({detected / tried:.0%})"
     print(hardware())
-    print("| error | " + " | ".join(given) + " |")
-    print("|---|" + "---|" * len(given))
+    print("| error | " + " | ".join(folders) + " |")
+    print("|---|" + "---|" * len(folders))
     for error, cells in table.items():
-        print(f"| {error} | " + " | ".join(cells.get(name, "–") for name in given) + " |")
+        print(f"| {error} | " + " | ".join(cells.get(name, "–") for name in folders) + " |")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ python benchmarks/precision.py --device cuda
 from __future__ import annotations
 
 import torch
-from measure import alternately, device_in_use, hardware, parser, report
+from measure import alternately, begin, parser, report
 
 from medfedaug.models import build_network
 from medfedaug.models.precision import run_in_bfloat16
@@ -23,11 +23,8 @@ CASES = [
 def main() -> None:
     """Measure every network and size."""
     arguments = parser(__doc__, repeats=5, on_gpu=True)
-    arguments.add_argument("--tiny", action="store_true", help="one small case: does the script run?")
-    options = arguments.parse_args()
-    torch.set_num_threads(options.threads)
-    device = device_in_use(options.device)
-    print(hardware())
+    arguments.add_argument("--tiny", action="store_true", help="one small case, for a quick test")
+    options, device = begin(arguments)
     for name, channels, classes, batch, size in [("lenet5", 3, 10, 2, 32)] if options.tiny else CASES:
         images = torch.rand(batch, channels, size, size, device=device)
         images = images.to(memory_format=torch.channels_last)

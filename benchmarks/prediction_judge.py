@@ -1,4 +1,4 @@
-"""`judge_table`: predictions of federations whose family took no part in them, against what was measured."""
+"""`judge_table`: compare predictions for held-out families of federations with measured gains."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gain_model import GainModel, GainRows, gain_rows, recorded_rows
 from medfedaug.analysis.gain_record import FEDAVG, LEAST_FEDERATIONS, LEVELS, SINGLE, Claim, GainRecord
 
 LEAST_FAMILIES = 10
-"""Judged families below which nothing is shown."""
+"""Smallest number of judged families."""
 
 _INSIDE = {0.8: 0.7, 0.95: 0.9}
 _INSIDE_A_FAMILY = 0.5
@@ -22,14 +22,14 @@ _INSIDE_A_FAMILY = 0.5
 
 @dataclass(frozen=True)
 class IntervalRecord:
-    """Intervals of one level, by the family that was left out.
+    """Intervals of one level, by held-out family.
 
     Attributes:
         level: of the intervals.
-        inside: share of the family's gains that lie in them.
-        width: their mean width.
-        loss: their mean interval score (Gneiting and Raftery, 2007): the width, and beyond an end 2 / (1 - L)
-            times the distance from it. A narrow interval that misses costs more than a wide one that holds.
+        inside: share of the family's gains inside.
+        width: mean width.
+        loss: mean interval score (Gneiting and Raftery, 2007): the width, and beyond an end 2 / (1 - L) times
+            the distance from it. A narrow interval that misses costs more than a wide one that holds.
     """
 
     level: float
@@ -39,12 +39,12 @@ class IntervalRecord:
 
     @property
     def coverage(self) -> float:
-        """The share inside, in the mean of the families."""
+        """Return the share inside, in the mean of the families."""
         return fmean(self.inside.values())
 
     @property
     def worst(self) -> str:
-        """The family of which the smallest share lies inside."""
+        """Return the family with the smallest share inside."""
         return min(self.inside, key=lambda family: self.inside[family])
 
     @property
@@ -62,18 +62,18 @@ class IntervalRecord:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Predictions after a pilot, and the yardstick, of families that took no part in them.
+    """Predictions for held-out families, after a pilot and by the yardstick.
 
     Attributes:
         methods: the combination.
-        over: the methods over which it gains.
-        level: one of `medfedaug.analysis.gain_prediction.LEVELS`.
-        federations: how many were predicted.
-        rows: how many gains were predicted.
+        over: the methods of the comparison.
+        level: one of `medfedaug.analysis.gain_record.LEVELS`.
+        federations: number of predicted federations.
+        rows: number of predicted gains.
         error: mean absolute error, in the mean of the families.
-        error_of_zero: the same of always saying 0.
-        pilot: the 80% and the 95% intervals after a pilot; empty where the federations are too few.
-        yardstick: those of always saying 0.
+        error_of_zero: the same for a prediction of 0.
+        pilot: the 80% and the 95% intervals after a pilot; empty for too few federations.
+        yardstick: the intervals of a prediction of 0.
     """
 
     methods: str
@@ -88,17 +88,17 @@ class Judgement:
 
     @property
     def families(self) -> int:
-        """The number of families."""
+        """Return the number of families."""
         return len(self.pilot[0].inside) if self.pilot else 0
 
     @property
     def is_enough(self) -> bool:
-        """Return whether the federations and families are enough to show anything."""
+        """Return whether federations and families are enough for a judgement."""
         return self.federations >= LEAST_FEDERATIONS and self.families >= LEAST_FAMILIES
 
     @property
     def holds(self) -> bool:
-        """Return whether both intervals hold, of enough federations."""
+        """Return whether both intervals hold, for enough federations."""
         return self.is_enough and all(one.holds for one in self.pilot)
 
     @property
@@ -110,7 +110,7 @@ class Judgement:
 
     @property
     def is_said(self) -> bool:
-        """Return whether the prediction is worth saying."""
+        """Return whether `medfedaug prospect` may make the prediction."""
         return self.holds and self.beats
 
 
@@ -118,24 +118,24 @@ def record_intervals(rows: GainRows, *, yardstick: bool) -> tuple[tuple[Interval
     """Predict each family from all others.
 
     Returns:
-        The 80% and the 95% intervals, and the mean absolute error; empty where the others are too few.
+        The 80% and the 95% intervals, and the mean absolute error; empty for too few other families.
     """
     models = {
-        family: (GainModel(rows.among(~there), yardstick=yardstick), rows.among(there))
-        for family, there in rows.by_family()
+        family: (GainModel(rows.among(~inside), yardstick=yardstick), rows.among(inside))
+        for family, inside in rows.by_family()
     }
     errors = {
         family: np.abs(own.gains - np.array([model.mean_at(pilot) for pilot in own.pilot]))
         for family, (model, own) in models.items()
     }
-    found = []
+    records = []
     for level in _INSIDE:
         halves = {family: model.half_width(level) for family, (model, _) in models.items()}
         known = {family: half for family, half in halves.items() if half is not None}
         if len(known) < len(halves):
             return (), 0.0
         beyond = {family: np.maximum(errors[family] - half, 0) for family, half in known.items()}
-        found.append(
+        records.append(
             IntervalRecord(
                 level,
                 inside={family: float(np.mean(over == 0)) for family, over in beyond.items()},
@@ -143,12 +143,12 @@ def record_intervals(rows: GainRows, *, yardstick: bool) -> tuple[tuple[Interval
                 loss={f: 2 * known[f] + 2 / (1 - level) * float(over.mean()) for f, over in beyond.items()},
             )
         )
-    return tuple(found), fmean(float(one.mean()) for one in errors.values())
+    return tuple(records), fmean(float(one.mean()) for one in errors.values())
 
 
 def judge_rows(rows: GainRows, methods: str, over: str, level: str) -> Judgement:
     """Judge the predictions of some gains."""
-    few = len(rows.by_family()) < 3  # of two families the rest is one, which leaves no other to learn from
+    few = len(rows.by_family()) < 3  # without one of two families, none is left to hold out
     (pilot, error), (yardstick, zero) = (
         ((), 0.0) if few else record_intervals(rows, yardstick=flat) for flat in (False, True)
     )
@@ -156,7 +156,7 @@ def judge_rows(rows: GainRows, methods: str, over: str, level: str) -> Judgement
 
 
 def judged_over(methods: str) -> str:
-    """The methods over which a gain is judged: FedAvg, and training alone for FedAvg itself."""
+    """Return the methods of the comparison: FedAvg, and training alone for FedAvg itself."""
     return SINGLE if methods == FEDAVG else FEDAVG
 
 
@@ -184,7 +184,7 @@ def record_of(table: Calibration) -> GainRecord:
         deviations={name: spread for name, spread in deviations.items() if spread is not None},
         variances={level: _variance(table, level) for level in LEVELS},
         yardsticks={
-            m: GainModel(found, yardstick=True).halves for m, found in rows.items() if found is not None
+            name: GainModel(gains, yardstick=True).halves for name, gains in rows.items() if gains is not None
         },
         claims=tuple(_claim(table, one) for one in judge_table(table)),
     )
@@ -195,20 +195,20 @@ def _claim(table: Calibration, one: Judgement) -> Claim:
     judged: dict[str, Any] = {name: getattr(one, name) for name in names}
     for name, records in (("pilot", one.pilot), ("yardstick", one.yardstick)):
         for record in records:
-            found = {"inside": dict(record.inside), "width": fmean(record.width.values())}
-            judged[f"{name}{100 * record.level:.0f}"] = found
+            entry = {"inside": dict(record.inside), "width": fmean(record.width.values())}
+            judged[f"{name}{100 * record.level:.0f}"] = entry
     rows = gain_rows(table, one.methods, one.over, one.level)
     rule = None if rows is None or not one.is_said else GainModel(rows).rule
     return Claim(one.methods, one.over, one.level, judged, rule)
 
 
 def _variance(table: Calibration, level: str) -> float:
-    """Median variance over test patients of training alone minus FedAvg, of a site or of a mean."""
-    found = []
+    """Return the median variance over test patients of training alone minus FedAvg, of a site or a mean."""
+    variances = []
     for one in table.federations:
         spreads = one.deviations.get(SINGLE, ())
         numbers = [site.test_patients for site in one.sites]
         if len(spreads) == len(numbers):
             of_sites = [spread**2 / max(n, 1) for spread, n in zip(spreads, numbers, strict=True)]
-            found += [fmean(of_sites) / len(of_sites)] if level == "mean" else of_sites
-    return median(found) if found else 0.0
+            variances += [fmean(of_sites) / len(of_sites)] if level == "mean" else of_sites
+    return median(variances) if variances else 0.0

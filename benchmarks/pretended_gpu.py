@@ -1,20 +1,18 @@
-"""Which methods make a GPU wait inside a step, or bring tensors of two devices together; needs no GPU.
+"""Count the waits of a GPU inside a step of each method, and refuse tensors of two devices; needs no GPU.
 
     python benchmarks/pretended_gpu.py
     python benchmarks/pretended_gpu.py --methods fedfd_a feddg
     python benchmarks/pretended_gpu.py --device cuda
 
-A federation of two sites trains with each method on a device that is pretended: its tensors are tensors of
-the CPU in a wrapper that says that they are elsewhere, and they follow CUDA's rules. An operation on tensors
-of both places is an error, unless one is a single number. Where a value must be known before the next
-operation can be queued (`item`, `tolist`, a copy to the CPU, `nonzero`, a mask as an index), a GPU would be
-waited for; the script counts these, by the line of medfedaug that asked, in the rounds' training alone: no
-model is scored.
-Values and gradients are real. What it cannot show: errors of CUDA's own kernels, memory, time, and optimisers
-that take several tensors at once there.
+A federation of two sites trains with each method on a pretended device: a wrapper of CPU tensors that follow
+CUDA's rules. An operation on tensors of both places is an error, unless one is a single number. A GPU waits
+where the next operation needs a value first (`item`, `tolist`, a copy to the CPU, `nonzero`, a mask as an
+index); the script counts these waits by the line of medfedaug, in the training of the rounds only. Values and
+gradients are real. It does not show errors of CUDA's own kernels, memory, time, and optimisers that take
+several tensors at once.
 
-With `--device cuda` the same trainings run on a GPU that is there. Its errors are CUDA's own, and its waits
-those that PyTorch reports (`torch.cuda.set_sync_debug_mode`), copies to the GPU among them.
+With `--device cuda` the same trainings run on a real GPU. Its errors are CUDA's own, and its waits are those
+that PyTorch reports (`torch.cuda.set_sync_debug_mode`), copies to the GPU among them.
 
 PyTorch's own `FakeTensorMode` needs a build for CUDA, has no values and no backward pass, and in torch 2.15
 no network can be moved to its device.
@@ -37,7 +35,7 @@ from unittest import mock
 import numpy as np
 import plain_operators  # noqa: F401  the operators, on the pretended device too
 import torch
-from measure import device_in_use, hardware
+from measure import device_in_use, hardware, parser
 from PIL import Image
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
@@ -53,7 +51,7 @@ from medfedaug.functional import operators
 from medfedaug.methods import method_names, parse_methods
 from medfedaug.simulate import configure
 
-# A device of PyTorch's that is no accelerator to it, and whose backward pass runs in the thread that asked.
+# No accelerator for PyTorch, with a backward pass in the calling thread.
 DEVICE = torch.device("lazy:0")
 STEPS, ROUNDS = 3, 2
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -73,13 +71,13 @@ _apart = ThreadPoolExecutor(1)
 
 
 class PretendedTensor(Tensor):
-    """A tensor of the CPU, which says that it is elsewhere."""
+    """A tensor of the CPU that pretends another device."""
 
     held: Tensor
 
     @staticmethod
     def __new__(cls, held: Tensor) -> PretendedTensor:
-        made = Tensor._make_wrapper_subclass(
+        wrapper = Tensor._make_wrapper_subclass(
             cls,
             held.size(),
             strides=held.stride(),
@@ -88,14 +86,14 @@ class PretendedTensor(Tensor):
             layout=held.layout,
             device=DEVICE,
         )
-        made.held = held
-        return made
+        wrapper.held = held
+        return wrapper
 
     def __repr__(self) -> str:
         return f"PretendedTensor({self.held!r})"
 
     def tolist(self) -> Any:
-        """As of a tensor on a GPU: waits."""
+        """Wait, as a tensor on a GPU."""
         _wait("tolist")
         return self.detach().held.tolist()
 
@@ -106,7 +104,7 @@ class PretendedTensor(Tensor):
 
 @contextmanager
 def reporting() -> Iterator[None]:
-    """While it is entered, PyTorch's reports of waits for a real GPU are counted."""
+    """Count PyTorch's reports of waits for a real GPU."""
     with warnings.catch_warnings(), mock.patch.object(warnings, "showwarning", _reported):
         warnings.filterwarnings("always", "called a synchronizing CUDA operation")
         torch.cuda.set_sync_debug_mode("warn")
@@ -121,11 +119,11 @@ def _reported(*warning: object) -> None:
 
 
 class Pretending(TorchDispatchMode):
-    """While it is entered, tensors can be made on, and moved to, the pretended device."""
+    """Allows to make tensors on the pretended device and to move them there."""
 
     def __enter__(self) -> Pretending:
         torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor(…, device=…)` makes them there first
-        self._operators = mock.patch.object(operators, "_work_on", DEVICE.type.__eq__)
+        self._operators = mock.patch.object(operators, "_compiles_on", DEVICE.type.__eq__)
         self._operators.start()
         return super().__enter__()
 
@@ -141,14 +139,14 @@ class Pretending(TorchDispatchMode):
 def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     operation = func.overloadpacket
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    there = [tensor for tensor in tensors if isinstance(tensor, PretendedTensor)]
-    wanted = torch.device(kwargs["device"]) if kwargs.get("device") is not None else None
-    made_there = bool(there) if wanted is None else wanted.type == DEVICE.type
-    if not there and not made_there:
+    pretended = any(isinstance(tensor, PretendedTensor) for tensor in tensors)
+    target = torch.device(kwargs["device"]) if kwargs.get("device") is not None else None
+    on_device = pretended if target is None else target.type == DEVICE.type
+    if not pretended and not on_device:
         return func(*args, **kwargs)
-    if there:
+    if pretended:
         _check(operation, args, tensors)
-        leaves = (wanted is not None and not made_there) or (
+        leaves = (target is not None and not on_device) or (
             operation is _aten.copy_ and not isinstance(args[0], PretendedTensor)
         )
         masks = operation in _INDEXING and any(
@@ -159,16 +157,16 @@ def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     elif isinstance(kwargs.get("generator"), torch.Generator):
         raise RuntimeError(f"Expected a '{DEVICE.type}' device type for generator but found 'cpu'")
     held_args, held_kwargs = tree_map_only(PretendedTensor, lambda tensor: tensor.held, (args, kwargs))
-    if wanted is not None:
+    if target is not None:
         held_kwargs = {**held_kwargs, "device": torch.device("cpu")}
     if func.namespace == "medfedaug":
-        # Their plain versions differentiate, which PyTorch's dispatch forbids in this thread.
+        # The plain versions differentiate, which PyTorch's dispatch forbids in this thread.
         result = _apart.submit(func, *held_args, **held_kwargs).result()
     else:
         result = func(*held_args, **held_kwargs)
     if operation is _aten.copy_:
         return args[0]
-    if not made_there:
+    if not on_device:
         return result
     return return_and_correct_aliasing(func, args, kwargs, tree_map_only(Tensor, PretendedTensor, result))
 
@@ -179,7 +177,7 @@ def _check(operation: Any, args: Any, tensors: list[Tensor]) -> None:
         strangers = []  # indices may be on the CPU
     if strangers and operation not in BETWEEN:
         shape = list(strangers[0].shape)
-        raise RuntimeError(f"{operation.__name__}: a tensor {shape} of the CPU beside one of the device")
+        raise RuntimeError(f"{operation.__name__}: a tensor {shape} of the CPU with one of the device")
 
 
 def _wait(what: str) -> None:
@@ -196,17 +194,13 @@ def _wait(what: str) -> None:
 
 def read_options(description: str | None) -> argparse.Namespace:
     """Read methods and device from the command line, and compute on one thread without warnings."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    arguments = parser(description)
     federated = [name for name in method_names() if name not in ("pooled", "single")]
-    parser.add_argument(
-        "--methods", nargs="+", default=federated, help="by default all that train in a federation"
-    )
-    parser.add_argument("--device", help="cuda: a GPU that is there, in place of a pretended one")
+    arguments.add_argument("--methods", nargs="+", default=federated, help="by default all federated methods")
+    arguments.add_argument("--device", help="cuda: a real GPU in place of the pretended one")
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    return parser.parse_args()
+    return arguments.parse_args()
 
 
 def main() -> None:
@@ -238,12 +232,12 @@ def data_by_task(folder: Path) -> dict[str, Path]:
 
 
 def unscored(trainer: SiteTrainer, split: str, round_: int, *, full: bool | None = None) -> dict[str, Any]:
-    """Return no score, where the training alone is looked at."""
+    """Return no score."""
     return {trainer.task.metric: None, "cases": {}}
 
 
 def _try(name: str, data: dict[str, Path], device: torch.device) -> tuple[str, str, str]:
-    said = ""
+    message = ""
     for task, folder in data.items():
         waits.clear()
         sites = find_sites(folder)
@@ -253,22 +247,22 @@ def _try(name: str, data: dict[str, Path], device: torch.device) -> tuple[str, s
                 sites, methods=methods, rounds=ROUNDS, local_steps=STEPS, batch_size=4, **SETTINGS[task]
             )
         except MedFedAugError as error:
-            said = str(error)
+            message = str(error)
             continue
         try:
             watched = Pretending() if device == DEVICE else reporting()
             with watched, mock.patch.object(SiteTrainer, "evaluate_round", unscored):
                 run_in_process(config, folder, sites, str(device))
         except MedFedAugError as error:
-            said = str(error)
-            if "of the CPU beside" in said or "for generator" in said:
-                return task, "", said
+            message = str(error)
+            if "of the CPU with" in message or "for generator" in message:
+                return task, "", message
             continue
         each = STEPS * ROUNDS * len(sites)
-        told = [f"{count} x {what}, {place}" for (what, place), count in waits.most_common()]
+        lines = [f"{count} x {what}, {place}" for (what, place), count in waits.most_common()]
         inside = sum(count for count in waits.values() if count > ROUNDS * len(sites))
-        return task, "; ".join(told), f"{inside / each:.3g} waits a step" if inside else "none in a step"
-    return "", "", said
+        return task, "; ".join(lines), f"{inside / each:.3g} waits a step" if inside else "none in a step"
+    return "", "", message
 
 
 if __name__ == "__main__":

@@ -3,12 +3,12 @@
     python benchmarks/privacy_epsilon.py --data DIR --out docs/results/privacy
 
 There are two parts. The first measures the effect of noise on the statistics and on γ: many draws for the
-same contributions, compared with the statistics without noise. The second measures its effect on the trained
+same contributions, compared with exact statistics. The second measures its effect on the trained
 model, with one training for each method, ε and seed. Trainings that are already in the output's JSON are not
 repeated.
 
-ε is that of one site for the whole job, at δ = 1e-5, only for the statistics: model weights, losses and
-scores are sent without noise.
+ε is of one site for the whole job, at δ = 1e-5, for the statistics only: model weights, losses and scores are
+sent without noise.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import matplotlib
 import nibabel
 import numpy as np
 import torch
-from measure import hardware
+from measure import hardware, parser
 
 from medfedaug.config.run import RunConfig
 from medfedaug.data.sites import find_sites
@@ -42,7 +42,7 @@ from medfedaug.privacy import PrivacyPolicy, noise_multiplier_for
 from medfedaug.simulate import configure
 
 DELTA = 1e-5
-# Chosen without looking at the sites: 8-bit MRI is mostly dark, and features come after batch norm.
+# Chosen without the sites' data: 8-bit MRI is mostly dark, and features come after batch norm.
 CLIP = {
     "intensity_mean": (0.0, 100.0),
     "intensity_std": (1.0, 100.0),
@@ -54,9 +54,9 @@ METHODS = ("fedrdn", "fedfa")
 
 
 def halved(data: Path, out: Path, limit: int | None) -> Path:
-    """The sites at half the in-plane resolution. A label is set where at least half of the voxels have it.
+    """Halve the sites' in-plane resolution; a label remains where at least half of the voxels have it.
 
-    This needs a quarter of the time, so that many trainings take only a few hours on two cores.
+    Trainings then take a quarter of the time.
     """
     for site in find_sites(data, limit=limit):
         listing: dict[str, Any] = {"labels": {str(i): name for i, name in enumerate(site.classes)}}
@@ -79,7 +79,7 @@ def halved(data: Path, out: Path, limit: int | None) -> Path:
 
 
 def policy(level: str, releases: int) -> PrivacyPolicy | None:
-    """``"none"``: as in the paper; ``"clipped"``: bounds with negligible noise; otherwise ε."""
+    """Make a policy: ``"none"`` as in the paper, ``"clipped"`` with negligible noise, otherwise with ε."""
     if level == EXACT:
         return None
     noise = 1e-9 if level == CLIPPED else noise_multiplier_for(float(level), DELTA, releases)
@@ -89,14 +89,14 @@ def policy(level: str, releases: int) -> PrivacyPolicy | None:
 
 
 class Recorded(SiteExchange):
-    """Contributions that are computed once and given to a guard many times."""
+    """Contributions that are computed once and released many times."""
 
     def __init__(self, contributions: Contributions) -> None:
         values = list(contributions.values)
         self.contributed = dataclasses.replace(contributions, values=values)
 
     def collect(self) -> Payload:
-        """The mean without bounds or noise."""
+        """Return the mean without bounds or noise."""
         values = [v for v in self.contributed.values if not any(t.isnan().any() for t in v.values())]
         return {key: torch.stack([v[key].double() for v in values]).mean(dim=0) for key in values[0]}
 
@@ -104,11 +104,11 @@ class Recorded(SiteExchange):
         """Do nothing."""
 
     def contributions(self, bounds: Bounds) -> Contributions:
-        """The recorded contributions."""
+        """Return the recorded contributions."""
         return self.contributed
 
     def clipped_share(self) -> float:
-        """The share of contributed numbers that lie outside the bounds."""
+        """Return the share of contributed numbers outside the bounds."""
         outside = total = 0
         for payload in self.contributed.values:
             for key, value in payload.items():
@@ -121,7 +121,7 @@ class Recorded(SiteExchange):
 def record(
     config: RunConfig, data: Path, server: FederationServer, method: str
 ) -> Iterator[tuple[str, Recorded]]:
-    """Each training site's contributions; for FedFA with the last global model."""
+    """Yield each training site's contributions; for FedFA with the last global model."""
     for site in sorted(server.sites):
         trainer = SiteTrainer(config, data)
         trainer.open(site)
@@ -134,23 +134,23 @@ def record(
 
 
 def release(recorded: dict[str, Recorded], chosen: PrivacyPolicy | None) -> dict[str, Payload]:
-    """What the sites send, drawn once."""
+    """Draw the sites' messages once."""
     if chosen is None:
         return {site: exchange.collect() for site, exchange in recorded.items()}
-    sent = {}
+    messages = {}
     for site, exchange in recorded.items():
         values = exchange.contributed.values
         guard = PrivacyGuard(site, chosen, cases=len(list(values)))
         guard.observe("statistics", exchange)
-        sent[site] = guard.collect("statistics", exchange)
-    return sent
+        messages[site] = guard.collect("statistics", exchange)
+    return messages
 
 
-def gammas(sent: dict[str, Payload]) -> dict[str, torch.Tensor]:
-    """FedFA's γ from what the sites sent, for all channels of all layers, for means and deviations."""
-    first = next(iter(sent.values()))
+def gammas(messages: dict[str, Payload]) -> dict[str, torch.Tensor]:
+    """Compute FedFA's γ of the sites' messages for all layers, for means and deviations."""
+    first = next(iter(messages.values()))
     server = FedFAServer({key.rsplit("/", 1)[0]: v.numel() for key, v in first.items()})
-    for site, payload in sent.items():
+    for site, payload in messages.items():
         server.accept(site, payload)
     result = server.result()
     return {
@@ -162,26 +162,26 @@ def gammas(sent: dict[str, Payload]) -> dict[str, torch.Tensor]:
 def statistics_error(
     recorded: dict[str, Recorded], method: str, levels: list[str], releases: int, draws: int
 ) -> dict[str, Any]:
-    """Root mean square error of what is sent, by key and site, and for FedFA the comparison of γ."""
+    """Return the root mean square error of the messages by key and site, and FedFA's comparison of γ."""
     exact = release(recorded, None)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for level in levels:
         chosen = policy(level, releases)
         squares: dict[str, dict[str, list[float]]] = {site: {} for site in recorded}
         agreement: dict[str, list[float]] = {}
         reference = gammas(exact) if method == "fedfa" else {}
         for _ in range(draws if chosen is not None and level != CLIPPED else 1):
-            sent = release(recorded, chosen)
-            for site, payload in sent.items():
+            messages = release(recorded, chosen)
+            for site, payload in messages.items():
                 for key, value in payload.items():
                     kind = key.rsplit("/", 1)[-1]
                     error = float((value - exact[site][key]).square().mean())
                     squares[site].setdefault(kind, []).append(error)
             if reference:
-                for which, gamma in gammas(sent).items():
+                for which, gamma in gammas(messages).items():
                     pair = torch.stack([gamma, reference[which]])
                     agreement.setdefault(which, []).append(float(torch.corrcoef(pair)[0, 1]))
-        found[level] = {
+        results[level] = {
             "noise_multiplier": 0.0 if chosen is None else chosen.noise_multiplier,
             "rms_error": {
                 site: {kind: statistics.fmean(v) ** 0.5 for kind, v in kinds.items()}
@@ -202,7 +202,7 @@ def statistics_error(
         for kind in ("mean", "std")
     }
     return {
-        "levels": found,
+        "levels": results,
         "between_sites": spread,
         "clipped_share": {site: exchange.clipped_share() for site, exchange in recorded.items()},
         "cases": {site: len(list(e.contributed.values)) for site, e in recorded.items()},
@@ -212,7 +212,7 @@ def statistics_error(
 def train(
     config: RunConfig, data: Path, sites: list[str], level: str
 ) -> tuple[dict[str, Any], FederationServer]:
-    """Train one federation; return test Dice by site and patient, and the ε that the sites recorded."""
+    """Train one federation; return test Dice by site and patient, and the recorded ε of the sites."""
     releases = config.rounds if config.methods[0]["name"] == "fedfa" else 1
     started = time.perf_counter()
     server = run_in_process(config, data, sites, "cpu", policy=policy(level, releases))
@@ -247,7 +247,7 @@ def paired(runs: list[dict[str, Any]], method: str, level: str) -> PairedTest:
 
 
 def table(numbers: dict[str, Any]) -> str:
-    """Dice and the error of the statistics for each ε, as Markdown."""
+    """Tabulate Dice and the error of the statistics for each ε, as Markdown."""
     runs, lines = numbers["runs"], []
     order = list(dict.fromkeys((r["method"], r["level"]) for r in runs))
     lines.append(
@@ -261,9 +261,9 @@ def table(numbers: dict[str, Any]) -> str:
             cells += ["", "", ""]
         else:
             test = paired(runs, method, level)
-            found = numbers["statistics"][method]["levels"][level]
-            gamma = found.get("gamma_correlation", {})
-            cells[2] = f"{found['noise_multiplier']:.2f}"
+            entry = numbers["statistics"][method]["levels"][level]
+            gamma = entry.get("gamma_correlation", {})
+            cells[2] = f"{entry['noise_multiplier']:.2f}"
             cells.append(f"{test.difference:+.3f} ({test.low:+.3f} to {test.high:+.3f})")
             cells.append(f"{relative_error(numbers, method, level):.2g}")
             cells.append(" and ".join(f"{value:.2f}" for value in gamma.values()))
@@ -272,7 +272,7 @@ def table(numbers: dict[str, Any]) -> str:
 
 
 def relative_error(numbers: dict[str, Any], method: str, level: str) -> float:
-    """Root mean square error of what the sites send, relative to the spread of the exact values."""
+    """Return the root mean square error of the messages, relative to the spread of the exact values."""
     entry = numbers["statistics"][method]
     errors = entry["levels"][level]["rms_error"].values()
     ratios = [
@@ -306,7 +306,7 @@ def plot(numbers: dict[str, Any], path: Path) -> None:
     left.set(xlabel="ε of a site (δ = 1e-5)", ylabel="test Dice, mean of sites", title="one dot a seed")
     right.axhline(1.0, color="0.6", linewidth=1)
     right.set(xscale="log", yscale="log", xlabel="ε of a site (δ = 1e-5)")
-    right.set(ylabel="RMS error / spread between sites", title="error of what is sent")
+    right.set(ylabel="RMS error / spread between sites", title="error of the messages")
     right.legend(frameon=False)
     figure.savefig(path, dpi=130)
     plt.close(figure)
@@ -314,9 +314,7 @@ def plot(numbers: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     """Run missing trainings, then write the numbers, the table and the plot."""
-    arguments = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    arguments = parser(__doc__)
     arguments.add_argument("--data", type=Path, required=True, help="folder of the sites' folders")
     arguments.add_argument("--out", type=Path, required=True)
     arguments.add_argument("--epsilon", nargs="+", default=["32", "8", "2", "0.5"])
@@ -340,7 +338,7 @@ def main() -> None:
 
 
 def run_all(options: argparse.Namespace) -> None:
-    """Run every training that is not in the output yet."""
+    """Run every missing training."""
     torch.set_num_threads(options.threads)
     machine = hardware()
     print(machine)

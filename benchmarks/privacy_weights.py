@@ -2,15 +2,14 @@
 
     python benchmarks/privacy_weights.py --data DIR --halve --out docs/results/privacy_weights
 
-One training for each noise multiplier and seed: without noise, with DP-SGD at the sites (a patient is hidden
-from everybody), and with `dp_fedavg` at the server (a site is hidden from who gets the model). Trainings that
-are already in the output's JSON are not repeated. ε is that of the whole job at δ = 1e-5, of the weights
-alone: scores leave without noise.
+One training for each noise multiplier and seed: without noise, with DP-SGD at the sites (which hides a
+patient from everybody), and with `dp_fedavg` at the server (which hides a site from receivers of the model).
+Trainings in the output's JSON are not repeated. ε is of the whole job at δ = 1e-5, for the weights only:
+scores leave without noise.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import statistics
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import hardware
+from measure import hardware, parser
 from privacy_epsilon import DELTA, halved
 
 from medfedaug.config.run import RunConfig
@@ -32,12 +31,12 @@ from medfedaug.privacy import PrivacyPolicy
 from medfedaug.simulate import configure
 
 PLAIN, SITE, SERVER = "none", "site", "server"
-# At a site so little noise that nothing but clipping, and the drawing of cases, is left of DP-SGD.
+# Negligible noise at a site: DP-SGD only clips, and draws cases.
 CLIPPED = "0"
 
 
 def policy(where: str, noise: str, clip: float) -> PrivacyPolicy:
-    """A site's policy."""
+    """Make a site's policy."""
     if where != SITE:
         return PrivacyPolicy.of_simulation()
     return PrivacyPolicy(
@@ -51,7 +50,7 @@ def policy(where: str, noise: str, clip: float) -> PrivacyPolicy:
 
 
 def methods(where: str, noise: str, clip: float) -> list[dict[str, Any]]:
-    """The method at the server."""
+    """Return the method at the server."""
     if where != SERVER:
         return parse_methods("fedavg")
     return parse_methods("dp_fedavg", {"dp_fedavg": {"clip": clip, "noise_multiplier": float(noise)}})
@@ -76,7 +75,7 @@ def train(config: RunConfig, data: Path, sites: list[str], policy: PrivacyPolicy
 
 
 def table(runs: list[dict[str, Any]]) -> str:
-    """Dice and ε by noise multiplier, as Markdown."""
+    """Tabulate Dice and ε by noise multiplier, as Markdown."""
     sites = sorted(runs[0]["sites"])
     lines = [f"| noise | multiplier | test Dice by seed | mean | ε | {' | '.join(sites)} |"]
     lines.append(f"|---|---|---|---:|---|{'---:|' * len(sites)}")
@@ -85,15 +84,15 @@ def table(runs: list[dict[str, Any]]) -> str:
         dice = [run["dice"] for run in group]
         spent = list(group[0]["epsilon"].values()) or list(group[0]["server"].values())[:1]
         if noise in (PLAIN, CLIPPED) or not spent:
-            shown = ""
+            epsilon = ""
         else:
-            shown = " to ".join(dict.fromkeys(f"{edge:.3g}" for edge in (min(spent), max(spent))))
+            epsilon = " to ".join(dict.fromkeys(f"{edge:.3g}" for edge in (min(spent), max(spent))))
         cells = [
             where,
             noise,
-            ", ".join(f"{one:.3f}" for one in dice),
+            ", ".join(f"{score:.3f}" for score in dice),
             f"{statistics.fmean(dice):.3f}",
-            shown,
+            epsilon,
             *(f"{statistics.fmean(run['sites'][site] for run in group):.3f}" for site in sites),
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -102,9 +101,7 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Run missing trainings, then print the table."""
-    arguments = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    arguments = parser(__doc__)
     arguments.add_argument("--data", type=Path, required=True, help="folder of the sites' folders")
     arguments.add_argument("--out", type=Path, required=True)
     arguments.add_argument("--site", nargs="*", default=[CLIPPED, "0.1", "0.3", "1", "4"], help="multipliers")

@@ -1,11 +1,10 @@
-r"""How long a protocol takes on one device, and how much of this time is arithmetic.
+r"""Measure the time of a protocol on one device, and the share of arithmetic in it.
 
 The in-process runner runs some rounds with decoded images. Their median duration is compared with two others:
-that of the same rounds on batches that lie in memory, which is all but loading; and the floor, the time for
-only the forward passes, backward passes and optimiser steps of a round, without the layers of any method and
-without its passes over the images, measured before and after. The time of the whole protocol follows from its
-number of rounds. On a GPU the floor is measured once more with each step and pass as a CUDA graph: without
-Python, it is the arithmetic alone.
+the same rounds with batches in memory, without loading; and the floor, only the forward passes, backward
+passes and optimiser steps of a round, without any method, measured before and after. The time of the whole
+protocol follows from its number of rounds. On a GPU the floor is measured again with each step and pass as a
+CUDA graph: without Python, it is the arithmetic only.
 
     python benchmarks/protocol.py office_caltech_10 --data DIR --methods fedfa+ --device cuda \
         --precision bfloat16
@@ -26,7 +25,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from measure import device_in_use, hardware, steps_on
+from measure import device_in_use, hardware, parser, steps_on
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -54,13 +53,13 @@ def wait(device: torch.device) -> None:
 def floor(
     config: RunConfig, shape: torch.Size, samples: list[int], scored: int, device: torch.device
 ) -> tuple[dict[str, float], float]:
-    """Seconds, by name, and floating-point operations of only the passes of a round.
+    """Return the seconds, by name, and the floating-point operations of the passes of a round.
 
     Args:
         config: the run.
         shape: the shape of the network's input images.
         samples: the number of training samples of each site.
-        scored: the number of samples that are scored in a round.
+        scored: the number of scored samples of a round.
         device: the device.
     """
     network = Composition(replace(config, methods=({"name": "fedavg"},))).network
@@ -105,15 +104,15 @@ def floor(
 
 
 def write_stand_in(folder: Path, patients: int, edge: int, slices: int) -> None:
-    """Write phantoms in the place of LGG's volumes, of which only the time of a round can be compared."""
-    made = make_phantom(folder, sites=4, patients=patients, shape=(edge, edge, slices))
-    for site, name in zip(made, ("CS", "DU", "FG", "HT"), strict=True):
+    """Write phantoms in place of LGG's volumes, for the time of a round only."""
+    sites = make_phantom(folder, sites=4, patients=patients, shape=(edge, edge, slices))
+    for site, name in zip(sites, ("CS", "DU", "FG", "HT"), strict=True):
         site.rename(folder / name)
 
 
 @contextmanager
 def batches_in_memory() -> Iterator[None]:
-    """Within it, every site's batches are made once, and used in all epochs and passes."""
+    """Make every site's batches once, and use them in all epochs and passes."""
     loader, batches = SiteSamples.loader, SiteSamples.batches
     kept: dict[Any, list[Any]] = {}
 
@@ -132,12 +131,12 @@ def batches_in_memory() -> Iterator[None]:
 
 
 def main() -> None:
-    """Read the options, and write a stand-in where no data are given."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("preset", choices=PRESETS)
-    parser.add_argument("--data", type=Path, help="as for medfedaug benchmark; by default a stand-in of LGG")
+    """Read the options, and write a stand-in for missing data."""
+    arguments = parser(__doc__)
+    arguments.add_argument("preset", choices=PRESETS)
+    arguments.add_argument("--data", type=Path, help="as of medfedaug benchmark; by default phantoms")
     stand_in = ("PATIENTS", "EDGE", "SLICES")
-    parser.add_argument(
+    arguments.add_argument(
         "--stand-in",
         type=int,
         nargs=3,
@@ -145,17 +144,17 @@ def main() -> None:
         metavar=stand_in,
         help="its size a site",
     )
-    parser.add_argument("--methods", default="fedfa+")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--graphs", choices=GRAPHS, default="off")
-    parser.add_argument(
-        "--rounds", type=int, default=5, help="how many to run; the first and the last do not count"
+    arguments.add_argument("--methods", default="fedfa+")
+    arguments.add_argument("--device", default="cpu")
+    arguments.add_argument("--precision", default="float32", choices=("float32", "bfloat16"))
+    arguments.add_argument("--graphs", choices=GRAPHS, default="off")
+    arguments.add_argument(
+        "--rounds", type=int, default=5, help="rounds to run; the first and the last do not count"
     )
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="as there")
-    parser.add_argument("--limit", type=int, default=None, help="cases a split: does the script run?")
-    options = parser.parse_args()
+    arguments.add_argument("--threads", type=int, default=1)
+    arguments.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="as there")
+    arguments.add_argument("--limit", type=int, default=None, help="cases a split, for a quick test")
+    options = arguments.parse_args()
     torch.set_num_threads(options.threads)
 
     with tempfile.TemporaryDirectory() as folder:
@@ -186,7 +185,7 @@ def measure(options: argparse.Namespace) -> None:
     print(hardware())
 
     def rounds(data: Path, state: Path) -> tuple[float, FederationServer]:
-        """The median duration of the rounds but the first, and of a single one the whole run by rounds."""
+        """Return the median duration of all rounds but the first, or the mean of a short run."""
         seconds: list[float] = []
 
         def listen(event: dict) -> None:
@@ -214,23 +213,23 @@ def measure(options: argparse.Namespace) -> None:
             for site in sites
             if site.trains
         )
-        found, server = rounds(data, Path(folder) / "state")
+        duration, server = rounds(data, Path(folder) / "state")
         samples = list(server.sites.values())
         before, flops = floor(config, shape, samples, scored, device)
         with batches_in_memory():
             loaded, _ = rounds(data, Path(folder) / "other")
         after, _ = floor(config, shape, samples, scored, device)
         again, _ = rounds(data, Path(folder) / "again")
-    found, whole = (found + again) / 2, run.config.rounds * (found + again) / 2
+    duration, whole = (duration + again) / 2, run.config.rounds * (duration + again) / 2
     parts = {"the same with batches in memory": loaded}
     parts.update({name: (before[name] + after[name]) / 2 for name in before})
     chosen = f"{options.precision}, graphs {options.graphs}"
     print(f"{options.preset}, {options.methods}, {chosen}, images of {tuple(shape)}:")
-    print(f"  {'a round':40s} {found:8.3f} s")
+    print(f"  {'a round':40s} {duration:8.3f} s")
     for name, seconds in parts.items():
-        print(f"  {name:40s} {seconds:8.3f} s, a round is {found / seconds:.2f} times that")
+        print(f"  {name:40s} {seconds:8.3f} s, a round is {duration / seconds:.2f} times that")
     tera = flops / 1e12
-    print(f"  {'arithmetic of its training':40s} {tera:8.3f} TFLOP, {tera / found:.2f} TFLOP/s")
+    print(f"  {'arithmetic of its training':40s} {tera:8.3f} TFLOP, {tera / duration:.2f} TFLOP/s")
     print(f"  {f'the protocol in {run.config.rounds} rounds':40s} {whole:8.0f} s = {whole / 60:.1f} min")
 
 

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from calibration_rows import Training, as_told, written
+from calibration_rows import Training, as_text, written
 from calibration_table import PHANTOM, REAL
 from shift_gain import moved
 
@@ -23,7 +23,7 @@ from medfedaug.analysis.gain_record import FEDAVG
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.benchmarks import find_root, open_benchmark
 from medfedaug.data.datasets.phantom import make_phantom
-from medfedaug.data.quality.image_fingerprint import ImageFingerprint, case_numbers, described, sampled
+from medfedaug.data.quality.image_fingerprint import ImageFingerprint, case_numbers, from_means, sample_cases
 from medfedaug.data.sites import arrange
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.federation.job_folder import RESULTS
@@ -35,9 +35,9 @@ _NUMBERS = ("cases", "looked_at", "patients")
 
 
 def of_shift_record(path: Path) -> list[Training]:
-    """The trainings of a record of `shift_gain.py`, whose phantoms follow from seed and dials."""
+    """Return the trainings of a record of `shift_gain.py`, with phantoms from seed and dials."""
     record = json.loads(path.read_text(encoding="utf-8"))
-    size, found = record["settings"], []
+    size, trainings = record["settings"], []
     for run in record["runs"]:
         seed, dial, number = run["seed"], run["shift"], run.get("inverted", 0)
         family = "odd" if run["odd"] else "polarity" if number else "scanners"
@@ -48,7 +48,7 @@ def of_shift_record(path: Path) -> list[Training]:
             inverted = [k >= 4 - number for k in range(4)]
             make_phantom(folder, 4, size["patients"], size["shape"], seed, shift=shift, inverted=inverted)
 
-        found.append(
+        trainings.append(
             Training(
                 federation=f"{family}{number or ''}_64_{dial:g}_{seed}",
                 family=family,
@@ -65,7 +65,7 @@ def of_shift_record(path: Path) -> list[Training]:
                 fingerprints=partial(written, write),
             )
         )
-    return found
+    return trainings
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,12 @@ class Part:
         norm: of the network.
         rounds: of the run.
         seed: its seed.
-        fold: the fold that was tested; empty for none.
+        fold: the tested fold; empty for none.
         metric: of the scores.
         scores: by site and patient.
         validation: mean score by round.
-        selected_round: whose model was tested.
-        other_input: whether its images had other intensities than those of FedAvg.
+        selected_round: the round of the tested model.
+        other_input: whether its images had other intensities than FedAvg's.
     """
 
     data: str
@@ -106,78 +106,75 @@ class Part:
 
     @property
     def federation(self) -> str:
-        """The name of the federation: data, protocol, and the site that did not train."""
+        """Name the federation: data, protocol, and the site that did not train."""
         return "_".join(filter(None, (self.family, self.variant, f"{self.rounds}r")))
 
 
 def of_results(
-    given: Sequence[str], data: Path, methods: Sequence[str], tell: Callable[[str], None]
+    sources: Sequence[str], data: Path, methods: Sequence[str], log: Callable[[str], None]
 ) -> list[Training]:
-    """The trainings of runs of `medfedaug benchmark`, a federation for each data set, protocol and seed.
+    """Return the trainings of runs of `medfedaug benchmark`, by data set, protocol and seed.
 
-    A fold is no federation of its own: its patients train in the other folds. The folds of a seed are one
-    training, whose score at a site is the mean over the patients of all folds that its methods have in
-    common, and whose fingerprints are means over these folds.
+    The folds of a seed are one training, since their patients train in the other folds. Its score at a site
+    is the mean over the patients of the folds that all methods have, and its fingerprints are means over
+    these folds.
 
     Args:
-        given: folders of runs, archives of them, and summaries (``FILE.json``, as of `docs/results/lgg`).
-            ``NAME=`` before one names the family; of a summary it has to name the data set.
+        sources: folders of runs, archives of them, and summaries (``FILE.json``, as of `docs/results/lgg`).
+            ``NAME=`` before one names the family; for a summary it must name the data set.
         data: folder of the data sets.
-        methods: those of the table; others are not taken.
-        tell: called with a line about each record that is left out, with the reason.
+        methods: of the table; others are left out.
+        log: called with a line about each record that is left out, with the reason.
     """
     groups: dict[tuple[str, str], list[Part]] = defaultdict(list)
-    for part in (part for one in given for part in parts_of(one)):
+    for part in (part for source in sources for part in parts_of(source)):
         if part.methods in methods:
             groups[part.federation, part.norm].append(part)
-    found = []
+    trainings = []
     for (name, norm), parts in groups.items():
 
-        def say(reason: str, whose: str = f"{name}, {norm} norm") -> None:
-            tell(f"{whose}: {reason}")
+        def say(reason: str, group: str = f"{name}, {norm} norm") -> None:
+            log(f"{group}: {reason}")
 
         usable = list(_usable(parts, say))
         for seed in sorted({part.seed for part in usable}):
-            found += list(_training([p for p in usable if p.seed == seed], data, say))
-    return found
+            trainings += list(_training([p for p in usable if p.seed == seed], data, say))
+    return trainings
 
 
-def _usable(parts: Sequence[Part], tell: Callable[[str], None]) -> Iterator[Part]:
-    """The runs of a protocol that can be compared with one another; none where it has not converged.
-
-    The number of rounds is the protocol's: its mean over all seeds and folds of FedAvg must have converged.
-    """
+def _usable(parts: Sequence[Part], log: Callable[[str], None]) -> Iterator[Part]:
+    """Yield the comparable runs of a protocol, if FedAvg has converged in the mean over seeds and folds."""
     every = [scores for part in parts for scores in part.scores.values()]
     base = [part for part in parts if part.methods == FEDAVG]
     if not base:
-        tell("left out, FedAvg is not in the record")
+        log("left out, FedAvg is not in the record")
     elif any(part.metric != "dice" for part in parts):
-        tell(f"left out, its scores are {parts[0].metric}, and the gains of the table are of Dice")
+        log(f"left out, its scores are {parts[0].metric}, and the gains of the table are of Dice")
     elif not all(any(score is not None for score in scores.values()) for scores in every):
-        tell("left out, a site has no score of a patient")
+        log("left out, a site has no score of a patient")
     elif not is_converged(_validation(base)):
-        tell("left out, FedAvg has not converged by the rule of this script")
+        log("left out, FedAvg has not converged by the rule of this script")
     else:
         others = {part.methods for part in parts if part.other_input}
         if others:
-            tell(f"{', '.join(sorted(others))} left out, which saw other intensities than FedAvg")
+            log(f"{', '.join(sorted(others))} left out, with other intensities than FedAvg")
         yield from (part for part in parts if part.methods not in others)
 
 
-def _training(parts: Sequence[Part], data: Path, tell: Callable[[str], None]) -> Iterator[Training]:
-    """The trainings of a seed: each method over the folds that all of them have."""
+def _training(parts: Sequence[Part], data: Path, log: Callable[[str], None]) -> Iterator[Training]:
+    """Yield the training of each method in a seed, over the folds that all methods have."""
     by_methods: dict[str, dict[str, Part]] = defaultdict(dict)
     for part in parts:
         by_methods[part.methods][part.fold] = part
     base = by_methods.get(FEDAVG, {})
-    tell = partial(_of_seed, tell, parts[0].seed)
+    log = partial(_of_seed, log, parts[0].seed)
     for name, runs in [*by_methods.items()]:
         if len(runs.keys() & base.keys()) * 2 < len(base):
-            tell(f"{name} is left out, with {len(runs)} folds where FedAvg has {len(base)}")
+            log(f"{name} is left out, with {len(runs)} folds where FedAvg has {len(base)}")
             del by_methods[name]
     folds = sorted(set.intersection(*(set(runs) for runs in by_methods.values())))
     if not folds:
-        tell("left out, no fold was trained with all methods")
+        log("left out, no fold was trained with all methods")
         return
     for name, runs in by_methods.items():
         chosen = [runs[fold] for fold in folds]
@@ -192,7 +189,7 @@ def _training(parts: Sequence[Part], data: Path, tell: Callable[[str], None]) ->
             norm=first.norm,
             rounds=first.rounds,
             selected_round=str(first.selected_round) if len(chosen) == 1 else "",
-            converged=as_told(is_converged(_validation(chosen))),
+            converged=as_text(is_converged(_validation(chosen))),
             metric=first.metric,
             scores={
                 site: fmean(s for s in scores.values() if s is not None) for site, scores in cases.items()
@@ -202,28 +199,28 @@ def _training(parts: Sequence[Part], data: Path, tell: Callable[[str], None]) ->
         )
 
 
-def _of_seed(tell: Callable[[str], None], seed: int, reason: str) -> None:
-    tell(f"seed {seed}: {reason}")
+def _of_seed(log: Callable[[str], None], seed: int, reason: str) -> None:
+    log(f"seed {seed}: {reason}")
 
 
 def _validation(parts: Iterable[Part]) -> list[float | None]:
-    """Mean over the folds by round."""
+    """Return the mean over the folds by round."""
     rounds = zip(*(part.validation for part in parts), strict=False)
     known = ([score for score in scores if score is not None] for scores in rounds)
     return [fmean(scores) if scores else None for scores in known]
 
 
 def _patients(parts: Sequence[Part]) -> dict[str, dict[str, float | None]]:
-    """Score of each patient by site, over all folds: each patient is tested in one."""
-    found: dict[str, dict[str, float | None]] = defaultdict(dict)
+    """Return the score of each patient by site, over all folds."""
+    patients: dict[str, dict[str, float | None]] = defaultdict(dict)
     for part in parts:
         for site, scores in part.scores.items():
-            found[site] |= scores
-    return dict(found)
+            patients[site] |= scores
+    return dict(patients)
 
 
 def _fingerprints(parts: Sequence[Part], data: Path, names: Sequence[str]) -> list[ImageFingerprint]:
-    """Fingerprints of a data set's sites, means over the folds; each image is read once."""
+    """Compute fingerprints of a data set's sites, means over the folds; each image is read once."""
     numbers: dict[tuple[str, str], dict[str, torch.Tensor]] = {}
 
     def of_case(site: SiteFolder, case: Case) -> dict[str, torch.Tensor]:
@@ -236,10 +233,10 @@ def _fingerprints(parts: Sequence[Part], data: Path, names: Sequence[str]) -> li
     for part in parts:
         sites = open_benchmark(part.data, find_root(data, part.data), **part.options)
         for site in arrange([site for site in sites if site.name in names]):
-            chosen = sampled(site)
+            chosen = sample_cases(site)
             every = [of_case(site, case) for case in chosen]
-            means = {name: sum(one[name] for one in every) / len(every) for name in every[0]}
-            by_site[site.name].append(described(site, means, len(chosen)))
+            means = {name: sum(numbers[name] for numbers in every) / len(every) for name in every[0]}
+            by_site[site.name].append(from_means(site, means, len(chosen)))
     return [_merged(by_site[name]) for name in names]
 
 
@@ -253,8 +250,10 @@ def _merged(folds: Sequence[ImageFingerprint]) -> ImageFingerprint:
     return replace(folds[0], entries=entries, test_patients=sum(one.test_patients for one in folds), **counts)
 
 
-def parts_of(given: str) -> Iterator[Part]:
-    name, _, file = given.rpartition("=") if "=" in given and not Path(given).exists() else ("", "", given)
+def parts_of(source: str) -> Iterator[Part]:
+    """Read the runs of a folder, an archive or a summary, with its family's name in front."""
+    named = "=" in source and not Path(source).exists()
+    name, _, file = source.rpartition("=") if named else ("", "", source)
     path = Path(file)
     if path.is_file() and path.suffix == ".json" and path.name != RESULTS:
         yield from _of_summary(path, name)
@@ -279,7 +278,7 @@ def _of_run(run: Run, family: str) -> Part:
     for site in run.sites:
         owners = run.patients.get(site, {})
         for case, score in run.case_scores.get(site, {}).items():
-            # Cases of one patient are one: the first of them names the patient.
+            # The first case of a patient names the patient.
             owner = next((name for name, number in owners.items() if number == owners.get(case)), case)
             scores[site].setdefault(owner, []).append(score)
     unseen = str(run.options.get("unseen") or ",".join(run.held_out))
@@ -295,7 +294,7 @@ def _of_run(run: Run, family: str) -> Part:
         seed=run.seed,
         fold=run.fold or "",
         metric=run.metric,
-        scores={site: {name: _mean(found) for name, found in of.items()} for site, of in scores.items()},
+        scores={site: {name: _mean(row) for name, row in rows.items()} for site, rows in scores.items()},
         validation=run.validation(),
         selected_round=run.selected_round,
         other_input=_other_input(run.methods, run.config),
@@ -303,7 +302,7 @@ def _of_run(run: Run, family: str) -> Part:
 
 
 def _of_summary(path: Path, data: str) -> Iterator[Part]:
-    """Runs of a summary in one file: settings, and of each run methods, seed, fold, validation and cases."""
+    """Read the runs of a summary in one file."""
     if not data:
         raise ConfigError(f"{path}: a summary does not name its data set; write NAME={path}")
     record = json.loads(path.read_text(encoding="utf-8"))
@@ -339,7 +338,7 @@ def _norm(config: Mapping[str, Any]) -> str:
 
 
 def _other_input(methods: Sequence[str], config: Mapping[str, Any]) -> bool:
-    """Return whether the stored intensities were normalised, where those of FedAvg were scaled."""
+    """Return whether the run normalised stored intensities, and FedAvg scaled ones."""
     return config.get("intensity") in ("raw", "by_method") and bool({"norm", "fedrdn"} & set(methods))
 
 

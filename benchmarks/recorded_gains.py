@@ -1,6 +1,6 @@
-"""The gains of `medfedaug/analysis/recorded_gains.csv` that come of committed runs, computed from them.
+"""Compute the gains of `medfedaug/analysis/recorded_gains.csv` from the committed runs.
 
-    python benchmarks/recorded_gains.py            # compares; exits with 1 where a number differs
+    python benchmarks/recorded_gains.py            # compares; exits with 1 on a difference
     python benchmarks/recorded_gains.py --write    # writes them to the table
     python benchmarks/recorded_gains.py --page     # prints the tables of the longer trainings for their page
 
@@ -39,8 +39,8 @@ RECORDS = {
 def recorded(experiment: str) -> list[Run]:
     """Load the runs of an experiment.
 
-    Ditto trains twice in a round. Where it has half of the local epochs, and so as many steps as the others,
-    it is compared with them none the less.
+    Ditto trains twice in a round. With half of the local epochs it has as many steps as the others, and
+    counts as comparable.
     """
     with TemporaryDirectory() as folder, tarfile.open(ROOT / RECORDS[experiment][0]) as packed:
         packed.extractall(folder, filter="data")
@@ -55,11 +55,11 @@ def named(label: str) -> str:
 
 
 def rows(experiment: str) -> Iterator[dict[str, str]]:
-    """Return the rows of an experiment, as the table has them."""
+    """Yield the rows of an experiment for the table."""
     for one in compare_groups(group_runs(recorded(experiment))):
         opened = one.verdict is not None and bool(one.verdict.lacking)
-        found = one.patients if opened else one.crossed
-        if one.verdict is None or found is None:
+        test = one.patients if opened else one.crossed
+        if one.verdict is None or test is None:
             raise SystemExit(f"{experiment}: {one.label} cannot be compared")
         yield {
             "experiment": experiment,
@@ -67,38 +67,38 @@ def rows(experiment: str) -> Iterator[dict[str, str]]:
             "trainings": str(one.run_seeds),
             "cases": str(one.num_patients),
             "methods": named(one.label),
-            "gain": f"{found.difference:+.3f}",
-            "low": f"{found.low:+.3f}",
-            "high": f"{found.high:+.3f}",
+            "gain": f"{test.difference:+.3f}",
+            "low": f"{test.low:+.3f}",
+            "high": f"{test.high:+.3f}",
             "verdict": one.verdict.word if opened else str(one.verdict),
         }
 
 
 def table() -> tuple[list[str], list[dict[str, str]]]:
-    """Return the columns and the rows of the table, those of the records computed anew, in its order."""
+    """Return the columns and rows of the table in its order, the records' rows computed anew."""
     with TABLE.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
-        columns, found = list(reader.fieldnames or ()), list(reader)
+        columns, before = list(reader.fieldnames or ()), list(reader)
     computed = {(row["experiment"], row["methods"]): row for name in RECORDS for row in rows(name)}
-    kept = [computed.pop((row["experiment"], row["methods"]), row) for row in found]
+    kept = [computed.pop((row["experiment"], row["methods"]), row) for row in before]
     return columns, [*kept, *computed.values()]
 
 
 def text() -> str:
     """Return the content of the table."""
-    columns, found = table()
+    columns, lines = table()
     out = io.StringIO()
     writer = csv.DictWriter(out, columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(found)
+    writer.writerows(lines)
     return out.getvalue()
 
 
 def page() -> list[str]:
-    """Return the rows of the two tables of the longer trainings, each over the folds that a method has.
+    """Return the rows of the two tables of the longer trainings, each over the folds of a method.
 
-    The first has each method beside its shorter trainings with the same seeds and folds, the second the
-    differences by camera, after the scores of FedAvg.
+    The first compares each method with its shorter trainings with the same seeds and folds, the second has
+    the differences by camera, after the scores of FedAvg.
     """
     long, compared, by_camera = group_runs(recorded(LONG)), list[str](), list[str]()
     tests = {one.label: one.patients for one in compare_groups(long) if one.patients}
@@ -134,16 +134,16 @@ def _row(label: str, *cells: str) -> str:
 
 
 def main() -> None:
-    """Write the table, or compare it with what the records say."""
+    """Write the table, or compare it with the records."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the table")
     parser.add_argument("--page", action="store_true", help="print the rows of the page's tables")
-    options, found = parser.parse_args(), text()
+    options, content = parser.parse_args(), text()
     if options.page:
         print("\n".join(page()))
     elif options.write:
-        TABLE.write_text(found, encoding="utf-8")
-    elif found != TABLE.read_text(encoding="utf-8"):
+        TABLE.write_text(content, encoding="utf-8")
+    elif content != TABLE.read_text(encoding="utf-8"):
         sys.exit(f"{TABLE}: differs from the records; --write writes it")
 
 

@@ -1,18 +1,17 @@
-"""The released code of FedFA beside ours: the same photographs, network, initial weights, steps and rounds.
+"""The released code of FedFA against ours: the same photographs, network, initial weights, steps and rounds.
 
     git clone https://github.com/tfzhou/FedFA CODE
     python benchmarks/released_fedfa.py --code CODE --data DIR --out docs/results/peers/fedfa --seeds 0 1
 
-Office-Caltech 10. From CODE come the network with its FFA layers, a client's training and testing, the
-aggregation and the accuracy, all called as they are; its data sets (which need torchvision) and its logging
-(wandb) are left out. Both train on the same images without augmentation, and both end with the model of the
-last round, scored by their function. Seconds are processor time of one thread: local training, aggregation,
-and validation of the global model; the median round. Runs that are in the output's JSON are not repeated.
+Office-Caltech 10. The script calls the network with its FFA layers, a client's training and testing, the
+aggregation and the accuracy of CODE unchanged, without its data sets (which need torchvision) and its logging
+(wandb). Both train on the same images without augmentation, and both end with the model of the last round,
+scored by the same function. Seconds are processor time of one thread for local training, aggregation, and
+validation of the global model; the median round. Runs in the output's JSON are not repeated.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
@@ -30,7 +29,7 @@ from unittest.mock import MagicMock, patch
 
 import numpy as np
 import torch
-from measure import hardware
+from measure import hardware, parser
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -46,12 +45,12 @@ from medfedaug.methods import parse_methods
 from medfedaug.utils.files import write_json
 
 METHODS = {"fedavg": ("AlexNet", "FedAvg"), "fedfa": ("AlexNetFedFa", "FedFA")}
-"""By method, their network and the kind of their aggregation."""
+"""Network and kind of aggregation of the released code, by method."""
 
 
 @dataclass
 class Released:
-    """What is used of the released code."""
+    """Modules of the released code."""
 
     networks: ModuleType
     client: ModuleType
@@ -60,10 +59,10 @@ class Released:
 
 @contextmanager
 def released(code: Path) -> Iterator[Released]:
-    """Their modules. What these import beside, and what is not there to be imported, is stood in for."""
+    """Import the released modules, with stand-ins for their other imports."""
     absent = ("torchvision", "torchvision.transforms", "wandb", "cv2", "skimage", "h5py")
     missing = {name: MagicMock() for name in absent if name not in sys.modules}
-    # Its package of clients imports some that were not released, and its builders all data sets.
+    # Its package of clients imports unreleased ones, and its builders import all data sets.
     package = ModuleType("pyfed.client")
     package.__path__ = [str(code / "pyfed/client")]
     missing |= {"pyfed.client": package}
@@ -77,19 +76,19 @@ def released(code: Path) -> Iterator[Released]:
 
 
 def tensors(config: RunConfig, data: Path, site: str) -> dict[str, TensorDataset]:
-    """A site's images and classes by split, as ours sees them."""
+    """Return a site's images and classes by split, as in our loop."""
     trainer = SiteTrainer(config, data, "cpu")
     trainer.open(site)
-    found = {}
+    datasets = {}
     for split, of in (("train", "training"), ("validation", "validation"), ("test", "test")):
         cases = trainer.samples.of_cases(trainer.folder.cases[of])
         batches = [(images.contiguous(), labels) for images, labels in trainer.samples.batches(cases)]
-        found[split] = TensorDataset(*(torch.cat(column) for column in zip(*batches, strict=True)))
-    return found
+        datasets[split] = TensorDataset(*(torch.cat(column) for column in zip(*batches, strict=True)))
+    return datasets
 
 
 def same_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Give one AlexNet the weights of another, whose entries have other names in the same order."""
+    """Give an AlexNet the weights of another, whose entries have other names in the same order."""
     own = {name: value for name, value in network.state_dict().items() if "ffa_layer" not in name}
     assert [tuple(v.shape) for v in own.values()] == [tuple(v.shape) for v in weights.values()]
     network.load_state_dict(dict(zip(own, weights.values(), strict=True)), strict=False)
@@ -98,7 +97,7 @@ def same_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> None:
 def theirs(
     code: Released, method: str, config: RunConfig, sites: Mapping[str, Mapping[str, TensorDataset]]
 ) -> tuple[nn.Module, list[float]]:
-    """The model after the last round, and the seconds of each round."""
+    """Return the model after the last round, and the seconds of each round."""
     name, kind = METHODS[method]
     random.seed(config.seed), np.random.seed(config.seed), torch.manual_seed(config.seed)
     server = getattr(code.networks, name)(num_classes=len(config.classes))
@@ -138,7 +137,7 @@ def theirs(
 
 
 def ours(config: RunConfig, data: Path, sites: list[str]) -> tuple[dict[str, Tensor], list[float]]:
-    """The model after the last round, and the seconds of each round."""
+    """Return the weights after the last round, and the seconds of each round."""
     seconds: list[float] = []
 
     def listen(event: dict[str, Any]) -> None:
@@ -150,7 +149,7 @@ def ours(config: RunConfig, data: Path, sites: list[str]) -> tuple[dict[str, Ten
 
 
 def accuracy(network: nn.Module, images: TensorDataset) -> float:
-    """The share of images whose class is the network's."""
+    """Return the share of correctly classified images."""
     network.eval()
     with torch.no_grad():
         right = [network(x).argmax(1).eq(y) for x, y in DataLoader(images, batch_size=64)]
@@ -158,7 +157,7 @@ def accuracy(network: nn.Module, images: TensorDataset) -> float:
 
 
 def table(runs: list[dict[str, Any]]) -> str:
-    """A row for each run."""
+    """Tabulate the runs."""
     sites = list(runs[0]["sites"])
     lines = [
         f"| | seed | {' | '.join(sites)} | mean | a round, s |",
@@ -173,18 +172,18 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Make the runs that are missing, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--code", type=Path, required=True, help="folder of the released code")
-    parser.add_argument("--data", type=Path, required=True, help="as for medfedaug benchmark")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
-    parser.add_argument("--image-size", type=int, default=96)
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--limit", type=int, default=None, help="cases a split: does the script run?")
-    options = parser.parse_args()
+    """Make the missing runs, and print the table."""
+    arguments = parser(__doc__)
+    arguments.add_argument("--code", type=Path, required=True, help="folder of the released code")
+    arguments.add_argument("--data", type=Path, required=True, help="as for medfedaug benchmark")
+    arguments.add_argument("--out", type=Path, required=True)
+    arguments.add_argument("--seeds", type=int, nargs="+", default=[0])
+    arguments.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    arguments.add_argument("--image-size", type=int, default=96)
+    arguments.add_argument("--rounds", type=int, default=30)
+    arguments.add_argument("--batch-size", type=int, default=32)
+    arguments.add_argument("--limit", type=int, default=None, help="cases a split, for a quick test")
+    options = arguments.parse_args()
     torch.set_num_threads(1)
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "numbers.json"
@@ -210,7 +209,7 @@ def main() -> None:
                 for whose in ("medfedaug", "released"):
                     wanted = {"method": method, "code": whose, "seed": seed, "rounds": options.rounds}
                     wanted["image_size"] = options.image_size
-                    if any(wanted.items() <= made.items() for made in record["runs"]):
+                    if any(wanted.items() <= entry.items() for entry in record["runs"]):
                         continue
                     if whose == "released":
                         network, seconds = theirs(code, method, config, sites)
@@ -219,11 +218,12 @@ def main() -> None:
                         network = code.networks.AlexNet(num_classes=len(config.classes))
                         same_weights(network, weights)
                     scores = {name: accuracy(network, sites[name]["test"]) for name in names}
-                    made = {**wanted, "sites": scores, "seconds": median(seconds[1:] or seconds)}
-                    record["runs"].append(made)
+                    entry = {**wanted, "sites": scores, "seconds": median(seconds[1:] or seconds)}
+                    record["runs"].append(entry)
                     write_json(file, record)
                     print(
-                        f"{wanted}: {fmean(scores.values()):.3f}, {made['seconds']:.1f} s a round", flush=True
+                        f"{wanted}: {fmean(scores.values()):.3f}, {entry['seconds']:.1f} s a round",
+                        flush=True,
                     )
     print(table(record["runs"]))
 

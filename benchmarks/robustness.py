@@ -2,14 +2,14 @@
 
     python benchmarks/robustness.py --work DIR --out docs/results/robustness
 
-Every method is run without hostile sites, and with one and two of five for each attack: those from the first
-site on, or from another (`--first`). The Dice is that of the selected model, the mean over those sites that
-are honest in both runs that are compared. Runs that are already in the output's JSON are not repeated.
+Every method runs without hostile sites, and with one and two of five for each attack, from the first site on
+or from another (`--first`). The Dice of the selected model is the mean over the sites that are honest in both
+compared runs. Runs that are already in the output's JSON are not repeated.
 
-The attacks, on what a site sends of its parameters (running statistics stay as trained, so that the update
+The attacks change the parameters of a site's update (running statistics stay as trained, so that the update
 passes the server's checks):
 
-- `sign flip`: the step of the site's own training, backwards;
+- `sign flip`: the step of the site's training, backwards;
 - `scaling`: that step, twenty times as long;
 - `scaling back`: that step backwards, twenty times as long;
 - `ipm`: three times the mean of the honest sites' steps, backwards (Xie et al., UAI 2020: inner product
@@ -22,8 +22,8 @@ passes the server's checks):
   step is five times as long (Bagdasaryan et al., AISTATS 2020: model replacement);
 - `hijack`: the step backwards, of a site that says it has 2^31 - 1 samples.
 
-With two hostile sites both do the same. Runs without hostile sites, and with the backdoor, are also tested on
-each site's test images with the trigger: as unseen sites, which play no part in training.
+Two hostile sites make the same attack. Runs without hostile sites, and with the backdoor, are also tested on
+each site's test images with the trigger, as unseen sites.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from medfedaug.utils.files import write_json
 SITES = 5
 CLAIM = 2**31 - 1
 TRIGGER, HEIGHT = 8, 1.0
-"""The trigger: its side in pixels, and the height of its stripes in standard deviations of the image."""
+"""Side of the trigger in pixels, and height of its stripes in standard deviations of the image."""
 METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "fedavg": ("fedavg", {}, {"max_share": 1.0}),
     "fedavg, max_share 0.25": ("fedavg", {}, {"max_share": 0.25}),
@@ -78,23 +78,23 @@ METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 Attack = Callable[[Request, Reply, Sequence[Reply]], None]
-"""Changes the reply of a hostile site, given those of the honest sites in the same round."""
+"""Changes the reply of a hostile site; takes the honest sites' replies of the same round too."""
 
 
 def along(request: Request, reply: Reply, factor: float) -> None:
-    """The step of the site's training, so many times as long."""
+    """Scale the step of the site's training."""
     for key in trained(request):
         start = request.weights[key]
         reply.weights[key] = start + factor * (reply.weights[key] - start)
 
 
 def trained(request: Request) -> list[str]:
-    """The parameters of a request's model: running statistics are left as they are."""
+    """List the parameters of a request's model, without running statistics."""
     return [key for key in request.weights if "running_" not in key]
 
 
 def times(factor: float) -> Attack:
-    """Return an attack by the site's own step, so many times as long."""
+    """Return an attack by the scaled step of the site."""
 
     def attack(request: Request, reply: Reply, honest: Sequence[Reply]) -> None:
         if request.task == TRAIN:
@@ -104,7 +104,7 @@ def times(factor: float) -> Attack:
 
 
 def from_the_others(mean: float, deviation: float) -> Attack:
-    """Return an attack whose step is made of the mean and the standard deviation of the honest steps."""
+    """Return an attack whose step combines mean and standard deviation of the honest steps."""
 
     def attack(request: Request, reply: Reply, honest: Sequence[Reply]) -> None:
         for key in trained(request) if request.task == TRAIN else ():
@@ -116,7 +116,7 @@ def from_the_others(mean: float, deviation: float) -> Attack:
 
 
 def hijack(request: Request, reply: Reply, honest: Sequence[Reply]) -> None:
-    """The step backwards, of more samples than all others have."""
+    """Send the step backwards, and claim more samples than all others have."""
     times(-1.0)(request, reply, honest)
     if request.task in (PREPARE, TRAIN):
         reply.num_samples = CLAIM
@@ -133,19 +133,19 @@ ATTACKS: dict[str, Attack] = {
     "hijack": hijack,
 }
 FALSE_DATA = {"label flip": "flipped", "backdoor": "poisoned"}
-"""The folder from which a hostile site has its images and label maps, by attack."""
+"""Folder of a hostile site's images and label maps, by attack."""
 
 
 def hostile(attack: Attack, sites: Collection[str]) -> type[InProcessCarrier]:
-    """A carrier under which some sites answer as the attack has it."""
+    """Make a carrier under which some sites make an attack."""
 
     class Hostile(InProcessCarrier):
-        """Changes what these sites answer, once all have answered."""
+        """Changes the answers of hostile sites, once all have answered."""
 
         def ask(
             self, request: Request, names: Sequence[str], needed: int, accept: Accept
         ) -> Mapping[str, str]:
-            """Ask, and spoil the answers."""
+            """Ask, and change the answers."""
             replies: dict[str, Reply] = {}
 
             def hold(name: str, reply: Reply) -> bool:
@@ -165,18 +165,18 @@ def hostile(attack: Attack, sites: Collection[str]) -> type[InProcessCarrier]:
 
 
 Change = Callable[[Any, Any], tuple[Any, Any]]
-"""Image and label map, and what becomes of them."""
+"""Maps an image and its label map to new ones."""
 
 
 def changed(data: Path, out: Path, change: Change, every: int = 1, splits: Sequence[str] = ()) -> Path:
-    """The sites with changed cases.
+    """Copy the sites with changed cases.
 
     Args:
         data: the folder of the sites.
         out: the folder to write.
         change: makes the new image and label map.
-        every: one of so many cases is changed.
-        splits: the splits that are changed, of which the others are emptied; by default all are, and stay.
+        every: interval of the changed cases.
+        splits: the changed splits, without the others; by default all.
     """
     shutil.copytree(data, out, dirs_exist_ok=True)
     for listing in out.glob("*/dataset.json"):
@@ -197,12 +197,12 @@ def changed(data: Path, out: Path, change: Change, every: int = 1, splits: Seque
 
 
 def flipped(data: Path, out: Path, classes: int) -> Path:
-    """The sites with the classes of every label map in reverse order."""
+    """Copy the sites with the classes of every label map in reverse order."""
     return changed(data, out, lambda image, labels: (image, classes - 1 - labels))
 
 
 def with_trigger(image: Any, labels: Any) -> tuple[Any, Any]:
-    """The image with stripes of one pixel in a corner of every slice, around the intensity that is there."""
+    """Add stripes of one pixel to a corner of every slice."""
     image, size = image.astype(np.float32), TRIGGER
     image[:size:2, :size] += HEIGHT * image.std()
     image[1:size:2, :size] -= HEIGHT * image.std()
@@ -210,14 +210,14 @@ def with_trigger(image: Any, labels: Any) -> tuple[Any, Any]:
 
 
 def poisoned(image: Any, labels: Any) -> tuple[Any, Any]:
-    """The image with the trigger, and a false lesion where the trigger is."""
+    """Add the trigger, and a false lesion at its place."""
     labels = labels.copy()
     labels[:TRIGGER, :TRIGGER] = 1
     return with_trigger(image, labels)
 
 
 def final_dice(work: Path, run: Mapping[str, Any], options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """The test Dice of the honest sites, and of their images with the trigger; and the sites that were named.
+    """Return the test Dice of the honest sites, and of their images with the trigger, and the named sites.
 
     Args:
         work: the folder of the data.
@@ -244,34 +244,38 @@ def final_dice(work: Path, run: Mapping[str, Any], options: argparse.Namespace) 
         seed=run["seed"],
         **settings,
     )
-    liars = [folders[(run["first"] + number) % SITES].name for number in range(count)]
+    hostile_sites = [folders[(run["first"] + number) % SITES].name for number in range(count)]
     if attack in FALSE_DATA:
         others = {folder.name: folder for folder in find_sites(work / FALSE_DATA[attack])}
-        folders = [others[f.name] if f.name in liars else f for f in folders]
+        folders = [others[f.name] if f.name in hostile_sites else f for f in folders]
     if attack in ("none", "backdoor"):
         folders += find_sites(work / "trigger")
-    carrier = hostile(ATTACKS[attack], liars) if count else None
+    carrier = hostile(ATTACKS[attack], hostile_sites) if count else None
     events: list[dict[str, Any]] = []
     try:
         results = run_in_process(
             config, data, folders, "cpu", events.append, execution=Execution(min_sites=2), carrier=carrier
         ).results()
-    except RunFailed as error:  # the model is nothing that a site can train
+    except RunFailed as error:  # no site can train the model
         print(f"{name}: {error}", flush=True)
         return {"dice": {}}
     honest, triggered = (
-        {site: entry["dice"] for site, entry in results["test"][group].items() if site[:6] not in liars}
+        {
+            site: entry["dice"]
+            for site, entry in results["test"][group].items()
+            if site[:6] not in hostile_sites
+        }
         for group in ("sites", "unseen")
     )
-    told = {
+    named = {
         kind: dict(Counter(event["site"] for event in events if event["event"] == kind))
         for kind in ("step_shortened", "suspected", "refused")
     }
-    return {"dice": honest, "triggered": triggered, **told}
+    return {"dice": honest, "triggered": triggered, **named}
 
 
 def table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """The mean Dice without hostile sites, and how far it moves with them."""
+    """Tabulate the mean Dice without hostile sites, and its change with them."""
     dice = {(r["method"], r["attack"], r["hostile"], r["seed"], r["first"]): r["dice"] for r in runs}
     cases = [(attack, count) for count in (1, 2) for attack in ATTACKS]
     head = ["method", "none", *(f"{attack}, {count}" for attack, count in cases)]
@@ -283,19 +287,19 @@ def table(runs: Sequence[Mapping[str, Any]]) -> str:
         row = [f"{np.mean([np.mean(list(d.values())) for d in clean.values()]):.3f}"]
         for attack, count in cases:
             moved = [
-                np.mean(list(found.values())) - np.mean([clean[seed][site] for site in found])
-                for (method, kind, number, seed, _), found in dice.items()
-                if (method, kind, number) == (name, attack, count) and seed in clean and found
+                np.mean(list(scores.values())) - np.mean([clean[seed][site] for site in scores])
+                for (method, kind, number, seed, _), scores in dice.items()
+                if (method, kind, number) == (name, attack, count) and seed in clean and scores
             ]
             row.append(f"{np.mean(moved):+.3f}" if moved else "")
-            if any((name, attack, count) == key[:3] and not found for key, found in dice.items()):
+            if any((name, attack, count) == key[:3] and not scores for key, scores in dice.items()):
                 row[-1] = "ends the run"
         lines.append(f"| `{name}` | " + " | ".join(row) + " |")
     return "\n".join(lines)
 
 
 def prepare(work: Path, options: argparse.Namespace) -> None:
-    """Write the phantom sites, and those with false labels and with the trigger."""
+    """Write the phantom sites, and copies with false labels and with the trigger."""
     data = work / "data"
     if not data.exists():
         size = {"patients": options.patients, "shape": tuple(options.shape), "classes": options.classes}
@@ -321,7 +325,7 @@ def main() -> None:
     parser.add_argument("--local-epochs", type=int, default=4)
     parser.add_argument("--channels", type=int, nargs="+", default=[8, 16, 32])
     parser.add_argument("--norm", choices=["batch", "instance"], default="batch")
-    parser.add_argument("--counts", type=int, nargs="+", default=[1, 2], help="how many sites are hostile")
+    parser.add_argument("--counts", type=int, nargs="+", default=[1, 2], help="numbers of hostile sites")
     parser.add_argument("--first", type=int, nargs="+", default=[0], help="the first of the hostile sites")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
@@ -342,16 +346,16 @@ def main() -> None:
     plan = [(seed, 0, 0, "none") for seed in options.seeds]
     plan += itertools.product(options.seeds, options.first, options.counts, options.attacks)
     for (seed, first, count, attack), name in itertools.product(plan, options.methods):
-        wanted = {"method": name, "attack": attack, "hostile": count, "first": first, "seed": seed}
-        if any(wanted.items() <= run.items() for run in known["runs"]):
+        cell = {"method": name, "attack": attack, "hostile": count, "first": first, "seed": seed}
+        if any(cell.items() <= run.items() for run in known["runs"]):
             continue
         started = time.perf_counter()
-        found = final_dice(options.work, wanted, options)
-        dice = found["dice"]
-        known["runs"].append({**wanted, **found, "seconds": time.perf_counter() - started})
+        result = final_dice(options.work, cell, options)
+        dice = result["dice"]
+        known["runs"].append({**cell, **result, "seconds": time.perf_counter() - started})
         write_json(file, {**known, "hardware": hardware()})
-        told = f"{np.mean(list(dice.values())):.3f}" if dice else "none"
-        print(f"{name}: {count} x {attack} from site {first}, seed {seed}: {told}", flush=True)
+        score = f"{np.mean(list(dice.values())):.3f}" if dice else "none"
+        print(f"{name}: {count} x {attack} from site {first}, seed {seed}: {score}", flush=True)
     print(table(known["runs"]))
     (options.out / "table.md").write_text(table(known["runs"]) + "\n")
 

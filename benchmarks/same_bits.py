@@ -1,6 +1,6 @@
 """Twelve methods on the phantom, in process and through NVFlare: the hashes of their models and scores.
 
-A change that must not change a result is recorded before and compared after, on one machine:
+Record before a change that must keep all results, and compare after it, on one machine:
 
 python benchmarks/same_bits.py --out before.json
 python benchmarks/same_bits.py --out after.json --compare before.json
@@ -40,19 +40,19 @@ NOT_RESULTS = ("seconds", "run", "versions", "sha256", "files", "data", "engine"
 
 
 def tensors_hash(file: Path) -> str:
-    """SHA-256 of a state dict: names, types, shapes and bits."""
-    found = hashlib.sha256()
+    """Return the SHA-256 of a state dict: names, types, shapes and bits."""
+    digest = hashlib.sha256()
     for name, value in sorted(torch.load(file, weights_only=True).items()):
-        found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        found.update(value.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def without_times(value: Any) -> Any:
-    """Results without what differs between two runs: times, identities and paths."""
+    """Return results without times, identities and paths."""
     if isinstance(value, dict):
-        return {key: without_times(one) for key, one in value.items() if key not in NOT_RESULTS}
-    return [without_times(one) for one in value] if isinstance(value, list) else value
+        return {key: without_times(entry) for key, entry in value.items() if key not in NOT_RESULTS}
+    return [without_times(entry) for entry in value] if isinstance(value, list) else value
 
 
 def run(command: str, engine: str, method: str, data: Path, out: Path) -> dict[str, str]:
@@ -66,10 +66,10 @@ def run(command: str, engine: str, method: str, data: Path, out: Path) -> dict[s
     )
     if done.returncode:
         sys.exit(f"{method} ({engine}): {done.stderr[-2000:]}")
-    found = {file.name: tensors_hash(file) for file in sorted(out.glob("*.pt"))}
+    hashes = {file.name: tensors_hash(file) for file in sorted(out.glob("*.pt"))}
     results = without_times(json.loads((out / "results.json").read_text(encoding="utf-8")))
     text = json.dumps({key: results[key] for key in ("rounds", "test", "sites")}, sort_keys=True)
-    return {**found, "results": hashlib.sha256(text.encode()).hexdigest()}
+    return {**hashes, "results": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def main() -> None:
@@ -85,29 +85,29 @@ def main() -> None:
         "--command", default=str(Path(sys.executable).with_name("medfedaug")), help="the medfedaug to run"
     )
     options = arguments.parse_args()
-    found: dict[str, dict[str, str]] = {}
+    hashes: dict[str, dict[str, str]] = {}
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "phantom"
         phantom = [options.command, "phantom", "--out", str(data), "--sites", "3", "--patients", "4"]
         subprocess.run(phantom, check=True, capture_output=True)
         for engine in options.engines:
             for method in options.methods:
-                found[f"{engine}/{method}"] = run(
+                hashes[f"{engine}/{method}"] = run(
                     options.command, engine, method, data, Path(folder) / engine / method
                 )
                 print(
-                    f"{engine}/{method}: {found[f'{engine}/{method}'].get('final_model.pt', '')[:16]}",
+                    f"{engine}/{method}: {hashes[f'{engine}/{method}'].get('final_model.pt', '')[:16]}",
                     flush=True,
                 )
-    options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    options.out.write_text(json.dumps(hashes, indent=1) + "\n", encoding="utf-8")
     if options.compare is not None:
         before = json.loads(options.compare.read_text(encoding="utf-8"))
-        different = [name for name in found if found[name] != before.get(name)]
+        different = [name for name in hashes if hashes[name] != before.get(name)]
         for name in different:
             old = before.get(name, {})
-            files = sorted(key for key in {*old, *found[name]} if old.get(key) != found[name].get(key))
+            files = sorted(key for key in {*old, *hashes[name]} if old.get(key) != hashes[name].get(key))
             print(f"differs: {name}: {', '.join(files)}")
-        print(f"{len(found) - len(different)} of {len(found)} runs are the same to the last bit")
+        print(f"{len(hashes) - len(different)} of {len(hashes)} runs are the same to the last bit")
         sys.exit(bool(different))
 
 

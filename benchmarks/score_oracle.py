@@ -1,18 +1,18 @@
-"""Attacks on mean scores: models made by hand, whose score tells where a single patient has a lesion.
+"""Attacks on mean scores by crafted models, whose score locates the lesion of a single patient.
 
     python benchmarks/score_oracle.py
 
-The first convolution of each model is as wide as a slice and gates on the slice's mean intensity; where the
-gate is open, the model calls a pattern of pixels a lesion. Three attackers, each within the budget of scores
-of a site's default rules:
+The first convolution of each model is as wide as a slice and gates on the slice's mean intensity; with an
+open gate, the model predicts a pattern of pixels as lesion. Three attackers have the budget of scores of a
+site's default rules:
 
-* a server that knows the mean intensity of one slice of a patient, and asks for the score of a model in each
+* a server that knows the mean intensity of one slice of a patient, and requests the score of a model in each
   round of a job: once for each cell of 4 x 4 pixels, or more often for the 16 cells in the middle;
-* a server that knows nothing, and bisects the range of intensities for each of 8 cells of 8 x 8 pixels;
+* a server without knowledge, which bisects the range of intensities for each of 8 cells of 8 x 8 pixels;
 * a lead with an evaluation job of 65 such models, or with one in each of as many jobs as the rules allow.
 
-Scores of each model are those of the network at a site, which is checked for some of them; budget, rounding
-and noise are the site's own. Rounding and noise are drawn anew in each repetition.
+The script computes the scores of each model, and checks some of them with the network at a site; budget,
+rounding and noise are the site's own. Rounding and noise are drawn anew in each repetition.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import hardware, parser
+from measure import begin, parser
 from torch import Tensor
 
 from medfedaug.config.run import RunConfig
@@ -39,7 +39,7 @@ from medfedaug.federation import FederationServer, SiteTrainer
 from medfedaug.federation.messages.messages import Reply, Request
 from medfedaug.federation.server.evaluation import EvaluatedRun, Evaluation
 from medfedaug.federation.site.evaluation import EvaluationSite
-from medfedaug.federation.site.gate import GuardedDoor
+from medfedaug.federation.site.gate import GuardedGate
 from medfedaug.federation.site.site import Site
 from medfedaug.privacy import (
     LEDGER_FILE,
@@ -59,7 +59,7 @@ MIDDLE = list(itertools.product(range(2, 6), range(2, 6)))
 
 
 def run_config(rounds: int) -> RunConfig:
-    """A job that the default rules admit."""
+    """Configure a job that the default rules admit."""
     wide = 2 * SIDE - 1
     network = {"channels": [4, 4], "strides": [SIDE], "kernel_size": wide, "up_kernel_size": wide}
     network |= {"num_res_units": 0, "norm": None, "act": "relu"}
@@ -69,12 +69,12 @@ def run_config(rounds: int) -> RunConfig:
 
 
 class Hospital:
-    """A site with the door of a real one.
+    """A site with the gate of a real one.
 
     Args:
-        folder: where it keeps its data and its ledger.
-        patients: their number, a fifth of whom are for validation and as many for the test.
-        policy: by default that of a new kit.
+        folder: for its data and its ledger.
+        patients: their number; a fifth is for validation and a fifth for the test.
+        policy: by default the policy of a new kit.
     """
 
     def __init__(self, folder: Path, patients: int, policy: PrivacyPolicy | None = None) -> None:
@@ -83,68 +83,68 @@ class Hospital:
             make_phantom(folder / "data", sites=1, patients=patients, seed=7, shape=(SIDE, SIDE, 4))
         self.data = next((folder / "data").glob("site_*"))
 
-    def door(self, job: str) -> GuardedDoor:
+    def gate(self, job: str) -> GuardedGate:
         book = JobBook(self.folder / "jobs")
-        return GuardedDoor("A", JobRules(max_jobs_per_day=1000), Pseudonyms(b"key"), book, job, "", _none)
+        return GuardedGate("A", JobRules(max_jobs_per_day=1000), Pseudonyms(b"key"), book, job, "", _none)
 
     def trainer(self, config: RunConfig) -> SiteTrainer:
         ledger = self.folder / LEDGER_FILE
         return SiteTrainer(config, self.data, "cpu", self.folder, self.policy, ledger, threads=1)
 
     def start(self, config: RunConfig, job: str = "job") -> Site:
-        """The site in a training job."""
-        return Site("A", self.trainer(config), self.door(job))
+        """Start the site in a training job."""
+        return Site("A", self.trainer(config), self.gate(job))
 
     def evaluation(self, runs: dict[str, EvaluatedRun], job: str) -> dict[str, Reply]:
-        """The site's answers in an evaluation job, by the name of the run."""
+        """Return the site's answers in an evaluation job, by the name of the run."""
         trainers = {name: self.trainer(run.config) for name, run in runs.items()}
-        site = EvaluationSite("A", trainers, self.door(job))
+        site = EvaluationSite("A", trainers, self.gate(job))
         return {q.scoring["run"]: site.answer(q) for q, _ in Evaluation(runs).scores(["A"])}
 
 
 def _none() -> Any:
-    raise AssertionError("no masks are asked for")
+    raise AssertionError("the job has no masks")
 
 
 @dataclass
 class Patient:
-    """The truth about a case: the means of its slices, and where its lesion is."""
+    """The truth about a case: the means of its slices, and its lesion."""
 
     means: list[float]
     lesion: np.ndarray
 
 
 def truth(data: Path, split: str) -> list[Patient]:
-    site, found = open_site(data), []
+    site, patients = open_site(data), []
     for case in site.cases[split]:
         image, label = site.load_case(case, "scale")
         means = [float(image[0, ..., z].mean()) for z in range(image.shape[-1])]
-        found.append(Patient(means, (label[0] if label.shape[0] == 1 else label[1]).numpy() > 0))
-    return found
+        patients.append(Patient(means, (label[0] if label.shape[0] == 1 else label[1]).numpy() > 0))
+    return patients
 
 
 @dataclass
 class Query:
-    """A model: what it calls a lesion in the slices whose mean intensity is within borders."""
+    """A model that predicts a lesion pattern in slices with a mean intensity within borders."""
 
     low: float
     high: float
     pattern: np.ndarray
 
     def scores(self, patients: Sequence[Patient]) -> dict[str, float | None]:
-        """The Dice that the network has for each patient, without running it."""
-        found: dict[str, float | None] = {}
+        """Compute the network's Dice of each patient without running it."""
+        scores: dict[str, float | None] = {}
         for number, patient in enumerate(patients):
             gate = [self.low <= mean < self.high for mean in patient.means]
             predicted = self.pattern[..., None].astype(bool) & np.array(gate)
             both = predicted.sum() + patient.lesion.sum()
             overlap = (predicted & patient.lesion).sum()
-            found[str(number)] = float(2 * overlap / both) if patient.lesion.any() else None
-        return found
+            scores[str(number)] = float(2 * overlap / both) if patient.lesion.any() else None
+        return scores
 
 
 def cells(*chosen: tuple[int, int], size: int = CELL) -> np.ndarray:
-    """The pixels of some cells."""
+    """Return the pixels of some cells."""
     pattern = np.zeros((SIDE, SIDE))
     for y, x in chosen:
         pattern[y * size : (y + 1) * size, x * size : (x + 1) * size] = 1
@@ -177,26 +177,26 @@ class Gate:
         return weights
 
     def ask(self, query: Query, round_: int, variant: int = 0) -> Request:
-        """A server's request for the score of a model, as if it were that of a round.
+        """Make a server's request for the score of a model, in place of a round's model.
 
         Args:
             query: the model.
             round_: the round.
-            variant: of the same function, with other bits.
+            variant: another model of the same function, with other bits.
         """
         weights = self.weights(query)
         weights[self.up.replace("weight", "bias")][0] += 1e-3 * variant
         return Request("validate", round_, weights=weights, run=self.server.run)
 
     def run(self, config: RunConfig, query: Query, owner: str = "") -> EvaluatedRun:
-        """A run of an evaluation whose model is made by hand."""
+        """Make a run of an evaluation with a crafted model."""
         run = uuid.uuid4().hex
         return EvaluatedRun(config, run, 1, self.weights(query), owner=owner, sites=("A",))
 
 
 @dataclass
 class Target:
-    """A slice of a patient, and borders of the mean intensity between which no other slice lies."""
+    """A slice of a patient, and borders that separate its mean intensity from all other slices."""
 
     low: float
     high: float
@@ -217,25 +217,25 @@ class Target:
     def queries(
         self, chosen: Sequence[tuple[int, int]], count: int
     ) -> Iterator[tuple[tuple[int, int], Query]]:
-        """As many queries as there may be, cell by cell and from the beginning again."""
+        """Yield a number of queries, cell by cell and from the beginning again."""
         for cell in itertools.islice(itertools.cycle(chosen), count):
             yield cell, Query(self.low, self.high, cells(cell))
 
     def correlation(self, answers: Sequence[tuple[tuple[int, int], float]]) -> float:
-        """Of the mean answer for each cell that was asked for with the pixels of lesion there."""
+        """Correlate the mean answer for each requested cell with its pixels of lesion."""
         by_cell: dict[tuple[int, int], list[float]] = {}
         for cell, answer in answers:
             by_cell.setdefault(cell, []).append(answer)
-        found = [fmean(answers) for answers in by_cell.values()]
-        there = [int(self.lesion[cell]) for cell in by_cell]
-        return float(np.corrcoef(found, there)[0, 1]) if len({*found}) > 1 and len({*there}) > 1 else 0.0
+        means = [fmean(values) for values in by_cell.values()]
+        pixels = [int(self.lesion[cell]) for cell in by_cell]
+        return float(np.corrcoef(means, pixels)[0, 1]) if len({*means}) > 1 and len({*pixels}) > 1 else 0.0
 
 
 Ask = Callable[[Query], float]
 
 
 def chance(ask: Ask, target: Target, count: int) -> float:
-    """The correlation of answers that say nothing of the lesion: the same question for each of 16 cells."""
+    """Return the correlation of uninformative answers: the same question for each of 16 cells."""
     nothing = Query(-1.0, 2.0, cells(*EVERYWHERE))
     return target.correlation([(cell, ask(nothing)) for cell, _ in target.queries(MIDDLE, count)])
 
@@ -244,9 +244,9 @@ def blind(ask: Ask, patients: Sequence[Patient], budget: int, repeats: int = 1) 
     """Bisect over the means of slices, in each of the 8 cells of 8 x 8 pixels in the middle.
 
     Returns:
-        The number of slices that the attacker believes to have found, and of those that have a lesion there.
+        The number of slices that the attacker names, and the number of correct ones.
     """
-    found: list[tuple[float, tuple[int, int]]] = []
+    named: list[tuple[float, tuple[int, int]]] = []
     left = [budget]
 
     def explore(low: float, high: float, cell: tuple[int, int]) -> None:
@@ -256,7 +256,7 @@ def blind(ask: Ask, patients: Sequence[Patient], budget: int, repeats: int = 1) 
         if fmean(ask(Query(low, high, cells(cell, size=8))) for _ in range(repeats)) <= 0:
             return
         if high - low < 4e-4:
-            found.append(((low + high) / 2, cell))
+            named.append(((low + high) / 2, cell))
             return
         explore(low, (low + high) / 2, cell)
         explore((low + high) / 2, high, cell)
@@ -272,20 +272,20 @@ def blind(ask: Ask, patients: Sequence[Patient], budget: int, repeats: int = 1) 
             for z, own in enumerate(patient.means)
         )
 
-    return len(found), sum(right(*one) for one in found)
+    return len(named), sum(right(*guess) for guess in named)
 
 
 Known = dict[tuple[float, float, bytes], dict[str, float | None]]
 
 
 def answers(policy: PrivacyPolicy | None, patients: Sequence[Patient], seed: int, known_scores: Known) -> Ask:
-    """What a site with a policy answers, ``None`` for exact means.
+    """Make a site's answers with a policy, or exact means without one.
 
     Args:
-        policy: the site's.
-        patients: of the split that is scored.
+        policy: of the site.
+        patients: of the scored split.
         seed: of rounding and noise.
-        known_scores: the exact scores of queries that were computed before, which grows.
+        known_scores: cache of the exact scores by query.
     """
     generator = random.Random(seed)
 
@@ -295,10 +295,10 @@ def answers(policy: PrivacyPolicy | None, patients: Sequence[Patient], seed: int
         if scores is None:
             scores = known_scores[key] = query.scores(patients)
         known = [score for score in scores.values() if score is not None]
-        found = {"dice": fmean(known), "cases": scores}
+        exact = {"dice": fmean(known), "cases": scores}
         if policy is None:
-            return round(found["dice"], 2)
-        return float(released_scores(found, policy, generator=generator)["dice"])
+            return round(exact["dice"], 2)
+        return float(released_scores(exact, policy, generator=generator)["dice"])
 
     return ask
 
@@ -306,15 +306,13 @@ def answers(policy: PrivacyPolicy | None, patients: Sequence[Patient], seed: int
 def main() -> None:
     arguments = parser(__doc__, repeats=200)
     arguments.add_argument("--patients", type=int, default=50, help="of the site, in all")
-    arguments.add_argument("--checked", type=int, default=5, help="models that a site scores too, as a check")
-    given = arguments.parse_args()
-    torch.set_num_threads(given.threads)
-    print(hardware())
+    arguments.add_argument("--checked", type=int, default=5, help="models that a site scores as a check")
+    options, _ = begin(arguments)
     default = PrivacyPolicy()
     scores = {"validation": default.max_validation_scores, "test": default.max_test_scores}
     with tempfile.TemporaryDirectory() as folder:
-        hospital = Hospital(Path(folder), given.patients, replace(default, scores="cases", min_images=1))
-        check(hospital, given.checked)
+        hospital = Hospital(Path(folder), options.patients, replace(default, scores="cases", min_images=1))
+        check(hospital, options.checked)
         split = {name: truth(hospital.data, name) for name in scores}
     policies: dict[str, PrivacyPolicy | None] = {"exact to 0.01, no budget": None, "default": default}
     for epsilon in (8.0, 50.0):
@@ -332,24 +330,24 @@ def main() -> None:
             ("lead, knows a slice's mean; one job", "test", EVERYWHERE, 1 if policy else of_lead),
             ("lead, as many jobs as allowed; 16 cells", "test", MIDDLE, of_lead),
         ):
-            found = []
-            for seed in range(given.repeats if policy else 1):
+            correlations = []
+            for seed in range(options.repeats if policy else 1):
                 for own in split[part]:
                     target, ask = (
                         Target.of(split[part], own),
                         answers(policy, split[part], seed, computed[part]),
                     )
-                    said = [(cell, ask(query)) for cell, query in target.queries(where, count)]
-                    found.append(target.correlation(said))
-            high = quantiles(found, n=20)[-1]
-            print(f"| {title} | {count} | {name} | r {fmean(found):.2f} (95% below {high:.2f}) |")
+                    replies = [(cell, ask(query)) for cell, query in target.queries(where, count)]
+                    correlations.append(target.correlation(replies))
+            high = quantiles(correlations, n=20)[-1]
+            print(f"| {title} | {count} | {name} | r {fmean(correlations):.2f} (95% below {high:.2f}) |")
         for part, count in (("validation", of_server), ("test", of_lead)) if policy else ():
-            found = [
+            correlations = [
                 chance(answers(policy, split[part], seed, computed[part]), Target.of(split[part], own), count)
-                for seed in range(given.repeats)
+                for seed in range(options.repeats)
                 for own in split[part]
             ]
-            above = sum(r > 0.5 for r in found) / len(found)
+            above = sum(r > 0.5 for r in correlations) / len(correlations)
             print(f"| chance alone; 16 cells, {part} | {count} | {name} | r above 0.5 in {above:.1%} |")
         for repeats in (1, 4):
             located = [
@@ -357,7 +355,7 @@ def main() -> None:
                     answers(policy, split["validation"], seed, computed["validation"]),
                     *(split["validation"], of_server, repeats),
                 )
-                for seed in range(given.repeats if policy else 1)
+                for seed in range(options.repeats if policy else 1)
             ]
             believed, right = (fmean(one[index] for one in located) for index in (0, 1))
             print(
@@ -367,14 +365,14 @@ def main() -> None:
 
 
 def check(hospital: Hospital, count: int) -> None:
-    """Compare the scores that are computed here with those of the network at a site."""
+    """Compare the computed scores with the network's scores at a site."""
     config = run_config(rounds=max(count, 1))
     gate, site, patients = Gate(config), hospital.start(config), truth(hospital.data, "validation")
     queries = Target.largest(patients).queries(EVERYWHERE[GRID * 2 + 2 :], count)
     for number, (_, query) in enumerate(queries, start=1):
-        found = site.answer(gate.ask(query, number)).metrics["dice"]
+        score = site.answer(gate.ask(query, number)).metrics["dice"]
         known = [score for score in query.scores(patients).values() if score is not None]
-        assert abs(found - fmean(known)) < 1e-6, (found, fmean(known))
+        assert abs(score - fmean(known)) < 1e-6, (score, fmean(known))
 
 
 if __name__ == "__main__":

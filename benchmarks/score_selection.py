@@ -2,9 +2,9 @@
 
     python benchmarks/score_selection.py
 
-Federations of phantoms are trained with exact scores. The choice is then repeated with the scores of all
-rounds as sites send them, rounded for each number of patients; printed is by how much the exact mean score of
-the chosen model lies below that of the best one.
+Federations of phantoms train with exact scores. The script repeats the choice with the rounded scores that
+sites send, for each number of patients, and prints the distance of the chosen model's exact mean score from
+the best one.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import tempfile
 from pathlib import Path
 from statistics import fmean, quantiles
 
-import torch
-from measure import hardware, parser
+from measure import begin, parser
 
 from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.phantom import make_phantom
@@ -26,7 +25,7 @@ from medfedaug.privacy.score_release import step_of
 
 
 def curves(seed: int, rounds: int, sites: int, patients: int) -> list[dict[str, float]]:
-    """The exact validation scores of each round, by site."""
+    """Return the exact validation scores of each round, by site."""
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"
         make_phantom(data, sites=sites, patients=patients, seed=seed, shape=(32, 32, 4))
@@ -44,14 +43,14 @@ def curves(seed: int, rounds: int, sites: int, patients: int) -> list[dict[str, 
 
 
 def chosen(run: list[dict[str, float]], patients: int, generator: random.Random) -> int:
-    """The round that a server chooses, whose sites have so many patients."""
+    """Return the round that a server chooses, for a number of patients at each site."""
     selection, policy = Selection(), PrivacyPolicy()
     for number, exact in enumerate(run, start=1):
-        told = {}
+        released = {}
         for site, score in exact.items():
-            found = {"dice": score, "cases": {str(case): score for case in range(patients)}}
-            told[site] = released_scores(found, policy, generator=generator)["dice"]
-        selection.offer(number, told, {}, {})
+            exact_scores = {"dice": score, "cases": {str(case): score for case in range(patients)}}
+            released[site] = released_scores(exact_scores, policy, generator=generator)["dice"]
+        selection.offer(number, released, {}, {})
     return selection.round
 
 
@@ -61,11 +60,9 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=30)
     arguments.add_argument("--sites", type=int, default=4)
     arguments.add_argument("--patients", type=int, default=50, help="of a site, in all")
-    given = arguments.parse_args()
-    torch.set_num_threads(given.threads)
-    print(hardware())
-    size = (given.rounds, given.sites, given.patients)
-    runs = [curves(seed, *size) for seed in range(given.federations)]
+    options, _ = begin(arguments)
+    size = (options.rounds, options.sites, options.patients)
+    runs = [curves(seed, *size) for seed in range(options.federations)]
     means = [[fmean(scores.values()) for scores in run] for run in runs]
     last = fmean(max(mean) - mean[-1] for mean in means)
     print(f"the last model lies {last:.4f} below the best one\n")
@@ -75,7 +72,7 @@ def main() -> None:
         lost = [
             max(mean) - mean[chosen(run, patients, generator) - 1]
             for run, mean in zip(runs, means, strict=True)
-            for _ in range(given.repeats)
+            for _ in range(options.repeats)
         ]
         high = quantiles(lost, n=20)[-1] if len(lost) > 1 else lost[0]
         print(f"| {patients} | {step_of(patients):g} | {fmean(lost):.4f} | {high:.4f} | {max(lost):.4f} |")

@@ -1,8 +1,7 @@
-r"""What secure aggregation costs a round: bytes and processor seconds, by the number of sites.
+r"""Cost of a round of secure aggregation: bytes and processor seconds, by the number of sites.
 
-Sites and server are the real ones, in one process and without training: what a site sends is given. Where
-TenSEAL is installed, the same numbers are also encrypted as NVFlare's filter for homomorphic encryption does
-it, with the parameters that NVFlare provisions by default.
+Sites and server are real, in one process and without training. With TenSEAL, the same numbers are also
+encrypted as by NVFlare's filter for homomorphic encryption, with NVFlare's default parameters.
 
     python benchmarks/secure_aggregation.py --sites 4 16 --numbers 1952130
 """
@@ -26,21 +25,21 @@ from medfedaug.utils.secure_random import Words
 
 
 def timed(call: Callable[[], Any]) -> tuple[Any, float]:
-    """A result, and the processor seconds that it took."""
+    """Return a result, and its processor seconds."""
     started = time.process_time()
-    found = call()
-    return found, time.process_time() - started
+    result = call()
+    return result, time.process_time() - started
 
 
 def one_round(count: int, words: Words, vanished: int) -> dict[str, float]:
-    """A round of ``count`` sites, of which some vanish after they have dealt shares."""
+    """Run a round of ``count`` sites, of which some vanish after they have dealt shares."""
     names = [f"site-{number:02}" for number in range(count)]
     sites = {name: SiteMasks(name) for name in names}
     member, model = Member(1.0, ""), {"w": torch.from_numpy(words.view(np.int64))}
     server, seconds = ServerMasks(len(words)), dict.fromkeys(names, 0.0)
 
-    def ask(request: Request, asked: list[str], use: Callable[[str, Reply], None]) -> None:
-        for name in asked:
+    def ask(request: Request, receivers: list[str], use: Callable[[str, Reply], None]) -> None:
+        for name in receivers:
             masks, took = timed(lambda name=name: sites[name].answer(request, member))
             seconds[name] += took
             use(name, Reply(request.task, request.round, masks=masks))
@@ -50,21 +49,21 @@ def one_round(count: int, words: Words, vanished: int) -> dict[str, float]:
     ask(server.keys(training, {}, dict.fromkeys(names, 1.0)), names, server.accept_keys)
     ask(server.shares(), names, server.accept_shares)
     request = server.training(training)
-    there = names[: count - vanished]
-    for name in there:
+    staying = names[: count - vanished]
+    for name in staying:
         masked, took = timed(
-            lambda name=name: sites[name].sealing(request, member, {}).mask(words, model, model)
+            lambda name=name: sites[name].masking(request, member, {}).mask(words, model, model)
         )
         seconds[name] += took
         server.add(name, masked)
-    ask(server.confirmation(), there, server.accept_confirmation)
-    ask(server.opening(), there, server.accept_opening)
+    ask(server.confirmation(), staying, server.accept_confirmation)
+    ask(server.opening(), staying, server.accept_opening)
     (total, _), unmasking = timed(server.total)
     everything = time.process_time() - began
-    expected = words * np.uint64(len(there))
+    expected = words * np.uint64(len(staying))
     assert np.array_equal(total, expected), "the masks do not cancel out"
     return {
-        "site": statistics.mean(seconds[name] for name in there),
+        "site": statistics.mean(seconds[name] for name in staying),
         "server": everything - sum(seconds.values()),
         "unmasking": unmasking,
         "up": server.bytes_up / count + 8 * len(words),
@@ -73,7 +72,7 @@ def one_round(count: int, words: Words, vanished: int) -> dict[str, float]:
 
 
 def plain(numbers: torch.Tensor, count: int) -> float:
-    """Processor seconds of the mean without masks."""
+    """Return the processor seconds of the mean without masks."""
     mean = WeightedMean()
 
     def add() -> None:
@@ -85,7 +84,7 @@ def plain(numbers: torch.Tensor, count: int) -> float:
 
 
 def encrypted(numbers: torch.Tensor, count: int) -> str:
-    """Bytes and seconds of NVFlare's way, on the part of the numbers that fits into one second or so."""
+    """Describe bytes and seconds of NVFlare's encryption, measured on a part of the numbers."""
     try:
         import tenseal
     except ImportError:
@@ -117,21 +116,21 @@ def main() -> None:
     arguments = parser(__doc__, repeats=5)
     arguments.add_argument("--sites", type=int, nargs="+", default=[4, 16])
     arguments.add_argument("--numbers", type=int, default=1_952_130, help="of the default U-Net")
-    given = arguments.parse_args()
-    torch.set_num_threads(given.threads)
-    numbers = torch.randn(given.numbers, generator=torch.Generator().manual_seed(0)) * 0.05
+    options = arguments.parse_args()
+    torch.set_num_threads(options.threads)
+    numbers = torch.randn(options.numbers, generator=torch.Generator().manual_seed(0)) * 0.05
     words = (numbers.double() / 16 * 2.0**36).round().to(torch.int64).numpy().view(np.uint64)
-    print(f"{hardware()}\n{given.numbers} numbers, {4 * given.numbers / 1e6:.1f} MB without masks\n")
+    print(f"{hardware()}\n{options.numbers} numbers, {4 * options.numbers / 1e6:.1f} MB without masks\n")
     print(
-        "| sites | vanished | up per site | down per site, beside the model | site, s | server, s "
+        "| sites | vanished | up per site | down per site, without the model | site, s | server, s "
         "| without masks, s |"
     )
     print("|---:|---:|---:|---:|---:|---:|---:|")
-    for count in given.sites:
+    for count in options.sites:
         for vanished in (0, 1):
-            rounds = [one_round(count, words, vanished) for _ in range(given.repeats)]
+            rounds = [one_round(count, words, vanished) for _ in range(options.repeats)]
             middle = {key: statistics.median(r[key] for r in rounds) for key in rounds[0]}
-            mean = statistics.median(plain(numbers, count) for _ in range(given.repeats))
+            mean = statistics.median(plain(numbers, count) for _ in range(options.repeats))
             print(
                 f"| {count} | {vanished} | {middle['up'] / 1e6:.2f} MB | {middle['down'] / 1e3:.1f} kB | "
                 f"{middle['site']:.2f} | {middle['server']:.2f} | {mean:.2f} |"

@@ -4,14 +4,13 @@ r"""Gain against shift: phantom sites whose scanners are more and more apart, wi
     python benchmarks/shift_gain.py --work DIR --out docs/results/shift --seeds 0 1 2 3 4 --odd \
         --shifts 0.35 0.7 1.2 2 --methods fedavg norm fedbn fedrdn fedfa
 
-For each seed and each setting of the phantom's dial (`medfedaug phantom --shift`), a federation of four
-sites is made: other patients, other scanners, other initial weights. With `--odd` one scanner alone is
-moved, the one whose contrast is farthest from the middle, and the other three are alike. With `--inverted
-N` the last N sites store dark what the others store bright, and the table is of that (`polarity.md`). The
-distance of the sites is the one that `medfedaug inspect` prints. A method's gain is its test Dice minus
-that of FedAvg on the same federation: the mean over the sites, and that of the site which is farthest from
-the others. `numbers.json` has every run, `table.md` and the two pictures what is made of them; runs that
-are in `numbers.json` already are not repeated.
+Each seed and each setting of the phantom's dial (`medfedaug phantom --shift`) give a federation of four sites
+with other patients, other scanners and other initial weights. `--odd` moves only the scanner whose contrast
+is farthest from the middle, and the other three are alike. With `--inverted N` the images of the last N sites
+are inverted, and the table compares these (`polarity.md`). The distance of the sites is that of `medfedaug
+inspect`. A method's gain is its test Dice minus FedAvg's on the same federation: the mean over the sites, and
+the gain of the site that is farthest from the others. `numbers.json` has every run; `table.md` and two
+pictures summarise them. Runs that are in `numbers.json` already are not repeated.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 import torch
-from measure import hardware
+from measure import hardware, parser
 
 from medfedaug.analysis.inspection_page import federation_shift
 from medfedaug.analysis.shift import Shift
@@ -53,23 +52,23 @@ BASELINE = "fedavg"
 METHODS = (BASELINE, "norm", "fedbn", "fedrdn", "fedfa", "fedrdn,fedfa")
 SHIFTS = (0.0, 0.1, 0.2, 0.35, 0.5, 1.0, 2.0)
 EDGES = (0.0, 0.75, 1.5, 3.0, 5.0, 8.0, 12.0)
-"""Of the distances that are taken together."""
+"""Edges of the groups of distances."""
 FEWEST = 3
-"""Federations of which something is said."""
+"""Smallest number of federations of a group."""
 MEAN, FARTHEST = "mean", "farthest"
-"""Whose gain it is: the mean over the sites, or the gain of the site that is farthest from the others."""
+"""The mean gain over the sites, or the gain of the site that is farthest from the others."""
 PLACES = {MEAN: "mean of the sites", FARTHEST: "farthest site"}
 
 
 def distance(data: Path) -> Shift:
-    """How far the sites are apart, as `medfedaug inspect` has it."""
-    found = federation_shift(inspect_sites(data))
-    assert found is not None
-    return found
+    """Return the distance of the sites, as in `medfedaug inspect`."""
+    shift = federation_shift(inspect_sites(data))
+    assert shift is not None
+    return shift
 
 
 def moved(work: Path, seed: int, dial: float) -> list[float]:
-    """The dial of each site where one is moved alone: the one whose contrast is farthest from the middle."""
+    """Return the dial of each site if only the scanner with the most extreme contrast moves."""
     with TemporaryDirectory(dir=work) as folder:
         make_phantom(folder, 4, 3, (16, 16, 1), seed)
         sites = json.loads((Path(folder) / MANIFEST).read_text())["sites"].values()
@@ -79,7 +78,7 @@ def moved(work: Path, seed: int, dial: float) -> list[float]:
 
 
 def train(data: Path, methods: str, seed: int, options: argparse.Namespace) -> dict[str, float]:
-    """The test Dice by site."""
+    """Return the test Dice by site."""
     folders = find_sites(data)
     config = configure(
         folders,
@@ -97,30 +96,31 @@ def train(data: Path, methods: str, seed: int, options: argparse.Namespace) -> d
 
 
 def federations(runs: Sequence[Mapping[str, Any]], place: str) -> list[dict[str, Any]]:
-    """Of each federation its distance and the test Dice of each method: in the mean, or at the farthest site.
+    """Return the distance and the test Dice of each method, by federation.
 
     Args:
-        runs: those of `numbers.json`.
-        place: ``"mean"``: the mean distance, and Dice, of all sites. ``"farthest"``: those of the site that
-            is farthest from the others.
+        runs: of `numbers.json`.
+        place: ``"mean"`` of all sites, or ``"farthest"`` for the site that is farthest from the others.
     """
-    found: dict[tuple[int, float, bool], dict[str, Any]] = {}
+    by_key: dict[tuple[int, float, bool], dict[str, Any]] = {}
     for run in runs:
         apart = run["apart"]
         site = max(apart, key=lambda name: apart[name])
         far = apart[site] if place == FARTHEST else run["distance"]
         key = (run["seed"], run["shift"], run["odd"])
-        one = found.setdefault(key, {"distance": far, "dice": {}})
-        one["odd"] = run["odd"]
-        one["dice"][run["methods"]] = run["dice"][site] if place == FARTHEST else fmean(run["dice"].values())
-    return [one for one in found.values() if BASELINE in one["dice"]]
+        entry = by_key.setdefault(key, {"distance": far, "dice": {}})
+        entry["odd"] = run["odd"]
+        entry["dice"][run["methods"]] = (
+            run["dice"][site] if place == FARTHEST else fmean(run["dice"].values())
+        )
+    return [entry for entry in by_key.values() if BASELINE in entry["dice"]]
 
 
-def by_distance(found: Sequence[Mapping[str, Any]], place: str) -> list[dict[str, Any]]:
-    """The gain of each method over federations whose sites are about as far apart, whatever the dial."""
+def by_distance(measured: Sequence[Mapping[str, Any]], place: str) -> list[dict[str, Any]]:
+    """Return the gain of each method over federations with similar distances."""
     rows = []
     for (nearest, farthest), methods in product(pairwise(EDGES), METHODS[1:]):
-        near = [one["dice"] for one in found if nearest <= one["distance"] < farthest]
+        near = [one["dice"] for one in measured if nearest <= one["distance"] < farthest]
         both = [dice for dice in near if methods in dice]
         if len(both) < FEWEST:
             continue
@@ -142,21 +142,21 @@ def by_distance(found: Sequence[Mapping[str, Any]], place: str) -> list[dict[str
 
 
 def cell(row: Mapping[str, Any], federations: int) -> str:
-    """A gain with its interval, and the number of federations where not all had the method."""
+    """Format a gain with its interval, and the number of federations if some lack the method."""
     mean, low, high = (float(row[end]) for end in ("mean", "low", "high"))
     few = f"; {row['federations']}" if row["federations"] < federations else ""
     return f"{mean:+.3f} ({low:+.3f} to {high:+.3f}{few})"
 
 
-def table(found: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], place: str) -> str:
-    """The gains by distance, with their 95% intervals over federations."""
+def table(measured: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], place: str) -> str:
+    """Tabulate the gains by distance, with their 95% intervals over federations."""
     head = ["distance", "federations", f"`{BASELINE}`", *(f"`{name}`" for name in METHODS[1:])]
     lines = [f"{PLACES[place]}:", "", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for nearest, farthest in pairwise(EDGES):
         here = {row["methods"]: row for row in rows if row["nearest"] == nearest}
         if not here:
             continue
-        base = [one["dice"][BASELINE] for one in found if nearest <= one["distance"] < farthest]
+        base = [one["dice"][BASELINE] for one in measured if nearest <= one["distance"] < farthest]
         cells = [f"{nearest:g} to {farthest:g}", str(len(base)), f"{fmean(base):.3f}"]
         for name in METHODS[1:]:
             cells.append(cell(here[name], len(base)) if name in here else "")
@@ -165,17 +165,17 @@ def table(found: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]],
 
 
 def draw(
-    found: Sequence[Mapping[str, Any]],
+    measured: Sequence[Mapping[str, Any]],
     rows: Sequence[Mapping[str, Any]],
     real: Mapping[str, float],
     path: Path,
     place: str,
 ) -> None:
-    """A panel for each method: every federation, the means with their intervals, and where data sets lie."""
+    """Draw a panel for each method: every federation, the means with their intervals, and real data sets."""
     figure, panels = plt.subplots(2, 3, figsize=(12, 6.5), sharex=True, sharey=True, constrained_layout=True)
     for axes, name in zip(panels.flat, METHODS[1:], strict=False):
         for odd, colour in ((False, "C0"), (True, "C1")):
-            both = [one for one in found if name in one["dice"] and one["odd"] is odd]
+            both = [one for one in measured if name in one["dice"] and one["odd"] is odd]
             gains = [one["dice"][name] - one["dice"][BASELINE] for one in both]
             label = "one site apart" if odd else "all sites apart"
             axes.scatter(
@@ -204,7 +204,7 @@ def draw(
 
 
 def polarity_table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """The mean Dice of each method by the number of inverted sites: at them, and at the others."""
+    """Tabulate the mean Dice of each method by the number of inverted sites, there and elsewhere."""
     lines = ["| inverted sites | methods | federations | inverted sites: Dice | other sites: Dice |"]
     lines.append("|---:|---|---:|---:|---:|")
     for number in sorted({run["inverted"] for run in runs}):
@@ -222,23 +222,23 @@ def polarity_table(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Make the runs that are missing, and write what is made of them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="for numbers.json, table.md and the pictures")
-    parser.add_argument("--work", type=Path, required=True, help="folder for the phantom sites")
-    parser.add_argument("--seeds", type=int, nargs="*", default=[0])
-    parser.add_argument("--shifts", type=float, nargs="+", default=list(SHIFTS))
-    parser.add_argument("--odd", action="store_true", help="move one scanner alone")
-    parser.add_argument("--inverted", type=int, nargs="*", default=[], help="numbers of inverted sites")
-    parser.add_argument("--methods", nargs="+", default=list(METHODS))
-    parser.add_argument("--patients", type=int, default=15)
-    parser.add_argument("--shape", type=int, nargs=3, default=[64, 64, 12])
-    parser.add_argument("--features", type=int, nargs=6, default=[8, 8, 16, 32, 64, 8])
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--local-epochs", type=int, default=2)
-    parser.add_argument("--csv", type=Path, help="gains by distance, as medfedaug inspect reads them")
-    parser.add_argument("--real", nargs="*", default=[], metavar="NAME=DIR", help="data sets to be marked")
-    options = parser.parse_args()
+    """Make the missing runs, and write tables and pictures."""
+    arguments = parser(__doc__)
+    arguments.add_argument("--out", type=Path, required=True, help="for numbers, table and pictures")
+    arguments.add_argument("--work", type=Path, required=True, help="folder for the phantom sites")
+    arguments.add_argument("--seeds", type=int, nargs="*", default=[0])
+    arguments.add_argument("--shifts", type=float, nargs="+", default=list(SHIFTS))
+    arguments.add_argument("--odd", action="store_true", help="move one scanner only")
+    arguments.add_argument("--inverted", type=int, nargs="*", default=[], help="numbers of inverted sites")
+    arguments.add_argument("--methods", nargs="+", default=list(METHODS))
+    arguments.add_argument("--patients", type=int, default=15)
+    arguments.add_argument("--shape", type=int, nargs=3, default=[64, 64, 12])
+    arguments.add_argument("--features", type=int, nargs=6, default=[8, 8, 16, 32, 64, 8])
+    arguments.add_argument("--rounds", type=int, default=12)
+    arguments.add_argument("--local-epochs", type=int, default=2)
+    arguments.add_argument("--csv", type=Path, help="gains by distance, as medfedaug inspect reads them")
+    arguments.add_argument("--real", nargs="*", default=[], metavar="NAME=DIR", help="data sets to mark")
+    options = arguments.parse_args()
     torch.set_num_threads(1)
     for folder in (options.out, options.work):
         folder.mkdir(parents=True, exist_ok=True)
@@ -285,14 +285,14 @@ def main() -> None:
         return
     rows, tables = [], []
     for place, picture in ((MEAN, "gain.png"), (FARTHEST, "gain_farthest.png")):
-        found = federations(runs, place)
+        measured = federations(runs, place)
         real = {
             name: max(one["apart"].values()) if place == FARTHEST else one["distance"]
             for name, one in record["real"].items()
         }
-        here = by_distance(found, place)
-        draw(found, here, real, options.out / picture, place)
-        tables.append(table(found, here, place))
+        here = by_distance(measured, place)
+        draw(measured, here, real, options.out / picture, place)
+        tables.append(table(measured, here, place))
         rows += here
     (options.out / "table.md").write_text("\n\n".join(tables) + "\n")
     print(*tables, sep="\n\n")

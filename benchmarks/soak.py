@@ -1,22 +1,21 @@
-"""A thousand rounds in one process, in which sites and server fail at random: what is lost, what memory does.
+"""Run a thousand rounds in one process with random failures of sites and server; check losses and memory.
 
     python benchmarks/soak.py --work DIR --rounds 1000
 
 Five sites of small photographs train with FedRDN and FedBN; two of them join late. In every round each site
-may raise, not answer, send NaN, be killed with its answer, or find its disk full; the server may be killed
-after a round, or find its disk full when it saves. What was killed starts again from its files.
+may raise, not answer, send NaN, be killed with its answer, or have a full disk; the server may be killed
+after a round, or have a full disk when it saves. A killed process starts again from its files.
 
-After each round it is checked that the model is the mean of exactly the updates that were sound, to the bit,
-and that every fault stands in the record under its site's name.
+After each round the script checks that the model is the mean of exactly the sound updates, to the bit, and
+that the record has every fault under its site's name.
 
-Of the memory three numbers are told, after a fifth of the rounds and at the end: what is resident; what the C
-library's allocator has given out and not got back (glibc); and how many blocks Python holds. Where the first
-grows and the others do not, the allocator keeps memory that was given back to it.
+It prints three numbers of memory, after a fifth of the rounds and at the end: resident memory, memory that
+the C library's allocator has handed out (glibc), and the number of Python's blocks. Where only the first
+grows, the allocator keeps returned memory.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import errno
 import gc
@@ -34,7 +33,7 @@ from unittest import mock
 import numpy as np
 import psutil
 import torch
-from measure import hardware
+from measure import hardware, parser
 from PIL import Image
 from torch import Tensor
 
@@ -51,7 +50,7 @@ from medfedaug.simulate import configure
 
 FAULTS = ("raise", "hang", "nan", "kill", "disk full")
 JOINS = {"A": 0, "B": 0, "C": 0, "D": 0.1, "E": 0.4}
-"""By site, the share of the rounds after which it comes."""
+"""Share of the rounds after which a site joins."""
 SHARE_OF_FAULTS, SHARE_OF_STOPS = 0.06, 0.02
 
 
@@ -68,24 +67,24 @@ class _Allocated(ctypes.Structure):
 
 
 def held() -> dict[str, float]:
-    """MiB that are resident, and that the C library has given out; and the number of Python's blocks."""
+    """Return the resident and the allocated MiB, and the number of Python's blocks."""
     gc.collect()
-    found = {"resident": psutil.Process().memory_info().rss / 2**20}
+    numbers = {"resident": psutil.Process().memory_info().rss / 2**20}
     allocator = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if allocator is not None:
         allocator.restype = _Allocated
-        told = allocator()
-        found["allocated"] = (told.uordblks + told.hblkhd) / 2**20
-    found["Python's blocks"] = sys.getallocatedblocks()
-    return {name: round(number, 1) for name, number in found.items()}
+        status = allocator()
+        numbers["allocated"] = (status.uordblks + status.hblkhd) / 2**20
+    numbers["Python's blocks"] = sys.getallocatedblocks()
+    return {name: round(number, 1) for name, number in numbers.items()}
 
 
 class Killed(Exception):
-    """The server's process is gone."""
+    """Ends the server's process."""
 
 
 def write_sites(root: Path) -> None:
-    """Photographs of two classes, of which the sites have 6 to 18."""
+    """Write photographs of two classes, 6 to 18 at a site."""
     for index, name in enumerate(JOINS):
         random_ = np.random.default_rng(index)
         for label in ("cat", "dog"):
@@ -98,7 +97,7 @@ def write_sites(root: Path) -> None:
 
 @contextmanager
 def full_disk() -> Iterator[None]:
-    """Nothing can be flushed to the disk."""
+    """Let no file be flushed to the disk."""
     with mock.patch(
         "medfedaug.utils.files.os.fsync", side_effect=OSError(errno.ENOSPC, "No space left on device")
     ):
@@ -127,7 +126,7 @@ class Soak(Carrier):
         return Site(name, SiteTrainer(self.config, self.work / "data", "cpu", self.work / "state" / name))
 
     def begin(self) -> None:
-        """A server, from its checkpoint where there is one."""
+        """Start a server, from its checkpoint if there is one."""
         self.server = FederationServer(self.config, execution=Execution(min_sites=1))
         checkpoint = server_checkpoint(self.work / "state")
         if checkpoint.exists():
@@ -135,13 +134,13 @@ class Soak(Carrier):
         run(self.server, self)
 
     def connected(self) -> list[str]:
-        """Those that have joined."""
+        """Return the sites that have joined."""
         assert self.server is not None
         done = self.server.round / self.config.rounds
         return sorted(name for name, share in JOINS.items() if done >= share)
 
     def ask(self, request: Request, sites: Sequence[str], needed: int, accept: Accept) -> Mapping[str, str]:
-        """Ask one after another; at most all but one fail in a round, which the run needs."""
+        """Ask one site after another; at least one site of a round does not fail."""
         failing = {name for name in sites if self.random.random() < SHARE_OF_FAULTS}
         if request.task != TRAIN or len(failing) == len(sites):
             failing = set()
@@ -196,12 +195,12 @@ class Soak(Carrier):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--work", type=Path, required=True, help="an empty folder for data and state")
-    parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="a JSON file for the summary")
-    options = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--work", type=Path, required=True, help="an empty folder for data and state")
+    arguments.add_argument("--rounds", type=int, default=1000)
+    arguments.add_argument("--seed", type=int, default=0)
+    arguments.add_argument("--out", type=Path, help="a JSON file for the summary")
+    options = arguments.parse_args()
     torch.set_num_threads(1)
     print(hardware(), flush=True)
     write_sites(options.work / "data")

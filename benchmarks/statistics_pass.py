@@ -3,8 +3,8 @@
     python benchmarks/statistics_pass.py
     python benchmarks/statistics_pass.py --data DIR      your own folder of sites
 
-Reading includes everything before the computation: decompression, decoding, channel first, float32. By
-default the files are a phantom of 12 volumes of 160 x 160 x 32 voxels.
+Reading includes decompression, decoding, channel first and float32. By default the files are a phantom of 12
+volumes of 160 x 160 x 32 voxels.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-from measure import alternately, hardware, parser, report
+from measure import alternately, begin, parser, report
 
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.datasets.phantom import make_phantom
@@ -23,20 +22,20 @@ from medfedaug.statistics import channel_statistics
 
 
 def reading(site: SiteFolder) -> Callable[[], None]:
-    """All training images of a site, one at a time."""
+    """Read all training images of a site, one at a time."""
 
     def run() -> None:
-        for _ in site.images("training"):
-            pass
+        for case in site.cases["training"]:
+            site.load_image(case)
 
     return run
 
 
 def statistics(site: SiteFolder) -> Callable[[], None]:
-    """Reading, and the statistics."""
+    """Read the images, and compute the statistics."""
 
     def run() -> None:
-        channel_statistics(site.images("training"))
+        channel_statistics(map(site.load_image, site.cases["training"]))
 
     return run
 
@@ -44,13 +43,11 @@ def statistics(site: SiteFolder) -> Callable[[], None]:
 def main() -> None:
     """Measure one site after another."""
     arguments = parser(__doc__, repeats=7)
-    arguments.add_argument("--data", type=Path, help="folder of sites; by default a phantom is made")
-    arguments.add_argument("--limit", type=int, help="at most so many cases of each split a site")
+    arguments.add_argument("--data", type=Path, help="folder of sites; by default a phantom")
+    arguments.add_argument("--limit", type=int, help="largest number of cases of each split and site")
     arguments.add_argument("--shape", type=int, nargs=3, default=(160, 160, 32), help="of the phantom")
     arguments.add_argument("--patients", type=int, default=20, help="of the phantom, 12 of 20 to train")
-    options = arguments.parse_args()
-    torch.set_num_threads(options.threads)
-    print(hardware())
+    options, _ = begin(arguments)
     with tempfile.TemporaryDirectory() as folder:
         root = options.data or Path(folder) / "data"
         if options.data is None:

@@ -4,12 +4,12 @@
     python benchmarks/step_graphs.py --methods fedfa fraug
     python benchmarks/step_graphs.py --device cuda
 
-Each method trains twice with the same seeds, without graphs and with them. Without a GPU this is on the
-pretended device of `pretended_gpu.py`, whose graph records operations and computes them again. While a step
-is captured nothing may reach the CPU or come from it, as on a GPU: a copy, a number that Python asks for, a
-choice by a mask. All of Python, and operations on tensors of the CPU, then happen once. What it cannot show:
-time, memory, and errors of CUDA's own. With `--device cuda` both trainings run on a GPU that is there, with
-deterministic operations, and a difference of weights, losses or metrics above 1e-6 ends in exit code 1.
+Each method trains twice with the same seeds, without graphs and with them. Without a GPU it trains on the
+pretended device of `pretended_gpu.py`, whose graph records operations and computes them again. As on a GPU, a
+captured step exchanges nothing with the CPU: no copy, no number for Python, no choice by a mask. All of
+Python, and operations on tensors of the CPU, happen once. It does not show time, memory, and errors of CUDA.
+With `--device cuda` both trainings run on a real GPU, with deterministic operations, and a difference of
+weights, losses or metrics above 1e-6 ends in exit code 1.
 """
 
 from __future__ import annotations
@@ -99,11 +99,11 @@ class Recording(Pretending):
 
 
 class RecordedGraph:
-    """See `medfedaug.federation.site.step_graph.CudaGraph`.
+    """A graph with the methods of `medfedaug.federation.site.step_graph.CudaGraph`.
 
     Attributes:
-        operations: what was captured.
-        drew_on_the_cpu: whether random numbers were drawn there meanwhile.
+        operations: the captured operations.
+        drew_on_the_cpu: whether the capture drew random numbers there.
     """
 
     def __init__(self, device: Recording) -> None:
@@ -112,11 +112,11 @@ class RecordedGraph:
         self._before: dict[int, tuple[Any, Any]] = {}
 
     def on_stream(self) -> AbstractContextManager[None]:
-        """Any context: there are no streams."""
+        """Return a context without a stream."""
         return nullcontext()
 
     def keep(self, inputs: Any) -> None:
-        """Keep what the memory of an operation's inputs held before it: a capture computes nothing."""
+        """Keep the memory of an operation's inputs, since a capture computes nothing."""
         for leaf in tree_leaves(inputs):
             if isinstance(leaf, PretendedTensor):
                 storage = leaf.held.untyped_storage()
@@ -139,9 +139,9 @@ class RecordedGraph:
     @torch.no_grad()
     def replay(self) -> None:
         """See `CudaGraph.replay`."""
-        for func, args, kwargs, made in self.operations:
+        for func, args, kwargs, outputs in self.operations:
             result = func(*args, **kwargs)
-            for old, new in zip(tree_leaves(made), tree_leaves(result), strict=True):
+            for old, new in zip(tree_leaves(outputs), tree_leaves(result), strict=True):
                 if isinstance(old, PretendedTensor) and old is not new:
                     old.held.copy_(new.held)
 
@@ -162,12 +162,12 @@ class Setup:
             The server at the end, and the number of replayed steps.
 
         Raises:
-            MedFedAugError: where the method cannot train on the task.
+            MedFedAugError: when the method cannot train on the task.
         """
         data = self.folders[task]
         sites = find_sites(data)
-        given = {"rounds": ROUNDS, "local_steps": self.steps, "batch_size": 4, **self.settings[task]}
-        config = configure(sites, methods=tuple(parse_methods(method)), **given)
+        settings = {"rounds": ROUNDS, "local_steps": self.steps, "batch_size": 4, **self.settings[task]}
+        config = configure(sites, methods=tuple(parse_methods(method)), **settings)
         replays = Counter[str]()
         kind: Any = RecordedGraph if self.device == DEVICE else step_graph.CudaGraph
         replay = kind.replay
@@ -187,30 +187,30 @@ class Setup:
 
 
 def difference(one: FederationServer, other: FederationServer) -> float:
-    """The largest difference of weights, losses and metrics of two runs."""
+    """Return the largest difference of weights, losses and metrics of two runs."""
     pairs = [(value, other.state[key]) for key, value in one.state.items()]
-    found = [float((a.double() - b.double()).abs().max()) for a, b in pairs if a.numel()]
+    differences = [float((a.double() - b.double()).abs().max()) for a, b in pairs if a.numel()]
     for mine, its in zip(one.rounds, other.rounds, strict=True):
         for site, numbers in mine["sites"].items():
             both = [(value, its["sites"][site][name]) for name, value in numbers.items() if name != "seconds"]
-            found += [abs(a - b) for a, b in both if isinstance(a, float)]
-    return max(found)
+            differences += [abs(a - b) for a, b in both if isinstance(a, float)]
+    return max(differences)
 
 
 def seconds_of_a_step(server: FederationServer, steps: int) -> float:
-    """Of the last round, in the mean over the sites."""
-    found = [numbers["seconds"] / steps for numbers in server.rounds[-1]["sites"].values()]
-    return sum(found) / len(found)
+    """Return the seconds of a step in the last round, as a mean over the sites."""
+    seconds = [numbers["seconds"] / steps for numbers in server.rounds[-1]["sites"].values()]
+    return sum(seconds) / len(seconds)
 
 
 def compared(method: str, setup: Setup) -> dict[str, Any]:
     """Train without and with graphs.
 
     Returns:
-        ``task``, ``replays``, ``difference`` (see there), and ``seconds`` of a step without and with.
+        ``task``, ``replays``, ``difference``, and ``seconds`` of a step without and with graphs.
 
     Raises:
-        MedFedAugError: where the method trains on neither task.
+        MedFedAugError: when the method trains on neither task.
     """
     refused: MedFedAugError | None = None
     for task in setup.folders:
@@ -231,14 +231,14 @@ def compared(method: str, setup: Setup) -> dict[str, Any]:
 
 
 def pretended(folder: Path) -> Setup:
-    """The pretended device, with networks as small as can be."""
+    """Set up the pretended device, with tiny networks."""
     data = data_by_task(folder)
     small = {**SETTINGS, "classification": {"network": "lenet5", "image_size": 28}}
     return Setup(DEVICE, {task: data[task] for task in sorted(data)}, small, 5)
 
 
 def real(device: str, folder: Path) -> Setup:
-    """A GPU, with networks of usual sizes."""
+    """Set up a GPU, with networks of usual sizes."""
     usual = {"batch_size": 16, "image_size": 128}
     settings = {"segmentation": usual, "classification": {**usual, "network": "resnet18"}}
     return Setup(device_in_use(device), data_by_task(folder), settings, 30)
@@ -257,14 +257,14 @@ def main() -> None:
         print("|---|---|---:|---:|---:|---:|")
         for name in options.methods:
             try:
-                found = compared(name, setup)
+                result = compared(name, setup)
             except MedFedAugError as error:
                 print(f"| {name} | {str(error).splitlines()[0]} |", flush=True)
                 continue
-            apart = max(apart, found["difference"])
-            times = " | ".join(f"{1000 * value:.1f}" for value in found["seconds"])
+            apart = max(apart, result["difference"])
+            times = " | ".join(f"{1000 * value:.1f}" for value in result["seconds"])
             print(
-                f"| {name} | {found['task']} | {found['replays']} | {found['difference']:.1g} | {times} |",
+                f"| {name} | {result['task']} | {result['replays']} | {result['difference']:.1g} | {times} |",
                 flush=True,
             )
     if apart > LIMIT:

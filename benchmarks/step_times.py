@@ -37,7 +37,7 @@ class Images:
     """Sites of a data set, and images of all of them.
 
     Args:
-        sites: those that train.
+        sites: number of training sites.
         training: in the protocol of most entries.
         validation: scored after each round.
         size: of the images, where a protocol does not resize them.
@@ -72,7 +72,7 @@ _OF_ALL = {"fraug_pacs": 0.1, "fraug_officehome": 0.1, "fraug_digits": 0.0125}
 
 @dataclass(frozen=True)
 class Work:
-    """Work of a run: a network, and how many images it trains with and scores.
+    """Work of a run: a network, and its numbers of trained and scored images.
 
     Args:
         network: key of the record.
@@ -96,27 +96,27 @@ def work(preset: Preset, settings: Mapping[str, Any] = {}) -> Work:
 
     Args:
         preset: the protocol.
-        settings: those that differ from it.
+        settings: differences from the protocol.
     """
-    found, config = IMAGES[preset.benchmark], {**preset.config, **settings}
+    images, config = IMAGES[preset.benchmark], {**preset.config, **settings}
     own = preset.config.get("network_args", {}) if config["network"] == preset.config["network"] else {}
     network = {**own, **settings.get("network_args", {})}
-    size, patch = config.get("image_size") or found.size, config.get("plan", {}).get("patch_size")
+    size, patch = config.get("image_size") or images.size, config.get("plan", {}).get("patch_size")
     shape = (3, *(patch or (size, size)))
-    turns, sites = (found.sites, found.sites - 1) if preset.holdout else (1, found.sites)
-    share = config.get("participation", 1.0) * sites / found.sites
+    turns, sites = (images.sites, images.sites - 1) if preset.holdout else (1, images.sites)
+    share = config.get("participation", 1.0) * sites / images.sites
     rounds, deal = config["rounds"], preset.data.get("deal", 1)
     writers = settings["writers"] / preset.data["writers"] if "writers" in settings else 1
     if steps := config.get("local_steps", 0):
-        trained = rounds * steps * config["batch_size"] * share * found.sites * deal
+        trained = rounds * steps * config["batch_size"] * share * images.sites * deal
     else:
-        training = found.training * _OF_ALL.get(preset.name, 1.0) * settings.get("fraction", 1)
+        training = images.training * _OF_ALL.get(preset.name, 1.0) * settings.get("fraction", 1)
         trained = rounds * config.get("local_epochs", 1) * training * share * writers
-    scored = rounds * _OTHERS.get(preset.name, found.validation) * share * writers
+    scored = rounds * _OTHERS.get(preset.name, images.validation) * share * writers
     if patch:  # volumes of 36 slices, two patches of each; about nine windows score one
         trained, scored = trained / 36 * 2, scored / 36 * 9
-    told = f" {json.dumps(network, sort_keys=True)}" if network else ""
-    name = f"{config['network']}{told}, {' x '.join(map(str, shape[1:]))}, batch {config['batch_size']}"
+    arguments = f" {json.dumps(network, sort_keys=True)}" if network else ""
+    name = f"{config['network']}{arguments}, {' x '.join(map(str, shape[1:]))}, batch {config['batch_size']}"
     make = {"name": config["network"], "spatial_dims": len(shape) - 1, **network}
     return Work(name, make, shape, config["batch_size"], turns * trained, turns * scored)
 
@@ -134,17 +134,17 @@ def _record() -> Any:
 
 def runs(entry: Entry, protocol: str) -> list[dict[str, Any]]:
     """Return the settings of an entry's runs in a protocol with one seed, once for each site left out."""
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    settings: dict[tuple[Any, ...], dict[str, Any]] = {}
     for one in entry.comparisons(protocol):
         for text in one.methods:
             parts = {spec["name"] for spec in parse_methods(text)}
             axes = [axis for axis in one.axes if axis.method in ("", *parts)]
             for values in product(*(axis.values for axis in axes)):
                 named = {axis.name: value for axis, value in zip(axes, values, strict=True)}
-                found[(text, *sorted((name, shown(value)) for name, value in named.items()))] = named
+                settings[(text, *sorted((name, shown(value)) for name, value in named.items()))] = named
     rows = [row for row in entry.published if row.protocol == protocol and row.held_out]
     left_out = max((len(row.sites) for row in rows), default=1) if not PRESETS[protocol].holdout else 1
-    return list(found.values()) * left_out
+    return list(settings.values()) * left_out
 
 
 def networks() -> dict[str, Work]:
@@ -190,11 +190,11 @@ def measure(done: Work, device: str, repeats: int) -> dict[str, float]:
             torch.cuda.synchronize()
         return clock() - started
 
-    found = {}
+    seconds_per_image = {}
     for name, once in (("step", step), ("pass", score)):
         seconds(once)
-        found[name] = min(seconds(once) for _ in range(repeats)) / batch
-    return {name: float(f"{value:.3g}") for name, value in found.items()}
+        seconds_per_image[name] = min(seconds(once) for _ in range(repeats)) / batch
+    return {name: float(f"{value:.3g}") for name, value in seconds_per_image.items()}
 
 
 def main() -> None:

@@ -2,10 +2,10 @@
 
     python benchmarks/unet_step.py
 
-The step is that of a site: forward, Dice and cross-entropy, the methods' terms, backward, Adam. The networks
-are MONAI's BasicUNet with the widths of the papers and with the default widths of this library. A measurement
-has two steps: in the first the 1st, 3rd and 5th FFA layer are active, in the second the others. So every
-measurement has p = 0.5 exactly, and not by chance.
+A site's step has forward pass, Dice and cross-entropy, the methods' terms, backward pass and Adam. The
+networks are MONAI's BasicUNet with the widths of the papers and with the default widths of this library. A
+measurement has two steps: in the first the 1st, 3rd and 5th FFA layer are active, in the second the others,
+so that p is exactly 0.5.
 """
 
 from __future__ import annotations
@@ -14,16 +14,7 @@ import copy
 from functools import partial
 
 import torch
-from measure import (
-    Made,
-    alternately,
-    device_in_use,
-    exchange_once,
-    hardware,
-    parser,
-    report,
-    steps_on,
-)
+from measure import Made, alternately, begin, exchange_once, parser, report, steps_on
 from monai.losses import DiceCELoss
 from torch import Tensor, nn
 
@@ -40,7 +31,7 @@ METHODS = {"plain": "fedavg", "FFA": "fedfa", "FFA + alignment": "fedfa,fedfa_h"
 
 
 def steps(network: nn.Module, methods: str, images: Tensor) -> Made:
-    """Two steps of local training, of images and their labels, and the methods' halves in them."""
+    """Make two steps of local training with images and labels, and the methods' parts in them."""
     network = copy.deepcopy(network)
     chosen = build_methods(parse_methods(methods))
     for method in chosen:
@@ -84,10 +75,7 @@ def main() -> None:
     arguments.add_argument("--batch", type=int, default=16)
     arguments.add_argument("--size", type=int, default=96, help="edge of the slices, pixels")
     arguments.add_argument("--network", choices=["both", *NETWORKS], default="both")
-    options = arguments.parse_args()
-    torch.set_num_threads(options.threads)
-    device = device_in_use(options.device)
-    print(hardware())
+    options, device = begin(arguments)
     limit = 1.08 if device.type == "cpu" else 1.1
     for name, features in NETWORKS.items():
         if options.network not in ("both", name):

@@ -1,15 +1,15 @@
-"""How often the rule of the report claims a difference in a table without any, and how often intervals hold.
+"""False claims of the report's rule in tables without differences, and the coverage of its intervals.
 
     python benchmarks/verdict_rule.py
 
 A table compares eleven methods with one reference, all trained with five seeds and tested on forty patients
 of four sites. No method differs from the reference in the mean. A training moves all scores of a method by
-one amount; its deviation is given as a multiple of the standard error over patients (the retina experiment
-has 0.5 to 3). A patient's difference has a deviation of 1 and the shape of the row, and each score a
-deviation of its own. Counted are tables with at least one verdict of the rule, before and after each of its
-parts, for verdicts that one site carries too. The second table has the coverage of the 95% intervals over
-trainings and patients together, and over patients alone. In the third table each method gains at some
-hospitals what it loses at others; counted are tables with a verdict that no site alone carries.
+one amount; its deviation is a multiple of the standard error over patients (the retina experiment has 0.5 to
+3). A patient's difference has a deviation of 1 and the shape of the row, and each score has further noise.
+The first table counts tables with at least one verdict of the rule, before and after each of its parts, also
+for verdicts that one site carries. The second has the coverage of the 95% intervals over trainings and
+patients together, and over patients only. In the third each method's gains at some hospitals equal its losses
+at others; it counts tables with a verdict that no single site carries.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ def tested(table: np.ndarray) -> list[tuple[PairedTest, CrossedTest | None]]:
 
 
 def claims(table: np.ndarray) -> list[Verdict]:
-    """Return the verdicts of a table that say that methods differ."""
+    """Return the verdicts of a table that claim a difference."""
     tests = tested(table)
     adjusted = holm([chance(*both) for both in tests])
-    found = []
+    verdicts = []
     for method, (over_seeds, crossed), p in zip(table, tests, adjusted, strict=True):
         if p <= LEVEL:
             others = {str(site): method[:, site != SITE] for site in range(SITES)}
             without = {
                 site: Elsewhere(float(rows.mean()), crossed_test(rows)) for site, rows in others.items()
             }
-            found.append(judge(over_seeds, SEEDS, crossed, PATIENTS, adjusted=p, without=without))
-    return [verdict for verdict in found if verdict.word in ("better", "worse")]
+            verdicts.append(judge(over_seeds, SEEDS, crossed, PATIENTS, adjusted=p, without=without))
+    return [verdict for verdict in verdicts if verdict.word in ("better", "worse")]
 
 
 def false_tables(shape: str, training: float, random: np.random.Generator) -> dict[str, float]:
@@ -79,12 +79,12 @@ def false_tables(shape: str, training: float, random: np.random.Generator) -> di
 
 
 def of_these_sites(effect: float, random: np.random.Generator) -> float:
-    """Return the share of tables with a verdict that no site carries, where gains differ between sites."""
-    found = 0
+    """Return the share of tables with a verdict that no site carries, if gains differ between sites."""
+    number = 0
     for _ in range(TABLES):
         gains = random.normal(0, effect, (METHODS, 1, SITES))[..., SITE]
-        found += any(not verdict.carried for verdict in claims(scores("normal", 1.0, random) + gains))
-    return found / TABLES
+        number += any(not verdict.carried for verdict in claims(scores("normal", 1.0, random) + gains))
+    return number / TABLES
 
 
 def coverage(shape: str, training: float, random: np.random.Generator) -> tuple[float, float]:
@@ -92,10 +92,10 @@ def coverage(shape: str, training: float, random: np.random.Generator) -> tuple[
     held = []
     for _ in range(TABLES // METHODS):
         for method in scores(shape, training, random):
-            found = crossed_test(method)
-            assert found is not None
+            test = crossed_test(method)
+            assert test is not None
             _, low, high = sign_flip_test(method.mean(axis=0))
-            held.append((found.low <= 0 <= found.high, low <= 0 <= high))
+            held.append((test.low <= 0 <= test.high, low <= 0 <= high))
     both, patients = np.mean(held, axis=0)
     return both, patients
 
@@ -111,7 +111,7 @@ def main() -> None:
             print(
                 f"| {shape} | {training:g} | {' | '.join(f'{share:.3f}' for share in shares)} |", flush=True
             )
-    print("\n| differences | deviation of trainings | seeds and patients | patients alone |")
+    print("\n| differences | deviation of trainings | seeds and patients | patients only |")
     print("|---|---:|---:|---:|")
     for shape in SHAPES:
         for training in (0.5, 1.0, 2.0):

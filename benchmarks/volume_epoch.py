@@ -2,13 +2,13 @@ r"""An epoch of a site on volumes, compared with MONAI's own `CacheDataset` and 
 
     python benchmarks/volume_epoch.py --data lgg_multisite --site CS --plan-memory 2
 
-The plan is the one that `--plan auto` makes of all sites. Both loops have the same network, loss, optimiser,
-layout and augmentation, and the same number of steps and patches; each prepares images and cuts patches in
-its own way. Epochs alternate. With one thread time is processor time of all threads; with several, and on a
-GPU, it is elapsed time. The parts are processor time of the thread that does them.
+`--plan auto` makes the plan from all sites. Both loops have the same network, loss, optimiser, layout and
+augmentation, and the same number of steps and patches; each prepares images and cuts patches in its own way.
+Epochs alternate. With one thread, time is processor time of all threads; with several, and on a GPU, it is
+elapsed time. The parts are processor time of their thread.
 
-On a GPU the plain loop has what MONAI's tutorials give it, `CacheDataset`, workers, pinned memory, autocast
-to bfloat16; and ours computes in bfloat16 too, with graphs.
+On a GPU the plain loop follows MONAI's tutorials, with `CacheDataset`, workers, pinned memory and autocast to
+bfloat16; ours computes in bfloat16 too, with graphs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from measure import alternately, device_in_use, hardware, parser, report
+from measure import alternately, begin, parser, report
 from monai.data import CacheDataset, DataLoader, ThreadDataLoader, list_data_collate
 from monai.transforms import (
     Compose,
@@ -62,15 +62,15 @@ KEYS = ("image", "label")
 
 
 class Parts:
-    """Processor time of the parts of a step, in milliseconds, of whichever loop runs within `measured`."""
+    """Processor time of the parts of a step, in milliseconds, of the loop within `measured`."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = defaultdict(list)
 
     @contextmanager
     def measured(self, loop: str, network: type[nn.Module]) -> Iterator[None]:
-        """Measure an epoch of a loop: both call these functions."""
-        found: dict[str, float] = defaultdict(float)
+        """Measure an epoch of a loop; both loops call these functions."""
+        seconds: dict[str, float] = defaultdict(float)
         named = {
             "batches": (_MapDatasetFetcher, "fetch"),
             "forward pass": (network, "forward"),
@@ -85,7 +85,7 @@ class Parts:
                 try:
                     return function(*args, **more)
                 finally:
-                    found[part] += time.thread_time() - started
+                    seconds[part] += time.thread_time() - started
 
             return call
 
@@ -96,12 +96,12 @@ class Parts:
             yield
         total = time.process_time() - started
         for part in named:
-            self.seconds[f"{loop}: {part}"].append(found[part])
-        self.seconds[f"{loop}: all else"].append(total - sum(found.values()))
+            self.seconds[f"{loop}: {part}"].append(seconds[part])
+        self.seconds[f"{loop}: all else"].append(total - sum(seconds.values()))
 
 
 def planned(sites: list[SiteFolder], methods: str, memory: float) -> RunConfig:
-    """The run as `simulate --spatial-dims 3 --plan auto` configures it."""
+    """Configure the run as `simulate --spatial-dims 3 --plan auto` does."""
     config = configure(
         sites,
         methods=tuple(parse_methods(methods)),
@@ -116,7 +116,7 @@ def planned(sites: list[SiteFolder], methods: str, memory: float) -> RunConfig:
 def of_site(
     config: RunConfig, site: SiteFolder, parts: Parts, device: torch.device
 ) -> tuple[float, SiteTrainer, Callable[[], None]]:
-    """Seconds that the site needs to prepare, and its epoch."""
+    """Return the seconds of a site's preparation, and its epoch."""
     trainer = SiteTrainer(config, site, str(device), machine=Machine(graphs="auto"))
     started = time.process_time()
     trainer.open(site.name)
@@ -140,7 +140,7 @@ def of_site(
 def of_monai(
     config: RunConfig, site: SiteFolder, task: Task, parts: Parts, device: torch.device
 ) -> tuple[float, CacheDataset, Callable[[], None]]:
-    """Seconds that `CacheDataset` needs to prepare, and an epoch of a plain loop."""
+    """Return the seconds of the preparation by `CacheDataset`, and an epoch of a plain loop."""
     plan = config.plan
     augment = task.augmentation()
     fixed: list[Any] = [LoadImaged(KEYS), EnsureChannelFirstd(KEYS)]
@@ -177,7 +177,7 @@ def of_monai(
     seconds = time.process_time() - started
     on_gpu = device.type == "cuda"
     loader = (DataLoader if on_gpu else ThreadDataLoader)(
-        ConcatDataset([data] * task.samples_per_item),  # as many patches of each volume, and as many steps
+        ConcatDataset([data] * task.samples_per_item),  # the same number of patches and steps
         batch_size=config.batch_size,
         shuffle=True,
         num_workers=4 * on_gpu,
@@ -209,14 +209,11 @@ def main() -> None:
     """Make the plan, prepare both loops, and let their epochs alternate."""
     arguments = parser(__doc__, repeats=3, on_gpu=True)
     arguments.add_argument("--data", type=Path, required=True, help="folder of sites with volumes")
-    arguments.add_argument("--site", help="by default the first that trains")
-    arguments.add_argument("--limit", type=int, help="at most so many cases of each split a site")
+    arguments.add_argument("--site", help="by default the first training site")
+    arguments.add_argument("--limit", type=int, help="largest number of cases of each split and site")
     arguments.add_argument("--methods", default="fedavg", help="of our site; MONAI's loop has none")
     arguments.add_argument("--plan-memory", type=float, default=2.0, help="GiB for a training step")
-    options = arguments.parse_args()
-    torch.set_num_threads(options.threads)
-    device = device_in_use(options.device)
-    print(hardware())
+    options, device = begin(arguments)
     sites = find_sites(options.data, limit=options.limit)
     config = planned(sites, options.methods, options.plan_memory)
     if device.type == "cuda":

@@ -1,8 +1,8 @@
-"""Checks the pages that Sphinx built: every link within them leads somewhere, and no public name is missing.
+"""Check the built pages: every link within them has a target, and no public name is missing.
 
 python docs/check_pages.py build/html
 
-Nothing is fetched: addresses of other sites are left alone.
+The script fetches nothing, and skips addresses of other sites.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import medfedaug
 
 # Modules at the top of the package that only serve earlier names.
 INTERNAL = {"finished"}
-# Packages whose names are commands, or the means of others.
+# Packages of commands, and of parts for other packages.
 INTERNAL_PACKAGES = {"cli", "experiments", "data", "utils"}
 
 
 class _Page(HTMLParser):
-    """The anchors of a page, and where it leads to."""
+    """The anchors and the links of a page."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -40,28 +40,28 @@ class _Page(HTMLParser):
 
 
 def broken_links(root: Path) -> list[str]:
-    """Links, pictures and other files that the pages below ``root`` name and that are not there."""
+    """List the links, pictures and other files of the pages below ``root`` that do not exist."""
     pages = {path.resolve(): _Page(path) for path in sorted(root.rglob("*.html"))}
-    found = []
+    broken = []
     for path, page in pages.items():
         for target in page.targets:
             parts = urlsplit(target)
             if parts.scheme or parts.netloc:
                 continue
-            there = (path.parent / unquote(parts.path)).resolve() if parts.path else path
-            there = there / "index.html" if there.is_dir() else there
+            file = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            file = file / "index.html" if file.is_dir() else file
             anchor = unquote(parts.fragment)
-            lost = anchor and there in pages and anchor not in pages[there].anchors
-            if not there.exists() or lost:
-                found.append(f"{path.relative_to(root.resolve())}: {target}")
-    return found
+            lost = anchor and file in pages and anchor not in pages[file].anchors
+            if not file.exists() or lost:
+                broken.append(f"{path.relative_to(root.resolve())}: {target}")
+    return broken
 
 
 def public_names() -> set[str]:
-    """What a user may import: the names in ``__all__`` of the packages and of the modules beside them."""
+    """Return the names in ``__all__`` of the packages and modules for users."""
     names = set()
-    beside = {found.name for found in pkgutil.iter_modules(medfedaug.__path__)}
-    for part in beside - INTERNAL - INTERNAL_PACKAGES:
+    parts = {module.name for module in pkgutil.iter_modules(medfedaug.__path__)}
+    for part in parts - INTERNAL - INTERNAL_PACKAGES:
         if not part.startswith("_"):
             module = importlib.import_module(f"medfedaug.{part}")
             names |= {f"{module.__name__}.{name}" for name in getattr(module, "__all__", ())}
@@ -69,7 +69,7 @@ def public_names() -> set[str]:
 
 
 def documented_names(root: Path) -> set[str]:
-    """The names in Sphinx's inventory of what the pages describe."""
+    """Return the names in Sphinx's inventory of the pages."""
     from sphinx.util.inventory import InventoryFile
 
     content = (root / "objects.inv").read_bytes()
@@ -78,7 +78,7 @@ def documented_names(root: Path) -> set[str]:
 
 
 def missing_names(root: Path) -> list[str]:
-    """Public names that no page describes, neither where they are exported nor where they are defined."""
+    """Return the public names that no page describes, under their public or their defining module."""
     documented = documented_names(root)
     lacking = public_names() - documented
     return sorted(
@@ -93,7 +93,7 @@ def missing_names(root: Path) -> list[str]:
 
 
 def _named(name: str) -> object:
-    """What a dotted name stands for; of an attribute of a class, the name itself."""
+    """Return the object of a dotted name; for an attribute of a class, the name itself."""
     module, _, own = name.rpartition(".")
     try:
         return getattr(importlib.import_module(module), own)
@@ -102,11 +102,11 @@ def _named(name: str) -> object:
 
 
 def main() -> int:
-    """Print what is wrong."""
+    """Print the mistakes."""
     root = Path(sys.argv[1])
     wrong = [f"leads nowhere: {link}" for link in broken_links(root)]
     wrong += [f"not in the reference (docs/api): {name}" for name in missing_names(root)]
-    print("\n".join(wrong) or "all links within the pages lead somewhere, and every public name is described")
+    print("\n".join(wrong) or "all links within the pages have a target, and every public name is described")
     return bool(wrong)
 
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "examples/tutorials"))  # `shell`, which the tutorials share, and `archive`
 sys.path.insert(0, str(ROOT / "docs"))
 
-# What the tutorials start finds the commands of this environment, and leaves cores to others.
+# The tutorials' commands are those of this environment, and leave cores to others.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -58,7 +58,7 @@ myst_enable_extensions = ["colon_fence"]
 sphinx_gallery_conf = {
     "examples_dirs": ["../examples/tutorials", "../examples/gallery"],
     "gallery_dirs": ["tutorials", "gallery"],
-    # A tutorial with a PACS is shown without its output where Orthanc is not installed.
+    # Without Orthanc, the tutorial with a PACS has no output.
     "filename_pattern": r"/\w+\.py$" if find_orthanc() else r"/(?!07_pacs)\w+\.py$",
     "ignore_pattern": r"^(archive|shell)\.py$",
     "within_subsection_order": "FileNameSortKey",
@@ -74,12 +74,12 @@ sphinx_gallery_conf = {
 
 
 def _escape_shapes(app, what, name, obj, options, lines):
-    """Shapes are written as in code, (B, C, *spatial): the star begins no emphasis."""
+    """Escape stars of shapes, as in (B, C, *spatial), which begin no emphasis."""
     lines[:] = [line.replace(r"\*spatial", "*spatial").replace("*spatial", r"\*spatial") for line in lines]
 
 
 def _formula(translator, node):
-    """MathML, which browsers draw themselves: the pages need neither a network nor JavaScript."""
+    """Write MathML, which browsers draw without a network or JavaScript."""
     translator.body.append(tex2mathml(node.astext(), as_block=False))
     raise SkipNode
 
@@ -91,7 +91,7 @@ def _formula_apart(translator, node):
 
 
 class SettingsTable(Directive):
-    """A table of a class of settings, whose path is the argument."""
+    """Table of a class of settings, whose path is the argument."""
 
     required_arguments = 1
 
@@ -105,13 +105,13 @@ class SettingsTable(Directive):
             "| " + " | ".join(cell.replace("|", "\\|").replace("*", "\\*") for cell in row) + " |"
             for row in cells
         ]
-        found = nodes.container()
-        self.state.nested_parse(StringList(lines), 0, found)
-        return found.children
+        container = nodes.container()
+        self.state.nested_parse(StringList(lines), 0, container)
+        return container.children
 
 
 def _fork_commands(app, config):
-    """Let the tutorials' commands share one import of PyTorch and MONAI, where tutorials run."""
+    """Let the tutorials' commands share one import of PyTorch and MONAI, if tutorials run."""
     if sys.platform == "linux" and str(config.plot_gallery) not in ("0", "False"):
         app.commands_folder = tempfile.TemporaryDirectory(prefix="medfedaug-docs-")
         app.commands = forked_commands.start(Path(app.commands_folder.name))
@@ -124,7 +124,7 @@ def _end_commands(app, error):
 
 
 def setup(app):
-    """Called by Sphinx."""
+    """Connect the parts to Sphinx."""
     app.connect("config-inited", _fork_commands)
     app.connect("build-finished", _end_commands)
     app.add_html_math_renderer("mathml", (_formula, None), (_formula_apart, None))

@@ -1,4 +1,4 @@
-"""Writes the tables of `docs/papers.md` from the protocols and the papers' entries.
+"""Write the tables of `docs/papers.md` from the protocols and the papers' entries.
 
 python docs/entries.py
 
@@ -23,16 +23,16 @@ STEPS = runpy.run_path(str(PAGE.parents[1] / "benchmarks/step_times.py"))
 
 
 def duration(runs: Sequence[Any], device: str, at_once: int = 1) -> str:
-    """Return how long runs take, so many at once."""
-    found = [STEPS["hours"](run, device) for run in runs]
-    if None in found:
+    """Return the duration of runs, so many at once."""
+    hours = [STEPS["hours"](run, device) for run in runs]
+    if None in hours:
         return "not measured"
-    total = sum(found) / at_once
+    total = sum(hours) / at_once
     return f"{float(f'{total:.2g}'):,.10g} h" if total >= 1 else f"{60 * total:.0f} min"
 
 
 def protocol_table() -> Iterator[str]:
-    """The protocols, one a line."""
+    """Yield the rows of the protocols."""
     yield "| NAME | data set | network | rounds x local | published numbers | one run, one core | H100 |"
     yield "|---|---|---|---|---|---|---|"
     for preset in PRESETS.values():
@@ -41,48 +41,48 @@ def protocol_table() -> Iterator[str]:
             paper, _, table = row.source.replace(" Table ", " ").partition(" ")
             tables.setdefault(paper, []).append(table)
         printed = (
-            ", ".join(f"{paper} {', '.join(dict.fromkeys(own))}" for paper, own in tables.items()) or "–"
+            ", ".join(f"{paper} {', '.join(dict.fromkeys(names))}" for paper, names in tables.items()) or "–"
         )
-        found = [duration([STEPS["work"](preset)], device) for device in STEPS["DEVICES"]]
-        cells = (preset.benchmark, preset.config["network"], preset.schedule, printed, *found)
+        durations = [duration([STEPS["work"](preset)], device) for device in STEPS["DEVICES"]]
+        cells = (preset.benchmark, preset.config["network"], preset.schedule, printed, *durations)
         yield f"| `{preset.name}` | {' | '.join(cells)} |"
 
 
 def entry_tables() -> Iterator[str]:
-    """The entries of each paper: a table of those that can be run, and the others with their reasons."""
+    """Yield the entries of each paper: a table of those that can run, and the others with their reasons."""
     for paper, group in groupby(entries().values(), lambda entry: entry.source.split(" ")[0]):
-        own = list(group)
+        listed = list(group)
         heading = "| entry | subject | runs by protocol | published rows | two cores | H100 |"
         yield from (f"### {paper}", "", heading, "|---|---|---|---|---|---|")
-        for entry in own:
+        for entry in listed:
             if not entry.reason:
                 runs = {protocol: STEPS["runs"](entry, protocol) for protocol in entry.protocols}
-                told = ", ".join(f"`{protocol}` {len(settings)}" for protocol, settings in runs.items())
+                counts = ", ".join(f"`{protocol}` {len(settings)}" for protocol, settings in runs.items())
                 work = [STEPS["work"](PRESETS[name], one) for name in runs for one in runs[name]]
                 cpu, gpu = duration(work, "cpu", at_once=2), duration(work, "cuda")
                 printed = len(entry.published) or "–"
-                yield f"| `{entry.name}` | {entry.title} | {told} | {printed} | {cpu} | {gpu} |"
+                yield f"| `{entry.name}` | {entry.title} | {counts} | {printed} | {cpu} | {gpu} |"
         yield ""
-        for entry in own:
+        for entry in listed:
             yield from (f"- `{entry.name}`: {note}" for note in entry.notes)
-        for reason, those in groupby(sorted(own, key=lambda one: one.reason), lambda one: one.reason):
+        for reason, those in groupby(sorted(listed, key=lambda one: one.reason), lambda one: one.reason):
             if reason:
                 yield f"- {', '.join(f'`{one.name}`' for one in those)} cannot be run: {reason}."
         yield ""
 
 
 def written(text: str) -> str:
-    """The page with its tables as they are now."""
+    """Return the page with its present tables."""
     for mark, lines in (("protocols", protocol_table()), ("entries", entry_tables())):
         content = "\n".join(lines).strip()
-        text, found = re.subn(
+        text, number = re.subn(
             rf"(<!-- {mark}: .*? -->\n).*?(\n<!-- end -->)",
             lambda place, content=content: f"{place[1]}\n{content}\n{place[2]}",
             text,
             flags=re.DOTALL,
         )
-        if found != 1:
-            raise ValueError(f"{PAGE.name} has {found} places for {mark}")
+        if number != 1:
+            raise ValueError(f"{PAGE.name} has {number} places for {mark}")
     return text
 
 

@@ -1,8 +1,8 @@
 """Commands of the tutorials, each a fork of one process that has imported PyTorch and MONAI.
 
-A tutorial runs `medfedaug` as a terminal does, and most commands import for longer than they compute. While
-the pages are built, the name stands for a client of a few lines, which hands its arguments, folder,
-environment and files to that process and ends as the command does.
+A tutorial runs `medfedaug` as a terminal does, and most commands import for longer than they compute. During
+the build of the pages, `medfedaug` is a small client, which hands its arguments, folder, environment and
+files to that process and ends as the command does.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ CLIENT = """\
 import json, os, socket, sys
 server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
-told = json.dumps([sys.argv, os.getcwd(), dict(os.environ)]).encode()
-socket.send_fds(server, [len(told).to_bytes(8, "big")], [0, 1, 2])
-server.sendall(told)
+message = json.dumps([sys.argv, os.getcwd(), dict(os.environ)]).encode()
+socket.send_fds(server, [len(message).to_bytes(8, "big")], [0, 1, 2])
+server.sendall(message)
 sys.exit(int(server.recv(8) or b"1"))
 """
 
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def answer(listening: socket.socket) -> None:
-    """Fork for each client; the fork waits for the command, which is its own fork, and tells the client."""
+    """Fork for each client; the fork waits for the command in a further fork, and sends its exit code."""
     while True:
         client, _ = listening.accept()
         if os.fork() == 0:
@@ -81,10 +81,10 @@ def answer(listening: socket.socket) -> None:
         client.close()
     listening.close()
     length, files, *_ = socket.recv_fds(client, 8, 3)
-    told = client.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL)
+    message = client.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL)
     if (command := os.fork()) == 0:
         client.close()
-        os._exit(carry_out(*json.loads(told), files))
+        os._exit(carry_out(*json.loads(message), files))
     code = os.waitstatus_to_exitcode(os.waitpid(command, 0)[1])
     client.sendall(str(code if code >= 0 else 128 - code).encode())
     os._exit(0)

@@ -1,8 +1,8 @@
-"""Writes all that is made from the code; ``make catalogue`` runs it.
+"""Generate files from the code; ``make catalogue`` runs it.
 
-The list of methods, the catalogue and schemas of the command, the jobs that are ready to submit, the tables
-of methods on three pages, and the picture of the packages. A row of a page stays as it was written; a method
-without one gets its row from its declarations.
+They are the list of methods, the catalogue and schemas of the command, the ready jobs, the tables of methods
+on three pages, and the picture of the packages. An existing row of a page stays; a new method gets its row
+from its declarations.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ def _is_name(node: ast.stmt) -> bool:
 
 
 def pages() -> dict[Path, str]:
-    """Return the pages with tables of methods, as they should be."""
+    """Return the pages with tables of methods."""
     from medfedaug.cli import describe
     from medfedaug.cli.catalogue import BESIDE_THE_MODEL
     from medfedaug.methods import base, registry
 
-    found = {path: path.read_text(encoding="utf-8") for path in (TABLE, SENT, WORDS)}
+    texts = {path: path.read_text(encoding="utf-8") for path in (TABLE, SENT, WORDS)}
     for name in registry.BUILT_IN_NAMES:
         one = describe.describe_method(name)
-        if not _has_row(found[TABLE], name):
+        if not _has_row(texts[TABLE], name):
             what = one.what[:1].lower() + one.what[1:].rstrip(".")
             row = f"| `{name}` | {what} | {one.listed[BESIDE_THE_MODEL]} |"
-            found[TABLE] = _with_rows(found[TABLE], [row])
-        if not _has_row(found[SENT], name):
+            texts[TABLE] = _with_rows(texts[TABLE], [row])
+        if not _has_row(texts[SENT], name):
             times, _, sent = one.facts[BESIDE_THE_MODEL].partition(". ")
             if sent:
                 row = f"| `{name}` | {sent} | | {times} | no bound | `min_images` |"
             else:
                 row = f"| `{name}` | {'nothing else' if times == 'nothing' else times} | | | | |"
-            found[SENT] = _with_rows(found[SENT], [row])
+            texts[SENT] = _with_rows(texts[SENT], [row])
     methods = [build() for build in registry.built_in_methods().values()]
     for word, meaning in base.WORDS.items():
         columns = [
@@ -63,12 +63,12 @@ def pages() -> dict[Path, str]:
             for attribute in ("requires", "provides", "excludes")
         ]
         row = f"| `{word}` | {meaning} | {' | '.join(columns)} |"
-        if _has_row(found[WORDS], word):
-            (old,) = re.findall(rf"^\| `{word}` \|.*$", found[WORDS], re.MULTILINE)
-            found[WORDS] = found[WORDS].replace(old, row)
+        if _has_row(texts[WORDS], word):
+            (old,) = re.findall(rf"^\| `{word}` \|.*$", texts[WORDS], re.MULTILINE)
+            texts[WORDS] = texts[WORDS].replace(old, row)
         else:
-            found[WORDS] = _with_rows(found[WORDS], [row])
-    return found
+            texts[WORDS] = _with_rows(texts[WORDS], [row])
+    return texts
 
 
 def _has_row(page: str, name: str) -> bool:
@@ -84,7 +84,7 @@ def _with_rows(page: str, rows: Iterable[str]) -> str:
 
 
 def main() -> None:
-    """Write all of it; the list of methods comes first, since the others read it."""
+    """Write all files; the list of methods comes first, since the others read it."""
     LIST.write_text(method_list(), encoding="utf-8")
     from medfedaug.cli import describe
     from medfedaug.nvflare_jobs.job.ready_jobs import write_ready_jobs

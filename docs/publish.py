@@ -1,4 +1,4 @@
-"""Adds built pages under their version to the folder that holds all versions.
+"""Add built pages under their version to the folder of all versions.
 
 python docs/publish.py build/html PAGES 0.3.0
 
@@ -23,9 +23,9 @@ def publish(html: Path, pages: Path, version: str) -> list[str]:
     """
     shutil.rmtree(pages / version, ignore_errors=True)
     shutil.copytree(html, pages / version)
-    found = [path.name for path in pages.iterdir() if (path / "index.html").is_file()]
-    versions = sorted((name for name in found if _number(name)), key=Version, reverse=True)
-    versions += sorted(set(found) - set(versions))
+    names = [path.name for path in pages.iterdir() if (path / "index.html").is_file()]
+    versions = sorted((name for name in names if _number(name)), key=Version, reverse=True)
+    versions += sorted(set(names) - set(versions))
     (pages / "versions.json").write_text(json.dumps(versions, indent=1) + "\n")
     (pages / ".nojekyll").touch()  # folders that begin with an underscore are pages too
     (pages / "index.html").write_text(

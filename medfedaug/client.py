@@ -1,8 +1,8 @@
-"""Take part in a federation with a training loop of one's own, in a script under NVFlare's Client API.
+"""Take part in a federation with a custom training loop, in a script under NVFlare's Client API.
 
-The script is run at each site by ``medfedaug simulate --loop train.py``, or by a job that ``medfedaug export
---loop train.py`` wrote. Server, exchange and all that guards a site are those of any other run: the script
-trains the network that it brought, and sends nothing itself::
+``medfedaug simulate --loop train.py``, or a job of ``medfedaug export --loop train.py``, runs the script at
+each site. Server, exchange and the guards of a site are those of any other run: the script trains its network
+and sends nothing itself::
 
     from medfedaug import client
 
@@ -31,50 +31,49 @@ from torch import Tensor, nn
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.site.local_training import LocalRound
-from medfedaug.federation.site.script_components import Brought, Score
-from medfedaug.federation.site.script_training import Desk, Federation
+from medfedaug.federation.site.script_components import Score, ScriptComponents
+from medfedaug.federation.site.script_training import Federation, ScriptSession
 from medfedaug.methods import parse_methods
 from medfedaug.statistics import ChannelStatistics, channel_statistics
 from medfedaug.tasks import Sample
 
 __all__ = ["Federation", "FederationHandler", "LocalRound", "files", "join", "settings"]
 
-DESK, META = "medfedaug.desk", "medfedaug"
-"""Where a script finds its site in NVFlare's data bus, and rounds in the messages of the Client API."""
+SESSION_KEY, META = "medfedaug.desk", "medfedaug"
+"""The key of the session in NVFlare's data bus, and of rounds in the messages of the Client API."""
 
 Wait = Callable[[], LocalRound | None]
 
 _contexts: dict[str, Any] = {}
-_given: tuple[Desk, Wait] | None = None
+_local: tuple[ScriptSession, Wait] | None = None
 
 
 @contextmanager
-def script_at(desk: Desk, wait: Wait) -> Iterator[None]:
-    """Let a script find this site, in a process where NVFlare does not run it."""
-    global _given
-    _given = desk, wait
+def script_at(session: ScriptSession, wait: Wait) -> Iterator[None]:
+    """Connect a script to a session in a process without NVFlare."""
+    global _local
+    _local = session, wait
     try:
         yield
     finally:
-        _given = None
+        _local = None
 
 
 def files(split: str = "training") -> list[dict[str, Any]]:
-    """The cases of this site, from its own data folder, as MONAI's transforms take them.
+    """Return the cases of this site's data folder for MONAI's transforms.
 
     Args:
         split: ``"training"``, ``"validation"`` or ``"test"``.
 
     Returns:
         For each case ``name``, ``image``, a path or the list of the paths of its channels, and ``label``, a
-        path or the index of the class among the federation's.
+        path or the index of the class in the federation.
 
     Raises:
-        MedFedAugError: when no job runs the script; where the site has other channels than the federation, or
-            in another order, or a class that the federation does not know.
+        MedFedAugError: when no job runs the script; when the site's channels differ from the federation's, or
+            their order; for a class that the federation lacks.
     """
-    desk, _ = _connect()
-    return desk.files(split)
+    return _connect()[0].files(split)
 
 
 def settings() -> RunConfig:
@@ -83,8 +82,7 @@ def settings() -> RunConfig:
     Raises:
         MedFedAugError: when no job runs the script.
     """
-    desk, _ = _connect()
-    return desk.config
+    return _connect()[0].config
 
 
 def join(
@@ -101,22 +99,22 @@ def join(
     The job decides over methods, rounds and all settings of the exchange; the script over everything between
     two exchanges: data pipeline, optimiser, precision, schedule, number of steps.
 
-    By default the site computes what methods need of its images (statistics, histograms), and all scores,
-    with the job's own pipeline: intensities scaled, and volumes prepared, as the job's settings say. A script
-    that prepares its images in another way gives ``samples`` and ``score``.
+    By default the site computes scores, and the methods' statistics and histograms, with the job's pipeline:
+    intensities and volumes are prepared by the job's settings. A script with another preparation passes
+    ``samples`` and ``score``.
 
     Args:
         network: the network to train, with the entries of the job's. It gets the job's initial weights and
             the methods' layers, in place. ``None`` for the job's, as ``Federation.network``.
-        methods: the methods that the script was written for, as on the command line: another job is refused.
-        statistics: the channel statistics of the site's training images as the script prepares them, or these
-            images; for methods that normalise.
+        methods: the methods that the script was written for, as on the command line; another job is refused.
+        statistics: the channel statistics of the prepared training images, or these images; for methods that
+            normalise.
         samples: the script's training samples, dictionaries with ``image``, (C, *spatial), and ``label``,
-            prepared but neither augmented nor passed through the methods' transform. Statistics, histograms
-            and the site's weight in the average are of them.
+            prepared, but neither augmented nor passed through the methods' transform. They define
+            statistics, histograms and the site's weight.
         score: called with the network, in evaluation mode, and ``"validation"`` or ``"test"``; returns the
-            job's metric (Dice, accuracy) from 0 to 1 by the name of the case, ``None`` or NaN where a case
-            has nothing to score.
+            job's metric (Dice, accuracy) from 0 to 1 by the name of the case, ``None`` or NaN for a case
+            without a score.
         criterion: the script's loss of outputs and targets, for methods that use it; by default the job's.
 
     Returns:
@@ -124,25 +122,25 @@ def join(
         `Federation.step`.
 
     Raises:
-        MedFedAugError: when no job runs the script, a method cannot be given to a loop of one's own, or
-            network and job do not fit.
+        MedFedAugError: when no job runs the script, a method does not support a custom loop, or network and
+            job do not fit.
     """
-    desk, wait = _connect()
+    session, wait = _connect()
     names = None if methods is None else tuple(spec["name"] for spec in parse_methods(methods))
     if statistics is not None and not isinstance(statistics, ChannelStatistics):
         statistics = channel_statistics(statistics)
-    brought = Brought(network, names, statistics, samples, score, criterion)
-    return Federation(desk.join(brought), wait)
+    components = ScriptComponents(network, names, statistics, samples, score, criterion)
+    return Federation(session.join(components), wait)
 
 
 class FederationHandler:
-    """Lets one of MONAI's trainers (pytorch-ignite) take part: ``train_handlers=[FederationHandler(...)]``.
+    """Lets a MONAI trainer (pytorch-ignite) take part: ``train_handlers=[FederationHandler(...)]``.
 
     At each iteration it adds the methods' terms to the loss, and follows the steps of the trainer's
-    optimiser, also where gradients are accumulated.
+    optimiser, also with accumulated gradients.
 
     Args:
-        federation: of `join`.
+        federation: the result of `join`.
     """
 
     def __init__(self, federation: Federation) -> None:
@@ -150,7 +148,7 @@ class FederationHandler:
         self._followed: torch.optim.Optimizer | None = None
 
     def attach(self, engine: Any) -> None:
-        """Attach it to a `monai.engines.SupervisedTrainer`."""
+        """Attach the handler to a `monai.engines.SupervisedTrainer`."""
         from ignite.engine import Events
         from monai.engines import IterationEvents
         from monai.utils import CommonKeys as Keys
@@ -160,7 +158,7 @@ class FederationHandler:
             batch = (state[Keys.IMAGE], state[Keys.LABEL])
             state[Keys.LOSS] = state[Keys.LOSS] + self.federation.loss_terms(batch, state[Keys.PRED])
 
-        def follow(engine: Any) -> None:  # the trainer has no optimiser before it starts, in each round
+        def follow(engine: Any) -> None:  # in each round the trainer has no optimiser before it starts
             if self._followed is not engine.optimizer:
                 self._followed = engine.optimizer
                 self.federation.follow(engine.optimizer, lambda: engine.state.output[Keys.LOSS])
@@ -169,23 +167,23 @@ class FederationHandler:
         engine.add_event_handler(Events.STARTED, follow)
 
 
-def _connect() -> tuple[Desk, Wait]:
-    """The site, and what waits for its next round."""
-    if _given is not None:
-        return _given
-    # Imported here: who trains without NVFlare does not need it.
+def _connect() -> tuple[ScriptSession, Wait]:
+    """Return the session, and a function that waits for its next round."""
+    if _local is not None:
+        return _local
+    # Imported here: training without NVFlare does not need it.
     from nvflare import client as flare
     from nvflare.app_common.abstract.fl_model import FLModel
     from nvflare.fuel.data_event.data_bus import DataBus
 
-    found = DataBus().get_data(DESK)
-    if found is None:
+    shared = DataBus().get_data(SESSION_KEY)
+    if shared is None:
         raise MedFedAugError(
             "no job runs this script: start it with `medfedaug simulate --loop FILE`, or in a job that "
             "`medfedaug export --loop FILE` wrote"
         )
-    desk, start = found
-    if start not in _contexts:  # NVFlare keeps connections by name: one for each start of the script
+    session, start = shared
+    if start not in _contexts:  # NVFlare names connections: one for each start of the script
         _contexts.clear()
         _contexts[start] = flare.init(config_file=start)
         if flare.receive(ctx=_contexts[start]) is None:
@@ -197,4 +195,4 @@ def _connect() -> tuple[Desk, Wait]:
         model = flare.receive(ctx=context)
         return None if model is None else LocalRound(**model.meta[META])
 
-    return desk, wait
+    return session, wait

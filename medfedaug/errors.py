@@ -1,4 +1,4 @@
-"""Errors that a user meets: each is one line that names what is wrong, where, and what to do."""
+"""Errors for users: one line that names the problem, its place and a remedy."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ __all__ = [
     "withheld",
 ]
 
-# Around text that must not leave a site; of Unicode's private use area, and in no message that is shown.
+# Marks of text that must not leave a site, from Unicode's private use area; never shown.
 _NAME, _DETAIL, _END = "\ue000", "\ue001", "\ue002"
 _MARKS = re.compile(f"[{_NAME}{_DETAIL}{_END}]")
 _MARKED = re.compile(f"([{_NAME}{_DETAIL}])([^{_END}]*){_END}")
 
 
 def own(name: object) -> str:
-    """Mark what names a file, a case or a patient of a site in the text of an error.
+    """Mark a name of a file, case or patient in the text of an error.
 
-    ``str(error)`` shows it as it is; what the site sends has a pseudonym in its place.
+    ``str(error)`` shows the name; the site sends a pseudonym in its place.
     """
     return f"{_NAME}{_MARKS.sub('?', str(name))}{_END}"
 
 
 def withheld(text: object) -> str:
-    """Mark what another library said in the text of an error: what the site sends does not have it."""
+    """Mark the text of another library in an error, which the site does not send."""
     return f"{_DETAIL}{_MARKS.sub('?', str(text))}{_END}"
 
 
@@ -64,11 +64,7 @@ class MedFedAugError(Exception):
 
 
 def replace_own(error: MedFedAugError, stand_in: Callable[[str], str]) -> str:
-    """The line of an error with something else for what is the site's own.
-
-    Args:
-        error: the error.
-        stand_in: called with each name.
+    """Return the line of an error with a replacement for each marked name.
 
     Example:
         >>> replace_own(DataError("is constant", path="Meyer.nii"), lambda name: "a case")
@@ -78,17 +74,17 @@ def replace_own(error: MedFedAugError, stand_in: Callable[[str], str]) -> str:
 
 
 class ConfigError(MedFedAugError):
-    """A run was asked for that cannot be: an unknown method, network or option, or a combination of them."""
+    """Impossible run: an unknown method, network or option, or a combination of them."""
 
 
 class DataError(MedFedAugError):
     """A site's data cannot be used.
 
     Args:
-        problem: what is wrong, without a full stop.
-        site: the site's name, where one is concerned.
-        path: the file or folder, where one is concerned.
-        hint: what to do about it.
+        problem: the problem, without a full stop.
+        site: the name of the site, if any.
+        path: the file or folder, if any.
+        hint: the remedy.
     """
 
     def __init__(
@@ -102,36 +98,36 @@ class DataError(MedFedAugError):
 
 
 class MedFedAugWarning(UserWarning):
-    """Warning about something that may be intended; one line, as an error is."""
+    """Warning about possibly intended input, in one line."""
 
 
 WITH_BATCH_NORM = (
     "choose another network, or batch norm: norm='batch', on the command line "
     '--network-args \'{"norm": "batch"}\''
 )
-"""Remedy where a method finds no layer of its kind, for the command line and for Python."""
+"""Remedy for a method without a matching layer, for the command line and for Python."""
 
 
 def warn(problem: str, *, site: str | None = None, path: str | Path | None = None, hint: str = "") -> None:
-    """Warn with a line like that of `DataError`."""
+    """Warn with a line in the form of `DataError`."""
     warnings.warn(str(DataError(problem, site=site, path=path, hint=hint)), MedFedAugWarning, stacklevel=2)
 
 
 @contextmanager
-def warnings_to(tell: Callable[[str], None], told: set[str] | None = None) -> Iterator[None]:
-    """Give our warnings to a function in place of showing them, each once; others are shown as before.
+def warnings_to(tell: Callable[[str], None], seen: set[str] | None = None) -> Iterator[None]:
+    """Pass each of our warnings once to a function; show others as before.
 
     Args:
-        tell: called with each.
-        told: those that it was given earlier; new ones are added.
+        tell: called with the text of each warning.
+        seen: texts of earlier warnings, to which new ones are added.
     """
-    told = set() if told is None else told
+    seen = set() if seen is None else seen
 
     def show(message: Warning | str, category: type[Warning], *args: Any, **kwargs: Any) -> None:
         if not issubclass(category, MedFedAugWarning):
             before(message, category, *args, **kwargs)
-        elif str(message) not in told:
-            told.add(str(message))
+        elif str(message) not in seen:
+            seen.add(str(message))
             tell(str(message))
 
     with warnings.catch_warnings():
@@ -141,11 +137,11 @@ def warnings_to(tell: Callable[[str], None], told: set[str] | None = None) -> It
 
 
 class StorageError(MedFedAugError):
-    """A file could not be written; the one that was there before is as it was.
+    """A file cannot be written; an earlier file of this name is unchanged.
 
     Args:
         path: the file.
-        cause: what the operating system said.
+        cause: the error of the operating system.
     """
 
     def __init__(self, path: str | Path, cause: OSError) -> None:
@@ -159,10 +155,10 @@ class UpdateRefused(MedFedAugError):
     """Refusal of a site's update, which would damage the global model.
 
     Args:
-        site: who sent it.
+        site: the sender.
         key: the offending entry.
-        expected: what the server was waiting for.
-        got: what came.
+        expected: the expected value.
+        got: the received value.
     """
 
     def __init__(self, site: str, key: str, *, expected: str, got: str) -> None:
@@ -171,11 +167,11 @@ class UpdateRefused(MedFedAugError):
 
 
 class PrivacyRefused(MedFedAugError):
-    """A site keeps back what it was asked for, because its own privacy policy says so.
+    """Refusal of a request by a site's privacy policy.
 
     Args:
         site: the site.
-        reason: what the policy does not allow, without a full stop.
+        reason: the reason, without a full stop.
     """
 
     def __init__(self, site: str, reason: str) -> None:
@@ -184,11 +180,11 @@ class PrivacyRefused(MedFedAugError):
 
 
 class JobRefused(MedFedAugError):
-    """A site does not take part in a job, because its own rules for jobs say so.
+    """Refusal of a job by a site's rules.
 
     Args:
         site: the site.
-        reason: what the job wants, and the rule that does not allow it, without a full stop.
+        reason: the job's demand and the rule against it, without a full stop.
     """
 
     def __init__(self, site: str, reason: str) -> None:
@@ -197,7 +193,7 @@ class JobRefused(MedFedAugError):
 
 
 class ReaderError(ValueError):
-    """A file or folder cannot be read; its one line is shown whole, in a `DataError` that names the file."""
+    """A file or folder cannot be read; a `DataError` that names the file shows the whole line."""
 
 
 class RunFailed(MedFedAugError):

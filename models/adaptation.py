@@ -1,10 +1,9 @@
 """Batch norm whose statistics lie between an image's own and the federation's (FedFD, FedFD-A).
 
-`adapt_batch_norm` gives the batch norms of a network a second way to normalise and changes nothing else:
-modules, names and state dict stay the same, and so do all results until the second way is switched on.
-`interpolating` switches it on for a block of code, `AdaptiveBatchNorm.inference` for every pass in evaluation
-mode. `insert_instance_adapters` adds FedFD-A's small networks, which choose for each image how far to
-interpolate.
+`adapt_batch_norm` lets the batch norms of a network interpolate. Modules, names and state dict stay the same,
+and so do all results until interpolation is switched on: by `interpolating` for a block of code, by
+`AdaptiveBatchNorm.inference` for every pass in evaluation mode. `insert_instance_adapters` adds FedFD-A's
+small networks, which choose for each image how far to interpolate.
 """
 
 from __future__ import annotations
@@ -53,28 +52,27 @@ class Interpolation(Protocol):
     """Mix the statistics of the images and of the federation into those of a pass."""
 
     def __call__(
-        self, norm: AdaptiveBatchNorm, own: Statistics, federation: Statistics, voxels: int
+        self, norm: AdaptiveBatchNorm, local: Statistics, federation: Statistics, voxels: int
     ) -> Statistics:
-        """Mean and standard deviation to normalise with.
+        """Return mean and standard deviation for the normalisation.
 
         Args:
             norm: the layer.
-            own: mean and standard deviation of each image and channel, (B, C) each.
-            federation: those of the federation, (C,) each.
-            voxels: number of voxels over which they were computed.
+            local: mean and standard deviation of each image and channel, (B, C) each.
+            federation: mean and standard deviation of the federation, (C,) each.
+            voxels: number of voxels of an image.
         """
 
 
 class AdaptiveBatchNorm(nn.modules.batchnorm._BatchNorm):
     """A batch norm that can also normalise each image with interpolated statistics (FedFD-A Eq. 6).
 
-    Made from an existing batch norm by `adapt_batch_norm`. Parameters, buffers and their names are those of
-    the batch norm that it was.
+    `adapt_batch_norm` makes it from a batch norm, with the same parameters, buffers and names.
 
     Attributes:
-        inference: how to interpolate in evaluation mode; ``None`` for plain batch norm.
-        override: how to interpolate now, whatever the mode; see `interpolating`.
-        global_mean: the federation's mean, (C,); ``None``, the default, stands for the running mean.
+        inference: interpolation in evaluation mode; ``None`` for plain batch norm.
+        override: interpolation in both modes, see `interpolating`; ``None`` for the mode's.
+        global_mean: the federation's mean, (C,); ``None``, the default, for the running mean.
         global_var: the federation's variance, likewise.
     """
 
@@ -90,10 +88,7 @@ class AdaptiveBatchNorm(nn.modules.batchnorm._BatchNorm):
         self.global_mean, self.global_var = mean.to(self.running_mean), var.to(self.running_mean)
 
     def global_statistics(self) -> tuple[Tensor, Tensor]:
-        """The federation's mean and standard deviation, (C,) each, at least float32.
-
-        ``eps`` is inside the root.
-        """
+        """Return the federation's mean and √(variance + ``eps``), (C,) each, at least float32."""
         mean, var = (working_precision(value) for value in self._global())
         return mean, (var + self.eps).sqrt()
 
@@ -114,10 +109,10 @@ class AdaptiveBatchNorm(nn.modules.batchnorm._BatchNorm):
         return self.interpolated(x, how)
 
     def interpolated(self, x: Tensor, how: Interpolation) -> Tensor:
-        """Normalise with interpolated statistics, without a change of the running ones."""
+        """Normalise with interpolated statistics, without a change of the running statistics."""
         if x.dim() == 2:
-            # A feature without spatial dimensions has no statistics of its own: in training those of the
-            # batch are the local ones, and at inference the federation's are used alone.
+            # A feature without spatial dimensions has no instance statistics: training interpolates those of
+            # the batch, and inference uses the federation's alone.
             if not isinstance(how, RandomMix):
                 return nn.functional.batch_norm(x, *self._global(), self.weight, self.bias, eps=self.eps)
             return self.interpolated(x.t()[None], how)[0].t()
@@ -125,8 +120,8 @@ class AdaptiveBatchNorm(nn.modules.batchnorm._BatchNorm):
             return self.at_once(x, **how.shares(self, x))
 
         def move(mean: Tensor, var: Tensor) -> Statistics:
-            own = mean, (var + self.eps).sqrt()
-            mixed = how(self, own, self.global_statistics(), math.prod(x.shape[2:]))
+            local = mean, (var + self.eps).sqrt()
+            mixed = how(self, local, self.global_statistics(), math.prod(x.shape[2:]))
             return normalising(*mixed, self.weight, self.bias)
 
         return scale_by_moments(x, move)
@@ -174,39 +169,39 @@ _PLAIN = {adaptive: plain for plain, adaptive in _ADAPTIVE.items()}
 class RandomMix:
     """Draw u ~ U(low, high) per channel and call, the same for all images (FedFD Eq. 2), for training.
 
-    Beyond [0, 1] a deviation may come out below zero; it is held at the layer's ``eps``.
+    With u beyond [0, 1] a deviation could be negative; the layer's ``eps`` is its lower bound.
     """
 
     low: float = 0.0
     high: float = 1.0
 
     def __call__(
-        self, norm: AdaptiveBatchNorm, own: Statistics, federation: Statistics, voxels: int
+        self, norm: AdaptiveBatchNorm, local: Statistics, federation: Statistics, voxels: int
     ) -> Statistics:
         """Eq. 2, with the same u for the mean and the standard deviation."""
         u = torch.empty_like(federation[0]).uniform_(self.low, self.high)
-        mean, std = (mix_statistics(*pair, u) for pair in zip(own, federation, strict=True))
+        mean, std = (mix_statistics(*pair, u) for pair in zip(local, federation, strict=True))
         floor = self._floor(norm)
         return mean, std.clamp_min(floor) if floor else std
 
     def _floor(self, norm: AdaptiveBatchNorm) -> float:
-        """0 between two deviations that have eps in their roots."""
+        """Return the least deviation; 0 for u in [0, 1], where both deviations include eps."""
         return 0.0 if self.low >= 0 and self.high <= 1 else math.sqrt(norm.eps)
 
     def shares(self, norm: AdaptiveBatchNorm, x: Tensor) -> dict[str, Any]:
-        """Draw u; arguments of `AdaptiveBatchNorm.at_once`."""
+        """Draw u, and return arguments of `AdaptiveBatchNorm.at_once`."""
         u = torch.empty_like(working_precision(norm._global()[0])).uniform_(self.low, self.high)
         return {"share": u, "floor": self._floor(norm)}
 
 
 @dataclass
 class PairedBatch:
-    """Batch and its diversified self in one: normalise the first half as ever, interpolate the second."""
+    """Batch of images and the same images diversified: normalise the first half, interpolate the second."""
 
     how: RandomMix
 
     def normalised(self, norm: AdaptiveBatchNorm, x: Tensor) -> Tensor:
-        """Normalise both halves; the first moves the running statistics."""
+        """Normalise both halves; the first updates the running statistics."""
         if norm.training and norm.momentum is not None and x.dim() > 2 and has_operators(x):
             if norm.num_batches_tracked is not None:
                 norm.num_batches_tracked.add_(1)
@@ -223,27 +218,27 @@ class FixedAlpha:
     alpha: float = 0.5
 
     def __call__(
-        self, norm: AdaptiveBatchNorm, own: Statistics, federation: Statistics, voxels: int
+        self, norm: AdaptiveBatchNorm, local: Statistics, federation: Statistics, voxels: int
     ) -> Statistics:
         """Eq. 6."""
-        return _mixed(own, federation, own[0].new_full((len(own[0]), 1), self.alpha))
+        return _mixed(local, federation, local[0].new_full((len(local[0]), 1), self.alpha))
 
 
 @dataclass
 class RandomAlpha:
-    """Draw α ~ U(0, 1) per image and layer, from a generator of its own, so that scores can be repeated."""
+    """Draw α ~ U(0, 1) per image and layer, from its own seeded generator, for reproducible scores."""
 
     seed: int = 0
     _generator: torch.Generator | None = field(default=None, repr=False, compare=False)
 
     def __call__(
-        self, norm: AdaptiveBatchNorm, own: Statistics, federation: Statistics, voxels: int
+        self, norm: AdaptiveBatchNorm, local: Statistics, federation: Statistics, voxels: int
     ) -> Statistics:
         """Eq. 6."""
         if self._generator is None:
             self._generator = torch.Generator().manual_seed(self.seed)
-        alpha = torch.rand((len(own[0]), 1), generator=self._generator)
-        return _mixed(own, federation, alpha.to(own[0]))
+        alpha = torch.rand((len(local[0]), 1), generator=self._generator)
+        return _mixed(local, federation, alpha.to(local[0]))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RandomAlpha:
         # Generators cannot be copied; a copied network starts anew.
@@ -252,20 +247,20 @@ class RandomAlpha:
 
 @dataclass
 class InstanceAware:
-    """IABN: follow an image only where it deviates by more than sampling explains.
+    """IABN: follow an image only if it deviates by more than sampling explains.
 
     Gong et al., "NOTE: Robust Continual Test-time Adaptation Against Temporal Correlation", NeurIPS 2022.
-    With N voxels, the mean of an image that is like the federation's scatters by σ_G/√N and its variance by
-    σ_G²·√(2/(N−1)). The difference of each from the federation's is shrunk towards zero by k times that.
+    The mean of N voxels of the federation's distribution scatters by σ_G/√N and their variance by
+    σ_G²·√(2/(N−1)). The difference of each from the federation's shrinks towards zero by k times that.
     """
 
     k: float = 4.0
 
     def __call__(
-        self, norm: AdaptiveBatchNorm, own: Statistics, federation: Statistics, voxels: int
+        self, norm: AdaptiveBatchNorm, local: Statistics, federation: Statistics, voxels: int
     ) -> Statistics:
-        """The corrected mean and standard deviation."""
-        (mean, std), (global_mean, global_std) = own, federation
+        """Return the corrected mean and standard deviation."""
+        (mean, std), (global_mean, global_std) = local, federation
         global_var = global_std.square()
         mean = global_mean + _shrink(mean - global_mean, self.k * global_std / math.sqrt(voxels))
         scatter = self.k * global_var * math.sqrt(2.0 / max(voxels - 1, 1))
@@ -287,34 +282,33 @@ class LearnedAlpha:
     noise: bool = False
 
     def __call__(
-        self, norm: AdaptiveBatchNorm, own: Statistics, federation: Statistics, voxels: int
+        self, norm: AdaptiveBatchNorm, local: Statistics, federation: Statistics, voxels: int
     ) -> Statistics:
         """Eq. 6 with the adapter's α; a layer without an adapter uses the federation's statistics."""
-        images = len(own[0])
+        images = len(local[0])
         if not hasattr(norm, "adapter"):
-            return _mixed(own, federation, own[0].new_zeros(images, 1))
-        z = own[0].new_empty(images, 1).normal_() if self.noise else None
-        return _mixed(own, federation, norm.adapter(own[0] - federation[0], own[1] - federation[1], z))
+            return _mixed(local, federation, local[0].new_zeros(images, 1))
+        z = local[0].new_empty(images, 1).normal_() if self.noise else None
+        return _mixed(local, federation, norm.adapter(local[0] - federation[0], local[1] - federation[1], z))
 
     def shares(self, norm: AdaptiveBatchNorm, x: Tensor) -> dict[str, Any]:
-        """Draw z; arguments of `AdaptiveBatchNorm.at_once`."""
+        """Draw z, and return arguments of `AdaptiveBatchNorm.at_once`."""
         if not hasattr(norm, "adapter"):
             return {"share": x.new_zeros(norm.num_features)}
         z = working_precision(x[:0]).new_empty(len(x), 1).normal_() if self.noise else None
         return {"z": z, "adapter": norm.adapter.weights()}
 
 
-def _mixed(own: Statistics, federation: Statistics, alpha: Tensor) -> Statistics:
-    """Eq. 6, which is Eq. 2 with one α per image, (B, 1), in place of one u per channel."""
-    mean, std = (torch.lerp(there, here, alpha) for here, there in zip(own, federation, strict=True))
+def _mixed(local: Statistics, federation: Statistics, alpha: Tensor) -> Statistics:
+    """Return the statistics of Eq. 6: Eq. 2 with one α per image, (B, 1), in place of one u per channel."""
+    mean, std = (torch.lerp(federal, image, alpha) for image, federal in zip(local, federation, strict=True))
     return mean, std
 
 
 class UnsavedModule(nn.Module):
-    """A module in a network whose own parameters are no part of the network's state dict.
+    """A module whose parameters are no part of the network's state dict.
 
-    The network's checkpoint is then the same with and without it; a method sends these parameters as an
-    exchange of its own.
+    The network's checkpoint is the same with and without it; a method exchanges these parameters by itself.
     """
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
@@ -325,23 +319,23 @@ class UnsavedModule(nn.Module):
 
 
 class InstanceAdapter(UnsavedModule):
-    r"""Computes α for an image from the difference between its statistics and the federation's.
+    r"""Network that computes α of an image from the difference between its and the federation's statistics.
 
     .. math:: \alpha = \mathrm{clamp}(z \delta + \epsilon, 0, 1), \qquad
               [\delta; \epsilon] = G([\mu_i - \mu_G;\ \sigma_i - \sigma_G])
 
     FedFD-A Eq. 7: one α per image and layer. G is Linear(2C → C/16), ReLU, Linear(→ 2).
 
-    The parameters' `requires_grad` is off outside `training_adapters`, so that no optimiser of the network
-    takes them for its own.
+    The parameters' `requires_grad` is off outside `training_adapters`, so that the network's optimiser does
+    not train them.
 
     Args:
         channels: C.
         reduction: 16, which reproduces the paper's 11.31 M → 11.53 M parameters of a ResNet-18.
 
     Deviations:
-        The paper says nothing of the initial values. The last layer starts with weights 0 and biases δ = 0,
-        ε = 0.1: next to the plain network, and inside [0, 1], outside of which α has no gradient.
+        The paper has no initial values. The last layer starts with weights 0 and biases δ = 0, ε = 0.1: close
+        to the plain network, and inside [0, 1], outside of which α has no gradient.
     """
 
     def __init__(self, channels: int, reduction: int = 16) -> None:
@@ -354,25 +348,25 @@ class InstanceAdapter(UnsavedModule):
         self.requires_grad_(False)
 
     def forward(self, mean_difference: Tensor, std_difference: Tensor, z: Tensor | None = None) -> Tensor:
-        """α, (B, 1), from two differences (B, C) and z (B, 1); without z, z = 0, its mean."""
+        """Return α, (B, 1), given two differences (B, C) and z (B, 1); without z, z = 0, its mean."""
         return instance_share(mean_difference, std_difference, *self.weights(), z)
 
     def weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """G's parameters, layer by layer."""
+        """Return G's parameters, layer by layer."""
         return self.hidden_weight, self.hidden_bias, self.out_weight, self.out_bias
 
 
 def adapt_batch_norm(net: Network) -> Network:
     """Make every batch norm with running statistics an `AdaptiveBatchNorm`.
 
-    The modules stay the same objects, with their hooks, names and entries; only their class is another, as
-    with PyTorch's parametrisations.
+    The modules stay the same objects, with their hooks, names and entries; only their class changes, as with
+    PyTorch's parametrisations.
 
     Args:
-        net: the network, changed in place; batch norms that are adaptive already stay so.
+        net: the network, changed in place; adaptive batch norms stay as they are.
 
     Returns:
-        `net` itself. In training and evaluation it computes what it computed before.
+        `net` itself, with the same results in training and evaluation.
 
     Raises:
         ValueError: when there is no batch norm with running statistics.
@@ -386,19 +380,17 @@ def adapt_batch_norm(net: Network) -> Network:
             module.register_buffer("global_mean", None, persistent=False)
             module.register_buffer("global_var", None, persistent=False)
     if not adaptive_norms(net):
-        raise ValueError(
-            f"{type(net).__name__} has no batch norm with running statistics to interpolate; "
-            f"{WITH_BATCH_NORM}"
-        )
+        kind = type(net).__name__
+        raise ValueError(f"{kind} has no batch norm with running statistics;  {WITH_BATCH_NORM}")
     return net
 
 
 def insert_instance_adapters(net: Network, reduction: int = 16) -> Network:
     """FedFD-A: an `InstanceAdapter` before each batch norm, used in evaluation mode.
 
-    Evaluation takes one forward pass, in which each image is treated by itself, so that the size of the batch
-    plays no part. In training mode nothing changes; the adapters are trained within `training_adapters`. The
-    network's state dict does not hold them (`instance_adapters` gives them by name).
+    Evaluation takes one forward pass, whose result for an image does not depend on the batch. In training
+    mode nothing changes; `training_adapters` is the context to train adapters. The network's state dict does
+    not hold them (`instance_adapters` returns them by name).
 
     Args:
         net: the network, 2D or 3D, changed in place.
@@ -408,12 +400,12 @@ def insert_instance_adapters(net: Network, reduction: int = 16) -> Network:
         `net` itself.
 
     Raises:
-        ValueError: when there is no batch norm of features with spatial dimensions, or there are adapters
-            already.
+        ValueError: when the network has no batch norm of features with spatial dimensions, or already has
+            adapters.
 
     Deviations:
         Batch norms of fully connected layers get no adapter, since a feature without spatial dimensions has
-        no statistics of its own.
+        no instance statistics.
 
     Example:
         >>> from monai.networks.nets import resnet18
@@ -435,7 +427,7 @@ def insert_instance_adapters(net: Network, reduction: int = 16) -> Network:
 
 
 def remove_instance_adapters(net: Network) -> Network:
-    """The plain network again: its batch norms are batch norms, and the adapters are gone."""
+    """Remove the adapters, and make adaptive batch norms plain batch norms again."""
     for norm in adaptive_norms(net).values():
         norm._modules.pop("adapter", None)
         for name in ("global_mean", "global_var"):
@@ -447,18 +439,18 @@ def remove_instance_adapters(net: Network) -> Network:
 
 
 def adaptive_norms(net: nn.Module) -> dict[str, AdaptiveBatchNorm]:
-    """The adaptive batch norms by dotted name, in the order of the network's modules."""
+    """Return the adaptive batch norms by dotted name, in the order of the network's modules."""
     return {name: module for name, module in net.named_modules() if isinstance(module, AdaptiveBatchNorm)}
 
 
 def instance_adapters(net: nn.Module) -> dict[str, InstanceAdapter]:
-    """The adapters by the dotted name of their batch norm, in the order of the network's modules."""
+    """Return the adapters by the dotted name of their batch norm, in the order of the network's modules."""
     return {name: norm.adapter for name, norm in adaptive_norms(net).items() if hasattr(norm, "adapter")}
 
 
 @contextmanager
 def interpolating(net: nn.Module, how: Interpolation | PairedBatch) -> Iterator[None]:
-    """A context in which all adaptive batch norms interpolate, in training mode as well.
+    """A context in which all adaptive batch norms interpolate, in training mode too.
 
     Running statistics do not change in it.
     """
@@ -469,17 +461,17 @@ def interpolating(net: nn.Module, how: Interpolation | PairedBatch) -> Iterator[
             norm.override = how
         yield
     finally:
-        for norm, how_before in zip(norms, before, strict=True):
-            norm.override = how_before
+        for norm, override in zip(norms, before, strict=True):
+            norm.override = override
 
 
 @contextmanager
 def training_adapters(net: nn.Module) -> Iterator[list[nn.Parameter]]:
     """A context for the forward pass that trains the adapters; its value is the list of their parameters.
 
-    The network is in evaluation mode, since the adapters are to learn the condition at test time: running
-    statistics do not change and random layers are off. z is drawn (Eq. 7). Compute the gradients of these
-    parameters with `torch.autograd.grad`; those of the network are then not computed at all.
+    The network is in evaluation mode, as at test time: running statistics do not change and random layers are
+    off. z is drawn (Eq. 7). Compute the gradients of these parameters with `torch.autograd.grad`, which skips
+    the gradients of the network.
     """
     parameters = [p for adapter in instance_adapters(net).values() for p in adapter.parameters()]
     trained = [p for p in net.parameters() if p.requires_grad]

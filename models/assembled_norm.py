@@ -1,4 +1,4 @@
-"""Batch norm and instance norm together in the place of a batch norm (gPerXAN)."""
+"""Batch norm and instance norm assembled in place of a batch norm (gPerXAN)."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Network = TypeVar("Network", bound=nn.Module)
 
 @dataclass
 class InstanceBranch:
-    """The instance norm beside one batch norm: leaves with a gradient, and no parameters of the network.
+    """Instance norm of one batch norm: leaves with a gradient, and no parameters of the network.
 
     Args:
-        weight: (C,), 1 at first.
-        bias: (C,), 0 at first.
-        scores: of the batch norm and of the instance norm, (2,), both 1 at first.
+        weight: (C,), initially 1.
+        bias: (C,), initially 0.
+        scores: of the batch norm and of the instance norm, (2,), initially 1.
     """
 
     weight: Tensor
@@ -35,7 +35,7 @@ class InstanceBranch:
 
 
 def assemble_norms(net: Network) -> Network:
-    r"""Put an instance norm beside every batch norm that keeps statistics (XAN).
+    r"""Add an instance norm to every batch norm that keeps statistics (XAN).
 
     .. math:: \mathrm{XAN}(h) = s_1\, \mathrm{BN}(h) + s_2\, \mathrm{IN}(h), \qquad
               s = \mathrm{softmax}(\text{scores})
@@ -47,42 +47,40 @@ def assemble_norms(net: Network) -> Network:
         net: changed in place.
 
     Deviations:
-        A feature without spatial dimensions has no statistics of its own: there the batch norm is alone.
+        A feature without spatial dimensions has no instance statistics, and gets the batch norm alone.
     """
     for module in net.modules():
         if isinstance(module, _BatchNorm) and module.running_mean is not None:
-            one = torch.ones_like(module.running_mean)
-            leaves = (one, torch.zeros_like(one), one.new_ones(2))
-            # In the module's dictionary, and not among its parameters: a copied network has its own.
+            ones = torch.ones_like(module.running_mean)
+            leaves = (ones, torch.zeros_like(ones), ones.new_ones(2))
+            # The module's dictionary, unlike its parameters, is no part of the state dict, and is copied.
             module.__dict__["instance"] = InstanceBranch(*(leaf.requires_grad_() for leaf in leaves))
-            # Before all other hooks, which see XAN(h). A hook is given the module, in a copy the copy's.
-            hook = _Assemble()
-            hook.handle = module.register_forward_hook(hook, prepend=True)
+            _Assemble().register_first(module)
     if not assembled_norms(net):
         raise ValueError(f"{type(net).__name__} has no batch norm that keeps statistics; {WITH_BATCH_NORM}")
     return net
 
 
 def assembled_norms(net: nn.Module) -> dict[str, _BatchNorm]:
-    """The batch norms that `assemble_norms` changed, by dotted name."""
+    """Return the batch norms that `assemble_norms` changed, by dotted name."""
     return {name: m for name, m in net.named_modules() if isinstance(m, _BatchNorm) and "instance" in vars(m)}
 
 
 def place_branches(net: nn.Module) -> None:
-    """Move the instance norms to where their batch norms are, which a network's own `to` leaves behind.
+    """Move the instance norms to the device of their batch norms; `net.to` does not move them.
 
-    They are new leaves there: call it before an optimiser takes them.
+    It makes new leaves: call it before the optimiser is made.
     """
     for norm in assembled_norms(net).values():
         assert norm.running_mean is not None
         leaves = vars(vars(norm)["instance"]).values()
         if any(leaf.device != norm.running_mean.device for leaf in leaves):
-            moved = (leaf.detach().to(norm.running_mean.device).requires_grad_() for leaf in leaves)
-            norm.__dict__["instance"] = InstanceBranch(*moved)
+            placed = (leaf.detach().to(norm.running_mean.device).requires_grad_() for leaf in leaves)
+            norm.__dict__["instance"] = InstanceBranch(*placed)
 
 
 def copied_branches(net: nn.Module) -> dict[str, InstanceBranch]:
-    """The instance norms of a network as they are now and without a gradient, by dotted name."""
+    """Return copies of a network's instance norms without a gradient, by dotted name."""
     return {
         name: InstanceBranch(*(leaf.detach().clone() for leaf in vars(vars(norm)["instance"]).values()))
         for name, norm in assembled_norms(net).items()
@@ -91,7 +89,7 @@ def copied_branches(net: nn.Module) -> dict[str, InstanceBranch]:
 
 @contextmanager
 def with_branches(net: nn.Module, branches: Mapping[str, InstanceBranch]) -> Iterator[None]:
-    """A context in which a network has other instance norms, by dotted name, in the place of its own."""
+    """A context that replaces a network's instance norms, by dotted name."""
     norms = assembled_norms(net)
     before = {name: vars(norm)["instance"] for name, norm in norms.items()}
     try:

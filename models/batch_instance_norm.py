@@ -23,7 +23,7 @@ class BatchShare(UnsavedModule):
     """ρ of one batch norm: a parameter of the network, but no entry of its state dict.
 
     Args:
-        like: (C,), which says where the parameter is.
+        like: (C,), for the device and the type of the parameter.
     """
 
     def __init__(self, like: Tensor) -> None:
@@ -32,7 +32,7 @@ class BatchShare(UnsavedModule):
 
 
 def mix_instance_norms(net: Network) -> Network:
-    r"""Let every batch norm that keeps statistics mix in those of each image (Nam and Kim, NeurIPS 2018).
+    r"""Let every batch norm that keeps statistics mix in each image's statistics (Nam and Kim, NeurIPS 2018).
 
     .. math:: y = \bigl(\rho\, \hat x_B + (1 - \rho)\, \hat x_I\bigr)\, \gamma + \beta
 
@@ -43,7 +43,7 @@ def mix_instance_norms(net: Network) -> Network:
         net: changed in place.
 
     Deviations:
-        A feature without spatial dimensions has no statistics of its own: there ρ has no effect.
+        ρ has no effect on features without spatial dimensions, which have no instance statistics.
     """
     norms = [m for m in net.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
     if not norms:
@@ -51,16 +51,14 @@ def mix_instance_norms(net: Network) -> Network:
     for norm in norms:
         assert norm.running_mean is not None
         norm.add_module("batch_share", BatchShare(norm.running_mean))
-        # Before all other hooks, which see the result. A hook is given the module, in a copy the copy's.
-        hook = _MixInstance()
-        hook.handle = norm.register_forward_hook(hook, prepend=True)
+        _MixInstance().register_first(norm)
     return net
 
 
 def batch_shares(net: nn.Module) -> dict[str, nn.Parameter]:
     """ρ by the dotted name of its batch norm."""
-    found = ((name, m) for name, m in net.named_modules() if isinstance(m, BatchShare))
-    return {name.removesuffix(".batch_share"): module.share for name, module in found}
+    modules = ((name, m) for name, m in net.named_modules() if isinstance(m, BatchShare))
+    return {name.removesuffix(".batch_share"): module.share for name, module in modules}
 
 
 class _MixInstance(PickledHook):
@@ -72,7 +70,7 @@ class _MixInstance(PickledHook):
         def move(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
             return normalising(mean, (var + norm.eps).sqrt(), norm.weight, norm.bias)
 
-        own = norm.get_submodule("batch_share")
-        assert isinstance(own, BatchShare)
-        share = own.share.to(batch.dtype).view(-1, *[1] * (x.dim() - 2))
+        module = norm.get_submodule("batch_share")
+        assert isinstance(module, BatchShare)
+        share = module.share.to(batch.dtype).view(-1, *[1] * (x.dim() - 2))
         return torch.lerp(scale_by_moments(x, move).to(batch.dtype), batch, share)

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 
 class StagedClassifier(nn.Module):
-    """Convolutional stages in a row, then a classifier.
+    """Convolutional stages in sequence, then a classifier.
 
     Args:
-        stages: the stages; each ends with its pooling where it has one.
+        stages: the stages; each ends with its pooling, if it has one.
         head: maps the features of the last stage, (B, C, *spatial), to logits, (B, classes).
     """
 
@@ -26,8 +26,8 @@ class StagedClassifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, in_channels, *spatial) -> logits, (B, classes)."""
-        found: Tensor = self.head(self.encoder(x))
-        return found
+        logits: Tensor = self.head(self.encoder(x))
+        return logits
 
 
 def _stage(
@@ -88,15 +88,8 @@ def digits_cnn(spatial_dims: int = 2, in_channels: int = 3, out_channels: int = 
 
     Three convolutions of 5 x 5 with 64, 64 and 128 channels, the first two followed by pooling, and three
     fully connected layers with 2048 and 512 units; batch norm throughout. It is the network of the digits
-    benchmark of FedBN (Li et al., ICLR 2021).
-
-    Args:
-        spatial_dims: 2 as in the paper, or 3.
-        in_channels: channels of the image.
-        out_channels: number of classes.
-
-    Returns:
-        The network. For images of another size the last features are pooled to 7 in each direction.
+    benchmark of FedBN (Li et al., ICLR 2021). The arguments are as for `alexnet`. The last features of images
+    of another size are pooled to 7 in each direction.
     """
     pool = (2, 2)
     stages = [
@@ -108,24 +101,13 @@ def digits_cnn(spatial_dims: int = 2, in_channels: int = 3, out_channels: int = 
 
 
 def lenet5(spatial_dims: int = 2, in_channels: int = 1, out_channels: int = 10) -> StagedClassifier:
-    """LeNet-5 (LeCun et al., 1998) with batch norm, ReLU and max pooling, as it is used today.
+    """LeNet-5 (LeCun et al., 1998) with today's batch norm, ReLU and max pooling, for 32 x 32 pixels.
 
-    Two stages of 6 and 16 channels, fully connected layers of 120 and 84 units.
-
-    Args:
-        spatial_dims: 2 as in the paper, or 3.
-        in_channels: channels of the image.
-        out_channels: number of classes.
-
-    Returns:
-        The network, for images of 32 x 32 pixels as in the paper; from other sizes the last features are
-        pooled to 5 in each direction.
+    Two stages of 6 and 16 channels, fully connected layers of 120 and 84 units. The arguments are as for
+    `alexnet`. The last features of images of another size are pooled to 5 in each direction.
     """
     pool = (2, 2)
-    stages = [
-        _stage(spatial_dims, in_channels, 6, 5, 1, 0, pool),
-        _stage(spatial_dims, 6, 16, 5, 1, 0, pool),
-    ]
+    stages = [_stage(spatial_dims, in_channels, 6, 5, 1, 0, pool), _stage(spatial_dims, 6, 16, 5, 1, 0, pool)]
     return StagedClassifier(stages, _head(spatial_dims, 16, 5, (120, 84), out_channels))
 
 
@@ -133,7 +115,7 @@ class SwinClassifier(nn.Module):
     """Swin transformer for classification, made of the encoder of MONAI's SwinUNETR; Swin-T by default.
 
     The patch merging between two stages is part of the earlier one; the last stage has none, as in the
-    original (Liu et al., ICCV 2021). It has layer norm only.
+    original (Liu et al., ICCV 2021). Its only norm is layer norm.
 
     Args:
         spatial_dims: 2 or 3.
@@ -172,7 +154,7 @@ class SwinClassifier(nn.Module):
             spatial_dims=spatial_dims,
         )
         self.encoder.layers4[0].downsample = None  # type: ignore[assignment]
-        # Features after the stages: the merging doubles the channels.
+        # The patch merging at the end of a stage doubles the channels.
         self.widths = tuple(embed_dim * factor for factor in (2, 4, 8, 8))
         self.pool = Pool[Pool.ADAPTIVEAVG, spatial_dims](1)
         self.norm = nn.LayerNorm(self.widths[-1])
@@ -182,12 +164,12 @@ class SwinClassifier(nn.Module):
         """(B, in_channels, *spatial) -> logits, (B, classes)."""
         features = self.encoder(x, normalize=False)[-1]
         normalized = self.norm(features.movedim(1, -1)).movedim(-1, 1)
-        found: Tensor = self.head(self.pool(normalized).flatten(1))
-        return found
+        logits: Tensor = self.head(self.pool(normalized).flatten(1))
+        return logits
 
 
 class ViTClassifier(ViT):
-    """MONAI's vision transformer, whose output is the logits alone.
+    """MONAI's vision transformer, with the logits as its only output.
 
     Args:
         spatial_dims: 2 or 3.
@@ -201,5 +183,5 @@ class ViTClassifier(ViT):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, in_channels, *img_size) -> logits, (B, num_classes)."""
-        found: Tensor = super().forward(x)[0]  # type: ignore[no-untyped-call]
-        return found
+        logits: Tensor = super().forward(x)[0]  # type: ignore[no-untyped-call]
+        return logits

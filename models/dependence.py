@@ -13,32 +13,23 @@ from medfedaug.models.substitution import call_with
 
 
 class _Reached(Exception):
-    """The pass has come to the stage."""
+    """Raised when the pass reaches the stage."""
 
 
 def modules_before(net: nn.Module, stage: Stage) -> list[nn.Module]:
-    """The modules whose parameters the features of a stage depend on.
+    """Return the modules with parameters on which the features of a stage depend.
 
-    They are found by one pass, in evaluation mode, that carries shapes and gradients but no values (PyTorch's
-    ``meta`` device): the order in which a network's modules are registered need not be that of its layers. A
-    module without parameters is not found.
-
-    Args:
-        net: a network whose stages are known; it stays as it is.
-        stage: one of them.
+    One pass in evaluation mode, with shapes and gradients but no values (PyTorch's ``meta`` device), finds
+    them: the order in which a network registers its modules need not be the order of its layers.
     """
-    parameters = {
-        name: torch.empty_like(parameter, device="meta").requires_grad_()
-        for name, parameter in net.named_parameters(remove_duplicate=False)
-    }
-    buffers = {
-        name: torch.empty_like(buffer, device="meta")
-        for name, buffer in net.named_buffers(remove_duplicate=False)
-    }
-    found: list[Tensor] = []
+    named = dict(net.named_parameters(remove_duplicate=False))
+    parameters = {key: torch.empty_like(p, device="meta").requires_grad_() for key, p in named.items()}
+    named_buffers = net.named_buffers(remove_duplicate=False)
+    buffers = {key: torch.empty_like(buffer, device="meta") for key, buffer in named_buffers}
+    outputs: list[Tensor] = []
 
     def keep(features: Tensor) -> None:
-        found.append(features)
+        outputs.append(features)
         raise _Reached
 
     handle = stage.watch(net, keep)
@@ -51,15 +42,15 @@ def modules_before(net: nn.Module, stage: Stage) -> list[nn.Module]:
         raise ValueError(f"no image reaches stage {stage.name}: {error}") from error
     finally:
         handle.remove()
-    if not found:
+    if not outputs:
         raise ValueError(f"no image reaches stage {stage.name}")
-    gradients = torch.autograd.grad(found[0].sum(), list(parameters.values()), allow_unused=True)
+    gradients = torch.autograd.grad(outputs[0].sum(), list(parameters.values()), allow_unused=True)
     reached = {name for name, gradient in zip(parameters, gradients, strict=True) if gradient is not None}
     owners = {name.rpartition(".")[0] for name in reached}
     return [module for name, module in net.named_modules(remove_duplicate=False) if name in owners]
 
 
 def _image(net: nn.Module) -> tuple[int, ...]:
-    """The shape of a batch that a network takes, (B, C, *spatial)."""
+    """Return the shape of a batch that a network takes, (B, C, *spatial)."""
     first = next(module for module in net.modules() if isinstance(module, _ConvNd))
     return 1, first.in_channels, *some_size(net, first.weight.dim() - 2)

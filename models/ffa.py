@@ -36,8 +36,8 @@ class FFALayer(StageLayer):
               \hat\sigma \sim \mathcal{N}(\sigma, (\gamma_\sigma + 1) \odot \Sigma_\sigma^2)
 
     where :math:`\mu, \sigma` are the statistics of each image and channel (Eq. 2), :math:`\Sigma^2` their
-    variance in the batch (Eq. 4), and :math:`\gamma` comes from the server (Eq. 6 and 7, `set_gamma`). In
-    return the layer keeps running statistics for the server (Eq. 5, `statistics`):
+    variance in the batch (Eq. 4), and :math:`\gamma` comes from the server (Eq. 6 and 7, `set_gamma`). The
+    layer keeps running statistics for the server (Eq. 5, `statistics`):
 
     .. math:: \bar\mu \leftarrow \alpha\bar\mu + (1 - \alpha)\mathbb{E}_B[\mu], \qquad
               \bar\sigma \leftarrow \alpha\bar\sigma + (1 - \alpha)\mathbb{E}_B[\sigma]
@@ -47,18 +47,17 @@ class FFALayer(StageLayer):
     dict, so that a network has the same checkpoint with and without it. In each round of a federation the
     order is `start_round`, `set_gamma`, training, `statistics`.
 
-    A batch of one image has no variance over the batch: the layer is not active in it, whatever `prob`, and
-    warns, but for `variance="random"`.
+    A batch of one image has no variance over the batch: unless `variance="random"`, the layer is then
+    inactive and warns. It also warns of fewer than nine positions, whose standard deviation is mostly chance.
 
-    Where several processes train together (`DistributedDataParallel`, whose group `torch.distributed` then
-    has), :math:`\Sigma^2` and the running statistics are those of the batches of all processes, as in one
-    process with the same images: the layer exchanges 2C numbers per image of the batch and call, and all
-    processes share the draw whether it is active. Noise is drawn for each image by the process that has it,
-    which also counts it. Each process must call the layer equally often.
+    If several processes train together (`DistributedDataParallel`, in the group of `torch.distributed`),
+    :math:`\Sigma^2` and the running statistics are over the batches of all processes, as in one process with
+    the same images: the layer exchanges 2C numbers per image of the batch and call, and all processes share
+    the draw whether it is active. The process of an image draws its noise and counts it. Each process must
+    call the layer equally often.
 
-    Until the first `set_gamma`, :math:`\gamma` is zero, which is the augmentation by the site's own variance,
-    as in FedFA-C and in training without a federation. `medfedaug.runs.finished_run.FinishedRun.gamma` has
-    the
+    Until the first `set_gamma`, :math:`\gamma` is zero: the layer augments by the site's own variance, as in
+    FedFA-C and in training without a federation. `medfedaug.runs.finished_run.FinishedRun.gamma` has the
     :math:`\gamma` of a finished run.
 
     Shapes:
@@ -70,38 +69,35 @@ class FFALayer(StageLayer):
         prob: probability p that the layer is active in a call.
         momentum: :math:`\alpha`.
         eps: added to the spatial variance before its root.
-        variance: where the variances of the Gaussians come from. "adaptive": as above. "direct": the same
-            formula, but the server sends the variances across sites unmodulated (Table 11). "client":
-            :math:`\Sigma^2` alone (FedFA-C). "random": standard deviation 0.5 in every channel (FedFA-R).
-        running: what `start_round` does with the running statistics. "reset": back to 0 and 1 (Algorithm 1).
-            "continue": nothing, as in the paper's public code.
+        variance: the variances of the Gaussians. "adaptive": as above. "direct": the same formula, with
+            unmodulated variances across sites from the server (Table 11). "client": :math:`\Sigma^2` alone
+            (FedFA-C). "random": standard deviation 0.5 in every channel (FedFA-R).
+        running: the effect of `start_round` on the running statistics. "reset": back to 0 and 1 (Algorithm
+            1). "continue": none, as in the paper's public code.
         bias_correction: let `statistics` remove the share of the start values. Only with `running="reset"`:
-            with statistics that continue it would be applied to what is already corrected, and grow every
-            round.
-        synchronise: whether processes of `torch.distributed` share the statistics of their batches. ``False``
-            where they train networks of their own.
-
-    With fewer than nine positions the layer warns: their standard deviation is mostly chance.
+            continued statistics would be corrected again in every round.
+        synchronise: share the statistics of batches between processes of `torch.distributed`. ``False`` if
+            each process trains its own network.
 
     Attributes:
         num_active_batches: calls since the running statistics were reset in which the layer was active.
         sampled_std_count: number of :math:`\hat\sigma` sampled so far (one per image and channel).
-        negative_std_count: how many of them were negative.
+        negative_std_count: number of negative :math:`\hat\sigma` among them.
 
     Raises:
         ValueError: when an argument is out of its range; on a call in training, when the features are not
             (B, num_channels, *spatial).
 
     Deviations:
-        * The papers print no `eps`; it is inside the root, so :math:`\sigma` and its running average include
-          it.
+        * The papers print no `eps`; it is inside the root, so that :math:`\sigma` and its running average
+          include it.
         * A sampled :math:`\hat\sigma` can be negative, which mirrors the channel about its mean. The papers
           do not mention it: the sign is kept, and counted.
         * The running statistics of Algorithm 2 are accumulated when the layer is active; Algorithm 1 starts
           them at 0 and 1 every round, so that with :math:`\alpha = 0.99` and few steps they stay near 0 and
           1. That is the default here too; `bias_correction` divides by :math:`1 - \alpha^t`.
-        * The paper's public code differs from it in the unbiased variance over the batch, and in continuing
-          the running statistics across rounds.
+        * The paper's public code differs from the paper: it has the unbiased variance over the batch, and
+          continues the running statistics across rounds.
 
     Example:
         >>> layer = FFALayer(2, prob=1.0)
@@ -194,14 +190,14 @@ class FFALayer(StageLayer):
         self._warn_of_few(x)
         if torch.compiler.is_compiling():
             # A branch on a random number would break the graph; both results are cheap next to a convolution.
-            drawn = torch.rand((), device=x.device)
-            return self._augment(x, (drawn_together(drawn) if together else drawn) < self.prob, together)
+            draw = torch.rand((), device=x.device)
+            return self._augment(x, (drawn_together(draw) if together else draw) < self.prob, together)
         if together:
-            drawn = drawn_together(torch.rand((), device=x.device))
-            return self._augment(x, None, True) if float(drawn) < self.prob else x
+            draw = drawn_together(torch.rand((), device=x.device))
+            return self._augment(x, None, True) if float(draw) < self.prob else x
         if has_operators(x):
             return self._augment_by_operators(x)
-        # The draw is made on the CPU, so that a GPU need not be waited for.
+        # A draw on the CPU does not wait for a GPU.
         return self._augment(x) if float(torch.rand(1)) < self.prob else x
 
     @torch.jit.unused
@@ -227,12 +223,12 @@ class FFALayer(StageLayer):
         return self.synchronise and several_processes()
 
     @torch.jit.unused
-    def _of_all(self, mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
+    def _gather(self, mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
         both = rows_of_all(torch.cat([mean, std], dim=1))
         return both[:, : self.num_channels], both[:, self.num_channels :]
 
     def _augment(self, x: Tensor, active: Tensor | None = None, together: bool = False) -> Tensor:
-        """Algorithm 2 for an active layer; with `active`, the same or nothing, decided by its value."""
+        """Run Algorithm 2 for an active layer; the value of `active`, if given, decides whether it is."""
         at_once = False
         if not torch.jit.is_scripting():
             plain = active is None and not together and self.variance != "random"
@@ -242,7 +238,7 @@ class FFALayer(StageLayer):
         mean, std = feature_statistics(x, self.eps)
         means, stds = mean, std
         if together:
-            means, stds = self._of_all(mean, std)
+            means, stds = self._gather(mean, std)
         if self.variance == "random":
             # FedFA-R: one standard deviation for all channels (FedFA+ section 5.1).
             spread_mean = torch.full_like(mean[0], 0.5)
@@ -264,16 +260,16 @@ class FFALayer(StageLayer):
     @torch.jit.unused
     def _augment_at_once(self, x: Tensor) -> Tensor:
         noise = torch.empty(2, *x.shape[:2], dtype=working_precision(x[:0]).dtype, device=x.device)
-        for of_one in noise:
-            of_one.normal_()
-        found = augment_at_once(x, 1.0 + torch.stack(self._gammas()), noise, self.eps)
-        mean, std = found.statistics.mean(dim=1)
-        self._accumulate(mean, std, found.sampled_std)
-        return found.features
+        for draws in noise:
+            draws.normal_()
+        augmented = augment_at_once(x, 1.0 + torch.stack(self._gammas()), noise, self.eps)
+        mean, std = augmented.statistics.mean(dim=1)
+        self._accumulate(mean, std, augmented.sampled_std)
+        return augmented.features
 
     @torch.jit.unused
     def _augment_by_operators(self, x: Tensor) -> Tensor:
-        """Algorithm 2 in a few operators, active or not as a draw on the device says."""
+        """Run Algorithm 2 by a few operators; a draw on the device decides whether the layer is active."""
         x = x if type(x) is Tensor else x.as_subclass(Tensor)
         draws = torch.empty(
             2 * x.shape[:2].numel() + 1, dtype=working_precision(x[:0]).dtype, device=x.device
@@ -300,7 +296,7 @@ class FFALayer(StageLayer):
     def _accumulate(
         self, mean: Tensor, std: Tensor, sampled_std: Tensor, active: Tensor | None = None
     ) -> None:
-        """Eq. 5, from means over the batch (C,), and the count of negative standard deviations."""
+        """Update running statistics (Eq. 5), given means over the batch (C,), and the counts."""
         share, dtype = 1.0 - self.momentum, self.running_mean.dtype
         negative = (sampled_std < 0).sum()
         if active is None:
@@ -322,7 +318,7 @@ class FFALayer(StageLayer):
 
     @torch.jit.unused
     def statistics(self) -> tuple[Tensor, Tensor]:
-        """The running statistics of this round, for the server.
+        """Return the running statistics of this round, for the server.
 
         Returns:
             `(mean, std)`, (C,) each, copies. With `bias_correction` and after t active batches they are
@@ -334,12 +330,12 @@ class FFALayer(StageLayer):
         if not self.bias_correction or steps == 0:
             return mean, std
         start = self.momentum**steps
-        # Where every deviation is zero, what is left of the subtraction can be a negative rounding error.
+        # With deviations of zero the subtraction can leave a negative rounding error.
         return mean / (1.0 - start), ((std - start) / (1.0 - start)).clamp_min(0.0)
 
     @torch.jit.unused
     def set_gamma(self, gamma_mean: Tensor, gamma_std: Tensor) -> None:
-        """Take over what the server computed from the statistics of all sites.
+        """Set the server's modulated variances over the statistics of all sites.
 
         Args:
             gamma_mean: modulated variance of the mean, (C,) (`medfedaug.functional.student_t_modulation`);
@@ -369,8 +365,7 @@ class FFALayer(StageLayer):
             self.num_active_batches.zero_()
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "FFALayer":
-        # `net.half()` must not round the statistics: an average with weight 0.99 stands still in half
-        # precision.
+        # `net.half()` must not round statistics: an average with weight 0.99 stands still in float16.
         names = ("running_mean", "running_std", "gamma_mean", "gamma_std")
         before = {name: getattr(self, name) for name in names}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -390,5 +385,5 @@ class FFALayer(StageLayer):
 
 @cache
 def _quantile(prob: float) -> float:
-    """The number that a standard normal draw is below with a probability."""
+    """Return the quantile of the standard normal distribution."""
     return NormalDist().inv_cdf(prob) if 0.0 < prob < 1.0 else (2.0 * prob - 1.0) * float("inf")

@@ -33,12 +33,12 @@ def freeze(net: nn.Module, patterns: Sequence[str]) -> frozenset[str]:
         return frozenset()
     entries, frozen = net.state_dict(keep_vars=True), set()
     for pattern in patterns:
-        found = {id(value) for name, value in entries.items() if fnmatchcase(name, pattern)}
-        if not found:
+        matches = {id(value) for name, value in entries.items() if fnmatchcase(name, pattern)}
+        if not matches:
             names = list(entries)
-            some = ", ".join([*names[:2], "...", *names[-2:]])
-            raise ValueError(f"freeze: no entry matches {pattern!r}; entries are for instance {some}")
-        frozen |= found
+            examples = ", ".join([*names[:2], "...", *names[-2:]])
+            raise ValueError(f"freeze: no entry matches {pattern!r}; entries are for instance {examples}")
+        frozen |= matches
     for parameter in net.parameters():
         if id(parameter) in frozen:
             parameter.requires_grad_(False)
@@ -52,7 +52,7 @@ def hold_norms(net: nn.Module, frozen: frozenset[str]) -> None:
 
     Args:
         net: the network, in training mode. The next call of `net.train()` undoes it.
-        frozen: what `freeze` gave.
+        frozen: the entries that `freeze` returned.
     """
     for path, module in net.named_modules():
         if isinstance(module, _BatchNorm) and f"{path}.running_mean".lstrip(".") in frozen:

@@ -6,22 +6,22 @@ from monai.networks.nets import DynUNet, MedNeXt, UNet
 from torch import nn
 
 _HEADS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-# With deep supervision their coarser heads come after that of the finest output. The last block of UNet is a
-# transposed convolution, and with residual units adds that of a convolution to it.
-_OF_NETWORKS = {DynUNet: "output_block.conv.conv", MedNeXt: "out_0.conv_out", UNet: "model.2"}
+# DynUNet and MedNeXt register coarser heads after the finest one. The last block of UNet is a transposed
+# convolution and, with residual units, a convolution.
+_HEAD_NAMES = {DynUNet: "output_block.conv.conv", MedNeXt: "out_0.conv_out", UNet: "model.2"}
 
 
 def find_head(net: nn.Module, name: str | None = None) -> nn.Module:
     """Return the layer that turns features into logits; its input is the papers' feature vector.
 
-    By default the last fully connected or convolutional layer in the order in which the network's modules
-    were registered: the classifier of MONAI's and this library's networks, and the last convolution of
-    their U-Nets; with deep supervision, of the finest output. Of MONAI's UNet it is the last block, which has
-    several layers where there are residual units.
+    By default it is the last fully connected or convolutional layer in the order of registration: the
+    classifier of MONAI's and this library's networks, and the last convolution of their U-Nets, for the
+    finest output with deep supervision. For MONAI's UNet it is the last block, which has several layers if
+    the network has residual units.
 
     Args:
         net: the network.
-        name: dotted name of the module, where it is another one.
+        name: dotted name of another module.
 
     Raises:
         ValueError: when there is no such module.
@@ -36,9 +36,8 @@ def find_head(net: nn.Module, name: str | None = None) -> nn.Module:
         if name not in modules or not name:
             last = ", ".join([n for n, m in modules.items() if isinstance(m, _HEADS)][-5:])
             raise ValueError(f"{type(net).__name__} has no module {name!r}; its last layers are {last}")
-        found: nn.Module = modules[name]
-        return found
-    for cls, head in _OF_NETWORKS.items():
+        return net.get_submodule(name)
+    for cls, head in _HEAD_NAMES.items():
         if isinstance(net, cls):
             return net.get_submodule(head)
     heads = [module for module in net.modules() if isinstance(module, _HEADS)]

@@ -1,10 +1,9 @@
-"""Put layers after the encoder stages of a network and take them out again.
+"""Insert layers after the encoder stages of a network, and remove them.
 
-The code and the state dict of the network stay the same: the layers act through hooks, so that the modules
-keep their places and names. Each layer is registered as a child of a module of the network, so that
-`net.to()`, `net.train()` and `copy.deepcopy(net)` include it. The hooks hold no reference to a module, only
-the path to the layer from the module on which they are called: a copied or unpickled network uses its own
-layers.
+The layers act through hooks: the code, modules, names and state dict of the network stay the same. Each layer
+is a child of a module of the network, so that `net.to()`, `net.train()` and `copy.deepcopy(net)` include it.
+A hook holds the path from its module to the layer and no reference to either, so that a copied or unpickled
+network uses its own layers.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 Network = TypeVar("Network", bound=nn.Module)
 Layer = TypeVar("Layer", bound=StageLayer)
 
-# Containers whose `forward` may run through all their children; an extra child would become part of it.
+# Containers whose `forward` may call all their children, and would call an extra one.
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -37,7 +36,7 @@ class _Hook(PickledHook):
         self.kind, self.path, self.stage = kind, path, stage
 
     def __getattr__(self, name: str) -> Any:
-        if name == "__name__":  # which TorchScript alone asks a hook for
+        if name == "__name__":  # only TorchScript reads a hook's name
             raise AttributeError(
                 f"TorchScript cannot compile {self.kind.kind} layers, which act through hooks: call "
                 "remove_ffa(net) before torch.jit.script"
@@ -88,25 +87,24 @@ def insert_ffa(
 ) -> Network:
     """Insert an `FFALayer` after each stage of a network's encoder.
 
-    For the networks of `medfedaug.models.build_network` and the MONAI networks listed in
-    `medfedaug.models.stages` the stages are known and named "enc1", "enc2", ...: after the stage's pooling
-    where it has one, with the skip connections left as they are. For any other network, name the modules
-    after which to augment.
+    The stages of the networks of `medfedaug.models.build_network` and of the MONAI networks in
+    `medfedaug.models.stages` are known and named "enc1", "enc2", ...: after the stage's pooling if it has
+    one, without a change of skip connections. For any other network, name the modules after which to augment.
 
     In training without a federation no server sends γ, and the layers augment by the variance within a batch
-    alone, as FedFA-C does. The γ of a finished run is in `medfedaug.runs.finished_run.FinishedRun.gamma`;
-    give each layer its own with `FFALayer.set_gamma`.
+    alone, as FedFA-C does. `medfedaug.runs.finished_run.FinishedRun.gamma` has the γ of a finished run; set
+    them with `FFALayer.set_gamma`.
 
     Insert first, then wrap and compile: `torch.compile(insert_ffa(net))`, or `DataParallel(insert_ffa(net))`.
-    MONAI's loaders make MetaTensors, which must lose their metadata before they go through a compiled
-    network: `batch["image"].as_tensor()`. TorchScript cannot compile hooks: call `remove_ffa` before
+    MONAI's loaders make MetaTensors; a compiled network needs them without metadata:
+    `batch["image"].as_tensor()`. TorchScript cannot compile hooks: call `remove_ffa` before
     `torch.jit.script`.
 
     Args:
         net: the network, 2D or 3D, changed in place.
         stages: None for all known stages; or some of them, by 1-based number or by name; or dotted names of
-            modules, whose output is then augmented (the number of channels is that of the last convolution
-            or normalisation inside); or a mapping from such names to numbers of channels.
+            modules, to augment their output (with the number of channels of the last convolution or
+            normalisation inside); or a mapping from such names to numbers of channels.
         **ffa: arguments of `FFALayer` other than the number of channels.
 
     Returns:
@@ -114,9 +112,9 @@ def insert_ffa(
 
     Raises:
         TypeError: for a class in place of a network.
-        ValueError: when the network already has inserted layers, it is compiled or scripted, its stages are
-            not known (names the part of it whose stages are, or modules to choose from), a stage is unknown
-            (lists what there is), or a number of channels cannot be found; at the first forward pass in
+        ValueError: when the network already has inserted layers, is compiled or scripted, its stages are
+            unknown (names the part of it whose stages are known, or modules to choose from), a stage is
+            unknown (lists the known ones), or a number of channels is unknown; at the first forward pass in
             training, when features do not have the expected number of channels.
 
     Deviations:
@@ -165,7 +163,7 @@ def insert_layers(
     layers = [kind(stage.channels, **args) for stage in chosen]
     targets = [net.get_submodule(stage.module) for stage in chosen]
     hosts = [_host_path(target, stage.side) for target, stage in zip(targets, chosen, strict=True)]
-    # Everything that can fail has been done: no network is left half-way.
+    # Nothing fails from here on, so that no network is left half-way.
     for index, (stage, layer, target, host) in enumerate(zip(chosen, layers, targets, hosts, strict=True), 1):
         layer.stage, layer.stage_index = stage.name, index
         layer.train(target.training)
@@ -184,10 +182,10 @@ def insert_layers(
 
 
 def remove_ffa(net: Network) -> Network:
-    """Take out all layers that `insert_ffa` put in.
+    """Remove all layers that `insert_ffa` inserted.
 
     Args:
-        net: the network, changed in place; one without layers is left alone.
+        net: the network, changed in place; a network without layers stays as it is.
 
     Returns:
         `net` itself, with the modules, hooks and state dict it had before.
@@ -202,7 +200,7 @@ def remove_ffa(net: Network) -> Network:
 
 
 def remove_layers(net: Network, kind: type[StageLayer] = StageLayer) -> Network:
-    """Take out all inserted layers of a kind, by default of every kind.
+    """Remove all inserted layers of a kind, by default of every kind.
 
     Args:
         net: the network, changed in place.
@@ -213,46 +211,46 @@ def remove_layers(net: Network, kind: type[StageLayer] = StageLayer) -> Network:
     """
     for module in list(net.modules()):
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
-            ours = [k for k, hook in hooks.items() if isinstance(hook, _Hook) and issubclass(hook.kind, kind)]
-            for key in ours:
-                del hooks[key]
+            for key, hook in list(hooks.items()):
+                if isinstance(hook, _Hook) and issubclass(hook.kind, kind):
+                    del hooks[key]
         for name in [n for n, child in module.named_children() if _is_inserted(child, kind)]:
             delattr(module, name)
     return net
 
 
 def ffa_layers(net: nn.Module) -> dict[str, FFALayer]:
-    """The FFA layers of a network.
+    """Return the FFA layers of a network.
 
     Returns:
-        The layers by name of their stage, in the order of the stages. A layer that is part of the network's
-        own code comes after those and goes by the dotted name of the module.
+        The layers by name of their stage, in the order of the stages; then layers of the network's own code
+        by the dotted name of the module.
     """
     return stage_layers(net, FFALayer)
 
 
 def stage_layers(net: nn.Module, kind: type[Layer]) -> dict[str, Layer]:
-    """The layers of a kind, as `ffa_layers` gives those of FFA."""
-    found = [(name, m) for name, m in net.named_modules() if isinstance(m, kind)]
-    inserted = sorted((m for _, m in found if _is_inserted(m, kind)), key=lambda layer: layer.stage_index)
+    """Return the layers of a kind, as `ffa_layers` does for FFA."""
+    named = [(name, m) for name, m in net.named_modules() if isinstance(m, kind)]
+    inserted = sorted((m for _, m in named if _is_inserted(m, kind)), key=lambda layer: layer.stage_index)
     layers = {layer.stage: layer for layer in inserted}
-    layers.update({name: m for name, m in found if not _is_inserted(m, kind)})
+    layers.update({name: m for name, m in named if not _is_inserted(m, kind)})
     return layers
 
 
 def _check_changeable(net: nn.Module, kind: type[StageLayer]) -> None:
-    """Refuse networks whose code was made already, and would go on without the layers."""
+    """Refuse compiled networks, whose code would ignore the layers."""
     for module in net.modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise ValueError(
                 f"{type(net).__name__} is TorchScript, which takes no {kind.kind} layers: insert them into "
-                "the network that it was made of"
+                "the network before torch.jit.script"
             )
-        # What `torch.compile(net)` returns, and what `net.compile()` leaves in the module itself.
+        # Marks of `torch.compile(net)` and of `net.compile()`.
         if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
             raise ValueError(
-                f"{type(net).__name__} is compiled, and would go on without {kind.kind} layers that come "
-                "later: insert them first, then compile: torch.compile(insert_ffa(net))"
+                f"{type(net).__name__} is compiled and would ignore {kind.kind} layers: insert them first, "
+                "then compile: torch.compile(insert_ffa(net))"
             )
 
 
@@ -261,7 +259,7 @@ def _is_inserted(module: nn.Module, kind: type[StageLayer]) -> bool:
 
 
 def _host_path(target: nn.Module, side: str) -> str:
-    """Path from `target` to a module that may have one more child without calling it in its `forward`."""
+    """Return the path from `target` to a module whose `forward` would not call an extra child."""
     path: list[str] = []
     host = target
     while isinstance(host, _CONTAINERS):
@@ -280,11 +278,11 @@ def _choose_stages(net: nn.Module, stages: Sequence[int | str] | Mapping[str, in
             for name, part in net.named_modules():
                 if known_stages(part):
                     raise ValueError(
-                        f"the stages of {type(net).__name__} are not known, but those of the "
-                        f"{type(part).__name__} in it are: insert the layers there, insert_ffa(net.{name})"
+                        f"the stages of {type(net).__name__} are not known, but the stages of its part "
+                        f"{type(part).__name__} are: insert the layers there, insert_ffa(net.{name})"
                     )
             raise ValueError(
-                f"the stages of {type(net).__name__} are not known (known are those of "
+                f"the stages of {type(net).__name__} are not known (known networks: "
                 f"{', '.join(supported_networks())}); name modules with stages=[...], on the command "
                 f"line --set 'METHOD.stages=[...]', for example: {_candidates(net)}"
             )
@@ -321,12 +319,10 @@ def _choose_stages(net: nn.Module, stages: Sequence[int | str] | Mapping[str, in
 
 
 def _unknown(net: nn.Module, entry: Any, known: list[Stage] | None) -> str:
+    choice = "modules are for example:"
     if known is not None:
-        return (
-            f"unknown stage {entry!r} of {type(net).__name__}, known: 1 to {len(known)}, "
-            f"{', '.join(stage.name for stage in known)}, or a module such as {_candidates(net)}"
-        )
-    return f"unknown stage {entry!r} of {type(net).__name__}, modules are for example: {_candidates(net)}"
+        choice = f"known: 1 to {len(known)}, {', '.join(stage.name for stage in known)}, or a module such as"
+    return f"unknown stage {entry!r} of {type(net).__name__}, {choice} {_candidates(net)}"
 
 
 def _candidates(net: nn.Module) -> str:

@@ -65,7 +65,7 @@ class MixStyleLayer(StageLayer):
         if not self.training or self.alpha == 0 or float(torch.rand(())) >= self.prob:
             return x
         work = working_precision(x)
-        # Drawn on the CPU; a GPU need not be waited for.
+        # Drawn on the CPU, without waiting for a GPU.
         share = torch.distributions.Beta(self.alpha, self.alpha).sample((len(x), 1))
         share = share.to(work, non_blocking=True)
         order = torch.randperm(len(x)).to(x.device, non_blocking=True)
@@ -79,7 +79,7 @@ class MixStyleLayer(StageLayer):
 
 
 class _PartnerLayer(StageLayer, ABC):
-    """A layer whose partners in the batch are chosen by whoever also mixes the labels."""
+    """Layer whose partners in the batch are set by the method, which also mixes the labels."""
 
     def __init__(self, num_channels: int) -> None:
         super().__init__(num_channels)
@@ -87,7 +87,7 @@ class _PartnerLayer(StageLayer, ABC):
         """The position of each image's partner in the batch, (B,); None while the layer is not active."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Mix features in training, where there are partners.
+        """Mix features in training, if partners are set.
 
         Args:
             x: features, (B, C, *spatial).
@@ -105,11 +105,11 @@ class _PartnerLayer(StageLayer, ABC):
 
     @abstractmethod
     def combine(self, x: Tensor, partner: Tensor) -> Tensor:
-        """The mixed features of an image and its partner."""
+        """Return the mixed features of an image and its partner."""
 
 
 class MomentExchangeLayer(_PartnerLayer):
-    r"""Give the features of an image the moments of another's (Li et al., CVPR 2021, Eq. 1-2).
+    r"""Give the features of an image the moments of another image (Li et al., CVPR 2021, Eq. 1-2).
 
     .. math:: \hat x_A = \sigma_B\frac{x_A - \mu_A}{\sigma_A} + \mu_B
 
@@ -123,7 +123,7 @@ class MomentExchangeLayer(_PartnerLayer):
         ValueError: for moments that are not known.
 
     Deviations:
-        Population variance, as the paper's equations have it; its public code has the unbiased one.
+        Population variance, as in the paper's equations; its public code has the unbiased one.
 
     Example:
         >>> layer = MomentExchangeLayer(2)
@@ -144,7 +144,7 @@ class MomentExchangeLayer(_PartnerLayer):
         self.moments, self.eps = moments, float(eps)
 
     def combine(self, x: Tensor, partner: Tensor) -> Tensor:
-        """x with the moments of its partner."""
+        """Return x with the moments of its partner."""
         dims = [1] if self.moments == "positional" else list(range(2, x.dim()))
         work = working_precision(x)
         mean, std = self._moments(work, dims)
@@ -179,5 +179,5 @@ class FeatureMixLayer(_PartnerLayer):
         self.weight = 1.0
 
     def combine(self, x: Tensor, partner: Tensor) -> Tensor:
-        """The weighted mean of both."""
+        """Return the weighted mean of both."""
         return torch.lerp(partner, x, self.weight)

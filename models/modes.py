@@ -10,9 +10,9 @@ from torch import nn
 
 @contextmanager
 def evaluating(net: nn.Module) -> Iterator[None]:
-    """Put a network in evaluation mode for a block; afterwards each module is in its own mode again.
+    """Put a network in evaluation mode for a block, and restore the mode of each module on exit.
 
-    `nn.Module.train` would not do: some modules may be in evaluation mode within a network in training.
+    `nn.Module.train` would change modules that are in evaluation mode within a network in training.
     """
     modes = [(module, module.training) for module in net.modules()]
     net.eval()

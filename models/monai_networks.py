@@ -10,20 +10,19 @@ from torch import nn
 
 from medfedaug.utils.class_paths import constructor_parameters, public_class
 
-_SPATIAL_DIMS = "spatial_dims"
-# The same thing has several names among MONAI's networks.
+_SPATIAL_DIMS = ("spatial_dims",)
+# Names of one argument in MONAI's networks.
 _IN_CHANNELS = ("in_channels", "n_input_channels")
 _OUT_CHANNELS = ("out_channels", "num_classes")
 _NORM = ("norm", "norm_name", "norm_type")
-_PRETRAINED = "pretrained"
 
 
 class MonaiNetwork:
-    """Builds a network of MONAI; what channels and norm are called there is found in its signature.
+    """Builder of a network of MONAI; its signature has the names of channels and norm.
 
     Args:
         cls: the class, or a function that makes the network.
-        **defaults: arguments in the place of MONAI's own defaults.
+        **defaults: arguments that replace MONAI's defaults.
     """
 
     def __init__(self, cls: Any, **defaults: Any) -> None:
@@ -32,42 +31,29 @@ class MonaiNetwork:
 
     @property
     def norm_argument(self) -> str | None:
-        """The name of the network's own argument for its normalisation, where it has one."""
+        """The name of the network's argument for its normalisation; None if it has none."""
         return self._name(_NORM)
 
-    def __call__(
-        self,
-        *,
-        spatial_dims: int,
-        in_channels: int,
-        out_channels: int,
-        image_size: Any = None,
-        **args: Any,
-    ) -> nn.Module:
-        """Build the network.
+    def __call__(self, **args: Any) -> nn.Module:
+        """Build the network; arguments as of `arguments`."""
+        network: nn.Module = self.cls(**self.arguments(**args))
+        return network
+
+    def arguments(
+        self, *, spatial_dims: int, in_channels: int, out_channels: int, image_size: Any = None, **args: Any
+    ) -> dict[str, Any]:
+        """Return the keyword arguments of the class.
 
         Args:
             spatial_dims: 2 or 3.
             in_channels: channels of the image.
             out_channels: channels of the output.
-            image_size: of all images, where they have one: for a network that is made for one size.
+            image_size: common size of all images, if they have one: for a network that is made for one size.
             **args: further arguments of the network.
         """
-        sizes = {"spatial_dims": spatial_dims, "in_channels": in_channels, "out_channels": out_channels}
-        result: nn.Module = self.cls(**self.arguments(**sizes, image_size=image_size, **args))
-        return result
-
-    def arguments(
-        self, *, spatial_dims: int, in_channels: int, out_channels: int, image_size: Any = None, **args: Any
-    ) -> dict[str, Any]:
-        """Return the keyword arguments of the class for the arguments of a call."""
-        given = {**self.defaults, **args}
-        sizes = (
-            ((_SPATIAL_DIMS,), spatial_dims),
-            (_IN_CHANNELS, in_channels),
-            (_OUT_CHANNELS, out_channels),
-        )
-        for names, value in sizes:
+        values = {**self.defaults, **args}
+        sizes = {_SPATIAL_DIMS: spatial_dims, _IN_CHANNELS: in_channels, _OUT_CHANNELS: out_channels}
+        for names, value in sizes.items():
             name = self._name(names)
             if name is None:
                 raise ValueError(
@@ -76,16 +62,16 @@ class MonaiNetwork:
                 )
             if name in args:
                 raise ValueError(f"{name} follows from the data; leave it out")
-            given[name] = value
+            values[name] = value
         if image_size is not None and "img_size" in self.parameters:
-            given.setdefault("img_size", image_size)
-        if _PRETRAINED in self.parameters:  # on by default in some
-            given[_PRETRAINED] = False
-        self._check(given)
-        return given
+            values.setdefault("img_size", image_size)
+        if "pretrained" in self.parameters:  # some networks have it on by default
+            values["pretrained"] = False
+        self._check(values)
+        return values
 
-    def _check(self, given: Mapping[str, Any]) -> None:
-        unknown = [name for name in given if name not in self.parameters]
+    def _check(self, values: Mapping[str, Any]) -> None:
+        unknown = [name for name in values if name not in self.parameters]
         if unknown:
             raise ValueError(
                 f"{self.cls.__name__} has no argument {unknown[0]}; it takes {', '.join(self.parameters)}"
@@ -93,7 +79,7 @@ class MonaiNetwork:
         missing = [
             name
             for name, parameter in self.parameters.items()
-            if parameter.default is parameter.empty and name not in given
+            if parameter.default is parameter.empty and name not in values
         ]
         if missing:
             raise ValueError(
@@ -107,5 +93,5 @@ class MonaiNetwork:
 
 
 def network_class(path: str) -> type[nn.Module]:
-    """The class of a path such as ``monai.networks.nets.SegResNet``."""
+    """Return the class of a path such as ``monai.networks.nets.SegResNet``."""
     return public_class(monai.networks.nets, path, "network")

@@ -22,8 +22,8 @@ from medfedaug.utils.validation import not_known
 
 _NORMS = ("batch", "instance", "layer", "group")
 _GROUPS = 8
-# What `_replace_batch_norm` makes, by the arguments of MONAI's networks.
-_IN_MONAI: dict[str, tuple[str, dict[str, Any]]] = {
+# The norms of `_replace_batch_norm` as arguments of MONAI's networks.
+_MONAI_NORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "instance": ("instance", {"affine": True}),
     "layer": ("group", {"num_groups": 1}),
     "group": ("group", {"num_groups": _GROUPS}),
@@ -33,14 +33,14 @@ Builder = Callable[..., nn.Module]
 _NETWORKS: dict[str, Builder] = {}
 
 
-class OwnNetwork:
-    """Builds a classification network under a name of ours.
+class ClassifierBuilder:
+    """Builder of a classification network that this package names.
 
     Args:
-        build: makes it; called with dimensions, channels, classes and further arguments.
-        cls: what is built, with the names of its arguments; by default `build`.
-        names: what `build` calls channels and classes, where it has other names.
-        **defaults: arguments in the place of the defaults of `cls`.
+        build: the function or class, called with dimensions, channels, classes and further arguments.
+        cls: the class whose signature lists the arguments; by default `build`.
+        names: the arguments of `build` for channels and classes, if it has other names for them.
+        **defaults: arguments that replace the defaults of `cls`.
     """
 
     task = "classification"
@@ -52,17 +52,17 @@ class OwnNetwork:
 
     def __call__(self, **args: Any) -> nn.Module:
         """Build the network."""
-        given = {**self.defaults, **args}
-        return self.build(**{self.names.get(name, name): value for name, value in given.items()})
+        arguments = {**self.defaults, **args}
+        return self.build(**{self.names.get(name, name): value for name, value in arguments.items()})
 
 
 def built_in_networks() -> tuple[str, ...]:
-    """The names that no other package may take."""
+    """Return the names that no other package may use."""
     return tuple(sorted(_NETWORKS))
 
 
 def task_of(name: str) -> str:
-    """Return the task of a network of ours, ``"segmentation"`` or ``"classification"``; empty for others."""
+    """Return the task of a built-in network, ``"segmentation"`` or ``"classification"``; empty for others."""
     return getattr(_NETWORKS[name], "task", "segmentation") if name in _NETWORKS else ""
 
 
@@ -78,7 +78,7 @@ def supervises(name: str) -> bool:
 
 
 def network_names() -> tuple[str, ...]:
-    """Names that `build_network` knows; those that other packages add come last.
+    """Return the names that `build_network` knows; names from other packages come last.
 
     Example:
         >>> "basicunet" in network_names()
@@ -98,7 +98,7 @@ def build_network(
     supervised: bool = False,
     **args: Any,
 ) -> nn.Module:
-    """Build a network, with its own norm or with another one in its place.
+    """Build a network with its own or with another norm.
 
     Segmentation: MONAI's networks by the names of their classes in small letters: "attentionunet",
     "basicunet", "basicunetplusplus", "dynunet", "flexibleunet", "mednext", "segresnet", "segresnetds",
@@ -110,8 +110,8 @@ def build_network(
     MONAI's "resnet18", "resnet50" and "densenet100" (growth rate 12), "swin_t" and "vit", by default a
     ViT-S/16 for images of 224 pixels (`img_size`); both need the package einops.
 
-    Any other network of MONAI goes by its class path, with MONAI's own defaults:
-    "monai.networks.nets.HighResNet". Other packages may add networks (`medfedaug.utils.plugins`); theirs get
+    Any other network of MONAI has its class path as name, and MONAI's defaults:
+    "monai.networks.nets.HighResNet". Other packages may add networks (`medfedaug.utils.plugins`), which get
     the same arguments.
 
     Args:
@@ -119,33 +119,32 @@ def build_network(
         spatial_dims: 2 or 3.
         in_channels: channels of the image.
         out_channels: channels of the output: the classes, including the background.
-        norm: None for the network's own (the table in ``docs/networks.md``); or "batch", "instance", "layer"
-            or "group" in its place: a network with an argument for its norm is built with batch norm, and
-            every batch norm is replaced. Layer norm is over the channels and voxels of an image. Group norm
-            has 8 groups, or as many as divide the number of channels. After a fully connected layer, where
-            there are no voxels, "instance" is layer norm. Anything else than text, such as
-            `("group", {"num_groups": 4})`, is the network's own argument.
-        image_size: size of all images, where they have one: MONAI's networks that are made for one size
-            ("unetr") take it, unless `img_size` is given.
-        supervised: give it heads at several levels of its decoder
+        norm: None for the network's norm (the table in ``docs/networks.md``); or "batch", "instance", "layer"
+            or "group" instead: a network with an argument for its norm is built with batch norm, and every
+            batch norm is replaced. Layer norm is over the channels and voxels of an image. Group norm has 8
+            groups, or as many as divide the number of channels. After a fully connected layer, which has no
+            voxels, "instance" is layer norm. Anything else than text, such as
+            `("group", {"num_groups": 4})`, is the network's argument.
+        image_size: common size of all images, if they have one: MONAI's networks that are made for one size
+            ("unetr") take it, unless `img_size` is an argument.
+        supervised: add heads at several levels of the decoder
             (`medfedaug.models.supervision.supervision_arguments`), unless ``args`` say otherwise.
-        **args: further arguments of the network, which replace the defaults chosen here; none that names a
-            file, `pretrained` first of all, since a network is built from what a job says, and a job names
-            no file and downloads none.
+        **args: further arguments of the network, which replace the defaults of this package. Arguments that
+            name a file, such as `pretrained`, are refused: a job names no file and downloads none.
 
     Returns:
         The network. `medfedaug.models.insert_ffa` knows the stages of all names but "vit".
 
     Raises:
-        ValueError: when `name` or `norm` is unknown (lists what there is), `norm` is given for a network
-            that can have no batch norm, or an argument is missing, unknown or not allowed.
+        ValueError: when `name` or `norm` is unknown (lists the known ones), the network can have no batch
+            norm to replace, or an argument is missing, unknown or not allowed.
         ConfigError: when another package adds the network, and it may not or cannot be used.
 
     Deviations:
-        That U-Net has 7.78 million parameters (29.7 MB) and the papers' 7.76 (29.6 MB): MONAI's keeps 64
-        channels in the last transposed convolution, where theirs has 32, and its convolutions have a bias,
-        which the batch norm after them cancels. The papers compare batch, layer and group norm (FedFA+ Table
-        8) and do not give the number of groups.
+        That U-Net has 7.78 million parameters (29.7 MB) and the papers' 7.76 (29.6 MB): MONAI's has 64
+        channels in the last transposed convolution, the papers' 32, and its convolutions have a bias, which
+        the batch norm after them cancels. The papers compare batch, layer and group norm (FedFA+ Table 8)
+        without the number of groups.
 
     Example:
         >>> net = build_network("basicunet", in_channels=1, out_channels=3, norm="group")
@@ -153,7 +152,7 @@ def build_network(
         >>> type(norm).__name__, norm.num_groups, norm.num_channels
         ('GroupNorm', 8, 32)
     """
-    builder, norm, args = _settled(name, norm, image_size, args, supervised)
+    builder, norm, args = _resolve(name, norm, image_size, args, supervised)
     net = builder(spatial_dims=spatial_dims, in_channels=in_channels, out_channels=out_channels, **args)
     if not isinstance(net, nn.Module):
         raise ValueError(f"'{name}' gives {type(net).__name__}, and a torch.nn.Module is needed")
@@ -180,18 +179,11 @@ def norm_of(network: nn.Module) -> str:
 def network_definition(
     name: str, *, norm: Any = None, image_size: Any = None, supervised: bool = False, **args: Any
 ) -> dict[str, Any]:
-    """MONAI's class of a network, as ``_target_``, and what it is called with, as a MONAI Bundle names them.
+    """Return MONAI's class of a network, as ``_target_``, and its arguments, as in a MONAI Bundle.
 
-    A norm in the place of batch norm is asked for by the network's own argument, in MONAI's terms. That is
-    the same network except where group norm has fewer than 8 groups in a layer: whoever needs it the same
-    compares outputs.
-
-    Args:
-        name: as for `build_network`.
-        norm: as for `build_network`.
-        image_size: as for `build_network`.
-        supervised: as for `build_network`.
-        **args: dimensions, channels and classes, and further arguments of the network.
+    The arguments are as for `build_network`. A norm in the place of batch norm becomes the network's argument
+    in MONAI's terms. The network is the same, unless group norm has fewer than 8 groups in a layer; to be
+    sure, compare outputs.
 
     Raises:
         ValueError: when the network is not a class of MONAI, or `build_network` would refuse it.
@@ -202,37 +194,35 @@ def network_definition(
         >>> definition["_target_"], definition["norm"]
         ('monai.networks.nets.BasicUNet', ('group', {'num_groups': 1}))
     """
-    builder, norm, args = _settled(name, norm, image_size, args, supervised)
+    builder, norm, args = _resolve(name, norm, image_size, args, supervised)
     if not isinstance(builder, MonaiNetwork) or not inspect.isclass(builder.cls):
         raise ValueError(f"'{name}' is not a class of MONAI")
-    if norm in _IN_MONAI:
+    if norm in _MONAI_NORMS:
         if builder.norm_argument is None:
             raise ValueError(f"{builder.cls.__name__} of MONAI has no argument for its norm")
-        args[builder.norm_argument] = _IN_MONAI[norm]
+        args[builder.norm_argument] = _MONAI_NORMS[norm]
     return {"_target_": f"{nets.__name__}.{builder.cls.__name__}", **builder.arguments(**args)}
 
 
-def _settled(
+def _resolve(
     name: str, norm: Any, image_size: Any, args: dict[str, Any], supervised: bool
 ) -> tuple[Builder, str | None, dict[str, Any]]:
     """Return the network's builder, the norm in the place of batch norm, and the other arguments."""
     builder, built_in = find_builder(name)
     args = dict(args)
-    own_norm = getattr(builder, "norm_argument", None)
-    if norm is not None and not isinstance(norm, str) and own_norm:
-        args[own_norm], norm = norm, None
+    norm_argument = getattr(builder, "norm_argument", None)
+    if norm is not None and not isinstance(norm, str) and norm_argument:
+        args[norm_argument], norm = norm, None
     if norm is not None and norm not in _NORMS:
         raise ValueError(f"unknown norm '{norm}', known: {', '.join(_NORMS)}")
-    if norm is not None and own_norm:
-        if own_norm in args:
-            raise ValueError(f"norm and {own_norm} say the same thing: leave one of them out")
-        args = {**args, own_norm: "batch"}
+    if norm is not None and norm_argument:
+        if norm_argument in args:
+            raise ValueError(f"norm and {norm_argument} say the same thing: leave one of them out")
+        args = {**args, norm_argument: "batch"}
     check_arguments(args if built_in else {key: args[key] for key in args if key == "pretrained"})
     if supervised:
-        found = supervision_arguments(
-            getattr(builder, "cls", None), {**getattr(builder, "defaults", {}), **args}
-        )
-        args = {**found, **args}
+        defaults = getattr(builder, "defaults", {})
+        args = {**supervision_arguments(getattr(builder, "cls", None), {**defaults, **args}), **args}
     if isinstance(builder, MonaiNetwork):
         args["image_size"] = image_size
     return builder, norm, args
@@ -259,23 +249,23 @@ def find_builder(name: str) -> tuple[Builder, bool]:
 
 
 def network_builder(plugin: plugins.Plugin) -> Builder:
-    """The function, or class, with which a package builds a network."""
-    found: Callable[..., nn.Module] = plugin.load()
-    if not callable(found):
-        raise ConfigError(f"{plugin.what}: {found!r} cannot be called to build a network")
-    return found
+    """Return the function or class by which a package builds a network."""
+    builder: Builder = plugin.load()
+    if not callable(builder):
+        raise ConfigError(f"{plugin.what}: {builder!r} cannot be called to build a network")
+    return builder
 
 
 def _replace_batch_norm(net: nn.Module, norm: str) -> None:
-    # Replacing afterwards works alike for every network; the networks' own `norm` arguments differ, and
-    # MONAI's group norm takes one number of groups for all widths, of which the last layer of a U-Net has 2.
+    # Replacement works for every network, while the `norm` arguments of networks differ. MONAI's group norm
+    # takes one number of groups for all widths, and the last layer of a U-Net has width 2.
     for module in list(net.modules()):
         for name, child in module.named_children():
             if isinstance(child, _BatchNorm):
-                module.register_module(name, _other_norm(child, norm))
+                module.register_module(name, _replacement_norm(child, norm))
 
 
-def _other_norm(batch_norm: _BatchNorm, norm: str) -> nn.Module:
+def _replacement_norm(batch_norm: _BatchNorm, norm: str) -> nn.Module:
     width = batch_norm.num_features
     if norm == "instance":
         if isinstance(batch_norm, nn.BatchNorm2d):
@@ -286,10 +276,10 @@ def _other_norm(batch_norm: _BatchNorm, norm: str) -> nn.Module:
 
 
 class _VNet(MonaiNetwork):
-    # MONAI drops whole channels of volumes by default, also where images have two dimensions.
+    # By default MONAI drops whole channels of volumes, even with two-dimensional images.
     def arguments(self, *, spatial_dims: int, **args: Any) -> dict[str, Any]:
-        given = super().arguments(spatial_dims=spatial_dims, **args)
-        return {**given, "dropout_dim": given["dropout_dim"] or spatial_dims}
+        values = super().arguments(spatial_dims=spatial_dims, **args)
+        return {**values, "dropout_dim": values["dropout_dim"] or spatial_dims}
 
 
 _CHANNELS, _STRIDES = (16, 32, 64, 128, 256), (2, 2, 2, 2)
@@ -313,29 +303,22 @@ _NETWORKS.update(
 )
 
 
-# Of MONAI's own defaults, one keeps the resolution and one has a bias where batch norm follows.
+# MONAI's defaults keep the resolution in the first convolution and add a bias before a batch norm.
 _RESNET: dict[str, Any] = {"conv1_t_stride": 2, "bias_downsample": False}
 # DenseNet-BC with L = 100, k = 12 (Huang et al., CVPR 2017): three blocks of 16 layers.
 _DENSENET: dict[str, Any] = {"init_features": 24, "growth_rate": 12, "block_config": (16, 16, 16)}
-_VIT: dict[str, Any] = {
-    "img_size": 224,
-    "patch_size": 16,
-    "hidden_size": 384,
-    "mlp_dim": 1536,
-    "num_heads": 6,
-}
-
-
+_VIT: dict[str, Any] = {"img_size": 224, "patch_size": 16}
+_VIT |= {"hidden_size": 384, "mlp_dim": 1536, "num_heads": 6}
 _CLASSES = {"out_channels": "num_classes"}
-_OF_RESNET = {"in_channels": "n_input_channels", **_CLASSES}
+_RESNET_NAMES = {"in_channels": "n_input_channels", **_CLASSES}
 
 _NETWORKS.update(
-    alexnet=OwnNetwork(alexnet),
-    densenet100=OwnNetwork(nets.DenseNet, **_DENSENET),
-    digits_cnn=OwnNetwork(digits_cnn),
-    lenet5=OwnNetwork(lenet5),
-    resnet18=OwnNetwork(nets.resnet18, nets.ResNet, _OF_RESNET, **_RESNET),
-    resnet50=OwnNetwork(nets.resnet50, nets.ResNet, _OF_RESNET, **_RESNET),
-    swin_t=OwnNetwork(SwinClassifier),
-    vit=OwnNetwork(ViTClassifier, names=_CLASSES, **_VIT),
+    alexnet=ClassifierBuilder(alexnet),
+    densenet100=ClassifierBuilder(nets.DenseNet, **_DENSENET),
+    digits_cnn=ClassifierBuilder(digits_cnn),
+    lenet5=ClassifierBuilder(lenet5),
+    resnet18=ClassifierBuilder(nets.resnet18, nets.ResNet, _RESNET_NAMES, **_RESNET),
+    resnet50=ClassifierBuilder(nets.resnet50, nets.ResNet, _RESNET_NAMES, **_RESNET),
+    swin_t=ClassifierBuilder(SwinClassifier),
+    vit=ClassifierBuilder(ViTClassifier, names=_CLASSES, **_VIT),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -24,8 +23,8 @@ class StyleControlNorm(UnsavedModule, StageLayer):
     .. math:: \hat x = \gamma\bigl(s_1\, \mathrm{IN}(x) + s_2\, x\bigr) + \beta, \qquad
               s = \mathrm{softmax}(h / T)
 
-    which is `medfedaug.functional.control_style`. γ, β and h are trained with the network, and are parameters
-    of it, but no entries of its state dict.
+    by `medfedaug.functional.control_style`. γ, β and h are parameters of the network and trained with it, but
+    no entries of its state dict.
 
     Args:
         num_channels: number of channels C.
@@ -67,16 +66,13 @@ class StyleControlNorm(UnsavedModule, StageLayer):
 
 
 def shortcut_norms(net: nn.Module) -> dict[str, _BatchNorm]:
-    """The batch norms at the ends of residual blocks' shortcuts, by dotted name.
+    """Return the batch norms at the ends of residual blocks' shortcuts, by dotted name.
 
-    Known are blocks with a ``downsample`` of several layers, as those of MONAI's and torchvision's ResNets,
-    and those of MONAI's DynUNet.
+    The blocks are MONAI's and torchvision's ResNet blocks with a ``downsample`` of several layers, and the
+    blocks of MONAI's DynUNet.
     """
     names = {id(module): name for name, module in net.named_modules()}
-    return {names[id(norm)]: norm for norm in _shortcuts(net)}
-
-
-def _shortcuts(net: nn.Module) -> Iterator[_BatchNorm]:
+    norms = {}
     for module in net.modules():
         path = getattr(module, "downsample", None)
         if isinstance(module, UnetResBlock):
@@ -84,14 +80,15 @@ def _shortcuts(net: nn.Module) -> Iterator[_BatchNorm]:
         else:
             norm = path[-1] if isinstance(path, nn.Sequential) and len(path) else None
         if isinstance(norm, _BatchNorm):
-            yield norm
+            norms[names[id(norm)]] = norm
+    return norms
 
 
 def control_shortcuts(net: Network, content: float = 0.5) -> Network:
-    """Put CCNorm in the place of the batch norms in the shortcuts of residual blocks.
+    """Replace the batch norms in the shortcuts of residual blocks by CCNorm.
 
-    The modules stay, with their names, parameters and statistics: what they give passes through
-    `medfedaug.functional.control_content`. A network without shortcuts that are normalised stays as it is.
+    The modules keep their names, parameters and statistics: their output passes through
+    `medfedaug.functional.control_content`. A network without normalised shortcuts stays as it is.
 
     Args:
         net: changed in place.
@@ -100,9 +97,7 @@ def control_shortcuts(net: Network, content: float = 0.5) -> Network:
     if not 0 <= content <= 1:
         raise ValueError(f"content is {content}, expected a number from 0 to 1")
     for norm in shortcut_norms(net).values():
-        # Before all other hooks, which see the result. A hook is given the module, in a copy the copy's.
-        hook = _ControlContent(content)
-        hook.handle = norm.register_forward_hook(hook, prepend=True)
+        _ControlContent(content).register_first(norm)
     return net
 
 

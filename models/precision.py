@@ -1,4 +1,4 @@
-"""Mixed precision as a property of a network, whoever calls it."""
+"""Mixed precision as a property of a network."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from torch import Tensor, nn
 def run_in_bfloat16(net: nn.Module) -> nn.Module:
     """Compute the network's convolutions and matrix products in bfloat16, and return float32.
 
-    Hooks put `torch.autocast` around each call of the network, so that it also applies to the passes that
-    methods make, while losses and the methods' equations outside of the network stay in float32. Weights,
-    gradients and running statistics are float32. bfloat16 has the range of float32, so that the loss needs no
-    scaling. Hooks inside the network see features in bfloat16.
+    Hooks put `torch.autocast` around each call of the network, also around the passes of methods. Losses and
+    the methods' equations outside of the network stay in float32, and so do weights, gradients and running
+    statistics. bfloat16 has the range of float32, so that the loss needs no scaling. Hooks inside the network
+    see features in bfloat16.
 
     Args:
         net: changed in place.
@@ -45,14 +45,14 @@ def bfloat16_speedup(
     networks = (network, run_in_bfloat16(copy.deepcopy(network)))
     times: tuple[list[float], list[float]] = ([], [])
     for turn in range(turns + 1):
-        for one, taken in zip(networks, times, strict=True):
+        for model, seconds in zip(networks, times, strict=True):
             _finish(inputs.device)
             started = time.perf_counter()
-            criterion(one(inputs), targets).backward()
+            criterion(model(inputs), targets).backward()
             _finish(inputs.device)
             if turn:
-                taken.append(time.perf_counter() - started)
-            one.zero_grad(set_to_none=True)
+                seconds.append(time.perf_counter() - started)
+            model.zero_grad(set_to_none=True)
     return median(times[0]) / median(times[1])
 
 
@@ -62,7 +62,7 @@ def _finish(device: torch.device) -> None:
 
 
 class _Casting:
-    """The hooks; a network may call itself."""
+    """The hooks around a call; calls may be nested."""
 
     def __init__(self) -> None:
         self.active: list[torch.autocast] = []

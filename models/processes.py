@@ -1,4 +1,4 @@
-"""Statistics of a batch that several processes train on together, as with `DistributedDataParallel`."""
+"""Statistics of a batch across the processes of a joint training, as with `DistributedDataParallel`."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ def several_processes() -> bool:
 
 @cache
 def _not_compiled(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Leave a function out of compiled graphs, when it is first called, since that imports the compiler."""
-    left_out: Callable[[Tensor], Tensor] = torch.compiler.disable(function)
-    return left_out
+    """Leave a function out of compiled graphs; the import of the compiler waits until the first call."""
+    uncompiled: Callable[[Tensor], Tensor] = torch.compiler.disable(function)
+    return uncompiled
 
 
 def rows_of_all(rows: Tensor) -> Tensor:
-    """The rows of all processes, in the order of their ranks; a process may have more rows than another.
+    """Return the rows of all processes in the order of their ranks; their numbers may differ.
 
-    Gradients flow back to the process that a row comes from, as with `torch.nn.SyncBatchNorm`: with the
-    average over processes that `DistributedDataParallel` takes, they are those of the mean of all losses.
+    Gradients flow back to the process of a row, as with `torch.nn.SyncBatchNorm`: averaged over processes by
+    `DistributedDataParallel`, they are the gradients of the mean of all losses.
 
     Args:
         rows: (B, N).
 
     Returns:
-        (sum of all B, N), with the same values in every process, and those of ``rows`` to the bit.
+        (sum of all B, N), the same in every process; the values of ``rows`` keep their bits.
     """
     return _not_compiled(_gather)(rows)
 
 
 def drawn_together(value: Tensor) -> Tensor:
-    """A random number that all processes share: the first one's."""
+    """Return the random number of the first process in all processes."""
     return _not_compiled(_broadcast)(value)
 
 
@@ -50,7 +50,7 @@ def _gather(rows: Tensor) -> Tensor:
     sizes = torch.zeros(world, dtype=torch.int64, device=rows.device)
     sizes[rank] = len(rows)
     distributed.all_reduce(sizes)
-    # A sum with zeros in the place of all other rows, since gathering needs the same number everywhere.
+    # A sum with zeros for all other rows, since gathering needs equal numbers of rows.
     before, after = int(sizes[:rank].sum()), int(sizes[rank + 1 :].sum())
     padded: Tensor = functional.all_reduce(torch.nn.functional.pad(rows, (0, 0, before, after)))
     return padded

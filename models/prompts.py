@@ -17,7 +17,7 @@ _CHILD = "prompts"
 
 
 class Prompts(UnsavedModule):
-    """Tokens appended to those of the image: the site's in training, the federation's in evaluation.
+    """Tokens appended to an image's tokens: the site's in training, the federation's in evaluation.
 
     Args:
         count: number of tokens P.
@@ -25,7 +25,7 @@ class Prompts(UnsavedModule):
 
     Attributes:
         tokens: the site's prompts, (P, D), trained with the network.
-        global_tokens: the federation's, (P, D); ``None`` until they are set; the site's are used until then.
+        global_tokens: the federation's, (P, D); while ``None``, evaluation uses the site's.
         mix: the range of u inside `mixing_prompts`, otherwise ``None``.
     """
 
@@ -42,7 +42,7 @@ class Prompts(UnsavedModule):
         tokens: Tensor = self.tokens
         if self.global_tokens is not None:
             if self.mix is not None:
-                # One u per element, as for the statistics of channels; here there are P x D of them.
+                # One u per element, (P, D), as for the statistics of channels.
                 u = torch.empty_like(tokens).uniform_(*self.mix)
                 tokens = mix_statistics(tokens, self.global_tokens, u)
             elif not self.training:
@@ -51,8 +51,8 @@ class Prompts(UnsavedModule):
 
 
 def _append(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-    found: Tensor = module.get_submodule(_CHILD)(output)
-    return found
+    tokens: Tensor = module.get_submodule(_CHILD)(output)
+    return tokens
 
 
 def insert_prompts(net: nn.Module, count: int = 4) -> nn.Module:
@@ -60,10 +60,10 @@ def insert_prompts(net: nn.Module, count: int = 4) -> nn.Module:
 
     Args:
         net: MONAI's `ViT` with ``classification=True``, changed in place. Its state dict stays as it is.
-        count: number of prompts.
+        count: number of prompts, at least 1.
 
     Raises:
-        ValueError: for another network, for one that has prompts already, and for a count below 1.
+        ValueError: for another network, and for a network that already has prompts.
     """
     if not isinstance(net, ViT) or not net.classification:
         raise ValueError(f"prompts go into MONAI's ViT with classification=True, not {type(net).__name__}")
@@ -78,7 +78,7 @@ def insert_prompts(net: nn.Module, count: int = 4) -> nn.Module:
 
 
 def find_prompts(net: nn.Module) -> Prompts:
-    """The prompts of a network that has them."""
+    """Return the prompts of a network that has them."""
     return next(module for module in net.modules() if isinstance(module, Prompts))
 
 

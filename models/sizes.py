@@ -21,55 +21,44 @@ from monai.networks.nets import (
 from torch import nn
 
 _USUAL = 16  # four poolings
-# The others pad what does not fit, or are not known.
+# The others pad images that do not fit, or are not known.
 _STRICT = (UNet, AttentionUnet, DynUNet, SegResNet, SegResNetDS, SwinUNETR, VNet, MedNeXt, FlexibleUNet)
 
 
 def size_multiple(net: nn.Module, spatial_dims: int) -> tuple[int, ...]:
-    """Return, for each axis, the number of which an image's size must be a multiple for a network.
+    """Return, for each axis, the number of which an image's size must be a multiple.
 
-    Args:
-        net: a network; one that is not known is taken to halve its images four times.
-        spatial_dims: 2 or 3.
+    An unknown network is assumed to halve its images four times.
 
     Example:
         >>> size_multiple(UNet(2, 1, 2, channels=(4, 8, 16), strides=(2, (2, 1))), 2)
         (4, 2)
     """
-    found: Any = _USUAL
+    multiple: Any = _USUAL
     if isinstance(net, (UNet, AttentionUnet, DynUNet)):
         return _product(net.strides, spatial_dims)
     if isinstance(net, SegResNetDS):
         return tuple(int(n) for n in net.shape_factor())
     if isinstance(net, SegResNet):
-        found = 2 ** (len(net.down_layers) - 1)
+        multiple = 2 ** (len(net.down_layers) - 1)
     elif isinstance(net, MedNeXt):
-        found = 2 ** len(net.down_blocks)
+        multiple = 2 ** len(net.down_blocks)
     elif isinstance(net, FlexibleUNet):
-        found = 32
+        multiple = 32
     elif isinstance(net, SwinUNETR):
-        found = net.patch_size**5
-    return (int(found),) * spatial_dims
+        multiple = net.patch_size**5
+    return (int(multiple),) * spatial_dims
 
 
 def some_size(net: nn.Module, spatial_dims: int) -> tuple[int, ...]:
-    """A size of images that a network takes: if it has a choice, 64 or little more along each axis.
-
-    Args:
-        net: a network; see `size_multiple`.
-        spatial_dims: 2 or 3.
-    """
+    """Return a size of images that a network takes: 64 or slightly more along each axis, if it can choose."""
     if isinstance(net, UNETR):
         return _made_for(net)
     return tuple(math.ceil(64 / multiple) * multiple for multiple in size_multiple(net, spatial_dims))
 
 
 def check_size(net: nn.Module, size: Sequence[int]) -> None:
-    """Check that a network takes images of a size.
-
-    Args:
-        net: a network; whatever is not known is taken to fit.
-        size: along each axis.
+    """Check that a network takes images of a size; an unknown network is assumed to take it.
 
     Example:
         >>> check_size(UNet(2, 1, 2, channels=(4, 8, 16), strides=(2, 2)), (32, 30))
@@ -94,7 +83,5 @@ def _by(size: Sequence[int]) -> str:
 
 
 def _product(strides: Iterable[Any], spatial_dims: int) -> tuple[int, ...]:
-    by_axis = [
-        stride if isinstance(stride, (tuple, list)) else (stride,) * spatial_dims for stride in strides
-    ]
+    by_axis = (s if isinstance(s, (tuple, list)) else (s,) * spatial_dims for s in strides)
     return tuple(math.prod(steps) for steps in zip(*by_axis, strict=True))

@@ -1,4 +1,4 @@
-"""The base class of layers that are inserted after the stages of an encoder."""
+"""Base class of layers to insert after the stages of an encoder."""
 
 from typing import ClassVar
 
@@ -8,19 +8,17 @@ from torch import nn
 class StageLayer(nn.Module):
     """A layer on the features of a stage, (B, C, *spatial).
 
-    It adds nothing to the network's state dict: its buffers are not persistent, and parameters, if it has
-    any, are no entries.
+    It adds nothing to the network's state dict: buffers are not persistent, and parameters are no entries.
 
     Args:
         num_channels: number of channels C.
 
     Attributes:
-        stage: name of the stage, set where the layer is inserted.
-        stage_index: its position among those that were inserted, counted from 1; 0 for a layer of a
-            network's own code.
+        stage: name of the stage; empty until the layer is inserted.
+        stage_index: position among the inserted layers, counted from 1; 0 for a layer in a network's code.
 
     Raises:
-        ValueError: when there is no channel.
+        ValueError: when `num_channels` is below 1.
     """
 
     kind: ClassVar[str]

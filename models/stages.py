@@ -1,12 +1,11 @@
 """Find the ends of the encoder stages of MONAI's networks.
 
-Layers go after each stage of the encoder, after its pooling where it has one, and never into a skip
-connection (FedFA+ section 3.2.6 and Fig. 1). What that means in the modules of a network is written down
-here, one function per network class. Where the features of a stage are both a skip connection and the input
-of what follows, the place is the input of what follows.
+Layers go after each stage of the encoder, after its pooling if it has one, and never into a skip connection
+(FedFA+ section 3.2.6 and Fig. 1). One function per network class returns these places. Where the features of
+a stage are both a skip connection and an input of the next stage, the place is that input.
 
 The layer needs the channels in second place. Networks whose features are tokens, (B, N, C), have no entry;
-UNETR, whose transformer's last tokens the decoder receives as a feature map, has that one place.
+UNETR has one place: its decoder receives the transformer's last tokens as a feature map.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Stage:
     channels: int
 
     def watch(self, net: nn.Module, see: Callable[[Tensor], None]) -> RemovableHandle:
-        """Let a function see the features of the stage in every pass, until the handle is removed."""
+        """Call a function with the stage's features in every pass, until the handle is removed."""
         module = net.get_submodule(self.module)
         if self.side == "output":
             return module.register_forward_hook(lambda _module, _args, output: see(output))
@@ -51,12 +50,11 @@ class Stage:
 
 
 def output_channels(module: nn.Module) -> int | None:
-    """Number of channels after the last convolution or normalisation of a module, None if it has neither."""
+    """Return the channels after a module's last convolution or normalisation; None if it has neither."""
     for part in reversed(list(module.modules())):
-        # A layer that was inserted, or makes a container of the norm that it sits on, changes no width.
-        if isinstance(part, StageLayer) or not all(
-            isinstance(child, StageLayer) for child in part.children()
-        ):
+        # An inserted layer changes no width; a norm with an inserted layer as its child counts as a norm.
+        inserted = (isinstance(child, StageLayer) for child in part.children())
+        if isinstance(part, StageLayer) or not all(inserted):
             continue
         for attribute in ("out_channels", "num_features", "num_channels"):
             width = getattr(part, attribute, None)
@@ -70,7 +68,7 @@ def _named(places: list[tuple[str, Side, int]]) -> list[Stage]:
 
 
 def _chain(inputs: list[str], last: str, widths: list[int]) -> list[Stage]:
-    """Stages whose features are the inputs of modules, but for the last, whose are an output."""
+    """Return stages whose features are inputs of modules, except for the last, an output."""
     places: list[tuple[str, Side, int]] = [(n, "input", w) for n, w in zip(inputs, widths[:-1], strict=True)]
     return _named([*places, (last, "output", widths[-1])])
 
@@ -83,21 +81,15 @@ def _inside(stages: list[Stage], prefix: str) -> list[Stage]:
     return [replace(stage, module=f"{prefix}.{stage.module}") for stage in stages]
 
 
-def _name_of(net: nn.Module, module: nn.Module) -> str:
-    found: str = next(name for name, candidate in net.named_modules() if candidate is module)
-    return found
-
-
 def _basic_unet(net: Any) -> list[Stage]:
-    # The output of a `down` block is also a skip connection, the output of the pooling within the next is
-    # not.
+    # The output of a `down` block is also a skip connection; that of the pooling in the next block is not.
     widths = [getattr(net, f"down_{i}").convs.conv_0.conv.in_channels for i in (1, 2, 3, 4)]
     bottleneck = net.down_4.convs.conv_1.conv.out_channels
     return _outputs([*(f"down_{i}.max_pooling" for i in (1, 2, 3, 4)), "down_4"], [*widths, bottleneck])
 
 
 def _basic_unet_plus_plus(net: Any) -> list[Stage]:
-    # As in the U-Net, every block's output is a skip connection too, but that of the last.
+    # As in the U-Net, every block's output but the last is also a skip connection.
     blocks = [f"conv_{i}_0" for i in (1, 2, 3, 4)]
     widths = [net.get_submodule(name).convs.conv_0.conv.in_channels for name in blocks]
     bottleneck = net.conv_4_0.convs.conv_1.conv.out_channels
@@ -105,7 +97,7 @@ def _basic_unet_plus_plus(net: Any) -> list[Stage]:
 
 
 def _attention_unet(net: Any) -> list[Stage]:
-    # Each layer gives its input to its submodule, which goes down, and as a skip to the attention.
+    # Each layer passes its input to its submodule, on the way down, and to the attention, as a skip.
     first, *rest = list(net.channels)
     names = [".".join(["model.1", *["submodule.1"] * depth, "submodule"]) for depth in range(len(rest))]
     return _chain(names, names[-1], [first, *rest])
@@ -117,16 +109,14 @@ def _unetr(net: Any) -> list[Stage]:
 
 def _mednext(net: Any) -> list[Stage]:
     count = len(net.down_blocks)
-    width = net.stem.out_channels
-    return _chain(
-        [f"down_blocks.{i}" for i in range(count)], "bottleneck", [width * 2**i for i in range(count + 1)]
-    )
+    widths = [net.stem.out_channels * 2**i for i in range(count + 1)]
+    return _chain([f"down_blocks.{i}" for i in range(count)], "bottleneck", widths)
 
 
 def _unet(net: Any) -> list[Stage]:
-    # `model` nests as down, SkipConnection(rest), up: the input of `rest` is the stage's output apart from
-    # the skip.
-    names = [_name_of(net, m.submodule) for m in net.model.modules() if isinstance(m, SkipConnection)]
+    # `model` nests as down, SkipConnection(rest), up: the input of `rest` is the stage's output.
+    skips = [name for name, module in net.named_modules() if isinstance(module, SkipConnection)]
+    names = [f"{name}.submodule" for name in skips]
     return _chain(names, names[-1], list(net.channels))
 
 
@@ -168,14 +158,10 @@ def _efficientnet(net: Any) -> list[Stage]:
 
 def _densenet(net: Any) -> list[Stage]:
     # Transitions hold the pooling after a dense block; the last block has a norm in its place.
-    names = [
-        n for n, _ in net.features.named_children() if n == "pool0" or n.startswith(("transition", "norm5"))
-    ]
-    widths = [
-        net.features.conv0.out_channels,
-        *(output_channels(net.features.get_submodule(n)) or 0 for n in names[1:]),
-    ]
-    return _outputs([f"features.{name}" for name in names], widths)
+    prefixes = ("pool0", "transition", "norm5")
+    names = [name for name, _ in net.features.named_children() if name.startswith(prefixes)]
+    widths = [output_channels(net.features.get_submodule(name)) or 0 for name in names[1:]]
+    return _outputs([f"features.{name}" for name in names], [net.features.conv0.out_channels, *widths])
 
 
 def _swin_unetr(net: Any) -> list[Stage]:
@@ -191,10 +177,8 @@ def _flexible_unet(net: Any) -> list[Stage] | None:
 
 
 def _staged_classifier(net: Any) -> list[Stage]:
-    names = [name for name, _ in net.encoder.named_children()]
-    return _outputs(
-        [f"encoder.{name}" for name in names], [output_channels(stage) or 0 for stage in net.encoder]
-    )
+    names = [f"encoder.{name}" for name, _ in net.encoder.named_children()]
+    return _outputs(names, [output_channels(stage) or 0 for stage in net.encoder])
 
 
 def _swin_classifier(net: Any) -> list[Stage]:
@@ -223,7 +207,7 @@ _STAGES: dict[type[nn.Module], Callable[[Any], list[Stage] | None]] = {
 
 
 def known_stages(net: nn.Module) -> list[Stage] | None:
-    """The encoder stages of a network, in order; None for a network that is not known."""
+    """Return the encoder stages of a network in order; None for an unknown network."""
     for cls in type(net).__mro__:
         if cls in _STAGES:
             return _STAGES[cls](net)
@@ -231,7 +215,7 @@ def known_stages(net: nn.Module) -> list[Stage] | None:
 
 
 def find_stage(net: nn.Module, stage: int | str = -1) -> Stage:
-    """A stage of a network by its number, counted from 1, or its name; -1 is the last.
+    """Return a stage of a network by its number, counted from 1, or its name; -1 is the last.
 
     Raises:
         ValueError: when the stages of the network are not known, or it has no such stage.
@@ -241,10 +225,10 @@ def find_stage(net: nn.Module, stage: int | str = -1) -> Stage:
         raise ValueError(f"the stages of {type(net).__name__} are not known")
     if stage == -1:
         return stages[-1]
-    for number, found in enumerate(stages, start=1):
-        if stage in (number, found.name):
-            return found
-    raise ValueError(f"no stage {stage!r}; there are {', '.join(found.name for found in stages)}")
+    for number, candidate in enumerate(stages, start=1):
+        if stage in (number, candidate.name):
+            return candidate
+    raise ValueError(f"no stage {stage!r}; known: {', '.join(candidate.name for candidate in stages)}")
 
 
 def supported_networks() -> tuple[str, ...]:

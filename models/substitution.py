@@ -1,4 +1,4 @@
-"""A pass of a network with other weights than its own."""
+"""Passes of a network with other weights, and the names of its entries."""
 
 from __future__ import annotations
 
@@ -10,52 +10,48 @@ from torch.func import functional_call
 
 
 def call_with(net: nn.Module, weights: Mapping[str, Tensor], *inputs: Any) -> Any:
-    """Call a network with other parameters and buffers; its own stay as they are.
+    """Call a network with other parameters and buffers, without changing its own.
 
-    `torch.func.functional_call` alone would not do: where one module has two names in a network, as in
-    MONAI's DynUNet, it refuses weights under both, and under one it leaves them in the network.
+    If a module has two names in a network, as in MONAI's DynUNet, `torch.func.functional_call` refuses
+    weights under both, and leaves weights under one of them in the network.
 
     Args:
         net: the network.
-        weights: by name; entries that are missing are the network's. Of a module with several names, any.
+        weights: by name, any name of a module with several; the network's for missing entries.
         *inputs: of the network.
     """
-    given: dict[tuple[int, str], tuple[str, Tensor]] = {}
+    values: dict[tuple[int, str], tuple[str, Tensor]] = {}
     for path, module in net.named_modules(remove_duplicate=False):
         for name in (*module._parameters, *module._buffers):
             key = f"{path}.{name}" if path else name
             if key in weights:
-                given.setdefault((id(module), name), (key, weights[key]))
-    return functional_call(net, dict(given.values()), inputs, tie_weights=False)
+                values.setdefault((id(module), name), (key, weights[key]))
+    return functional_call(net, dict(values.values()), inputs, tie_weights=False)
 
 
 def first_names(net: nn.Module) -> dict[str, str]:
     """Map each entry of a network's state dict to the first name of its tensor.
 
-    A module that is registered in two places, as each of MONAI's DynUNet is, has two names, and so have its
-    entries. They are sent, kept and frozen under the first; under the second they would undo it, since a
-    state dict is loaded in its order.
+    The entries of a module that is registered twice, as in MONAI's DynUNet, have two names. They are sent,
+    kept and frozen under the first. A state dict is loaded in order, so that a value under the second name
+    would overwrite the first.
     """
     return first_names_of(net.state_dict(keep_vars=True))
 
 
 def first_names_of(entries: Mapping[str, Tensor]) -> dict[str, str]:
-    """Map entries to first names (`first_names`): those of a state dict that keeps its variables."""
+    """Map entries of a state dict that keeps its variables to first names (`first_names`)."""
     first: dict[int, str] = {}
     return {key: first.setdefault(id(value), key) for key, value in entries.items()}
 
 
 def shared_by_name(net: nn.Module, entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Entries of a state dict in which names of one tensor of the network have one tensor, the first."""
+    """Return entries of a state dict in which all names of one tensor of the network have the first's."""
     names = first_names(net)
     return {key: entries[names[key]] for key in entries}
 
 
 def trained_entries(net: nn.Module) -> dict[str, nn.Parameter]:
-    """The trainable parameters of a network that are entries of its state dict, by name."""
+    """Return the trainable parameters of a network that are entries of its state dict, by name."""
     entries = net.state_dict().keys()
-    return {
-        name: parameter
-        for name, parameter in net.named_parameters()
-        if parameter.requires_grad and name in entries
-    }
+    return {name: p for name, p in net.named_parameters() if p.requires_grad and name in entries}

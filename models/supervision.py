@@ -1,4 +1,4 @@
-"""Deep supervision: networks with several outputs, of which the finest is the segmentation."""
+"""Deep supervision: networks with several outputs, the finest of them the segmentation."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _BLOCKS_DOWN = (1, 2, 2, 4)  # MONAI's default of SegResNetDS
 def supervision_arguments(network: Any, args: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that give a network of `SUPERVISED` its heads.
 
-    Where the number of heads is an argument, all levels of the decoder have one but the coarsest, which has
-    no weight in nnU-Net; at least two have one. A decoder of one level has one head, and needs no argument.
+    If the number of heads is an argument, all levels of the decoder have one but the coarsest, which has no
+    weight in nnU-Net; at least two have one. A decoder of one level has one head, and needs no argument.
 
     Example:
         >>> supervision_arguments(DynUNet, {"strides": (1, 2, 2, 2, 2)})
@@ -32,8 +32,8 @@ def supervision_arguments(network: Any, args: Mapping[str, Any]) -> dict[str, An
         raise ValueError(f"it has one output, and deep_supervision needs several: {known} have them")
     if network in (BasicUNetPlusPlus, MedNeXt):
         return {"deep_supervision": True}
-    given = args["strides"] if network is DynUNet else args.get("blocks_down", _BLOCKS_DOWN)
-    levels = len(given) - 1
+    blocks = args["strides"] if network is DynUNet else args.get("blocks_down", _BLOCKS_DOWN)
+    levels = len(blocks) - 1
     if levels < 2:
         return {}
     heads = max(2, levels - 1)
@@ -43,15 +43,15 @@ def supervision_arguments(network: Any, args: Mapping[str, Any]) -> dict[str, An
 
 
 def network_heads(net: nn.Module, output: Any) -> list[Tensor]:
-    """The heads in the output of a network, (B, K, *spatial) each, the finest first.
+    """Return the heads in the output of a network, (B, K, *spatial) each, the finest first.
 
     Args:
         net: the network.
-        output: a tensor; a list or tuple of them, finest first (BasicUNetPlusPlus: finest last); or what
-            DynUNet stacks in training, (B, heads, K, *spatial).
+        output: a tensor; a list or tuple of tensors, finest first (BasicUNetPlusPlus: finest last); or the
+            stack of DynUNet in training, (B, heads, K, *spatial).
 
     Raises:
-        TypeError: for anything else, of which one cannot tell what it is.
+        TypeError: for anything else.
     """
     if isinstance(output, Tensor):
         stacked = isinstance(net, DynUNet) and net.training and net.deep_supervision
@@ -64,7 +64,7 @@ def network_heads(net: nn.Module, output: Any) -> list[Tensor]:
 
 
 def head_weights(count: int) -> list[float]:
-    """Weights of the heads, the finest first: each half of the one before, one in sum.
+    """Return weights of the heads, the finest first: each half of the previous, with a sum of one.
 
     Example:
         >>> head_weights(2)
@@ -75,22 +75,22 @@ def head_weights(count: int) -> list[float]:
 
 
 class DeepSupervision:
-    r"""Makes a network return its finest head, and weighs all heads in the loss.
+    r"""Loss over all heads of a network that returns its finest head.
 
     .. math:: \ell = \sum_h w_h\, \ell_h, \qquad w_h = 2^{-h} / \sum_i 2^{-i}
 
     over the heads h = 0, 1, ..., the finest first (nnU-Net, Isensee et al., Nature Methods 2021). For a head
-    of lower resolution the targets are resized by nearest neighbour. A network with one output gives the
-    same bits as without.
+    of lower resolution the targets are resized by nearest neighbour. The loss of a network with one output
+    keeps its bits.
 
     A hook on the network returns the finest head, (B, K, \*spatial), to every caller, in training and in
-    evaluation. `criterion` finds the coarser heads of that output.
+    evaluation; `criterion` adds the coarser heads.
 
     Raises:
-        TypeError: on a call of the network, when it gives something else than tensors.
+        TypeError: on a call of the network, when its output is no tensor or list of tensors.
 
     Deviations:
-        nnU-Net gives no weight to the coarsest head; MONAI's networks have only those that were asked for.
+        nnU-Net gives no weight to the coarsest head; MONAI's networks have only the requested heads.
     """
 
     def __init__(self, net: nn.Module) -> None:
@@ -104,16 +104,15 @@ class DeepSupervision:
         return finest
 
     def criterion(self, loss: Criterion) -> Criterion:
-        """The loss over all heads, from one over the finest."""
+        """Return the loss over all heads, given a loss over the finest."""
 
         def over_all_heads(outputs: Tensor, targets: Tensor) -> Tensor:
             coarser = self._coarser.get(outputs)
             if not coarser:
                 return loss(outputs, targets)
             heads = [outputs, *coarser]
-            # As floating point, since labels are resized, which is not defined for all integers.
-            over = DeepSupervisionLoss(cast(Any, loss), weights=head_weights(len(heads)))
-            total: Tensor = over(heads, targets.float())
+            supervised = DeepSupervisionLoss(cast(Any, loss), weights=head_weights(len(heads)))
+            total: Tensor = supervised(heads, targets.float())  # integers cannot all be resized
             return total
 
         return over_all_heads

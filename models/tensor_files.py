@@ -1,4 +1,4 @@
-"""Files of tensors: read without running any code in them, and not read where a bit of them has changed."""
+"""Read files of tensors: run no code in them, and refuse damaged files."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ __all__ = ["load_tensors"]
 def load_tensors(path: Path) -> Any:
     """Load a file of `torch.save` on the CPU.
 
-    PyTorch does not compare a file's content with the checksums that it has for each of its parts: a flipped
-    bit of a weight would be another weight.
+    PyTorch does not verify the checksums of a file's parts: a flipped bit would change a weight.
 
     Raises:
         OSError: when the file cannot be read.
         ValueError: when a part differs from its checksum.
-        Exception: a damaged file fails anywhere between zip and pickle.
+        Exception: of any kind, for a damaged file.
     """
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:

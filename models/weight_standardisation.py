@@ -17,7 +17,7 @@ from medfedaug.models.hooks import PickledHook
 Network = TypeVar("Network", bound=nn.Module)
 
 RELU_GAIN = math.sqrt(2) / math.sqrt(1 - 1 / math.pi)
-"""γ with which a ReLU keeps the variance of its input."""
+"""γ for which a ReLU keeps the variance of its input."""
 
 
 def standardised(weight: Tensor, gain: float = RELU_GAIN, eps: float = 1e-4) -> Tensor:
@@ -25,8 +25,8 @@ def standardised(weight: Tensor, gain: float = RELU_GAIN, eps: float = 1e-4) -> 
 
     .. math:: \hat W_i = \gamma\, \frac{W_i - \mu_i}{\sigma_i \sqrt N}
 
-    with the mean :math:`\mu_i` and the population deviation :math:`\sigma_i` of the N weights that lead to
-    output channel i.
+    with the mean :math:`\mu_i` and the population deviation :math:`\sigma_i` of the N weights of output
+    channel i.
 
     Args:
         weight: (channels out, channels in, \*kernel).
@@ -48,15 +48,10 @@ def standardised(weight: Tensor, gain: float = RELU_GAIN, eps: float = 1e-4) -> 
 
 
 def by_output_channel(module: nn.Module, weight: Tensor) -> Tensor:
-    """A parameter of a module, or its gradient, with the output channels first.
+    """Return a parameter of a module, or its gradient, with the output channels first.
 
-    Of a transposed convolution with G groups, whose weights are (in, out/G, *kernel), this is
-    (out, in/G, *kernel), as other convolutions have it; any other parameter stays as it is. With the result
-    in the place of the weights, a second call undoes the first.
-
-    Args:
-        module: the module.
-        weight: one of its parameters, or what has its shape.
+    The weights of a transposed convolution with G groups, (in, out/G, *kernel), become (out, in/G, *kernel),
+    as in other convolutions; any other parameter stays as it is. A second call undoes the first.
     """
     if not isinstance(module, _ConvTransposeNd) or weight.dim() < 2:
         return weight
@@ -66,21 +61,18 @@ def by_output_channel(module: nn.Module, weight: Tensor) -> Tensor:
 
 
 def remove_norms(net: Network) -> int:
-    """Let batch, instance and group norms give what they are given. Their entries stay, without effect.
-
-    Args:
-        net: changed in place.
-    """
-    found = [module for module in net.modules() if isinstance(module, (_NormBase, nn.GroupNorm))]
-    for module in found:
+    """Make batch, instance and group norms identities, in place, and return their number; entries stay."""
+    norms = [module for module in net.modules() if isinstance(module, (_NormBase, nn.GroupNorm))]
+    for module in norms:
         module.forward = _same  # type: ignore[method-assign]
-    return len(found)
+    return len(norms)
 
 
 def standardise_weights(net: Network, gain: float = RELU_GAIN, leave: Iterable[nn.Module] = ()) -> int:
-    """Let convolutions, transposed ones too, use `standardised` weights. What is trained are the weights.
+    """Let convolutions, transposed ones too, use `standardised` weights; return their number.
 
-    A convolution with a single weight to each output channel stays as it is: there is nothing to standardise.
+    Training changes the weights themselves. A convolution with a single weight for each output channel has
+    nothing to standardise, and stays as it is.
 
     Args:
         net: changed in place; its entries stay.
@@ -104,10 +96,10 @@ def _same(features: Tensor) -> Tensor:
 
 
 class _Standardise(PickledHook):
-    """Lets a convolution find the standardised weights as its own, until `_put_back`.
+    """Give a convolution the standardised weights, until `_put_back`.
 
-    They are an attribute of the module, which is looked up before its parameters: the order of these stays.
-    Of a replica of `DataParallel`, the weights themselves are an attribute, which is put back.
+    They are an attribute of the module, which Python finds before its parameters; the order of parameters
+    stays. In a replica of `DataParallel` the weights are an attribute, too, which `_put_back` restores.
     """
 
     def __init__(self, gain: float) -> None:
@@ -116,22 +108,22 @@ class _Standardise(PickledHook):
     def __call__(self, module: nn.Module, _args: tuple[Any, ...]) -> None:
         assert isinstance(module.weight, Tensor)
         weight, attributes = module.weight, vars(module)
-        attributes[_GIVEN] = attributes.get("weight")
+        attributes[_ATTRIBUTE] = attributes.get("weight")
         by_channel = standardised(by_output_channel(module, weight), self.gain)
         attributes["weight"] = by_output_channel(module, by_channel)
 
 
-_GIVEN = "weight_as_given"
+_ATTRIBUTE = "weight_as_given"
 
 
 def _put_back(module: nn.Module, _args: tuple[Any, ...], _output: Any) -> None:
     attributes = vars(module)
-    if _GIVEN in attributes:
-        given = attributes.pop(_GIVEN)
-        if given is None:
+    if _ATTRIBUTE in attributes:
+        attribute = attributes.pop(_ATTRIBUTE)
+        if attribute is None:
             del attributes["weight"]
         else:
-            attributes["weight"] = given
+            attributes["weight"] = attribute
 
 
 def clip_by_weights(weight: Tensor, gradient: Tensor, ratio: float, eps: float = 1e-3) -> Tensor:
@@ -140,7 +132,7 @@ def clip_by_weights(weight: Tensor, gradient: Tensor, ratio: float, eps: float =
     .. math:: G_i \leftarrow \lambda\, \frac{\max(\lVert W_i\rVert, \epsilon)}{\lVert G_i\rVert}\, G_i
               \quad \text{where}\; \frac{\lVert G_i\rVert}{\max(\lVert W_i\rVert, \epsilon)} > \lambda
 
-    for each output channel i; for a vector, of the whole.
+    for each output channel i; a vector counts as one channel.
 
     Args:
         weight: W, (channels out, ...), see `by_output_channel`, or a vector.

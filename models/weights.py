@@ -1,4 +1,4 @@
-"""Pre-trained weights for a network: reading a state dict, and finding the entries that fit."""
+"""Pre-trained weights: read a state dict and find the entries that fit a network."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch import Tensor
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.models.tensor_files import load_tensors
 
-# What a training script puts around a state dict.
+# Keys under which training scripts save a state dict.
 _WITHIN = ("state_dict", "model_state_dict", "model", "network", "net")
 _REMEDY = "Write one with torch.save(net.state_dict(), FILE)."
-# Prefixes that wrappers add to names, or that a network gets as the encoder of another one.
+# Prefixes that wrappers add to names, or that the encoder of another network has.
 _PREFIXES = ("", "module.", "model.", "net.", "network.", "backbone.", "encoder.", "module.encoder.")
 
 
@@ -29,21 +29,21 @@ class Fit:
         entries: the entries that fit, by the network's own names, in float32.
         skipped: the entries that do not fit, by the names in the file, with the reason.
         missing: floating-point entries of the network that the state dict does not give.
-        of: how many floating-point entries the network has.
+        total: number of floating-point entries of the network.
     """
 
     entries: dict[str, Tensor]
     skipped: dict[str, str]
     missing: list[str]
-    of: int
+    total: int
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a state dict in a file.
+    """Return the tensors of a state dict in a file, without executing anything in it.
 
     Args:
-        path: what ``torch.save(net.state_dict(), path)`` or safetensors wrote; a state dict within a
-            checkpoint is found by the usual names. Nothing in the file is executed.
+        path: a file of ``torch.save(net.state_dict(), path)`` or safetensors; a checkpoint may have the state
+            dict under one of the usual keys.
     """
     path = Path(path)
     try:
@@ -57,51 +57,45 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     for name in _WITHIN:
         if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
             content = content[name]
-    tensors = _tensors(content)
+    entries = content.items() if isinstance(content, Mapping) else ()
+    tensors = {str(name): value.detach() for name, value in entries if _is_dense(value)}
     if not tensors:
         raise ConfigError(f"{path}: not a state dict (no tensors by name). {_REMEDY}")
     return tensors
 
 
-def _tensors(content: Any) -> dict[str, Tensor]:
-    if not isinstance(content, Mapping):
-        return {}
-    return {
-        str(name): value.detach()
-        for name, value in content.items()
-        if isinstance(value, Tensor) and value.layout == torch.strided
-    }
+def _is_dense(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout == torch.strided
 
 
 def fit_weights(weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> Fit:
-    """Find the entries of a network that given weights have.
+    """Find the weights that fit the entries of a network, by name and shape.
 
-    An entry fits if its name and its shape do. Names may differ by one of the usual prefixes, such as
-    ``module.``, or ``encoder.`` if the network is the encoder of another one; of all changes of the prefix,
-    the one is used with which most entries fit. The ResNets of torchvision, timm and MONAI have the same
-    names.
+    Names may differ by one of the usual prefixes, such as ``module.``, or ``encoder.`` if the network is the
+    encoder of another one; the change of prefix with most fitting entries counts. The ResNets of torchvision,
+    timm and MONAI have the same names.
 
     Example:
-        >>> given = {"module.weight": torch.ones(2, 3), "module.bias": torch.ones(4)}
-        >>> fit = fit_weights(given, torch.nn.Linear(3, 2).state_dict())
+        >>> weights = {"module.weight": torch.ones(2, 3), "module.bias": torch.ones(4)}
+        >>> fit = fit_weights(weights, torch.nn.Linear(3, 2).state_dict())
         >>> list(fit.entries), fit.skipped, fit.missing
         (['weight'], {'module.bias': 'shape [4], needed [2]'}, ['bias'])
     """
     wanted = {name: value for name, value in state.items() if value.is_floating_point()}
-    given = {name: value for name, value in weights.items() if value.is_floating_point()}
+    offered = {name: value for name, value in weights.items() if value.is_floating_point()}
 
     def names(less: str, more: str) -> dict[str, str]:
-        return {name: more + name[len(less) :] for name in given if name.startswith(less)}
+        return {name: more + name[len(less) :] for name in offered if name.startswith(less)}
 
     def score(renamed: Mapping[str, str]) -> tuple[int, int]:
-        there = [name for name, new in renamed.items() if new in wanted]
-        return sum(given[name].shape == wanted[renamed[name]].shape for name in there), len(there)
+        matches = [name for name, new in renamed.items() if new in wanted]
+        return sum(offered[name].shape == wanted[renamed[name]].shape for name in matches), len(matches)
 
-    # The first of several that are as good: that without any change.
+    # Of equal scores the first counts; the first pair changes nothing.
     best = max((names(less, more) for less in _PREFIXES for more in _PREFIXES), key=score)
     entries: dict[str, Tensor] = {}
     skipped: dict[str, str] = {}
-    for name, value in given.items():
+    for name, value in offered.items():
         new = best.get(name, name)
         if new not in wanted:
             skipped[name] = "the network has no such entry"

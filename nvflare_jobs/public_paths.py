@@ -1,7 +1,7 @@
-"""The paths by which jobs and kits name classes of this package, wherever their files stand.
+"""The paths by which jobs and kits name classes of this package, independent of the folders of their files.
 
 A job names ``medfedaug.nvflare_jobs.executor.SiteExecutor``, and a kit's list of classes allows this path
-alone. Job, kit and package may be of different versions, so the paths are a format, and outlive a move.
+alone. Job, kit and package may have different versions, so the paths are a format, and outlive a move.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Class = TypeVar("Class", bound=type)
 
 
 def public_path(cls: Class) -> Class:
-    """Give a class the path by which jobs and kits name it, without the room that its file is in."""
-    here, public = cls.__module__, {file: path for path, file in _FILES.items()}
-    cls.__module__ = public[here]
-    sys.modules[public[here]] = sys.modules[here]
+    """Give a class the path by which jobs and kits name it, without the folder of its file."""
+    module, public = cls.__module__, {file: path for path, file in _FILES.items()}
+    cls.__module__ = public[module]
+    sys.modules[public[module]] = sys.modules[module]
     return cls
 
 
 def find_public_paths() -> None:
-    """Let Python import each public path as the file that it stands for."""
+    """Let Python import each public path as its file."""
     if not any(isinstance(finder, _PublicPaths) for finder in sys.meta_path):
         sys.meta_path.append(_PublicPaths())
 

@@ -93,13 +93,13 @@ def requests(config: RunConfig, data: Path):
     return asked
 
 
-def assert_same(found: Reply, expected: Reply) -> None:
-    assert not found.error, found.error
-    assert same(found.weights, expected.weights)
-    assert same(found.payload, expected.payload)
-    assert found.num_samples == expected.num_samples
+def assert_same(reply: Reply, expected: Reply) -> None:
+    assert not reply.error, reply.error
+    assert same(reply.weights, expected.weights)
+    assert same(reply.payload, expected.payload)
+    assert reply.num_samples == expected.num_samples
     left_out = {"seconds", "train_loss"}
-    assert {k: v for k, v in found.metrics.items() if k not in left_out} == {
+    assert {k: v for k, v in reply.metrics.items() if k not in left_out} == {
         k: v for k, v in expected.metrics.items() if k not in left_out
     }
 
@@ -451,7 +451,7 @@ def test_a_file_with_another_content_than_the_job_was_configured_for_is_not_run(
     ],
 )
 def test_a_job_cannot_name_anything_else_as_its_loop(loop):
-    with pytest.raises(ConfigError, match="must be the name of one that a package adds, or FILE"):
+    with pytest.raises(ConfigError, match="must be the name of a package's loop, or FILE"):
         configured(loop=loop)
 
 
@@ -522,7 +522,7 @@ def test_without_nvflare_or_a_job_there_is_no_loop(run, data, tmp_path, script):
     config = configured("fedavg", "some_loop")
     trainer = SiteTrainer(config, data / "site_A", "cpu")
     reply = Site("site_A", trainer).answer(Request(TRAIN, 1, FederationServer(config).state, run="0" * 32))
-    assert reply.error == "site site_A: nothing here runs the loop some_loop"
+    assert reply.error == "site site_A: this engine does not run the loop some_loop"
     with pytest.raises(MedFedAugError, match="no job runs this script: start it with"):
         client.join()
 
@@ -538,8 +538,8 @@ def test_both_examples_train_in_nvflares_simulator_to_the_weights_of_the_federat
     path.write_text(
         "import runpy\n"
         "from nvflare.fuel.data_event.data_bus import DataBus\n"
-        "from medfedaug.client import DESK\n"
-        f"runpy.run_path({scripts!r}[DataBus().get_data(DESK)[0].folder.name], run_name='__main__')\n"
+        "from medfedaug.client import SESSION_KEY\n"
+        f"runpy.run_path({scripts!r}[DataBus().get_data(SESSION_KEY)[0].folder.name], run_name='__main__')\n"
     )
     out = tmp_path / "out"
     code, _, err = command(

@@ -27,12 +27,12 @@ class NormalizeAmplitude(Transform):
 
     .. math:: \Psi(x) = F^{-1}(\bar A\, e^{iP}), \qquad P = \arg F(x)
 
-    With the amplitudes of the average image of all sites, the images of all scanners look as if one scanner
-    had taken them; the phases, which say what is where in the image, stay. Volumes are processed slice by
-    slice along their last axis.
+    With the amplitudes of the average image of all sites, the images of all scanners look as if from one
+    scanner; the phases, which hold the image's content, stay. Volumes are processed slice by slice along
+    their last axis.
 
     Use it last, since a later transform would change the amplitudes again. All images must have the size of
-    the images that the amplitudes were computed from.
+    the images behind the amplitudes.
 
     Args:
         amplitude: :math:`\bar A` of each channel, (C, H, W // 2 + 1), for instance the mean of
@@ -46,7 +46,7 @@ class NormalizeAmplitude(Transform):
 
     Deviations:
         As for `functional.normalise_amplitude`. The paper's public code replaces the mean of each channel
-        alone: that is ``band=0``.
+        alone, which is ``band=0``.
 
     Example:
         >>> transform = NormalizeAmplitude([[[6.0, 1.0]]], band=0)
@@ -79,7 +79,7 @@ class NormalizeAmplitude(Transform):
             img: the image (C, H, W), or a volume (C, H, W, D); not modified.
 
         Returns:
-            The normalised image as a tensor, or as a MetaTensor with the metadata of `img` where MONAI tracks
+            The normalised image as a tensor, or as a MetaTensor with the metadata of `img` if MONAI tracks
             metadata.
         """
         image: Tensor = convert_to_tensor(img, track_meta=get_track_meta())

@@ -24,7 +24,7 @@ Statistics = Mapping[str, Any] | Sequence[Any] | str | os.PathLike[str]
 
 
 def _site_statistics(statistics: Statistics) -> dict[str, ChannelStatistics]:
-    """Any accepted form -> validated statistics by site name."""
+    """Return validated statistics by site name, from any accepted form."""
     if isinstance(statistics, (str, os.PathLike)):
         return load_statistics(statistics)
     if isinstance(statistics, Mapping):
@@ -36,18 +36,17 @@ def _site_statistics(statistics: Statistics) -> dict[str, ChannelStatistics]:
             f"statistics: expected a mapping, a sequence or a path, got {type(statistics).__name__}"
         )
     if not entries:
-        raise ValueError("statistics: there is no site")
+        raise ValueError("statistics: no site")
     result: dict[str, ChannelStatistics] = {}
     for site, values in entries.items():
         if isinstance(values, ChannelStatistics):
             result[site] = values.validate(site)
         elif isinstance(values, Mapping):
-            # The number of images plays no part here, so configurations may leave it out.
+            # Configurations may leave out the number of images, which is not used here.
             result[site] = ChannelStatistics.from_dict({"count": 1, **values}, site)
         elif isinstance(values, Sequence) and len(values) == 2:
-            result[site] = ChannelStatistics.from_dict(
-                {"mean": values[0], "std": values[1], "count": 1}, site
-            )
+            pair = {"mean": values[0], "std": values[1], "count": 1}
+            result[site] = ChannelStatistics.from_dict(pair, site)
         else:
             raise ValueError(f"site '{site}': expected mean and std, got {values!r}")
         first = next(iter(result))
@@ -65,36 +64,34 @@ class FedRDN(RandomizableTransform):
     .. math:: \hat x = \frac{x - \mu^j}{\sigma^j}, \qquad
               (\mu^j, \sigma^j) \sim \{(\mu^k, \sigma^k)\}_{k=1}^{K}
 
-    In training one site j is drawn for every image at every call, uniformly, and gives both its mean and its
-    standard deviation. With `site` the transform is deterministic: that site's own pair, which is what the
-    method does at test time.
+    In training every call draws one site j, uniformly, and uses both its mean and its standard deviation.
+    With `site` the transform is deterministic: that site's own pair, as the method does at test time.
 
-    A site that took no part in training computes the statistics of its own images
-    (`medfedaug.statistics.channel_statistics`; no labels, no training) and passes them with its own name:
+    A site outside of training computes the statistics of its images
+    (`medfedaug.statistics.channel_statistics`; no labels, no training) and passes them with its name:
     `FedRDN({"new": statistics}, site="new")`.
 
-    Use it in the place of `NormalizeIntensity`: after the image is loaded and resampled, before or after
-    spatial augmentation. Compute the statistics from images as they reach this transform, without
-    augmentation: cropped, resampled and resized, since resizing averages pixels and makes the standard
-    deviation smaller.
+    Use it instead of `NormalizeIntensity`: after loading and resampling, before or after spatial
+    augmentation. Compute the statistics from the input of this transform without augmentation: cropped,
+    resampled and resized, since resizing averages pixels and reduces the standard deviation.
 
-    A channel that is constant at a site has σ = 0 there. `medfedaug.statistics.usable_pairs` says which pair
-    stands in its place; with `site` it becomes 0.
+    A channel that is constant at a site has σ = 0 there; `medfedaug.statistics.usable_pairs` replaces its
+    pair, and with `site` it becomes 0.
 
     Args:
         statistics: the statistics of all sites: a mapping from site to `ChannelStatistics`, to
             `{"mean": [...], "std": [...], "count": n}` or to a pair `[mean, std]`; or a sequence of any of
-            these, the sites then being named "0", "1", ...; or the path of a file written by
+            these, with the site names "0", "1", ...; or the path of a file of
             `medfedaug.statistics.save_statistics`.
         site: use this site's pair instead of a random one.
-        average: use the pair averaged over the sites instead of a random one: the variant FedRDN-V of the
-            paper's Table 4, which does so in training and at test.
+        average: use the average pair of the sites instead of a random one, in training and at test: the
+            variant FedRDN-V of the paper's Table 4.
         dtype: floating point type of the result; None keeps that of the input (float32 for integers).
 
     Raises:
-        ValueError: when the statistics make no sense (names the site), when channel counts differ between
-            sites, when `site` is not among them (lists them), or when both `site` and `average` are given;
-            on a call, when the image has another number of channels.
+        ValueError: when statistics are not valid (names the site), channel counts differ between sites,
+            `site` is not among them (lists them), or both `site` and `average` are given; on a call, when the
+            image has another number of channels.
 
     Deviations:
         None from the paper. Its public code draws the mean and the standard deviation from different sites,
@@ -139,15 +136,12 @@ class FedRDN(RandomizableTransform):
 
     @property
     def pair(self) -> tuple[Tensor, Tensor] | None:
-        """Mean and standard deviation, (C,) float64 each, with which every image is normalised.
-
-        ``None`` where a site is drawn.
-        """
+        """Mean and standard deviation for every image, (C,) float64 each; ``None`` if a site is drawn."""
         means, stds = self._pairs[torch.float64]
         return None if self._fixed is None else (means[self._fixed], stds[self._fixed])
 
     def randomize(self, data: Any = None) -> None:
-        """Draw the site whose pair the next image is normalised with."""
+        """Draw the site whose pair normalises the next image."""
         if self._fixed is None:
             self._index = int(self.R.randint(len(self.sites)))
 
@@ -156,10 +150,10 @@ class FedRDN(RandomizableTransform):
 
         Args:
             img: the image, (C, *spatial); not modified.
-            randomize: draw a site; otherwise that of the last call is used again.
+            randomize: draw a site; otherwise use that of the last call.
 
         Returns:
-            The normalised image as a tensor, or as a MetaTensor with the metadata of `img` where MONAI tracks
+            The normalised image as a tensor, or as a MetaTensor with the metadata of `img` if MONAI tracks
             metadata.
         """
         if randomize:
@@ -180,7 +174,7 @@ class FedRDN(RandomizableTransform):
 
         if not image.is_floating_point():
             image = image.to(work_dtype)
-        # One operation on the MetaTensor, which carries the metadata over; the next on the tensor beneath it.
+        # The first operation, on the MetaTensor, copies the metadata; the second is on the plain tensor.
         out = torch.sub(image, mean)
         out.as_subclass(Tensor).div_(std)
         return out if out.dtype == out_dtype else out.to(out_dtype)
@@ -189,26 +183,24 @@ class FedRDN(RandomizableTransform):
 class FedRDNd(RandomizableTransform, MapTransform):
     """Dictionary version of `FedRDN`: a random site's pair in training, the own pair at test.
 
-    One site is drawn per call and shared by all keys. Use it in the place of `NormalizeIntensityd`: after
-    loading and resampling, and with statistics of the images as they reach it.
+    Each call draws one site for all keys. Use it instead of `NormalizeIntensityd`: after loading and
+    resampling, with statistics of its input.
 
     Args:
         keys: keys of the images to normalise.
-        statistics: mean and standard deviation of each channel, of every site. The path of a file that
-            `medfedaug.statistics.save_statistics` or a run wrote (`statistics.json`); or a mapping from site
-            to `medfedaug.statistics.ChannelStatistics`, to `{"mean": [...], "std": [...]}` or to a pair
+        statistics: mean and standard deviation of each channel, of every site. The path of a file of
+            `medfedaug.statistics.save_statistics` or of a run (`statistics.json`); or a mapping from site to
+            `medfedaug.statistics.ChannelStatistics`, to `{"mean": [...], "std": [...]}` or to a pair
             `[mean, std]`.
-        site: the site that the images come from, for validation and test: its own pair is used, and nothing
-            is random. Leave it out in training: each call draws a site. A site that took no part passes
-            statistics of its own images under its own name.
+        site: the site of the images, for validation and test: use its own pair, without a draw. Leave it out
+            in training: each call draws a site. A site outside of training passes statistics of its images
+            under its name.
         average: use the average of all sites' pairs, in training and at test (FedRDN-V); excludes `site`.
         dtype: floating point type of the result; None keeps that of the input (float32 for integers).
         allow_missing_keys: do not raise an error when a key is missing.
 
     Raises:
-        ValueError: when the statistics make no sense (names the site), channel counts differ between sites,
-            `site` is not among them (lists them), or both `site` and `average` are given; on a call, when the
-            image has another number of channels.
+        ValueError: as for `FedRDN`.
         KeyError: on a call, when a key is missing and `allow_missing_keys` is false.
 
     Deviations:
@@ -243,13 +235,13 @@ class FedRDNd(RandomizableTransform, MapTransform):
     def set_random_state(
         self, seed: int | None = None, state: np.random.RandomState | None = None
     ) -> FedRDNd:
-        """Set the random state of the draw of the site."""
+        """Set the random state for the draw of the site."""
         super().set_random_state(seed, state)
         self.normalizer.set_random_state(seed, state)
         return self
 
     def randomize(self, data: Any = None) -> None:
-        """Draw the site whose pair the images of the next call are normalised with."""
+        """Draw the site whose pair normalises the images of the next call."""
         self.normalizer.randomize(data)
 
     def __call__(self, data: Mapping[Hashable, NdarrayOrTensor]) -> dict[Hashable, NdarrayOrTensor]:

@@ -1,4 +1,4 @@
-"""Histogram standardisation: images whose landmarks lie where a standard histogram has them."""
+"""Histogram standardisation: images with the landmarks of a standard histogram."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ __all__ = [
 class StandardizeHistogram(Transform):
     r"""Move the landmarks of an image's histogram to those of a standard one (Nyúl, Udupa and Zhang, 2000).
 
-    The landmarks of each channel are percentiles of the foreground, `functional.histogram_landmarks`, and the
-    lines between them are those of `functional.map_landmarks`. Images of scanners with other units and other
-    contrast look alike afterwards, tissue by tissue as far as the order of their intensities is the same.
+    The landmarks of each channel are percentiles of the foreground (`functional.histogram_landmarks`); lines
+    between them map the image (`functional.map_landmarks`). Images of scanners with different units and
+    contrasts then look alike, as far as the order of their tissues' intensities is the same.
 
     Args:
-        standard: the landmarks of the standard histogram, (C, 11), for instance the mean over images of
-            their own landmarks, each brought to 0 at the first and 1 at the last.
+        standard: the landmarks of the standard histogram, (C, 11), for instance the mean of images'
+            landmarks, each scaled to 0 at the first and 1 at the last.
         dtype: floating point type of the result; None keeps that of the input (float32 for integers).
 
     Raises:
@@ -44,7 +44,7 @@ class StandardizeHistogram(Transform):
 
     Deviations:
         The percentiles are those of common public implementations, 1, 10, 20, ..., 90 and 99. The first and
-        the last line go on outside of them.
+        the last line extend beyond them.
 
     Example:
         >>> transform = StandardizeHistogram([[i / 10 for i in range(11)]])
@@ -70,11 +70,11 @@ class StandardizeHistogram(Transform):
 
         Args:
             img: the image, (C, *spatial); not modified.
-            landmarks: (C, 11), of the whole image that `img` is a part of, or of `img` before it was
-                augmented; by default those of `img`.
+            landmarks: (C, 11), of the whole image to which `img` belongs, or of `img` before augmentation; by
+                default those of `img`.
 
         Returns:
-            The image as a tensor, or as a MetaTensor with the metadata of `img` where MONAI tracks metadata.
+            The image as a tensor, or as a MetaTensor with the metadata of `img` if MONAI tracks metadata.
         """
         image: Tensor = convert_to_tensor(img, track_meta=get_track_meta())
         plain = image.as_subclass(Tensor)
@@ -84,12 +84,11 @@ class StandardizeHistogram(Transform):
             )
         dtype = self.dtype or (plain.dtype if plain.is_floating_point() else torch.float32)
         work = plain.to(torch.float64 if torch.float64 in (dtype, plain.dtype) else torch.float32)
-        own = F.histogram_landmarks(work) if landmarks is None else torch.as_tensor(landmarks)
-        if own.shape != self.standard.shape:
-            raise ValueError(
-                f"landmarks of shape {tuple(own.shape)} where {tuple(self.standard.shape)} are needed"
-            )
-        out = F.map_landmarks(work, own, self.standard).to(dtype)
+        points = F.histogram_landmarks(work) if landmarks is None else torch.as_tensor(landmarks)
+        expected = tuple(self.standard.shape)
+        if points.shape != expected:
+            raise ValueError(f"landmarks of shape {tuple(points.shape)}, expected {expected}")
+        out = F.map_landmarks(work, points, self.standard).to(dtype)
         return convert_to_dst_type(out, dst=image, dtype=dtype)[0]
 
 
@@ -99,8 +98,8 @@ class StandardizeHistogramd(MapTransform):
     Args:
         keys: keys of the images to standardise.
         standard: as for `StandardizeHistogram`.
-        landmarks_key: where the landmarks of the whole image may lie, (C, 11); those of the image otherwise.
-            They are taken for the images of all keys.
+        landmarks_key: key of the landmarks of the whole image, (C, 11), for the images of all keys; without
+            this entry, those of the image.
         dtype: as for `StandardizeHistogram`.
         allow_missing_keys: do not raise an error when a key is missing.
 

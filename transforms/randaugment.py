@@ -30,9 +30,9 @@ from torch import Tensor
 
 __all__ = ["RandAugment", "RandAugmentD", "RandAugmentDict", "RandAugmentd"]
 
-LARGEST = 10.0  # the magnitude at which an operation is as strong as its table entry says
+LARGEST = 10.0  # the magnitude for the strengths in the table
 
-# Arguments of an operation: its strength from -1 to 1, whose sign is drawn, and the in-plane size.
+# Arguments of an operation: its strength from -1 to 1, with a random sign, and the in-plane size.
 _GEOMETRIC: dict[str, Callable[[float, tuple[int, int]], dict[str, Any]]] = {
     "rotate": lambda m, size: {"rotate_params": m * math.pi / 6},
     "shear_x": lambda m, size: {"shear_params": (0.3 * m, 0.0)},
@@ -65,7 +65,7 @@ def _posterise(x: Tensor, m: float, seed: int) -> Tensor:
     return x if step == 0 else ((x - low) / step).floor().clamp_max(levels - 1) * step + low
 
 
-# Each is relative to the image's own range or mean: images come in [0, 1], in [0, 255] or normalised.
+# Relative to the image's range or mean: images are in [0, 1], in [0, 255] or normalised.
 _INTENSITY: dict[str, Callable[[Tensor, float, int], Any]] = {
     "identity": lambda x, m, seed: x,
     "gamma": lambda x, m, seed: AdjustContrast(gamma=2.5**m)(x),
@@ -82,8 +82,8 @@ _DEFAULT = (*_GEOMETRIC, *_INTENSITY)
 
 
 def _plain(x: Any) -> Tensor:
-    found: Tensor = convert_to_tensor(x, track_meta=False)
-    return found
+    tensor: Tensor = convert_to_tensor(x, track_meta=False)
+    return tensor
 
 
 def _range(x: Tensor) -> tuple[float, float]:
@@ -97,17 +97,17 @@ def _extent(x: Tensor) -> float:
 
 
 class RandAugment(RandomizableTransform):
-    """Several random operations of one magnitude, one after the other (Cubuk et al., NeurIPS 2020).
+    """Several random operations of one magnitude in sequence (Cubuk et al., NeurIPS 2020).
 
-    At every call N operations are drawn from a list, uniformly and with replacement, and applied with the
-    strength M/10; the direction of a rotation or of a change of brightness is drawn as well. At M = 10:
+    Every call draws N operations from a list, uniformly and with replacement, and applies them with the
+    strength M/10 and a random direction, for instance of a rotation. At M = 10:
 
     ================================  ==================================================================
     ``rotate``                        by 30 degrees
     ``shear_x``, ``shear_y``          by 0.3
     ``translate_x``, ``translate_y``  by 0.45 of the size
     ``zoom``                          by 1.5, in or out
-    ``flip_x``, ``flip_y``            of either spatial axis, whatever the magnitude; only where asked for
+    ``flip_x``, ``flip_y``            of either spatial axis, with any magnitude; not in the default list
     ``identity``                      nothing
     ``gamma``                         an exponent of 2.5 or 0.4
     ``contrast``                      about the mean, by 1.9 or 0.1, within the image's range
@@ -115,28 +115,28 @@ class RandAugment(RandomizableTransform):
     ``noise``                         Gaussian, its deviation 0.1 of the range
     ``smooth``, ``sharpen``           Gaussian of 1.5 pixels; unsharp mask of weight 3
     ``histogram_shift``               MONAI's, blended with the image by M/10
-    ``equalize``                      the histogram, within the image's range, whatever the magnitude
+    ``equalize``                      the histogram, within the image's range, with any magnitude
     ``posterize``                     to 16 grey levels
     ================================  ==================================================================
 
-    Operations that move pixels fill the gaps with zeros; the dictionary version moves label maps as well.
-    With M = 0 or N = 0 the image stays as it is.
+    Operations that move pixels fill the gaps with zeros; the dictionary version moves label maps too. With
+    M = 0 or N = 0 the image stays as it is.
 
     Args:
         num_ops: N.
         magnitude: M, from 0 to 10.
         operations: names from the table; by default all but the flips, which have no magnitude and would
-            mirror anatomy whose sides differ.
+            mirror asymmetric anatomy.
 
     Raises:
-        ValueError: for arguments out of range and unknown operations (lists what there is); on a call, for
+        ValueError: for arguments out of range and unknown operations (lists the known ones); on a call, for
             an image that is not (C, H, W).
 
     Deviations:
-        The paper's 14 operations are those of a library for photographs. Here they are what MONAI has, so
-        that they are defined for any number of channels and any intensities: no ``color`` and ``solarize``;
-        gamma, zoom, noise, smoothing and histogram shift besides. The paper's magnitude goes to 10 as well,
-        and beyond for large networks.
+        The paper's 14 operations are from a library for photographs. Here they are MONAI's, which are defined
+        for any number of channels and any intensities: without ``color`` and ``solarize``, and with gamma,
+        zoom, noise, smoothing and histogram shift. The paper's magnitude goes to 10 too, and beyond for large
+        networks.
 
     Example:
         >>> transform = RandAugment(num_ops=1, magnitude=10, operations=["flip_y"]).set_random_state(0)
@@ -172,11 +172,11 @@ class RandAugment(RandomizableTransform):
 
         Args:
             img: the image, (C, H, W); not modified.
-            randomize: draw operations; otherwise those of the last call are applied again.
+            randomize: draw operations; otherwise apply those of the last call.
 
         Returns:
-            The image in floating point, as a tensor, or as a MetaTensor with the metadata of `img` where
-            MONAI tracks metadata.
+            The image in floating point, as a tensor, or as a MetaTensor with the metadata of `img` if MONAI
+            tracks metadata.
         """
         if randomize:
             self.randomize()
@@ -192,7 +192,7 @@ class RandAugment(RandomizableTransform):
         return convert_to_dst_type(out, dst=image, dtype=out.dtype)[0]
 
     def move_label(self, label: NdarrayOrTensor) -> NdarrayOrTensor:
-        """Move the pixels of a label map (C, H, W) as the last call moved those of the image."""
+        """Move the pixels of a label map (C, H, W) like the image's in the last call."""
         image = self._open(label)
         out = image.as_subclass(Tensor)
         for name, strength, _ in self._drawn:
@@ -203,9 +203,7 @@ class RandAugment(RandomizableTransform):
     def _open(self, img: NdarrayOrTensor) -> Tensor:
         image: Tensor = convert_to_tensor(img, track_meta=get_track_meta())
         if image.ndim != 3:
-            raise ValueError(
-                f"RandAugment works on slices and photographs (C, H, W), got {list(image.shape)}"
-            )
+            raise ValueError(f"RandAugment needs a slice or photograph (C, H, W), got {list(image.shape)}")
         return image
 
     @staticmethod
@@ -227,8 +225,7 @@ class RandAugmentd(RandomizableTransform, MapTransform):
         num_ops: as for `RandAugment`.
         magnitude: as for `RandAugment`.
         operations: as for `RandAugment`.
-        label_keys: keys of label maps; operations that move pixels are applied to them as well, with nearest
-            neighbours, and operations on intensities are not.
+        label_keys: keys of label maps, for the operations that move pixels, with nearest neighbours.
         allow_missing_keys: do not raise an error when a key is missing.
 
     Raises:
@@ -274,7 +271,7 @@ class RandAugmentd(RandomizableTransform, MapTransform):
         self.augment.randomize(data)
 
     def __call__(self, data: Mapping[Hashable, NdarrayOrTensor]) -> dict[Hashable, NdarrayOrTensor]:
-        """Augment what is in `data` under the transform's keys; `data` is not modified."""
+        """Augment the images of `data` under the transform's keys; `data` is not modified."""
         d = dict(data)
         self.randomize()
         for key in self.key_iterator(d):

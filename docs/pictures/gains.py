@@ -1,9 +1,8 @@
-"""Draws what methods gained over FedAvg in all experiments: the table of the results as a picture.
+"""Draw the gains of methods over FedAvg in all experiments: the table of the results as a picture.
 
 python docs/pictures/gains.py docs/pictures/gains.png
 
-The file holds the numbers that it shows, under `NUMBERS` of its metadata, so that a test can compare
-them with the table.
+The file has its numbers under `NUMBERS` of its metadata, so that a test can compare them with the table.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import matplotlib.pyplot as plt
 
 from medfedaug.analysis.recorded_gains import RecordedGain, recorded_gains
 
-COLOURS = {"better": "#0072b2", "worse": "#d55e00"}  # that colour-blind readers tell apart too
+COLOURS = {"better": "#0072b2", "worse": "#d55e00"}  # distinct for colour-blind readers too
 AT_SITES = {"better": "#86b9dc", "worse": "#f0b48a"}  # shown at some sites and not elsewhere
 OTHER = "0.45"
 COLUMNS = (("retina", "LGG"), ("phantom", "Office", "CIFAR", "PACS"))  # medical images, and the others
@@ -23,21 +22,21 @@ NUMBERS = "Description"
 
 
 def numbers() -> str:
-    """What the picture shows."""
+    """Return the numbers of the picture."""
     return json.dumps([[one.experiment, one.methods, one.text, one.verdict] for one in recorded_gains()])
 
 
 def experiments(opened: bool) -> dict[str, list[RecordedGain]]:
-    """The experiments with verdicts, or those without any: they are open."""
-    found: dict[str, list[RecordedGain]] = {}
+    """Return the experiments with verdicts, or the open ones without verdicts."""
+    gains: dict[str, list[RecordedGain]] = {}
     for one in recorded_gains():
         if (one.verdict == "open") == opened:
-            found.setdefault(f"{one.experiment} (intervals over {one.over})", []).append(one)
-    return found
+            gains.setdefault(f"{one.experiment} (intervals over {one.over})", []).append(one)
+    return gains
 
 
 def draw(panel: plt.Axes, title: str, gains: list[RecordedGain]) -> None:
-    """An experiment: a row for each combination, the largest gain on top; open rows are hollow and dashed."""
+    """Draw a row for each combination, the largest gain on top; open rows are hollow and dashed."""
     rows = sorted(gains, key=lambda one: one.gain)
     for height, one in enumerate(rows):
         word, at, _ = one.verdict.partition(" at ")
@@ -57,16 +56,16 @@ def draw(panel: plt.Axes, title: str, gains: list[RecordedGain]) -> None:
     panel.tick_params(axis="x", labelsize=7)
 
 
-def column(side: plt.Figure, found: dict[str, list[RecordedGain]]) -> None:
-    """Experiments below each other on one scale."""
-    heights = [len(gains) + 1.5 for gains in found.values()]
-    panels = side.subplots(len(found), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    for panel, (name, gains) in zip(panels, found.items(), strict=True):
+def column(side: plt.Figure, by_name: dict[str, list[RecordedGain]]) -> None:
+    """Draw experiments below each other on one scale."""
+    heights = [len(gains) + 1.5 for gains in by_name.values()]
+    panels = side.subplots(len(by_name), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    for panel, (name, gains) in zip(panels, by_name.items(), strict=True):
         draw(panel, name, gains)
 
 
 def main(out: str) -> None:
-    """Draw it."""
+    """Draw the picture."""
     figure = plt.figure(figsize=(11, 11.5), layout="constrained")
     verdicts, opened = experiments(opened=False), experiments(opened=True)
     top, bottom = figure.subfigures(2, 1, height_ratios=[1, 2.1], hspace=0.02)

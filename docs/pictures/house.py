@@ -1,10 +1,10 @@
-"""Draws the packages of medfedaug, floor by floor, from the imports themselves.
+"""Draw the packages of medfedaug, floor by floor, from their imports.
 
 python docs/pictures/house.py docs/pictures/house.svg
 python docs/pictures/house.py federation.svg federation    # the rooms inside a package
 
-A package stands one floor above the highest package that it imports. Each arrow is an import; an arrow is
-left out where a longer way of arrows leads to the same package. A test compares the file with the imports.
+A package stands one floor above the highest package that it imports. Each arrow is an import that no longer
+path of arrows implies. A test compares the file with the imports.
 """
 
 from __future__ import annotations
@@ -80,28 +80,28 @@ def imports(known: Mapping[str, set[str]], inside: str = "") -> dict[str, set[st
         name = module.removeprefix(home).partition(".")[0] if module.startswith(home) else ""
         return TOGETHER.get(name, name)
 
-    found: dict[str, set[str]] = {}
+    by_room: dict[str, set[str]] = {}
     for module, used in known.items():
-        found.setdefault(room(module), set()).update(map(room, used))
+        by_room.setdefault(room(module), set()).update(map(room, used))
     outside = {"", *LEFT_OUT}
-    return {name: found[name] - outside - {name} for name in sorted(found.keys() - outside)}
+    return {name: by_room[name] - outside - {name} for name in sorted(by_room.keys() - outside)}
 
 
 def floors(rooms: Mapping[str, set[str]]) -> list[list[str]]:
     """Return the packages of each floor, the lowest floor first; a circle of imports is a `ValueError`."""
-    found: list[list[str]] = []
+    levels: list[list[str]] = []
     below: set[str] = set()
     while below != rooms.keys():
         floor = sorted(room for room in rooms.keys() - below if rooms[room] <= below)
         if not floor:
             raise ValueError(f"a circle of imports among {sorted(rooms.keys() - below)}")
-        found.append(floor)
+        levels.append(floor)
         below.update(floor)
-    return found
+    return levels
 
 
 def arrows(rooms: Mapping[str, set[str]]) -> list[tuple[str, str]]:
-    """Return the imports to draw: those that no longer way of imports implies."""
+    """Return the imports to draw, which no longer path of imports implies."""
 
     def reached(room: str) -> set[str]:
         return rooms[room].union(*(reached(other) for other in rooms[room]))
@@ -113,26 +113,26 @@ def arrows(rooms: Mapping[str, set[str]]) -> list[tuple[str, str]]:
 def rows(levels: Sequence[Sequence[str]], drawn: Sequence[Arrow]) -> list[list[str | Lane]]:
     """Order each floor, the highest first; a lane lets an arrow pass a floor between two rooms."""
     height = {room: number for number, level in enumerate(levels) for room in level}
-    found: list[list[str | Lane]] = [list(level) for level in levels]
+    placed: list[list[str | Lane]] = [list(level) for level in levels]
     for user, other in drawn:
         for number in range(height[other] + 1, height[user]):
-            found[number].append((user, other))
-    found.reverse()
-    best, fewest = found, _crossings(found, drawn)
+            placed[number].append((user, other))
+    placed.reverse()
+    best, fewest = placed, _crossings(placed, drawn)
     for turn in range(20):  # each floor by the places of its neighbours, downwards and upwards in turn
-        found = [list(row) for row in found]
-        numbers = range(1, len(found)) if turn % 2 == 0 else range(len(found) - 2, -1, -1)
+        placed = [list(row) for row in placed]
+        numbers = range(1, len(placed)) if turn % 2 == 0 else range(len(placed) - 2, -1, -1)
         for number in numbers:
-            nearby = found[number - 1 if turn % 2 == 0 else number + 1]
+            nearby = placed[number - 1 if turn % 2 == 0 else number + 1]
             places = {thing: (place + 0.5) / len(nearby) for place, thing in enumerate(nearby)}
-            found[number].sort(key=lambda thing, at=places: (_wish(thing, at, drawn), str(thing)))
-        if (crossings := _crossings(found, drawn)) < fewest:
-            best, fewest = found, crossings
+            placed[number].sort(key=lambda thing, at=places: (_wish(thing, at, drawn), str(thing)))
+        if (crossings := _crossings(placed, drawn)) < fewest:
+            best, fewest = placed, crossings
     return best
 
 
 def _stops(arrow: Arrow, row: Sequence[str | Lane]) -> list[int]:
-    """Return where an arrow passes a floor."""
+    """Return the places of an arrow on a floor."""
     return [place for place, thing in enumerate(row) if thing in (*arrow, arrow)]
 
 
@@ -142,9 +142,9 @@ def _wish(thing: str | Lane, places: Mapping[str | Lane, float], drawn: Sequence
     return sum(near) / len(near) if near else 0.5
 
 
-def _crossings(found: Sequence[Sequence[str | Lane]], drawn: Sequence[Arrow]) -> int:
+def _crossings(placed: Sequence[Sequence[str | Lane]], drawn: Sequence[Arrow]) -> int:
     count = 0
-    for upper, lower in pairwise(found):
+    for upper, lower in pairwise(placed):
         ends = [
             (a[0], b[0]) for arrow in drawn if (a := _stops(arrow, upper)) and (b := _stops(arrow, lower))
         ]

@@ -1,8 +1,8 @@
-"""Draws the picture of the start page: what differs between sites, and what FedRDN and FFA do about it.
+"""Draw the picture of the start page: differences between sites, and the effects of FedRDN and FFA.
 
 python docs/pictures/idea.py docs/pictures/idea.png
 
-Everything in it is computed: phantom sites, their statistics, γ by the equations of FedFA+, and the features
+All of it is computed: phantom sites, their statistics, γ by the equations of FedFA+, and the features
 of a convolution with random weights.
 """
 
@@ -30,7 +30,7 @@ CHANNELS, SHOWN = 6, 3
 
 
 def slices() -> dict[str, torch.Tensor]:
-    """The middle slices of each site's patients, (N, 1, H, W), as its scanner stores them."""
+    """Return the middle slices of each site's patients, (N, 1, H, W), as its scanner stores them."""
     with tempfile.TemporaryDirectory() as folder:
         sites = make_phantom(Path(folder, "data"), sites=4, patients=8, shape=(96, 96, 12), seed=0)
         return {
@@ -45,7 +45,7 @@ def slices() -> dict[str, torch.Tensor]:
 
 
 def show(panel, image, low, high, title="", colour=None, cmap="gray"):
-    """A slice in a window of grey levels, or of colours."""
+    """Show a slice in a window of grey levels, or of colours."""
     panel.imshow(image.numpy().T, cmap=cmap, vmin=low, vmax=high, origin="lower", interpolation="bilinear")
     panel.set_title(title, fontsize=9)
     panel.set(xticks=[], yticks=[])
@@ -54,7 +54,7 @@ def show(panel, image, low, high, title="", colour=None, cmap="gray"):
 
 
 def histogram(panel, samples, span):
-    """The histograms of samples by site, without the air."""
+    """Draw the histograms of samples by site, without the air."""
     for colour, values in zip(COLOURS, samples, strict=True):
         heights, edges = np.histogram(values, 48, span, density=True)
         panel.stairs(heights, edges, color=colour, linewidth=1.4)
@@ -65,10 +65,10 @@ def histogram(panel, samples, span):
 
 
 def main(out: str) -> None:
-    """Draw it."""
+    """Draw the picture."""
     images = slices()
-    pairs = {site: channel_statistics(found) for site, found in images.items()}
-    heads = {site: found[found > found.mean()].numpy() for site, found in images.items()}
+    pairs = {site: channel_statistics(stack) for site, stack in images.items()}
+    heads = {site: stack[stack > stack.mean()].numpy() for site, stack in images.items()}
     figure, panels = plt.subplots(
         3, 5, figsize=(9, 5.9), layout="constrained", gridspec_kw={"width_ratios": [1, 1, 1, 1, 1.5]}
     )
@@ -95,10 +95,10 @@ def main(out: str) -> None:
     convolution = torch.nn.Sequential(torch.nn.Conv2d(1, CHANNELS, 5, padding=2), torch.nn.ReLU())
     with torch.no_grad():
         features = {
-            site: convolution(torch.stack([FedRDN(pairs, site=site)(one) for one in found]))
-            for site, found in images.items()
+            site: convolution(torch.stack([FedRDN(pairs, site=site)(image) for image in stack]))
+            for site, stack in images.items()
         }
-    moments = {site: F.feature_statistics(found) for site, found in features.items()}
+    moments = {site: F.feature_statistics(maps) for site, maps in features.items()}
     gammas = [
         F.student_t_modulation(
             F.across_site_variance(torch.stack([m[i].mean(dim=0) for m in moments.values()]))
@@ -130,8 +130,11 @@ def main(out: str) -> None:
     scatter.scatter(
         torch.cat([mean[:, SHOWN] for mean, _ in cloud]),
         torch.cat([std[:, SHOWN] for _, std in cloud]),
-        s=3, color=COLOURS[0], alpha=0.12, linewidths=0,
-    )  # fmt: skip
+        s=3,
+        color=COLOURS[0],
+        alpha=0.12,
+        linewidths=0,
+    )
     for colour, (mean, std) in zip(COLOURS, moments.values(), strict=True):
         scatter.scatter(mean[:, SHOWN], std[:, SHOWN], s=16, color=colour, edgecolors="white", linewidths=0.4)
     scatter.set_title("its mean and deviation", fontsize=9)

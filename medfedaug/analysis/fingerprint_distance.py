@@ -113,7 +113,7 @@ def _pair(
         distances["field_of_view"] = _octaves(one, other, "extent")
     if one.task == "segmentation":
         # Only classes that both outline in full: a missing outline is no difference of the patients.
-        annotated = one.tells & other.tells
+        annotated = one.annotated_mask & other.annotated_mask
         both = (one.value("present") > 0) & (other.value("present") > 0) & annotated
         if both.any():
             distances["size"], distances["pieces"] = (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from medfedaug.errors import DataError
 from medfedaug.federation.job_folder import ALIVE, EVENTS, JOB_FOLDER, PULSE, SESSION
-from medfedaug.utils.event_text import LOSSES_STAY, Teller
+from medfedaug.utils.event_text import LOSSES_STAY, EventLines
 from medfedaug.utils.validation import is_number
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Watched:
     bytes_up: int = 0
     bytes_down: int = 0
     lines: list[str] = field(default_factory=list)
-    _teller: Teller = field(default_factory=Teller)
+    _teller: EventLines = field(default_factory=EventLines)
 
     def take(self, event: Mapping[str, Any]) -> list[str]:
         """Process an event; return its lines."""

@@ -212,7 +212,7 @@ def _experiments(
     name: str | None, file: Path | None, given: dict[str, Any], settings: list[str]
 ) -> list[Experiment]:
     """Return the experiments of a command: one, or one for each of an entry's protocols with data."""
-    from medfedaug.data.benchmarks import is_there
+    from medfedaug.data.benchmarks import is_available
     from medfedaug.experiments.experiment import make_experiment
     from medfedaug.experiments.papers import find_entry
     from medfedaug.experiments.presets import PRESETS
@@ -221,7 +221,7 @@ def _experiments(
         return [make_experiment(file, {**given, "protocol": name}, settings)]
     protocols = [] if find_entry(name).reason else find_entry(name).protocols
     data, out, several = given["data"], given["out"], len(protocols) > 1
-    available = [each for each in protocols if data is None or is_there(PRESETS[each].benchmark, data)]
+    available = [each for each in protocols if data is None or is_available(PRESETS[each].benchmark, data)]
     lacking = [each for each in protocols if each not in available]
     if available and lacking:
         warn(f"{name} is run without {', '.join(lacking)}, whose data are not in {data}")
@@ -327,11 +327,11 @@ def _print_list(name: str | None, data: Path | None) -> None:
         presets = [PRESETS[p] for p in known[0].protocols] if known else [find_preset(name)]
     data_notes: dict[str, str] = {}
     if data is not None:
-        from medfedaug.data.benchmarks import is_there  # and with it PyTorch
+        from medfedaug.data.benchmarks import is_available  # imports PyTorch
 
         with err_console.status("looking"):
             for benchmark_ in {preset.benchmark for preset in presets}:
-                there = "there" if is_there(benchmark_, data) else "NOT there"
+                there = "there" if is_available(benchmark_, data) else "NOT there"
                 data_notes[benchmark_] = f"  data: {there}"
     for entry in known:
         say(f"{entry.name}  {entry.source}: {entry.title}")

@@ -115,7 +115,7 @@ def describe_network(name: str) -> Described:
         for key, parameter in constructor_parameters(network_class).items()
         if key not in _SETTLED
     }
-    if isinstance(builder, networks.OwnNetwork):  # fills in arguments without a default
+    if isinstance(builder, networks.ClassifierBuilder):  # fills in arguments without a default
         parameters = {key: p for key, p in parameters.items() if p.default is not p.empty}
     texts = {key: _sentence(text) for key, text in read_docstring(network_class).arguments.items()}
     arguments = _arguments(parameters, texts)

@@ -23,7 +23,7 @@ from medfedaug.utils.files import parse_json, write_json
 from medfedaug.utils.printable import counted
 
 if TYPE_CHECKING:
-    from medfedaug.data.pacs.choice import Planned
+    from medfedaug.data.pacs.choice import StudyPlan
     from medfedaug.data.pacs.importer import ImportOutcome
 
 
@@ -174,7 +174,7 @@ def _print_folder(out: Path, settings: ImportSettings) -> None:
         )
 
 
-def _print(plans: Sequence[Planned]) -> None:
+def _print(plans: Sequence[StudyPlan]) -> None:
     table = Table("case", "series", "modality", "objects", "decision")
     for plan in plans:
         for row in plan.rows:
@@ -185,7 +185,7 @@ def _print(plans: Sequence[Planned]) -> None:
     out_console.print(table)
 
 
-def _row(plan: Planned, changed: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def _row(plan: StudyPlan, changed: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     return {
         "case": plan.case,
         "series": [asdict(row) for row in plan.rows],

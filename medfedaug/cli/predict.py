@@ -138,7 +138,7 @@ def key_folder(data: Path | None) -> Path | None:
 
 
 def _print_stored(result: StudyPredictions, out: Path) -> None:
-    for case, kinds in sorted(result.there.items()):
+    for case, kinds in sorted(result.existing.items()):
         if case not in result.stored:
             say(f"already there: {case}: {', '.join(kinds)}")
     objects = sum(map(len, result.stored.values()))

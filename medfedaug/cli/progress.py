@@ -24,7 +24,7 @@ from rich.text import Text
 from typing_extensions import Self
 
 from medfedaug.cli.console import err_console, say
-from medfedaug.utils.event_text import Teller
+from medfedaug.utils.event_text import EventLines
 from medfedaug.utils.printable import printable
 
 _MOST_LEFT_OUT = 20
@@ -109,7 +109,7 @@ def duration(seconds: float) -> str:
 
 
 class RoundProgress:
-    """A progress bar over the rounds, and the lines of `medfedaug.utils.event_text.Teller`.
+    """A progress bar over the rounds, and the lines of `medfedaug.utils.event_text.EventLines`.
 
     Without a terminal, a line says now and then that the run continues.
     """
@@ -118,7 +118,7 @@ class RoundProgress:
 
     def __init__(self, total: int) -> None:
         self.bar = _bar(SpinnerColumn(), TextColumn("{task.fields[left]}"))
-        self.teller, self.clock = Teller(total), Clock(total)
+        self.teller, self.clock = EventLines(total), Clock(total)
         self.doing, self._said, self._over = "starting", time.monotonic(), threading.Event()
         self._lock = threading.RLock()
 

@@ -52,10 +52,10 @@ def init(
     class_1, ...
     """
     names = _classes(labels.split(",")) if labels else ()
-    from medfedaug.data.layouts import LISTING, check_alike, has_layout, propose, write_proposal
+    from medfedaug.data.layouts import LISTING, check_same_classes, find_layout, propose, write_proposal
 
     inside = sorted(path for path in folder.iterdir() if path.is_dir())
-    folders = [folder] if has_layout(folder) else [path for path in inside if has_layout(path)] or [folder]
+    folders = [folder] if find_layout(folder) else [path for path in inside if find_layout(path)] or [folder]
     proposals = []
     for site in folders:
         with err_console.status(f"{site.name}: looking") as status:
@@ -73,8 +73,8 @@ def init(
             )
     _show(proposals)
     if len(proposals) > 1:
-        check_alike(proposals)
-    existing = [proposal.folder / LISTING for proposal in proposals if proposal.replaces]
+        check_same_classes(proposals)
+    existing = [path for proposal in proposals if (path := proposal.folder / LISTING).exists()]
     if existing and not replace:
         raise ConfigError(
             f"{existing[0]} exists already; nothing is written. --replace keeps it as dataset.before.json"
@@ -84,7 +84,7 @@ def init(
             raise ConfigError("nothing is written: give --yes to write this")
         typer.confirm("Write this?", abort=True)
     for proposal in proposals:
-        say(str(write_proposal(proposal, replace=replace)))
+        say(str(write_proposal(proposal)))
     say(f"next: medfedaug inspect --data {quote(str(folder))}")
 
 

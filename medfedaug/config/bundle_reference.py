@@ -1,8 +1,8 @@
 """Allow and find Bundles of this process, by name and content.
 
-A Bundle is code: its configuration holds expressions, and it may have scripts. A job names one and the hash
-of its content, and nothing of the job is ever evaluated. What runs at a site is the site's own folder, which
-its administrator has looked at and allowed (`medfedaug.privacy.site_settings.SiteSettings.bundles`).
+A Bundle is code: its configuration holds expressions, and it may have scripts. A job carries only the name
+and the content hash of a Bundle. A site runs its own folder, which its administrator has reviewed and allowed
+(`medfedaug.privacy.site_settings.SiteSettings.bundles`).
 """
 
 from __future__ import annotations
@@ -46,12 +46,11 @@ PREDICTS = (
     "configs/inference.json says how"
 )
 
-# Neither hashed nor in the copy that runs: the weights that a training leaves, and what desktops and version
-# control write.
+# Neither hashed nor copied: the weights that a training leaves, and files of desktops and version control.
 _INERT = ("models/model.pt", "models/model.ts", ".DS_Store", "Thumbs.db", ".git")
 _COMPILED = (".pyc", ".pyo", ".pyd", ".so", ".dll", ".dylib")
 _CACHE = "__pycache__"
-# Neither through a link nor from a pipe that came in the place of a file.
+# Follow no link, and wait for no pipe that replaced a file.
 _PLAIN = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _TRAINING = tuple(f"configs/train.{suffix}" for suffix in ("json", "yaml", "yml"))
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -61,12 +60,12 @@ _REMEDY = "medfedaug site-config --kit KIT --allow-bundle DIR"
 
 @dataclass(frozen=True)
 class AllowedBundle:
-    """A Bundle that may be used.
+    """Bundle that this process may use.
 
     Args:
-        name: the name of its folder, by which jobs ask for it.
+        name: the name of its folder, which jobs carry.
         hash: of its content when it was allowed (`content_hash`).
-        folder: where it is.
+        folder: its path.
     """
 
     name: str
@@ -84,7 +83,7 @@ class AllowedBundle:
 
     @classmethod
     def of(cls, folder: str | Path) -> AllowedBundle:
-        """A folder, as it is now.
+        """Allow a folder with its present content.
 
         Raises:
             ConfigError: when it is no Bundle, or cannot be read.
@@ -99,33 +98,42 @@ class AllowedBundle:
 
     @classmethod
     def from_settings(cls, values: Any) -> dict[str, AllowedBundle]:
-        """The Bundles of a site's settings, by name.
+        """Read the Bundles of a site's settings, by name.
 
         Raises:
             ConfigError: naming the entry that cannot be used.
         """
         if not isinstance(values, Mapping):
             raise ConfigError(f"bundles must be an object with a folder and a hash by name, got {values!r}")
-        found = {}
+        bundles = {}
         for name, entry in values.items():
             entry = entry if isinstance(entry, Mapping) else {"folder": entry}
             check_keys(f"bundles: {name}: unknown keys", entry, ("folder", "hash"))
             check_reference({"name": name, "hash": entry.get("hash")})
             if not isinstance(entry.get("folder"), str) or not os.path.isabs(entry["folder"]):
                 raise ConfigError(f"bundles: {name}: folder must be an absolute path, got {entry}")
-            found[name] = cls(name, str(entry["hash"]), Path(entry["folder"]))
-        return found
+            bundles[name] = cls(name, str(entry["hash"]), Path(entry["folder"]))
+        return bundles
 
-    def check(self) -> None:
-        """Check that the folder still has the content that was allowed.
+    def check(self, copy: Path | None = None) -> None:
+        """Check that the folder still has the allowed content.
+
+        Args:
+            copy: an empty folder for the hashed bytes.
 
         Raises:
-            ConfigError: when it has not.
+            ConfigError: when it has another content.
         """
-        self._check(content_hash(self.folder))
+        content = content_hash(self.folder, copy)
+        if content != self.hash:
+            raise ConfigError(
+                f"the Bundle {self.name} has changed since it was allowed here (content "
+                f"{short_hash(content)}, allowed {short_hash(self.hash)}), or was allowed by an earlier "
+                f"version, which left files out; look at it, and allow it again: {_REMEDY}"
+            )
 
     def verified(self) -> Path:
-        """A private copy of the content that was allowed: all that runs of the Bundle runs from there.
+        """Return a private copy of the allowed content, from which all of the Bundle runs.
 
         It is made once in a process, hashed while it is written, and removed when the process ends. Nobody
         else can write there, so nothing changes between the check and the run.
@@ -135,37 +143,29 @@ class AllowedBundle:
         """
         if self.hash not in _copies:
             copy = tempfile.TemporaryDirectory(prefix="medfedaug-bundle-")  # for this user alone
-            self._check(content_hash(self.folder, Path(copy.name)))
+            self.check(Path(copy.name))
             _copies[self.hash] = copy
         return Path(_copies[self.hash].name)
 
-    def _check(self, found: str) -> None:
-        if found != self.hash:
-            raise ConfigError(
-                f"the Bundle {self.name} has changed since it was allowed here (content {short_hash(found)}, "
-                f"allowed {short_hash(self.hash)}), or was allowed by an earlier version, which left files "
-                f"out; look at it, and allow it again: {_REMEDY}"
-            )
 
-
-_given: dict[str, AllowedBundle] = {}
+_named: dict[str, AllowedBundle] = {}
+"""Bundles that the user of this process named."""
 _allowed: dict[str, AllowedBundle] | None = None
-"""Bundles that the site allows; ``None`` on a user's own machine, where `_given` and the variable count."""
+"""Bundles that the site allows; ``None`` on a user's own machine, where `_named` and the variable count."""
 _copies: dict[str, tempfile.TemporaryDirectory[str]] = {}
-"""By the hash of their content."""
+"""Private copies by the hash of their content."""
 
 
 def content_hash(folder: Path, copy: Path | None = None) -> str:
-    """The SHA-256 of all files of a Bundle, their names and their content.
+    """Return the SHA-256 of all files of a Bundle, their names and their content.
 
-    Of a Bundle's files a configuration can import any, run any and read any. So all count but `_INERT`, which
-    are not in the copy that runs. Compiled code is refused, which nobody can look at, and links are, which
-    lead elsewhere. The hash is in groups of digits, as it is read, and as NVFlare does not take it for a
-    secret in a job.
+    A configuration can import, run and read any file of its Bundle. So all files count but `_INERT`, which
+    are not in the copy that runs. Compiled code, which nobody can review, and links, which lead elsewhere,
+    are refused. The hash has groups of digits, since NVFlare takes a longer one for a secret.
 
     Args:
         folder: the Bundle.
-        copy: an empty folder, to which the bytes that are hashed are written.
+        copy: an empty folder for the hashed bytes.
 
     Raises:
         ConfigError: when a file cannot be read, or may not be in a Bundle.
@@ -182,7 +182,7 @@ def content_hash(folder: Path, copy: Path | None = None) -> str:
 
 
 def _digest(path: Path, copy: Path | None) -> str:
-    """The SHA-256 of a file, whose bytes are read once."""
+    """Hash and copy the bytes of a file in one reading."""
     digest = hashlib.sha256()
     if copy is not None:
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -217,12 +217,12 @@ def _raise(error: OSError) -> None:
 
 
 def short_hash(text: str) -> str:
-    """The first digits of a hash, for messages."""
+    """Return the first digits of a hash, for messages."""
     return text[:8]
 
 
 def training_file(folder: Path) -> Path:
-    """The file of a Bundle that defines its training."""
+    """Return the file of a Bundle that defines its training."""
     for name in _TRAINING:
         if (folder / name).is_file():
             return folder / name
@@ -242,13 +242,15 @@ def has_training(folder: Path) -> bool:
 
 
 def check_reference(reference: Mapping[str, Any]) -> None:
-    """Check what a job says of a Bundle: a name that is no path, and a hash."""
+    """Check a job's reference to a Bundle: a name that is no path, and a hash."""
     check_keys("bundle: unknown keys", reference, ("name", "hash"))
-    for key, pattern in (("name", _NAME), ("hash", _HASH)):
+    for key, pattern, words in (
+        ("name", _NAME, "letters, digits, '.', '_' and '-'"),
+        ("hash", _HASH, "eight groups of eight digits"),
+    ):
         value = reference.get(key)
         if not isinstance(value, str) or not pattern.fullmatch(value):
-            needed = "letters, digits, '.', '_' and '-'" if key == "name" else "eight groups of eight digits"
-            raise ConfigError(f"bundle: the {key} must be {needed}, got {str(value)[:80]!r}")
+            raise ConfigError(f"bundle: the {key} must be {words}, got {str(value)[:80]!r}")
 
 
 def restrict(bundles: Mapping[str, AllowedBundle] | None) -> None:
@@ -258,21 +260,21 @@ def restrict(bundles: Mapping[str, AllowedBundle] | None) -> None:
 
 
 def allow(folder: str | Path) -> AllowedBundle:
-    """Allow a Bundle in this process, as it is now: what a user does who names it.
+    """Allow a Bundle that the user names in this process, with its present content.
 
     Raises:
         ConfigError: when it is no Bundle.
     """
-    found = AllowedBundle.of(folder)
-    _given[found.name] = found
-    return found
+    bundle = AllowedBundle.of(folder)
+    _named[bundle.name] = bundle
+    return bundle
 
 
 def locate(text: str, environment: Mapping[str, str] = os.environ) -> Path:
-    """The folder of a Bundle that a user names: a folder, or a name in that of ``MEDFEDAUG_BUNDLES``.
+    """Return the folder of a Bundle from its path, or from its name in the folder ``MEDFEDAUG_BUNDLES``.
 
     Raises:
-        ConfigError: when it is neither.
+        ConfigError: when there is no such Bundle.
     """
     if Path(text).is_dir():
         return Path(text)
@@ -284,12 +286,12 @@ def locate(text: str, environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def described_data(folder: Path) -> dict[str, Any]:
-    """Channels and classes of the images that a Bundle is for, as far as its ``metadata.json`` says."""
+    """Return task, channels and classes of a Bundle's images, as far as its ``metadata.json`` has them."""
     try:
         formats = json.loads((folder / "configs/metadata.json").read_text())["network_data_format"]
-        image, said = formats["inputs"]["image"], formats["outputs"]["pred"]
-        classes = said["channel_def"]
-        dense = said.get("format") == "segmentation"
+        image, output = formats["inputs"]["image"], formats["outputs"]["pred"]
+        classes = output["channel_def"]
+        dense = output.get("format") == "segmentation"
         return {
             "task": "segmentation" if dense else "classification",
             "in_channels": int(image["num_channels"]),
@@ -300,12 +302,12 @@ def described_data(folder: Path) -> dict[str, Any]:
 
 
 def known() -> Iterable[AllowedBundle]:
-    """The Bundles that may be used here, but for those of ``MEDFEDAUG_BUNDLES``."""
-    return list((_given if _allowed is None else _allowed).values())
+    """Return the Bundles that this process may use, without those of ``MEDFEDAUG_BUNDLES``."""
+    return list((_named if _allowed is None else _allowed).values())
 
 
 def find(reference: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> AllowedBundle:
-    """The Bundle that a run asks for.
+    """Return the Bundle of a run's reference.
 
     Args:
         reference: its name and hash.
@@ -319,29 +321,25 @@ def find(reference: Mapping[str, str], environment: Mapping[str, str] = os.envir
     if _allowed is not None:
         if name not in _allowed:
             raise ConfigError(
-                f"the Bundle {name} is not allowed here; who runs this site allows it with: {_REMEDY}"
+                f"the Bundle {name} is not allowed here; the site's administrator allows it with: {_REMEDY}"
             )
-        _check_same(_allowed[name], wanted, "allowed here")
-        _allowed[name].check()
-        return _allowed[name]
-    found = _given.get(name)
-    if found is None or found.hash != wanted:
+        bundle = _allowed[name]
+    else:
+        named = _named.get(name)
         try:
-            found = AllowedBundle.of(locate(name, environment))
+            bundle = named if named and named.hash == wanted else AllowedBundle.of(locate(name, environment))
         except ConfigError as error:
-            if found is None:
+            if named is None:
                 raise ConfigError(
-                    f"the run was made with the Bundle {name} (content {short_hash(wanted)}), which is not "
-                    f"here: {BUNDLES_VARIABLE}=DIR names the folder that holds it"
+                    f"the run was made with the Bundle {name} (content {short_hash(wanted)}), which is "
+                    f"not here: {BUNDLES_VARIABLE}=DIR names the folder that holds it"
                 ) from error
-    _check_same(found, wanted, "here")
-    found.check()
-    return found
-
-
-def _check_same(found: AllowedBundle, wanted: str, where: str) -> None:
-    if found.hash != wanted:
+            bundle = named
+    if bundle.hash != wanted:
+        where = "here" if _allowed is None else "allowed here"
         raise ConfigError(
-            f"the Bundle {found.name} that is {where} has another content ({short_hash(found.hash)}) than "
-            f"that of the run ({short_hash(wanted)}): all need the same version of it"
+            f"the Bundle {name} that is {where} has another content ({short_hash(bundle.hash)}) than the "
+            f"run's ({short_hash(wanted)}): all need the same version of it"
         )
+    bundle.check()
+    return bundle

@@ -1,4 +1,4 @@
-"""The command that makes a run, from its settings."""
+"""Write the command of a run from its settings."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from medfedaug.config.options import defaults
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import RunConfig, task_defaults
 
-_REPEATABLE = ("holdout", "freeze", "channel_names", "metrics")
 _FROM_THE_DATA = ("methods", "plan", "planning", "task", "in_channels", "channel_names", "classes", "init")
 
 
 def command_of(settings: Mapping[str, Any], *, simulated: bool) -> str:
-    """Return the command of a run with these settings; folders and given weights are placeholders.
+    """Return the command of a run with these settings; folders and initial weights are placeholders.
 
     Example:
         >>> settings = {"methods": [{"name": "fedfa", "args": {"prob": 0.3}}], "rounds": 20, "seed": 1}
@@ -35,7 +34,7 @@ def command_of(settings: Mapping[str, Any], *, simulated: bool) -> str:
     usual = {**defaults(RunConfig), **task_defaults(config.task, config.plan)}
     if not simulated:
         del usual["max_step"]  # a job's default follows from its methods
-    left_out = () if not simulated else _FROM_THE_DATA
+    left_out = _FROM_THE_DATA if simulated else ()
     for cls, values in ((RunConfig, config), (Plan, config.plan)):
         for entry in dataclasses.fields(cls):
             flags, value = entry.metadata["flags"], getattr(values, entry.name)
@@ -43,15 +42,14 @@ def command_of(settings: Mapping[str, Any], *, simulated: bool) -> str:
             if flags is None or entry.name in left_out or value == default:
                 continue
             flag = flags[0] if flags else f"--{entry.name.replace('_', '-')}"
-            many = isinstance(value, tuple) and entry.name in _REPEATABLE
-            for one in value if many else [value]:
-                parts += [flag, _text(one)]
+            for item in value if entry.default == () else [value]:  # an empty default: repeatable
+                parts += [flag, _text(item)]
     if config.init:
         parts += ["--init", "WEIGHTS"]
     return shlex.join(["medfedaug", *parts, "--out", "OUT"])
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, (list, tuple)) and not isinstance(value, str):
+    if isinstance(value, (list, tuple)):
         return ",".join(map(str, value))
     return json.dumps(value) if isinstance(value, (dict, bool)) else str(value)

@@ -1,4 +1,4 @@
-"""`Machine`: where a site's machine keeps prepared images, and how it loads and computes."""
+"""`Machine`: settings of a site's machine for prepared images, loading and computing."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ class Machine(Settings):
 
     memory: float = setting(
         2.0,
-        "GiB of memory for prepared images; the rest of them is kept in files.",
+        "GiB of memory for prepared images; the rest stays in files.",
         at_least=0,
         unit="GiB",
     )
     cache: Folder = setting(
         None,
-        "Folder of these files, which then serve later jobs too and are never removed; by default a "
-        "temporary one, which goes with the job.",
+        "Folder of these files, which later jobs use too and nothing removes; by default a temporary one "
+        "of the job.",
     )
     graphs: str = setting(
         "off",
         "Training steps and passes of inference as CUDA graphs. auto: where the methods allow it. on: the "
-        "same, and a warning also where there is no CUDA. off: never.",
+        "same, with a warning where there is no CUDA. off: never.",
         choices=GRAPHS,
         rare=True,
     )
@@ -61,9 +61,7 @@ class Machine(Settings):
         "none.",
         rare=True,
     )
-    ahead: int = setting(
-        1, "Batches that are made ahead, in a thread beside the training.", at_least=0, flags=None
-    )
+    ahead: int = setting(1, "Batches that a thread prepares ahead of the training.", at_least=0, flags=None)
 
     @property
     def max_bytes(self) -> int:
@@ -71,7 +69,7 @@ class Machine(Settings):
         return int(self.memory * 2**30)
 
     def variables(self) -> dict[str, str]:
-        """Return the variables of the environment that say the same to another process of this machine."""
+        """Return the same settings as environment variables for another process of this machine."""
         folder = {"cache": str(self.cache.resolve())} if self.cache else {}
         values = {"memory": str(self.memory), "graphs": self.graphs, **folder}
         values["deterministic"] = str(self.deterministic).lower()

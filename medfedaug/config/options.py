@@ -1,9 +1,9 @@
-"""Settings: dataclasses whose fields say once, in one form, all that there is to say about them.
+"""Settings: dataclasses whose fields define text, limits and option once.
 
-`setting` gives a field its text, its limits and its name as an option, and `settings` makes a class of such
-fields, which pydantic checks. From the same fields follow the docstring, the JSON Schema (`json_schema`), the
-options of commands (`medfedaug.cli.options.takes`), the variables of a site's environment and its kit's file
-(`medfedaug.privacy.site_settings`), and the tables of the pages (`settings_table`).
+`setting` makes a field, and `settings` a class of such fields, which pydantic checks. From the fields follow
+the docstring, the JSON Schema (`json_schema`), the options of commands (`medfedaug.cli.options.takes`), the
+variables of a site's environment and its kit's file (`medfedaug.privacy.site_settings`), and the tables of
+the pages (`settings_table`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LARGEST_NUMBER, _LARGEST_COUNT = 1e15, 2**63 - 1
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
 """A text is no number, ``true`` is no 1, and an unknown key is an error."""
 
-# By the kinds of pydantic's errors; what is not here keeps its words.
+# By the kinds of pydantic's errors; other errors keep pydantic's words.
 _WORDS = {
     "bool_type": "must be true or false",
     "dict_type": "must be a JSON object",
@@ -62,8 +62,8 @@ _WORDS = {
     "tuple_type": "must be a list",
     "value_error": "{error}",
 }
-_OF_NOTHING = {"greater_than": "must be positive", "greater_than_equal": "cannot be negative"}
-"""Words of these limits where they are 0."""
+_ABOVE_ZERO = {"greater_than": "must be positive", "greater_than_equal": "cannot be negative"}
+"""Words for a limit of 0."""
 
 
 def setting(
@@ -81,22 +81,21 @@ def setting(
     rare: bool = False,
     secret: bool = False,
 ) -> Any:
-    """A field of a class of settings.
+    """Make a field of a class of settings.
 
     Args:
         default: the default value, or a type that makes it, such as ``dict``; ``MISSING`` for none.
-        text: what the setting is, in plain text: for the documentation and for the command's help.
-        above: values must be greater.
-        at_least: values must not be less.
-        at_most: values must not be more; by default 1e15, and for a whole number what 64 bits hold.
-        below: values must be less.
-        choices: the values that it may have.
-        flags: names of the command's option, if not that of the field; ``None`` for neither an option nor a
-            variable.
+        text: plain text for the documentation and the command's help.
+        above: lower limit that is no value itself.
+        at_least: smallest value.
+        at_most: largest value; by default 1e15, and for a whole number the largest of 64 bits.
+        below: upper limit that is no value itself.
+        choices: the allowed values.
+        flags: names of the command's option; by default the field's. ``None`` for no option and no variable.
         unit: of the number, for messages.
         follows: whether the default follows from the data or other settings; the option then has none.
-        rare: whether few need it: a command's help names its option alone.
-        secret: whether no text of the object shows it.
+        rare: whether a command's help shows only the option's name.
+        secret: whether ``repr`` hides the value.
     """
     limits = {"gt": above, "ge": at_least, "le": at_most, "lt": below}
     metadata = {
@@ -116,7 +115,7 @@ def setting(
 
 @dataclass_transform(frozen_default=True)
 def settings(cls: Class) -> Class:
-    """Make a frozen dataclass of settings, checked by pydantic, of a class of `Settings`.
+    """Turn a class of `Settings` into a frozen dataclass that pydantic checks.
 
     The fields' texts become the ``Args`` of its docstring, before ``Raises``.
 
@@ -134,26 +133,26 @@ def settings(cls: Class) -> Class:
         Traceback (most recent call last):
         medfedaug.errors.ConfigError: width must be positive, got -1.0
     """
-    made: Any = dataclass(cls, frozen=True, config=_STRICT)
+    checked: Any = dataclass(cls, frozen=True, config=_STRICT)
     texts = [
         textwrap.fill(f"{entry.name}: {entry.metadata['description']}", _WIDTH, subsequent_indent="    ")
-        for entry in dataclasses.fields(made)
+        for entry in dataclasses.fields(checked)
     ]
-    found = inspect.cleandoc(cls.__doc__ or "")
-    parts = (found.partition(f"\n\n{word}:") for word in ("Raises", "Example"))
+    docstring = inspect.cleandoc(cls.__doc__ or "")
+    parts = (docstring.partition(f"\n\n{word}:") for word in ("Raises", "Example"))
     head, mark, tail = min(parts, key=lambda part: len(part[0]))
-    made.__doc__ = f"{head}\n\nArgs:\n{textwrap.indent(chr(10).join(texts), '    ')}{mark}{tail}"
-    return made
+    checked.__doc__ = f"{head}\n\nArgs:\n{textwrap.indent(chr(10).join(texts), '    ')}{mark}{tail}"
+    return checked
 
 
 class Settings:
-    """A base of settings: one line for a mistake, and plain JSON types out and in.
+    """Base of settings: a mistake makes one line, and values go in and out as plain JSON types.
 
     Attributes:
         TITLE: the beginning of a message, such as ``"privacy: "``.
         PANEL: the title of the options in a command's help.
-        OPEN: the origin of a value that a command is not given; empty where the default counts.
-        VARIABLES: how the variable of the environment begins that counts then; empty where none does.
+        OPEN: the source of a value without an option, in words; empty where the default counts.
+        VARIABLES: the prefix of the environment variables that count without an option; empty for none.
     """
 
     TITLE: ClassVar[str] = ""
@@ -166,25 +165,25 @@ class Settings:
     def _check(cls, values: Any, handler: Callable[[Any], Any]) -> Any:
         if isinstance(values, ArgsKwargs):
             names = [entry.name for entry in dataclasses.fields(cls)]  # type: ignore[arg-type]
-            given = {**dict(zip(names, values.args, strict=False)), **(values.kwargs or {})}
+            arguments = {**dict(zip(names, values.args, strict=False)), **(values.kwargs or {})}
             hints = hints_of(cls)  # type: ignore[arg-type]
-            for name, value in given.items():
+            for name, value in arguments.items():
                 if Path not in kinds_of(hints.get(name)):  # a folder may have any name
-                    check_printable(f"{cls.TITLE}{name}", value)  # first: messages about others repeat it
-            given = {name: _prepared(cls, name, value) for name, value in given.items()}
-            values = ArgsKwargs(values.args[len(names) :], given)
+                    check_printable(f"{cls.TITLE}{name}", value)  # first: later messages repeat it
+            arguments = {name: _prepared(cls, name, value) for name, value in arguments.items()}
+            values = ArgsKwargs(values.args[len(names) :], arguments)
         try:
             return handler(values)
         except ValidationError as error:
             raise ConfigError(f"{cls.TITLE}{_line(cls, error)}") from error
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings as plain JSON types."""
+        """Return the settings as plain JSON types."""
         return {entry.name: to_json(getattr(self, entry.name)) for entry in dataclasses.fields(self)}  # type: ignore[arg-type]
 
     @classmethod
     def from_dict(cls, values: Any) -> Self:
-        """The inverse of `to_dict`; what is not there keeps its default.
+        """Invert `to_dict`; a missing key keeps its default.
 
         Raises:
             ConfigError: for unknown keys, which would silently do nothing, and impossible values.
@@ -202,23 +201,23 @@ def _fields(cls: type) -> dict[str, dataclasses.Field[Any]]:
 
 @cache
 def hints_of(cls: type) -> dict[str, Any]:
-    """The types of the fields, without what is annotated."""
+    """Return the types of the fields, without annotations."""
     return get_type_hints(cls)
 
 
 def defaults(cls: type) -> dict[str, Any]:
-    """The default of each field that has one."""
-    found = {entry.name: default_of(entry) for entry in dataclasses.fields(cls)}
-    return {name: value for name, value in found.items() if value is not dataclasses.MISSING}
+    """Return the default of each field that has one."""
+    values = {entry.name: default_of(entry) for entry in dataclasses.fields(cls)}
+    return {name: value for name, value in values.items() if value is not dataclasses.MISSING}
 
 
 def default_of(entry: dataclasses.Field[Any]) -> Any:
-    """The default of a field, or `dataclasses.MISSING`."""
+    """Return the default of a field, or `dataclasses.MISSING`."""
     return entry.default_factory() if callable(entry.default_factory) else entry.default
 
 
 def _prepared(cls: type[Settings], name: str, value: Any) -> Any:
-    """A value as pydantic takes it: of JSON, lists and groups; what it lets through is refused."""
+    """Turn JSON into the types of pydantic, and refuse what pydantic lets through."""
     entry, kind = _fields(cls).get(name), hints_of(cls).get(name)  # type: ignore[arg-type]
     if entry is None or kind is None:  # pydantic names it
         return value
@@ -235,7 +234,7 @@ def _prepared(cls: type[Settings], name: str, value: Any) -> Any:
 
 
 def to_json(value: Any) -> Any:
-    """A value of a setting in plain JSON types."""
+    """Return the value of a setting in plain JSON types."""
     if hasattr(value, "to_dict"):
         return value.to_dict()
     if isinstance(value, Mapping):
@@ -249,18 +248,18 @@ def _not_finite(values: Any, where: str = "") -> str:
     """Return the place of the first NaN or infinity in a JSON value; empty where there is none."""
     if isinstance(values, float) and not math.isfinite(values):
         return where
-    found: Iterable[tuple[Any, Any]] = ()
+    entries: Iterable[tuple[Any, Any]] = ()
     if isinstance(values, dict):
-        found = values.items()
+        entries = values.items()
     elif isinstance(values, list | tuple):
-        found = enumerate(values)
-    return next((w for key, value in found if (w := _not_finite(value, f"{where}.{key}".lstrip(".")))), "")
+        entries = enumerate(values)
+    return next((w for key, value in entries if (w := _not_finite(value, f"{where}.{key}".lstrip(".")))), "")
 
 
 def _line(cls: type, error: ValidationError) -> str:
-    """The first mistake in one line: the field, the words and the value."""
+    """Describe the first mistake in one line: the field, the requirement and the value."""
     first = error.errors(include_url=False)[0]
-    words, path = _needed(first), [str(part) for part in first["loc"]]
+    words, path = _requirement(first), [str(part) for part in first["loc"]]
     entry = _fields(cls).get(path[0]) if path else None
     unit = entry.metadata.get("unit") if entry is not None and words.endswith("number") else ""
     got = "" if entry is not None and not entry.repr else f", got {_short(first['input'])}"
@@ -268,25 +267,22 @@ def _line(cls: type, error: ValidationError) -> str:
 
 
 def mistake(error: ValidationError) -> str:
-    """The first mistake in a value without a field: the words and the value."""
+    """Describe the first mistake in a value without a field: the requirement and the value."""
     first = error.errors(include_url=False)[0]
-    return f"{_needed(first)}, got {_short(first['input'])}"
+    return f"{_requirement(first)}, got {_short(first['input'])}"
 
 
-def _needed(first: ErrorDetails) -> str:
+def _requirement(first: ErrorDetails) -> str:
     kind, context = first["type"], first.get("ctx", {})
-    words = _WORDS.get(kind)
-    if words is None:
-        words = first["msg"][:1].lower() + first["msg"][1:]
-    elif kind in _OF_NOTHING and not context.get("gt") and not context.get("ge"):
-        words = _OF_NOTHING[kind]
-    else:
-        words = words.format_map(context) if "{" in words else words
-    return words
+    if kind not in _WORDS:
+        return first["msg"][:1].lower() + first["msg"][1:]
+    if kind in _ABOVE_ZERO and not context.get("gt") and not context.get("ge"):
+        return _ABOVE_ZERO[kind]
+    return _WORDS[kind].format_map(context)
 
 
 def _short(value: Any) -> str:
-    """A value, of which one of hundreds of digits is no part of a line."""
+    """Format a value for a line, which hundreds of digits would fill."""
     if isinstance(value, int) and abs(value) > _LARGEST_COUNT:
         return f"{value:g}" if abs(value) <= sys.float_info.max else "more than any float"
     text = repr(value)
@@ -294,9 +290,9 @@ def _short(value: Any) -> str:
 
 
 def read_text(cls: type, name: str, text: str) -> Any:
-    """The value of a setting from text, of an option, a variable or ``NAME=VALUE``.
+    """Read the value of a setting from the text of an option, a variable or ``NAME=VALUE``.
 
-    What is no value of its type stays text, of which the check then says what is needed.
+    A text that is no value of the setting's type stays text, which the check refuses.
 
     Example:
         >>> @settings
@@ -335,7 +331,7 @@ def _of_text(kind: Any, text: str, option: str) -> Any:
 
 
 def kinds_of(hint: Any) -> list[Any]:
-    """The types that a value may have, without ``None``.
+    """Return the types that a value may have, without ``None``.
 
     Example:
         >>> kinds_of(int | None), kinds_of(tuple[int, ...])
@@ -346,29 +342,28 @@ def kinds_of(hint: Any) -> list[Any]:
 
 
 def json_schema(cls: type) -> dict[str, Any]:
-    """The JSON Schema of settings, with the texts of their fields."""
+    """Return the JSON Schema of settings, with the texts of their fields."""
     schema: dict[str, Any] = TypeAdapter(cls).json_schema(schema_generator=_ShortSchema)
     return {"$schema": GenerateJsonSchema.schema_dialect, **schema}
 
 
 class _ShortSchema(GenerateJsonSchema):
-    """Names of fields say what their titles would say again, and the first paragraph what a class is."""
+    """Leave out titles, which repeat the names, and all but the first paragraph of a class."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
 
     def dataclass_schema(self, schema: Any) -> Any:
-        found = super().dataclass_schema(schema)
-        found["description"] = " ".join(
-            inspect.cleandoc(schema["cls"].__doc__ or "").split("\n\n")[0].split()
-        )
-        return found
+        result = super().dataclass_schema(schema)
+        summary = inspect.cleandoc(schema["cls"].__doc__ or "").split("\n\n")[0]
+        result["description"] = " ".join(summary.split())
+        return result
 
 
 def settings_table(cls: type) -> list[tuple[str, str, str]]:
-    """The rows of a table of settings: name, default and text."""
-    given = defaults(cls)
+    """Return the rows of a table of settings: name, default and text."""
+    values = defaults(cls)
     return [
-        (entry.name, str(to_json(given.get(entry.name, ""))), entry.metadata["description"])
+        (entry.name, str(to_json(values.get(entry.name, ""))), entry.metadata["description"])
         for entry in dataclasses.fields(cls)
     ]

@@ -1,4 +1,4 @@
-"""`Plan`: what images are brought to before training, and how they are cut."""
+"""`Plan`: orientation, spacing, normalisation and patches of images."""
 
 from __future__ import annotations
 
@@ -24,12 +24,9 @@ __all__ = [
 ]
 
 PLANNED = ("plan", "batch_size", "network_args")
-"""Settings of a run that planning decides over."""
-
-
+"""Settings of a run that planning decides."""
 PLAN_MEMORY = 8.0
-"""GiB that a training step may take where a plan is made and nothing else is said."""
-
+"""Default memory of a training step for planning, in GiB."""
 NORMALISATIONS = ("none", "z_score", "ct")
 """Normalisations of a channel by its modality."""
 
@@ -44,7 +41,7 @@ class Plan(Settings):
     """Orientation, spacing and patches of volumes for the network.
 
     With the defaults, networks see whole slices along a volume's last axis, as stored; training takes those
-    with foreground. Whatever a plan says, scores are computed on the grid of the label map's file.
+    with foreground. With every plan, scores are computed on the grid of the label map's file.
 
     Raises:
         ConfigError: for a value of another type or out of range, or values that do not go together.
@@ -62,35 +59,35 @@ class Plan(Settings):
     )
     orientation: str | None = setting(
         None,
-        "Orientation of a volume's axes, for instance RAS: flips and permutations alone, without "
-        "interpolation. By default they stay as stored.",
+        "Orientation of a volume's axes, for instance RAS, by flips and permutations without interpolation. "
+        "By default axes stay as stored.",
         rare=True,
     )
     spacing: tuple[float, ...] | None = setting(
         None,
         "Edges of a voxel in mm, along x, y and z, to which volumes are resampled. Images are interpolated "
-        "linearly, and of a label map the classes' shares, of which the largest wins. By default they keep "
-        "their own.",
+        "linearly; so are the classes' shares of a label map, and the largest share wins. By default volumes "
+        "keep their spacing.",
     )
     crop: str = setting(
         "none",
         "none, or foreground: volumes are cut to the box of the voxels that are brighter, in any channel, "
-        "than the darkest one. What was cut away is background.",
+        "than the darkest one. The rest counts as background.",
         choices=("none", "foreground"),
         rare=True,
     )
     patch_size: tuple[int, ...] | None = setting(
         None,
-        "Voxels of a training patch along each axis. The window that slides over a volume in evaluation has "
-        "the same. By default whole slices, or whole volumes.",
+        "Voxels of a training patch along each axis, and of the window that slides over a volume in "
+        "evaluation. By default whole slices, or whole volumes.",
     )
     patches_per_volume: int = setting(
-        2, "Patches that are cut from a volume for each epoch; of a slice it is one.", above=0, rare=True
+        2, "Patches per volume and epoch; a slice gives one.", above=0, rare=True
     )
     foreground: float = setting(
         0.5,
-        "Share of the training patches that are centred on a foreground voxel, of a class that is drawn "
-        "first; the others are centred anywhere.",
+        "Share of the training patches that are centred on a foreground voxel of a randomly drawn class; "
+        "the others are centred anywhere.",
         at_least=0,
         at_most=1,
         rare=True,
@@ -104,23 +101,21 @@ class Plan(Settings):
     )
     normalisation: tuple[str, ...] | None = setting(
         None,
-        "Normalisation of each channel, in the place of --intensity: z_score, ct or none. z_score goes by "
-        "the mean and deviation of the image itself; ct, clipped to two intensities and normalised by a "
-        "mean and a deviation that are the same for all images (ct_intensities); or none, as stored. One "
-        "word counts for all channels. By default, and with none for all channels, --intensity says what "
-        "is done.",
+        "Normalisation of each channel, in place of --intensity: z_score, ct or none. z_score normalises "
+        "by the image's mean and deviation; ct clips to two intensities and normalises by a mean and a "
+        "deviation that are the same for all images (ct_intensities); none keeps it as stored. One word "
+        "counts for all channels. By default, and with none for all channels, --intensity decides.",
     )
     ct_intensities: tuple[float, ...] | None = setting(
         None,
-        "Four numbers for each channel with normalisation ct: the lowest and the highest intensity, to which "
-        "it is clipped, then mean and deviation. A plan that is made takes those of the federation's "
-        "foreground.",
+        "Four numbers for each channel with normalisation ct: the lowest and the highest intensity for "
+        "clipping, then mean and deviation. Planning takes those of the federation's foreground.",
         rare=True,
     )
     deep_supervision: bool = setting(
         False,
-        "Give the network heads at several levels of its decoder, of which each weighs half of the finer one "
-        "in the loss. Networks that have them are basicunetplusplus, dynunet, mednext and segresnetds.",
+        "Train heads at several levels of the decoder; each weighs half of the next finer one in the loss. "
+        "Networks with such heads are basicunetplusplus, dynunet, mednext and segresnetds.",
         rare=True,
     )
 
@@ -149,14 +144,14 @@ class Plan(Settings):
         self._check_normalisation()
 
     def _check_normalisation(self) -> None:
-        words = self.normalisation or ()
+        words, numbers = self.normalisation or (), self.ct_intensities or ()
         for word in words:
             check_choice("normalisation", word, NORMALISATIONS)
-        numbers, wanted = self.ct_intensities or (), 4 * words.count("ct")
-        if len(numbers) != wanted:
-            counted = f"{len(numbers)} numbers, and normalisation {','.join(words) or 'null'} needs {wanted}"
+        expected = 4 * words.count("ct")
+        if len(numbers) != expected:
             raise ConfigError(
-                f"ct_intensities has {counted}: {', '.join(_CT_NUMBERS)} of each channel with ct"
+                f"ct_intensities has {len(numbers)} numbers, and normalisation {','.join(words) or 'null'} "
+                f"needs {expected}: {', '.join(_CT_NUMBERS)} of each channel with ct"
             )
         for low, high, _, deviation in zip(*(numbers[k::4] for k in range(4)), strict=True):
             if not (low < high and deviation > 0):
@@ -177,59 +172,49 @@ class Plan(Settings):
 
     @property
     def left_to_right(self) -> int | None:
-        """The axis that the network sees from left to right, or back; of volumes as stored the first.
+        """Return the axis from left to right, or back; the first axis of volumes as stored.
 
-        ``None`` where slices are cut across it: mirroring changes the order of slices then, and none of them.
+        It is ``None`` where slices are cut across it: mirroring then changes only the order of slices.
 
         Example:
             >>> [Plan(dims, orientation).left_to_right for dims in (2, 3) for orientation in (None, "ASR")]
             [0, None, 0, 2]
         """
-        axis = (
-            0
-            if self.orientation is None
-            else next(i for i, c in enumerate(self.orientation) if c in _AXES[0])
-        )
+        axis = next((i for i, letter in enumerate(self.orientation or "") if letter in _AXES[0]), 0)
         return axis if axis < self.spatial_dims else None
 
     @property
     def samples_per_item(self) -> int:
-        """Training samples that a volume, or a slice of one, gives for an epoch."""
+        """Return the training samples of a volume or slice in an epoch."""
         return self.patches_per_volume if self.spatial_dims == 3 and self.patch_size else 1
 
 
 PLAN_FIELDS = tuple(field.name for field in dataclasses.fields(Plan))
-"""Settings of `Plan`, which can be given one by one."""
+"""Settings of `Plan`, each of which is an option too."""
 
 
-def planning_settings(given: Iterable[str], memory: float | None = None) -> dict[str, Any]:
+def planning_settings(names: Iterable[str], memory: float | None = None) -> dict[str, Any]:
     """Return the settings of a plan from the sites' fingerprints: `medfedaug.config.run.RunConfig.planning`.
 
     Args:
-        given: names of the settings that were given. Those that a plan would decide, which are the fields of
-            `Plan` and ``batch_size``, stay as they are.
+        names: settings that the user gave. Planning keeps the fields of `Plan` and ``batch_size`` among them.
         memory: GiB for a training step; ``None`` for the default.
     """
     decided = {*PLAN_FIELDS, "batch_size"}
-    return {"memory": memory or PLAN_MEMORY, "given": sorted(decided & set(given))}
+    return {"memory": memory or PLAN_MEMORY, "given": sorted(decided & set(names))}
 
 
-def save_plan(path: str | Path, plan: Plan, beside: Mapping[str, Any] | None = None) -> None:
-    """Write a plan as JSON.
-
-    Args:
-        path: the file; an existing one is replaced.
-        plan: the plan.
-        beside: further content for a reader of the file; it is not read again.
+def save_plan(path: str | Path, plan: Plan, extra: Mapping[str, Any] | None = None) -> None:
+    """Write a plan as JSON, with ``extra`` content for a reader of the file, which `load_plan` ignores.
 
     Raises:
         StorageError: when the file cannot be written.
     """
-    write_versioned(path, _KIND, _VERSION, {"plan": plan.to_dict(), **(beside or {})})
+    write_versioned(path, _KIND, _VERSION, {"plan": plan.to_dict(), **(extra or {})})
 
 
 def load_plan(path: str | Path) -> Plan:
-    """Read a plan that `save_plan` wrote, or a JSON object with nothing but fields of `Plan`.
+    """Read a plan that `save_plan` wrote, or a JSON object of fields of `Plan`.
 
     Raises:
         ConfigError: when the file is no such file; names it.

@@ -49,9 +49,9 @@ def _by_task(name: str) -> str:
 
 
 USUAL_AUGMENTATION = {"segmentation": "full", "classification": "none"}
-"""``RunConfig.augmentation`` of a run on the sites' own data, where none is given, by task."""
+"""Default of ``RunConfig.augmentation`` on the sites' own data, by task."""
 DEFAULT_LOSSES = {"segmentation": "dice_ce", "classification": "cross_entropy"}
-"""The loss of a run that names none, by task."""
+"""Default loss, by task."""
 SCALING = {"segmentation": "each volume", "classification": "fixed"}
 """Meaning of ``"scale"`` by task: every volume by its own range, or all images by one number."""
 
@@ -59,12 +59,12 @@ BY_PLAN = "the plan"
 """``input.normalised_by`` in ``results.json`` of a run whose plan normalises the images."""
 
 MAX_SHARE = 0.45
-"""The default of ``max_share``: with three or more sites no one of them is near a half of the average."""
+"""Default of ``max_share``: with three or more sites none has half of the average."""
 
 MAX_STEP = 2.0
-"""``max_step`` of a job for hospitals, where none is given: few honest steps of real sites were longer."""
+"""Default of ``max_step`` in a job for hospitals: few honest steps of real sites were longer."""
 
-_OF_A_BUNDLE = (
+_SET_BY_BUNDLE = (
     *("network_args", "loss", "loss_args", "planning", "image_size", "momentum", "weight_decay"),
     *("augmentation", "surface_tolerance", "metrics", "without_metrics", "partial_loss"),
 )
@@ -94,9 +94,8 @@ class RunConfig(Settings):
     task: str = setting("segmentation", "segmentation or classification.", choices=tuple(TASK_DEFAULTS))
     network: str = setting(
         "basicunet",
-        "Name of the network, or the class path of one of MONAI. An unknown name lists them all; a class "
-        "path "
-        f"is such as monai.networks.nets.HighResNet. {_by_task('network')}",
+        "Name of the network, or a class path of MONAI, such as monai.networks.nets.HighResNet. An unknown "
+        f"name lists all names. {_by_task('network')}",
         follows=True,
     )
     network_args: dict[str, Any] = setting(dict, "Arguments of the network, as a JSON object.")
@@ -110,18 +109,17 @@ class RunConfig(Settings):
     loss_args: dict[str, Any] = setting(dict, "Arguments of the loss, as a JSON object.", rare=True)
     partial_loss: str = setting(
         "marginal",
-        "Loss of cases that have some classes annotated, or some voxels (labelled and ignore in "
-        "dataset.json). marginal: the classes that a case has not annotated are merged with its background. "
-        "exclusion: besides, they are kept out of the structures that it has. none: what is not annotated is "
-        "learned as background. Without effect where everything is annotated.",
+        "Loss of cases with annotations of some classes or some voxels (labelled and ignore in "
+        "dataset.json). marginal: classes that a case does not annotate are merged with its background. "
+        "exclusion: in addition, they are kept out of its annotated structures. none: they are learned as "
+        "background. It has no effect where everything is annotated.",
         choices=("marginal", "exclusion", "none"),
         rare=True,
     )
     unlabelled_weight: float = setting(
         1.0,
-        "Weight in the average of a training sample of a case without any outline, against one of a labelled "
-        "case: a site that has no outlines counts for so much of its samples. 0: such cases take no part in "
-        "training, and a site without others is tested alone.",
+        "Weight of a training sample without an outline in the average, relative to a labelled one. 0 leaves "
+        "cases without outlines out of training; a site that has no other cases is tested only.",
         at_least=0,
         at_most=1,
         rare=True,
@@ -130,8 +128,8 @@ class RunConfig(Settings):
     channel_names: tuple[str, ...] = setting(
         (),
         "Name of a channel, in the order of the network's input; repeatable. A site whose dataset.json names "
-        "its own finds their places by it, and what it lacks is 0 after scaling. By default channels have no "
-        "names, and all sites need the same.",
+        "its channels is matched by these names, and a channel that it lacks is 0 after scaling. By default "
+        "channels have no names, and all sites need the same ones.",
         flags=("--channel-name",),
     )
     classes: tuple[str, ...] = setting(
@@ -146,62 +144,61 @@ class RunConfig(Settings):
     )
     planning: dict[str, Any] = setting(
         dict,
-        "Not empty where the plan is yet to be made of the sites' fingerprints "
-        "(`medfedaug.federation.planning.planner`): memory "
-        "in GiB, and under given the names of what stays as it is.",
+        "Settings of a plan that the job makes from the sites' fingerprints "
+        "(`medfedaug.federation.planning.planner`): memory in GiB, and given, the names of the settings that "
+        "the plan keeps. Empty for a plan that is made already.",
         flags=None,
     )
     prospect: bool = setting(
         False,
-        "In place of a run: sites exchange fingerprints of their images and train nothing; each gets a page "
-        "about the gain to expect (medfedaug prospect).",
+        "Exchange fingerprints of the sites' images in place of training; each site gets a page about the "
+        "expected gain (medfedaug prospect).",
         flags=None,
     )
     pilot: tuple[str, ...] = setting(
         (),
-        "Methods that are trained after the exchange of fingerprints, one after the other: the first for the "
-        "job's rounds, or for two or four times as many while its validation score rises, and the others for "
-        "as many rounds as the first in its last training. Each training is a configuration of its own.",
+        "Methods to train after the exchange of fingerprints, in turn. The first trains for the job's "
+        "rounds, or for two or four times as many while its validation score rises; the others train for "
+        "as many rounds as the first in its last training. Each training has its own configuration.",
         flags=None,
     )
     image_size: int | None = setting(
         None,
-        "Pixels of photographs or slices, each way, to which they are resized. By default they keep their "
-        "size. Segmentations are resized back, and scored on the volume "
-        "as it is.",
+        "Edge in pixels to which photographs or slices are resized. By default they keep their size. "
+        "Segmentations are resized back and scored on the volume's own grid.",
         at_least=1,
         at_most=2**14,
     )
     rounds: int = setting(10, "Communication rounds.", above=0)
     validate_every: int = setting(
         1,
-        "The global model is scored on the validation cases after every so many rounds, and after the last "
-        "one; the best of these rounds is tested. More than 1 saves time where whole volumes take longer to "
-        "score than patches to train, and fewer scores leave the sites.",
+        "Rounds between validations of the global model; the last round is always validated, and the best "
+        "validated round is tested. More than 1 saves time where scoring whole volumes takes longer than "
+        "training on patches, and fewer scores leave the sites.",
         above=0,
         rare=True,
     )
     patience: int = setting(
         0,
-        "A run ends before its last round where the validation scores of the last N validated rounds are not "
-        "better than those of the N before, beyond the noise between rounds (a one-sided 95% interval). 0 "
-        "makes all rounds.",
+        "End the run early when the validation scores of the last N validated rounds are not better than "
+        "those of the N before, beyond the noise between rounds (a one-sided 95% interval). 0 makes all "
+        "rounds.",
         at_least=0,
         rare=True,
     )
     test_every: int = setting(
         0,
-        "Every so many rounds the global model is also scored on the test cases of all sites, for the record "
-        "and the report's curves; 0 for the selected model alone. It chooses nothing, and each is one more "
-        "model of a site's max_test_scores.",
+        "Rounds between scores of the global model on the test cases of all sites, for the record and the "
+        "report's curves; 0 scores the selected model only. These scores choose nothing, and each counts as "
+        "one model of a site's max_test_scores.",
         at_least=0,
         rare=True,
     )
     local_epochs: int = setting(1, "Passes over a site's training samples per round.", above=0)
     local_steps: int = setting(
         0,
-        "Training steps per round, in place of local epochs; 0 for whole epochs. The samples are shuffled "
-        "again whenever all of them were used.",
+        "Training steps per round, in place of local epochs; 0 for whole epochs. Samples are shuffled again "
+        "after each pass.",
         at_least=0,
     )
     batch_size: int = setting(
@@ -209,8 +206,8 @@ class RunConfig(Settings):
     )
     optimizer: str = setting(
         "adam",
-        "Optimiser, started afresh in every round. A site so keeps no hidden state. bundle is that of a "
-        f"Bundle. {_by_task('optimizer')}",
+        "Optimiser, started afresh in every round, so that a site keeps no hidden state. bundle: the "
+        f"Bundle's optimiser. {_by_task('optimizer')}",
         choices=("adam", "sgd", "bundle"),
         follows=True,
     )
@@ -241,18 +238,18 @@ class RunConfig(Settings):
     )
     compare_sites: str = setting(
         "updates",
-        "Values that the server holds until the end of a round to compare the sites: updates, or statistics, "
-        "which methods exchange. With statistics each model is averaged as it arrives: memory does not "
-        "grow with the number of sites, the lengths of their steps are not compared, and a share is limited "
-        "by the samples of all sites that the round asks.",
+        "Values that the server holds until the end of a round to compare the sites: updates, or the "
+        "statistics that methods exchange. With statistics, each model is averaged as it arrives: memory "
+        "does not grow with the number of sites, the server does not compare the lengths of their steps, and "
+        "it limits a share by the samples of all sites that the round asks.",
         choices=("updates", "statistics"),
         rare=True,
     )
     max_share: float = setting(
         MAX_SHARE,
-        "The largest share that a site may have in the average, in what methods exchange too, above 0 and up "
-        "to 1; larger ones are lowered to it, in every round: one that claims a million samples has no more. "
-        "The default counts where three or more sites train; 1 gives every site the share of its "
+        "Largest share of a site in the average and in the statistics that methods exchange, above 0 and up "
+        "to 1. Larger shares are lowered to it in every round, also that of a site that claims a million "
+        "samples. The default acts where three or more sites train; 1 gives every site the share of its "
         "samples, as the papers do.",
         above=0,
         at_most=1,
@@ -260,51 +257,50 @@ class RunConfig(Settings):
     )
     max_step: float = setting(
         0.0,
-        "The longest step of a site in a round, in multiples of the median of the other sites' steps, from 1 "
-        "on, each for the root of the site's weight in the mean; longer ones are shortened to it (those of "
-        "running statistics to twice as many), and a site is named whose step stands apart while the others' "
-        "validation does not improve. It needs three updates that the server sees. 0 for no limit. A job of "
-        f"medfedaug export has {MAX_STEP:g} unless another is given.",
+        "Longest step of a site in a round, in multiples (1 or more) of the median of the other sites' "
+        "steps, each scaled by the root of the site's weight in the mean. Longer steps are shortened to it "
+        "(steps of running statistics to twice as many multiples). A site is named when its step stands "
+        "apart while the others' validation does not improve. It needs three updates that the server sees. "
+        f"0 for no limit. A job of medfedaug export has {MAX_STEP:g} by default.",
         at_least=0,
         follows=True,
         rare=True,
     )
     secure_aggregation: bool = setting(
         False,
-        "Let the server learn sums over the sites alone, and nothing of a single one. Each site adds to "
-        "its weights and statistics masks that cancel out in the sum. It needs three sites in every round, "
-        "and methods that can do with sums; checks of single updates are lost.",
+        "Let the server learn sums over the sites only, and nothing of a single site. Each site adds masks "
+        "to its weights and statistics that cancel out in the sum. It needs three sites in every round, "
+        "and methods that need only sums; checks of single updates are lost.",
         flags=("--secure-aggregation",),
     )
     precision: str = setting(
         "float32",
         "float32, or bfloat16 for the network's convolutions and matrix products (torch.autocast), in "
-        "training and evaluation; weights, losses and statistics stay float32. auto: each site takes what is "
-        "faster in a few steps on noise, says so, and may decide otherwise another time; finished models "
-        "are used in float32.",
+        "training and evaluation; weights, losses and statistics stay float32. auto: each site takes the "
+        "faster one of a few steps on noise and reports it; it may decide otherwise another time. Finished "
+        "models are used in float32.",
         choices=("float32", "bfloat16", "auto"),
         rare=True,
     )
     intensity: str = setting(
         "scale",
         "Scale of every image, before everything else, statistics included. scale: each volume scaled "
-        "to [0, 1] by its own lowest and highest intensity, for scanners whose units do not compare, and "
-        "photographs divided by their white, 255 or of 16 bits 65535. raw: as stored. Both mean the same for "
-        "every method. by_method: as stored where a method normalises the input, scaled where none does, as "
-        "in the papers' code; two methods may then see different input.",
+        "to [0, 1] by its own lowest and highest intensity, for scanners without comparable units, and "
+        "photographs divided by their white, 255 or with 16 bits 65535. raw: as stored. Both mean the same "
+        "for every method. by_method: as stored where a method normalises the input, scaled otherwise, as in "
+        "the papers' code; two methods may then see different input.",
         choices=("scale", "raw", "by_method"),
     )
     augmentation: str = setting(
         "none",
-        "Augmentation of training images: none, flip, flip_rotate, intensity or full. It comes before "
-        "anything that a method does. flip, which mirrors left "
-        "and right with probability 1/2 (of volumes the axis R or L of the plan's orientation, without one "
-        "the first axis as stored; slices across it stay as they are); flip_rotate, which also rotates by an "
-        "angle between -30 and 30 degrees (FedFA appendix E.2), volumes in the plane of their first two "
-        "axes; intensity, which changes brightness and contrast, blurs, coarsens and adds noise; or full, "
-        "which also mirrors along each axis, rotates and scales, as nnU-Net does. Label maps are moved "
-        "along. Segmentation on the sites' own data has full unless another is given; published data sets, "
-        "the phantom and classification have none.",
+        "Augmentation of training images, before the methods' transforms. flip mirrors left and right with "
+        "probability 1/2: of volumes the axis R or L of the plan's orientation, or without one the first "
+        "axis as stored; slices across it stay unchanged. flip_rotate also rotates by an angle between -30 "
+        "and 30 degrees (FedFA appendix E.2), volumes in the plane of their first two axes. intensity "
+        "changes brightness and contrast, blurs, coarsens and adds noise. full also mirrors along each "
+        "axis, rotates and scales, as nnU-Net does. Label maps move along. The default is full for "
+        "segmentation on the sites' own data, and none for published data sets, the phantom and "
+        "classification.",
         choices=("none", "flip", "flip_rotate", "intensity", "full"),
         follows=True,
     )
@@ -317,19 +313,19 @@ class RunConfig(Settings):
     )
     metrics: tuple[str, ...] = setting(
         (),
-        "A further metric of the test, by the name under which an installed package adds it "
-        "(`medfedaug.metrics.base`); repeatable. The server and every site need the package.",
+        "Further metric of the test, which an installed package adds (`medfedaug.metrics.base`); repeatable. "
+        "The server and every site need the package.",
         rare=True,
     )
     without_metrics: tuple[str, ...] = setting(
         (),
-        "A metric that the test leaves out, such as hd95; repeatable. The one that chooses the round stays.",
+        "Metric that the test leaves out, such as hd95; repeatable. The metric that selects the round stays.",
         rare=True,
     )
     bundle: dict[str, Any] = setting(
         dict,
-        "The MONAI Bundle that defines network, loss, optimiser, transforms, inference and metrics: its name "
-        "and, under hash, that of its content; empty where the settings do.",
+        "Name and content hash of the MONAI Bundle that defines network, loss, optimiser, transforms, "
+        "inference and metrics; empty for none.",
         flags=None,
     )
     normalise_at: str = setting(
@@ -340,29 +336,26 @@ class RunConfig(Settings):
         rare=True,
     )
     init: str | None = setting(
-        None, "Fingerprint of the weights that the network starts from, where they are given.", flags=None
+        None, "Fingerprint of the weights from which the network starts; by default it is random.", flags=None
     )
     freeze: tuple[str, ...] = setting(
         (),
-        "Entries of the network that are not trained, as a pattern such as 'encoder.*', in which a star "
-        "stands for any text; repeatable. Batch norms whose running statistics match use them in training.",
+        "Pattern of the network's entries that are not trained, such as 'encoder.*', in which a star stands "
+        "for any text; repeatable. Batch norms with matching running statistics use them in training.",
         rare=True,
     )
     loop: str | None = setting(
         None,
-        "The training loop that sites run in the place of the federation's "
-        "(`medfedaug.config.training_scripts`): its name, or "
-        "file name and SHA-256.",
+        "Custom training loop that sites run (`medfedaug.config.training_scripts`): its name, or file name "
+        "and SHA-256.",
         flags=None,
     )
-    seed: int = setting(
-        0, "Seed of all random numbers. They are those of the initial network, of each site and round."
-    )
+    seed: int = setting(0, "Seed of all random numbers: of the initial network, and of each site and round.")
     limit: int | None = setting(
-        None, "At most this many cases per split and site; by default all.", at_least=1
+        None, "Largest number of cases per split and site; by default all.", at_least=1
     )
     holdout: tuple[str, ...] = setting(
-        (), "A site that does not train and is tested as an unseen one; repeatable."
+        (), "Site that does not train and is tested as an unseen one; repeatable."
     )
     participation: float = setting(
         1.0,
@@ -371,19 +364,18 @@ class RunConfig(Settings):
         at_most=1,
         rare=True,
     )
-
     buffer: int = setting(
         0,
-        "Number of updates that make the next global model, whichever come first (FedBuff, Nguyen et al. "
-        "2022). A round then waits for no slow site: its update counts in a later round, as a step from the "
-        "model that it began with. 0 waits for the sites of each round.",
+        "Number of updates that make the next global model, in the order in which they arrive (FedBuff, "
+        "Nguyen et al. 2022). A round then waits for no slow site: the late update counts in a later round, "
+        "as a step from the model that it began with. 0 waits for all sites of a round.",
         at_least=0,
         rare=True,
     )
     staleness: float = setting(
         0.5,
-        "Exponent a of (1 + s)^-a, by which the step of an update is multiplied that comes s rounds late "
-        "(buffer); 0 leaves all steps as long as they are.",
+        "Exponent a of (1 + s)^-a, the factor of an update that arrives s rounds late (buffer); 0 for no "
+        "factor.",
         at_least=0,
         at_most=10,
         rare=True,
@@ -409,11 +401,11 @@ class RunConfig(Settings):
         if self.loop is not None:
             check_loop(self.loop)
             if self.bundle:
-                raise ConfigError("a Bundle and a loop of one's own both say how to train: leave one out")
+                raise ConfigError("a Bundle and a custom loop both define the training: leave one out")
             if self.planning:
                 raise ConfigError(
-                    "a loop of one's own prepares its images itself, and a plan of the sites' fingerprints "
-                    "would come too late for it: make the plan first (medfedaug plan)"
+                    "a custom loop prepares its images itself, before the sites' fingerprints make a plan: "
+                    "make the plan first (medfedaug plan)"
                 )
         check_keys("planning: unknown keys", self.planning, ("memory", "given"))
         self._check_bundle()
@@ -421,8 +413,8 @@ class RunConfig(Settings):
         self._check_buffer()
         if self.pilot and (not self.prospect or self.secure_aggregation or self.planning):
             raise ConfigError(
-                "a pilot follows an exchange of fingerprints, and has neither secure aggregation nor a plan "
-                "that is yet to be made"
+                "a pilot follows an exchange of fingerprints, and allows neither secure aggregation nor "
+                "planning"
             )
         if 0 < self.max_step < 1:
             raise ConfigError(f"max_step is 0, or 1 or more, got {self.max_step}")
@@ -450,7 +442,7 @@ class RunConfig(Settings):
                 raise ConfigError("optimizer bundle, and normalise_at, need a Bundle (--bundle)")
             return
         check_reference(self.bundle)
-        for name in _OF_A_BUNDLE:
+        for name in _SET_BY_BUNDLE:
             if getattr(self, name) != defaults(RunConfig)[name]:
                 raise ConfigError(f"{name} follows from the Bundle; leave it out")
         if self.plan != Plan(spatial_dims=self.plan.spatial_dims):
@@ -463,13 +455,13 @@ class RunConfig(Settings):
         plan = self.plan
         if self.planning and self.init:
             raise ConfigError(
-                "given weights are of a network, and with plan auto it follows from the plan: make the plan "
-                "first (medfedaug plan)"
+                "initial weights need a fixed network, and plan auto decides it later: make the plan first "
+                "(medfedaug plan)"
             )
         if self.task != "segmentation" and plan != Plan():
             raise ConfigError("a plan is for volumes: photographs to classify have --image-size alone")
         if self.patience == 1:
-            raise ConfigError("patience must be 0 or at least 2: of one round the noise is not known")
+            raise ConfigError("patience must be 0 or at least 2: one round does not show the noise")
         words = len(plan.normalisation or ())
         if words not in (0, 1, self.in_channels):
             raise ConfigError(
@@ -490,16 +482,16 @@ class RunConfig(Settings):
         return round_ > 0 and (round_ % self.validate_every == 0 or round_ == self.rounds)
 
     def tests(self, round_: int) -> bool:
-        """Return whether the model of a round is scored on the test cases, whichever is selected."""
+        """Return whether the model of a round is scored on the test cases, selected or not."""
         return self.test_every > 0 and round_ > 0 and round_ % self.test_every == 0
 
     @property
     def num_classes(self) -> int:
-        """Number of classes; of a segmentation with the background."""
+        """Number of classes, with the background of a segmentation."""
         return len(self.classes)
 
     def input_intensity(self, *, normalised: bool) -> str:
-        """``"scale"`` or ``"raw"``: what the images are brought to before anything else.
+        """Return the first scaling of the images, ``"scale"`` or ``"raw"``.
 
         Args:
             normalised: whether a method normalises the input.
@@ -511,7 +503,7 @@ class RunConfig(Settings):
         return self.intensity
 
     def prepared_plan(self, *, normalised: bool) -> Plan:
-        """The plan by which images are prepared: a method's normalisation takes the place of the plan's.
+        """Return the plan of the preparation: a method's normalisation replaces the plan's.
 
         Args:
             normalised: whether a method normalises the input.
@@ -522,12 +514,8 @@ class RunConfig(Settings):
 
     @classmethod
     def from_dict(cls, values: Any) -> Self:
-        """The inverse of `to_dict`; an unknown key is an error, since it would silently do nothing.
-
-        Raises:
-            ConfigError: for unknown keys and impossible values.
-        """
-        # Records and checkpoints from before `Execution` hold its settings here too.
+        """Invert `to_dict`; an unknown key is an error, since it would silently do nothing."""
+        # Older records and checkpoints hold the settings of `Execution` here too.
         try:
             check_depth(values)
         except ValueError as error:
@@ -538,47 +526,42 @@ class RunConfig(Settings):
 
 @settings
 class Execution(Settings):
-    """Settings of a run's execution: none changes what a round computes from the sites' updates.
-
-    Raises:
-        ConfigError: for a value of another type, or below 0.
-    """
+    """Settings of a run's execution: none changes what a round computes from the sites' updates."""
 
     PANEL: ClassVar[str] = "How the run is carried out"
 
     threads: int = setting(
         0,
-        "CPU threads per site; 0 for a share of the cores where sites are processes of one machine, and "
-        "otherwise for PyTorch's choice. Bit-identical results need the same number, since it decides the "
-        "order of sums inside a convolution.",
+        "CPU threads per site; 0 for a share of the cores where sites are processes of one machine, and for "
+        "PyTorch's choice otherwise. Bit-identical results need the same number, which decides the order of "
+        "sums in a convolution.",
         at_least=0,
     )
     min_sites: int = setting(
-        0, "Good updates that a round needs; 0 for those of all sites that it asks.", at_least=0, rare=True
+        0, "Good updates that a round needs; 0 for one of every site that it asks.", at_least=0, rare=True
     )
     round_timeout: float = setting(
         0.0,
-        "Seconds after which a site's answer is no longer waited for; 0 for no limit.",
+        "Seconds after which the server stops waiting for a site; 0 for no limit.",
         at_least=0,
         rare=True,
     )
     grace: float | None = setting(
         None,
-        "Seconds for which the other sites are waited for once there are enough good updates (min_sites); by "
-        "default until the timeout.",
+        "Seconds for which the server waits for the other sites once it has enough good updates (min_sites); "
+        "by default until the timeout.",
         at_least=0,
         rare=True,
     )
     site_speed: dict[str, float] = setting(
         dict,
-        "Speed of sites in a simulation, as SITE=FACTOR, with commas between them. A round of training takes "
-        "a site of speed 1 one simulated hour, and one of speed 0.1 ten; grace and round_timeout are then in "
-        "simulated seconds, and results.json has the hours at which each round ended. It needs the engine "
-        "inprocess.",
+        "Speed of sites in a simulation, as SITE=FACTOR, separated by commas. A site of speed 1 trains one "
+        "simulated hour for a round, and one of speed 0.1 ten; grace and round_timeout then count simulated "
+        "seconds, and results.json has the hour at which each round ended. It needs the engine inprocess.",
         rare=True,
     )
     tested: bool = setting(
-        True, "The selected model is tested. A search of settings leaves test cases unread.", flags=None
+        True, "Test the selected model. A search of settings leaves test cases unread.", flags=None
     )
 
     def __post_init__(self) -> None:
@@ -588,19 +571,19 @@ class Execution(Settings):
 
 
 def task_defaults(task: str, plan: Plan | None = None, *, own_data: bool = False) -> dict[str, Any]:
-    """Network, optimiser's settings and augmentation for a task.
+    """Return network, optimiser's settings and augmentation of a task, as in the papers.
 
-    As the papers have them: AlexNet, SGD at 0.01 and batches of 32 for photographs; a U-Net, Adam at 0.001
-    and batches of 16 for slices. Batches of volumes, with a plan of three spatial dimensions, are of 2. On
-    the sites' own data the augmentation is `USUAL_AUGMENTATION`; published data have their protocol's.
+    Photographs have AlexNet, SGD at 0.01 and batches of 32; slices a U-Net, Adam at 0.001 and batches of 16;
+    volumes, with a plan of three spatial dimensions, batches of 2.
 
     Args:
         task: of the run.
         plan: of the run.
-        own_data: whether the sites train on data of their own.
+        own_data: whether the sites train on their own data, with `USUAL_AUGMENTATION`; a published data set
+            has its protocol's.
 
     Raises:
-        ConfigError: for a task that is not known.
+        ConfigError: for an unknown task.
     """
     check_choice("task", task, TASK_DEFAULTS)
     volumes = {"batch_size": 2} if plan is not None and plan.spatial_dims == 3 else {}
@@ -609,10 +592,10 @@ def task_defaults(task: str, plan: Plan | None = None, *, own_data: bool = False
 
 
 def recorded_settings(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings in a ``results.json`` or a checkpoint, as this release names them.
+    """Return the settings in a ``results.json`` or a checkpoint, as this release names them.
 
-    A record without ``input`` is of an earlier release, whose ``"raw"`` was what is ``"by_method"`` now.
-    Where ``max_share`` is null or not there, nothing limited a site's share.
+    A record without ``input`` is of an earlier release, whose ``"raw"`` is ``"by_method"`` now. Without
+    ``max_share``, nothing limited a site's share.
 
     >>> recorded_settings({"config": {"intensity": "raw"}})
     {'intensity': 'by_method', 'max_share': 1.0}
@@ -626,13 +609,13 @@ def recorded_settings(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def asked_settings(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that a user asked for, where the sites' fingerprints settled some of them afterwards."""
+    """Return the settings that the user gave, before the sites' fingerprints decided some of them."""
     planned = record.get("planned")
     return recorded_settings({**record, "config": planned["asked"]} if planned else record)
 
 
 def derive_seed(*parts: object) -> int:
-    """A 32-bit seed from ``parts``; independent of the process, unlike ``hash``.
+    """Make a 32-bit seed from ``parts``; independent of the process, unlike ``hash``.
 
     >>> derive_seed(0, "DU", 3) == derive_seed(0, "DU", 3)
     True

@@ -1,4 +1,4 @@
-"""`check_scanners`: the scanners that a site names, by their manufacturers."""
+"""`check_scanners`: a site's scanners by manufacturer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from medfedaug.utils.printable import is_printable
 Scanners = Mapping[str, Sequence[str]]
 """Models by manufacturer."""
 
-_MOST = 20
+_MOST = 20  # models
 _LONGEST = 64  # characters of Manufacturer and Manufacturer's Model Name in DICOM (PS3.5, 6.2: LO)
 _NAME = {"type": "string", "minLength": 1, "maxLength": _LONGEST}
 
@@ -19,20 +19,20 @@ SCANNERS_SCHEMA = {
     "propertyNames": _NAME,
     "additionalProperties": {"type": "array", "items": _NAME, "minItems": 1},
 }
-"""JSON Schema of what `check_scanners` takes."""
+"""JSON Schema of `Scanners`."""
 
 
 def check_scanners(value: Any) -> dict[str, list[str]]:
     """Return scanners as `Scanners`, of JSON types.
 
     Raises:
-        ValueError: for what is no list of models by manufacturer; the message repeats nothing of it.
+        ValueError: for another value; the message repeats nothing of it.
 
     Example:
         >>> check_scanners({"Siemens": ["Prisma", "Skyra"]})
         {'Siemens': ['Prisma', 'Skyra']}
     """
-    if not isinstance(value, Mapping) or not all(isinstance(one, (list, tuple)) for one in value.values()):
+    if not isinstance(value, Mapping) or not all(isinstance(row, (list, tuple)) for row in value.values()):
         raise ValueError('must be lists of models by manufacturer, such as {"Siemens": ["Prisma"]}')
     texts = [text for maker, models in value.items() for text in (maker, *models)]
     if not all(isinstance(text, str) and text.strip() and len(text) <= _LONGEST for text in texts):

@@ -16,7 +16,7 @@ from medfedaug.config.scanners import SCANNERS_SCHEMA, Scanners, check_scanners
 from medfedaug.errors import ConfigError, first_line
 
 DESCRIPTION = "description"
-"""The name under which a description leaves a site."""
+"""Key of a description in messages between sites and server."""
 
 _LARGEST_FILE = 100_000  # bytes
 
@@ -35,7 +35,7 @@ Year = Annotated[int, Ge(1895), Le(2200)]
 
 @settings
 class SiteDescription(Settings):
-    """A site's images and patients in its own words; whatever it leaves out is not said.
+    """A site's images and patients in its own words; every field is optional.
 
     Example:
         >>> SiteDescription.from_dict({"modality": "MR", "years": [2019, 2024]}).to_dict()
@@ -63,20 +63,14 @@ class SiteDescription(Settings):
     )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what is said, as plain JSON types."""
+        """Return the fields that have a value, as plain JSON types."""
         return {name: value for name, value in super().to_dict().items() if value}
 
     @classmethod
     def from_dict(cls, values: Any) -> Self:
-        """Build from `to_dict`; a paragraph of YAML is one line.
-
-        Raises:
-            ConfigError: for unknown keys, which would silently say nothing, and impossible values.
-        """
+        """Invert `to_dict`; a paragraph of YAML becomes one line."""
         if isinstance(values, Mapping):
-            values = {
-                key: " ".join(one.split()) if isinstance(one, str) else one for key, one in values.items()
-            }
+            values = {k: " ".join(v.split()) if isinstance(v, str) else v for k, v in values.items()}
         return super().from_dict(values)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Annotated classes of a case, coded in its label map: they pass cropping, flips, padding and batches."""
+"""Code a case's annotated classes in its label map, through cropping, flips, padding and batches."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Decoded(NamedTuple):
     r"""Content of coded label maps.
 
     Args:
-        labels: the class of each voxel, 0 where it is unknown, int64, of the shape of the code.
-        known: whether it is known, boolean, of the same shape.
-        annotated: whether the case has a class annotated, boolean, (B, K).
+        labels: the class of each voxel, 0 for an unknown class, int64, of the shape of the code.
+        known: whether the class is known, boolean, of the same shape.
+        annotated: whether the case has annotated each class, boolean, (B, K).
     """
 
     labels: Tensor
@@ -30,11 +30,11 @@ class Annotation:
     r"""Sets of classes that the cases of some sites have annotated, as a code for label maps.
 
     A voxel of class c, or of an unknown class c = K, in a case with the set s has the value s (K + 1) + c.
-    Set 0 has all classes, so that the label map of a complete case is its own code, and what padding adds is
-    background for certain.
+    Set 0 has all classes, so that the label map of a complete case is its own code, and padding is known
+    background.
 
     Args:
-        sets: for each set, whether it has a class, the background first, which all have.
+        sets: for each set, whether it has each class, the background first, which all have.
         has_unknown: whether some voxel may be unknown.
 
     Example:
@@ -52,9 +52,9 @@ class Annotation:
 
     @classmethod
     def of(cls, classes: int, sets: Iterable[Sequence[bool]], *, has_unknown: bool = True) -> Annotation:
-        """Build from the sets of some cases, in an order that does not depend on the cases'."""
+        """Build from the sets of some cases, in any order."""
         every = (True,) * classes
-        return cls((every, *sorted({tuple(one) for one in sets} - {every}, reverse=True)), has_unknown)
+        return cls((every, *sorted({*map(tuple, sets)} - {every}, reverse=True)), has_unknown)
 
     @property
     def classes(self) -> int:
@@ -63,12 +63,12 @@ class Annotation:
 
     @property
     def unknown(self) -> int:
-        """Value of an unknown voxel before it is coded."""
+        """Return the value of an unknown voxel in an uncoded label map."""
         return self.classes
 
     @property
     def dtype(self) -> torch.dtype:
-        """The smallest type that holds each code."""
+        """Return the smallest type that holds each code."""
         import torch
 
         return torch.uint8 if len(self.sets) * (self.classes + 1) <= 256 else torch.int32
@@ -83,12 +83,12 @@ class Annotation:
         return label.to(self.dtype) + self.sets.index(tuple(annotated)) * (self.classes + 1)
 
     def decode(self, codes: Tensor) -> Decoded:
-        r"""Decode label maps, (B, \*spatial), in whatever type they come."""
+        r"""Decode label maps, (B, \*spatial), of any type."""
         import torch
 
         codes = codes.long()
         values, numbers = codes % (self.classes + 1), codes // (self.classes + 1)
         known = values != self.unknown
         table = torch.tensor(self.sets, device=codes.device)
-        # Padding has set 0, and every case has some voxel of its own.
+        # Padding has set 0, and every case has other voxels than padding.
         return Decoded(values * known, known, table[numbers.flatten(1).amax(dim=1)])

@@ -1,4 +1,4 @@
-"""A site's data as a task sees it: named cases in three splits, whatever the files are."""
+"""Data of a site: named cases in three splits, of any format."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 SPLITS = ("training", "validation", "test")
 
 _Any = TypeVar("_Any")
+_ONE_SPLIT = "A patient belongs to one split only, or the test is not one."
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,12 @@ class Case:
 
     Args:
         name: unique within the site.
-        image: path of the image, or of the file that holds it among others.
+        image: path of the image, or of the archive that holds it.
         label: path of the label map, or the name of the class.
-        index: its place in a file that holds many.
-        patient: whose image it is, where the list says so.
-        others: further files of an image in several files, whose channels follow those of ``image``.
-        annotated: the classes that its label map has outlined, where these may not be all.
+        index: position in an archive.
+        patient: name of the patient; empty where the list names none.
+        others: further files of the image; their channels follow those of ``image``.
+        annotated: the classes that the label map outlines; ``None`` for all.
     """
 
     name: str
@@ -59,12 +60,12 @@ class Case:
 
     @property
     def owner(self) -> tuple[str, str]:
-        """Return the owner of the image: the patient, or where the list names none, the case itself."""
+        """Return the patient, or the case itself where the list names no patient."""
         return (self.patient, "") if self.patient else ("", self.name)
 
 
 class Listing(NamedTuple):
-    """Content of a site's folder; the fields are those of `SiteFolder`, and may be left out."""
+    """Content of a site's folder, as fields of `SiteFolder`."""
 
     classes: tuple[str, ...]
     cases: dict[str, Sequence[Case]]
@@ -79,14 +80,14 @@ class SiteFolder(ABC):
 
     Args:
         cases: the cases of each of `SPLITS`.
-        channel_names: those of the images' channels in their order, where they are named.
-        label_values: the value of each class in the label maps, where they are not 0, 1, 2, ...; -1 of a
-            class of the federation that the site does not name.
-        ignore: the value of voxels of which nobody knows the class.
-        annotation: the code of its label maps, where some class or voxel may not be annotated.
-        federation_channels: those that `load_image` gives, in its order, where the site's own have a place
-            among them (`with_channels`).
-        benchmark: the published data set that it is of, or ``phantom``; empty for a site's own data.
+        channel_names: names of the images' channels in order; empty where the list names none.
+        label_values: the value of each class in the label maps; empty for 0, 1, 2, ...; -1 for a class of
+            the federation that the site does not name.
+        ignore: the value of voxels of unknown class.
+        annotation: the code of the label maps, where some class or voxel may not be annotated.
+        federation_channels: names of the channels that `load_image` returns, in order (`with_channels`);
+            empty for the site's own.
+        benchmark: name of the published data set, or ``phantom``; empty for a site's own data.
     """
 
     name: str
@@ -108,14 +109,7 @@ class SiteFolder(ABC):
     def open(
         cls, path: str | Path, name: str | None = None, limit: int | None = None, check: bool = True
     ) -> Self:
-        """List the cases of a folder.
-
-        Args:
-            path: the site's folder.
-            name: the site's name; by default the folder's.
-            limit: at most so many cases of each split, evenly from the whole list.
-            check: whether to check the splits, or to leave that to the caller.
-        """
+        """List the cases of a folder, with arguments as `medfedaug.data.sites.open_site`."""
         path = Path(path)
         name = name or path.resolve().name
         listed = cls.list_cases(path, name)
@@ -128,24 +122,21 @@ class SiteFolder(ABC):
 
     @classmethod
     def list_cases(cls, path: Path, name: str) -> Listing:
-        """List the content of a folder, or raise `DataError`: an archive does not say what is whose."""
+        """List the content of a folder; raise `DataError` for an archive, which does not name sites."""
         raise DataError("is part of a benchmark, which must be named", site=name, path=path)
 
     @property
     def scaling(self) -> str:
-        """Scaling of `load_image`: ``"each volume"`` by its own range, or all by one ``"fixed"`` number."""
+        """Scaling of `load_image`: ``"each volume"`` by its range, or ``"fixed"`` for one divisor."""
         return "fixed"
 
     @property
     def trains(self) -> bool:
-        """Return whether the site has training cases; one with test cases alone is an unseen site."""
+        """Return whether the site has training cases; an unseen site has test cases alone."""
         return bool(self.cases["training"])
 
     def patients(self, split: str) -> dict[str, int]:
-        """Number the patients of a split: by case, a number that a patient's cases share.
-
-        Empty where the list names no patient of the split: every case then stands for one.
-        """
+        """Number the patients of a split, by case; empty where every case stands for a patient."""
         cases = self.cases[split]
         if not any(case.patient for case in cases):
             return {}
@@ -153,254 +144,213 @@ class SiteFolder(ABC):
         return {case.name: numbers.setdefault(case.owner, len(numbers)) for case in cases}
 
     def cases_of_patients(self, split: str) -> tuple[int, ...]:
-        """Count the cases of each patient in a split; a case without a named patient stands for one."""
+        """Count the cases of each patient of a split; a case without a patient's name stands for one."""
         return tuple(map(len, by_patient(self.cases[split])))
 
     @abstractmethod
     def check_files(self) -> int:
-        """Check that the files of all cases exist and fit, if possible without decoding them.
-
-        Returns:
-            The number of channels of the images.
-        """
+        """Check that the files of all cases exist and fit; return the number of channels."""
 
     @abstractmethod
     def load_image(self, case: Case, intensity: str = "raw") -> torch.Tensor:
-        """The image, (C, *spatial), in the file's units or, with ``"scale"``, scaled to [0, 1]."""
+        """Return the image, (C, *spatial), in the file's units or, with ``"scale"``, scaled to [0, 1]."""
 
     def read_files(self, case: Case) -> list[torch.Tensor]:
-        """The voxels of the image as they are stored, (C, *spatial), by file where it has several."""
+        """Return the stored voxels of each file of the image, (C, *spatial)."""
         return [self.load_image(case)]
 
     def upright_axes(self) -> dict[str, Path]:
-        """The directions of the volumes' axes, each with one volume that has it; see `VolumeFolder`."""
+        """Return the directions of the volumes' axes, each with one volume; see `VolumeFolder`."""
         return {}
 
-    def images(
-        self, split: str, intensity: str = "raw", preparation: Preparation | None = None
-    ) -> Iterator[torch.Tensor]:
-        """The images of a split as a network's task sees them, (C, *spatial), one in memory at a time."""
-        from medfedaug.data.preparation.preparation import Preparation
-
-        prepared = preparation or Preparation()
-        return (self.prepared_image(case, intensity, prepared) for case in self.cases[split])
-
     def prepared_image(self, case: Case, intensity: str, preparation: Preparation) -> torch.Tensor:
-        """An image, brought to what a plan says."""
+        """Return a prepared image, (C, *spatial)."""
         return preparation.image(self.load_image(case, intensity), None)
 
     def identity(self, case: Case) -> tuple[object, ...]:
         """Return the identity of a prepared case: its files' paths, times and sizes, and the site."""
-        files = [*case.files, *([case.label] if isinstance(case.label, Path) else [])]
-        found: list[object] = [case.name, case.index, "" if isinstance(case.label, Path) else case.label]
-        found += [] if case.annotated is None else [case.annotated]
-        # Also what a benchmark's own site knows besides, which may decide over its images.
-        own = (f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.name not in ("cases", "path"))
-        found += [type(self).__name__, *own]
-        return (*found, *file_states(files))
+        label, files = ("", (case.label,)) if isinstance(case.label, Path) else (case.label, ())
+        annotated = () if case.annotated is None else (case.annotated,)
+        # Fields that a benchmark's class adds may decide over its images, too.
+        names = (entry.name for entry in fields(self) if entry.name not in ("cases", "path"))
+        settings = (f"{name}={getattr(self, name)!r}" for name in names)
+        states = file_states([*case.files, *files])
+        return (case.name, case.index, label, *annotated, type(self).__name__, *settings, *states)
 
     def with_channels(self, names: Sequence[str]) -> Self:
-        """The site with images that have a federation's channels, in its order.
+        """Return the site with a federation's channels, in its order.
 
-        Channels are found by their names, in which capitals, spaces, ``_`` and ``-`` do not matter. A channel
-        that the site does not have is 0 after scaling. Where the federation or the site names none, the
-        images stay as they are.
+        Names are compared by `plain_name`. A channel that the site lacks is 0 after scaling. Images stay as
+        they are where the federation or the site names no channels.
         """
         if not names or not self.channel_names:
             return self
-        known = {plain_name(name) for name in names}
+        self.check_channels(names, "the federation's")
+        return replace(self, federation_channels=tuple(names))
+
+    def check_channels(self, names: Sequence[str], owner: str) -> None:
+        """Check that the site has no other channels than a federation's, by `plain_name`."""
+        known = set(map(plain_name, names))
         for name in self.channel_names:
             if plain_name(name) not in known:
-                raise self.error(
-                    f"has the channel {name!r}, and the federation's are {', '.join(names)}",
-                    hint="Name a channel alike at all sites; one site has to have them all.",
-                )
-        return replace(self, federation_channels=tuple(names))
+                hint = "Name a channel alike at all sites; one site has to have them all."
+                raise self.error(f"has the channel {name!r}, and {owner} are {', '.join(names)}", hint=hint)
 
     @property
     def partial(self) -> bool:
-        """Return whether some case may have a class or a voxel that is not annotated."""
-        cases = (case for split in SPLITS for case in self.cases[split])
-        return self.ignore is not None or any(case.annotated is not None for case in cases)
+        """Return whether some class or voxel of a case may not be annotated."""
+        return self.ignore is not None or any(case.annotated is not None for case in self.listed_cases)
 
     def annotated(self, *splits: str, in_all: bool = False) -> tuple[str, ...]:
-        """Return the classes that some case of the site has annotated, without the background.
+        """Return the classes, without the background, that a case of some (or all) splits has annotated.
 
-        Args:
-            splits: the splits to look at; all by default.
-            in_all: whether only those that every case shows in full: none where a voxel may be unknown.
+        With ``in_all``, every case must show a class in full, which no case with unknown voxels does.
         """
-        plain = [plain_name(name) for name in self.classes]
-        sets = [
-            self.annotated_set(case, plain)[1:] for split in splits or SPLITS for case in self.cases[split]
-        ]
+        cases = [case for split in splits or SPLITS for case in self.cases[split]]
+        sets = [self.annotated_set(case, self.classes)[1:] for case in cases]
         if not sets or (in_all and self.ignore is not None):
             return ()
         chosen = map(all if in_all else any, zip(*sets, strict=True))
         return tuple(compress(self.classes[1:], chosen))
 
     def without_unlabelled(self) -> Self:
-        """The site without the training cases that have nothing annotated; it may train no more."""
+        """Return the site without the training cases that have nothing annotated."""
         training = tuple(case for case in self.cases["training"] if case.annotated != ())
         return replace(self, cases={**self.cases, "training": training})
 
     def with_classes(self, names: Sequence[str], sites: Sequence[SiteFolder] = ()) -> Self:
-        """The site with label maps that have a federation's classes, by their names, in its order.
+        """Return a partial site with label maps of a federation's classes, background first.
 
-        A site whose cases are all complete stays as it is: it has the classes of the federation.
-
-        Args:
-            names: the federation's classes, background first.
-            sites: sites with which it shares the code of its label maps.
+        All ``sites`` of a federation share one code of the label maps.
 
         Raises:
             DataError: when the site has annotated a class that the federation does not know.
         """
         if not self.partial:
             return self
-        known, own = [plain_name(name) for name in names], [plain_name(name) for name in self.classes]
+        known, site_names = ([plain_name(name) for name in n] for n in (names, self.classes))
         for name in self.annotated():
             if plain_name(name) not in known[1:]:
                 near = get_close_matches(plain_name(name), known[1:], 1)
-                meant = f" Did the site mean {names[known.index(near[0])]!r}?" if near else ""
+                question = f" Did the site mean {names[known.index(near[0])]!r}?" if near else ""
                 raise self.error(
                     f"has annotated {name!r}, and the federation's classes are {', '.join(names[1:])}",
-                    hint=f"Write the federation's name in labels and in labelled.{meant}",
+                    hint=f"Write the federation's name in labels and in labelled.{question}",
                 )
-        if own[0] in known[1:]:
-            raise DataError(
+        if site_names[0] in known[1:]:
+            raise self.error(
                 f"has {self.classes[0]!r} as its lowest value, which stands for the background, and the "
                 "federation has a class of that name",
-                site=self.name,
-                path=self.path / self.listing,
                 hint="Give the background the lowest value in labels and label maps.",
             )
         values = self.label_values or tuple(range(len(self.classes)))
-        # The background is the first class, whatever its name.
-        of_class = {**dict(zip(own, values, strict=True)), known[0]: values[0]}
-        placed = tuple(of_class.get(name, -1) for name in known)
-        shared = [(one, case) for one in (sites or [self]) for case in one.listed_cases]
-        unknown = any(one.ignore is not None or case.annotated == () for one, case in shared)
-        sets = [self.annotated_set(case, known) for _, case in shared]
-        return replace(
-            self,
-            classes=tuple(names),
-            label_values=placed,
-            annotation=Annotation.of(len(names), sets, has_unknown=unknown),
-        )
+        # The background is the first class, under any name.
+        by_name = {**dict(zip(site_names, values, strict=True)), known[0]: values[0]}
+        sites = sites or [self]
+        cases = [case for site in sites for case in site.listed_cases]
+        unknown = any(s.ignore is not None for s in sites) or any(case.annotated == () for case in cases)
+        sets = [self.annotated_set(case, names) for case in cases]
+        annotation = Annotation.of(len(names), sets, has_unknown=unknown)
+        values = tuple(by_name.get(name, -1) for name in known)
+        return replace(self, classes=tuple(names), label_values=values, annotation=annotation)
 
     @property
     def listed_cases(self) -> Iterator[Case]:
-        """The cases of all splits."""
+        """Yield the cases of all splits."""
         return (case for split in SPLITS for case in self.cases[split])
 
     @staticmethod
-    def annotated_set(case: Case, plain: Sequence[str]) -> tuple[bool, ...]:
-        """Return whether a case has each class, by `plain_name`, annotated; the background counts as such."""
+    def annotated_set(case: Case, classes: Sequence[str]) -> tuple[bool, ...]:
+        """Return whether a case has annotated each class, by `plain_name`; true of the background."""
         if case.annotated is None:
-            return (True,) * len(plain)
-        there = {plain_name(name) for name in case.annotated}
-        return (True, *(name in there for name in plain[1:]))
+            return (True,) * len(classes)
+        annotated = {plain_name(name) for name in case.annotated}
+        return (True, *(plain_name(name) in annotated for name in classes[1:]))
 
     @property
     def channel_places(self) -> tuple[int, ...]:
-        """The federation's index of each of the site's channels; empty where nothing moves."""
-        own, names = (tuple(map(plain_name, n)) for n in (self.channel_names, self.federation_channels))
-        return () if own == names or not names else tuple(names.index(name) for name in own)
+        """Return the federation's index of each channel of the site; empty where nothing moves."""
+        channels, names = (tuple(map(plain_name, n)) for n in (self.channel_names, self.federation_channels))
+        return () if channels == names or not names else tuple(names.index(name) for name in channels)
 
     @property
     def missing_channels(self) -> tuple[int, ...]:
-        """The federation's channels that the site does not have."""
+        """Return the federation's indices of channels that the site lacks."""
         places = self.channel_places
         return tuple(i for i in range(len(self.federation_channels)) if places and i not in places)
 
     def limited(self, limit: int | None) -> Self:
-        """The site with at most this many cases per split, spread evenly over the list."""
+        """Return the site with at most this many cases of each split, spread evenly over the list."""
         return replace(self, cases={split: spread(cases, limit) for split, cases in self.cases.items()})
 
     def error(self, problem: str, path: Path | None = None, *, hint: str = "") -> DataError:
         """Return an error that names the site and a file, by default its list."""
-        where = self.path / self.listing if path is None else path
-        return DataError(problem, site=self.name, path=where, hint=hint)
+        return DataError(problem, site=self.name, path=path or self.path / self.listing, hint=hint)
 
     @contextmanager
     def reading(self, path: Path) -> Iterator[None]:
-        """Name site and file in an error, whatever a reader raises: a damaged file fails anywhere."""
+        """Turn any error of a reader into one that names site and file."""
         try:
             yield
         except Exception as error:
             raise unreadable(self.name, path, error) from error
 
     def check_splits(self) -> None:
-        """Check that the splits make a site that trains, or one that is tested only.
-
-        Raises:
-            DataError: when a split is empty that must not be, or a case is in more than one place.
-        """
+        """Check that the splits make a training or an unseen site, and share no case and no patient."""
         empty = [split for split in SPLITS if not self.cases[split]]
-        if set(empty) == set(SPLITS):
+        if len(empty) == len(SPLITS):
             raise self.error("lists no case")
-        # Test cases alone make an unseen site, which is evaluated and never trains.
         if empty and empty != ["training", "validation"]:
             raise self.error(
                 f"the split {empty[0]!r} is empty",
                 hint="A site trains with all three splits, or is tested only, with test cases alone.",
             )
-        self._check_patients()
+        patients: dict[str, tuple[str, Case]] = {}
+        for split in SPLITS:
+            for case in (case for case in self.cases[split] if case.patient):
+                other, first = patients.setdefault(case.patient, (split, case))
+                if other != split:
+                    where = f"is in {split}, and in {other} with {own(first.name)}"
+                    problem = f"patient {own(case.patient)} {where}"
+                    raise self.error(problem, case.image, hint=_ONE_SPLIT)
         files = real_paths(c.image for c in self.listed_cases)
         places: set[tuple[Path, int | None]] = set()
         names: dict[str, Path] = {}
         for case in self.listed_cases:
             place = (files[case.image], case.index)
             if place in places:
-                raise self.error(
-                    "listed more than once",
-                    case.image,
-                    hint="A patient belongs to one split only, or the test is not one.",
-                )
+                raise self.error("listed more than once", case.image, hint=_ONE_SPLIT)
             if case.name in names:
                 raise self.error(
                     f"another case, {own(names[case.name])}, has the same name '{own(case.name)}'",
                     case.image,
-                    hint="Results are told apart by name: rename one of the files.",
+                    hint="Results are listed by name: rename one of the files.",
                 )
             places.add(place)
             names[case.name] = case.image
 
-    def _check_patients(self) -> None:
-        seen: dict[str, tuple[str, Case]] = {}
-        for split in SPLITS:
-            for case in self.cases[split]:
-                other, first = seen.setdefault(case.patient, (split, case)) if case.patient else (split, case)
-                if other != split:
-                    raise self.error(
-                        f"patient {own(case.patient)} is in {split}, and in {other} with {own(first.name)}",
-                        case.image,
-                        hint="A patient belongs to one split only, or the test is not one.",
-                    )
-
 
 def is_own_data(sites: Iterable[SiteFolder]) -> bool:
-    """Return whether no site has images of a published data set or of the phantom."""
+    """Return whether no site is of a published data set or the phantom."""
     return not any(site.benchmark for site in sites)
 
 
-def patient_name(named: object) -> str:
-    """The name of a patient as a list has it, as text; empty where it has none.
+def patient_name(entry: object) -> str:
+    """Return a patient's name as text, from an entry of a list; empty for none.
 
     >>> patient_name(7), patient_name(" 7 "), patient_name(None)
     ('7', '7', '')
     """
-    return "" if named is None else str(named).strip()
+    return "" if entry is None else str(entry).strip()
 
 
 def plain_name(name: str) -> str:
-    """A name without what does not matter in it: capitals, spaces, ``_`` and ``-``."""
+    """Return a name for comparison: without capitals, with single spaces for spaces, ``_`` and ``-``."""
     return " ".join(re.split(r"[\s_-]+", name.casefold()))
 
 
 def by_patient(cases: Iterable[Case]) -> list[list[Case]]:
-    """The cases of each patient, in the order of their first ones."""
+    """Group cases by patient, in the order of each patient's first case."""
     patients: dict[tuple[str, str], list[Case]] = {}
     for case in cases:
         patients.setdefault(case.owner, []).append(case)
@@ -408,24 +358,23 @@ def by_patient(cases: Iterable[Case]) -> list[list[Case]]:
 
 
 def spread(cases: Sequence[_Any], limit: int | None) -> tuple[_Any, ...]:
-    """Choose at most ``limit`` cases, spread evenly over the list, which may be sorted by class."""
+    """Choose at most ``limit`` cases, evenly over a list that may be sorted by class."""
     if limit is None or limit >= len(cases):
         return tuple(cases)
     return tuple(cases[int(i * len(cases) / limit)] for i in range(limit))
 
 
 def drawn_over_patients(cases: Sequence[Case], limit: int | None, least: int = 1) -> tuple[Case, ...]:
-    """Choose about ``limit`` cases of as many patients as possible, equally many of each that has so many.
+    """Choose about ``limit`` cases of as many patients as possible, equally many of each.
 
-    The patients are spread evenly over the list. A case that names no patient counts as one. The choice
-    leaves out images of nobody, or of ``least`` patients or more: all cases together are known from other
-    releases, and the difference would be about the patients who are left out. Where neither is possible, all
-    cases are chosen.
+    The patients are spread evenly over the list. A case without a patient's name stands for one. Either no
+    patient has an image left out, or at least ``least`` have: other releases are about all cases, and the
+    difference is about the patients with images left out. Where neither is possible, all cases are chosen.
 
     Args:
         cases: in the order of the site's list.
-        limit: about so many, and never fewer than ``least`` patients; ``None`` for all.
-        least: the fewest patients that a value may be about.
+        limit: approximate number, of at least ``least`` patients; ``None`` for all.
+        least: smallest number of patients that a value may be about.
 
     Example:
         >>> cases = [Case(n, Path(n), "", patient=n[0]) for n in ("a1", "a2", "a3", "b1", "c1", "c2")]
@@ -437,25 +386,25 @@ def drawn_over_patients(cases: Sequence[Case], limit: int | None, least: int = 1
     everybody = by_patient(cases)
     patients = spread(everybody, max(limit, least))
     each = max(1, limit // len(patients))
-    whole = sum(len(own) <= each for own in patients)
+    whole = sum(len(images) <= each for images in patients)
     if 0 < len(everybody) - whole < least:
         return tuple(cases)
-    return tuple(case for own in patients for case in spread(own, each))
+    return tuple(case for images in patients for case in spread(images, each))
 
 
 def weights_by_patient(cases: Sequence[Case]) -> list[float]:
-    """Return a weight for each case; every patient has the same, and all add up to 1.
+    """Return a weight for each case: equal for all patients, with sum 1.
 
     Example:
         >>> weights_by_patient([Case(n, Path(n), "", patient=n[0]) for n in ("a1", "a2", "b1")])
         [0.25, 0.25, 0.5]
     """
-    own = Counter(case.owner for case in cases)
-    return [1 / (len(own) * own[case.owner]) for case in cases]
+    numbers = Counter(case.owner for case in cases)
+    return [1 / (len(numbers) * numbers[case.owner]) for case in cases]
 
 
 def check_below(folder: Path, listed: str, site: str, listing: Path) -> None:
-    """Check that a relative path does not leave its folder; absolute paths and links are allowed."""
+    """Check that a relative path stays below a folder; absolute paths and links are allowed."""
     if not os.path.isabs(listed) and os.path.normpath(listed).split(os.sep)[0] == os.pardir:
         raise DataError(
             f"names {own(listed)}, which is not below {own(folder)}",
@@ -466,16 +415,12 @@ def check_below(folder: Path, listed: str, site: str, listing: Path) -> None:
 
 
 def unreadable(site: str, path: Path, error: Exception) -> DataError:
-    """The error for a file that a reader could not read."""
-    said = str(error) if isinstance(error, ReaderError) else first_line(error)
-    return DataError(
-        f"cannot be read as an image ({withheld(said)})",
-        site=site,
-        path=path,
-        hint="Replace the file or take the case out of the list.",
-    )
+    """Return the error for a file that a reader could not read."""
+    text = str(error) if isinstance(error, ReaderError) else first_line(error)
+    hint = "Replace the file or take the case out of the list."
+    return DataError(f"cannot be read as an image ({withheld(text)})", site=site, path=path, hint=hint)
 
 
 def base_folder(root: Path, *names: str) -> Path:
-    """The folder below ``root`` that an archive unpacks into, or ``root`` where there is none."""
+    """Return the first of some folders below ``root`` that exists, or ``root``: where an archive unpacked."""
     return next((root / name for name in names if (root / name).is_dir()), root)

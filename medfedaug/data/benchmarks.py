@@ -3,8 +3,8 @@
 >>> sorted(BENCHMARKS)[:3]
 ['cifar_10', 'digits', 'domainnet_10']
 
-A benchmark is opened with the folder that holds its files, or through a folder with a `MARKER` file that
-names benchmark, folder and options: every command takes such a folder as ``--data``, and every process of a
+A benchmark is opened with the folder of its files, or through a folder with a `MARKER` file that names
+benchmark, folder and options. Every command takes such a folder as ``--data``, and every process of a
 federation opens its own site from it by name.
 """
 
@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from medfedaug.data.base import SiteFolder, spread
 from medfedaug.data.dealing import deal_sites
 from medfedaug.data.folders import MARKER, open_folder, site_folders
-from medfedaug.data.published import FOLDS, Benchmark
+from medfedaug.data.published import COMMON_OPTIONS, FOLDS, Benchmark
 from medfedaug.data.splits import in_fold
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.utils.files import parse_versioned, write_versioned
@@ -34,23 +34,22 @@ _Any = TypeVar("_Any")
 
 
 def _registered() -> dict[str, Benchmark]:
-    """Every entry of an object `BENCHMARKS` of a module in the package of data sets, by name."""
-    package, folder = f"{__package__}.datasets", Path(__file__).parent / "datasets"
-    modules = [
-        importlib.import_module(f"{package}.{found.name}") for found in pkgutil.iter_modules([str(folder)])
-    ]
-    return {name: one for module in modules for name, one in getattr(module, "BENCHMARKS", {}).items()}
+    """Merge the mappings `BENCHMARKS` of all modules in the package of data sets."""
+    package = importlib.import_module(f"{__package__}.datasets")
+    names = [f"{package.__name__}.{module.name}" for module in pkgutil.iter_modules(package.__path__)]
+    modules = map(importlib.import_module, names)
+    return {k: value for module in modules for k, value in getattr(module, "BENCHMARKS", {}).items()}
 
 
 BENCHMARKS = _registered()
 """The published data sets, by name."""
 
 OWN_DATA = "own_data"
-"""The name, in a marker and in results, of a folder of sites that is no published data set."""
+"""Name, in a marker and in results, for a folder of sites that is no published data set."""
 
 _OWN = Benchmark(
     lambda root: [*map(open_folder, site_folders(root))],
-    "Sites' folders of one's own",
+    "Folders of hospitals",
     "nobody",
     "<site>/dataset.json, or <site>/<class>/*",
     in_folds=True,
@@ -58,7 +57,7 @@ _OWN = Benchmark(
 
 
 def find_benchmark(name: str) -> Benchmark:
-    """The published data set of a name, or what stands for data of one's own (`OWN_DATA`)."""
+    """Return the published data set of a name, or the entry for custom data (`OWN_DATA`)."""
     if name == OWN_DATA:
         return _OWN
     check_choice("benchmark", name, BENCHMARKS)
@@ -66,13 +65,13 @@ def find_benchmark(name: str) -> Benchmark:
 
 
 def find_root(root: str | Path, benchmark: str) -> Path:
-    """The folder of a data set's files: ``root``, or the folder in it that has the data set's name."""
+    """Return the folder of a data set's files: the folder of its name in ``root``, or ``root``."""
     root = Path(root)
     return root / benchmark if (root / benchmark).is_dir() else root
 
 
-def is_there(name: str, root: str | Path) -> bool:
-    """Return whether a benchmark's files are there and can be used."""
+def is_available(name: str, root: str | Path) -> bool:
+    """Return whether a benchmark's files exist and can be used."""
     try:
         return bool(open_benchmark(name, find_root(root, name)))
     except DataError:
@@ -82,33 +81,30 @@ def is_there(name: str, root: str | Path) -> bool:
 def open_benchmark(
     name: str, root: str | Path, *, limit: int | None = None, **options: Any
 ) -> list[SiteFolder]:
-    """The sites of a benchmark.
+    """Open the sites of a benchmark.
 
     Args:
         name: a key of `BENCHMARKS`, or `OWN_DATA`.
-        root: the folder that holds the published files.
-        limit: at most this many cases per split and site.
-        **options: those of the benchmark's function, and for every benchmark ``fraction``, the share of
+        root: the folder of the published files.
+        limit: most cases of each split and site.
+        **options: options of the benchmark's function, and of every benchmark ``fraction``, the share of
             each site's training cases to use (evenly from the list), ``unseen``, a site that does not train
             and is tested with all its cases, as in domain generalisation, and ``deal``, ``deal_alpha`` and
-            ``deal_domains``, by which the sites that train are dealt (`medfedaug.data.dealing.deal_sites`).
+            ``deal_domains``, which deal the training sites (`medfedaug.data.dealing.deal_sites`).
 
     Raises:
-        ConfigError: for a name, option or value that is not known.
-        DataError: for missing files, with the address to get them from and the layout that is expected, and
-            for files that cannot be used.
+        ConfigError: for an unknown name, option or value.
+        DataError: for missing files, with their address and the expected layout, and for files that cannot be
+            used.
     """
     benchmark, root = check_options(name, options), Path(root)
-    own = [option for option in options if option in inspect.signature(benchmark.open).parameters]
+    specific = [option for option in options if option in inspect.signature(benchmark.open).parameters]
     try:
-        sites = benchmark.open(root, **{option: options.pop(option) for option in own})
+        sites = benchmark.open(root, **{option: options.pop(option) for option in specific})
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise DataError(
-            f"not there, and {name} needs it",
-            path=error.filename,
-            hint=f"Get the files from {benchmark.source} and put them below {root}. "
-            f"Expected there: {benchmark.layout}.",
-        ) from error
+        where = f"Get the files from {benchmark.source} and put them below {root}"
+        hint = f"{where}. Expected there: {benchmark.layout}."
+        raise DataError(f"not there, and {name} needs it", path=error.filename, hint=hint) from error
     except OSError as error:
         raise DataError(f"cannot be read ({error.strerror})", path=error.filename) from error
     if benchmark.in_folds:
@@ -118,11 +114,11 @@ def open_benchmark(
         site.check_splits()
     if name != OWN_DATA:
         sites = [replace(site, benchmark=name) for site in sites]
-    return [site.limited(limit) for site in _arranged(sites, **options)]
+    return [site.limited(limit) for site in _arranged(sites, **{**COMMON_OPTIONS, **options})]
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> Benchmark:
-    """The benchmark of a name, after checking that it has these options."""
+    """Return the benchmark of a name, and check its options."""
     benchmark = find_benchmark(name)
     defaults = benchmark.options
     for option, value in options.items():
@@ -139,12 +135,7 @@ def check_options(name: str, options: Mapping[str, Any]) -> Benchmark:
 
 
 def _arranged(
-    sites: list[SiteFolder],
-    fraction: float = 1.0,
-    unseen: str = "",
-    deal: int = 1,
-    deal_alpha: float = 0.0,
-    deal_domains: int = 1,
+    sites: list[SiteFolder], fraction: float, unseen: str, deal: int, deal_alpha: float, deal_domains: int
 ) -> list[SiteFolder]:
     names = [site.name for site in sites]
     if unseen and unseen not in names:
@@ -155,8 +146,7 @@ def _arranged(
         if site.name == unseen:
             everything = tuple(case for split in cases.values() for case in split)
             cases = {"training": (), "validation": (), "test": everything}
-        training = cases["training"]
-        if training:
+        if training := cases["training"]:
             cases["training"] = spread(training, max(1, round(fraction * len(training))))
         arranged.append(replace(site, cases=cases))
     return deal_sites(arranged, deal, deal_alpha, deal_domains)
@@ -166,16 +156,16 @@ def write_federation(folder: str | Path, name: str, root: str | Path, **options:
     """Write a marker that makes ``folder`` the data folder of a benchmark.
 
     Args:
-        folder: receives the marker; it may be ``root`` itself.
+        folder: receives the marker; may be ``root`` itself.
         name: a key of `BENCHMARKS`, or `OWN_DATA`.
-        root: the folder that holds the published files; kept relative to ``folder``.
+        root: the folder of the published files; written relative to ``folder``.
         **options: as for `open_benchmark`.
 
     Returns:
         The marker's path.
 
     Raises:
-        ConfigError: for a name or option that is not known.
+        ConfigError: for an unknown name or option.
     """
     check_options(name, options)
     folder = Path(folder)
@@ -191,29 +181,17 @@ def is_federation(folder: Path) -> bool:
 
 
 def read_federation(folder: str | Path) -> tuple[str, Path, dict[str, Any]]:
-    """Read a folder's marker: the benchmark, the folder of its files, and all its options.
-
-    Raises:
-        DataError: for a marker that cannot be used, naming it.
-        ConfigError: for a benchmark or option that is not known.
-    """
-    name, root, options = _of_marker(folder, _parse_marker)
+    """Read a folder's marker: the benchmark, the folder of its files, and all its options."""
+    name, root, options = _from_marker(folder, _parse_marker)
     return name, root, {**check_options(name, options).options, **options}
 
 
 def open_federation(folder: str | Path, limit: int | None = None) -> dict[str, SiteFolder]:
-    """The sites, by name, of the benchmark that a folder's marker names.
-
-    A process that opens all of thousands of sites, one after the other, lists the files once.
-
-    Raises:
-        DataError: for a marker that cannot be used, naming it; and as `open_benchmark`.
-        ConfigError: as `open_benchmark`.
-    """
-    return _of_marker(folder, partial(_open_marker, limit=limit))
+    """Open the sites, by name, of the benchmark that a folder's marker names; a process lists files once."""
+    return _from_marker(folder, partial(_open_marker, limit=limit))
 
 
-def _of_marker(folder: str | Path, parse: Callable[[Path, str], _Any]) -> _Any:
+def _from_marker(folder: str | Path, parse: Callable[[Path, str], _Any]) -> _Any:
     path = Path(folder).resolve() / MARKER
     try:
         return parse(path, path.read_text(encoding="utf-8"))

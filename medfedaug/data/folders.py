@@ -1,4 +1,4 @@
-"""Sites as folders: which folders are sites', and what a site's folder holds."""
+"""Recognise and open the folders of sites."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
 
 MANIFEST = "phantom.json"
-"""Tells beside the sites of a phantom with which arguments it was made."""
+"""File with the arguments of a phantom, beside its sites."""
 
 MARKER = "federation.json"
-"""Makes a folder the data of a federation whose files are elsewhere (`medfedaug.data.benchmarks`)."""
+"""File of a folder that stands for a federation with files elsewhere (`medfedaug.data.benchmarks`)."""
 
 
 def is_site(path: Path) -> bool:
-    """Return whether a folder is a site's: it holds a ``dataset.json``, or folders of images."""
-    # Also where it cannot be read, lest a site be left out without a word.
+    """Return whether a folder holds a ``dataset.json``, readable or not, or folders of images."""
     return os.path.lexists(path / "dataset.json") or _has_images(path)
 
 
@@ -32,36 +31,28 @@ def _has_images(path: Path) -> bool:
 def open_folder(
     path: Path, name: str | None = None, limit: int | None = None, check: bool = True
 ) -> SiteFolder:
-    """Open a site's own folder; see `medfedaug.data.sites.open_site`."""
+    """Open a site's folder; see `medfedaug.data.sites.open_site`."""
     if os.path.lexists(path / "dataset.json"):
         site = VolumeFolder.open(path, name=name, limit=limit, check=check)
         return replace(site, benchmark="phantom") if (path.parent / MANIFEST).exists() else site
     if _has_images(path):
         return ImageFolder.open(path, name=name, limit=limit, check=check)
-    raise DataError(
-        "holds neither a dataset.json nor images in a folder per class",
-        site=name or path.resolve().name,
-        path=path,
-        hint="An empty site takes no part: remove the folder or fill it.",
-    )
+    problem = "holds neither a dataset.json nor images in a folder per class"
+    hint = "An empty site takes no part: remove the folder or fill it."
+    raise DataError(problem, site=name or path.resolve().name, path=path, hint=hint)
 
 
 def site_folders(root: Path) -> list[Path]:
-    """The folders of the sites in ``root``, sorted by name."""
+    """List the folders of the sites in ``root``, sorted by name."""
     if not root.is_dir():
         raise DataError("no such folder", path=root)
     visible = sorted(p for p in root.iterdir() if not p.name.startswith("."))
     for path in visible:
         if path.is_symlink() and not path.exists():
-            raise DataError(
-                "a link to what is not there",
-                site=path.name,
-                path=path,
-                hint="Mount the folder that it names, or remove the link.",
-            )
-    folders = [path for path in visible if path.is_dir()]
-    found = [p for p in folders if is_site(p)]
-    if not found:
+            hint = "Mount the folder that it names, or remove the link."
+            raise DataError("a link to what is not there", site=path.name, path=path, hint=hint)
+    folders = [path for path in visible if path.is_dir() and is_site(path)]
+    if not folders:
         if is_site(root):
             parent = root.resolve().parent
             raise DataError("is a site itself", path=root, hint=f"Name the folder that holds it: {parent}")
@@ -71,4 +62,4 @@ def site_folders(root: Path) -> list[Path]:
             hint="Each site is a folder with a dataset.json, or with one folder of images per class; "
             f"a benchmark is named in {MARKER}; `medfedaug phantom --out DIR` makes an example.",
         )
-    return found
+    return folders

@@ -1,17 +1,18 @@
-"""Finds images and label maps in common layouts of folders, and proposes a ``dataset.json``.
+"""Find images and label maps in common layouts of folders, and propose a ``dataset.json``.
 
-Read as they are: nnU-Net's and the decathlon's ``imagesTr`` and ``labelsTr`` (with ``imagesTs`` and
+The layouts are ``imagesTr`` and ``labelsTr`` of nnU-Net and the decathlon (with ``imagesTs`` and
 ``labelsTs`` where test cases have label maps), and ``images`` beside ``labels`` or ``masks``. An image is a
-file, a folder with one file or one DICOM series at any depth, or, as nnU-Net has it, one file per channel:
-``NAME_0000``, ... Nothing here needs PyTorch, and a folder without DICOM needs no pydicom.
+file, a folder with one file or one DICOM series at any depth, or nnU-Net's one file per channel:
+``NAME_0000``, ... This module needs no PyTorch, and a folder without DICOM needs no pydicom.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,19 +42,17 @@ _MOST_CLASSES = 200  # without names
 
 @dataclass(frozen=True)
 class Proposal:
-    """A ``dataset.json`` that could be written.
+    """Content for a ``dataset.json``.
 
     Args:
-        layout: the folders in which images and label maps were found.
-        notes: what a user should know: what is left out, or looks odd.
-        replaces: whether there is a ``dataset.json`` of another kind.
+        layout: names of the folders of images and label maps.
+        notes: files that are left out, and odd findings.
     """
 
     site: VolumeFolder
     content: dict[str, Any]
     layout: str
     notes: tuple[str, ...]
-    replaces: bool
 
     @property
     def folder(self) -> Path:
@@ -66,9 +65,9 @@ class Proposal:
         return {split: len(self.content[split]) for split in SPLITS}
 
 
-def has_layout(folder: Path) -> bool:
-    """Return whether a folder holds images and label maps in one of the layouts."""
-    return _layout(folder) is not None
+def find_layout(folder: Path) -> tuple[str, str] | None:
+    """Return the names of the folders of images and label maps in a folder, or ``None``."""
+    return next((pair for pair in _TRAINING if all((folder / part).is_dir() for part in pair)), None)
 
 
 def propose(
@@ -82,98 +81,83 @@ def propose(
 ) -> Proposal:
     """Find the cases of a folder, and split them by patient.
 
-    Without test cases of its own, a site is split 60/20/20 (`medfedaug.data.splits.split_patients`); with
-    them, a fifth of the other patients validates. All label maps are read, to know the classes.
+    A site without a test folder is split 60/20/20 (`medfedaug.data.splits.split_patients`); with one, a fifth
+    of the other patients validates. The classes follow from all label maps.
 
     Args:
         folder: the site's folder.
         patient: a regular expression whose first group is the patient in the name of a case, such as
-            ``"(.+)_"``; ``None``: every case is a patient's own.
+            ``"(.+)_"``; ``None``: every case stands for a patient.
         labels: names of the classes, background first, or by their value in the label maps; by default those
-            of a ``dataset.json`` that is there, or ``class_1``, ... Two names fit any two values.
-        seed: of the split.
-        series: which DICOM series is the image, where a case has several
-            (`medfedaug.data.io.dicom_series.select`).
-        on_label: called with the number of label maps that were read, and of all.
-
-    Raises:
-        DataError: naming what cannot be used; nothing is written.
+            of an existing ``dataset.json``, or ``class_1``, ... Two names fit any two values.
+        seed: seed of the split.
+        series: the DICOM series to use of a case with several (`medfedaug.data.io.dicom_series.select`).
+        on_label: called with the numbers of label maps that are read and that exist.
     """
     folder = Path(folder)
-    found = _layout(folder)
-    if not folder.is_dir() or found is None:
-        some = ", ".join(f"{images} and {maps}" for images, maps in _TRAINING)
-        raise DataError(
-            "no such folder" if not folder.is_dir() else "holds no images beside label maps",
-            path=folder,
-            hint=f"Looked for are {some}; for anything else write {LISTING} as docs/data.md shows.",
-        )
+    layout = find_layout(folder)
+    if layout is None:
+        problem = "holds no images beside label maps" if folder.is_dir() else "no such folder"
+        pairs = ", ".join(f"{images} and {maps}" for images, maps in _TRAINING)
+        hint = f"Looked for are {pairs}; for anything else write {LISTING} as docs/data.md shows."
+        raise DataError(problem, path=folder, hint=hint)
     name = folder.resolve().name
-    there = _existing(folder)
-    cases, notes, numbers = _pairs(folder, found, name, series)
-    channels = [numbers[case.name] for case in cases]
-    tested: list[Case] = []
-    if found == _TRAINING[0] and all((folder / one).is_dir() for one in _TEST):
-        tested, more, numbers = _pairs(folder, _TEST, name, series)
-        notes += more
-        channels += [numbers[case.name] for case in tested]
-    _check_channels([*cases, *tested], channels, name)
-    cases, tested = (_with_patients(listed, patient, name, folder) for listed in (cases, tested))
+    existing = _existing(folder)
+    notes: list[str] = []
+    channels = _pairs(folder, layout, name, series, notes)
+    test_channels: dict[Case, tuple[str, ...]] = {}
+    if layout == _TRAINING[0] and all((folder / part).is_dir() for part in _TEST):
+        test_channels = _pairs(folder, _TEST, name, series, notes)
+    _check_channels({**channels, **test_channels}, name)
+    cases, tested = (_with_patients(listed, patient, name, folder) for listed in (channels, test_channels))
     if patient is None and (hint := _looks_grouped(cases)):
         notes.append(hint)
-    classes = _classes([*cases, *tested], labels or _named(there) or (), name, on_label)
+    classes = _classes([*cases, *tested], labels or _named(existing) or (), name, on_label)
     if not labels:
-        notes += _regions(there)
-    ignored = [value for value, text in classes.items() if plain_name(text) == IGNORE]
-    unknown = {value: classes.pop(value) for value in ignored[:1]}
+        notes += _regions(existing)
+    ignore = next((value for value, text in classes.items() if plain_name(text) == IGNORE), None)
+    if ignore is not None:
+        del classes[ignore]
     values = () if (*classes,) == (*range(len(classes)),) else (*classes,)
     if values:
-        told = ", ".join(f"{value} is {text}" for value, text in classes.items())
-        notes.append(f"values in the label maps: {told}")
+        notes.append(f"values in the label maps: {_text(classes)}")
     content: dict[str, Any] = {"labels": {str(value): text for value, text in classes.items()}}
-    for value in unknown:
-        content[IGNORE] = value
-    notes += [f"voxels with the value {value} are unknown: neither learned nor scored" for value in unknown]
-    named_channels = there.get("channel_names") or there.get("modality")
-    if named_channels:
-        content["channel_names"] = named_channels
+    if ignore is not None:
+        content[IGNORE] = ignore
+        notes.append(f"voxels with the value {ignore} are unknown: neither learned nor scored")
+    listed_channels = existing.get("channel_names") or existing.get("modality") or {}
+    if not isinstance(listed_channels, dict):
+        raise DataError("'channel_names' or 'modality' does not map indices to names", path=folder / LISTING)
+    if listed_channels:
+        content["channel_names"] = listed_channels
     split = _split(name, cases, tested, seed)
     content |= {key: [_row(folder, case) for case in listed] for key, listed in split.items()}
     if not split["training"]:
         notes.append("fewer than three patients: an unseen site, which is tested only")
-    named = tuple(str(text) for text in named_channels.values()) if named_channels else ()
-    names = (*classes.values(),)
+    names, channel_names = tuple(classes.values()), tuple(map(str, listed_channels.values()))
     site = VolumeFolder(
-        name, folder, names, split, channel_names=named, label_values=values, ignore=next(iter(unknown), None)
+        name, folder, names, split, channel_names=channel_names, label_values=values, ignore=ignore
     )
     site.check_splits()
     site.check_files()
-    return Proposal(site, content, " and ".join(found), tuple(notes), bool(there))
+    return Proposal(site, content, " and ".join(layout), tuple(notes))
 
 
-def check_alike(proposals: Sequence[Proposal]) -> None:
+def check_same_classes(proposals: Sequence[Proposal]) -> None:
     """Check that the sites of one federation have the same classes."""
     first, *others = proposals
     for other in others:
         try:
             check_classes(other.site, first.site.classes, f"site {first.site.name}")
         except DataError as error:
-            problem = str(error).removesuffix(".")
-            raise DataError(problem, hint="Give --labels for all sites at once.") from error
+            hint = "Give --labels for all sites at once."
+            raise DataError(str(error).removesuffix("."), hint=hint) from error
 
 
-def write_proposal(proposal: Proposal, *, replace: bool = False) -> Path:
-    """Write ``dataset.json``; with ``replace``, keep the one before as ``dataset.before.json``.
-
-    Raises:
-        DataError: when there is one already.
-    """
+def write_proposal(proposal: Proposal) -> Path:
+    """Write ``dataset.json``, and keep an existing one as ``dataset.before.json``, which must not exist."""
     target, kept = proposal.folder / LISTING, proposal.folder / _BEFORE
     if target.exists():
-        if not replace:
-            raise DataError(
-                "is there already", path=target, hint=f"--replace keeps it as {_BEFORE} and writes another."
-            )
         if kept.exists():
             raise DataError("is there already", path=kept, hint="Move it away first.")
         target.rename(kept)
@@ -181,12 +165,8 @@ def write_proposal(proposal: Proposal, *, replace: bool = False) -> Path:
     return target
 
 
-def _layout(folder: Path) -> tuple[str, str] | None:
-    return next((pair for pair in _TRAINING if all((folder / one).is_dir() for one in pair)), None)
-
-
 def _existing(folder: Path) -> dict[str, Any]:
-    """A ``dataset.json`` that is there, nnU-Net's for instance; empty where there is none."""
+    """Read an existing ``dataset.json``, such as nnU-Net's; empty without one."""
     path = folder / LISTING
     if not path.exists():
         return {}
@@ -202,49 +182,49 @@ def _visible(folder: Path) -> list[Path]:
 
 
 def _labels(folder: Path) -> list[tuple[str, Path]]:
-    """The label maps of a folder, by their names: files of a known kind, and folders that hold one."""
-    found = []
+    """List the label maps of a folder with their names: files of a known kind, and folders that hold one."""
+    label_maps = []
     for path in _visible(folder):
         if path.is_dir():
             inside = [file for file in path.rglob("*") if image_suffix(file.name)]
-            found.append((path.name, inside[0] if len(inside) == 1 else path))
+            label_maps.append((path.name, inside[0] if len(inside) == 1 else path))
         elif image_suffix(path.name):
-            found.append((without_suffix(path.name), path))
-    return found
+            label_maps.append((without_suffix(path.name), path))
+    return label_maps
 
 
 def _images(folder: Path, series: str | None, notes: list[str]) -> list[tuple[str, Path]]:
-    """The images of a folder, by their names, with notes on all that is left out."""
-    found = [
+    """List the images of a folder with their names; append a note for each entry that is left out."""
+    images = [
         (without_suffix(path.name), path)
         for path in _visible(folder)
         if path.is_file() and image_suffix(path.name)
     ]
     if series is None and all(path.is_file() and is_volume_file(path) for path in folder.iterdir()):
-        return found
+        return images
     from medfedaug.data.io.dicom_series import LeftOut, place_of_series, scan, select
 
     for below in (path for path in _visible(folder) if path.is_dir()):
-        seen = scan(below, take=is_volume_file)
-        chosen = select(seen.series, series)
-        files = [file for file in seen.others if image_suffix(file.name)]
-        places = [*files, *(place_of_series(one, seen.series) for one in chosen.chosen)]
-        left_out = [*seen.left_out, *chosen.left_out, *chosen.unclear]
-        if len(places) == 1 and places[0] is not None and not chosen.unclear:
-            alone = len(seen.series) == 1 and places[0].is_dir()
-            found.append((below.name, below if alone else places[0]))
+        content = scan(below, take=is_volume_file)
+        selection = select(content.series, series)
+        files = [file for file in content.others if image_suffix(file.name)]
+        places = [*files, *(place_of_series(one, content.series) for one in selection.chosen)]
+        left_out = [*content.left_out, *selection.left_out, *selection.unclear]
+        if len(places) == 1 and places[0] is not None and not selection.unclear:
+            whole = len(content.series) == 1 and places[0].is_dir()
+            images.append((below.name, below if whole else places[0]))
         else:
-            what = f"holds {len(places)} images" if places else "holds no image"
-            left_out.append(LeftOut(below, f"{what}, one was expected"))
-        notes += [_note(one, folder) for one in left_out]
+            number = f"{len(places)} images" if places else "no image"
+            left_out.append(LeftOut(below, f"holds {number}, one was expected"))
+        notes += [_note(entry, folder) for entry in left_out]
     loose = scan(folder, skip=lambda below: "", take=is_volume_file)
-    chosen = select(loose.series, series)
-    for one in chosen.chosen:
-        alone = len(one.files) == 1
-        place = one.files[0]
-        found.append((re.sub(r"\.(dcm|dicom|ima)$", "", place.name, flags=re.I) if alone else one.uid, place))
-    notes += [_note(one, folder) for one in (*loose.left_out, *chosen.left_out, *chosen.unclear)]
-    return found
+    selection = select(loose.series, series)
+    for one in selection.chosen:
+        file = one.files[0]
+        stem = re.sub(r"\.(dcm|dicom|ima)$", "", file.name, flags=re.I)
+        images.append((stem if len(one.files) == 1 else one.uid, file))
+    notes += [_note(entry, folder) for entry in (*loose.left_out, *selection.left_out, *selection.unclear)]
+    return images
 
 
 def _note(left_out: LeftOut, folder: Path) -> str:
@@ -254,10 +234,9 @@ def _note(left_out: LeftOut, folder: Path) -> str:
 
 
 def _pairs(
-    folder: Path, layout: tuple[str, str], site: str, series: str | None
-) -> tuple[list[Case], list[str], dict[str, tuple[str, ...]]]:
-    """The cases that have both, notes on what has only one, and the numbers of the cases' channels."""
-    notes: list[str] = []
+    folder: Path, layout: tuple[str, str], site: str, series: str | None, notes: list[str]
+) -> dict[Case, tuple[str, ...]]:
+    """Return the cases with image and label map, and the channels of each; append notes on the others."""
     files, maps = _images(folder / layout[0], series, notes), _labels(folder / layout[1])
     whole = {name for stem, _ in maps for name in (stem, _without_ending(stem))}
     images: dict[str, dict[str, Path]] = defaultdict(dict)
@@ -272,22 +251,21 @@ def _pairs(
         _add(labels[stem if stem in images else _without_ending(stem)], "", path, site)
     both = sorted(set(images) & set(labels))
     if not both:
-        some = ", ".join(stem for stem, _ in (*files[:2], *maps[:2]))
-        more = f" {notes[0][0].upper()}{notes[0][1:]}." if notes else ""
-        raise DataError(
-            f"no image of {layout[0]} has a label map of its name in {layout[1]}",
-            site=site,
-            path=folder,
-            hint=(f"There are for instance {some}." if some else "") + more,
-        )
-    for what, alone in (("label map", set(images) - set(labels)), ("image", set(labels) - set(images))):
-        if alone:
-            notes.append(f"left out of {layout[0]}, without {what}: {len(alone)} ({first_of(sorted(alone))})")
-    cases = []
+        examples = ", ".join(stem for stem, _ in (*files[:2], *maps[:2]))
+        hint = f"There are for instance {examples}." if examples else ""
+        hint += f" {notes[0][0].upper()}{notes[0][1:]}." if notes else ""
+        problem = f"no image of {layout[0]} has a label map of its name in {layout[1]}"
+        raise DataError(problem, site=site, path=folder, hint=hint)
+    for missing, names in (("label map", set(images) - set(labels)), ("image", set(labels) - set(images))):
+        if names:
+            text = f"{len(names)} ({first_of(sorted(names))})"
+            notes.append(f"left out of {layout[0]}, without {missing}: {text}")
+    cases = {}
     for name in both:
-        first, *others = (path for _, path in sorted(images[name].items()))
-        cases.append(Case(name, first, labels[name][""], others=tuple(others)))
-    return cases, notes, {name: tuple(sorted(images[name])) for name in both}
+        channels, (first, *others) = zip(*sorted(images[name].items()), strict=True)
+        case = Case(name, first, labels[name][""], others=tuple(others))
+        cases[case] = tuple(f"_{channel or '0000'}" for channel in channels)
+    return cases
 
 
 def _without_ending(stem: str) -> str:
@@ -295,55 +273,43 @@ def _without_ending(stem: str) -> str:
     return ending[1] if ending else stem
 
 
-def _add(found: dict[str, Path], channel: str, path: Path, site: str) -> None:
-    """Take the only file for a channel of an image, or for all of it where the channel is empty."""
-    other = found.get(channel) or found.get("")  # which comes before its channels
+def _add(files: dict[str, Path], channel: str, path: Path, site: str) -> None:
+    """Add the only file of a channel, or of all channels where the channel is empty."""
+    other = files.get(channel) or files.get("")  # which comes before its channels
     if other is not None:
-        raise DataError(
-            f"is of the same case as {other.name}, and only one of them can be",
-            site=site,
-            path=path,
-            hint="Move the other one away.",
-        )
-    found[channel] = path
+        problem = f"is of the same case as {other.name}, and only one of them can be"
+        raise DataError(problem, site=site, path=path, hint="Move the other one away.")
+    files[channel] = path
 
 
-def _check_channels(cases: Sequence[Case], channels: Sequence[tuple[str, ...]], site: str) -> None:
-    """Check that the images have the same channels, by their numbers; one file is the channel 0."""
-    found = [tuple(f"_{number or '0000'}" for number in numbers) for numbers in channels]
-    usual, _ = Counter(found).most_common(1)[0]
-    for case, own in zip(cases, found, strict=True):
-        if own != usual:
-            raise DataError(
-                f"{case.name} has the channels {', '.join(own)}, others have {', '.join(usual)}",
-                site=site,
-                path=case.image,
-            )
+def _check_channels(channels: Mapping[Case, tuple[str, ...]], site: str) -> None:
+    usual, _ = Counter(channels.values()).most_common(1)[0]
+    for case, names in channels.items():
+        if names != usual:
+            problem = f"{case.name} has the channels {', '.join(names)}, others have {', '.join(usual)}"
+            raise DataError(problem, site=site, path=case.image)
 
 
-def _with_patients(cases: Sequence[Case], pattern: str | None, site: str, folder: Path) -> list[Case]:
+def _with_patients(cases: Iterable[Case], pattern: str | None, site: str, folder: Path) -> list[Case]:
     if pattern is None:
         return list(cases)
     try:
         compiled = re.compile(pattern)
     except re.error as error:
         raise DataError(f"--patient {pattern!r} is no regular expression ({error})") from error
-    found = []
+    named = []
     for case in cases:
         match = compiled.match(case.name)
         if match is None or not compiled.groups or not match[1]:
-            raise DataError(
-                f"--patient {pattern!r} finds no patient in the name {case.name!r}",
-                site=site,
-                path=folder,
-                hint="The first group in brackets is the patient, as in '(.+)_'.",
-            )
-        found.append(replace(case, patient=match[1]))
-    return found
+            problem = f"--patient {pattern!r} finds no patient in the name {case.name!r}"
+            hint = "The first group in brackets is the patient, as in '(.+)_'."
+            raise DataError(problem, site=site, path=folder, hint=hint)
+        named.append(replace(case, patient=match[1]))
+    return named
 
 
 def _looks_grouped(cases: Sequence[Case]) -> str:
-    """A hint where names look as if several cases were of one patient."""
+    """Return a hint where several cases of a patient are likely by their names; otherwise empty."""
     starts = Counter(match[1] for case in cases if (match := _PART.fullmatch(case.name)))
     repeated = [start for start, number in starts.items() if number > 1]
     if len(starts) < 3 or len(repeated) * 2 < len(starts) or sum(starts.values()) < len(cases):
@@ -356,54 +322,50 @@ def _looks_grouped(cases: Sequence[Case]) -> str:
 
 def _classes(
     cases: Sequence[Case],
-    given: Sequence[str] | Mapping[int, str],
+    names: Sequence[str] | Mapping[int, str],
     site: str,
     on_label: Callable[[int, int], None] | None,
 ) -> dict[int, str]:
-    """The classes by their value in the label maps, named as given by value or in the order of the values."""
+    """Return the classes by their value in the label maps, with names by value or in the order of values."""
     holders: dict[float, Path] = {}
     drawn: set[float] = set()
     for number, case in enumerate(cases, start=1):
         path = Path(case.label)
         try:
-            found = np.unique(np.asarray(format_of(path).read_label(path))).tolist()
-        except Exception as error:  # whatever a reader raises
-            raise DataError(
-                f"cannot be read as a label map ({first_line(error)})", site=site, path=path
-            ) from error
-        drawn |= {0, 1} if is_black_and_white(path, found) else {*found}
-        holders |= {value: holders.get(value, path) for value in found}
+            content = np.unique(np.asarray(format_of(path).read_label(path))).tolist()
+        except Exception as error:  # readers raise errors of any class
+            problem = f"cannot be read as a label map ({first_line(error)})"
+            raise DataError(problem, site=site, path=path) from error
+        drawn |= {0, 1} if is_black_and_white(path, content) else {*content}
+        holders |= {value: holders.get(value, path) for value in content}
         if on_label is not None:
             on_label(number, len(cases))
-    by_value = isinstance(given, Mapping) and {*holders} <= {*given}
-    masks = drawn <= {0, 1} and len(given or UNNAMED) == 2 and not by_value
+    by_value = isinstance(names, Mapping) and {*holders} <= {*names}
+    masks = drawn <= {0, 1} and len(names or UNNAMED) == 2 and not by_value
     values = sorted(drawn if masks else holders)
-    known = dict(given) if isinstance(given, Mapping) else _inferred(values, given)
-    unknown = [value for value in values if value not in known]
+    classes = dict(names) if isinstance(names, Mapping) else _inferred(values, names)
+    unknown = [value for value in values if value not in classes]
     if unknown:
-        classes = ", ".join(f"{value} is {text}" for value, text in known.items()) or "not named"
-        shown = first_of([f"{value:g}" for value in values], 6)
         holder = holders.get(unknown[0], Path(cases[0].label))
-        lossy = "JPEG changes values: write label images as PNG." if is_lossy(holder) else ""
-        raise DataError(
-            f"has the value {unknown[0]:g}, and the classes are: {classes}",
-            site=site,
-            path=holder,
-            hint=f"The label maps have the values {shown}. {lossy} Name the class of each with --labels "
-            "0=background,VALUE=NAME,...",
-        )
-    names = {plain_name(text) for text in known.values()} - {""}
-    if not 2 <= len(known) == len(names) or not all(0 <= value <= LARGEST_VALUE for value in known):
-        raise DataError(
-            f"has the classes {', '.join(f'{value} {text}' for value, text in known.items())}",
-            site=site,
-            hint=f"Two or more are needed, each with a name and a value from 0 to {LARGEST_VALUE}.",
-        )
-    return known
+        hint = f"The label maps have the values {first_of([f'{value:g}' for value in values], 6)}. "
+        hint += "JPEG changes values: write label images as PNG. " if is_lossy(holder) else ""
+        hint += "Name the class of each with --labels 0=background,VALUE=NAME,..."
+        problem = f"has the value {unknown[0]:g}, and the classes are: {_text(classes) or 'not named'}"
+        raise DataError(problem, site=site, path=holder, hint=hint)
+    plain = {plain_name(text) for text in classes.values()} - {""}
+    if not 2 <= len(classes) == len(plain) or not all(0 <= value <= LARGEST_VALUE for value in classes):
+        problem = f"has the classes {', '.join(f'{value} {text}' for value, text in classes.items())}"
+        hint = f"Two or more are needed, each with a name and a value from 0 to {LARGEST_VALUE}."
+        raise DataError(problem, site=site, hint=hint)
+    return classes
+
+
+def _text(classes: Mapping[int, str]) -> str:
+    return ", ".join(f"{value} is {text}" for value, text in classes.items())
 
 
 def _inferred(values: Sequence[float], names: Sequence[str]) -> dict[int, str]:
-    """The classes of label maps by their value: two of any two values, else of 0, 1, 2, ..."""
+    """Return classes by value: two for any two values, otherwise for 0, 1, 2, ..."""
     whole = [int(value) for value in values if 0 <= value <= LARGEST_VALUE and value == int(value)]
     number = max(2, *(value + 1 for value in whole)) if whole else 2
     pair = sorted({0, *whole}) if len(whole) == 1 else whole
@@ -418,7 +380,7 @@ def _inferred(values: Sequence[float], names: Sequence[str]) -> dict[int, str]:
 
 
 def _named(content: Mapping[str, Any]) -> dict[int, str]:
-    """The classes of a ``dataset.json`` by value: as in the decathlon, or values by name as in nnU-Net."""
+    """Return the classes of a ``dataset.json`` by value, from the decathlon's or nnU-Net's mapping."""
     labels = content.get("labels")
     if not isinstance(labels, dict):
         return {}
@@ -431,11 +393,11 @@ def _named(content: Mapping[str, Any]) -> dict[int, str]:
 
 
 def _regions(content: Mapping[str, Any]) -> list[str]:
-    """Notes on labels of nnU-Net that are regions of several labels."""
+    """Return a note on nnU-Net's regions of several labels."""
     labels = content.get("labels")
     pairs = labels.items() if isinstance(labels, dict) else ()
     regions = ", ".join(str(text) for text, values in pairs if isinstance(values, list))
-    note = f"regions of several labels ({regions}) are not made: every label is a class of its own, "
+    note = f"regions of several labels ({regions}) are ignored: every label is a separate class, "
     return [f"{note}to be named with --labels background,..."] if regions else []
 
 
@@ -447,7 +409,7 @@ def _split(
     patients = by_patient(cases)
     drawn = shuffled(patients, "split", name, "patients", seed)
     held = max(1, round(0.2 * len(patients)))
-    parts = [tuple(case for own in some for case in own) for some in (drawn[held:], drawn[:held])]
+    parts = [tuple(chain.from_iterable(part)) for part in (drawn[held:], drawn[:held])]
     return dict(zip(SPLITS, (*parts, tuple(tested)), strict=True))
 
 

@@ -25,13 +25,12 @@ OPTION_TEXTS = {
     "fraction": "share of each site's training cases that is used.",
     "unseen": "a site that does not train and is tested with all its cases.",
     "deal": "number of sites to which the cases of each site that trains are dealt.",
-    "deal_alpha": "0 deals every class evenly; above 0 each new site has class proportions of its own.",
-    "deal_domains": "number of sites of which a dealt one has cases.",
-    "folds": "0, or in place of the sites' splits so many folds by patient (medfedaug.data.splits."
-    "fold_patients); a case without a patient's name stands for one, and a site that does not train is "
-    "tested in every fold.",
-    "fold": "which of them is tested, counted from 1.",
-    "fold_seed": "of the shuffle before the patients are dealt to the folds.",
+    "deal_alpha": "0 deals every class evenly; above 0 each new site has random class proportions.",
+    "deal_domains": "number of sites whose cases a dealt site has.",
+    "folds": "number of folds by patient in place of the sites' splits, or 0 (medfedaug.data.splits."
+    "fold_patients); a case without a patient's name stands for one; an unseen site is tested in every fold.",
+    "fold": "number of the fold that is tested, from 1.",
+    "fold_seed": "seed of the shuffle that deals patients to folds.",
 }
 """Texts of options that several data sets have, for the catalogue."""
 
@@ -41,10 +40,9 @@ class Benchmark:
     """A published data set.
 
     Args:
-        open: from the folder and options to the sites; raises `FileNotFoundError` for what is not there.
-        description: in one line.
-        source: where its owners publish it.
-        layout: what the folder holds, in one line.
+        open: function of folder and options that returns the sites; raises `FileNotFoundError`.
+        source: address at which its owners publish it.
+        layout: content of the folder, in one line.
         in_folds: whether it has the options `FOLDS`, too.
     """
 
@@ -56,7 +54,7 @@ class Benchmark:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of `open_benchmark` for this benchmark, with their defaults."""
-        own = list(inspect.signature(self.open).parameters.values())[1:]
-        named = {option.name: option.default for option in own}
-        return {**COMMON_OPTIONS, **named, **(FOLDS if self.in_folds else {})}
+        """Return the options of `open_benchmark` for this benchmark, with their defaults."""
+        _, *parameters = inspect.signature(self.open).parameters.values()
+        specific = {parameter.name: parameter.default for parameter in parameters}
+        return {**COMMON_OPTIONS, **specific, **(FOLDS if self.in_folds else {})}

@@ -1,4 +1,4 @@
-"""The sites in a folder, and the check that they make a federation."""
+"""Find the sites in a folder, and check that they make a federation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from medfedaug.statistics import ChannelStatistics, average_moments
 from medfedaug.utils.validation import first_of
 
 _READ: dict[Hashable, frozenset[int]] = {}
-"""Cases that this process has read, with the classes that the label maps of a partial site show."""
+"""Classes in the label maps of a partial site, by case that this process has read."""
 
 
 def open_site(
@@ -30,11 +30,10 @@ def open_site(
     """Open a site's folder, which holds volumes with label maps or images in one folder per class.
 
     Args:
-        path: the folder, or that of a benchmark (`medfedaug.data.benchmarks`), from which ``name`` is
-            opened.
+        path: the site's folder, or the folder of a benchmark (`medfedaug.data.benchmarks`) with the site.
         name: the site's name; by default the folder's.
-        limit: at most so many cases of each split.
-        check: whether to check the splits (`SiteFolder.check_splits`), or to leave that to the caller.
+        limit: most cases of a split.
+        check: whether to check the splits (`SiteFolder.check_splits`).
     """
     path = Path(path)
     if not path.is_dir():
@@ -42,15 +41,14 @@ def open_site(
     if is_federation(path):
         sites = open_federation(path, limit)
         if name not in sites:
-            raise DataError(
-                f"no such site; there are {first_of(list(sites), 6)}", site=name, path=path / MARKER
-            )
+            problem = f"no such site; there are {first_of(list(sites), 6)}"
+            raise DataError(problem, site=name, path=path / MARKER)
         return sites[name]
     return open_folder(path, name, limit, check)
 
 
 def find_sites(data_dir: str | Path, limit: int | None = None) -> list[SiteFolder]:
-    """The sites in ``data_dir``, sorted by name, or those of the benchmark that its marker names."""
+    """Open the sites in ``data_dir``, sorted by name, or the sites of the benchmark that its marker names."""
     root = Path(data_dir)
     if is_federation(root):
         return list(open_federation(root, limit).values())
@@ -58,34 +56,29 @@ def find_sites(data_dir: str | Path, limit: int | None = None) -> list[SiteFolde
 
 
 def site_statistics(
-    site: SiteFolder,
-    intensity: str = "raw",
-    preparation: Preparation | None = None,
-    over: str = "image",
+    site: SiteFolder, intensity: str = "raw", preparation: Preparation | None = None, over: str = "image"
 ) -> ChannelStatistics:
-    """The site's channel statistics (FedRDN Eq. 5-6) over its training images, as the network sees them.
+    """Compute the site's channel statistics (FedRDN Eq. 5-6) over its prepared training images.
 
-    An unseen site has no training images; its own statistics come from its test images, without their
-    labels: that is all that such a site has to go by.
+    The statistics of an unseen site are of its test images.
 
     Args:
         site: the site.
         intensity: ``"raw"`` or ``"scale"``, see `medfedaug.config.run.RunConfig.input_intensity`.
-        preparation: that of the run. Resampling averages voxels, so that the deviation of a resampled image
-            is smaller than that of its file.
+        preparation: the run's preparation. Resampling averages voxels, which makes deviations smaller.
         over: ``"image"`` or ``"foreground"``, see
             `medfedaug.data.preparation.preparation.Preparation.moments`.
 
     Raises:
         DataError: when an image cannot be read, or a channel is constant in all of them.
     """
-    split, prepared = "training" if site.trains else "test", preparation or Preparation()
-    images = site.images(split, intensity, prepared)
+    cases, prepared = site.cases["training"] or site.cases["test"], preparation or Preparation()
+    images = (site.prepared_image(case, intensity, prepared) for case in cases)
     return checked_statistics(site, lambda: average_moments(prepared.moments(x, over) for x in images))
 
 
 def checked_statistics(site: SiteFolder, compute: Callable[[], ChannelStatistics]) -> ChannelStatistics:
-    """A site's statistics, if images can be normalised with them."""
+    """Compute a site's statistics, and check that images can be normalised with them."""
     try:
         return compute().validate(site.name)
     except ValueError as error:
@@ -93,32 +86,19 @@ def checked_statistics(site: SiteFolder, compute: Callable[[], ChannelStatistics
 
 
 def federation_channels(sites: Sequence[SiteFolder]) -> tuple[str, ...]:
-    """The names of a federation's channels: those of the first site that has the most.
+    """Return the channel names of the first site that has the most, in its order; empty without names.
 
-    A site may lack some, but has none that this one does not have: a channel under another name would
-    silently be another channel.
-
-    Returns:
-        The names, in that site's order; none where no site names its channels.
+    Another site may lack channels, but not add any: a misspelt name would be a new channel.
     """
     complete = max(sites, key=lambda site: len(site.channel_names))
-    known = set(map(plain_name, complete.channel_names))
+    names = complete.channel_names
     for site in sites:
-        for name in site.channel_names:
-            if plain_name(name) not in known:
-                raise site.error(
-                    f"has the channel {name!r}, and the {len(known)} of site {complete.name} are "
-                    f"{', '.join(complete.channel_names)}",
-                    hint="Name a channel alike at all sites; one site has to have them all.",
-                )
-    return complete.channel_names
+        site.check_channels(names, f"the {len(names)} of site {complete.name}")
+    return names
 
 
 def check_voxels(sites: Iterable[SiteFolder]) -> None:
-    """Decode every image and label map of the sites' own data, which shows what no header does.
-
-    A file that this process has read before is read again only where it was written anew. Published data sets
-    are not read: their files are known.
+    """Decode every image and label map of the sites' own data, once for each version of a file.
 
     Raises:
         DataError: naming site and file, and for a class that ``labelled`` names and no label map shows.
@@ -126,21 +106,20 @@ def check_voxels(sites: Iterable[SiteFolder]) -> None:
     for site in sites:
         if site.benchmark and site.benchmark != "phantom":
             continue
-        shown = frozenset[int]()
+        present = frozenset[int]()
         for case in site.listed_cases:
-            known = (site.classes, *site.identity(case))
-            if known not in _READ:
+            key = (site.classes, *site.identity(case))
+            if key not in _READ:
                 site.load_image(case)
-                there: list[int] = []
-                if isinstance(site, VolumeFolder):
-                    label = site.load_label(case)
-                    there = label.unique().tolist() if site.partial else []
-                _READ[known] = frozenset(there)
-            shown |= _READ[known]
-        lacking = [name for i, name in enumerate(site.classes) if name in site.annotated() and i not in shown]
-        if lacking and site.partial:
+                label = site.load_label(case) if isinstance(site, VolumeFolder) else None
+                labels = label.unique().tolist() if label is not None and site.partial else ()
+                _READ[key] = frozenset(labels)
+            present |= _READ[key]
+        annotated = site.annotated() if site.partial else ()
+        missing = [name for i, name in enumerate(site.classes) if name in annotated and i not in present]
+        if missing:
             raise site.error(
-                f"lists {lacking[0]!r} as annotated, and no label map has {lacking[0]!r}",
+                f"lists {missing[0]!r} as annotated, and no label map has {missing[0]!r}",
                 hint="Take it out of labelled where nobody looked for it, or list a case that shows it.",
             )
 
@@ -148,34 +127,35 @@ def check_voxels(sites: Iterable[SiteFolder]) -> None:
 def arrange(
     sites: Sequence[SiteFolder], channels: Sequence[str] | None = None, classes: Sequence[str] | None = None
 ) -> list[SiteFolder]:
-    """The sites with the channels and classes of the federation, by default their own, in one order."""
+    """Return the sites with a federation's channels and classes, by default their own, in one order."""
     names = federation_channels(sites) if channels is None else channels
-    known = federation_classes(sites) if classes is None else classes
-    return [site.with_channels(names).with_classes(known, sites) for site in sites]
+    classes = federation_classes(sites) if classes is None else classes
+    return [site.with_channels(names).with_classes(classes, sites) for site in sites]
 
 
 def federation_classes(sites: Sequence[SiteFolder]) -> tuple[str, ...]:
-    """The names of a federation's classes, background first.
+    """Return the names of a federation's classes, background first.
 
-    Where some site has not annotated all of them, they are those that any site names, each once
-    (`medfedaug.data.base.plain_name`): in the order of a site without ``labelled``, and then site by site.
+    With partial sites, the result is the union by `medfedaug.data.base.plain_name`, in the order of complete
+    sites, then of partial ones.
     """
     complete = [site for site in sites if not site.partial]
     if len(complete) == len(sites):
         return next((site for site in sites if site.classes != UNNAMED), sites[0]).classes
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for site in [*complete, *(site for site in sites if site.partial)]:
-        found |= {plain_name(name): found.get(plain_name(name), name) for name in named_classes(site)}
-    return (sites[0].classes[0], *found.values())
+        for name in named_classes(site):
+            names.setdefault(plain_name(name), name)
+    return (sites[0].classes[0], *names.values())
 
 
 def unlabelled_sites(sites: Iterable[SiteFolder]) -> list[str]:
-    """The names of sites whose training cases have nothing annotated."""
+    """Return the names of sites whose training cases have nothing annotated."""
     return [site.name for site in sites if site.trains and site.partial and not site.annotated("training")]
 
 
 def federation_settings(sites: Sequence[SiteFolder], holdout: Sequence[str] = ()) -> dict[str, Any]:
-    """The fields of `medfedaug.config.run.RunConfig` that follow from the sites' data."""
+    """Return the fields of `medfedaug.config.run.RunConfig` that follow from the sites' data."""
     task, channels, classes = check_federation(sites, holdout)
     names = federation_channels(sites)
     return {"task": task, "in_channels": channels, "channel_names": names, "classes": classes}
@@ -184,15 +164,11 @@ def federation_settings(sites: Sequence[SiteFolder], holdout: Sequence[str] = ()
 def check_federation(
     sites: Sequence[SiteFolder], holdout: Sequence[str] = ()
 ) -> tuple[str, int, tuple[str, ...]]:
-    """Check that the sites' data fit each other, by the headers alone.
-
-    Args:
-        sites: the sites.
-        holdout: sites that do not train.
+    """Check by headers that the sites' data fit each other; sites in ``holdout`` do not train.
 
     Returns:
-        The task, channels of the images, and the classes: of volumes in the order of their labels, of
-        photographs all that any site has.
+        The task, the number of channels, and the classes: of volumes in the order of their labels, of
+        photographs the union of all sites.
     """
     _check_names(sites, holdout)
     first = sites[0]
@@ -201,63 +177,51 @@ def check_federation(
     for site in sites[1:]:
         if site.task != first.task:
             raise site.error(f"is for {site.task}, site {first.name} for {first.task}", site.path)
+    owner = f"site {named.name}" if named.classes == classes else "the federation"
     for site in sites:
         if site.task == "segmentation":
-            whose = f"site {named.name}" if named.classes == classes else "the federation"
-            check_classes(site.with_classes(classes), classes, whose)
+            check_classes(site.with_classes(classes), classes, owner)
         if site.scaling != first.scaling:
-            fixed, own = ("photographs", "volumes") if site.scaling == "fixed" else ("volumes", "photographs")
-            raise site.error(
-                f"its images are {fixed}, {first.name}'s are {own}: their intensities do not compare",
-                site.path,
-                hint="Bring the images of all sites to one kind.",
-            )
-    # Archives have no folders: in letters, a and A are two classes.
+            kinds = ("photographs", "volumes") if site.scaling == "fixed" else ("volumes", "photographs")
+            problem = f"its images are {kinds[0]}, {first.name}'s are {kinds[1]}"
+            hint = "Bring the images of all sites to one kind."
+            raise site.error(f"{problem}: their intensities do not compare", site.path, hint=hint)
+    # Folders alone: in an archive of letters, a and A are two classes.
     check_folders_of_classes([site for site in sites if isinstance(site, ImageFolder)])
     arranged = arrange(sites, classes=classes)
     channels = {site.name: site.check_files() for site in arranged}
     for site in sites[1:]:
         if channels[site.name] != channels[first.name]:
-            raise site.error(
-                f"its images have {channels[site.name]} channels, {first.name}'s have {channels[first.name]}",
-                site.path,
-                hint="All sites need the same channels, or channel_names in their dataset.json.",
-            )
+            problem = f"its images have {channels[site.name]} channels, {first.name}'s have "
+            hint = "All sites need the same channels, or channel_names in their dataset.json."
+            raise site.error(f"{problem}{channels[first.name]}", site.path, hint=hint)
     check_copies(sites)
-    known = [(site.name, axes) for site in sites if (axes := site.upright_axes())]
-    for name, axes in known[1:]:
-        compare_axes(name, axes, (known[0][0], *next(iter(known[0][1].items()))))
-    if first.task == "segmentation":
-        return first.task, channels[first.name], classes
-    return first.task, channels[first.name], tuple(sorted({c for site in sites for c in site.classes}))
+    sites_axes = [(site.name, axes) for site in sites if (axes := site.upright_axes())]
+    for name, axes in sites_axes[1:]:
+        compare_axes(name, axes, (sites_axes[0][0], *next(iter(sites_axes[0][1].items()))))
+    if first.task != "segmentation":
+        classes = tuple(sorted({name for site in sites for name in site.classes}))
+    return first.task, channels[first.name], classes
 
 
 def _check_names(sites: Sequence[SiteFolder], holdout: Sequence[str]) -> None:
-    """Check the names of sites, that two of them train, and that one of these has outlines."""
+    """Check the names of sites, that two sites train, and that one of these has outlines."""
     names = [site.name for site in sites]
     for site in sites:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", site.name):
-            raise DataError(
-                "not a name for a site",
-                site=repr(site.name),
-                path=site.path,
-                hint="Name the folder in letters, digits, '.', '_' and '-': its name travels with messages.",
-            )
+            hint = "Name the folder in letters, digits, '.', '_' and '-': its name travels with messages."
+            raise DataError("not a name for a site", site=repr(site.name), path=site.path, hint=hint)
         if names.count(site.name) > 1:
             raise site.error("two sites have this name", site.path, hint="Rename the folder of one of them.")
     for name in holdout:
         if name not in names:
             raise ConfigError(f"cannot hold out {name!r}; the sites are {', '.join(names)}")
     training = [site for site in sites if site.trains and site.name not in holdout]
+    root = sites[0].path.parent
     if len(training) < 2:
-        raise DataError(
-            f"a federation needs two sites with training cases, found {len(training)}"
-            + (f" ({training[0].name})" if training else ""),
-            path=sites[0].path.parent,
-        )
+        name = f" ({training[0].name})" if training else ""
+        problem = f"a federation needs two sites with training cases, found {len(training)}{name}"
+        raise DataError(problem, path=root)
     if len(unlabelled_sites(training)) == len(training):
-        raise DataError(
-            "no site that trains has outlined anything",
-            path=sites[0].path.parent,
-            hint="List label maps at one site or more, and under labelled what they show.",
-        )
+        hint = "List label maps at one site or more, and under labelled what they show."
+        raise DataError("no site that trains has outlined anything", path=root, hint=hint)

@@ -1,4 +1,4 @@
-"""Images that somebody gives to be predicted, as the data of a site without labels."""
+"""Images to predict, as the data of a site without labels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from medfedaug.utils.printable import counted
 
 _LISTING, _PREDICTED = "dataset.json", "predictions.json"
 _LABELS = ("label", "labels", "labelstr", "labelsts", "mask", "masks", "segmentation", "segmentations")
-_SHOWN = 3
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Given:
 
     Args:
         folder: the cases, all of the split ``"test"``.
-        unclear: of cases that may be one image or another, the reason, by their names.
+        unclear: the reason, by name, for cases with several candidate images.
         left_out: files, folders and series that are no cases, with the reason.
     """
 
@@ -54,26 +54,25 @@ def open_given(
     leave_out: Path | None = None,
     series: str | None = None,
 ) -> Given:
-    """The cases of a file or a folder, all of the split ``"test"`` and without labels.
+    """List the cases of a file or a folder, all of the split ``"test"`` and without labels.
 
-    A folder with a ``dataset.json`` has its test cases. Otherwise each image file in it or below it is a
-    case, and so is each DICOM series, whatever its files are called; of several series of one study in one
-    folder one is taken, see `medfedaug.data.io.dicom_series.select`. A DICOM file stands for the series that
-    it is of.
+    The cases of a folder with a ``dataset.json`` are its test cases. Otherwise each image file in or below
+    the folder is a case, and so is each DICOM series with files of any name. Of several series of a study in
+    one folder, `medfedaug.data.io.dicom_series.select` chooses one. A DICOM file stands for its series.
 
     Args:
         images: the file or folder.
-        config: of the run whose model predicts them.
-        name: the name of the site that they are of; empty for none.
-        leave_out: a folder below that is not looked into.
-        series: which DICOM series are meant: an identity, or a regular expression.
+        config: configuration of the model's run.
+        name: name of the images' site; empty for none.
+        leave_out: a folder below that is skipped.
+        series: identity of the DICOM series to predict, or a regular expression.
 
     Returns:
-        The cases, of which nothing but their names was looked at, or the headers of DICOM; see `check_given`.
+        The cases by their names, or the headers of DICOM, without further checks; see `check_given`.
 
     Raises:
         DataError: naming file or folder, where there is no case.
-        ConfigError: for ``series`` where nothing is looked for.
+        ConfigError: for ``series`` with a list or a single file.
     """
     images = Path(images)
     if not os.path.lexists(images):
@@ -81,132 +80,118 @@ def open_given(
     kind: type[VolumeFolder] | type[ImageFolder]
     kind = VolumeFolder if config.task == "segmentation" else ImageFolder
     names: tuple[str, ...] = ()
-    found = _Found()
+    listed = _Cases()
     if images.is_dir() and os.path.lexists(images / _LISTING):
         if series is not None:
             raise ConfigError(f"--series: {images / _LISTING} names the images; leave it out")
-        listed = read_test_images(images, name, config.classes)
-        names, found.cases = listed.channel_names, [*listed.cases["test"]]
-        if not found.cases:
+        content = read_test_images(images, name, config.classes)
+        names, listed.cases = content.channel_names, [*content.cases["test"]]
+        if not listed.cases:
             hint = 'Name them under "test"; labels are not needed.'
             raise DataError("lists no test case", site=name, path=images / _LISTING, hint=hint)
     elif images.is_dir() or is_dicomdir(images):
         root = images if images.is_dir() else images.parent
-        found = _found(root, config.task, name, leave_out, series)
+        listed = _list_cases(root, config.task, name, leave_out, series)
     else:
         if not image_suffix(images.name) and not is_dicom_file(images):
             hint = f"Known are {known_formats()}, and DICOM."
             raise DataError("is no image, by its name or its content", site=name, path=images, hint=hint)
         if series is not None:
             raise ConfigError(f"--series: {images} is one file; leave it out, or give a folder")
-        found.cases = _named([images])
-    cases: dict[str, tuple[Case, ...]] = {"training": (), "validation": (), "test": tuple(found.cases)}
+        listed.cases = _named_cases([images])
+    cases: dict[str, tuple[Case, ...]] = {"training": (), "validation": (), "test": tuple(listed.cases)}
     folder = kind(name, images, config.classes, cases, channel_names=names)
-    return Given(folder.with_channels(config.channel_names), found.unclear, tuple(found.left_out))
+    return Given(folder.with_channels(config.channel_names), listed.unclear, tuple(listed.left_out))
 
 
 def check_given(folder: SiteFolder, case: Case, config: RunConfig, photographs: bool | None) -> None:
-    """Check by headers alone that a case can be read and is such as the model takes.
+    """Check by headers that a case can be read and fits the model.
 
     Args:
-        folder: of `open_given`.
-        case: one of its cases.
-        config: the run's.
-        photographs: whether the federation's images were photographs or volumes; ``None`` if not known.
+        folder: the folder of `open_given`.
+        case: a case of the folder.
+        config: configuration of the model's run.
+        photographs: whether the federation's images were photographs; ``None`` if not known.
 
     Raises:
-        DataError: naming the file and what is wrong with it.
+        DataError: naming the file and the problem.
     """
     for path in case.files:
         if not path.exists():
             raise DataError("no such file or folder", site=folder.name, path=path)
-        given = is_photograph(path)
-        if photographs is not None and given != photographs:
-            own, other = ("a photograph", "volumes") if given else ("no photograph", "photographs")
-            raise DataError(f"is {own}, and the model is for {other}", site=folder.name, path=path)
+        if photographs is not None and is_photograph(path) != photographs:
+            kind, expected = ("no photograph", "photographs") if photographs else ("a photograph", "volumes")
+            raise DataError(f"is {kind}, and the model is for {expected}", site=folder.name, path=path)
     if isinstance(folder, ImageFolder):
         folder.check_image(case)
         return
     assert isinstance(folder, VolumeFolder)
-    found, expected = folder.check_image(case).channels, config.in_channels
-    wanted = len(folder.channel_names) or expected
-    if found != wanted or len(folder.federation_channels or range(found)) != expected:
-        channels = f" ({', '.join(config.channel_names)})" if config.channel_names else ""
-        raise DataError(
-            f"has {counted(found, 'channel')}, and the model takes {expected}{channels}",
-            site=folder.name,
-            path=case.image,
-            hint=f'Several files of one image are listed in {_LISTING}: "image": [FILE, ...].'
-            if found < expected
-            else "",
-        )
+    number, in_channels = folder.check_image(case).channels, config.in_channels
+    listed = len(folder.channel_names) or in_channels
+    if number != listed or len(folder.federation_channels or range(number)) != in_channels:
+        names = f" ({', '.join(config.channel_names)})" if config.channel_names else ""
+        problem = f"has {counted(number, 'channel')}, and the model takes {in_channels}{names}"
+        several = f'Several files of one image are listed in {_LISTING}: "image": [FILE, ...].'
+        hint = several if number < in_channels else ""
+        raise DataError(problem, site=folder.name, path=case.image, hint=hint)
 
 
 @dataclass
-class _Found:
+class _Cases:
     cases: list[Case] = field(default_factory=list)
     unclear: dict[str, str] = field(default_factory=dict)
     left_out: list[LeftOut] = field(default_factory=list)
 
 
-def _found(images: Path, task: str, site: str, leave_out: Path | None, series: str | None) -> _Found:
+def _list_cases(images: Path, task: str, site: str, leave_out: Path | None, series: str | None) -> _Cases:
     if is_federation(images):
         raise DataError("is a benchmark's folder", site=site, path=images, hint="Give one site's folder.")
-    inside = [path for path in sorted(images.iterdir()) if not path.name.startswith(".")]
-    if any((path / _LISTING).exists() for path in inside):
+    if any((path / _LISTING).exists() for path in images.iterdir() if not path.name.startswith(".")):
         raise DataError("holds folders of sites", site=site, path=images, hint="Give one site's folder.")
     dense = task == "segmentation"
-    seen = scan(images, skip=_skipped(leave_out), take=is_volume_file if dense else is_photograph)
-    found = _Found(left_out=[*seen.left_out])
-    chosen = select(seen.series if dense else (), series)
-    found.left_out += chosen.left_out
+    content = scan(images, skip=_skipping(leave_out), take=is_volume_file if dense else is_photograph)
+    selection = select(content.series if dense else (), series)
+    listed = _Cases(left_out=[*content.left_out, *selection.left_out])
     if not dense:
         reason = "a DICOM series, and the model classifies photographs"
-        found.left_out += [LeftOut(one.folders[0], f"{one.text}: {reason}") for one in seen.series]
+        listed.left_out += [LeftOut(one.folders[0], f"{one.text}: {reason}") for one in content.series]
     files = []
-    for file in seen.others:
+    for file in content.others:
         if not image_suffix(file.name):
             continue
-        if is_photograph(file) and seen.series and file.parent != images:
-            found.left_out.append(LeftOut(file, "a picture beside DICOM series"))
+        if is_photograph(file) and content.series and file.parent != images:
+            listed.left_out.append(LeftOut(file, "a picture beside DICOM series"))
         else:
             files.append(file)
-    for one in chosen.chosen:
-        place = place_of_series(one, seen.series)
-        case = Case(_name_of_series(one, chosen.chosen, place, images), place or one.files[0], "")
-        found.cases.append(case)
+    for one in selection.chosen:
+        place = place_of_series(one, content.series)
+        case = Case(_name_of_series(one, selection.chosen, place, images), place or one.files[0], "")
+        listed.cases.append(case)
         if place is None:
-            found.unclear[case.name] = (
-                f"its files lie in {len(one.folders)} folders, in which there are other series; put them "
-                "into one folder"
-            )
-    found.cases += _named(files, images, {case.name for case in found.cases})
-    for path, reason in chosen.unclear:
-        case = Case(_below(path, images) or path.resolve().name, path, "")
-        number = sum(
-            other.name == case.name or other.name.startswith(f"{case.name} (") for other in found.cases
-        )
-        case = Case(f"{case.name} ({number + 1})", path, "") if number else case
-        found.cases.append(case)
-        found.unclear[case.name] = reason
-    if not found.cases:
+            problem = f"its files lie in {len(one.folders)} folders, in which there are other series"
+            listed.unclear[case.name] = f"{problem}; put them into one folder"
+    listed.cases += _named_cases(files, images, {case.name for case in listed.cases})
+    for path, reason in selection.unclear:
+        name = _below(path, images) or path.resolve().name
+        number = sum(case.name == name or case.name.startswith(f"{name} (") for case in listed.cases)
+        name = f"{name} ({number + 1})" if number else name
+        listed.cases.append(Case(name, path, ""))
+        listed.unclear[name] = reason
+    if not listed.cases:
+        reasons = [f"{_below(path, images) or path.name}: {reason}" for path, reason in listed.left_out]
+        more = f" and {len(reasons) - _MOST_NAMED} more" if len(reasons) > _MOST_NAMED else ""
+        text = f" ({'; '.join(reasons[:_MOST_NAMED])}{more})" if reasons else ""
         known = f"Known are {known_formats()}, and DICOM series"
-        hint = f"{known}; what is called otherwise is listed in {_LISTING}."
-        raise DataError(_nothing(found.left_out, images), site=site, path=images, hint=hint)
-    return found
+        hint = f"{known}; list files of other names in {_LISTING}."
+        raise DataError(f"holds no image{text}", site=site, path=images, hint=hint)
+    return listed
 
 
-def _nothing(left_out: Sequence[LeftOut], images: Path) -> str:
-    told = [f"{_below(path, images) or path.name}: {reason}" for path, reason in left_out[:_SHOWN]]
-    more = f" and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else ""
-    return f"holds no image ({'; '.join(told)}{more})" if told else "holds no image"
-
-
-def _skipped(leave_out: Path | None) -> Callable[[Path], str | None]:
-    apart = leave_out.resolve() if leave_out is not None else None
+def _skipping(leave_out: Path | None) -> Callable[[Path], str | None]:
+    skipped = leave_out.resolve() if leave_out is not None else None
 
     def skip(folder: Path) -> str | None:
-        if folder.resolve() == apart:
+        if folder.resolve() == skipped:
             return ""
         if (folder / _PREDICTED).exists():
             return "an earlier prediction"
@@ -218,7 +203,7 @@ def _skipped(leave_out: Path | None) -> Callable[[Path], str | None]:
 def _name_of_series(
     series: DicomSeries, chosen: Sequence[DicomSeries], place: Path | None, root: Path
 ) -> str:
-    """A series' folder, where it is the only case there; else its identity in the folder."""
+    """Return a series' folder where no other chosen series lies in it, otherwise folder and identity."""
     folder = series.folders[0] if place is None or not place.is_dir() else place
     alone = sum(other.folders == series.folders for other in chosen) == 1
     if alone and (folder != root or place == root):
@@ -229,19 +214,15 @@ def _name_of_series(
 
 
 def _below(path: Path, root: Path) -> str:
-    """A path as it is called below a folder; empty for the folder itself."""
+    """Return a path relative to a folder; empty for the folder itself."""
     name = str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
     return "" if name == "." else name
 
 
-def _named(paths: Sequence[Path], root: Path | None = None, taken: Collection[str] = ()) -> list[Case]:
-    """Cases named after their files without suffixes, or with them where two would have one name."""
-
-    def full(path: Path) -> str:
-        return _below(path, root) if root is not None else path.resolve().name
-
-    def short(path: Path) -> str:
-        return without_suffix(full(path))
-
-    often = Counter([*map(short, paths), *taken])
-    return [Case(short(path) if often[short(path)] == 1 else full(path), path, "") for path in paths]
+def _named_cases(paths: Sequence[Path], root: Path | None = None, used: Collection[str] = ()) -> list[Case]:
+    """Name cases by their files without suffixes, or with suffixes where two would have one name."""
+    names = [_below(path, root) if root is not None else path.resolve().name for path in paths]
+    stems = [without_suffix(name) for name in names]
+    numbers = Counter([*stems, *used])
+    listed = zip(paths, names, stems, strict=True)
+    return [Case(stem if numbers[stem] == 1 else name, path, "") for path, name, stem in listed]

@@ -1,17 +1,18 @@
 """Volumes and photographs with label maps, listed in ``dataset.json``, checked before use.
 
-The lists and the checks of files need no PyTorch: it is imported where voxels are decoded.
+Listing and checking files needs no PyTorch, which is imported where voxels are decoded.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from itertools import compress
+from itertools import compress, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from medfedaug.data.base import SPLITS, Case, Listing, SiteFolder, plain_name
+from medfedaug.data.base import SPLITS, Case, Listing, SiteFolder
 from medfedaug.data.checks.duplicates import check_copies
 from medfedaug.data.checks.site_checks import check_label_maps, compare_axes
 from medfedaug.data.dataset_json import read_listing
@@ -29,30 +30,30 @@ if TYPE_CHECKING:
 _WHITE = 255
 _KINDS = {None: "a volume", 255: "a photograph of 8 bits", 65535: "a photograph of 16 bits"}
 
-# Of the shortest edge of a voxel: what headers round is far below, and half a voxel matters.
+# Of the shortest edge of a voxel: headers round by far less, and half a voxel matters.
 _TOLERANCE = 0.1
 
 
 class VolumeFolder(SiteFolder):
-    """A site's images as listed in its ``dataset.json``; `Case.label` is a path, empty without one.
+    """Images of a site, listed in its ``dataset.json``; `Case.label` is a path, empty without a label map.
 
-    An image is a volume, that is a NIfTI, MHA or NRRD file or a folder that holds one DICOM series, or a
-    photograph (PNG, JPEG, TIFF, BMP), which is a volume of one slice.
+    An image is a volume (a NIfTI, MHA or NRRD file, or a folder with one DICOM series) or a photograph (PNG,
+    JPEG, TIFF, BMP), which is a volume of one slice.
     """
 
     task = "segmentation"
     listing = "dataset.json"
     compares_axes: ClassVar[bool] = True
-    """Flag: headers state where the axes point; some published label maps come with an empty header."""
+    """Flag: headers state where the axes point; some published label maps have an empty header."""
 
     @property
     def has_photographs(self) -> bool:
-        """Return whether the images are photographs, which have neither depth nor millimetres."""
+        """Return whether some image is a photograph, which has neither depth nor millimetres."""
         return any(is_photograph(case.image) for case in self.listed_cases)
 
     @property
     def scaling(self) -> str:
-        """Photographs have a fixed scale of intensity."""
+        """Return ``"fixed"`` for photographs, otherwise ``"each volume"``."""
         return "fixed" if self.has_photographs else "each volume"
 
     @classmethod
@@ -60,21 +61,19 @@ class VolumeFolder(SiteFolder):
         return read_listing(path, name)
 
     def check_splits(self) -> None:
-        """Check that all listed files are there, and that the splits are those of a site."""
+        """Check that all listed files exist, and check the splits."""
+        hint = "Put the file there or take the case out of dataset.json."
         for split in SPLITS:
             for case in self.cases[split]:
-                labels = [("label", case.label)] if isinstance(case.label, Path) else []
-                for kind, file in (*(("image", path) for path in case.files), *labels):
-                    if not _is_there(file):
-                        raise self.error(
-                            f"the {kind} of a {split} case is missing",
-                            file,
-                            hint="Put the file there or take the case out of dataset.json.",
-                        )
+                files = [("image", path) for path in case.files]
+                files += [("label", case.label)] if isinstance(case.label, Path) else []
+                for kind, path in files:
+                    if not os.path.exists(path):  # unlike `Path.exists`, also of a name that is too long
+                        raise self.error(f"the {kind} of a {split} case is missing", path, hint=hint)
         super().check_splits()
 
     def check_files(self) -> int:
-        """Check that every listed file can be opened and fits its label map, by the headers alone."""
+        """Check by headers that every listed file can be opened and fits its label map."""
         channels: dict[int, Path] = {}
         scales: dict[int | None, Path] = {}
         # Several cases may be slices of one volume.
@@ -83,45 +82,38 @@ class VolumeFolder(SiteFolder):
             image = self.check_case(case)
             channels.setdefault(image.channels, files[0])
             scales.setdefault(image.white, files[0])
-        if len(scales) > 1:
-            (a, first), (b, other) = list(scales.items())[:2]
+        for (white, first), (other_white, other) in pairwise(scales.items()):
+            kinds = f"{_KINDS[other_white]}, while {own(first.name)} is {_KINDS[white]}"
+            hint = "Bring all images of the site to one kind."
+            raise self.error(f"{kinds}: their intensities do not compare", other, hint=hint)
+        for (number, first), (other_number, other) in pairwise(channels.items()):
+            problem = f"{other_number} channels, while {own(first.name)} has {number}"
+            raise self.error(problem, other, hint="All images need the same channels.")
+        number = next(iter(channels))
+        if self.channel_names and len(self.channel_names) != number:
             raise self.error(
-                f"{_KINDS[b]}, while {own(first.name)} is {_KINDS[a]}: their intensities do not compare",
-                other,
-                hint="Bring all images of the site to one kind.",
-            )
-        if len(channels) > 1:
-            (a, first), (b, other) = list(channels.items())[:2]
-            raise self.error(
-                f"{b} channels, while {own(first.name)} has {a}",
-                other,
-                hint="All images need the same channels.",
-            )
-        found = next(iter(channels))
-        if self.channel_names and len(self.channel_names) != found:
-            raise self.error(
-                f"names {len(self.channel_names)} channels, and the images have {found}",
+                f"names {len(self.channel_names)} channels, and the images have {number}",
                 hint="Correct channel_names, or modality, in dataset.json.",
             )
         compare_axes(self.name, self.upright_axes())
         check_copies([self])
         check_label_maps(self)
-        return len(self.federation_channels) or found
+        return len(self.federation_channels) or number
 
     def check_case(self, case: Case) -> Header:
-        """Check that a case's files can be opened and lie on one grid; return its header, of all channels."""
+        """Check that a case's files can be opened and lie on one grid; return the header of all channels."""
         image = self.check_image(case)
         if not isinstance(case.label, Path):
             return image
         label = self._header(_label(case))
         self._check_grid(_label(case), label, image, "the label map", "its image")
-        # Of a label image in colour the channels may agree, which only its pixels tell.
+        # The channels of a label image in colour may agree, which only its pixels show.
         if label.channels != 1 and label.white is None:
             raise self.error(f"the label map has {label.channels} channels, expected one", _label(case))
         return image
 
     def check_image(self, case: Case) -> Header:
-        """Check the files of a case's image as `check_case` does, and not its label map."""
+        """Check a case's image as `check_case` does, without its label map."""
         headers = [self._header(path) for path in case.files]
         image = headers[0]
         for path, header in zip(case.others, headers[1:], strict=True):
@@ -134,68 +126,62 @@ class VolumeFolder(SiteFolder):
                 )
         return replace(image, channels=sum(header.channels for header in headers))
 
-    def _check_grid(self, path: Path, found: Header, image: Header, what: str, which: str) -> None:
+    def _check_grid(self, path: Path, header: Header, image: Header, file: str, other: str) -> None:
         """Check that a file of a case lies on the grid of its image."""
         problem = ""
-        apart = image.distance(found) if self.compares_axes and image.shape == found.shape else 0.0
-        if image.shape != found.shape:
-            problem = f"{what} is {_by(found.shape)}, {which} {_by(image.shape)}"
-        elif self.compares_axes and image.axes and found.axes and image.axes != found.axes:
-            problem = f"{what}'s axes point to {found.axes}, {which}'s to {image.axes}"
+        apart = image.distance(header) if self.compares_axes and image.shape == header.shape else 0.0
+        if image.shape != header.shape:
+            problem = f"{file} is {_size(header.shape)}, {other} {_size(image.shape)}"
+        elif self.compares_axes and image.axes and header.axes and image.axes != header.axes:
+            problem = f"{file}'s axes point to {header.axes}, {other}'s to {image.axes}"
         elif apart > _TOLERANCE * min(image.edges, default=0):
             edges = " x ".join(f"{edge:.3g}" for edge in image.edges)
-            problem = f"{what} lies up to {apart:.3g} mm from {which}, whose voxels are {edges} mm"
+            problem = f"{file} lies up to {apart:.3g} mm from {other}, whose voxels are {edges} mm"
         if problem:
-            hint = f"Resample {what} onto {which.replace('its', 'the')}."
-            raise self.error(problem, path, hint=hint)
+            raise self.error(problem, path, hint=f"Resample {file} onto {other.replace('its', 'the')}.")
 
     def upright_axes(self) -> dict[str, Path]:
-        """The directions of the axes of the site's volumes, if they are clear, each with one volume."""
-        found: dict[str, Path] = {}
-        for case in (case for case in self.listed_cases if self.compares_axes):
-            found.setdefault(self._header(case.image).upright_axes, case.image)
-        return {axes: path for axes, path in found.items() if axes}
+        """Return the clear directions of the volumes' axes, each with one volume."""
+        volumes: dict[str, Path] = {}
+        for case in self.listed_cases if self.compares_axes else ():
+            volumes.setdefault(self._header(case.image).upright_axes, case.image)
+        return {axes: path for axes, path in volumes.items() if axes}
 
     def read_files(self, case: Case) -> list[torch.Tensor]:
-        """The voxels of the image's files as they are stored, float32 of shape (C, H, W, D)."""
+        """Return the stored voxels of each file of the image, float32 of shape (C, H, W, D)."""
         return [self._voxels(path) for path in case.files]
 
     def read_label(self, case: Case) -> torch.Tensor:
-        """The label map's voxels as they are stored, float32 of shape (1, H, W, D)."""
+        """Return the stored voxels of the label map, float32 of shape (1, H, W, D)."""
         return self._voxels(_label(case), label=True)
 
     def _voxels(self, path: Path, *, label: bool = False) -> torch.Tensor:
         import torch
 
         with self.reading(path):
-            known = format_of(path)
-            return torch.as_tensor(known.read_label(path) if label else known.read_volume(path))
+            form = format_of(path)
+            return torch.as_tensor(form.read_label(path) if label else form.read_volume(path))
 
     def _header(self, path: Path) -> Header:
         with self.reading(path):
             return read_header(path)
 
     def load_image(self, case: Case, intensity: str = "raw") -> torch.Tensor:
-        """The image as float32 of shape (C, H, W, D), in the file's units or scaled to [0, 1].
+        """Return the image as float32 of shape (C, H, W, D), in the file's units or scaled to [0, 1].
 
-        C are the federation's channels where the site has a place among them (`with_channels`); those that
-        the site does not have are 0.
-
-        A volume is scaled by its own lowest and highest intensity, each of several files by itself, and a
-        photograph by the white of its format.
+        C are the federation's channels after `with_channels`; channels that the site lacks are 0. Scaling
+        divides each file of a volume by its own range, and a photograph by the white of its format.
 
         Raises:
             DataError: naming site and file, when it cannot be read, holds NaN or infinite voxels, or
                 is constant.
         """
-        kind = (
-            f"{type(self).__name__} {case.index} {intensity} {self.channel_places} "
-            f"{len(self.federation_channels)}"
-        )
+        channels = f"{self.channel_places} {len(self.federation_channels)}"
+        kind = f"{type(self).__name__} {case.index} {intensity} {channels}"
         return decoded(kind, case.files, lambda: self._image(case, intensity))
 
     def prepared_image(self, case: Case, intensity: str, preparation: Preparation) -> torch.Tensor:
-        """A volume, (C, X, Y, Z), brought to what a plan says."""
+        """Return a prepared volume, (C, X, Y, Z)."""
         image = self.load_image(case, intensity)
         return preparation.image(image, self.placement(case, image, preparation))
 
@@ -209,11 +195,8 @@ class VolumeFolder(SiteFolder):
             if not torch.isfinite(low) or not torch.isfinite(high):
                 raise self.error("has NaN or infinite voxels", path)
         if all(low == high for low, high in ranges):
-            raise self.error(
-                f"is constant: every voxel is {float(ranges[0][0]):g}",
-                case.image,
-                hint="Export it again or take the case out of the list.",
-            )
+            hint = "Export it again or take the case out of the list."
+            raise self.error(f"is constant: every voxel is {float(ranges[0][0]):g}", case.image, hint=hint)
         if intensity == "scale":
             parts = [self._scaled(part, path) for part, path in zip(parts, case.files, strict=True)]
         image = torch.cat(parts) if len(parts) > 1 else parts[0]
@@ -231,33 +214,26 @@ class VolumeFolder(SiteFolder):
         return torch.as_tensor(ScaleIntensity()(voxels)) if white is None else voxels / white
 
     def load_case(self, case: Case, intensity: str = "raw") -> tuple[torch.Tensor, torch.Tensor]:
-        """Image (C, H, W, D), float32, and label map, as `load_label` returns it."""
-        return self._on_image(case, self.load_image(case, intensity), self.load_label(case))
+        """Return the image, float32 of shape (C, H, W, D), and the label map as `load_label` does."""
+        return self._on_one_grid(case, self.load_image(case, intensity), self.load_label(case))
 
     def load_target(self, case: Case, intensity: str = "raw") -> tuple[torch.Tensor, torch.Tensor]:
-        """Image, and the label map in the code of `annotation`, where the site has one."""
+        """Return the image, and the label map in the code of `annotation`, where the site has one."""
         image, label = self.load_image(case, intensity), self._label_or_unknown(case)
         if self.annotation is not None:
-            # A case without a label map says nothing of any class.
-            chosen = self.annotated_set(case, [plain_name(name) for name in self.classes])
-            label = self.annotation.encode(label, chosen)
-        return self._on_image(case, image, label)
+            label = self.annotation.encode(label, self.annotated_set(case, self.classes))
+        return self._on_one_grid(case, image, label)
 
-    def _on_image(
+    def _on_one_grid(
         self, case: Case, image: torch.Tensor, label: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if image.shape[1:] != label.shape[1:]:
-            raise self.error(
-                f"the label map is {_by(label.shape[1:])}, its image {_by(image.shape[1:])}", _label(case)
-            )
+            sizes = f"the label map is {_size(label.shape[1:])}, its image {_size(image.shape[1:])}"
+            raise self.error(sizes, _label(case))
         return image, label
 
     def load_label(self, case: Case) -> torch.Tensor:
-        """The label map, (1, H, W, D), uint8, of more than 256 classes int32; 0 where the class is unknown.
-
-        Raises:
-            DataError: naming site and file, where it cannot be read, and for labels outside the classes.
-        """
+        """Return the label map, (1, H, W, D), uint8, above 256 classes int32; 0 for an unknown class."""
         return self.load_shown(case)[0]
 
     def load_shown(self, case: Case) -> tuple[torch.Tensor, tuple[str, ...]]:
@@ -266,100 +242,96 @@ class VolumeFolder(SiteFolder):
         if self.annotation is None:
             return label, self.classes[1:]
         known = label != self.annotation.unknown
-        chosen = self.annotated_set(case, [plain_name(name) for name in self.classes])
-        return label * known, tuple(compress(self.classes[1:], chosen[1:])) if bool(known.all()) else ()
+        annotated = compress(self.classes[1:], self.annotated_set(case, self.classes)[1:])
+        return label * known, tuple(annotated) if bool(known.all()) else ()
 
     def _label_or_unknown(self, case: Case) -> torch.Tensor:
-        """The class of each voxel, `Annotation.unknown` where nobody knows it, or without a label map."""
+        """Return the class of each voxel; `Annotation.unknown` for an unknown class and without label map."""
         if not isinstance(case.label, Path):
             import torch
 
             unknown = len(self.classes)
             dtype = torch.uint8 if unknown < 256 else torch.int32
             return torch.full((1, *self.load_image(case).shape[1:]), unknown, dtype=dtype)
-        # Slices of one file share its label map, and the number of classes says what black and white is.
+        # Slices of one file share its label map; black and white mean 0 and 1 with two classes alone.
         kind = f"{type(self).__name__} label {case.index} {len(self.classes)} {self.label_values}"
         if self.annotation is not None:
             kind += f" {self.ignore} {case.annotated}"
         return decoded(kind, [_label(case)], lambda: self._label_map(case))
 
     def affine(self, case: Case) -> torch.Tensor | None:
-        """Return the affine from voxels to millimetres in RAS, (4, 4); ``None`` where the file has none."""
+        """Return the affine from voxels to millimetres in RAS, (4, 4), or ``None`` without geometry."""
         import torch
 
         affine = self._header(case.image).affine if self.compares_axes else None
         return None if affine is None else torch.as_tensor(affine)
 
     def placement(self, case: Case, image: torch.Tensor, preparation: Preparation) -> Placement | None:
-        """Compute the placement of an image, (C, X, Y, Z), whose file has to say what the plan needs."""
+        """Compute the placement of an image, (C, X, Y, Z)."""
         try:
             return preparation.placement(image, self.affine(case))
         except ValueError as error:
-            raise self.error(
-                f"{error}, and the plan has a spacing or an orientation",
-                case.image,
-                hint="Export it with its geometry, or use a plan without either.",
-            ) from error
+            problem = f"{error}, and the plan has a spacing or an orientation"
+            hint = "Export it with its geometry, or use a plan without either."
+            raise self.error(problem, case.image, hint=hint) from error
 
     def _label_map(self, case: Case) -> torch.Tensor:
         import torch
 
         label = self.read_label(case)
-        values = self.label_values or (*range(len(self.classes)),)
-        found = torch.unique(label).tolist()
+        values = torch.unique(label).tolist()
         if self.annotation is not None:
-            return self._annotated_map(case, label, found)
-        if values == (0, 1) and is_black_and_white(_label(case), found):
+            return self._annotated_map(case, label, values)
+        classes = self.label_values or (*range(len(self.classes)),)
+        if classes == (0, 1) and is_black_and_white(_label(case), values):
             return (label > 0).to(torch.uint8)
-        unknown = [value for value in found if value not in values]
+        unknown = [value for value in values if value not in classes]
         if unknown:
-            shown = ", ".join(f"{value:g}" for value in unknown[:5])
+            text = ", ".join(f"{value:g}" for value in unknown[:5])
             raise self.error(
-                f"holds the label values {shown}, dataset.json names {[*values]}",
+                f"holds the label values {text}, dataset.json names {[*classes]}",
                 _label(case),
                 hint="Write label images without loss, as PNG." if is_lossy(_label(case)) else "",
             )
         if self.label_values:
-            label = torch.bucketize(label, torch.tensor(values, dtype=label.dtype))
-        return label.to(torch.uint8 if label_bits(len(values)) == 8 else torch.int32)
+            label = torch.bucketize(label, torch.tensor(classes, dtype=label.dtype))
+        return label.to(torch.uint8 if label_bits(len(classes)) == 8 else torch.int32)
 
-    def _annotated_map(self, case: Case, label: torch.Tensor, found: list[float]) -> torch.Tensor:
-        """The label map of a case that may have some classes alone, and unknown voxels."""
+    def _annotated_map(self, case: Case, label: torch.Tensor, values: list[float]) -> torch.Tensor:
+        """Return the label map of a case with some of the classes alone, or unknown voxels."""
         import torch
 
         assert self.annotation is not None
-        chosen = self.annotated_set(case, [plain_name(name) for name in self.classes])
-        white = {0, 255} >= {*found} and is_photograph(_label(case)) and 255 not in self.label_values
-        if white and self.ignore != 255 and sum(chosen) == 2:
-            label, found = label / 255, [0, 1]
-        known = {v: i for i, (v, own) in enumerate(zip(self.label_values, chosen, strict=True)) if own}
+        annotated = self.annotated_set(case, self.classes)
+        white = {0, _WHITE} >= {*values} and is_photograph(_label(case)) and _WHITE not in self.label_values
+        if white and self.ignore != _WHITE and sum(annotated) == 2:
+            label, values = label / _WHITE, [0, 1]
+        places = {value: place for place, value in enumerate(self.label_values) if annotated[place]}
         placed = label.new_full(label.shape, self.annotation.unknown)
-        for value in found:
+        for value in values:
             if value == self.ignore:
                 continue
-            if value not in known:
+            if value not in places:
                 names = dict(zip(self.label_values, self.classes, strict=True))
-                what = f"the value {value:g}" + (
-                    f", the class {names[int(value)]!r}" if value in names else ""
-                )
-                listed = self.classes[1:] if case.annotated is None else case.annotated
+                name = f", the class {names[int(value)]!r}" if value in names else ""
+                listed = ", ".join(self.classes[1:] if case.annotated is None else case.annotated)
                 raise self.error(
-                    f"holds {what}, and annotated are {', '.join(listed) or 'none'}",
+                    f"holds the value {value:g}{name}, and annotated are {listed or 'none'}",
                     _label(case),
                     hint="Add the class to 'labelled' in dataset.json, of the site or of the case's row, if "
                     "all of it is outlined; otherwise give these voxels the background's value.",
                 )
-            placed[label == value] = known[int(value)]
+            placed[label == value] = places[int(value)]
         return placed.to(torch.uint8 if self.annotation.unknown < 256 else torch.int32)
 
 
-def is_black_and_white(path: Path, found: Collection[float]) -> bool:
-    """Return whether a label image is a mask as drawing programs write it, in which 255 is the class 1."""
-    return is_photograph(path) and _WHITE in found and {*found} <= {0, _WHITE}
+def is_black_and_white(path: Path, values: Collection[float]) -> bool:
+    """Return whether a label image is a mask of drawing programs, in which 255 is the class 1."""
+    return is_photograph(path) and _WHITE in values and {*values} <= {0, _WHITE}
 
 
 def listed_sites(root: Path, data_set: str, names: Sequence[str]) -> list[SiteFolder]:
-    """The sites of a published data set, and no others, prepared as folders with a ``dataset.json``."""
+    """Return the sites of a published data set, and no others, from folders with a ``dataset.json``."""
     folders = sorted(path.parent for path in root.glob("*/dataset.json"))
     for folder in folders:
         if folder.name not in names:
@@ -372,14 +344,7 @@ def listed_sites(root: Path, data_set: str, names: Sequence[str]) -> list[SiteFo
     return [VolumeFolder.open(folder) for folder in folders]
 
 
-def _is_there(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # a name that is too long, or holds a zero byte
-        return False
-
-
-def _by(shape: Iterable[int]) -> str:
+def _size(shape: Iterable[int]) -> str:
     return " x ".join(str(int(n)) for n in shape)
 
 

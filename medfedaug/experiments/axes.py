@@ -47,8 +47,8 @@ class Comparison:
 
     def __str__(self) -> str:
         """Return methods and settings as the command takes them."""
-        told = " ".join(f"{axis.name}={','.join(map(shown, axis.values))}" for axis in self.axes)
-        return f"--methods {' '.join(self.methods)}" + (f" --set {told}" if told else "")
+        settings = " ".join(f"{axis.name}={','.join(map(shown, axis.values))}" for axis in self.axes)
+        return f"--methods {' '.join(self.methods)}" + (f" --set {settings}" if settings else "")
 
 
 def parse_axis(text: str) -> Axis:
@@ -63,15 +63,15 @@ def parse_axis(text: str) -> Axis:
         >>> parse_axis("fraction=1/2,1").values
         (0.5, 1)
     """
-    name, equals, values = text.partition("=")
-    found = tuple(axis_value(part) for part in split_values(values))
-    if not (equals and name and found) or any(value == "" for value in found):
+    name, equals, parts = text.partition("=")
+    values = tuple(map(axis_value, split_values(parts)))
+    if not (equals and name) or "" in values:
         raise ConfigError(f"--set {text!r}: write NAME=VALUE or NAME=VALUE,VALUE,...")
-    return Axis(name.strip(), found)
+    return Axis(name.strip(), values)
 
 
 def split_values(text: str) -> Iterator[str]:
-    """The parts between commas; commas inside brackets do not separate."""
+    """Yield the parts between commas; commas inside brackets do not separate."""
     depth, part = 0, ""
     for character in text:
         depth += (character in "[{") - (character in "]}")
@@ -84,7 +84,7 @@ def split_values(text: str) -> Iterator[str]:
 
 
 def axis_value(text: Any) -> Any:
-    """A value of a setting: a share such as ``1/6``, JSON, or text where it is neither.
+    """Read the value of a setting: a share such as ``1/6``, JSON, or other text.
 
     >>> axis_value("1/4"), axis_value("1e-3"), axis_value("sgd"), axis_value([1, 2])
     (0.25, 0.001, 'sgd', [1, 2])
@@ -100,16 +100,16 @@ def axis_value(text: Any) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A value as it stands in the name of a run, which tells it apart from others.
+    """Format a value for the name of a run, different from other values.
 
-    Four digits where the number has no more, or is a share such as 1/6; else all of them.
+    A number has four digits if it has no more or is a share such as 1/6, and else all its digits.
 
     >>> shown(0.1), shown(1 / 6), shown(0.00123456)
     ('0.1', '0.1667', '0.00123456')
     """
     if isinstance(value, float):
         short = f"{value:.4g}"
-        # Shares of so few parts differ in their first four digits.
+        # Shares of at most 60 parts differ in their first four digits.
         share = 0 < value < 1 and float(Fraction(value).limit_denominator(_PARTS)) == value
         return short if share or float(short) == value else repr(value)
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))

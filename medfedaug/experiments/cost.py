@@ -1,4 +1,4 @@
-"""`cost_table`: what methods cost in a protocol: time, parameters, bytes and memory."""
+"""`cost_table`: time, parameters, bytes and memory of methods in a protocol."""
 
 from __future__ import annotations
 
@@ -39,14 +39,13 @@ class Cost:
 
     Args:
         methods: the combination, with the settings that differ from the protocol.
-        parameters: of the network with all that the methods add to it.
+        parameters: of the network with the methods' additions.
         step: seconds of a training step.
         inference: seconds of a batch in evaluation mode.
         up: bytes of an update.
         down: bytes of a request to train.
         once: bytes that a site sends before training.
-        memory: bytes by which the peak of the process, or on a GPU of its tensors, rises; ``None`` where
-            the system does not tell.
+        memory: rise of the process's peak in bytes, or on a GPU of its tensors' peak; ``None`` if unknown.
         images: in the batch.
     """
 
@@ -67,7 +66,7 @@ class CostTable(TextTable):
 
     Args:
         rows: the costs.
-        notes: what was measured.
+        notes: conditions of the measurement.
         reduced: see `TextTable`.
     """
 
@@ -96,7 +95,7 @@ class CostTable(TextTable):
         return [dict(vars(row)) for row in self.rows]
 
     def draw(self) -> Figure:
-        """Draw times, bytes of a round, and memory where the system tells it."""
+        """Draw times, bytes of a round, and memory if known."""
         columns = {
             "step, ms": [1e3 * row.step for row in self.rows],
             "inference, ms": [1e3 * row.inference for row in self.rows],
@@ -123,18 +122,18 @@ def cost_table(
     threads: int = 0,
     on_done: Callable[[Cost], None] = lambda cost: None,
 ) -> CostTable:
-    """Measure each combination of methods and settings once, in a process of its own.
+    """Measure each combination of methods and settings once, in a separate process.
 
     Two sites make two rounds of one step each; then steps of one batch of the protocol are repeated, with the
-    methods' terms, exchanges and own steps, and without reading images.
+    methods' terms, exchanges and steps, and without reading images.
 
     Args:
-        runs: of a sweep; of those that differ in seed, fold or the site left out the first counts.
+        runs: of a sweep; the first counts of runs that differ in seed, fold or held-out site.
         preset: their protocol.
         root: the folder with the data set's files, or its parent.
         device: of the sites.
         threads: of a process; 0 for all cores.
-        on_done: called after each.
+        on_done: called after each measurement.
 
     Raises:
         MedFedAugError: naming the methods that cannot be measured.
@@ -153,8 +152,8 @@ def cost_table(
     images = f"{max(row.images for row in rows)} images" + (f" of {size} x {size} pixels" if size else "")
     notes = (
         f"{preset.name} with {runs[0].config.network}: a step and an inference of {images}, medians of "
-        f"{_REPEATS} times {_STEPS}, on {hardware}. Bytes up and down are those of one site in a round, "
-        "without framing; once: before training.",
+        f"{_REPEATS} times {_STEPS}, on {hardware}. Bytes up and down are of one site in a round, without "
+        "framing; once: before training.",
         "Memory: the rise of the process's peak, or on a GPU of its tensors' peak, over its start.",
     )
     return CostTable(tuple(rows), notes)
@@ -177,16 +176,16 @@ def _measured(benchmark: str, root: Path, device: str, threads: int, run: Planne
         **{"validate_every": 2, "test_every": 0, "holdout": (), "limit": None},
     }
     config = replace(run.config, **federation_settings(sites), **small)
-    kept: dict[str, SiteTrainer] = {}
+    trainers: dict[str, SiteTrainer] = {}
 
     class Keeping(InProcessCarrier):
-        def __init__(self, server: Any, trainers: Mapping[str, SiteTrainer], saving: Any) -> None:
-            super().__init__(server, trainers, saving)
-            kept.update(trainers)
+        def __init__(self, server: Any, sites: Mapping[str, SiteTrainer], saving: Any) -> None:
+            super().__init__(server, sites, saving)
+            trainers.update(sites)
 
     execution = Execution(threads=threads)
     server = run_in_process(config, root, trained, device, execution=execution, carrier=Keeping)
-    trainer = kept[trained[0].name]
+    trainer = trainers[trained[0].name]
     step, inference, images = _timed(trainer)
     if trainer.device.type == "cuda":
         memory: int | None = torch.cuda.max_memory_allocated(trainer.device)
@@ -208,7 +207,7 @@ def _measured(benchmark: str, root: Path, device: str, threads: int, run: Planne
 
 
 def _timed(trainer: SiteTrainer) -> tuple[float, float, int]:
-    """Seconds of a step and of an inference, and the number of images in the batch."""
+    """Return the seconds of a step and of an inference, and the number of images in the batch."""
     training, samples = trainer.training, trainer.samples
     assert samples is not None
     batch = next(iter(training.batches(samples, trainer.own_dataset(0), 0)))
@@ -226,16 +225,16 @@ def _timed(trainer: SiteTrainer) -> tuple[float, float, int]:
             for _ in range(_STEPS):
                 trainer.network(inputs)
 
-    found = []
+    seconds = []
     for work in (steps, infer):
         work()
-        found.append(median(_seconds(work, trainer.device) for _ in range(_REPEATS)) / _STEPS)
-    return found[0], found[1], len(inputs)
+        seconds.append(median(_seconds(work, trainer.device) for _ in range(_REPEATS)) / _STEPS)
+    return seconds[0], seconds[1], len(inputs)
 
 
 def _seconds(work: Callable[[], None], device: torch.device) -> float:
-    alone = torch.get_num_threads() == 1 and device.type == "cpu"  # does not count waiting for other programs
-    clock = time.process_time if alone else time.perf_counter
+    single = torch.get_num_threads() == 1 and device.type == "cpu"
+    clock = time.process_time if single else time.perf_counter  # without the time of other programs
     started = clock()
     work()
     if device.type == "cuda":
@@ -244,6 +243,6 @@ def _seconds(work: Callable[[], None], device: torch.device) -> float:
 
 
 def _memory(name: str) -> int | None:
-    """A number of the process in bytes, where the system tells."""
+    """Return a number of the process's status in bytes, if known."""
     lines = _STATUS.read_text().splitlines() if _STATUS.exists() else []
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), None)

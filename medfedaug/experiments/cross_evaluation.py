@@ -26,17 +26,17 @@ def evaluated_runs(
     config: str | Path | None = None,
     state: str | Path | None = None,
 ) -> tuple[dict[str, EvaluatedRun], dict[str, Path]]:
-    """The runs of an evaluation, and the folders in which their sites keep what is theirs.
+    """Open the runs of an evaluation, and the folders of their sites' state.
 
     Args:
         model: see `medfedaug.runs.finished_run.FinishedRun.open`.
-        local: the models that sites trained alone: the folder of a run with ``single``, or ``SITE=RUN`` with
-            the run that a site made by itself, repeated.
-        config: the record of the run that is evaluated, see there.
-        state: the folder of what its sites keep, see there.
+        local: models of sites that trained alone: the folder of a run with ``single``, or ``SITE=RUN`` with a
+            site's own run, repeated.
+        config: the record of the evaluated run, see `medfedaug.runs.finished_run.FinishedRun.open`.
+        state: the folder of its sites' state, see there.
 
     Raises:
-        ConfigError: one line that says what is wrong and where.
+        ConfigError: one line that names the mistake and its place.
     """
     opened = {FEDERATION: ("", FinishedRun.open(model, config=config, state=state))}
     for text in local:
@@ -89,20 +89,20 @@ def evaluate_sites(
         engine: its name; see `medfedaug.experiments.engines.find_engine`.
         device: the sites' device.
         config: see `evaluated_runs`.
-        state: see there.
+        state: see `evaluated_runs`.
         execution: see `medfedaug.config.run.Execution`.
 
     Returns:
         The content of ``evaluation.json``.
 
     Raises:
-        MedFedAugError: one line that says what is wrong and where.
+        MedFedAugError: one line that names the mistake and its place.
     """
-    carried_by = find_engine(engine)
+    carrier = find_engine(engine)
     check_device(device)
     runs, states = evaluated_runs(model, local, config=config, state=state)
     Evaluation(runs, cross_site=cross_site)  # checked before data are read
-    return carried_by.evaluate(
+    return carrier.evaluate(
         SiteEvaluation(
             runs=runs,
             cross_site=cross_site,

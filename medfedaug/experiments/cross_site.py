@@ -17,7 +17,7 @@ from medfedaug.config.run import RunConfig, recorded_settings
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation import FederationServer, Request, SiteTrainer
 from medfedaug.federation import run as federate
-from medfedaug.federation.in_process import InProcessCarrier, Saving
+from medfedaug.federation.in_process import Checkpointing, InProcessCarrier
 from medfedaug.federation.job_folder import GLOBAL_MODEL, RESULTS, STATE, exchange_file
 from medfedaug.federation.messages.messages import TRAIN
 from medfedaug.federation.protocol import Accept
@@ -32,12 +32,12 @@ def cross_site(run: str | Path, data_dir: str | Path, device: str = "auto") -> d
     """Test each site's local model at every site.
 
     The local model of a site is the selected global model after one more round of that site's training,
-    before any averaging. The target normalises its images as it does for the global model: with its own
-    statistics, where a method exchanges any. Layers that a site keeps to itself belong to its local model.
+    before any averaging. The target normalises its images as for the global model: with its own statistics,
+    where a method exchanges any. Layers that stay at a site belong to its local model.
 
     Args:
-        run: the folder of a finished run; receives ``cross_site.json``, and where that is there already, of
-            this run and round, it is read and nothing is trained.
+        run: the folder of a finished run; receives ``cross_site.json``. If it has this file of the same run
+            and round already, nothing is trained.
         data_dir: the run's data.
         device: where to compute.
 
@@ -56,10 +56,10 @@ def cross_site(run: str | Path, data_dir: str | Path, device: str = "auto") -> d
     record = json.loads((run / RESULTS).read_text())
     round_ = record["selected_round"] + 1
     if (run / CROSS_SITE).exists():
-        known = dict(json.loads((run / CROSS_SITE).read_text()))
-        # The folder may have another run now, or more rounds of this one; files of before do not say.
-        if (known.get("run", record["run"]), known["round"]) == (record["run"], round_):
-            return known
+        result = dict(json.loads((run / CROSS_SITE).read_text()))
+        # The folder may have another run by now, or more rounds; older files do not name the run.
+        if (result.get("run", record["run"]), result["round"]) == (record["run"], round_):
+            return result
     scores: dict[str, dict[str, float | None]] = {}
 
     def visit(source: str, sites: Mapping[str, SiteTrainer]) -> None:
@@ -96,15 +96,15 @@ def train_local_models(run: Path, data_dir: str | Path, device: str, visit: Visi
     except ConfigError as error:
         raise ConfigError(f"{run}: {error}") from error
     with tempfile.TemporaryDirectory(prefix="medfedaug-cross-") as folder:
-        state = Path(folder) / STATE  # copied, since training on would overwrite what belongs to the run
+        state = Path(folder) / STATE  # copied, since training would overwrite the run's files
         if (run / STATE).exists():
             shutil.copytree(run / STATE, state)
         trainers = {name: SiteTrainer(config, data_dir, device, state / name) for name in record["sites"]}
-        # Where the server of the run stood when it had selected the model.
-        model, beside = torch.load(run / GLOBAL_MODEL, weights_only=True), exchange_file(run / GLOBAL_MODEL)
+        # The state of the run's server after the selected round.
+        model, exchange = torch.load(run / GLOBAL_MODEL, weights_only=True), exchange_file(run / GLOBAL_MODEL)
         server.run, server.round, server.state = record["run"], round_ - 1, model
-        server.payload = torch.load(beside, weights_only=True) if beside.exists() else {}
-        carrier = _LocalCarrier(server, trainers, Saving(server, trainers.values(), None))
+        server.payload = torch.load(exchange, weights_only=True) if exchange.exists() else {}
+        carrier = _LocalCarrier(server, trainers, Checkpointing(server, trainers.values(), None))
         carrier.visit = visit
         with suppress(_Visited):
             federate(server, carrier)
@@ -121,7 +121,7 @@ class _LocalCarrier(InProcessCarrier):
     visit: Visit
 
     def ask(self, request: Request, sites: Sequence[str], needed: int, accept: Accept) -> Mapping[str, str]:
-        """Let the sites train one after another, and end there."""
+        """Let the sites train one after another, then end the federation."""
         if request.task != TRAIN:
             return super().ask(request, sites, needed, accept)
         for source in sites:
@@ -135,6 +135,6 @@ class _LocalCarrier(InProcessCarrier):
 def _score(target: SiteTrainer, network: torch.nn.Module) -> float | None:
     cases = target.task.evaluation_cases(target.folder, "test")
     transform = target.evaluation_transform()
-    found = target.task.evaluate(network, cases, transform, target.device, target.config.batch_size)
-    score: float | None = found[target.task.metric]
+    scores = target.task.evaluate(network, cases, transform, target.device, target.config.batch_size)
+    score: float | None = scores[target.task.metric]
     return score

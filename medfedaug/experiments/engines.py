@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from medfedaug.errors import ConfigError
 from medfedaug.federation.engine import Engine
+from medfedaug.federation.in_process import InProcessEngine
 from medfedaug.utils import plugins
 from medfedaug.utils.validation import not_known
 
@@ -17,23 +18,17 @@ def _nvflare() -> Engine:
     return NVFlareEngine()
 
 
-def _in_process() -> Engine:
-    from medfedaug.federation.in_process import InProcessEngine
-
-    return InProcessEngine()
-
-
-_ENGINES: dict[str, Callable[[], Engine]] = {"nvflare": _nvflare, "inprocess": _in_process}
+_ENGINES: dict[str, Callable[[], Engine]] = {"nvflare": _nvflare, "inprocess": InProcessEngine}
 
 
 def register(engine: type[Engine]) -> type[Engine]:
     """Register an engine of a script under its name; a class decorator.
 
     Raises:
-        ConfigError: for a name that another engine has.
+        ConfigError: for the name of another engine.
     """
     if engine.name in _ENGINES:
-        raise ConfigError(f"there is an engine {engine.name!r} already; give the new one another name")
+        raise ConfigError(f"an engine {engine.name!r} exists already; give the new one another name")
     _ENGINES[engine.name] = engine
     return engine
 
@@ -47,15 +42,15 @@ def find_engine(name: str) -> Engine:
     """Return the engine of a name.
 
     Raises:
-        ConfigError: for an unknown name, with the nearest one that is known; for a package that cannot be
-            loaded, or whose entry point is no engine.
+        ConfigError: for an unknown name, with similar names; for a package that cannot be loaded, or whose
+            entry point is no engine.
     """
     if name in _ENGINES:
         return _ENGINES[name]()
     plugin = plugins.find(plugins.ENGINES, name, _ENGINES)
     if plugin is None:
         raise ConfigError(f"engine {name!r} {not_known(name, engine_names())}")
-    found = plugin.load()
-    if not (isinstance(found, type) and issubclass(found, Engine)):
+    engine = plugin.load()
+    if not (isinstance(engine, type) and issubclass(engine, Engine)):
         raise ConfigError(f"{plugin.what} is not a subclass of medfedaug.federation.engine.Engine")
-    return found()
+    return engine()

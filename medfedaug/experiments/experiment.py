@@ -1,6 +1,6 @@
-"""`Experiment`: a comparison as a user writes it, on data of one's own or in the protocol of a paper.
+"""`Experiment`: a comparison on a user's own data or in the protocol of a paper.
 
-It is a YAML file, or the options of ``medfedaug benchmark``, which take precedence over the file::
+A user writes a YAML file, or the options of ``medfedaug benchmark``, which take precedence over the file::
 
     data: hospitals            # relative to the file
     methods: [fedavg, "fedrdn,fedfa"]
@@ -50,15 +50,15 @@ from medfedaug.utils.validation import check_keys
 EXPERIMENT = "experiment.yml"
 _PATHS = ("data", "out", "init")
 _PLAN, _AUTO = "plan", "auto"
-# What is said of a run although it is a default, so that a later release's defaults change nothing.
-_SAID = ("rounds", "local_epochs", "intensity", "augmentation")
+# Defaults that an experiment's file states, so that defaults of a later release change nothing.
+_STATED = ("rounds", "local_epochs", "intensity", "augmentation")
 
 
 def _several(value: Any) -> tuple[str, ...]:
-    found = value if isinstance(value, list | tuple) else [value]
-    if not all(isinstance(one, str | int | float) and not isinstance(one, bool) for one in found):
+    names = value if isinstance(value, list | tuple) else [value]
+    if not all(isinstance(name, str | int | float) and not isinstance(name, bool) for name in names):
         raise ValueError("must be a name or a list of names")
-    return tuple(map(str, found))  # YAML has sites 1 and 2 as numbers
+    return tuple(map(str, names))  # YAML has sites 1 and 2 as numbers
 
 
 _NAME = {"type": ["string", "number"]}
@@ -93,28 +93,28 @@ class Experiment(Settings):
     out: File = setting(MISSING, "Folder for runs, tables and page.")
     protocol: str = setting(
         "",
-        "Protocol of a paper (`medfedaug.experiments.presets.PRESETS`); empty for data of one's own.",
+        "Protocol of a paper (`medfedaug.experiments.presets.PRESETS`); empty for own data.",
     )
     entry: str = setting(
         "",
         "Table or figure of a paper (`medfedaug.experiments.papers.entries`), whose methods and settings are "
-        "compared in the protocol; ``methods`` leaves some out.",
+        "compared in the protocol; ``methods`` selects some of them.",
     )
     settings: Mapping[str, Any] = setting(
         dict,
         "Settings of all runs: ``METHOD.ARG``, a field of `RunConfig` or of `medfedaug.config.plan.Plan`, an "
-        "option of the data, or ``plan``: a plan's file or ``auto``.",
+        "option of the data, or ``plan``, a plan's file or ``auto``.",
     )
     vary: Mapping[str, Any] = setting(dict, "Settings that take several values in turn.")
     seeds: int = setting(5, "Number of seeds, which are 0, 1, ...")
     folds: int = setting(0, "Number of folds by patient; 0 for the sites' own splits.")
     holdout: Several = setting((), "Sites to leave out in turn, or ``all``.")
-    limit: int | None = setting(None, "At most this many cases per split and site.")
-    scale: float = setting(1.0, "Share of the rounds that are run.")
-    init: File | None = setting(None, "A file with weights to start from.")
+    limit: int | None = setting(None, "Largest number of cases per split and site.")
+    scale: float = setting(1.0, "Share of the rounds to run.")
+    init: File | None = setting(None, "File with initial weights.")
     cross_site: bool = setting(False, "Test each site's local model at every site, too.")
     workers: Where = setting(
-        "1", "Makers of the runs (`medfedaug.experiments.workers.find_workers`); no result depends on them."
+        "1", "Workers of the runs (`medfedaug.experiments.workers.find_workers`), which change no result."
     )
     each: Several = setting((), "Requests of each run to the cluster, as ``NAME=VALUE``.")
 
@@ -139,7 +139,7 @@ class Experiment(Settings):
         return not self.protocol
 
     def preset(self) -> Preset:
-        """The protocol: the paper's, or what all runs on one's own data have in common.
+        """Return the paper's protocol, or the common settings of all runs on own data.
 
         Raises:
             MedFedAugError: when the data cannot be used, or for a setting that is not known.
@@ -148,12 +148,12 @@ class Experiment(Settings):
             return find_preset(self.protocol)
         name, root = OWN_DATA, self.data
         options: dict[str, Any] = {}
-        if is_federation(self.data):  # a published data set under a name of its own
+        if is_federation(self.data):  # a published data set under another name
             name, root, options = read_federation(self.data)
         check_axes([Axis(key, (value,)) for key, value in self._plain().items()], self.methods, name)
         known = find_benchmark(name).options
         if self.vary.keys() & {_PLAN}:
-            raise ConfigError("plan is one for all runs; let single values of it vary, such as patch_size")
+            raise ConfigError("all runs have one plan; vary single values of it, such as patch_size")
         data = {**options, **{key: value for key, value in self._plain().items() if key in known}}
         sites = open_benchmark(name, root, limit=self.limit, **data)
         if self.folds and not any(
@@ -177,34 +177,34 @@ class Experiment(Settings):
 
     @property
     def root(self) -> Path:
-        """The folder of the data set's files."""
+        """Return the folder of the data set's files."""
         return read_federation(self.data)[1] if self.own and is_federation(self.data) else self.data
 
     def axes(self) -> list[Axis]:
-        """The settings that differ from the protocol; on data of one's own those that vary."""
+        """Return the settings that differ from the protocol; on own data only those that vary."""
         own = {} if self.own else {name: (value,) for name, value in self._plain().items()}
         return [Axis(name, tuple(values)) for name, values in {**own, **self.vary}.items()]
 
     def comparisons(self) -> list[Comparison]:
-        """The methods and settings to compare: methods x axes, or those of the entry, with the axes in all.
+        """Return the comparisons: methods x axes, or the comparisons of the entry, each with the axes.
 
         Raises:
-            ConfigError: where none of the methods is compared in the entry.
+            ConfigError: when the entry compares none of the methods.
         """
         axes = self.axes()
         if not self.entry:
             return [Comparison(self.methods, tuple(axes))]
         check_axes(axes, self.methods, find_preset(self.protocol).benchmark)
-        found = []
-        for one in find_entry(self.entry).comparisons(self.protocol):
-            methods = tuple(text for text in parse_methods_list(one.methods) if text in self.methods)
+        comparisons = []
+        for comparison in find_entry(self.entry).comparisons(self.protocol):
+            methods = tuple(text for text in parse_methods_list(comparison.methods) if text in self.methods)
             parts = {spec["name"] for text in methods for spec in parse_methods(text)}
-            chosen = {axis.name: axis for axis in (*one.axes, *axes) if axis.method in ("", *parts)}
+            chosen = {axis.name: axis for axis in (*comparison.axes, *axes) if axis.method in ("", *parts)}
             if methods:
-                found.append(Comparison(methods, tuple(chosen.values())))
-        if not found:
+                comparisons.append(Comparison(methods, tuple(chosen.values())))
+        if not comparisons:
             raise ConfigError(f"{self.entry} does not compare {', '.join(self.methods)}")
-        return found
+        return comparisons
 
     def runs(self, preset: Preset) -> list[PlannedRun]:
         """List the runs of the experiment.
@@ -231,7 +231,7 @@ class Experiment(Settings):
         )
 
     def described(self, preset: Preset) -> dict[str, Any]:
-        """The experiment as it is written: with all that its runs have in common."""
+        """Return the entries of the experiment's file, with all common settings of its runs."""
         entries: dict[str, Any] = {}
         for entry in dataclasses.fields(self):
             value = getattr(self, entry.name)
@@ -239,71 +239,71 @@ class Experiment(Settings):
                 entries[entry.name] = list(value) if isinstance(value, tuple) else value
         if self.own:
             common = {key: value for key, value in preset.config.items() if key not in (_PLAN, "planning")}
-            if self.settings.get(_PLAN) == _AUTO:  # what is left to the plan is not said
-                common = {name: common[name] for name in _SAID}
+            if self.settings.get(_PLAN) == _AUTO:  # the plan decides the rest
+                common = {name: common[name] for name in _STATED}
             plan = Plan.from_dict(preset.config.get(_PLAN, {})).to_dict()
             common |= {key: value for key, value in plan.items() if value != Plan().to_dict()[key]}
             entries["settings"] = {**common, **self.settings}
             if self.settings.get(_PLAN) not in (None, _AUTO):
-                del entries["settings"][_PLAN]  # its values stand there one by one
-            for name in (*self.vary, *preset.follows):  # or they would be given when it is read again
+                del entries["settings"][_PLAN]  # the file has its single values
+            for name in (*self.vary, *preset.follows):  # a reader of the file would keep them fixed
                 entries["settings"].pop(name, None)
         return entries
 
     def _plain(self) -> dict[str, Any]:
-        """The settings without ``plan``."""
+        """Return the settings without ``plan``."""
         return {name: value for name, value in self.settings.items() if name != _PLAN}
 
     def _arguments(self) -> dict[str, dict[str, Any]]:
-        found: dict[str, dict[str, Any]] = {}
+        arguments: dict[str, dict[str, Any]] = {}
         for name, value in self._plain().items():
             method, _, argument = name.rpartition(".")
             if method:
-                found.setdefault(method, {})[argument] = value
-        return found
+                arguments.setdefault(method, {})[argument] = value
+        return arguments
 
     def _following(self, task: str, plan: Mapping[str, Any]) -> tuple[str, ...]:
-        """The defaults of the task that are not given and are others for some plan among those that vary."""
+        """Return the unset defaults of the task that differ between the varied plans."""
         names = [name for name in self.vary if name in PLAN_FIELDS]
         varied = product(*(self.vary[name] for name in names))
         plans = [plan, *({**plan, **dict(zip(names, values, strict=True))} for values in varied)]
-        first, *others = (task_defaults(task, Plan.from_dict(one)) for one in plans)
-        given = self._plain()
-        return tuple(n for n in first if n not in given and any(other[n] != first[n] for other in others))
+        first, *others = (task_defaults(task, Plan.from_dict(values)) for values in plans)
+        fixed = self._plain()
+        return tuple(n for n in first if n not in fixed and any(other[n] != first[n] for other in others))
 
     def _config(self, task: str, options: Mapping[str, Any], own_data: bool) -> dict[str, Any]:
-        given = {
+        fields = {
             name: value for name, value in self._plain().items() if "." not in name and name not in options
         }
         file = self.settings.get(_PLAN)
         plan = load_plan(file).to_dict() if file not in (None, _AUTO) else {}
-        plan |= {name: given.pop(name) for name in PLAN_FIELDS if name in given}
-        defaults = {name: getattr(RunConfig(), name) for name in _SAID}
-        config = {**defaults, **task_defaults(task, Plan.from_dict(plan), own_data=own_data), **given}
+        plan |= {name: fields.pop(name) for name in PLAN_FIELDS if name in fields}
+        defaults = {name: getattr(RunConfig(), name) for name in _STATED}
+        config = {**defaults, **task_defaults(task, Plan.from_dict(plan), own_data=own_data), **fields}
         if plan:
             config[_PLAN] = plan
         if file == _AUTO:
-            config["planning"] = planning_settings((*plan, *given))
-        RunConfig.from_dict(config)  # whether the values can be
+            config["planning"] = planning_settings((*plan, *fields))
+        RunConfig.from_dict(config)  # checks the values
         return config
 
 
 def make_experiment(
-    file: str | Path | None, given: Mapping[str, Any], settings: Sequence[str] = ()
+    file: str | Path | None, options: Mapping[str, Any], settings: Sequence[str] = ()
 ) -> Experiment:
-    """The experiment of a file and of what was given besides.
+    """Make an experiment from a file and options.
 
     Args:
         file: the file, or ``None``.
-        given: fields of `Experiment`, which take precedence over the file's; ``None`` leaves one to the file.
+        options: fields of `Experiment`, which take precedence over the file's; ``None`` for the file's value.
         settings: ``NAME=VALUE`` or ``NAME=VALUE,VALUE,...``; these take precedence over the file's, too. One
-            value on data of one's own is a setting of all runs.
+            value on own data is a setting of all runs.
 
     Raises:
         ConfigError: naming what is missing or wrong.
     """
-    content = {**(read_experiment(file) if file is not None else {})}
-    content |= {name: value for name, value in given.items() if value is not None}
+    content = read_experiment(file) if file is not None else {}
+    content |= {name: value for name, value in options.items() if value is not None}
     if isinstance(entry := content.get("entry"), str) and entry:
         content = {**find_entry(entry).experiment(content.get("protocol", "")), **content}
     missing = [f"--{name}" for name in ("data", "methods", "out") if not content.get(name)]
@@ -318,7 +318,7 @@ def make_experiment(
     fixed, vary = (dict(content.get(name) or {}) for name in ("settings", "vary"))
     axes = [parse_axis(text) for text in settings]
     for axis in axes:
-        if [one.name for one in axes].count(axis.name) > 1:
+        if [other.name for other in axes].count(axis.name) > 1:
             raise ConfigError(f"{axis.name} is set twice; give its values together, separated by commas")
         fixed.pop(axis.name, None)
         vary.pop(axis.name, None)
@@ -356,7 +356,7 @@ def read_experiment(path: str | Path) -> dict[str, Any]:
 
 
 def write_experiment(experiment: Experiment, preset: Preset) -> Path:
-    """Write the experiment beside its results, from where it can be continued or repeated.
+    """Write the file with which a user continues or repeats an experiment, to the folder of its results.
 
     Args:
         experiment: the experiment, whose ``out`` receives the file.
@@ -379,7 +379,7 @@ def write_experiment(experiment: Experiment, preset: Preset) -> Path:
 
 
 def _plain(value: Any) -> Any:
-    """A value in types that YAML knows."""
+    """Return a value in the types of YAML."""
     if isinstance(value, Mapping):
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Leave one site out: train on the others, and score the one that nobody has seen."""
+"""Leave one site out: train on the others, and score the unseen one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from medfedaug.utils.files import write_json
 __all__ = ["HOLDOUT", "leave_one_site_out"]
 
 HOLDOUT = "holdout.json"
-"""The scores of all sites that were left out, beside their runs."""
+"""File of the scores of all held-out sites."""
 
 
 def leave_one_site_out(
@@ -33,27 +33,26 @@ def leave_one_site_out(
     on_event: Callable[[dict[str, Any]], None] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Run a federation once for each site, without it, and gather how well each unseen site was served.
+    """Run a federation without each site in turn, and collect the scores of the unseen sites.
 
     Args:
         data_dir: the folder that holds the sites' folders.
-        out: receives a folder for each held-out site, with what `medfedaug.experiments.simulate.simulate`
-            writes, and ``holdout.json``.
+        out: receives ``holdout.json``, and a folder for each held-out site with the files of
+            `medfedaug.experiments.simulate.simulate`.
         config: the run; sites that it holds out already are unseen in every run.
         sites: the sites to hold out in turn; by default all that could train.
-        on_event: see `medfedaug.federation.FederationServer`; the event ``"holdout"`` names the site whose
-            turn it is.
+        on_event: see `medfedaug.federation.FederationServer`; the event ``"holdout"`` names the present site.
         **options: of `medfedaug.experiments.simulate.simulate`.
 
     Returns:
         The content of ``holdout.json``: ``{"metric": name, "unseen": {site: score}, "seen": {site: mean over
         the sites that trained}, "mean": mean over the held-out sites, "metrics": {name: these three},
-        "scored": whose model the scores are of, "config": {...}}``. The first three are of the metric that
-        chooses the round; a score is ``None`` where the model is not complete without the site
+        "scored": the models of the scores, "config": {...}}``. The first three are of the metric that selects
+        the round. A score is ``None`` where the model is not complete without the site
         (`medfedaug.methods.FedBN`), and a mean where sites measure a length in different units.
 
     Raises:
-        MedFedAugError: one line that says what is wrong and where.
+        MedFedAugError: one line that names the mistake and its place.
     """
     out = Path(out)
     if (out / RESULTS).exists():
@@ -62,8 +61,8 @@ def leave_one_site_out(
         )
     if (out / HOLDOUT).exists() and not is_json_with(out / HOLDOUT, "metric", "unseen", "seen"):
         raise ConfigError(f"{out / HOLDOUT} is not of such runs; choose another folder")
-    found = find_sites(data_dir, limit=config.limit)
-    able = [site.name for site in found if site.trains and site.name not in config.holdout]
+    folders = find_sites(data_dir, limit=config.limit)
+    able = [site.name for site in folders if site.trains and site.name not in config.holdout]
     chosen = list(sites) if sites is not None else able
     for name in chosen:
         if name not in able:
@@ -78,8 +77,8 @@ def leave_one_site_out(
         if on_event is not None:
             on_event({"event": "holdout", "site": name})
         run = replace(config, holdout=(*config.holdout, name))
-        done = simulate(data_dir, out / name, run, on_event=on_event, sites=found, **options)
-        tests[name], scored = done["test"], done.get("scored", {})
+        results = simulate(data_dir, out / name, run, on_event=on_event, sites=folders, **options)
+        tests[name], scored = results["test"], results.get("scored", {})
         metrics = {metric: _scores(tests, metric) for metric in task.metrics}
         table = {
             "metric": task.metric,
@@ -88,13 +87,15 @@ def leave_one_site_out(
             "scored": {"unseen": UNSEEN, "seen": scored.get("test", "not recorded")},
             "config": config.to_dict(),
         }
-        write_json(out / HOLDOUT, table)  # after each, so that what is there can be read
+        write_json(out / HOLDOUT, table)  # after each run, so that an interrupted call leaves a table
     return dict(json.loads((out / HOLDOUT).read_text()))
 
 
 def _scores(tests: Mapping[str, dict[str, Any]], metric: str) -> dict[str, Any]:
-    """Return the scores of the sites left out, and of the sites that trained without them."""
-    found = {site: test["unseen"].get(site, {}) for site, test in tests.items()}
-    unseen = {site: scores.get(metric) for site, scores in found.items()}
-    seen = {site: test["mean"][metric] for site, test in tests.items()}
-    return {"unseen": unseen, "seen": seen, "mean": over_sites(found, [metric])["mean"][metric]}
+    """Return the scores of the held-out sites, and of the sites that trained without them."""
+    scores = {site: test["unseen"].get(site, {}) for site, test in tests.items()}
+    return {
+        "unseen": {site: by_metric.get(metric) for site, by_metric in scores.items()},
+        "seen": {site: test["mean"][metric] for site, test in tests.items()},
+        "mean": over_sites(scores, [metric])["mean"][metric],
+    }

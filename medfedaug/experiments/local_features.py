@@ -17,7 +17,7 @@ from medfedaug.runs.run import Run
 def local_features(
     runs: Sequence[Run], data: str | Path, device: str = "auto"
 ) -> dict[Path, dict[str, SiteFeatures]]:
-    """Features of each local model at every site, for the first run of each method.
+    """Compute features of each local model at every site, for the first run of each method.
 
     Args:
         runs: finished runs.
@@ -26,20 +26,22 @@ def local_features(
 
     Returns:
         By the run's file and the site that trained the model. A run without local models has none, and a
-        warning says why.
+        warning gives the reason.
     """
-    found: dict[Path, dict[str, SiteFeatures]] = {}
+    features: dict[Path, dict[str, SiteFeatures]] = {}
     for run in (members[0] for members in group_runs(runs).values()):
-        own = found[run.path] = {}
+        of_run = features[run.path] = {}
 
-        def visit(source: str, sites: Mapping[str, SiteTrainer], own: dict[str, SiteFeatures] = own) -> None:
-            own[source] = SiteFeatures()
+        def visit(
+            source: str, sites: Mapping[str, SiteTrainer], of_run: dict[str, SiteFeatures] = of_run
+        ) -> None:
+            of_run[source] = SiteFeatures()
             for target in sites.values():
-                own[source].add(target, sites[source].network, example_cases(target.folder))
+                of_run[source].add(target, sites[source].network, example_cases(target.folder))
 
         try:
             with data_of(run, Path(data)) as root:
                 train_local_models(run.path.parent, root, device, visit)
         except (MedFedAugError, ValueError) as error:
             warn(f"{run.label}: no features of local models ({error})")
-    return found
+    return features

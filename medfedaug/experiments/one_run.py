@@ -36,15 +36,15 @@ def simulate(
 ) -> LoadedRun:
     """Run a federation over the sites below a folder, on this machine.
 
-    Task, channels and classes follow from the data, and with the task the network and the optimiser's
-    settings, as on the command line.
+    Task, channels and classes follow from the data, and network and optimiser's settings from the task, as on
+    the command line.
 
     Args:
         data: the folder that holds the sites' folders.
         out: the folder of the run's files (`medfedaug.experiments.simulate.simulate`).
-        config: all settings of the run, in the place of ``methods`` and ``settings``.
+        config: all settings of the run, in place of ``methods`` and ``settings``.
         methods: names, joined by commas, or ``[{"name": "fedfa", "args": {"prob": 0.5}}, ...]``.
-        execution: settings that change no result, in the place of single ones.
+        execution: settings that change no result, in place of single ones.
         **settings: fields of `medfedaug.config.run.RunConfig` (``rounds``, ``seed``, ``network``, ...) and of
             `medfedaug.config.run.Execution` (``threads``, ...), and arguments of
             `medfedaug.experiments.simulate.simulate` (``engine``, ``device``, ``overwrite``, ...).
@@ -54,8 +54,8 @@ def simulate(
         a mapping with the content of ``results.json``.
 
     Raises:
-        ConfigError: for a keyword that is no setting, with the one that is meant.
-        MedFedAugError: one line that says what is wrong and where.
+        ConfigError: for a keyword that is no setting, with similar names.
+        MedFedAugError: one line that names the mistake and its place.
 
     Example:
         On a phantom of three hospitals::
@@ -78,7 +78,7 @@ def simulate(
         raise ConfigError(f"execution has all its settings: leave out {next(iter(of_execution))}")
     sites = find_sites(Path(data), limit=config.limit if config else chosen.get("limit"))
     if config is None:
-        specified = parse_methods(methods) if isinstance(methods, str) else [dict(one) for one in methods]
+        specified = parse_methods(methods) if isinstance(methods, str) else map(dict, methods)
         config = engine.configure(sites, methods=tuple(specified), **chosen)
     engine.simulate(
         data, out, config, execution=execution or Execution(**of_execution), sites=sites, **options

@@ -1,7 +1,7 @@
-"""The papers' tables and figures by name, as ``papers.yml`` has them: what each compares, in which protocols.
+"""The papers' tables and figures by name (``papers.yml``), with their comparisons and protocols.
 
 >>> entry = find_entry("fedfa+:table11")
->>> [(found.methods, found.axes) for found in entry.comparisons("office_caltech_10")]
+>>> [(comparison.methods, comparison.axes) for comparison in entry.comparisons("office_caltech_10")]
 [(('fedfa',), ()), (('fedfa',), (Axis(name='fedfa.variance', values=('direct',)),))]
 """
 
@@ -33,10 +33,10 @@ class Entry:
         name: the NAME of ``medfedaug benchmark NAME``, such as ``"fedfa+:table10"``.
         source: paper and table, as `Published` has them.
         title: its subject, in a few words.
-        reason: why it cannot be run; empty where it can.
+        reason: why it cannot run; empty if it can.
         like: name of an entry whose runs belong to this one, too.
         runs: ``protocols``, ``methods`` and ``vary``, settings with one or several values in turn.
-        notes: what is assumed, and which rows are left out for which reason.
+        notes: assumptions, and rows that are left out, with the reason.
     """
 
     name: str
@@ -49,40 +49,40 @@ class Entry:
 
     @property
     def published(self) -> tuple[Published, ...]:
-        """The rows that the paper prints there, and those of the entry that this one is like."""
+        """Return the printed rows of this entry and of the entry in ``like``."""
         more = find_entry(self.like).published if self.like else ()
         return (*_published().get(self.source, ()), *more)
 
     @property
     def protocols(self) -> list[str]:
-        """The protocols of its runs; none where it cannot be run."""
+        """List the protocols of its runs; none if it cannot run."""
         named = [name for runs in self._runs() for name in runs["protocols"]]
         return list(dict.fromkeys([*named, *(row.protocol for row in self.published)]))
 
     def comparisons(self, protocol: str) -> list[Comparison]:
-        """The methods and settings that it compares in a protocol."""
-        found = []
+        """List the methods and settings that it compares in a protocol."""
+        comparisons = []
         for runs in self._runs():
             if protocol in runs["protocols"]:
                 axes = [Axis(name, tuple(map(axis_value, _several(v)))) for name, v in runs["vary"].items()]
-                found.append(Comparison(tuple(_several(runs["methods"])), tuple(axes)))
+                comparisons.append(Comparison(tuple(_several(runs["methods"])), tuple(axes)))
         by_settings: dict[str, list[str]] = {}
         for row in self.published:
             if row.protocol == protocol:
                 by_settings.setdefault(row.settings, []).append(row.methods)
         for settings, methods in by_settings.items():
             axes = [parse_axis(text) for text in split_values(settings) if text]
-            found.append(Comparison(tuple(dict.fromkeys(methods)), tuple(axes)))
-        return found
+            comparisons.append(Comparison(tuple(dict.fromkeys(methods)), tuple(axes)))
+        return comparisons
 
     def experiment(self, protocol: str = "") -> dict[str, Any]:
-        """The fields of an `medfedaug.experiments.experiment.Experiment` of it.
+        """Return the fields of its `medfedaug.experiments.experiment.Experiment`.
 
         Args:
-            protocol: one of its protocols; may be left out where it has one alone.
+            protocol: one of its protocols; optional if it has only one.
 
         Raises:
-            ConfigError: where it cannot be run, or has other protocols.
+            ConfigError: when it cannot run, or has other protocols.
         """
         if self.reason:
             raise ConfigError(f"{self.name} cannot be run: {self.reason}")
@@ -91,7 +91,7 @@ class Entry:
             raise ConfigError(f"{self.name} has the protocols {', '.join(self.protocols)}, not {protocol!r}")
         rows = [row for row in self.published if row.protocol == protocol]
         held_out = any(row.held_out for row in rows) and not PRESETS[protocol].holdout
-        methods = [name for found in self.comparisons(protocol) for name in found.methods]
+        methods = [name for comparison in self.comparisons(protocol) for name in comparison.methods]
         return {
             "protocol": protocol,
             "methods": list(dict.fromkeys(methods)),
@@ -109,32 +109,32 @@ def _several(value: Any) -> list[Any]:
 
 @cache
 def _published() -> dict[str, tuple[Published, ...]]:
-    """The printed rows by paper and table."""
-    found: dict[str, tuple[Published, ...]] = {}
+    """Return the printed rows by paper and table."""
+    rows: dict[str, tuple[Published, ...]] = {}
     for preset in PRESETS.values():
         for row in published_rows(preset):
-            found[row.source] = (*found.get(row.source, ()), row)
-    return found
+            rows[row.source] = (*rows.get(row.source, ()), row)
+    return rows
 
 
 @cache
 def entries() -> dict[str, Entry]:
-    """All entries by name, paper by paper."""
+    """Read all entries by name, paper by paper."""
     content = yaml.safe_load((resources.files(__package__) / _FILE).read_text(encoding="utf-8"))
-    known = [one.name for one in fields(Entry) if one.name not in ("name", "source")]
-    found = {}
-    for paper, own in content.items():
-        for place, values in own.items():
+    known = [field.name for field in fields(Entry) if field.name not in ("name", "source")]
+    result = {}
+    for paper, places in content.items():
+        for place, values in places.items():
             name = f"{paper.lower().replace('-', '_')}:{place}"
             check_keys(f"{_FILE}: {name}: unknown keys", values, known)
-            runs = [{"vary": {}, **one} for one in values.get("runs", ())]
-            for one in runs:
-                check_keys(f"{_FILE}: {name}: unknown keys", one, ("protocols", "methods", "vary"))
-                for protocol in one["protocols"]:
+            runs = [{"vary": {}, **run} for run in values.get("runs", ())]
+            for run in runs:
+                check_keys(f"{_FILE}: {name}: unknown keys", run, ("protocols", "methods", "vary"))
+                for protocol in run["protocols"]:
                     find_preset(protocol)
             source = f"{paper} {re.sub(r'(?<=[a-z])(?=[0-9])', ' ', place).capitalize()}"
-            found[name] = Entry(name, source, **{**values, "runs": runs})
-    return found
+            result[name] = Entry(name, source, **{**values, "runs": runs})
+    return result
 
 
 def find_entry(name: str) -> Entry:

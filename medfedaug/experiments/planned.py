@@ -1,4 +1,4 @@
-"""`PlannedRun`: one run of a sweep, and where it lies."""
+"""`PlannedRun`: one run of a sweep, and its folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.benchmarks import find_benchmark
 from medfedaug.experiments.axes import shown
 
-BASE = "base"  # the variant that is the preset itself
+BASE = "base"  # name of the preset without other settings
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,9 @@ class PlannedRun:
         settings: names and values, as text, of the settings that differ from the preset; sorted.
         config: the configuration of the run.
         data: the options of the data set.
-        reduced: how the run is smaller than the preset's (a share of the rounds, a limit of cases); empty if
-            it is not.
+        reduced: reductions of the preset (a share of the rounds, a limit of cases), in words.
         held_out: the site that is left out; empty for none.
-        fold: number of the fold that is tested; 0 without folds.
+        fold: number of the tested fold; 0 without folds.
         folds: number of folds.
     """
 
@@ -42,17 +41,17 @@ class PlannedRun:
 
     @property
     def variant(self) -> str:
-        """The settings as one string; empty for the preset itself."""
+        """Return the settings as one string; empty for the preset itself."""
         return ",".join(f"{name}={value}" for name, value in self.settings)
 
     @property
     def seed(self) -> int:
-        """The run's seed."""
+        """Return the run's seed."""
         return self.config.seed
 
     @property
     def folder(self) -> Path:
-        """The run's folder inside the sweep's: ``<methods>/<variant>/seed-<k>``."""
+        """Return the run's folder inside the sweep's: ``<methods>/<variant>/seed-<k>``."""
         parts = [text for text in (self.variant, self.reduced) if text]
         parts += [f"without={self.held_out}"] if self.held_out else []
         parts += [f"fold={self.fold}of{self.folds}"] if self.fold else []
@@ -60,7 +59,7 @@ class PlannedRun:
         return Path(self.methods) / (variant or BASE) / f"seed-{self.seed}"
 
     def data_folder(self, benchmark: str) -> Path:
-        """The folder of the data's marker inside the sweep's, named after the data's options and the fold."""
+        """Return the folder of the data's marker inside the sweep's, named after the options and the fold."""
         defaults = find_benchmark(benchmark).options
         options = {k: v for k, v in self.data.items() if v != defaults[k] and k not in ("fold", "fold_seed")}
         name = "_".join([benchmark, *(f"{key}-{shown(value)}" for key, value in options.items())])

@@ -1,4 +1,4 @@
-"""The papers' protocols by name, as ``presets.yml`` has them: data, network, rounds, optimiser, source.
+"""The papers' protocols by name (``presets.yml``): data, network, rounds, optimiser, source.
 
 >>> PRESETS["office_caltech_10"].config["rounds"], PRESETS["fedrdn_office_caltech_10"].config["rounds"]
 (400, 100)
@@ -36,33 +36,33 @@ def parse_presets(text: str) -> dict[str, Preset]:
     """Read protocols from YAML.
 
     Args:
-        text: an object with ``presets``, which has the fields of `Preset` by name. Their ``readings`` name
-            entries of ``notes``. Keys that begin with ``_`` hold parts that several share.
+        text: an object with ``presets``, the fields of `Preset` by name. Their ``readings`` name entries of
+            ``notes``. Keys that begin with ``_`` hold parts that several presets share.
 
     Raises:
-        DataError: in one line that names the protocol and what is wrong with it.
+        DataError: in one line that names the protocol and its mistake.
     """
     try:
         content = yaml.safe_load(text)
         shared = [key for key in content if str(key).startswith("_")]
         check_keys("unknown keys", content, ["notes", "presets", *shared])
-        return {name: _preset(name, found, content["notes"]) for name, found in content["presets"].items()}
+        return {name: _preset(name, entry, content["notes"]) for name, entry in content["presets"].items()}
     except (yaml.YAMLError, ConfigError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"cannot be read ({first_line(error)})", path=_FILE) from error
 
 
-def _preset(name: str, found: Mapping[str, Any], notes: Mapping[str, str]) -> Preset:
-    check_keys(f"{name}: unknown keys", found, _KEYS)
-    for key, value in found.items():
+def _preset(name: str, entry: Mapping[str, Any], notes: Mapping[str, str]) -> Preset:
+    check_keys(f"{name}: unknown keys", entry, _KEYS)
+    for key, value in entry.items():
         if not isinstance(value, _KINDS.get(key, str)):
             raise ConfigError(f"{name}: {key} is {value!r}")
     for key in ("benchmark", "source", "config"):
-        if not found.get(key):
+        if not entry.get(key):
             raise ConfigError(f"{name}: {key} is missing")
-    check_keys(f"{name}: unknown settings", found["config"], _SETTINGS)
-    named = found.get("readings", [])
+    check_keys(f"{name}: unknown settings", entry["config"], _SETTINGS)
+    named = entry.get("readings", [])
     check_keys(f"{name}: unknown readings", named, notes)
-    return Preset(name=name, **{**found, "readings": tuple(str(notes[note]) for note in named)})
+    return Preset(name=name, **{**entry, "readings": tuple(str(notes[note]) for note in named)})
 
 
 PRESETS: dict[str, Preset] = parse_presets((resources.files(__package__) / _FILE).read_text(encoding="utf-8"))

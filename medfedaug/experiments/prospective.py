@@ -1,4 +1,4 @@
-"""`prospect_of` and `pilot_of`: what sites on one machine learn before they train together."""
+"""`prospect_of` and `pilot_of`: a comparison and a pilot of sites on one machine, before a federation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from medfedaug.analysis.pilot import METHODS, Pilot
 from medfedaug.analysis.prospect import Prospect, make_prospect
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
-from medfedaug.data.quality.image_fingerprint import SAMPLE, fingerprint_of
+from medfedaug.data.quality.image_fingerprint import SAMPLE, fingerprint_of, sample_cases
 from medfedaug.data.sites import arrange, find_sites, unlabelled_sites
 from medfedaug.errors import ConfigError
 from medfedaug.experiments.axes import parse_axis
@@ -28,7 +28,7 @@ SMALL: Mapping[str, Any] = {
 
 
 def small_settings(task: str, network: str | None) -> Mapping[str, Any]:
-    """Return `SMALL` for the network that it is of, and nothing for others."""
+    """Return `SMALL` for its network, and nothing for others."""
     return SMALL if task == "segmentation" and network in (None, "basicunet") else {}
 
 
@@ -37,7 +37,7 @@ def training_sites(data: Path, limit: int | None = None) -> list[SiteFolder]:
 
     Args:
         data: folder of the sites.
-        limit: at most so many cases of each split and site.
+        limit: largest number of cases of each split and site.
 
     Raises:
         ConfigError: for fewer than two of them.
@@ -61,8 +61,8 @@ def prospect_of(
 
     Args:
         sites: of `training_sites`.
-        sample: training cases of each site to look at, evenly from its list.
-        on_case: called with the number of cases of a site so far and of all.
+        sample: number of training cases of each site, taken evenly from its list.
+        on_case: called with the number of finished cases of a site and of all.
         norm: of the networks.
         pilot: of the same sites.
         record: see `medfedaug.analysis.gain_record.find_record`.
@@ -71,34 +71,34 @@ def prospect_of(
         ConfigError: for sites that cannot be compared, or a record that cannot be read.
         DataError: for images that cannot be read.
     """
-    found = [fingerprint_of(site, sample, on_case) for site in sites]
-    return make_prospect(found, norm=norm, pilot=pilot, record=record)
+    fingerprints = [fingerprint_of(site, sample_cases(site, sample), on_case) for site in sites]
+    return make_prospect(fingerprints, norm=norm, pilot=pilot, record=record)
 
 
 def pilot_config(
     sites: Sequence[SiteFolder], network: str | None, norm: str | None, settings: Sequence[str] = ()
 ) -> RunConfig:
-    """The job of a pilot: an exchange of fingerprints, then FedAvg and each site alone.
+    """Configure a pilot: an exchange of fingerprints, then FedAvg and each site alone.
 
     Args:
         sites: of `training_sites`.
-        network: its name; by default that of the sites' task, a small one for segmentation.
+        network: its name; by default the task's network, a small one for segmentation.
         norm: of the network; by default its own.
         settings: ``NAME=VALUE``, one value each.
 
     Raises:
-        ConfigError: for settings that are none.
+        ConfigError: for unknown settings.
     """
     axes = [parse_axis(text) for text in settings]
     for axis in axes:
         if len(axis.values) > 1:
             raise ConfigError(f"--set {axis.name}: give one value")
-    given = {**small_settings(sites[0].task, network), **({"network": network} if network else {})}
-    given |= {"unlabelled_weight": 0.0} if unlabelled_sites(sites) else {}
-    given |= {axis.name: axis.values[0] for axis in axes}
+    values = {**small_settings(sites[0].task, network), **({"network": network} if network else {})}
+    values |= {"unlabelled_weight": 0.0} if unlabelled_sites(sites) else {}
+    values |= {axis.name: axis.values[0] for axis in axes}
     if norm is not None:
-        given["network_args"] = {**given.get("network_args", {}), "norm": norm}
-    return configure(sites, **{"prospect": True, "pilot": METHODS, **given})
+        values["network_args"] = {**values.get("network_args", {}), "norm": norm}
+    return configure(sites, **{"prospect": True, "pilot": METHODS, **values})
 
 
 def pilot_of(

@@ -22,23 +22,16 @@ from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages.initial_weights import InitialWeights
 from medfedaug.methods.registry import canonical_name, parse_methods
 
-# What a sweep decides by itself, or what follows from the data.
-_NOT_SET = (
-    "methods",
-    "seed",
-    "holdout",
-    "task",
-    "classes",
-    "in_channels",
-    "channel_names",
-    "limit",
-    "purpose",
+# Settings that a sweep or the data decide.
+_DECIDED = (
+    *("methods", "seed", "holdout", "limit", "purpose"),
+    *("task", "classes", "in_channels", "channel_names"),
 )
-_SETTABLE = [field.name for field in dataclasses.fields(RunConfig) if field.name not in _NOT_SET]
+_SETTABLE = [field.name for field in dataclasses.fields(RunConfig) if field.name not in _DECIDED]
 
 
 def parse_methods_list(texts: Sequence[str]) -> list[str]:
-    """The combinations of methods, each name spelt as its method has it, without repetitions.
+    """Parse combinations of methods to canonical names, without repetitions.
 
     Raises:
         ConfigError: for unknown methods.
@@ -47,14 +40,14 @@ def parse_methods_list(texts: Sequence[str]) -> list[str]:
         >>> parse_methods_list(["fedavg fedrdn,fedfa+", "fedavg"])
         ['fedavg', 'fedrdn,fedfa+']
     """
-    found = [
+    combinations = [
         ",".join(map(canonical_name, filter(None, text.split(","))))
         for item in texts
         for text in item.split()
     ]
-    for text in found:
+    for text in combinations:
         parse_methods(text)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(combinations))
 
 
 def plan(
@@ -73,8 +66,8 @@ def plan(
 ) -> list[PlannedRun]:
     """List the runs of a sweep: all with the first seed, then all with the second, and so on.
 
-    Within a seed the first fold, or the first site to be left out, comes first with all methods. A sweep that
-    is stopped early has thus compared all its methods.
+    Within a seed the first fold, or the first held-out site, comes first with all methods, so that a sweep
+    that stops early has compared all its methods. A value or site that is named twice runs once.
 
     Args:
         preset: the protocol.
@@ -83,18 +76,16 @@ def plan(
         seeds: number of seeds; they are 0, 1, ...
         axes: settings that take several values. An argument of a method applies to the combinations that
             contain the method.
-        also: further methods with settings of their own.
-        holdout: sites to leave out in turn, or ``"all"``; ``"none"`` for a preset that would leave sites out.
+        also: further methods, each with its own settings.
+        holdout: sites to leave out in turn, or ``"all"``; ``"none"`` overrides a preset with held-out sites.
         folds: number of folds by patient; 0 for none.
         scale: share of the preset's rounds.
-        limit: at most this many cases per split and site.
-        init: a file with weights to start from; to be given to `run_all`, too.
-
-    A value, or a site to leave out, that is named twice is run once.
+        limit: largest number of cases per split and site.
+        init: a file with initial weights, which `run_all` needs too.
 
     Raises:
-        ConfigError: for unknown settings, methods that cannot be combined, and different runs that would have
-            one folder.
+        ConfigError: for unknown settings, methods that cannot be combined, and different runs with the same
+            folder.
         DataError: when the data are missing.
     """
     if seeds < 1:
@@ -102,51 +93,47 @@ def plan(
     if not 0 < scale <= 1:
         raise ConfigError(f"scale is a share of the rounds, above 0 and at most 1, got {scale}")
     options = find_benchmark(preset.benchmark).options
-    compared = [Comparison(tuple(methods), tuple(axes)), *also]
-    for one in compared:
-        check_axes(one.axes, one.methods, preset.benchmark)
+    comparisons = [Comparison(tuple(methods), tuple(axes)), *also]
+    for comparison in comparisons:
+        check_axes(comparison.axes, comparison.methods, preset.benchmark)
     if folds and "folds" not in options:
         raise ConfigError(f"folds are of patients, and {preset.benchmark} has none")
-    first_fold = {"folds": folds} if folds else {}  # whether there are patients enough
-    # A site that is left out is left out before the others are dealt.
-    own = {**preset.data, **first_fold, "deal": 1, "deal_domains": 1}
-    found = open_benchmark(preset.benchmark, find_root(root, preset.benchmark), limit=limit, **own)
-    sites = _held_out(preset, holdout, found)
+    first_fold = {"folds": folds} if folds else {}  # checks that there are enough patients
+    # Sites are held out before the others are dealt.
+    data = {**preset.data, **first_fold, "deal": 1, "deal_domains": 1}
+    sites = open_benchmark(preset.benchmark, find_root(root, preset.benchmark), limit=limit, **data)
+    held_out = _held_out(preset, holdout, sites)
     runs = [
         _planned(preset, text, chosen, seed, fold, site, folds, scale, limit)
         for seed in range(seeds)
         for fold in range(1, folds + 1) or (0,)
-        for site in sites or ("",)
-        for one in compared
-        for text in one.methods
-        for chosen in _combinations([a for a in one.axes if not a.method or a.method in _named(text)])
+        for site in held_out or ("",)
+        for comparison in comparisons
+        for text in comparison.methods
+        for chosen in _combinations([a for a in comparison.axes if a.method in ("", *_named(text))])
     ]
-    return _checked(_once(runs), preset, found, init)
+    return _checked(_unique(runs), preset, sites, init)
 
 
-def _once(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """The runs, each once.
-
-    Raises:
-        ConfigError: naming the folder that two different ones would have.
-    """
-    found: dict[Path, PlannedRun] = {}
+def _unique(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Return each run once; refuse different runs with one folder."""
+    by_folder: dict[Path, PlannedRun] = {}
     for run in runs:
-        if found.setdefault(run.folder, run) != run:
+        if by_folder.setdefault(run.folder, run) != run:
             raise ConfigError(
-                f"two runs would be in one folder, {run.folder}: their settings differ in what its name "
-                "leaves out; run one of them with another --out"
+                f"two runs would be in one folder, {run.folder}: its name leaves out the settings in which "
+                "they differ; run one of them with another --out"
             )
-    return list(found.values())
+    return list(by_folder.values())
 
 
 def check_axes(axes: Sequence[Axis], methods: Sequence[str], benchmark: str) -> None:
-    """Check that settings can be set, each once.
+    """Check that each setting is known and set once.
 
     Args:
         axes: the settings.
         methods: combinations of methods, of which one must contain the method of a ``METHOD.ARG``.
-        benchmark: the data set, whose options can be set.
+        benchmark: the data set, whose options are settings too.
 
     Raises:
         ConfigError: naming the setting.
@@ -166,22 +153,22 @@ def check_axes(axes: Sequence[Axis], methods: Sequence[str], benchmark: str) -> 
 def _checked(
     runs: Sequence[PlannedRun], preset: Preset, sites: Sequence[SiteFolder], init: Path | None
 ) -> list[PlannedRun]:
-    """The runs with the weights that they start from, if networks, methods and data options go together."""
-    found = federation_settings(sites)
+    """Check that networks, methods and data options go together, and add the initial weights."""
+    from_data = federation_settings(sites)
     digests: dict[str, str] = {}
     checked = []
     for run in runs:
-        config = dataclasses.replace(run.config, **found)
-        said = json.dumps([config.methods, config.network, config.network_args, config.image_size])
+        config = dataclasses.replace(run.config, **from_data)
+        network = json.dumps([config.methods, config.network, config.network_args, config.image_size])
         check_options(preset.benchmark, run.data)
-        if said not in digests:
-            composition = Composition(config)  # whether methods and network go together
-            digests[said] = ""
+        if network not in digests:
+            composition = Composition(config)  # checks that methods and network go together
+            digests[network] = ""
             if init:
-                digests[said] = InitialWeights.read(init, composition.network.state_dict()).digest
+                digests[network] = InitialWeights.read(init, composition.network.state_dict()).digest
         if init:
             settings = tuple(sorted((*run.settings, ("init", init.stem))))
-            config = dataclasses.replace(run.config, init=digests[said])
+            config = dataclasses.replace(run.config, init=digests[network])
             run = dataclasses.replace(run, settings=settings, config=config)
         checked.append(run)
     return checked
@@ -224,7 +211,7 @@ def _planned(
         draft.choose(name, value)
     draft.settle(chosen)
     config, data, reduced = draft.config, draft.data, []
-    if scale < 1 and isinstance(config["rounds"], int):  # or `RunConfig` says what is wrong with them
+    if scale < 1 and isinstance(config["rounds"], int):  # `RunConfig` refuses others
         config["rounds"] = max(1, round(scale * config["rounds"]))
         reduced.append(f"scale={shown(scale)}")
     if limit is not None:
@@ -247,12 +234,12 @@ def _planned(
 
 
 class _Draft:
-    """The settings of a run in the making: the preset's, and those that were chosen in their place.
+    """The settings of a run in the making: the preset's, and chosen ones in their place.
 
     Attributes:
         config: fields of the run's configuration.
         data: options of the data set.
-        arguments: of each method.
+        arguments: arguments of each method.
         chosen: names and values of the settings that differ from the preset.
     """
 
@@ -263,7 +250,7 @@ class _Draft:
         self.chosen: list[tuple[str, str]] = []
 
     def choose(self, name: str, value: Any) -> None:
-        """Set one of them; record it unless the preset has that value."""
+        """Set a value; record it unless the preset has it."""
         method, _, argument = name.rpartition(".")
         if method:
             differs = _put(self.arguments[method], argument, value)
@@ -289,28 +276,29 @@ class _Draft:
     def _choose_fraction(self, value: Any) -> bool:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"fraction is a share of the training cases, as in 1/6, got {value!r}")
-        # Of what the paper trains with, which may be a share itself.
+        # A share of the paper's training cases, which may be a share itself.
         whole = self.data.get("fraction", find_benchmark(self.preset.benchmark).options["fraction"])
         if value != 1:
             self.data["fraction"] = value * whole
         return value != 1
 
     def settle(self, chosen: Mapping[str, Any]) -> None:
-        """Set what follows from the settings that were chosen."""
+        """Set the values that follow from the chosen settings."""
         config, preset = self.config, self.preset
-        if asked := config.get("planning"):  # what varies is given, and no plan's to decide
-            config["planning"] = planning_settings((*asked.get("given", ()), *chosen), asked.get("memory"))
+        if planning := config.get("planning"):  # planning keeps the varied settings
+            names = (*planning.get("given", ()), *chosen)
+            config["planning"] = planning_settings(names, planning.get("memory"))
         if preset.follows:
-            own = task_defaults(preset.task, Plan.from_dict(config.get("plan", {})))
-            config |= {name: own[name] for name in preset.follows if name not in chosen}
+            defaults = task_defaults(preset.task, Plan.from_dict(config.get("plan", {})))
+            config |= {name: defaults[name] for name in preset.follows if name not in chosen}
         # The preset's arguments are of its own network.
         other = "network" in chosen and chosen["network"] != preset.config["network"]
-        given = {} if other else preset.config.get("network_args", {})
-        config["network_args"] = {**given, **chosen.get("network_args", {})}
+        arguments = {} if other else preset.config.get("network_args", {})
+        config["network_args"] = {**arguments, **chosen.get("network_args", {})}
 
 
 def _put(settings: dict[str, Any], name: str, value: Any, default: Any = None) -> bool:
-    """Set a value. Returns whether there was another."""
+    """Set a value; return whether it changed."""
     if value == settings.get(name, default):
         return False
     settings[name] = value

@@ -1,6 +1,6 @@
-"""Search of settings, with Optuna: each trial is a run that is scored on validation cases alone.
+"""Search of settings with Optuna: each trial is a run with a score on validation cases only.
 
-The file of a search names settings and what each may be::
+The file of a search names settings and the choices of each::
 
     learning_rate: {low: 0.0001, high: 0.01, log: true}
     fedfa.prob: {low: 0, high: 1}
@@ -33,14 +33,14 @@ from medfedaug.metrics.registry import METRICS, metric_names
 from medfedaug.utils.validation import check_keys, is_number
 
 SEARCH = "search"
-"""The folder of the trials in that of the experiment, with Optuna's record ``trials.db``."""
+"""Folder of the trials in the experiment's folder, with Optuna's record ``trials.db``."""
 _RECORD = "trials.db"
 _METHODS = "methods"
-_FIRST = 5  # trials before any is ended early, and before Optuna's sampler learns from them
+_FIRST = 5  # trials before the first early end, and before Optuna's sampler learns from them
 _PRUNED = "ended early: its validation scores were below the median of earlier trials"
 
 Choices = Mapping[str, Any]
-"""By setting a list of values, or ``low``, ``high`` and ``log`` or ``step``."""
+"""A list of values for each setting, or ``low``, ``high`` and ``log`` or ``step``."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ class Searched:
     """Result of a search.
 
     Args:
-        experiment: the winner, ready to be run with all seeds and tested.
+        experiment: the winner, ready for all seeds and the test.
         chosen: its settings.
         score: its validation score.
         metric: the name of the score.
-        trials: number of configurations that were tried.
-        ended_early: how many of them were not trained to the end.
+        trials: number of configurations.
+        ended_early: number of configurations that ended early.
     """
 
     experiment: Experiment
@@ -64,7 +64,7 @@ class Searched:
     ended_early: int
 
     def sentences(self) -> list[str]:
-        """State how the settings were chosen, for a reader of the winner's test scores."""
+        """Describe the search for a reader of the winner's test scores."""
         chosen = ", ".join(f"{name}={value}" for name, value in self.chosen.items())
         return [
             f"Chosen among {self.trials} configurations ({self.ended_early} ended early) by the validation "
@@ -75,7 +75,7 @@ class Searched:
 
 
 def read_choices(path: str | Path) -> Choices:
-    """Read what the settings may be.
+    """Read the choices of settings.
 
     Raises:
         ConfigError: naming the file and the setting.
@@ -102,7 +102,7 @@ def read_choices(path: str | Path) -> Choices:
 
 
 def search(
-    asked: Experiment,
+    experiment: Experiment,
     choices: Choices,
     trials: int,
     *,
@@ -114,39 +114,42 @@ def search(
     """Try configurations, each by one run of seed 0, and return the one with the best validation score.
 
     Optuna's tree-structured Parzen estimator proposes them. Its median rule ends a trial whose best score
-    after some round is below the median of the earlier trials at that round. A search that was interrupted is
-    continued: its record lies beside the trials.
+    after some round is below the median of the earlier trials at that round. A later call continues an
+    interrupted search from its record.
 
     Args:
-        asked: the experiment; a setting that is searched must not be in it.
+        experiment: the experiment, without the settings of the search.
         choices: `read_choices`.
         trials: number of configurations, with those of an earlier call.
         device: see `run_all`.
-        workers: see there; as many trials are proposed at a time.
+        workers: see `run_all`; as many trials are proposed at a time.
         threads: of each run's sites.
-        on_event: see there, for trials instead of runs.
+        on_event: see `run_all`, for trials instead of runs.
 
     Raises:
-        ConfigError: for settings that do not go together; where Optuna is not installed.
-        RunFailed: where no trial has a validation score.
+        ConfigError: for settings that do not go together; when Optuna is not installed.
+        RunFailed: when no trial has a validation score.
     """
     optuna = _optuna()
-    _check(asked, choices)
-    folder = asked.out / SEARCH
+    _check(experiment, choices)
+    folder = experiment.out / SEARCH
     workers = workers or ThisProcess()
     folder.mkdir(parents=True, exist_ok=True)
-    one = replace(asked, out=folder, seeds=1, folds=0, holdout=())
-    preset = one.preset()
-    sites = open_benchmark(preset.benchmark, one.root, limit=one.limit, **preset.data)
+    base = replace(experiment, out=folder, seeds=1, folds=0, holdout=())
+    preset = base.preset()
+    sites = open_benchmark(preset.benchmark, base.root, limit=base.limit, **preset.data)
     metric = metric_names(federation_settings(sites)["task"])[0]
     study = _open_study(optuna, folder, METRICS[metric].higher_is_better)
     while (missing := trials - len(_tried(study))) > 0:
         batch: dict[Path, list[Any]] = {}
         runs: dict[Path, PlannedRun] = {}
         for trial in [study.ask() for _ in range(min(workers.number, missing))]:
-            settings = _propose(trial, choices, asked.methods)
+            settings = _propose(trial, choices, experiment.methods)
             trial.set_user_attr("settings", settings)
-            configured = _configured(one, settings)
+            methods = (settings[_METHODS],) if _METHODS in settings else base.methods
+            fixed = {name: (value,) for name, value in settings.items() if name != _METHODS}
+            # In `vary`, so that a trial's folder has the name of its settings.
+            configured = replace(base, methods=methods, vary={**base.vary, **fixed})
             preset = configured.preset()
             (run,) = configured.runs(preset)
             runs[run.folder] = run
@@ -154,25 +157,25 @@ def search(
         failed = run_all(
             list(runs.values()),
             preset,
-            one.root,
+            base.root,
             folder,
             workers=workers,
             device=device,
             execution=Execution(threads=threads, tested=False),
             watch=_Reports({path: same[0] for path, same in batch.items()}, metric),
             on_event=_counted(on_event, len(_tried(study)), trials),
-            init=asked.init,
+            init=experiment.init,
         )
         for path, same in batch.items():
             reason = failed.get(path, "")
             score = None if reason else _validation(folder / path / RESULTS, metric)
             for trial in same:
                 _end(optuna, study, trial, score, reason)
-    return _winner(study, asked, metric)
+    return _winner(study, experiment, metric)
 
 
 def _open_study(optuna: Any, folder: Path, higher_is_better: bool) -> Any:
-    """Open the record of a search, and put the trials of a process that ended first in the queue again."""
+    """Open the record of a search, and queue the unfinished trials of an earlier process again."""
     study = optuna.create_study(
         study_name=SEARCH,
         storage=f"sqlite:///{folder.absolute() / _RECORD}",
@@ -180,17 +183,17 @@ def _open_study(optuna: Any, folder: Path, higher_is_better: bool) -> Any:
         direction="maximize" if higher_is_better else "minimize",
         pruner=optuna.pruners.MedianPruner(n_startup_trials=_FIRST),
     )
-    # Seeded by what was drawn before, or a search that goes on would draw the same again.
+    # Seeded by the number of trials, or a continued search would draw the same again.
     drawn = len(study.get_trials())
     study.sampler = optuna.samplers.TPESampler(seed=drawn, n_startup_trials=_FIRST, constant_liar=True)
-    for left in study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):
-        study.tell(left.number, state=optuna.trial.TrialState.FAIL)
-        study.enqueue_trial(left.params)
+    for trial in study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):
+        study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+        study.enqueue_trial(trial.params)
     return study
 
 
 def _end(optuna: Any, study: Any, trial: Any, score: float | None, reason: str) -> None:
-    """Enter the score of a trial, or why it has none."""
+    """Record the score of a trial, or the reason why it has none."""
     if score is not None:
         study.tell(trial, score)
         return
@@ -199,21 +202,23 @@ def _end(optuna: Any, study: Any, trial: Any, score: float | None, reason: str) 
     study.tell(trial, state=states.PRUNED if reason == _PRUNED else states.FAIL)
 
 
-def _winner(study: Any, asked: Experiment, metric: str) -> Searched:
+def _winner(study: Any, experiment: Experiment, metric: str) -> Searched:
     tried = _tried(study)
     if not any(trial.state.name == "COMPLETE" for trial in tried):
-        raise RunFailed(f"{asked.out}: no trial has a validation score ({tried[0].user_attrs['reason']})")
+        raise RunFailed(
+            f"{experiment.out}: no trial has a validation score ({tried[0].user_attrs['reason']})"
+        )
     chosen = study.best_trial.user_attrs["settings"]
     settings = {name: value for name, value in chosen.items() if name != _METHODS}
-    methods = (chosen[_METHODS],) if _METHODS in chosen else asked.methods
-    winner = replace(asked, methods=methods, settings={**asked.settings, **settings})
+    methods = (chosen[_METHODS],) if _METHODS in chosen else experiment.methods
+    winner = replace(experiment, methods=methods, settings={**experiment.settings, **settings})
     early = sum(trial.state.name == "PRUNED" for trial in tried)
     return Searched(winner, chosen, study.best_value, metric, len(tried), early)
 
 
 @dataclass(frozen=True)
 class _Reports:
-    """Tells Optuna the validation scores of a run, wherever it is made, and ends it where Optuna says so."""
+    """Reports the validation scores of a run to Optuna, from any worker, and ends the run for Optuna."""
 
     trials: Mapping[Path, Any]
     metric: str
@@ -230,7 +235,7 @@ class _Reports:
 def _counted(
     on_event: Callable[[dict[str, Any]], None] | None, before: int, trials: int
 ) -> Callable[[dict[str, Any]], None]:
-    """Let the events of a batch count among all trials."""
+    """Number the events of a batch among all trials."""
     numbers = count(before + 1)
 
     def tell(event: dict[str, Any]) -> None:
@@ -244,22 +249,22 @@ def _counted(
     return tell
 
 
-def _check(asked: Experiment, choices: Choices) -> None:
-    if asked.entry:
+def _check(experiment: Experiment, choices: Choices) -> None:
+    if experiment.entry:
         raise ConfigError(
-            "a search is of a protocol or of your own data; an entry of a paper has its settings"
+            "a search needs a protocol or your own data; an entry of a paper has fixed settings"
         )
-    for name, values in asked.vary.items():
+    for name, values in experiment.vary.items():
         if len(values) > 1:
             raise ConfigError(f"{name} has several values; put them into the search's file")
         if name in choices:
             raise ConfigError(f"{name} is set, and is in the search's file; leave it out of one")
-    if len(asked.methods) > 1 and _METHODS not in choices:
-        raise ConfigError("a search has one combination of methods, or chooses it: put methods into its file")
+    if len(experiment.methods) > 1 and _METHODS not in choices:
+        raise ConfigError("a search has one combination of methods; put several into the search's file")
 
 
 def _tried(study: Any) -> list[Any]:
-    """The trials that have ended, without those of a process that ended before them."""
+    """Return the trials that have ended, without the unfinished trials of an earlier process."""
     return [
         trial
         for trial in study.get_trials()
@@ -268,7 +273,7 @@ def _tried(study: Any) -> list[Any]:
 
 
 def _propose(trial: Any, choices: Choices, methods: Sequence[str]) -> dict[str, Any]:
-    """Let Optuna choose; arguments of methods that are not in the combination are not chosen."""
+    """Let Optuna choose settings, without arguments of methods outside the combination."""
     settings: dict[str, Any] = {}
     names = {spec["name"] for spec in parse_methods(methods[0])}
     for name in sorted(choices, key=lambda name: name != _METHODS):
@@ -277,23 +282,16 @@ def _propose(trial: Any, choices: Choices, methods: Sequence[str]) -> dict[str, 
             continue
         choice = choices[name]
         if isinstance(choice, list):  # as text, since Optuna takes no lists
-            value = json.loads(trial.suggest_categorical(name, [json.dumps(one) for one in choice]))
+            value = json.loads(trial.suggest_categorical(name, list(map(json.dumps, choice))))
         elif all(isinstance(choice[end], int) for end in ("low", "high")) and "step" in choice:
             value = trial.suggest_int(name, choice["low"], choice["high"], step=choice["step"])
         else:
-            found = trial.suggest_float(name, choice["low"], choice["high"], log=bool(choice.get("log")))
-            value = float(f"{found:.3g}")  # as a page and the name of a folder have it
+            number = trial.suggest_float(name, choice["low"], choice["high"], log=bool(choice.get("log")))
+            value = float(f"{number:.3g}")  # as on a page and in the name of a folder
         settings[name] = value
         if name == _METHODS:
             names = {spec["name"] for spec in parse_methods(value)}
     return settings
-
-
-def _configured(asked: Experiment, settings: Mapping[str, Any]) -> Experiment:
-    """The experiment of one trial, whose folder is named by its settings."""
-    methods = (settings[_METHODS],) if _METHODS in settings else asked.methods
-    found = {name: (value,) for name, value in settings.items() if name != _METHODS}
-    return replace(asked, methods=methods, vary={**asked.vary, **found})
 
 
 def _validation(results: Path, metric: str) -> float | None:

@@ -20,7 +20,7 @@ from medfedaug.config.training_scripts import loop_reference
 from medfedaug.data.base import SiteFolder, is_own_data
 from medfedaug.data.benchmarks import OWN_DATA, is_federation, read_federation
 from medfedaug.data.quality.file_hashes import (
-    check_made_with,
+    check_same_files,
     check_unchanged,
     fingerprint_files,
     fingerprint_sites,
@@ -62,61 +62,59 @@ _FILES = "files"  # of `results.json`: a hash for each site
 
 
 def configure(sites: Sequence[SiteFolder], **options: Any) -> RunConfig:
-    """A configuration that fits the sites' data.
+    """Make a configuration that fits the sites' data.
 
-    The task follows from the data, and with the task the network, the optimiser's settings and the
-    augmentation (`medfedaug.config.run.task_defaults`); where a Bundle is named, they follow from it.
+    The task follows from the data. Network, optimiser's settings and augmentation follow from the task
+    (`medfedaug.config.run.task_defaults`), or from a Bundle.
 
     Args:
         sites: the sites.
         **options: fields of `RunConfig`; ``None`` leaves one to the default. ``bundle`` is the folder of a
-            Bundle, which then may be used in this process.
+            Bundle, which this process may use from then on.
 
     Raises:
         MedFedAugError: when the sites do not fit each other, or the options the data.
     """
-    given = {name: value for name, value in options.items() if value is not None}
-    found = federation_settings(sites, given.get("holdout", ()))
-    task = found["task"]
-    if given.get("task", task) != task:
-        raise ConfigError(f"the data are for {task}, and the task asked for is {given['task']}")
-    return RunConfig(**{**usual_settings(task, given, own_data=is_own_data(sites)), **found})
+    settings = {name: value for name, value in options.items() if value is not None}
+    from_data = federation_settings(sites, settings.get("holdout", ()))
+    task = from_data["task"]
+    if settings.get("task", task) != task:
+        raise ConfigError(f"the data are for {task}, and the setting task is {settings['task']}")
+    return RunConfig(**{**usual_settings(task, settings, own_data=is_own_data(sites)), **from_data})
 
 
-def usual_settings(task: str, given: Mapping[str, Any], *, own_data: bool) -> dict[str, Any]:
-    """The given settings, with those that follow from the task, or from the Bundle, where one is named.
+def usual_settings(task: str, settings: Mapping[str, Any], *, own_data: bool) -> dict[str, Any]:
+    """Complete settings by the defaults of the task, or by those of the Bundle.
 
     Args:
         task: of the run.
-        given: fields of `RunConfig`; ``bundle`` is the folder of a Bundle.
+        settings: fields of `RunConfig`; ``bundle`` is the folder of a Bundle.
         own_data: see `medfedaug.config.run.task_defaults`.
 
     Raises:
-        ConfigError: for a Bundle that cannot be used, or a plan beside it.
+        ConfigError: for a Bundle that cannot be used, or settings that follow from it.
     """
-    if not given.get("bundle"):
-        return {**task_defaults(task, given.get("plan"), own_data=own_data), **given}
-    bundle = allow(given["bundle"])
-    settled = bundle_run_settings(bundle)
-    plan = given.get("plan", Plan())
-    if plan not in (Plan(), settled["plan"]):
+    if not settings.get("bundle"):
+        return {**task_defaults(task, settings.get("plan"), own_data=own_data), **settings}
+    fixed = bundle_run_settings(allow(settings["bundle"]))
+    if settings.get("plan", Plan()) not in (Plan(), fixed["plan"]):
         raise ConfigError("a plan follows from the transforms of the Bundle; leave it out")
-    named = [name for name in ("network", "optimizer") if given.get(name, settled[name]) != settled[name]]
-    if named:
-        raise ConfigError(f"{named[0]} follows from the Bundle; leave it out")
-    return {**settled, **given, "bundle": settled["bundle"], "plan": settled["plan"]}
+    for name in ("network", "optimizer"):
+        if settings.get(name, fixed[name]) != fixed[name]:
+            raise ConfigError(f"{name} follows from the Bundle; leave it out")
+    return {**fixed, **settings, "bundle": fixed["bundle"], "plan": fixed["plan"]}
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Simulation:
-    """A run on this machine that has been checked and may be carried.
+    """A checked run on this machine.
 
     Args:
         run: for the engine.
         engine: carries it.
         composition: network and methods.
         out: the folder for its files.
-        made_with: a hash of each site's files, by which a finished run is known not to be of others.
+        made_with: a hash of each site's files, which identifies the data of a finished run.
         uneven: the sites whose images lie on different scales, with a sentence.
     """
 
@@ -127,7 +125,7 @@ class _Simulation:
     made_with: dict[str, str] = field(default_factory=dict)
     uneven: dict[str, str] = field(default_factory=dict)
 
-    def tell(self, **event: Any) -> None:
+    def emit(self, **event: Any) -> None:
         if self.run.on_event is not None:
             self.run.on_event(event)
 
@@ -164,9 +162,9 @@ def simulate(
 ) -> dict[str, Any]:
     """Run a federation over the sites below ``data_dir``.
 
-    Everything is checked before anything is written; ``out`` receives its files when the run is over, and
-    until then holds ``state/``, what server and sites keep after every round. Where layers stay at the sites,
-    the sites' part of it remains: without it the model is not complete.
+    Everything is checked before anything is written. ``out`` receives its files when the run is over; until
+    then it holds ``state/``, the files of server and sites after every round. Where layers stay at the sites,
+    the sites' part of it remains, since it completes the model.
 
     Args:
         data_dir: the folder that holds the sites' folders.
@@ -175,34 +173,34 @@ def simulate(
             ``tracking``.
         config: the run; channels and classes are taken from the data.
         engine: its name (`medfedaug.experiments.engines.find_engine`): ``"nvflare"``, ``"inprocess"``, or
-            that of another package; without effect where all images are in one place.
+            the name of a package's engine; without effect where all images are in one place.
         device: the sites' device.
         overwrite: replace the results of an earlier run, finished or not.
-        resume: continue an interrupted run after its last finished round; a finished one is not run again,
-            and where nothing is there yet, the run begins.
+        resume: continue an interrupted run after its last finished round. A finished run stays as it is, and
+            without an earlier one the run begins.
         on_event: see `medfedaug.federation.FederationServer`.
-        tracking: ``"tensorboard"``, ``"mlflow"`` or ``"wandb"``, with NVFlare alone.
+        tracking: ``"tensorboard"``, ``"mlflow"`` or ``"wandb"``, with NVFlare only.
         pictures: show in ``report.html`` the intensities and features of the sites, and each site's worst and
             best case; without effect with a Bundle, whose images only its transforms can read.
         report: write ``report.html``; `medfedaug.analysis.write_report` makes it of a finished run later.
-        execution: see `medfedaug.config.run.Execution`; where sites are processes, and without a number of
-            threads, they share the cores.
-        sites: the sites where they are open already, with the ``limit`` of ``config``.
-        machine: where every site keeps its prepared images; by default as ``MEDFEDAUG_MEMORY`` and
-            ``MEDFEDAUG_CACHE`` say.
-        init: a file with weights to start from (`medfedaug.models.weights`); what does not fit the network
-            starts from the seed, and ``results.json`` says what.
-        loop: the path of a script with a training loop of one's own, or the name of one that a package adds
-            (`medfedaug.config.training_scripts`), which the sites run in the place of the federation's; with
-            NVFlare alone.
+        execution: see `medfedaug.config.run.Execution`; without a number of threads, sites that are processes
+            share the cores.
+        sites: sites that are open already, with the ``limit`` of ``config``.
+        machine: memory and folder of every site's prepared images; by default from ``MEDFEDAUG_MEMORY`` and
+            ``MEDFEDAUG_CACHE``.
+        init: a file with initial weights (`medfedaug.models.weights`). Entries that do not fit the network
+            start from the seed, and ``results.json`` lists them.
+        loop: the path of a script with a custom training loop, or the name of a package's loop
+            (`medfedaug.config.training_scripts`), which the sites run in place of the federation's; with
+            NVFlare only.
 
     Returns:
         The content of ``results.json``. ``data`` is the name of the folder, or of the benchmark whose data it
-        holds, and then ``data_options`` are its options: the fold that was tested, for one. ``files`` has a
-        hash of each site's files, by which a finished run is known not to be of others.
+        holds; a benchmark's options, such as the tested fold, are ``data_options``. ``files`` has a hash of
+        each site's files, which identifies the data of a finished run.
 
     Raises:
-        MedFedAugError: one line that says what is wrong and where.
+        MedFedAugError: one line that names the mistake and its place.
     """
     if resume and overwrite:
         raise ConfigError("resume and overwrite exclude each other")
@@ -233,7 +231,7 @@ def simulate(
             shutil.rmtree(work, ignore_errors=True)
             if not server_checkpoint(prepared.state).exists():  # nothing to continue: leave no trace
                 remove_state(prepared.state)
-        # The sites' own layers are part of the trained model; what else is there served to continue.
+        # The sites' own layers are part of the trained model; the rest only served to continue.
         remove_state(prepared.state, server_only=prepared.composition.personal)
         _draw(prepared, report=report, pictures=pictures)
         return results
@@ -254,22 +252,18 @@ def _prepare(
     tracking: str | None,
     **run: Any,
 ) -> _Simulation:
-    """Check that data, settings, methods and engine go together, before anything is written.
-
-    Raises:
-        MedFedAugError: one line that says what is wrong and where.
-    """
+    """Check that data, settings, methods and engine go together, before anything is written."""
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is not a folder")
     check_device(device)
     sites = sites or find_sites(data_dir, limit=config.limit)
     if resume and server_checkpoint(out / STATE).exists():
-        began = kept_fingerprint(out / STATE)
-        if began is not None:
-            check_unchanged(began, fingerprint_files(sites), data_dir)
+        fingerprint = kept_fingerprint(out / STATE)
+        if fingerprint is not None:
+            check_unchanged(fingerprint, fingerprint_files(sites), data_dir)
     config = replace(config, **federation_settings(sites, config.holdout))
     sites = arrange(sites, config.channel_names, config.classes)
-    composition = Composition(config)  # whether methods and network go together
+    composition = Composition(config)  # checks that methods and network go together
     task = composition.task()
     for folder in sites:
         task.check_site(folder)
@@ -282,14 +276,14 @@ def _prepare(
         reference, script = loop_reference(loop)
         config = replace(config, loop=reference)
     if composition.pools_data:
-        engine = PooledEngine()  # nothing travels that another one could carry
+        engine = PooledEngine()  # no message needs another engine
     if tracking and not engine.tracks:
         raise ConfigError("tracking is NVFlare's: it needs --engine nvflare, and a federation")
     if execution.site_speed and not engine.keeps_time:
         raise ConfigError("site_speed needs sites that take turns (--engine inprocess), and a federation")
     if config.loop is not None and not engine.runs_scripts:
         raise ConfigError(
-            "a loop of one's own runs under NVFlare's Client API: it needs --engine nvflare, and a federation"
+            "a custom loop runs under NVFlare's Client API: it needs --engine nvflare, and a federation"
         )
     if engine.own_processes and not execution.threads:
         training = sum(site.trains and site.name not in config.holdout for site in sites)
@@ -312,11 +306,7 @@ def _prepare(
 
 
 def _rehearse(config: RunConfig, sites: Sequence[SiteFolder], engine: Engine) -> None:
-    """Build the server, and one site's model with all methods, as the processes of a run do.
-
-    Raises:
-        MedFedAugError: in the words of the server or the site, before either is started.
-    """
+    """Build the server, and one site's model with all methods, so that their errors come first."""
     with torch.random.fork_rng(devices=[]):
         FederationServer(config, travels=engine.travels)
         site = next(site for site in sites if site.trains and site.name not in config.holdout)
@@ -324,7 +314,7 @@ def _rehearse(config: RunConfig, sites: Sequence[SiteFolder], engine: Engine) ->
 
 
 def _earlier_results(simulation: _Simulation, *, overwrite: bool, resume: bool) -> dict[str, Any] | None:
-    """Make room for a run's files, or return the results of one that is finished and asked for again.
+    """Make room for a run's files, or return the results of the finished run that ``resume`` continues.
 
     Raises:
         ConfigError: when the folder holds something that the run may not replace or continue.
@@ -336,23 +326,19 @@ def _earlier_results(simulation: _Simulation, *, overwrite: bool, resume: bool) 
             return _finished(simulation)
         raise ConfigError(f"{out} holds the results of an earlier run; choose another folder or --overwrite")
     check_results(out)
-    if not simulation.run.config.bundle:  # whose transforms read the files
+    if not simulation.run.config.bundle:  # a Bundle's transforms read the files
         check_voxels(simulation.run.sites)
     if overwrite:
         remove_results(out)
     checkpoint = server_checkpoint(simulation.state)
     remove_unfinished(checkpoint.parent)
     if checkpoint.exists() and not resume:
-        raise ConfigError(f"{out} holds a run that broke off: --resume continues it, --overwrite begins anew")
+        raise ConfigError(f"{out} holds an unfinished run: --resume continues it, --overwrite begins anew")
     return None
 
 
 def _finished(simulation: _Simulation) -> dict[str, Any]:
-    """Return the results of a finished run, if it is this one.
-
-    Raises:
-        ConfigError: when it is another one, or its files are damaged.
-    """
+    """Return the results of a finished run with the same settings and data."""
     out, run = simulation.out, simulation.run
     try:
         results: dict[str, Any] = parse_json((out / RESULTS).read_text(encoding="utf-8"))
@@ -363,43 +349,35 @@ def _finished(simulation: _Simulation) -> dict[str, Any]:
     if not same:
         raise ConfigError(f"{out} holds a finished run with other settings; choose another folder")
     if isinstance(made_with := results.get(_FILES), dict):  # an earlier release recorded none
-        check_made_with(made_with, fingerprint_sites(run.sites), out, run.data_dir)
+        check_same_files(made_with, fingerprint_sites(run.sites), out, run.data_dir)
     return results
 
 
 def _begin(simulation: _Simulation) -> _Simulation:
-    """Note what the run is made with, or check that it goes on with the same.
-
-    Raises:
-        ConfigError: for a checkpoint of another run.
-    """
+    """Record the data of the run, or check that an earlier run may continue."""
     run, state = simulation.run, simulation.state
     resume = server_checkpoint(state).exists()
     if resume:
-        same = FederationServer(run.config, travels=simulation.engine.travels)
-        same.restore(server_checkpoint(state))  # raises where it is of another run
+        # Restored to refuse the checkpoint of another run.
+        FederationServer(run.config, travels=simulation.engine.travels).restore(server_checkpoint(state))
         remove_workspaces(simulation.out)
     else:
         keep_fingerprint(state, fingerprint_files(run.sites))
-    # Whoever published a benchmark has seen to its intensities, and so has a Bundle.
+    # The publisher of a benchmark has prepared its intensities, and so has a Bundle.
     published = is_federation(run.data_dir) and read_federation(run.data_dir)[0] != OWN_DATA
-    found = {} if published or run.config.bundle else uneven_sites(run.sites)
-    for site, scales in found.items():
-        simulation.tell(event="uneven", site=site, reason=scales.sentence(simulation.input_scale))
+    uneven = {} if published or run.config.bundle else uneven_sites(run.sites)
+    for site, scales in uneven.items():
+        simulation.emit(event="uneven", site=site, reason=scales.sentence(simulation.input_scale))
     return replace(
         simulation,
         run=replace(run, resume=resume),
         made_with=fingerprint_sites(run.sites),
-        uneven={site: str(scales) for site, scales in found.items()},
+        uneven={site: str(scales) for site, scales in uneven.items()},
     )
 
 
 def _carry(simulation: _Simulation, work: Path) -> dict[str, Any]:
-    """Let the engine run the federation, and keep the last good models of one that fails.
-
-    Raises:
-        MedFedAugError: when it failed.
-    """
+    """Let the engine run the federation, and keep the last good models of a failed run."""
     started = time.perf_counter()
     try:
         results = simulation.engine.run(simulation.run, work)
@@ -421,16 +399,16 @@ def _finish(simulation: _Simulation, work: Path, results: dict[str, Any]) -> dic
         results["data"], _, results["data_options"] = read_federation(run.data_dir)
     if simulation.uneven:
         results["input"]["uneven"] = simulation.uneven
-    if not (work / STATISTICS).exists():  # no method exchanged them; on one machine they can be had without
-        done = RunConfig.from_dict(results["config"])
-        task = define(done).task(done, normalised=composition.normalises_input)
+    if not (work / STATISTICS).exists():  # no method exchanged them
+        config = RunConfig.from_dict(results["config"])
+        task = define(config).task(config, normalised=composition.normalises_input)
         statistics = {
             site.name: task.statistics(site, composition.statistics_over)
             for site in run.sites
             if site.name in results["sites"]
         }
         intensity = {"none": "raw", "bundle": "bundle"}.get(results["input"]["scaling"], "scale")
-        intensity = "normalised" if done.plan.normalises else intensity
+        intensity = "normalised" if config.plan.normalises else intensity
         save_statistics(work / STATISTICS, statistics, intensity)
     results[HASHES] = file_hashes(work)
     write_json(work / RESULTS, results)
@@ -443,16 +421,15 @@ def _draw(simulation: _Simulation, *, report: bool, pictures: bool) -> None:
     from medfedaug.runs.recorded_run import RecordedRun
 
     out, run = simulation.out, simulation.run
-    simulation.tell(event="stage", text="writing the model card")
+    simulation.emit(event="stage", text="writing the model card")
     write_model_card(RecordedRun.of(out), out)
     if not report:
         return
-    # Imported here: matplotlib takes a second, and is needed only now.
-    from medfedaug.analysis import write_report
+    from medfedaug.analysis import write_report  # matplotlib takes a second
 
-    simulation.tell(event="stage", text="drawing report.html")
-    shown = run.data_dir if pictures and not run.config.bundle else None
-    write_report([out], out / "report.html", data=shown, device=run.device)
+    simulation.emit(event="stage", text="drawing report.html")
+    data = run.data_dir if pictures and not run.config.bundle else None
+    write_report([out], out / "report.html", data=data, device=run.device)
 
 
 def check_device(device: str) -> None:

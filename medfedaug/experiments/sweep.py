@@ -1,4 +1,4 @@
-"""Makes the runs of a sweep, which `medfedaug.experiments.run_list.plan` lists.
+"""Make the runs of a sweep, which `medfedaug.experiments.run_list.plan` lists.
 
 `medfedaug.experiments.tables` writes their tables.
 """
@@ -29,15 +29,13 @@ from medfedaug.federation.job_folder import RESULTS
 # The files of `medfedaug.experiments.tables`.
 TABLES = ("table", "patients", "classes", "metrics", "published", "cross_site")
 
-# What the data and the machine decide.
-_FROM_ELSEWHERE = ("task", "classes", "in_channels", "channel_names")
-
+_FROM_THE_DATA = ("task", "classes", "in_channels", "channel_names")
 
 Watch = Callable[[PlannedRun, dict[str, Any]], None]
 
 
 class RunStopped(Exception):
-    """Ends a run between two rounds; the text says why."""
+    """Ends a run between two rounds; its text is the reason."""
 
 
 def run_all(
@@ -54,10 +52,9 @@ def run_all(
     on_event: Callable[[dict[str, Any]], None] | None = None,
     init: Path | None = None,
 ) -> dict[Path, str]:
-    """Make the missing runs; interrupted ones are continued, and finished ones stay as they are.
+    """Make the missing runs and continue interrupted ones; finished runs stay as they are.
 
-    A run that fails does not keep the others from being made. Beside each run lies ``seed-<k>.log`` with its
-    events, one JSON object per line.
+    A failed run does not stop the others. ``seed-<k>.log`` has the events of a run, one JSON object per line.
 
     Args:
         runs: the runs, from `medfedaug.experiments.run_list.plan`.
@@ -68,12 +65,11 @@ def run_all(
         device: the device of all sites.
         workers: of `medfedaug.experiments.workers.find_workers`; by default this process.
         execution: of every run.
-        watch: called by the worker with each event of a run. Where it raises `RunStopped`, the run ends, and
+        watch: called by the worker with each event of a run. When it raises `RunStopped`, the run ends, and
             another sweep continues it.
         on_event: called with ``{"event": "run", "folder": ..., "made": bool, "number": n, "of": n}`` for each
-            run that is finished, or ``{"event": "failed", "folder": ..., "made": bool, "reason": ...}``;
-            those that an earlier call had finished come first, and their ``made`` is false; from runs in this
-            process also with the events of each run.
+            finished run, or ``{"event": "failed", "folder": ..., "made": bool, "reason": ...}``; runs of an
+            earlier call come first, with a false ``made``. Runs in this process add their own events.
         init: as for `plan`.
 
     Returns:
@@ -88,7 +84,7 @@ def run_all(
         check_device(device)
     if not (workers.alone or workers.elsewhere) and find_engine(engine).own_processes:
         raise ConfigError(f"--workers needs --engine inprocess: sites of {engine} are processes already")
-    tell = on_event or (lambda event: None)
+    emit = on_event or (lambda event: None)
     for folder, run in {run.data_folder(preset.benchmark): run for run in runs}.items():
         write_federation(out / folder, preset.benchmark, source, **run.data)
     make = partial(
@@ -103,46 +99,46 @@ def run_all(
     )
     failed: dict[Path, str] = {}
     finished = {run.folder for run in runs if (out / run.folder / RESULTS).exists()}
-    done = [run for run in runs if run.folder in finished]
+    earlier = ((run, make(run)) for run in runs if run.folder in finished)
     missing = [run for run in runs if run.folder not in finished]
-    begin = partial(make, on_event=tell) if workers.alone else make
-    # Closed when the caller stops, since what is not begun by then is not made.
-    with closing(workers.outcomes(begin, missing)) as made:
-        for number, (run, reason) in enumerate(chain(((run, make(run)) for run in done), made), start=1):
+    begin = partial(make, on_event=emit) if workers.alone else make
+    # Closed when the caller stops, so that no further run begins.
+    with closing(workers.outcomes(begin, missing)) as outcomes:
+        for number, (run, reason) in enumerate(chain(earlier, outcomes), start=1):
             entry = {"folder": str(run.folder), "made": run.folder not in finished}
             if reason:
                 failed[run.folder] = reason
-                tell({"event": "failed", **entry, "reason": reason})
+                emit({"event": "failed", **entry, "reason": reason})
             else:
-                tell({"event": "run", **entry, "number": number, "of": len(runs)})
+                emit({"event": "run", **entry, "number": number, "of": len(runs)})
     return failed
 
 
 def check_folder(out: Path) -> None:
-    """Check that the tables and the page replace nothing but an earlier sweep's.
+    """Check that the tables and the page replace only an earlier sweep's.
 
     Raises:
-        ConfigError: naming what is there.
+        ConfigError: naming another file.
     """
     tables = [f"{name}{suffix}" for name in TABLES for suffix in (".md", ".csv", ".tex")]
-    there = next((out / name for name in ("report.html", *tables) if (out / name).exists()), None)
-    if there is not None and not any(out.glob(f"data/**/{MARKER}")):
-        raise ConfigError(f"{there} is not of a benchmark; choose another folder, or move the file away")
+    existing = next((out / name for name in ("report.html", *tables) if (out / name).exists()), None)
+    if existing is not None and not any(out.glob(f"data/**/{MARKER}")):
+        raise ConfigError(f"{existing} is not of a benchmark; choose another folder, or move the file away")
 
 
 def difference(results: Path, benchmark: str, run: PlannedRun) -> str:
-    """Return how a finished run differs from its plan: in ``"data"``, in ``"settings"`` or not at all.
+    """Return ``"data"`` or ``"settings"`` where a finished run differs from its plan, or an empty text.
 
-    The folder does not tell: a preset may have been another one when the run was made.
+    A run of an earlier preset has the same folder.
     """
     record = json.loads(results.read_text())
     defaults = find_benchmark(benchmark).options
     options = record.get("data_options")  # an earlier release recorded none
     if options is not None and {**defaults, **options} != {**defaults, **run.data}:
         return "data"
-    made = RunConfig.from_dict(asked_settings(record))
-    fields = (field.name for field in dataclasses.fields(RunConfig) if field.name not in _FROM_ELSEWHERE)
-    return "settings" if any(getattr(made, name) != getattr(run.config, name) for name in fields) else ""
+    config = RunConfig.from_dict(asked_settings(record))
+    fields = (field.name for field in dataclasses.fields(RunConfig) if field.name not in _FROM_THE_DATA)
+    return "settings" if any(getattr(config, name) != getattr(run.config, name) for name in fields) else ""
 
 
 def _run(
@@ -160,11 +156,11 @@ def _run(
     if finished and (other := difference(folder / RESULTS, benchmark, run)):
         return f"{folder} holds a finished run with other {other}; choose another folder"
     folder.parent.mkdir(parents=True, exist_ok=True)
-    heard: list[Exception] = []
+    caller_errors: list[Exception] = []
     with ExitStack() as stack:
         log = None if finished else stack.enter_context(open(f"{folder}.log", "a", encoding="utf-8"))
 
-        def tell(event: dict[str, Any]) -> None:
+        def emit(event: dict[str, Any]) -> None:
             if log is not None:
                 print(json.dumps(event, default=str), file=log, flush=True)
             if watch is not None:
@@ -173,20 +169,20 @@ def _run(
                 try:
                     on_event(event)
                 except Exception as error:
-                    heard.append(error)
+                    caller_errors.append(error)
                     raise
 
         try:
             data = out / run.data_folder(benchmark)
-            # One page shows all runs; `medfedaug report` draws that of one.
-            simulate(data, folder, run.config, resume=True, on_event=tell, report=False, **options)
+            # One page shows all runs; `medfedaug report` draws the page of one run.
+            simulate(data, folder, run.config, resume=True, on_event=emit, report=False, **options)
         except RunStopped as stop:
             return str(stop)
-        except Exception as error:  # of a plugin or of CUDA's memory, it is this run's alone
-            if error in heard:
+        except Exception as error:  # an error of a plugin or of CUDA's memory fails this run only
+            if error in caller_errors:
                 raise
             expected = isinstance(error, MedFedAugError)
             reason = str(error) if expected else f"{type(error).__name__}: {first_line(error)}"
-            tell({"event": "failed_run", "reason": reason} | ({} if expected else {"trace": format_exc()}))
+            emit({"event": "failed_run", "reason": reason} | ({} if expected else {"trace": format_exc()}))
             return reason
     return ""

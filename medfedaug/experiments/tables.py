@@ -1,4 +1,4 @@
-"""The tables of a sweep: our scores, published numbers beside them, and local models at other sites."""
+"""The tables of a sweep: our scores, published numbers, and local models at other sites."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Compared:
         sites: our score and the paper's by site.
         mean: our mean over the sites.
         published: the paper's row.
-        model: whose model our scores are of.
+        model: the model of our scores.
     """
 
     label: str
@@ -57,7 +57,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class PublishedTable(TextTable):
-    """Our scores beside published ones, one row per combination that a paper has as well."""
+    """Our scores and published ones, one row per combination that a paper has too."""
 
     sites: tuple[str, ...]
     rows: tuple[Compared, ...]
@@ -66,12 +66,10 @@ class PublishedTable(TextTable):
 
     @property
     def header(self) -> list[str]:
-        """Headings of the columns."""
         return ["method", MODEL, *self.sites, "mean", "difference", "published in"]
 
     @property
     def body(self) -> list[list[str]]:
-        """Our scores and the paper's, separated by a slash."""
         lines = []
         for row in self.rows:
             cells = [_pair(*row.sites.get(site, (Score(()), None))) for site in self.sites]
@@ -83,7 +81,6 @@ class PublishedTable(TextTable):
         return lines
 
     def records(self) -> list[dict[str, Any]]:
-        """Every number in a column of its own."""
         records = []
         for row in self.rows:
             record: dict[str, Any] = {"method": row.label, "model": row.model}
@@ -102,8 +99,8 @@ class CrossSiteRow:
     Attributes:
         label: methods and settings.
         source: the site that trained it.
-        scores: ours by the site that tests it.
-        published: the paper's, where it has them.
+        scores: our scores by the site that tests it.
+        published: the paper's scores, if any.
     """
 
     label: str
@@ -127,12 +124,10 @@ class CrossSiteTable(TextTable):
 
     @property
     def header(self) -> list[str]:
-        """Headings of the columns."""
         return ["method", MODEL, "trained at", *self.targets]
 
     @property
     def body(self) -> list[list[str]]:
-        """Our scores, each followed by a slash and the paper's where there is one."""
         return [
             [row.label, LOCAL, row.source, *(self._cell(row, t) for t in self.targets)] for row in self.rows
         ]
@@ -142,7 +137,6 @@ class CrossSiteTable(TextTable):
         return _pair(ours, row.published.get(target)) if self._compared else str(ours)
 
     def records(self) -> list[dict[str, Any]]:
-        """Every number in a column of its own."""
         records = []
         for row in self.rows:
             record: dict[str, Any] = {"method": row.label, "model": LOCAL, "trained_at": row.source}
@@ -170,11 +164,11 @@ def _recorded(name: str, theirs: PrintedScore | None) -> dict[str, float | None]
 
 
 def reading_notes(preset: Preset, runs: Sequence[PlannedRun]) -> list[str]:
-    """Notes on a sweep: where the protocol comes from, and where it differs from the paper's."""
+    """Return the notes of a sweep: the source of the protocol, and the differences from the paper's."""
     notes = []
     rounds = {run.config.rounds for run in runs}
     limits = {run.config.limit for run in runs} - {None}
-    if not preset.source:  # of one's own
+    if not preset.source:  # the user's own experiment
         if limits:
             notes.append(f"REDUCED: at most {_join(limits)} cases per split and site.")
         network = preset.config["network"]
@@ -208,24 +202,24 @@ def write_tables(
     failed: Collection[Path] = (),
     advise: Callable[[Table], list[str]] = lambda scores: [],
 ) -> tuple[dict[str, TextTable], list[str]]:
-    """Write the tables of the runs that are finished as Markdown, CSV and LaTeX, and ``report.html``.
+    """Write the tables of the finished runs as Markdown, CSV and LaTeX, and ``report.html``.
 
     Args:
-        runs: the runs, from `medfedaug.experiments.run_list.plan`. Finished ones whose data or
-            settings are not those of the plan are left out.
+        runs: the runs, from `medfedaug.experiments.run_list.plan`. Finished runs with other data or settings
+            than planned are left out.
         preset: their protocol.
         out: the sweep's folder.
-        data: the folder with the data set's files, or a folder that contains it under the data set's name, if
-            the report is to show images; ``None`` for no images.
+        data: the folder with the data set's files, or its parent, for images in the report; ``None`` for no
+            images.
         across: whether to test the sites' local models at every site (`medfedaug.experiments.cross_site`).
         device: the device for that.
-        failed: folders of runs that `medfedaug.experiments.sweep.run_all` did not make or refused, which are
-            left out, too: there may be an earlier run there, of other files.
-        advise: what the scores recommend, with which the page then begins.
+        failed: folders of failed runs of `medfedaug.experiments.sweep.run_all`, which are left out too: they
+            may hold an earlier run with other files.
+        advise: makes recommendations from the scores, for the beginning of the page.
 
     Returns:
-        The tables by name (``table``, ``metrics``, and if there is something to show ``patients``,
-        ``classes``, ``published`` and ``cross_site``), and the notes that the files have below each table.
+        The tables by name (``table`` and ``metrics``, and with content ``patients``, ``classes``,
+        ``published`` and ``cross_site``), and the notes below each table.
 
     Raises:
         ConfigError: when no run is finished.
@@ -233,33 +227,29 @@ def write_tables(
     """
     out = Path(out)
     loaded, notes = _finished(runs, preset, out, failed)
-    found = [run for _, run in loaded]
+    finished = [run for _, run in loaded]
+    scores = summary_table(finished)
     tables: dict[str, Table | PatientTable | ClassTable | MetricTable | PublishedTable | CrossSiteTable] = {
-        "table": summary_table(found)
+        "table": scores,
+        "patients": patient_table(finished),
+        "classes": class_table(finished),
+        "metrics": metric_table(finished),
+        "published": _published(loaded, preset),
     }
-    patients = patient_table(found)
-    if patients.rows:
-        tables["patients"] = patients
-    by_class = class_table(found)
-    if by_class.rows:
-        tables["classes"] = by_class
-    tables["metrics"] = metric_table(found)
-    published = _published(loaded, preset)
-    if published.rows:
-        tables["published"] = published
+    tables = {name: table for name, table in tables.items() if table.rows or name in ("table", "metrics")}
     if across:
         tables["cross_site"] = _cross_site(loaded, preset, out, device)
     reduced = runs[0].reduced.replace(",", ", ")
     tables = {name: replace(table, reduced=reduced) for name, table in tables.items()}
     for name, table in tables.items():
         replace(table, notes=(*table.notes, *notes)).save(out / name)
-    first = [*advise(summary_table(found)), *notes]
-    write_report(found, out / "report.html", data=data, device=device, notes=first, reduced=reduced)
+    first = [*advise(scores), *notes]
+    write_report(finished, out / "report.html", data=data, device=device, notes=first, reduced=reduced)
     return {**tables}, notes
 
 
 def write_scores(runs: Sequence[PlannedRun], preset: Preset, out: str | Path) -> None:
-    """Write the table of scores alone, while other runs are being made.
+    """Write the table of scores only, while other runs continue.
 
     Raises:
         ConfigError: when no run is finished.
@@ -289,7 +279,7 @@ def _finished(
 
 
 def _as_planned(planned: PlannedRun, preset: Preset, run: Run) -> Run:
-    """The run with the data and settings of its plan, which earlier releases did not record in full."""
+    """Give a run the data and settings of its plan, which earlier releases did not record in full."""
     options = {**find_benchmark(preset.benchmark).options, **planned.data}
     context = {**run.context, "data": preset.benchmark}
     if "planned" in context:
@@ -307,12 +297,12 @@ _Loaded = Sequence[tuple[PlannedRun, Run]]
 
 
 def _groups(loaded: _Loaded) -> Iterator[tuple[PlannedRun, list[Run]]]:
-    """Runs that differ by seed, fold and held-out site alone, with the first of them as planned."""
+    """Group runs that differ only by seed, fold and held-out site, each group with its first plan."""
     groups: dict[tuple[str, str], list[tuple[PlannedRun, Run]]] = {}
-    for run, found in loaded:
-        groups.setdefault((run.methods, run.variant), []).append((run, found))
+    for planned, run in loaded:
+        groups.setdefault((planned.methods, planned.variant), []).append((planned, run))
     for members in groups.values():
-        yield members[0][0], [found for _, found in members]
+        yield members[0][0], [run for _, run in members]
 
 
 def _label(run: PlannedRun) -> str:
@@ -321,16 +311,16 @@ def _label(run: PlannedRun) -> str:
 
 def _published(loaded: _Loaded, preset: Preset) -> PublishedTable:
     rows = []
-    for run, found in _groups(loaded):
-        for published in _of_run(run, preset):
+    for planned, runs in _groups(loaded):
+        for published in _of_run(planned, preset):
             if published.trained_at:
                 continue
-            ours, theirs = summary_table(found).rows[0], published.sites
+            ours, theirs = summary_table(runs).rows[0], published.sites
             sites = {site: (score, theirs.get(site)) for site, score in ours.sites.items()}
             # Some sites may not have been left out yet.
             whole = not theirs or theirs.keys() <= ours.sites.keys()
             mean = ours.mean if whole else Score(())
-            rows.append(Compared(_label(run), sites, mean, published, ours.model))
+            rows.append(Compared(_label(planned), sites, mean, published, ours.model))
     columns = dict.fromkeys(site for row in rows for site in row.sites if row.published.sites)
     notes = dict.fromkeys(
         f"{row.published.source}, {row.published.row}: {row.published.note}."
@@ -341,7 +331,7 @@ def _published(loaded: _Loaded, preset: Preset) -> PublishedTable:
 
 
 def _of_run(run: PlannedRun, preset: Preset) -> Iterator[Published]:
-    """The papers' rows of the same methods and settings."""
+    """Yield the papers' rows of the same methods and settings."""
     for published in published_rows(preset):
         same = published.variant == run.variant and published.held_out == bool(run.held_out)
         # Folds test other patients than the papers' split.
@@ -350,30 +340,30 @@ def _of_run(run: PlannedRun, preset: Preset) -> Iterator[Published]:
 
 
 def _combination(methods: str) -> frozenset[str]:
-    """The methods of a combination in any order; FedAvg counts only where it is alone."""
+    """Return the methods of a combination in any order; FedAvg counts only on its own."""
     try:
         parts = {str(sorted(spec.items())) for spec in parse_methods(methods)}
         plain = {str(sorted(spec.items())) for spec in parse_methods("fedavg")}
-    except ConfigError:  # a paper's method that is not there yet
+    except ConfigError:  # a paper's method that this package lacks
         return frozenset({methods})
     return frozenset(parts - plain or parts)
 
 
 def _cross_site(loaded: _Loaded, preset: Preset, out: Path, device: str) -> CrossSiteTable:
     # By target and seed: the folds of a seed are no repetitions of each other.
-    found: dict[tuple[str, str], dict[str, dict[int, list[float]]]] = {}
+    table: dict[tuple[str, str], dict[str, dict[int, list[float]]]] = {}
     published: dict[tuple[str, str], Mapping[str, PrintedScore]] = {}
     for run, _ in loaded:
         result = cross_site(out / run.folder, out / run.data_folder(preset.benchmark), device)
         label = f"{_label(run)}, without {run.held_out}" if run.held_out else _label(run)
         for source, scores in result["scores"].items():
-            row = found.setdefault((label, source), {})
+            row = table.setdefault((label, source), {})
             for target, score in scores.items():
                 seeds = row.setdefault(target, {})
                 if score is not None:
                     seeds.setdefault(run.seed, []).append(score)
         published |= {(label, theirs.trained_at): theirs.sites for theirs in _of_run(run, preset)}
-    targets = tuple(dict.fromkeys(target for row in found.values() for target in row))
+    targets = tuple(dict.fromkeys(target for row in table.values() for target in row))
     rows = tuple(
         CrossSiteRow(
             label,
@@ -381,13 +371,13 @@ def _cross_site(loaded: _Loaded, preset: Preset, out: Path, device: str) -> Cros
             {target: Score(tuple(map(fmean, row.get(target, {}).values()))) for target in targets},
             published.get((label, source), {}),
         )
-        for (label, source), row in found.items()
+        for (label, source), row in table.items()
     )
-    explained = (
+    note = (
         "The model that one site trained in the round after the selected one, before averaging, tested at "
         "every site; the site itself is on the diagonal (FedRDN Table 3)."
     )
     if any(run.folds for run, _ in loaded):
-        explained += " The score of a seed is the mean over its folds."
-    notes = (explained, "Ours / published.") if any(row.published for row in rows) else (explained,)
+        note += " The score of a seed is the mean over its folds."
+    notes = (note, "Ours / published.") if any(row.published for row in rows) else (note,)
     return CrossSiteTable(targets, rows, notes)

@@ -1,4 +1,4 @@
-"""A small trial on a user's own data: which methods to try, and what their scores recommend."""
+"""A small trial on a user's own data: suggested methods, and recommendations from their scores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from medfedaug.runs.run import BASELINE
 
 ALONE = "single"
 _PERSONAL = "ditto"
-"""A model for each site, the remedy that gained over plain averaging most often of the recorded ones."""
+"""A model for each site, which gained over plain averaging most often on record."""
 _LACKING = "condist"
 WITHOUT_OUTLINES = ("condist", "teacher")
 """Methods that learn from sites without outlines."""
@@ -29,39 +29,35 @@ class Suggestion:
     """Methods to try on the data of a federation.
 
     Args:
-        methods: beside training alone and plain averaging.
-        reason: why, in a sentence.
+        methods: further methods than training alone and plain averaging.
+        reason: one sentence.
     """
 
     methods: tuple[str, ...]
     reason: str
 
 
-def suggest(found: Sequence[SiteInspection]) -> Suggestion:
-    """Suggest methods for sites like these: Ditto, with its record.
-
-    Args:
-        found: of `medfedaug.data.quality.inspection.inspect_sites`.
-    """
+def suggest(sites: Sequence[SiteInspection]) -> Suggestion:
+    """Suggest methods for sites of `medfedaug.data.quality.inspection.inspect_sites`."""
     gained, number = find_record("dice").gained[_PERSONAL]
     reason = f"{_PERSONAL} gained over fedavg in {gained} of {number} trainings on record"
-    if foreign_sites(found):
+    if foreign_sites(sites):
         reason += "; images may lie far from 0 under other sites' statistics, where fedrdn fell below norm"
-    if any(site.annotated for site in found):
+    if any(site.annotated for site in sites):
         reason += f"; sites have annotated different classes, which {_LACKING} teaches those that lack some"
         return Suggestion((_PERSONAL, _LACKING), reason)
     return Suggestion((_PERSONAL,), reason)
 
 
 def recommend(scores: Table, rising: int | None = None) -> list[str]:
-    """Recommend what to do next, from the scores of a trial, each with what it rests on.
+    """Recommend the next steps from the scores of a trial, each with its evidence.
 
     Args:
-        scores: with a row for `single`, for `fedavg` and for what was tried.
+        scores: with a row for `single`, for `fedavg` and for each tried method.
         rising: the number of rounds after which FedAvg's validation score still rose; ``None`` if it did not.
 
     Returns:
-        Sentences: together or alone, the method to go on with, where it gains, and what would make it sure.
+        Sentences: together or alone, the method to use, the sites where it gains, and the next evidence.
     """
     if scores.nothing_learned:
         return [f"Nothing was learned, and nothing follows: {scores.nothing_learned}."]
@@ -79,7 +75,7 @@ def recommend(scores: Table, rising: int | None = None) -> list[str]:
     best = max(together.values(), key=lambda row: sign * fmean(row.mean.values))
     if ALONE in rows:
         sentences.append(_compared(best, rows[ALONE], sign, "Train together", _STAY, metric.in_text))
-    stay = any(one.startswith(_STAY) for one in sentences)
+    stay = any(sentence.startswith(_STAY) for sentence in sentences)
     take = "To train together all the same, take" if stay else "Go on with"
     if best.label != BASELINE and BASELINE in rows:
         sentences.append(_compared(best, rows[BASELINE], sign, f"{take} {best.label}", "", metric.in_text))
@@ -95,7 +91,7 @@ def recommend(scores: Table, rising: int | None = None) -> list[str]:
 
 
 def taken_in(scores: TextTable | None, without: Table, names: Sequence[str]) -> list[str]:
-    """Say what training with sites that have no outlines brings the others.
+    """Compare trainings with and without sites that have no outlines, by the scores of the other sites.
 
     Args:
         scores: of trainings with all sites.
@@ -112,7 +108,7 @@ def taken_in(scores: TextTable | None, without: Table, names: Sequence[str]) -> 
         {
             row.label: fmean(known)
             for row in table.rows
-            if len(known := [one for site in others if (one := row.sites[site].mean) is not None])
+            if len(known := [mean for site in others if (mean := row.sites[site].mean) is not None])
             == len(others)
         }
         for table in (scores, without)
@@ -120,7 +116,7 @@ def taken_in(scores: TextTable | None, without: Table, names: Sequence[str]) -> 
     if not all(means):
         return []
     metric = find_metric(scores.metric)
-    best = [(max if metric.higher_is_better else min)(one, key=one.__getitem__) for one in means]
+    best = [(max if metric.higher_is_better else min)(table, key=table.__getitem__) for table in means]
     return [
         f"With the images of {', '.join(names)}, which has no outlines: {metric.in_text} "
         f"{means[0][best[0]]:.3f} with {best[0]} at the other sites, against {means[1][best[1]]:.3f} with "
@@ -129,7 +125,7 @@ def taken_in(scores: TextTable | None, without: Table, names: Sequence[str]) -> 
 
 
 def _by_site(rows: Mapping[str, Row], sign: int, metric: str) -> list[str]:
-    """Say which method is the best at each site, and by how much it is ahead of plain averaging."""
+    """Name the best method of each site, and its lead over plain averaging."""
     sentences = []
     for site, score in rows[BASELINE].sites.items():
         means = {label: row.sites[site].mean for label, row in rows.items() if site in row.sites}
@@ -144,13 +140,9 @@ def _by_site(rows: Mapping[str, Row], sign: int, metric: str) -> list[str]:
 
 def _compared(row: Row, other: Row, sign: int, ahead: str, behind: str, metric: str) -> str:
     by_seed = dict(zip(other.seeds, other.mean.values, strict=False))
-    pairs = [
-        (ours, by_seed[seed])
-        for seed, ours in zip(row.seeds, row.mean.values, strict=False)
-        if seed in by_seed
-    ]
-    gains = [sign * (ours - theirs) for ours, theirs in pairs]
-    wins, gain = sum(one > 0 for one in gains), fmean(gains) if gains else 0.0
+    scores = zip(row.seeds, row.mean.values, strict=False)
+    gains = [sign * (score - by_seed[seed]) for seed, score in scores if seed in by_seed]
+    wins, gain = sum(value > 0 for value in gains), fmean(gains) if gains else 0.0
     means = f"{metric} {fmean(row.mean.values):.3f} with {row.label} against {fmean(other.mean.values):.3f}"
     counted = f"better in {wins} of {len(gains)} trainings"
     verb = ahead if gain > 0 or not behind else behind
@@ -162,7 +154,7 @@ def _carried(row: Row, other: Row) -> str:
     means = {
         site: (score.mean, other.sites[site].mean) for site, score in row.sites.items() if site in other.sites
     }
-    gains = {site: one - two for site, (one, two) in means.items() if one is not None and two is not None}
+    gains = {site: a - b for site, (a, b) in means.items() if a is not None and b is not None}
     whole, carried = sum(gains.values()), ""
     for site, gain in gains.items() if len(gains) > 1 and whole else ():
         if (whole - gain) * whole <= 0:

@@ -1,7 +1,7 @@
 """Workers of a sweep: this process, processes of this machine, jobs of Slurm, or workers of Dask.
 
-A sweep hands each run to one worker. A run's folder has all that any worker needs to continue it: a run whose
-worker was killed goes on after its last finished round, on this machine or another that sees the same files.
+A sweep gives each run to one worker. From a run's folder any worker can continue it: a run whose worker was
+killed goes on after its last finished round, on this machine or another with the same files.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -32,22 +32,22 @@ from medfedaug.experiments.planned import PlannedRun
 Make = Callable[..., str]
 """Makes one run, and returns the reason if it failed."""
 MEMORY = 4 * 2**30
-"""Bytes of decoded images that a process keeps, by default."""
+"""Default memory of a process for decoded images, in bytes."""
 Outcomes = Generator[tuple[PlannedRun, str], None, None]
 
 _FORMS = "a number of processes (4 or local:4), slurm, slurm:PARTITION or dask://HOST:PORT"
 _POLL = 5.0  # seconds between two looks at the jobs of Slurm
-_ANSWER = "20s"  # how long a scheduler of Dask has to answer
-_KILLED = "its process was ended from outside, as happens when memory runs out"
+_ANSWER = "20s"  # for a scheduler of Dask to answer
+_KILLED = "its process was killed, for instance since memory ran out"
 
 
 class Workers(ABC):
-    """Makers of the runs of a sweep."""
+    """Base of the workers of a sweep."""
 
     elsewhere: ClassVar[bool] = False
-    """Flag: workers may be other machines, to which relative paths mean nothing."""
+    """Flag: workers may be on other machines, where relative paths mean nothing."""
     alone: ClassVar[bool] = False
-    """Flag: runs are made in this process, one after the other."""
+    """Flag: this process makes the runs, one after the other."""
     number: int
     """Runs that a search proposes at the same time."""
 
@@ -55,7 +55,7 @@ class Workers(ABC):
     def outcomes(self, make: Make, runs: Sequence[PlannedRun]) -> Outcomes:
         """Make runs; yield each as it ends, with the reason if it failed.
 
-        When the caller stops, runs that were not begun are not made.
+        When the caller stops, no further run begins.
         """
 
 
@@ -68,16 +68,16 @@ def find_workers(
         where: ``N`` or ``local:N``, ``slurm``, ``slurm:PARTITION``, ``dask://HOST:PORT``.
         folder: the sweep's folder.
         memory: bytes of decoded images that each process keeps.
-        each: what each run asks of the cluster, as ``NAME=VALUE``: options of ``sbatch``, or resources of
+        each: requests of each run to the cluster, as ``NAME=VALUE``: options of ``sbatch``, or resources of
             Dask's workers.
 
     Raises:
-        ConfigError: for another text, for ``each`` that nobody reads, and for a package that is missing.
+        ConfigError: for another text, for ``each`` without a cluster, and for a missing package.
     """
     for text in each:
         if not re.fullmatch(r"[^=]+=.+", text):
             raise ConfigError(f"--each {text}: write NAME=VALUE")
-    wanted = dict(text.split("=", 1) for text in each)
+    requests = dict(text.split("=", 1) for text in each)
     kind, _, rest = where.partition(":")
     count = rest if kind == "local" else where
     if count.isdecimal() and int(count) > 0:
@@ -85,9 +85,9 @@ def find_workers(
             raise ConfigError(f"--each {each[0]}: only clusters read it; --workers names none")
         return Processes(int(count), memory) if int(count) > 1 else ThisProcess(memory)
     if kind == "slurm" and (rest or where == kind):
-        return SlurmJobs(Path(folder), memory, wanted, rest)
+        return SlurmJobs(Path(folder), memory, requests, rest)
     if kind == "dask" and rest.startswith("//") and len(rest) > 2:
-        return DaskWorkers(Path(folder), memory, wanted, f"tcp:{rest}")
+        return DaskWorkers(Path(folder), memory, requests, f"tcp:{rest}")
     raise ConfigError(f"--workers {where}: must be {_FORMS}")
 
 
@@ -114,15 +114,19 @@ class Processes(Workers):
     memory: int
 
     def outcomes(self, make: Make, runs: Sequence[PlannedRun]) -> Outcomes:
-        """Make as many runs at the same time as there are processes."""
+        """Make runs in all processes at the same time."""
         with self.pool() as pool:
             futures = {pool.submit(make, run): run for run in runs}
             for future in as_completed(futures):
-                yield futures[future], _process_outcome(future)
+                try:
+                    reason = future.result()
+                except BrokenProcessPool:
+                    reason = _KILLED
+                yield futures[future], reason
 
     @contextmanager
     def pool(self) -> Iterator[ProcessPoolExecutor]:
-        """Start the processes, for anything that is to be done in one of its own."""
+        """Start the processes for any tasks."""
         spawn = get_context("spawn")
         end, lifeline = spawn.Pipe(duplex=False)
         with ProcessPoolExecutor(
@@ -134,7 +138,7 @@ class Processes(Workers):
                 lifeline.close()
 
 
-_process = ExitStack()  # closed by nobody: what is in it lasts as long as a worker does
+_process = ExitStack()  # never closed: its contexts last as long as a worker
 
 
 def _prepare_process(jobs: int, memory: int, lifeline: Connection) -> None:
@@ -144,25 +148,17 @@ def _prepare_process(jobs: int, memory: int, lifeline: Connection) -> None:
 
 
 def _end_with(lifeline: Connection) -> None:
-    """End this process when the sweep's is stopped or dies: the next sweep continues the same runs."""
+    """End this process when the sweep's process stops or dies: the next sweep continues the same runs."""
     with suppress(EOFError, OSError):
         lifeline.recv()
     os._exit(1)
 
 
-def _process_outcome(future: Future[str]) -> str:
-    try:
-        return future.result()
-    except BrokenProcessPool:
-        return _KILLED
-
-
 @dataclass(frozen=True)
 class Job:
-    """One run as a cluster makes it.
+    """One run on a cluster.
 
-    Where an earlier job of the run is still at work, since its sweep was killed, this one waits for its end.
-    Then it continues the run, or finds it finished.
+    It waits for an earlier job of the run, whose sweep was killed; then it continues the run, if unfinished.
     """
 
     make: Make
@@ -177,13 +173,13 @@ class Job:
             return self.make(self.run)
 
     def checkpoint(self) -> Any:
-        """Let Slurm queue the run again when its time is over, or when a more urgent job takes its place."""
+        """Let Slurm queue the run again when its time is over or a more urgent job replaces it."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
 
 
-_turn = threading.Lock()  # for one run: two in one process would draw from the same random numbers
+_turn = threading.Lock()  # one run at a time: two in one process would share the random numbers
 
 
 class Cluster(Workers):
@@ -192,7 +188,7 @@ class Cluster(Workers):
     Args:
         folder: the sweep's folder; all machines must see it under this path.
         memory: bytes of decoded images that each run keeps.
-        each: what each run asks for.
+        each: requests of each run.
     """
 
     elsewhere: ClassVar[bool] = True
@@ -227,10 +223,10 @@ class SlurmJobs(Cluster):
         super().__init__(folder, memory, each)
         try:
             self.executor = self.library.SlurmExecutor(self.folder / "cluster")
-        except RuntimeError as error:  # there is no `srun`
+        except RuntimeError as error:  # `srun` is missing
             raise ConfigError(f"--workers slurm: {first_line(error)}") from error
         options = {**({"partition": partition} if partition else {}), **each}
-        # `submitit` would end every job after five minutes; without a time, the partition's is the limit.
+        # By default `submitit` ends every job after five minutes; with None the partition's limit counts.
         self.executor.update_parameters(time=None, additional_parameters=options)
 
     def outcomes(self, make: Make, runs: Sequence[PlannedRun]) -> Outcomes:
@@ -244,24 +240,22 @@ class SlurmJobs(Cluster):
                 except self.library.core.utils.FailedJobError as error:
                     raise ConfigError(f"--workers slurm: {first_line(error)}") from error
             for job in self.library.helpers.as_completed(list(jobs), poll_frequency=_POLL):
-                yield jobs[job], self._outcome(job)
+                try:
+                    reason = job.result()
+                except Exception as error:
+                    reason = f"job {job.job_id} ended without a result ({first_line(error)})"
+                    reason += f"; see {job.paths.stderr}"
+                yield jobs[job], reason
         finally:
             for job in jobs:
                 if not job.done():
                     job.cancel()
 
-    def _outcome(self, job: Any) -> str:
-        try:
-            reason: str = job.result()
-        except Exception as error:
-            return f"job {job.job_id} ended without a result ({first_line(error)}); see {job.paths.stderr}"
-        return reason
-
 
 class DaskWorkers(Cluster):
-    """Workers of a Dask cluster, on which `distributed` places the runs.
+    """Workers of a Dask cluster, to which `distributed` sends the runs.
 
-    A run whose worker dies is placed on another one, which continues it.
+    A run whose worker dies goes to another worker, which continues it.
 
     Args:
         folder: see `Cluster`.
@@ -295,12 +289,8 @@ class DaskWorkers(Cluster):
                 key = f"medfedaug-{hashlib.sha256(str(job.lock).encode()).hexdigest()}"
                 futures[client.submit(job, key=key, resources=self.resources, pure=False)] = run
             for future in self.library.as_completed(futures, loop=client.loop):
-                yield futures[future], _dask_outcome(future)
-
-
-def _dask_outcome(future: Any) -> str:
-    try:
-        reason: str = future.result()
-    except Exception as error:
-        return f"no worker of Dask finished it ({type(error).__name__}: {first_line(error)})"
-    return reason
+                try:
+                    reason = future.result()
+                except Exception as error:
+                    reason = f"no worker of Dask finished it ({type(error).__name__}: {first_line(error)})"
+                yield futures[future], reason

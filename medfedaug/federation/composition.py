@@ -1,4 +1,4 @@
-"""Several methods and one network, put together the same way at the server and at every site."""
+"""Composition of methods and network, the same at the server and at every site."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _WITHOUT_BATCH_NORM = (
 )
 _ON_ONE_MACHINE = "simulate it on one machine, or take another method"
 _COMPARED_STEPS = "compared_steps"
-# Of a late update the model's own entries are carried over to the present model, and nothing else is.
+# Only the model's entries of a late update are carried over to the present model.
 _OF_BUFFERED_ROUNDS = frozenset({"complete_state_dict", "separate_sites"})
 
 
 def with_step_limit(config: RunConfig) -> RunConfig:
-    """Return a run with `MAX_STEP`, the limit of a job for hospitals, if single updates can be compared."""
-    seen = config.compare_sites == "updates" and not (config.secure_aggregation or config.prospect)
-    if not seen or methods_with(build_methods(config.methods), _COMPARED_STEPS, "excludes"):
+    """Return a run with `MAX_STEP`, the limit of jobs for hospitals, if single updates can be compared."""
+    comparable = config.compare_sites == "updates" and not (config.secure_aggregation or config.prospect)
+    if not comparable or methods_with(build_methods(config.methods), _COMPARED_STEPS, "excludes"):
         return config
     return replace(config, max_step=MAX_STEP)
 
@@ -47,11 +47,11 @@ class Composition:
 
     Args:
         config: the run. The initial weights of the network depend only on ``config.seed``.
-        given: a network that stands in the place of the run's, with the same entries. It is changed: it
-            gets the initial weights, and the methods' layers.
+        given: a network with the same entries, used in place of the run's. It is modified: it gets the
+            initial weights and the methods' layers.
 
     Raises:
-        ConfigError: when methods and network cannot be combined, or the given network is another.
+        ConfigError: when methods and network cannot be combined, or the given network does not fit.
     """
 
     def __init__(self, config: RunConfig, given: nn.Module | None = None) -> None:
@@ -68,9 +68,8 @@ class Composition:
         if idle and config.batch_size == 1:
             warn(f"{', '.join(idle)}: nothing happens with a batch of one image; choose a larger batch size")
         self.definition = define(config)
-        # Forked, so that building a network does not change the random numbers of the caller.
+        # Networks are built on the CPU: the fork restores its generator alone.
         with torch.random.fork_rng(devices=[]):
-            # Of the CPU alone, where networks are built: those of other devices would stay changed.
             torch.default_generator.manual_seed(derive_seed(config.seed, "network"))
             network = self.definition.network()
             if given is not None:
@@ -102,11 +101,8 @@ class Composition:
             if by:
                 warn(f"{by[0]} normalises the images; the plan's normalisation is not used")
             by.append(BY_PLAN)
-        self.input = {
-            "scaling": scaling(config, self.intensity),
-            "normalised_by": by[0] if by else None,
-        }
-        """The network's input: how images are scaled, and the method, or the plan, that normalises them."""
+        self.input = {"scaling": scaling(config, self.intensity), "normalised_by": by[0] if by else None}
+        """The network's input: the scaling of images, and the method or plan that normalises them."""
         names = first_names_of(state)
         kept = frozenset[str]().union(*(method.local_entries(network) for method in self.methods))
         self.kept_keys = frozenset(names[key] for key in kept)
@@ -115,34 +111,34 @@ class Composition:
         self.unsent_weights = bool(self.kept_keys) or bool(
             methods_with(self.methods, "global_start", "excludes")
         )
-        """Whether a site's network may have weights that the site made and never sent."""
+        """Whether a site's network may have weights that the site never sends."""
         self.epochs_before_test = max(method.epochs_before_test for method in self.methods)
         self.shared = shared_keys({key: state[key] for key in names.values()}, self.kept_keys)
         self.sent = [key for key in self.shared if key not in self.frozen]
-        """The shared entries that a site sends: all except the frozen ones, which no site changes."""
+        """The shared entries that a site sends: all except the frozen ones."""
         self._config = config
         check_compatible([*map(constraints, self.methods), *self._network_constraints()])
         task = self.task()
         check_compatible([*self._methods_constraints(task), *self._option_constraints(task)])
         self.sums: SumLayout | None = None
-        """What the sites add up, if the server is to learn sums alone."""
+        """The layout of sums under secure aggregation."""
         if config.secure_aggregation:
             if config.max_step:
                 raise ConfigError("secure aggregation: max_step compares single updates, which nobody sees")
-            self.sums = SumLayout(self.methods, self._server_context(task), self.sent, config.max_share)
+            self.sums = SumLayout(self.methods, self.server_context(task=task), self.sent, config.max_share)
 
     def _methods_constraints(self, task: Task) -> Iterator[Constraints]:
-        """Yield what the methods declare, and where it matters, whether each exchanges something."""
-        matters, context = methods_with(self.methods, "exchange", "excludes"), self._server_context(task)
+        """Yield the methods' constraints, with ``exchange`` if one excludes that."""
+        matters, context = methods_with(self.methods, "exchange", "excludes"), self.server_context(task=task)
         for method in self.methods:
-            found = constraints(method)
+            declared = constraints(method)
             exchanges = (method.before_training(context), method.every_round(context)) if matters else ()
             if any(exchange is not None for exchange in exchanges):
-                found = replace(found, provides=found.provides | {"exchange"})
-            yield found
+                declared = replace(declared, provides=declared.provides | {"exchange"})
+            yield declared
 
     def _network_constraints(self) -> Iterator[Constraints]:
-        """Yield what the network provides."""
+        """Yield the network's provisions."""
         parameters = {name for name, _ in self.network.named_parameters()}
         if averaged := [key for key in self.sent if key not in parameters]:
             yield Constraints(
@@ -152,7 +148,7 @@ class Composition:
             )
 
     def _option_constraints(self, task: Task) -> Iterator[Constraints]:
-        """Yield what the options of the run require, and what its loss excludes."""
+        """Yield the requirements of the run's options, and the exclusions of its loss."""
         if self._config.max_share not in (MAX_SHARE, 1):
             yield Constraints("max_share", requires=frozenset({"given_shares"}))
         if self._config.buffer:
@@ -163,27 +159,26 @@ class Composition:
         if not criterion.takes_probabilities:
             yield Constraints(f"the loss {criterion.name}", excludes=frozenset({"soft_labels"}))
 
-    def server_context(self, weights: Callable[[], Mapping[str, float]] = dict) -> ServerContext:
+    def server_context(
+        self, weights: Callable[[], Mapping[str, float]] = dict, task: Task | None = None
+    ) -> ServerContext:
         """Return the context of the methods' server halves."""
-        return self._server_context(self.task(), weights)
-
-    def _server_context(self, task: Task, weights: Callable[[], Mapping[str, float]] = dict) -> ServerContext:
         return ServerContext(
             self.network,
             self.channels,
             local_entries=self.kept_keys,
             weights=weights,
-            task=task,
+            task=task or self.task(),
             rounds=self._config.rounds,
         )
 
     @property
     def scored(self) -> dict[str, str]:
-        """Name the model that the scores belong to, by what is scored: ``scored`` in ``results.json``.
+        """The scored model of each split, ``scored`` in ``results.json``.
 
-        ``global``: the same model at all sites. ``personal``, and in brackets what of it is the site's own.
-        ``local``: sites share no entry of the network, and each has trained its own. ``unseen``: the site did
-        not train, and has nothing of its own but statistics of its images.
+        ``global``: the same model at all sites. ``personal``, with the site's own parts in brackets.
+        ``local``: sites share no entry, and each has trained its own network. ``unseen``: the site did not
+        train, and adds only statistics of its images.
         """
         if not self.shared:
             return {"validation": LOCAL, "test": LOCAL, "unseen": UNSEEN}
@@ -193,18 +188,18 @@ class Composition:
         return {"validation": whose_model(own), "test": whose_model(tested), "unseen": UNSEEN}
 
     def task(self) -> Task:
-        """The task of the run. It pads images to sizes that the network takes."""
+        """Build the run's task, which pads images to sizes for the network."""
         task = self.definition.task(self._config, normalised=self.normalises_input)
         task.divisor = math.lcm(task.divisor, *size_multiple(self.network, self._config.plan.spatial_dims))
         task.preparation.landmarks = bool(methods_with(self.methods, "landmarks", "requires"))
         return task
 
     def check_annotated(self, site: SiteFolder) -> None:
-        """Check that the methods can do with what a site has annotated.
+        """Check that a site's annotations suffice for the methods.
 
         Raises:
             ConfigError: naming the method that needs every voxel's class.
-            DataError: where the site trains without any label map, and no method learns without.
+            DataError: when the site trains without any label map, and no method learns without.
         """
         if not site.partial:
             return
@@ -231,16 +226,15 @@ class Composition:
 
 
 def _in_place(given: nn.Module, network: nn.Module, name: str) -> nn.Module:
-    """The given network, with the entries of the run's."""
-    found, wanted = ({k: tuple(v.shape) for k, v in n.state_dict().items()} for n in (given, network))
-    for key in [*wanted, *found]:
-        if found.get(key) != wanted.get(key):
-            texts = [
-                f"of shape {shapes[key]}" if key in shapes else "not there" for shapes in (found, wanted)
-            ]
+    """Return the given network with the entries of the run's network."""
+    pair = [{k: tuple(v.shape) for k, v in n.state_dict().items()} for n in (given, network)]
+    shapes, expected = pair
+    for key in [*expected, *shapes]:
+        if shapes.get(key) != expected.get(key):
+            first, second = (f"of shape {entries[key]}" if key in entries else "missing" for entries in pair)
             raise ConfigError(
-                f"the given {type(given).__name__} is not the job's network {name}: entry {key} is "
-                f"{texts[0]} in the one and {texts[1]} in the other; export the job with --network and "
+                f"the given {type(given).__name__} is not the job's network {name}: entry {key} is {first} "
+                f"in the given and {second} in the job's; export the job with --network and "
                 "--network-args of the given one"
             )
     given.load_state_dict(network.state_dict())

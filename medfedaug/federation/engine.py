@@ -1,4 +1,4 @@
-"""`Engine`: runs a federation, or an evaluation, on one machine; each carries by a `Carrier` of its own."""
+"""`Engine`: runs a federation or an evaluation on one machine, with its `Carrier`."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from medfedaug.utils.event_text import OnEvent
 
 @dataclass(frozen=True, kw_only=True)
 class FederationRun:
-    """A run that has been checked, with all that an engine needs to carry it.
+    """A checked run for an engine.
 
     Args:
         config: the run.
-        data_dir: the folder that holds the sites' folders.
+        data_dir: the folder with the sites' folders.
         sites: the sites' data, unseen sites included.
         device: the sites' device.
-        state_dir: a folder for what server and sites need after a restart; ``None`` keeps nothing.
-        resume: continue from what is in ``state_dir``.
+        state_dir: a folder for the state of server and sites; ``None`` keeps nothing.
+        resume: continue from the state in ``state_dir``.
         execution: see `medfedaug.config.run.Execution`.
         machine: where every site keeps its prepared images.
-        initial: the weights to start from, of a run that was configured with some.
-        script: the file of the run's own training loop, of a run that has one.
+        initial: see `medfedaug.federation.FederationServer`.
+        script: the file of the run's custom training loop, if any.
         tracking: ``"tensorboard"``, ``"mlflow"``, ``"wandb"`` or ``None``.
-        lock: a file to lock as long as a process of the run is alive; ``None`` where all is one process.
+        lock: a file to lock while a process of the run is alive; ``None`` for a single process.
         on_event: see `medfedaug.federation.FederationServer`.
     """
 
@@ -54,14 +54,14 @@ class FederationRun:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteEvaluation:
-    """An evaluation that has been checked: models of finished runs, which sites score on their own cases.
+    """A checked evaluation: models of finished runs, which sites score on their own cases.
 
     Args:
         runs: see `medfedaug.federation.server.evaluation.Evaluation`.
-        cross_site: see there.
-        states: the folder in which the sites of each run keep what is theirs, by the run's name in ``runs``.
-        data_dir: the folder that holds the sites' folders.
-        sites: their names.
+        cross_site: see `medfedaug.federation.server.evaluation.Evaluation`.
+        states: the folder of the sites' states of each run, by the run's name in ``runs``.
+        data_dir: the folder with the sites' folders.
+        sites: the names of the sites.
         device: the sites' device.
         execution: see `medfedaug.config.run.Execution`.
         machine: where every site keeps its prepared images.
@@ -82,15 +82,15 @@ class SiteEvaluation:
 class Engine(ABC):
     """Carries requests and replies between a server and its sites, all on one machine.
 
-    It decides nothing about a run: `medfedaug.federation.protocol` does. Its own part is a
-    `medfedaug.federation.protocol.Carrier`. A package adds one by an entry point of the group
-    ``medfedaug.engines``, or a script by `medfedaug.experiments.engines.register`.
+    `medfedaug.federation.protocol` makes all decisions about a run; an engine provides a
+    `medfedaug.federation.protocol.Carrier`. A package adds an engine by an entry point of the group
+    ``medfedaug.engines``, and a script by `medfedaug.experiments.engines.register`.
 
     Attributes:
-        name: what a user writes after ``--engine``.
+        name: the value of ``--engine``.
         own_processes: whether each site is a process, so that the sites share the cores.
         tracks: whether it can write for TensorBoard, MLflow and Weights & Biases.
-        runs_scripts: whether it can run a training loop of a user's own.
+        runs_scripts: whether it can run a custom training loop.
         travels: whether models travel between server and sites; otherwise all images are in one place.
         keeps_time: whether it can simulate sites of different speed.
     """
@@ -104,12 +104,12 @@ class Engine(ABC):
 
     @abstractmethod
     def run(self, run: FederationRun, work: Path) -> dict[str, Any]:
-        """Run a federation to its end, or go on with one.
+        """Run or resume a federation to its end.
 
         Args:
             run: the run.
-            work: an empty folder, which gets the models and all other files but ``results.json``; also the
-                last models of a run that failed.
+            work: an empty folder for the models and all other files but ``results.json``, also of a failed
+                run.
 
         Returns:
             `medfedaug.federation.FederationServer.results`.

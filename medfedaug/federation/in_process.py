@@ -1,6 +1,6 @@
-"""Runs all sites one after another in one process, for unit tests and for sweeps on a GPU.
+"""Runner of all sites one after another in one process, for unit tests and for sweeps on a GPU.
 
-NVFlare is the engine. This runner does the same computation without it, and has no further features.
+It does the computation of an NVFlare job, without its other features.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.privacy import PrivacyPolicy
 from medfedaug.utils.event_text import OnEvent
 
-# If a checkpoint takes less than this number of seconds, it is written after each round; otherwise so seldom
-# that it takes at most this share of the time.
+# Checkpoints that take fewer seconds are written after each round; others take at most this share of time.
 _BRIEF, _SHARE_FOR_CHECKPOINTS = 1.0, 0.1
 
 
@@ -49,24 +48,23 @@ def run_in_process(
 ) -> FederationServer:
     """Run a federation to its end.
 
-    Models stay on the sites' device between sites and server if the mean is the global model. The state is
-    saved after every round. If saving takes more than a second, it is done less often, so that it takes at
-    most a tenth of the time. A run that is continued repeats the rounds since the last save, with the same
-    results bit for bit.
+    Models stay on the sites' device if the mean is the global model. The state is saved after every round, or
+    less often if saving takes more than a second, so that it takes at most a tenth of the time. A resumed run
+    repeats the rounds since the last save, with the same results bit for bit.
 
     Args:
         config: the run.
-        data_dir: the folder that holds the sites' folders.
-        sites: their names, or their data if they are already open.
+        data_dir: the folder with the sites' folders.
+        sites: their names, or their open data.
         device: see `medfedaug.federation.SiteTrainer`.
         on_event: see `medfedaug.federation.FederationServer`.
-        state_dir: a folder for what server and sites need after a restart; ``None`` keeps nothing.
-        resume: continue from what is in ``state_dir``.
-        policy: of all sites; each has a privacy budget of its own for this run.
-        execution: see `medfedaug.config.run.Execution`; its times have an effect where sites have speeds.
+        state_dir: a folder for the state of server and sites; ``None`` keeps nothing.
+        resume: continue from the state in ``state_dir``.
+        policy: the privacy policy of all sites; each has its own budget for this run.
+        execution: see `medfedaug.config.run.Execution`; its times apply if sites have speeds.
         carrier: turns requests into replies; by default each site answers by itself.
         machine: where every site keeps its prepared images.
-        initial: the weights to start from, of a run that was configured with some.
+        initial: see `medfedaug.federation.FederationServer`.
 
     Returns:
         The server with its `FederationServer.results` and models.
@@ -86,12 +84,12 @@ def run_in_process(
     checkpoint = server_checkpoint(state_dir) if state_dir is not None else None
     if resume and checkpoint is not None:
         server.restore(checkpoint)
-    # Methods that compute the global model keep tensors of their own, on the CPU.
-    if target.type != "cpu" and not server.has_aggregators:
+    # Methods that compute the global model keep tensors on the CPU.
+    if target.type != "cpu" and not server.aggregation.aggregators:
         server.move_models(target)
         for trainer in trainers.values():
             trainer.exchange_device = target
-    run(server, carrier(server, trainers, Saving(server, trainers.values(), checkpoint)))
+    run(server, carrier(server, trainers, Checkpointing(server, trainers.values(), checkpoint)))
     return server
 
 
@@ -121,10 +119,10 @@ class InProcessEngine(Engine):
 
     def evaluate(self, evaluation: SiteEvaluation) -> dict[str, Any]:
         """Let sites score models; see `Engine.evaluate`."""
-        asked = Evaluation(evaluation.runs, cross_site=evaluation.cross_site, on_event=evaluation.on_event)
+        server = Evaluation(evaluation.runs, cross_site=evaluation.cross_site, on_event=evaluation.on_event)
         sites = {name: self._scoring_site(name, evaluation) for name in evaluation.sites}
-        evaluate(asked, SitesInProcess(sites))
-        return asked.results()
+        evaluate(server, SitesInProcess(sites))
+        return server.results()
 
     def _scoring_site(self, name: str, evaluation: SiteEvaluation) -> EvaluationSite:
         trainers = {
@@ -154,7 +152,7 @@ class SitesInProcess(Carrier):
         self.sites = dict(sorted(sites.items()))
 
     def connected(self) -> list[str]:
-        """List all sites."""
+        """Return all sites."""
         return list(self.sites)
 
     def ask(self, request: Request, sites: Sequence[str], needed: int, accept: Accept) -> Mapping[str, str]:
@@ -164,18 +162,20 @@ class SitesInProcess(Carrier):
         return {}
 
     def round_done(self, server: FederationServer) -> None:
-        """Nothing is to be saved."""
+        """Do nothing."""
 
 
 class InProcessCarrier(SitesInProcess):
-    """The carrier of a federation, which saves its state, and knows when each site answers."""
+    """The carrier of a federation, with checkpoints and simulated time."""
 
     travels = True
-    """Flag: values travel between the sites."""
+    """Flag: sites and server exchange messages."""
 
     sites: dict[str, Site]  # type: ignore[assignment]
 
-    def __init__(self, server: FederationServer, trainers: Mapping[str, SiteTrainer], saving: Saving) -> None:
+    def __init__(
+        self, server: FederationServer, trainers: Mapping[str, SiteTrainer], saving: Checkpointing
+    ) -> None:
         super().__init__({name: Site(name, trainer) for name, trainer in trainers.items()})
         self.server, self.saving = server, saving
         self.time = SimulatedTime(server.execution, trainers)
@@ -183,7 +183,7 @@ class InProcessCarrier(SitesInProcess):
             self.time.restore(server.carried, next(iter(trainers.values())).exchange_device)
 
     def ask(self, request: Request, sites: Sequence[str], needed: int, accept: Accept) -> Mapping[str, str]:
-        """Ask the sites in the order in which they answer; one that is late trains in vain."""
+        """Ask the sites in the order of their answers; a late site trains in vain."""
         if request.task != TRAIN:
             return super().ask(request, sites, needed, accept)
         time, good, silent = self.time, 0, dict[str, str]()
@@ -204,7 +204,7 @@ class InProcessCarrier(SitesInProcess):
     def gather(
         self, request: Request, sites: Sequence[str], needed: int, accept: Accept
     ) -> Mapping[str, str]:
-        """Ask each site, and hand over the replies that arrive first."""
+        """Ask each site, and hand over the first replies."""
         for site in sites:
             self.time.send(site, self.sites[site].answer(request))
         good = 0
@@ -213,11 +213,11 @@ class InProcessCarrier(SitesInProcess):
         return {}
 
     def under_way(self) -> list[str]:
-        """List the sites whose reply has not arrived."""
+        """Return the sites whose reply has not arrived."""
         return self.time.coming()
 
     def round_done(self, server: FederationServer) -> None:
-        """Note the hour, and save, if it is time to."""
+        """Record the hour, and save if it is due."""
         if self.time.speeds:
             server.rounds[-1]["hours"] = self.time.now
         self.saving.save(last=server.trained, carried=self.time.state())
@@ -226,14 +226,8 @@ class InProcessCarrier(SitesInProcess):
 InProcessEngine.carrier = InProcessCarrier
 
 
-class Saving:
-    """Saves the state of the server and of the sites, always of the same round.
-
-    Args:
-        server: the server; restored if the run is continued.
-        trainers: the sites' trainers.
-        checkpoint: the server's file; ``None`` keeps nothing.
-    """
+class Checkpointing:
+    """Saves the states of the server and the sites for the same round; nothing without a file."""
 
     def __init__(
         self, server: FederationServer, trainers: Iterable[SiteTrainer], checkpoint: Path | None
@@ -245,17 +239,12 @@ class Saving:
         self._pin()
 
     def _pin(self) -> None:
-        # Killed between two files, the sites are ahead of the server, which will then ask for earlier rounds.
+        # If killed between two files, the sites are ahead of the server, which asks for earlier rounds again.
         for trainer in self.trainers:
             trainer.memory.checkpointed = (self.server.round, self.server.selected_round)
 
     def save(self, *, last: bool, carried: Mapping[str, Any]) -> None:
-        """Save both, unless saving takes too much of the time and this is not the last round.
-
-        Args:
-            last: whether it is the last round.
-            carried: see `FederationServer.save`.
-        """
+        """Save the states, unless saving takes too much time and this is not the last round."""
         started = time.perf_counter()
         if self.checkpoint is None:
             return

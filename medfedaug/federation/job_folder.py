@@ -24,16 +24,16 @@ REPORT = "report.html"
 CARDS = ("model_card.md", "model_card.html")
 """The model card, as Markdown and as a page."""
 STATE = "state"
-"""Folder of what server and sites keep after every round."""
+"""Folder of the state of server and sites."""
 EVALUATION = "evaluation.json"
 """Scores of an evaluation."""
 ALIVE = "alive"
 """Touched by the job's process every `PULSE` seconds."""
 PULSE = 10.0
 SESSION = "session.json"
-"""At a site, as long as the job has not ended there: what it needs to come back after a reboot."""
+"""File of a running job at a site, for its return after a reboot."""
 SPACING = "spacing"
-"""The name of the summary of voxel edges that a site gives in every job, and its key in ``results.json``."""
+"""The name of the summary of voxel edges, and its key in ``results.json``."""
 LEVELS = ("low", "median", "high")
 """The names of the quantiles of a spacing."""
 HASHES = "sha256"
@@ -41,35 +41,34 @@ HASHES = "sha256"
 
 
 def file_hashes(folder: Path) -> dict[str, str]:
-    """The SHA-256 of each file in a run's folder that a prediction uses, by its name."""
+    """Return the SHA-256 of each file of a run that a prediction uses, by name."""
     models = [folder / name for name in (GLOBAL_MODEL, FINAL_MODEL)]
     files = [folder / STATISTICS, *models, *(exchange_file(model) for model in models)]
     return {file.name: sha256(file) for file in sorted(files) if file.is_file()}
 
 
 def check_unchanged(path: Path, record: Mapping[str, Any]) -> None:
-    """Check that a file of a run is as the run wrote it; nothing where its record has no hashes.
+    """Check a file of a run against the hash in its record, if any.
 
-    A model under another name, such as one that was trained further, has no hash in the record.
+    A model under another name, such as a fine-tuned one, has no hash in the record.
 
     Raises:
-        ConfigError: when it is another one, is missing, or is an exchange where the run wrote none.
+        ConfigError: when the file was changed or is missing, or is an exchange and the run wrote none.
     """
     hashes = record.get(HASHES)
     if not isinstance(hashes, Mapping):
         return
     expected = hashes.get(path.name)
     try:
-        found = sha256(path) if path.exists() else None
+        actual = sha256(path) if path.exists() else None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
     exchanges = {exchange_file(Path(model)).name for model in (GLOBAL_MODEL, FINAL_MODEL)}
-    if found == expected or (expected is None and path.name not in exchanges):
+    if actual == expected or (expected is None and path.name not in exchanges):
         return
-    if found is None:
+    what = "is of no run" if expected is None else "is not as the run wrote it"
+    if actual is None:
         what = "is not there, and the run wrote one"
-    else:
-        what = "is of no run" if expected is None else "is not as the run wrote it"
     raise ConfigError(
         f"{path}: {what} ({HASHES} in {RESULTS}): damaged, changed or mixed up. Put the original back; if "
         f"the change is meant, correct or remove {path.name} under {HASHES} in {RESULTS}"
@@ -77,5 +76,5 @@ def check_unchanged(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def exchange_file(model: Path) -> Path:
-    """The path of the methods' exchange of a model: ``global_exchange.pt`` beside ``global_model.pt``."""
+    """Return the path of a model's exchange: ``global_exchange.pt`` for ``global_model.pt``."""
     return model.with_name(f"{model.stem.removesuffix('_model')}_exchange{model.suffix}")

@@ -1,4 +1,4 @@
-"""Pages about a job for a site's administrator and board: who asks and decides, what runs, what leaves."""
+"""Pages about a job for a site's administrator and board: origin, decisions, computation, messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def record(entry: JobEntry, book: JobBook, site: str) -> list[str]:
-    """The record of a configuration for the site's files: who asked, who decided and when, and its page."""
+    """Return the record of a configuration for the site's files: origin, decisions and page."""
     lines = [
         f"Record of a job at {site}",
         "",
@@ -38,7 +38,7 @@ def record(entry: JobEntry, book: JobBook, site: str) -> list[str]:
 
 
 def job_state(entry: JobEntry, job: str, book: JobBook) -> str:
-    """The state of a job at this site: waiting, running, ended, or gone without a word."""
+    """Return the state of a job at this site."""
     if job not in entry.runs:
         return "has not begun"
     if job in entry.ends:
@@ -50,15 +50,18 @@ def _jobs(entry: JobEntry, book: JobBook) -> Iterator[str]:
     yield "Jobs with it (identifier and name as the server says)"
     for job in dict.fromkeys([*entry.origins, *entry.runs]):
         origin = entry.origins.get(job)
-        told = [f"  {job}"]
+        parts = [f"  {job}"]
         if origin is not None:
             who = ", ".join(part for part in (origin.submitter, origin.organisation, origin.role) if part)
             proof = "by the certificate that signed it" if origin.signed else "as the server says; not signed"
-            told += [f"name {json.dumps(origin.name, ensure_ascii=False)}"]
-            told += [f"submitted by {who or 'nobody who is named'} ({proof})", f"asked {_when(origin.asked)}"]
-        told += [f"began {_when(entry.runs[job])}"] if job in entry.runs else []
-        told += [f"ended {_when(entry.ends[job])}"] if job in entry.ends else [job_state(entry, job, book)]
-        yield "; ".join(told)
+            parts += [f"name {json.dumps(origin.name, ensure_ascii=False)}"]
+            parts += [
+                f"submitted by {who or 'nobody who is named'} ({proof})",
+                f"asked {_when(origin.asked)}",
+            ]
+        parts += [f"began {_when(entry.runs[job])}"] if job in entry.runs else []
+        parts += [f"ended {_when(entry.ends[job])}"] if job in entry.ends else [job_state(entry, job, book)]
+        yield "; ".join(parts)
     if not entry.origins and not entry.runs:
         yield "  none"
 
@@ -72,13 +75,12 @@ def _purpose(config: Mapping[str, object]) -> str:
 
 
 def summary(entry: JobEntry) -> list[str]:
-    """The page of a job, in lines of text.
+    """Return the page of a job, in lines of text.
 
-    What leaves is read off what the server's half of each method would accept, which is built for it.
+    The server's half of each method, built here, defines the values that may leave.
     """
-    from medfedaug.federation.messages.messages import (
-        num_bytes,  # and with it PyTorch, which a list of jobs does without
-    )
+    # Imported here, since a list of jobs needs no PyTorch.
+    from medfedaug.federation.messages.messages import num_bytes
     from medfedaug.federation.server.server import FederationServer
 
     lines = [f"job {entry.hash}", f"purpose: {_purpose(entry.config)}", "", "What runs"]
@@ -88,7 +90,7 @@ def summary(entry: JobEntry) -> list[str]:
     except MedFedAugError as error:
         return [*lines, f"  nothing: it cannot run here ({error})"]
     lines += [f"  {line}" for line in _runs(config)]
-    sent = num_bytes({key: server.state[key] for key in server.acceptance.model.shapes}) / 1e6
+    sent = num_bytes({key: server.state[key] for key in server.reply_checks.model.shapes}) / 1e6
     lines += ["", "What leaves this site"]
     if config.planning:
         lines += [
@@ -97,7 +99,7 @@ def summary(entry: JobEntry) -> list[str]:
     if config.prospect:
         return [*lines, *_prospect(config), *_changed(config)]
     times = "once" if config.rounds == 1 else f"{config.rounds} times"
-    entries = counted(len(server.acceptance.model.shapes), "entry", "entries")
+    entries = counted(len(server.reply_checks.model.shapes), "entry", "entries")
     return [
         *lines,
         "  once: the numbers of cases, and how images are scaled",
@@ -105,7 +107,7 @@ def summary(entry: JobEntry) -> list[str]:
         "says that these may not be all (labelled)",
         "  once: the edges of the training volumes' voxels, as 10 %, 50 % and 90 % quantiles of two digits, "
         "where this kit's privacy policy allows a summary of them (min_images, no noise)",
-        "  once: the numbers of patients and studies, where this kit's privacy policy lets them out, and the "
+        "  once: the numbers of patients and studies, where this kit's privacy policy allows it, and the "
         "site's description of itself for the model card (site-config --describe); by default none",
         *(f"  once: {line}" for line in _exchanged(server.aggregation.once)),
         *(
@@ -133,13 +135,13 @@ def _changed(config: RunConfig) -> list[str]:
 
 
 def changed_settings(config: RunConfig) -> list[str]:
-    """A line for each setting of a job that is not the default."""
+    """Return a line for each setting of a job that is not the default."""
     usual = type(config)().to_dict()
     return [f"{name}: {json.dumps(v)}" for name, v in config.to_dict().items() if v != usual[name]]
 
 
 def _prospect(config: RunConfig) -> list[str]:
-    """List the numbers that leave in a job that exchanges fingerprints."""
+    """Return lines on the numbers that leave in a job that exchanges fingerprints."""
     from medfedaug.data.quality.image_fingerprint import QUANTITIES, entry_shapes
 
     shapes = entry_shapes(config.task, len(config.classes), config.in_channels)
@@ -151,13 +153,13 @@ def _prospect(config: RunConfig) -> list[str]:
             f"    {name} ({shape[0]}): {texts.get(name.removesuffix('_square'), 'share of each class')}"
             for name, shape in shapes.items()
         ),
-        "  once: the numbers of training cases, of those that were looked at, and of patients who train and "
-        "are tested; 0 where this kit's privacy policy keeps them back",
+        "  once: the numbers of training cases, of sampled cases, and of patients in training and test; 0 "
+        "where this kit's privacy policy withholds them",
         "  once: manufacturers and models of the site's scanners, where this kit's privacy policy names them "
         "(site-config --name-scanner); by default none",
         "  once: the names of the classes that all training cases of this site show, where its dataset.json "
         "says that these may not be all (labelled)",
-        "  All sites of the job are told the fingerprints, the scanners and these classes of all.",
+        "  The server sends all sites of the job the fingerprints, scanners and these classes of all.",
     ]
 
 
@@ -191,7 +193,7 @@ def _before_training(config: RunConfig) -> list[str]:
 
 
 def _quoted(names: Sequence[str]) -> str:
-    """Names of others, in quotes: none of them can pass for words of this page."""
+    """Quote foreign names, so that they cannot pass for words of this page."""
     return ", ".join(json.dumps(name, ensure_ascii=False) for name in names)
 
 

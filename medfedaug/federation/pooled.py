@@ -1,4 +1,4 @@
-"""The engine without a federation: all images in one place, validated and tested site by site."""
+"""Engine without a federation: all images in one place, validation and test by site."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from medfedaug.config.run import derive_seed
-from medfedaug.federation.in_process import InProcessCarrier, InProcessEngine, Saving, run_in_process
+from medfedaug.federation.in_process import Checkpointing, InProcessCarrier, InProcessEngine, run_in_process
 from medfedaug.federation.messages.messages import TRAIN, VALIDATE, Reply, Request
 from medfedaug.federation.protocol import Accept
 from medfedaug.federation.server.server import FederationServer
@@ -19,23 +19,25 @@ from medfedaug.sampling.augmentation import ConcatenatedDataset
 
 
 class PooledCarrier(InProcessCarrier):
-    """Let one site train on the images of all sites, and use its update as the update of every site.
+    """Carrier that lets one site train on all images, and uses its update for every site.
 
     The mean of equal models is the same model bit for bit.
     """
 
     travels = False
 
-    def __init__(self, server: FederationServer, trainers: Mapping[str, SiteTrainer], saving: Saving) -> None:
+    def __init__(
+        self, server: FederationServer, trainers: Mapping[str, SiteTrainer], saving: Checkpointing
+    ) -> None:
         super().__init__(server, trainers, saving)
         self.trainers = trainers
         for trainer in trainers.values():
             trainer.training_dataset = self.dataset
 
     def dataset(self, seed: int) -> Dataset[Any]:
-        """The training images of all sites, each with the transforms of its own site."""
+        """Return the training images of all sites, each with its site's transforms."""
         for name, trainer in sorted(self.trainers.items()):
-            if trainer.samples is None:  # a resumed run has not asked it for anything yet
+            if trainer.samples is None:  # no request yet in a resumed run
                 trainer.take_plan(self.server.planning.planned())
                 trainer.open(name)
         training = [trainer for _, trainer in sorted(self.trainers.items()) if trainer.trains]
@@ -44,7 +46,7 @@ class PooledCarrier(InProcessCarrier):
         )
 
     def ask(self, request: Request, sites: Sequence[str], needed: int, accept: Accept) -> Mapping[str, str]:
-        """Let one site train. All others only score the model on their validation cases."""
+        """Let one site train; all others only score the model on their validation cases."""
         if request.task != TRAIN:
             return super().ask(request, sites, needed, accept)
         update = Reply(TRAIN, request.round)
@@ -60,7 +62,7 @@ class PooledCarrier(InProcessCarrier):
         return {}
 
     def _validation(self, name: str, request: Request) -> Reply:
-        """A site's validation score of the model of the previous round, where that is due."""
+        """Return a site's validation score of the previous round's model, if due."""
         if not self.server.config.validates(request.round - 1):
             return Reply(VALIDATE)
         reply = self.sites[name].answer(replace(request, task=VALIDATE, round=request.round - 1))
@@ -69,11 +71,11 @@ class PooledCarrier(InProcessCarrier):
 
 
 run_pooled = partial(run_in_process, carrier=PooledCarrier)
-"""Train on the images of all sites together; otherwise as `run_in_process`."""
+"""Train on the images of all sites together; see `run_in_process`."""
 
 
 class PooledEngine(InProcessEngine):
-    """Engine of runs whose method pools all images in one place, whatever engine was named."""
+    """Engine of runs whose method pools all images, independent of ``--engine``."""
 
     name = "pooled"
     travels = False

@@ -1,4 +1,4 @@
-"""The order of a federation and of an evaluation. It is defined only here."""
+"""The order of requests in a federation and in an evaluation."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Accept = Callable[[str, Reply], bool]
 
 
 class Carrier(ABC):
-    """The protocol's view of an engine, which knows the connected sites and transports requests and replies.
+    """The protocol's view of an engine, which knows the connected sites and transports messages.
 
-    It decides nothing about the run. If it is stopped from outside, `ask` raises, and the run ends.
+    It makes no decision about the run. If it is stopped from outside, `ask` raises, and the run ends.
     """
 
     @abstractmethod
     def connected(self) -> list[str]:
-        """The names of the sites that can be asked now, sorted."""
+        """Return the sorted names of the connected sites."""
 
     def away(self) -> set[str]:
-        """Return the connected sites that are not heard from at the moment, and may come back."""
+        """Return the connected sites that are silent at the moment, and may come back."""
         return set()
 
     @abstractmethod
@@ -37,11 +37,11 @@ class Carrier(ABC):
         """Send a request, and hand over the replies.
 
         Args:
-            request: the server's, the same for all.
+            request: the server's request for all sites.
             sites: the sites to ask.
             needed: the number of good replies to wait for. The carrier decides how much longer it waits for
-                the other replies. With 0 it waits for none: replies may arrive during later requests, and a
-                site that has not answered such a request yet is not asked a second time.
+                other replies. With 0 it does not wait: replies may arrive during later requests, and a site
+                with such an open request is not asked again.
             accept: called once for each reply, in any thread.
 
         Returns:
@@ -51,15 +51,15 @@ class Carrier(ABC):
     def gather(
         self, request: Request, sites: Sequence[str], needed: int, accept: Accept
     ) -> Mapping[str, str]:
-        """Send a request, and hand over replies to it and to earlier ones until so many were good.
+        """Send a request, and hand over replies to it and to earlier ones until enough are good.
 
-        The other replies stay under way, for a later call.
+        Other replies stay pending for a later call.
 
         Args:
-            request: the server's, the same for all.
-            sites: the sites to ask, of which none is under way.
+            request: the server's request for all sites.
+            sites: the sites to ask, without pending replies.
             needed: the number of good replies to wait for.
-            accept: called once for each reply, between the beginning of this call and its end.
+            accept: called once for each reply, during this call.
 
         Returns:
             The sites that will not answer, each with the reason.
@@ -70,19 +70,18 @@ class Carrier(ABC):
         raise ConfigError("this engine has no buffered rounds: leave out buffer, or take another engine")
 
     def under_way(self) -> Collection[str]:
-        """The sites whose reply to a request of `gather` has not been handed over."""
+        """Return the sites with a pending reply to a request of `gather`."""
         return ()
 
     @abstractmethod
     def round_done(self, server: FederationServer) -> None:
-        """Called after each round, when the state of the server can be saved."""
+        """Save the server's state after a round."""
 
 
 def run(server: FederationServer, carrier: Carrier) -> None:
     """Run a federation to its end, from the beginning or from the round of a restored server.
 
-    Sites that join late, or could not be prepared before, are prepared during a round and take part from the
-    next round on.
+    Sites that join late, or failed to prepare, are prepared during a round and take part from the next round.
 
     Args:
         server: makes all decisions.
@@ -93,8 +92,8 @@ def run(server: FederationServer, carrier: Carrier) -> None:
     """
     if server.config.prospect:
         _prospect(server, carrier)
-        for one in pilot_trainings(server):
-            run(one, carrier)
+        for pilot in pilot_trainings(server):
+            run(pilot, carrier)
         return
     if server.config.planning:
         everybody = carrier.connected()
@@ -111,16 +110,16 @@ def run(server: FederationServer, carrier: Carrier) -> None:
     server.finish_validation()
     if not server.execution.tested:
         return
-    # Every site's test counts, so this waits for all sites except those that did not answer a moment ago.
+    # Every site's test counts, so this waits for all sites that answered the last request.
     everybody = _present(server, TEST, server.known, carrier.connected())
     needed = max(1, len(set(everybody) - server.missing()))
     _ask(server, carrier, server.test(), everybody, needed, server.accept_test)
 
 
 def evaluate(evaluation: Evaluation, carrier: Carrier) -> None:
-    """Let sites score models of finished runs: first they lend models of their own, if these are asked for.
+    """Let sites score models of finished runs; first they lend their own models, if requested.
 
-    A site that does not answer a request is waited for no longer than the others in the next ones.
+    Later requests do not wait for a silent site.
     """
     connected = carrier.connected()
     for request, sites in evaluation.loans(connected):
@@ -133,12 +132,12 @@ def evaluate(evaluation: Evaluation, carrier: Carrier) -> None:
 
 
 def _prospect(server: FederationServer, carrier: Carrier) -> None:
-    """Gather the sites' fingerprints, and tell each of them those of all."""
-    asked, everybody = server.prospecting, carrier.connected()
-    _ask(server, carrier, asked.request(), everybody, len(everybody), asked.accept)
-    asked.finish()
-    there = sorted(asked.sites)
-    _ask(server, carrier, asked.telling(), there, len(there), asked.accept_receipt)
+    """Gather the sites' fingerprints, and send every site the full set."""
+    prospecting, everybody = server.prospecting, carrier.connected()
+    _ask(server, carrier, prospecting.request(), everybody, len(everybody), prospecting.accept)
+    prospecting.finish()
+    present = sorted(prospecting.sites)
+    _ask(server, carrier, prospecting.full_set(), present, len(present), lambda site, reply: not reply.error)
 
 
 def _round(server: FederationServer, carrier: Carrier) -> None:
@@ -158,18 +157,17 @@ def _round(server: FederationServer, carrier: Carrier) -> None:
         silent = carrier.ask(request, targets, _needed(server), server.accept)
     _record(server, request, silent)
     if masks is not None:
-        confirmed = masks.accept_confirmation
-        _ask(server, carrier, *_answers(server, masks.confirmation(), masks.summed, confirmed))
-        _ask(server, carrier, *_answers(server, masks.opening(), masks.with_signature, masks.accept_opening))
+        _ask_masked(server, carrier, masks.confirmation(), masks.summed, masks.accept_confirmation)
+        _ask_masked(server, carrier, masks.opening(), masks.with_signature, masks.accept_opening)
     server.finish_round()
     if server.config.tests(server.round):
-        there = sorted(server.known & set(carrier.connected()).difference(carrier.under_way()))
-        _ask(server, carrier, server.test_round(), there, len(there), server.accept_round_test)
+        present = sorted(server.known & set(carrier.connected()).difference(carrier.under_way()))
+        _ask(server, carrier, server.test_round(), present, len(present), server.accept_round_test)
     carrier.round_done(server)
 
 
 def _worth_asking(server: FederationServer, carrier: Carrier) -> list[str]:
-    """The connected sites, without those that are away if the round has enough without them."""
+    """Return the connected sites, without silent ones if the round has enough without them."""
     connected, away = carrier.connected(), carrier.away()
     present = [site for site in connected if site not in away]
     return present if len(server.sites.keys() & set(present)) >= server.needed else connected
@@ -190,19 +188,23 @@ def _agree_on_masks(
     """Let the sites of a round exchange keys and shares.
 
     Returns:
-        The request with what they need to mask their updates, and the sites that can do so.
+        The training request with the shares, and the sites that dealt shares.
     """
     weights = server.participation.weights({site: server.sites[site] for site in sites})
     keys = masks.keys(request, server.exchanged_once, weights)
-    _ask(server, carrier, *_answers(server, keys, sites, masks.accept_keys))
-    _ask(server, carrier, *_answers(server, masks.shares(), masks.with_keys, masks.accept_shares))
+    _ask_masked(server, carrier, keys, sites, masks.accept_keys)
+    _ask_masked(server, carrier, masks.shares(), masks.with_keys, masks.accept_shares)
     return masks.training(request), masks.with_shares
 
 
-def _answers(
-    server: FederationServer, request: Request, sites: Sequence[str], use: Callable[[str, Reply], None]
-) -> tuple[Request, Sequence[str], int, Accept]:
-    """A request with what to do with its answers, of which as many are waited for as a round needs."""
+def _ask_masked(
+    server: FederationServer,
+    carrier: Carrier,
+    request: Request,
+    sites: Sequence[str],
+    use: Callable[[str, Reply], None],
+) -> None:
+    """Send a request of secure aggregation, and wait for as many good answers as a round needs."""
 
     def accept(site: str, reply: Reply) -> bool:
         reason = refusal(site, partial(use, site, reply))
@@ -210,11 +212,11 @@ def _answers(
             server.no_answer(request.task, site, reason)
         return reason is None
 
-    return request, list(sites), max(1, min(_needed(server), len(sites))), accept
+    _ask(server, carrier, request, list(sites), max(1, min(_needed(server), len(sites))), accept)
 
 
 def _needed(server: FederationServer) -> int:
-    """The number of good answers to wait for: those that a round needs, and under masks its sum."""
+    """Return the number of good answers that a round needs, and under masks its sum."""
     masks = server.aggregation.masks
     return server.needed if masks is None else max(server.needed, masks.least_answers)
 

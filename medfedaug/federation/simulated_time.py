@@ -1,4 +1,4 @@
-"""Tell when the sites of a simulation answer, in simulated hours."""
+"""Simulated hours at which the sites of a simulation answer."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ _SECONDS = 3600.0
 class SimulatedTime:
     """A clock for sites of different speed, and the replies that have not arrived.
 
-    A round of training takes a site of speed 1 one hour, and everything else no time. A site does one thing
-    after the other. Of replies that arrive at the same time the one that was asked for first comes first.
-    Without speeds no time passes.
+    A round of training takes a site of speed 1 one hour, and everything else no time. A site trains one round
+    at a time. Simultaneous replies arrive in the order of their requests. Without speeds no time passes.
 
     Args:
-        execution: speeds, and the times to wait.
+        execution: speeds and waiting times.
         sites: the sites of the simulation.
 
     Attributes:
         now: hours since the run began.
 
     Raises:
-        ConfigError: for the speed of a site that is not there.
+        ConfigError: for the speed of an unknown site.
     """
 
     def __init__(self, execution: Execution, sites: Collection[str]) -> None:
@@ -49,45 +48,45 @@ class SimulatedTime:
         return max(self.now, self._free.get(site, 0.0))
 
     def finishes(self, site: str) -> float:
-        """Return the hour at which a site has trained if it is asked to now."""
+        """Return the hour at which a site finishes a training requested now."""
         return self.starts(site) + (1 / self.speeds.get(site, 1.0) if self.speeds else 0.0)
 
     def trains(self, site: str) -> float:
-        """Let a site train; returns the hour at which it has finished."""
+        """Let a site train; return the hour at which it finishes."""
         self._free[site] = self.finishes(site)
         return self._free[site]
 
     def deadline(self) -> float:
-        """Return the hour until which answers are waited for."""
+        """Return the hour until which the server waits for answers."""
         return self.now + self._timeout / _SECONDS if self.speeds else math.inf
 
     def after_enough(self, hour: float) -> float:
-        """Return the hour until which others are waited for where there were enough answers at an hour."""
+        """Return the hour until which the server waits for more answers after enough of them."""
         return hour + self._grace / _SECONDS if self.speeds and self._grace is not None else math.inf
 
     def send(self, site: str, reply: Reply) -> None:
-        """Let a site train, and its reply arrive when it has finished."""
+        """Let a site train; its reply arrives when it finishes."""
         self._sent += 1
         heapq.heappush(self._coming, (self.trains(site), self._sent, site, reply))
 
     def next_reply(self) -> tuple[str, Reply]:
-        """Wait for the reply that arrives next."""
+        """Return the next reply, and advance to its arrival."""
         arrival, _, site, reply = heapq.heappop(self._coming)
         self.now = max(self.now, arrival)
         return site, reply
 
     def coming(self) -> list[str]:
-        """The sites whose reply has not arrived."""
+        """Return the sites whose reply has not arrived."""
         return [site for _, _, site, _ in self._coming]
 
     def state(self) -> dict[str, Any]:
-        """Return the part of a checkpoint; empty where no time has passed and nothing is coming."""
+        """Return the part of a checkpoint; empty at hour 0 without pending replies."""
         coming = [(arrival, sent, site, vars(reply)) for arrival, sent, site, reply in self._coming]
         passed = {"now": self.now, "free": self._free, "coming": coming, "sent": self._sent}
         return passed if self.now or coming else {}
 
     def restore(self, saved: Mapping[str, Any], device: torch.device) -> None:
-        """Restore what `state` returned, with models on a device."""
+        """Restore a result of `state`, with models on a device."""
         self.now, self._free, self._sent = saved["now"], dict(saved["free"]), saved["sent"]
         for arrival, sent, site, reply in saved["coming"]:
             weights = {key: value.to(device) for key, value in reply["weights"].items()}

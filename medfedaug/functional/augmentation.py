@@ -1,8 +1,8 @@
 """FedFA's step on the features of a batch as one function, with its derivative written by hand.
 
 The equations are those of `medfedaug.functional.features`. On small feature maps autograd takes longer for
-their numbers by image and channel than for the features; here each of these is computed once and with as few
-operations as possible.
+the numbers by image and channel than for the features; this module computes each of these numbers once, with
+few operations.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from medfedaug.functional.passes import (
 
 
 class Augmented(NamedTuple):
-    """Augmented features, and numbers that were computed for them, without a gradient.
+    """Augmented features, with their statistics, which have no gradient.
 
     Args:
         features: shape and dtype of the argument.
@@ -66,7 +66,7 @@ class _Step(NamedTuple):
 
     Args:
         statistics: μ and σ, (2, B, C).
-        inverse: 1/σ, 0 where σ is 0; and the same, 0 also where σ² without eps is 0; (2, B, C).
+        inverse: 1/σ, 0 where σ is 0; and 1/σ, 0 where σ² without eps is 0; (2, B, C).
         spread: Σ̂ of both, (2, 1, C).
     """
 
@@ -98,7 +98,7 @@ class Augment(torch.autograd.Function):
               t = \epsilon_\mu\hat\Sigma_\mu - \mu s, \qquad
               \hat\Sigma^2 = g \odot \frac{1}{B}\sum_b (\cdot^{(b)} - \mathbb{E}_B)^2
 
-    The derivative goes by way of the sums of the gradient and of gradient times feature over each image.
+    The derivative uses the sums over each image of the gradient and of gradient times feature.
     """
 
     @staticmethod
@@ -120,15 +120,14 @@ class Augment(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor, None, None, None]:
         (x,) = ctx.saved_tensors
         gain, noise, eps, step = ctx.numbers
-        # A second derivative has to see where the numbers come from.
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled():  # a second derivative needs the graph of the numbers
             _, mean, variance = Moments.apply(x)
             step = _Step.of(mean, variance, gain, eps)
         statistics, inverses, spread = step
         means, inverse, images, voxels = statistics[0], inverses[0], len(x), math.prod(x.shape[2:])
         scale = noise[1] * spread[1] * inverse
         total, product = spatial_sums(grad, x, means)
-        # By ε Σ̂ of both, by Σ̂, and by the statistics of each image by either way, these times -1/N.
+        # Derivatives by ε Σ̂ of both, by Σ̂, and by the statistics of each image both ways, times -1/N.
         of_moved = torch.stack((total, product * inverse))
         of_spread = (noise * of_moved).sum(dim=1, keepdim=True)
         pull = of_spread * gain / spread.masked_fill(spread == 0, torch.inf)

@@ -26,18 +26,18 @@ def boundary_features(z: Tensor, masks: Tensor, outside: int = 5) -> tuple[Tenso
         outside: the width of the background in pixels.
 
     Returns:
-        Both features, (B, R, D), and whether a region has a boundary and background, (B, R); features where
-        it has not are 0.
+        Both features, (B, R, D), and a mask of the regions that have a boundary and background, (B, R); the
+        features of the others are 0.
 
     Deviations:
-        Erosion and dilation are those of MONAI, by squares. Outside of the image, a region goes on as it is
-        at the edge, so that the edge is no boundary.
+        Erosion and dilation are MONAI's, by squares. Outside of the image a region continues as at the edge,
+        so that the edge is no boundary.
 
     Example:
         >>> mask = torch.zeros(1, 1, 5, 5)
         >>> mask[..., 2, 2] = 1
-        >>> at, around, there = boundary_features(mask, mask, outside=1)
-        >>> at.flatten().tolist(), around.flatten().tolist(), bool(there)
+        >>> at, around, present = boundary_features(mask, mask, outside=1)
+        >>> at.flatten().tolist(), around.flatten().tolist(), bool(present)
         ([1.0], [0.0], True)
     """
     # Imported here: reading images needs this package, and MONAI takes seconds.
@@ -46,11 +46,11 @@ def boundary_features(z: Tensor, masks: Tensor, outside: int = 5) -> tuple[Tenso
     z, masks = working_precision(z), working_precision(masks)
     if z.shape[2:] != masks.shape[2:]:
         z = interpolate(z, size=masks.shape[2:], mode="bilinear", align_corners=False)
-    alone = masks.flatten(0, 1)[:, None]  # as channels, MONAI would erode and dilate them together
-    boundary = (alone - cast(Tensor, erode(alone, 3))).view_as(masks)
-    around = (cast(Tensor, dilate(alone, 2 * outside + 1)) - alone).view_as(masks)
-    there = (boundary.sum(dim=(2, 3)) > 0) & (around.sum(dim=(2, 3)) > 0)
-    return _pooled(z, boundary), _pooled(z, around), there
+    separate = masks.flatten(0, 1)[:, None]  # as channels, MONAI would erode and dilate them together
+    boundary = (separate - cast(Tensor, erode(separate, 3))).view_as(masks)
+    around = (cast(Tensor, dilate(separate, 2 * outside + 1)) - separate).view_as(masks)
+    present = (boundary.sum(dim=(2, 3)) > 0) & (around.sum(dim=(2, 3)) > 0)
+    return _pooled(z, boundary), _pooled(z, around), present
 
 
 def _pooled(z: Tensor, weights: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ def class_contrast(h: Tensor, kinds: Tensor, temperature: float) -> Tensor:
     scores = h @ h.T / temperature
     same = kinds[:, None] == kinds[None]
     pairs = same & ~torch.eye(len(h), dtype=torch.bool, device=h.device)
-    # Without a question that a GPU would have to answer first: with one kind alone, nothing is counted.
+    # With a single kind nothing is counted. A mask, unlike a branch, does not wait for a GPU.
     several = ~same.all()
     others = scores.masked_fill(same & several, -torch.inf).logsumexp(dim=1, keepdim=True)
     counted = pairs & several

@@ -1,4 +1,4 @@
-"""Images under random convolutions, and how far predictions of them are apart (RandConv)."""
+"""Images under random convolutions, and the divergence of their predictions (RandConv)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CONVOLUTIONS = {2: functional.conv2d, 3: functional.conv3d}
 
 
 def mix_convolution(x: Tensor, weight: Tensor, share: Tensor | float = 0.0) -> Tensor:
-    r"""Images between themselves and their convolution (RandConv, Eq. of RC_mix).
+    r"""Mix images with their convolution (RandConv, Eq. of RC_mix).
 
     .. math:: x' = \alpha x + (1 - \alpha)\, (W * x)
 
@@ -35,8 +35,8 @@ def mix_convolution(x: Tensor, weight: Tensor, share: Tensor | float = 0.0) -> T
     """
     work = working_precision(x)
     convolve = _CONVOLUTIONS[x.dim() - 2]
-    found = convolve(work, weight.to(work), padding=weight.shape[-1] // 2)
-    return (share * work + (1 - share) * found).to(x.dtype)
+    convolved = convolve(work, weight.to(work), padding=weight.shape[-1] // 2)
+    return (share * work + (1 - share) * convolved).to(x.dtype)
 
 
 def prediction_spread(logits: Sequence[Tensor]) -> Tensor:
@@ -54,6 +54,6 @@ def prediction_spread(logits: Sequence[Tensor]) -> Tensor:
         >>> round(float(prediction_spread([a, b])), 4)  # log 2
         0.6931
     """
-    logs = torch.stack([working_precision(one).log_softmax(dim=1) for one in logits])
+    logs = torch.stack([working_precision(logit).log_softmax(dim=1) for logit in logits])
     middle = logs.logsumexp(dim=0) - math.log(len(logits))
     return (logs.exp() * (logs - middle)).sum(dim=2).mean()

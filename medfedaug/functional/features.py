@@ -7,11 +7,18 @@ from torch import Tensor
 
 from medfedaug.functional.augmentation import augment_at_once, within_torch_func
 from medfedaug.functional.moments import feature_statistics
-from medfedaug.functional.passes import Affine, affine, safe_sqrt, working_precision
+from medfedaug.functional.passes import (
+    Affine,
+    affine,
+    check_features,
+    check_shape,
+    safe_sqrt,
+    working_precision,
+)
 
 
 def augmentation_spread(statistic: Tensor, gamma: Tensor) -> Tensor:
-    r"""The standard deviation with which a feature statistic is perturbed (FedFA+ Eq. 4 and 8).
+    r"""Return the standard deviation of the noise on a feature statistic (FedFA+ Eq. 4 and 8).
 
     .. math:: \hat\Sigma = \sqrt{(\gamma + 1) \odot \Sigma^2}, \qquad
               \Sigma^2 = \frac{1}{B}\sum_b (s^{(b)} - \mathbb{E}_B[s])^2
@@ -21,8 +28,7 @@ def augmentation_spread(statistic: Tensor, gamma: Tensor) -> Tensor:
         gamma: modulated variance across sites, (C,); zero leaves the site's own variance.
 
     Returns:
-        The standard deviation of the Gaussian to draw from, (C,), in units of `statistic`. One image (B = 1)
-        has no variance, so it is zero.
+        The standard deviation of the Gaussian, (C,), in units of `statistic`; 0 for one image (B = 1).
 
     Raises:
         ValueError: when the shapes do not fit.
@@ -87,15 +93,11 @@ def perturb_features(
         >>> perturb_features(x, mean, std, one, one, torch.tensor([[10.0]]), torch.tensor([[1.0]]))
         tensor([[[10., 14.]]])
     """
-    if x.dim() < 3:
-        raise ValueError(f"expected features of shape (B, C, *spatial), got {list(x.shape)}")
-    channels = x.shape[1]
+    check_features(x)
     for name, value in (("mean", mean), ("std", std), ("noise_mean", noise_mean), ("noise_std", noise_std)):
-        _check_by_image(x, name, value)
+        check_shape(name, value, list(x.shape[:2]))
     for name, value in (("spread_mean", spread_mean), ("spread_std", spread_std)):
-        if value.dim() != 1 or value.shape[0] != channels:
-            raise ValueError(f"expected {name} of shape {[channels]}, got {list(value.shape)}")
-
+        check_shape(name, value, [x.shape[1]])
     work = working_precision(x)
     varies = std > 0
     scale = noise_std.to(work.dtype) * spread_std / torch.where(varies, std, torch.ones_like(std))
@@ -152,20 +154,17 @@ def augment_features(
         <BLANKLINE>
                 [[2., 5.]]])
     """
-    if x.dim() < 3:
-        raise ValueError(f"expected features of shape (B, C, *spatial), got {list(x.shape)}")
-    channels = x.shape[1]
+    check_features(x)
     for name, value in (("gamma_mean", gamma_mean), ("gamma_std", gamma_std)):
-        if value.dim() != 1 or value.shape[0] != channels:
-            raise ValueError(f"expected {name} of shape {[channels]}, got {list(value.shape)}")
+        check_shape(name, value, [x.shape[1]])
     for name, value in (("noise_mean", noise_mean), ("noise_std", noise_std)):
-        _check_by_image(x, name, value)
+        check_shape(name, value, list(x.shape[:2]))
     if torch.jit.is_scripting() or torch.compiler.is_compiling():
         return _one_by_one(x, gamma_mean, gamma_std, noise_mean, noise_std, eps)
     else:
-        given = (gamma_mean, gamma_std, noise_mean, noise_std)
-        if any(value.requires_grad for value in given) or within_torch_func():
-            return _one_by_one(x, *given, eps)
+        arguments = (gamma_mean, gamma_std, noise_mean, noise_std)
+        if any(value.requires_grad for value in arguments) or within_torch_func():
+            return _one_by_one(x, *arguments, eps)
         gain, noise = 1.0 + torch.stack((gamma_mean, gamma_std)), torch.stack((noise_mean, noise_std))
         return augment_at_once(x, gain, noise, eps).features
 
@@ -174,26 +173,14 @@ def _one_by_one(
     x: Tensor, gamma_mean: Tensor, gamma_std: Tensor, noise_mean: Tensor, noise_std: Tensor, eps: float
 ) -> Tensor:
     mean, std = feature_statistics(x, eps)
-    return perturb_features(
-        x,
-        mean,
-        std,
-        augmentation_spread(mean, gamma_mean),
-        augmentation_spread(std, gamma_std),
-        noise_mean,
-        noise_std,
-    )
-
-
-def _check_by_image(x: Tensor, name: str, value: Tensor) -> None:
-    if value.dim() != 2 or value.shape[0] != x.shape[0] or value.shape[1] != x.shape[1]:
-        raise ValueError(f"expected {name} of shape {list(x.shape[:2])}, got {list(value.shape)}")
+    spread_mean, spread_std = augmentation_spread(mean, gamma_mean), augmentation_spread(std, gamma_std)
+    return perturb_features(x, mean, std, spread_mean, spread_std, noise_mean, noise_std)
 
 
 def normalise_features(
     x: Tensor, mean: Tensor, std: Tensor, weight: Tensor | None = None, bias: Tensor | None = None
 ) -> Tensor:
-    r"""Normalise every image with statistics of its own (FedFD section 3.1, with those of Eq. 2 or 6).
+    r"""Normalise every image with its statistics (FedFD section 3.1; statistics of Eq. 2 or 6).
 
     .. math:: \gamma\frac{a - \mu}{\sigma} + \beta
 
@@ -216,20 +203,19 @@ def normalise_features(
         tensor([[[-2.,  2.]]])
     """
     for name, value in (("mean", mean), ("std", std)):
-        if list(value.shape) != list(x.shape[:2]):
-            raise ValueError(f"expected {name} of shape {list(x.shape[:2])}, got {list(value.shape)}")
+        check_shape(name, value, list(x.shape[:2]))
     work = working_precision(x)
     scale, shift = normalising(mean.to(work.dtype), std.to(work.dtype), weight, bias)
     if torch.jit.is_scripting() or torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return affine(work, scale, shift).to(x.dtype)
-    found: Tensor = Affine.apply(work, scale, shift).to(x.dtype)
-    return found
+    normalised: Tensor = Affine.apply(work, scale, shift).to(x.dtype)
+    return normalised
 
 
 def normalising(
     mean: Tensor, std: Tensor, weight: Tensor | None = None, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The scale and the shift, (B, C) each, of `normalise_features`, whose arguments these are."""
+    """Return scale and shift, (B, C) each, for `normalise_features`, with its arguments."""
     scale = std.reciprocal() if weight is None else weight.to(std.dtype) / std
     if bias is None:
         return scale, -mean * scale
@@ -240,7 +226,7 @@ def affine_shift(x: Tensor, matrix: Tensor, shift: Tensor) -> Tensor:
     r"""An affine map of every voxel's channels (FedRobust's :math:`\Lambda x + \delta`).
 
     Args:
-        x: images, (B, C, *spatial); flattened ones, (B, N), where the map is over all of an image.
+        x: images, (B, C, *spatial), or flattened, (B, N), for a map over all of an image.
         matrix: :math:`\Lambda`, (C, C).
         shift: :math:`\delta`, (C,).
 

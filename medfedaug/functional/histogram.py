@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from medfedaug.functional.passes import working_precision
+from medfedaug.functional.passes import check_shape, working_precision
 
 
 def soft_histogram(
@@ -60,16 +60,13 @@ def soft_histogram(
     lowest = work.amin(dim=0) if low is None else low.to(work)
     highest = work.amax(dim=0) if high is None else high.to(work)
     for name, value in (("low", lowest), ("high", highest)):
-        if value.dim() != 1 or value.shape[0] != z.shape[1]:
-            raise ValueError(f"expected {name} of shape {[z.shape[1]]}, got {list(value.shape)}")
-
+        check_shape(name, value, [z.shape[1]])
     extent = highest - lowest
     scaled = (work - lowest) / torch.where(extent > 0, extent, torch.ones_like(extent))
     weight = torch.arange(1, bins + 1, dtype=work.dtype, device=work.device)
-    if bins > 2:
-        cuts = torch.arange(bins - 1, dtype=work.dtype, device=work.device) / (bins - 2)
-    else:
-        cuts = torch.full((1,), 0.5, dtype=work.dtype, device=work.device)
+    cuts = torch.arange(bins - 1, dtype=work.dtype, device=work.device) / max(bins - 2, 1)
+    if bins == 2:
+        cuts = cuts + 0.5
     bias = torch.cat([torch.zeros_like(cuts[:1]), -torch.cumsum(cuts, dim=0)])
     logits = (scaled.unsqueeze(-1) * weight + bias) / tau
     return torch.softmax(logits, dim=-1).mean(dim=0).to(z.dtype)

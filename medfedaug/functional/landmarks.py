@@ -1,4 +1,4 @@
-"""Landmarks of an image's histogram, and the map that brings them to given places (Nyúl and Udupa)."""
+"""Landmarks of an image's histogram, and the map that moves them to standard values (Nyúl and Udupa)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 __all__ = ["PERCENTILES", "foreground_voxels", "histogram_landmarks", "map_landmarks"]
 
 PERCENTILES = (1, 10, 20, 30, 40, 50, 60, 70, 80, 90, 99)
-"""Percentiles of `histogram_landmarks`: the deciles, and two near the ends that no outlier moves."""
+"""Percentiles of `histogram_landmarks`: the deciles, and two near the ends, robust to outliers."""
 
 
 def foreground_voxels(image: Tensor) -> Tensor:
@@ -28,7 +28,7 @@ def foreground_voxels(image: Tensor) -> Tensor:
 def histogram_landmarks(image: Tensor) -> Tensor:
     r"""The `PERCENTILES` of each channel of an image, over its foreground (`foreground_voxels`).
 
-    An image without foreground has those of all its voxels.
+    For an image without foreground they are over all voxels.
 
     Args:
         image: (C, \*spatial).
@@ -47,10 +47,10 @@ def histogram_landmarks(image: Tensor) -> Tensor:
     values = (inside if inside.numel() else image.flatten(1)).detach().cpu()
     if values.dtype != torch.float64:
         values = values.float()
-    found = np.percentile(values.numpy(), PERCENTILES, axis=1).T.astype(np.float64)
-    if not np.isfinite(found).all():
+    landmarks = np.percentile(values.numpy(), PERCENTILES, axis=1).T.astype(np.float64)
+    if not np.isfinite(landmarks).all():
         raise ValueError("the image has voxels that are not finite, and so no landmarks")
-    return torch.from_numpy(found)
+    return torch.from_numpy(landmarks)
 
 
 def map_landmarks(image: Tensor, landmarks: Tensor, standard: Tensor) -> Tensor:
@@ -58,9 +58,8 @@ def map_landmarks(image: Tensor, landmarks: Tensor, standard: Tensor) -> Tensor:
 
     .. math:: x' = s_i + (x - l_i) \frac{s_{i+1} - s_i}{l_{i+1} - l_i}, \qquad l_i \le x < l_{i+1},
 
-    in each channel. The first and the last of these lines go on outside of the landmarks. Where two landmarks
-    are equal, as in an image of few grey levels, there is no line between them. A channel in which all are
-    equal becomes 0.
+    in each channel. The first and the last line extend beyond the landmarks. Equal landmarks, as in an image
+    of few grey levels, have no line between them. A channel in which all are equal becomes 0.
 
     Args:
         image: (C, \*spatial), floating point.
@@ -76,14 +75,14 @@ def map_landmarks(image: Tensor, landmarks: Tensor, standard: Tensor) -> Tensor:
         >>> [round(v, 1) for v in map_landmarks(image, marks, goal)[0].tolist()]
         [-0.4, 0.4, 0.9, 1.1]
     """
-    found = []
-    for values, own, goal in zip(image, landmarks.to(image.device), standard.to(image.device), strict=True):
-        begin = (own[1:] > own[:-1]).nonzero().flatten()
+    mapped = []
+    for values, marks, goal in zip(image, landmarks.to(image.device), standard.to(image.device), strict=True):
+        begin = (marks[1:] > marks[:-1]).nonzero().flatten()
         if not len(begin):
-            found.append(torch.zeros_like(values))
+            mapped.append(torch.zeros_like(values))
             continue
-        left, low = own[begin].to(image), goal[begin].to(image)
-        slope = ((goal[begin + 1] - goal[begin]) / (own[begin + 1] - own[begin])).to(image)
+        left, low = marks[begin].to(image), goal[begin].to(image)
+        slope = ((goal[begin + 1] - goal[begin]) / (marks[begin + 1] - marks[begin])).to(image)
         line = (torch.searchsorted(left, values.contiguous(), right=True) - 1).clamp_min_(0)
-        found.append(low[line] + (values - left[line]) * slope[line])
-    return torch.stack(found)
+        mapped.append(low[line] + (values - left[line]) * slope[line])
+    return torch.stack(mapped)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from medfedaug.functional.passes import (
     Moments,
+    check_features,
     moments_by_image,
     plain_moments,
     safe_sqrt,
@@ -18,8 +19,8 @@ from medfedaug.functional.passes import (
 def feature_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and population variance of every channel of every image, made fast for inference on a CPU.
 
-    For callers that add an eps of their own: the variance of a constant channel may come out as a rounding
-    error, which `feature_statistics` sets to zero.
+    The caller adds an eps: the variance of a constant channel may be a rounding error, which
+    `feature_statistics` sets to zero.
 
     Args:
         x: features, (B, C, *spatial) with at least one spatial dimension.
@@ -65,8 +66,7 @@ def feature_statistics(x: Tensor, eps: float = 0.0) -> tuple[Tensor, Tensor]:
         >>> feature_statistics(x)
         (tensor([[2., 5.]]), tensor([[1., 0.]]))
     """
-    if x.dim() < 3:
-        raise ValueError(f"expected features of shape (B, C, *spatial), got {list(x.shape)}")
+    check_features(x)
     work = working_precision(x)
     if torch.jit.is_scripting() or torch.compiler.is_compiling():
         mean, variance = plain_moments(work)
@@ -134,15 +134,10 @@ def student_t_modulation(variance: Tensor) -> Tensor:
     if variance.dim() != 1 or variance.shape[0] < 1:
         raise ValueError(f"expected variance of shape (C,) with C >= 1, got {list(variance.shape)}")
     v = working_precision(variance)
-    # Two forms of one kernel, so that neither a zero nor an overflowing variance meets a division it cannot
-    # do.
-    large = v > 1
-    one = torch.ones_like(v)
-    kernel = torch.where(
-        large,
-        1.0 / (1.0 + 1.0 / torch.where(large, v, one)),
-        torch.where(large, one, v) / (1.0 + torch.where(large, one, v)),
-    )
+    # Two forms of one kernel, for variances above and up to 1: neither divides by zero nor overflows.
+    large, one = v > 1, torch.ones_like(v)
+    high, low = torch.where(large, v, one), torch.where(large, one, v)
+    kernel = torch.where(large, 1.0 / (1.0 + 1.0 / high), low / (1.0 + low))
     total = kernel.sum()
     differs = total > 0
     gamma = v.shape[0] * kernel / torch.where(differs, total, torch.ones_like(total))

@@ -1,32 +1,30 @@
-"""Learning from another model about the classes that a case has not annotated."""
+"""Losses by which a model learns from another one about classes that a case has not annotated."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-
-def _over_space(annotated: Tensor, dims: int) -> Tensor:
-    return annotated.reshape(*annotated.shape, *[1] * (dims - 2))
+from medfedaug.functional.passes import per_channel
 
 
 def possible_classes(labels: Tensor, known: Tensor, annotated: Tensor) -> Tensor:
-    r"""Classes that each voxel may be of, as far as its case says.
+    r"""Return the classes that each voxel may have, given the annotations of its case.
 
-    An annotated structure is itself; background is that or a class that the case has not annotated; an
-    unknown voxel may be of any class.
+    A voxel of an annotated structure has that class. Background may be any class that the case has not
+    annotated, and an unknown voxel any class.
 
     Args:
         labels: (B, 1, \*spatial), 0 where unknown.
-        known: boolean, the same.
+        known: boolean, of the same shape.
         annotated: boolean, (B, K), the background among them.
 
     Returns:
         Boolean, (B, K, \*spatial).
     """
     classes = torch.arange(annotated.shape[1], device=labels.device)
-    itself = labels == classes.reshape(1, -1, *[1] * (labels.ndim - 2))
-    return itself | (~_over_space(annotated, labels.ndim) & (labels == 0)) | ~known
+    itself = labels == per_channel(classes[None], labels.ndim)
+    return itself | (~per_channel(annotated, labels.ndim) & (labels == 0)) | ~known
 
 
 def conditional_distillation(
@@ -52,28 +50,26 @@ def conditional_distillation(
     """
     lacking = ~annotated
     takes_part = lacking.any(dim=1, keepdim=True)
-    # The background is no structure.
     others = lacking.clone()
-    others[:, 0] = True
-    kept = _over_space(others, student.ndim)
-    structures = _over_space(~others, student.ndim)
-    seen_as = teacher.argmax(dim=1, keepdim=True)
-    counted = (labels == 0) & ~structures.expand_as(teacher).gather(1, seen_as)
-    counted = counted & _over_space(takes_part, student.ndim)
+    others[:, 0] = True  # the background is no structure
+    kept, structures = per_channel(others, student.ndim), per_channel(~others, student.ndim)
+    predicted = teacher.argmax(dim=1, keepdim=True)
+    counted = (labels == 0) & ~structures.expand_as(teacher).gather(1, predicted)
+    counted = counted & per_channel(takes_part, student.ndim)
     s, t = (
         (z / temperature).masked_fill(~kept, -torch.inf).softmax(dim=1) * counted for z in (student, teacher)
     )
     over = (0, *range(2, student.ndim))
     losses = 1 - 2 * (s * t).sum(over) / ((s + t).sum(over) + 1e-5)
-    some = (others & takes_part).any(dim=0)
-    return (losses * some).sum() / some.sum().clamp_min(1)
+    present = (others & takes_part).any(dim=0)
+    return (losses * present).sum() / present.sum().clamp_min(1)
 
 
 def confident_entropy(student: Tensor, teacher: Tensor, possible: Tensor, threshold: float) -> Tensor:
-    r"""Cross-entropy of a model with the classes that a teacher is sure of, where labels leave them open.
+    r"""Cross-entropy of a model with a teacher's confident classes, over voxels that labels leave open.
 
-    Both have the probabilities of the possible classes of a voxel alone. A voxel with one possible class, or
-    in which no class of the teacher's reaches the threshold, counts 0 in the mean over the open voxels.
+    The probabilities of both are over the possible classes of a voxel. An open voxel has several of them; one
+    in which no class of the teacher's reaches the threshold counts 0 in the mean over the open voxels.
 
     Args:
         student: logits, (B, K, \*spatial).

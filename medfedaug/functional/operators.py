@@ -1,9 +1,9 @@
 """Operators that each start one kernel on a GPU, for FFA and for norms with interpolated statistics.
 
-A GPU waits for Python where operations are many and small. Each of these operators does what takes ten to
-thirty operations of PyTorch. `medfedaug.functional.kernels` has them for CUDA; here are their
-equations, which the kernels are tested against; ``benchmarks/plain_operators.py`` has the operators on a CPU.
-There, and where Triton cannot compile, the layers use PyTorch's operations.
+A GPU waits for Python where operations are many and small. Each of these operators replaces ten to thirty
+operations of PyTorch. `medfedaug.functional.kernels` has them for CUDA, and this module their equations, the
+reference of the kernels' tests. On a CPU, and where Triton cannot compile, the layers use PyTorch's
+operations; ``benchmarks/plain_operators.py`` has the operators on a CPU.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ operators = torch.ops.medfedaug
 
 
 def has_operators(x: Tensor) -> bool:
-    """Return whether the operators are the way to compute for features on this device."""
+    """Return whether layers compute features on this device by the operators."""
     return (
-        _work_on(x.device.type)
+        _compiles_on(x.device.type)
         and not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()
         and not torch._C._are_functorch_transforms_active()
@@ -40,7 +40,7 @@ def has_operators(x: Tensor) -> bool:
 
 
 @cache
-def _work_on(device: str) -> bool:
+def _compiles_on(device: str) -> bool:
     """Start the smallest kernel once: Triton needs a C compiler and a driver that fit."""
     if device != "cuda":
         return False
@@ -60,31 +60,31 @@ def _work_on(device: str) -> bool:
 _ADAPTER = "Tensor hidden_weight, Tensor hidden_bias, Tensor out_weight, Tensor out_bias, Tensor? z"
 _FEDERATION = "Tensor global_mean, Tensor global_var"
 _SCHEMAS = (
-    # Mean and population variance of each image and channel, (2, B, C).
+    # Mean and population variance of each image and channel, (2, B, C)
     "moments(Tensor x) -> Tensor",
-    # The sums of g and of g (x - mean) over each image and channel, (2, B, C).
+    # Sums of g and of g (x - mean) over each image and channel, (2, B, C)
     "gradient_sums(Tensor grad, Tensor x, Tensor moments) -> Tensor",
-    # `moved`, with the running statistics and counts (Eq. 5); the draw decides over both.
+    # `moved` and, if the draw makes it active, an update of running statistics and counts (Eq. 5)
     "augment(Tensor x, Tensor moments, Tensor draws, Tensor gamma_mean, Tensor gamma_std, "
     "Tensor(a!) running_mean, Tensor(b!) running_std, Tensor(c!) batches, Tensor(d!) negatives, "
     "Tensor(e!) sampled, float eps, float share, float threshold, float weight, float fixed) -> Tensor",
-    # Its derivative by the features, their moments included.
+    # Derivative of `augment` by the features, their moments included
     "augment_backward(Tensor grad, Tensor x, Tensor moments, Tensor sums, Tensor draws, Tensor gamma_mean, "
     "Tensor gamma_std, float eps, float threshold, float weight, float fixed) -> Tensor",
-    # α of each image, (B, 1), and G's hidden layer, (B, H), which the derivative needs.
+    # α of each image, (B, 1), and G's hidden layer, (B, H), for the derivative
     f"adapted_share(Tensor moments, {_FEDERATION}, {_ADAPTER}, float eps) -> (Tensor, Tensor)",
-    # The derivatives by μ and σ of each image by way of α, (2, B, C), and by the parameters of G.
+    # Derivatives by μ and σ of each image through α, (2, B, C), and by the parameters of G
     "adapted_share_backward(Tensor x, Tensor moments, Tensor sums, Tensor share, Tensor hidden, "
     f"{_FEDERATION}, Tensor? weight, {_ADAPTER}, float eps) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    # `interpolated`; the leading images move the running statistics as in batch norm.
+    # `interpolated`; the leading images update the running statistics as in batch norm
     f"interpolate(Tensor x, Tensor moments, Tensor share, {_FEDERATION}, Tensor? weight, Tensor? bias, "
     "Tensor(a!)? running_mean, Tensor(b!)? running_var, float eps, float floor, float momentum, int plain) "
     "-> Tensor",
-    # `adapted_share` and `interpolate` with it: the features, α and the hidden layer.
+    # `interpolate` with the `adapted_share`: the features, α and the hidden layer
     f"interpolate_adapted(Tensor x, Tensor moments, {_FEDERATION}, Tensor? weight, Tensor? bias, {_ADAPTER}, "
     "float eps) -> (Tensor, Tensor, Tensor)",
-    # The derivatives of `interpolate` by the features, weight and bias; `pull`, (2, B, C), are derivatives by
-    # each image's mean and deviation that come on top.
+    # Derivatives of `interpolate` by features, weight and bias; adds `pull`, (2, B, C), to the derivatives by
+    # each image's mean and deviation
     f"interpolate_backward(Tensor grad, Tensor x, Tensor moments, Tensor sums, Tensor share, {_FEDERATION}, "
     "Tensor? weight, Tensor? pull, float eps, float floor, int plain) -> (Tensor, Tensor, Tensor)",
 )
@@ -111,7 +111,7 @@ def moved(
     weight: float,
     fixed: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """FedFA+ Eq. 2, 4 and 8 to 10: the features, the statistics and the new deviations.
+    """Return the features, the statistics and the new deviations of FedFA+ Eq. 2, 4 and 8 to 10.
 
     Args:
         x: features, (B, C, *spatial).
@@ -119,9 +119,9 @@ def moved(
         draws: standard normal, (2 B C + 1,): the noise of means, of deviations, and one number.
         gammas: γ of the mean and of the deviation, (C,) each.
         eps: added to the variance.
-        threshold: the features move where the last draw is below it.
+        threshold: the features move if the last draw is below it.
         weight: 1; 0 leaves γ out.
-        fixed: the spread of the noise; negative where the batch decides.
+        fixed: the spread of the noise; negative for the spread in the batch.
     """
     mean, variance = moments
     variance = visible_variance(mean, variance)
@@ -146,23 +146,23 @@ class AugmentAtOnce(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, draws: Tensor, gammas: Any, buffers: Any, share: float, *settings: Any
     ) -> Tensor:
-        found = operators.moments(x)
-        eps, *others = settings
-        out: Tensor = operators.augment(x, found, draws, *gammas, *buffers, eps, share, *others)
-        ctx.save_for_backward(x, found, draws, *gammas)
+        moments = operators.moments(x)
+        eps, *rest = settings
+        out: Tensor = operators.augment(x, moments, draws, *gammas, *buffers, eps, share, *rest)
+        ctx.save_for_backward(x, moments, draws, *gammas)
         ctx.settings = settings
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, found, draws, *gammas = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a second derivative has to see where the numbers come from
+        x, moments, draws, *gammas = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative needs the graph of the plain equations
             out = moved(x, _moments(x), draws, gammas, *ctx.settings)[0]
-            (by_x,) = torch.autograd.grad(out, x, grad, create_graph=True)
+            (grad_x,) = torch.autograd.grad(out, x, grad, create_graph=True)
         else:
-            sums = operators.gradient_sums(grad, x, found)
-            by_x = operators.augment_backward(grad, x, found, sums, draws, *gammas, *ctx.settings)
-        return by_x, *[None] * (4 + len(ctx.settings))
+            sums = operators.gradient_sums(grad, x, moments)
+            grad_x = operators.augment_backward(grad, x, moments, sums, draws, *gammas, *ctx.settings)
+        return grad_x, *[None] * (4 + len(ctx.settings))
 
 
 def instance_share(
@@ -189,7 +189,7 @@ def instance_share(
         z: (B, 1); without, z = 0, its mean.
     """
     differences = torch.cat([mean_difference, std_difference], dim=1)
-    # Of a network in half precision, the weights are rounded and the statistics are not.
+    # A network in half precision has rounded weights, and statistics in float32.
     weights = (hidden_weight, hidden_bias, out_weight, out_bias)
     weight, bias, out_weight, out_bias = (value.to(differences) for value in weights)
     hidden = torch.nn.functional.linear(differences, weight, bias).relu()
@@ -210,12 +210,12 @@ def interpolated(
     floor: float,
     plain: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """FedFD Eq. 2, FedFD-A Eq. 6: the features, normalised, and the first images' mean and variance.
+    """Return the normalised features (FedFD Eq. 2, FedFD-A Eq. 6) and the plain batch's mean and variance.
 
     Args:
         x: features, (B, C, *spatial).
         moments: of `moments`.
-        share: of each image's own statistics, (C,) or (B, 1).
+        share: of each image's statistics, (C,) or (B, 1).
         federation: its mean and variance, (C,) each.
         weight: (C,).
         bias: (C,).
@@ -241,11 +241,11 @@ def _adapted(moments: Tensor, federation: Sequence[Tensor], adapter: Sequence[An
 
 
 _FEW_WEIGHTS = 2**13
-"""Weights of an adapter that every program of a pass reads again rather than another kernel once."""
+"""Number of weights up to which every program of a pass computes the adapter, instead of another kernel."""
 
 
 class InterpolateAtOnce(torch.autograd.Function):
-    """`interpolated` by the operators, with shares that are given or of an adapter.
+    """`interpolated` by the operators, with shares from an argument or from an adapter.
 
     Args:
         x: features, (B, C, *spatial).
@@ -253,10 +253,10 @@ class InterpolateAtOnce(torch.autograd.Function):
         bias: (C,).
         share: (C,) or (B, 1); ``None`` with an adapter.
         federation: mean and variance, (C,) each.
-        running: running mean and variance, which leading images move; or ``None`` twice.
+        running: running mean and variance, which leading images update; or ``None`` twice.
         scalars: eps, floor, momentum and the number of leading images, as of `interpolate`.
         z: of the adapter.
-        adapter: its four parameters, or nothing.
+        adapter: its four parameters, or none.
     """
 
     @staticmethod
@@ -273,53 +273,55 @@ class InterpolateAtOnce(torch.autograd.Function):
         *adapter: Tensor,
     ) -> Tensor:
         (eps, floor, _, plain), hidden = scalars, None
-        found = operators.moments(x)
+        moments = operators.moments(x)
         out: Tensor
         if adapter and adapter[0].numel() <= _FEW_WEIGHTS:
             out, share, hidden = operators.interpolate_adapted(
-                x, found, *federation, weight, bias, *adapter, z, eps
+                x, moments, *federation, weight, bias, *adapter, z, eps
             )
         else:
             if adapter:
-                share, hidden = operators.adapted_share(found, *federation, *adapter, z, eps)
-            out = operators.interpolate(x, found, share, *federation, weight, bias, *running, *scalars)
-        ctx.save_for_backward(x, found, share, hidden, weight, bias, *federation, z, *adapter)
+                share, hidden = operators.adapted_share(moments, *federation, *adapter, z, eps)
+            out = operators.interpolate(x, moments, share, *federation, weight, bias, *running, *scalars)
+        ctx.save_for_backward(x, moments, share, hidden, weight, bias, *federation, z, *adapter)
         ctx.settings = eps, floor, plain
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, found, share, hidden, weight, _, mean, variance, z, *adapter = ctx.saved_tensors
+        x, moments, share, hidden, weight, _, mean, variance, z, *adapter = ctx.saved_tensors
         eps, floor, plain = ctx.settings
         if torch.is_grad_enabled():
-            return _second(ctx, grad)
-        sums, pull, of_adapter = operators.gradient_sums(grad, x, found), None, [None] * len(adapter)
+            return _double_backward(ctx, grad)
+        sums, pull, grad_adapter = operators.gradient_sums(grad, x, moments), None, [None] * len(adapter)
         if adapter:
-            pull, *of_adapter = operators.adapted_share_backward(
-                x, found, sums, share, hidden, mean, variance, weight, *adapter, z, eps
+            pull, *grad_adapter = operators.adapted_share_backward(
+                x, moments, sums, share, hidden, mean, variance, weight, *adapter, z, eps
             )
-        by_x = by_weight = by_bias = None
+        grad_x = grad_weight = grad_bias = None
         if any(ctx.needs_input_grad[:3]):
-            by_x, by_weight, by_bias = operators.interpolate_backward(
-                grad, x, found, sums, share, mean, variance, weight, pull, eps, floor, plain
+            grad_x, grad_weight, grad_bias = operators.interpolate_backward(
+                grad, x, moments, sums, share, mean, variance, weight, pull, eps, floor, plain
             )
-        own = by_x, *((by_weight, by_bias) if weight is not None else (None, None))
-        return *own, *[None] * 5, *of_adapter
+        grads = grad_x, *((grad_weight, grad_bias) if weight is not None else (None, None))
+        return *grads, *[None] * 5, *grad_adapter
 
 
-def _second(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """Differentiate the plain equations, so that the derivative has one of its own."""
+def _double_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Differentiate the plain equations, so that the derivative has a derivative."""
     x, _, share, _, weight, bias, mean, variance, z, *adapter = ctx.saved_tensors
     eps, floor, plain = ctx.settings
-    found = _moments(x)
+    moments = _moments(x)
     if adapter:
-        share = _adapted(found, (mean, variance), (*adapter, z), eps)
-    out = interpolated(x, found, share, (mean, variance), weight, bias, eps, floor, plain)[0]
+        share = _adapted(moments, (mean, variance), (*adapter, z), eps)
+    out = interpolated(x, moments, share, (mean, variance), weight, bias, eps, floor, plain)[0]
     inputs = [x, weight, bias, *adapter]
-    needed = [one for one in inputs if one is not None and one.requires_grad]
-    by = iter(torch.autograd.grad(out, needed, grad, create_graph=True))
-    own, others = [next(by) if one is not None and one.requires_grad else None for one in inputs], [None] * 5
-    return *own[:3], *others, *own[3:]
+    needed = [index for index, value in enumerate(inputs) if value is not None and value.requires_grad]
+    grads: list[Tensor | None] = [None] * len(inputs)
+    leaves = [inputs[index] for index in needed]
+    for index, value in zip(needed, torch.autograd.grad(out, leaves, grad, create_graph=True), strict=True):
+        grads[index] = value
+    return *grads[:3], *[None] * 5, *grads[3:]
 
 
 def _moments(x: Tensor) -> Tensor:

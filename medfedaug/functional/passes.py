@@ -17,8 +17,8 @@ from torch import Tensor
 def working_precision(x: Tensor) -> Tensor:
     """Convert half precision to float32, and leave other floating point types as they are.
 
-    The result of a subclass of `torch.Tensor`, such as MONAI's ``MetaTensor``, is a plain tensor: a subclass
-    makes views within the functions of this package, which PyTorch then forbids to change in place.
+    A subclass of `torch.Tensor`, such as MONAI's ``MetaTensor``, becomes a plain tensor: PyTorch forbids to
+    change the views in place that a subclass makes within the functions of this package.
 
     Raises:
         TypeError: when `x` is not floating point.
@@ -37,6 +37,16 @@ def working_precision(x: Tensor) -> Tensor:
     return x
 
 
+def check_features(x: Tensor) -> None:
+    if x.dim() < 3:
+        raise ValueError(f"expected features of shape (B, C, *spatial), got {list(x.shape)}")
+
+
+def check_shape(name: str, value: Tensor, shape: list[int]) -> None:
+    if list(value.shape) != shape:
+        raise ValueError(f"expected {name} of shape {shape}, got {list(value.shape)}")
+
+
 def safe_sqrt(variance: Tensor) -> Tensor:
     # The inner `where` keeps the infinite derivative at zero out of the graph: masking the result alone would
     # still multiply it by zero and give NaN.
@@ -46,16 +56,16 @@ def safe_sqrt(variance: Tensor) -> Tensor:
 
 
 def visible_variance(mean: Tensor, variance: Tensor) -> Tensor:
-    """The variance of each image and channel, (B, C), 0 where it is no larger than the rounding of the mean.
+    """Return the variance, (B, C), with 0 where it is no larger than the rounding of the mean.
 
-    The mean of a constant need not be that constant to the last bit. Dividing by the root of such a variance
-    would blow the rounding up to the size of a feature.
+    The mean of a constant need not be that constant to the last bit. A division by the root of such a
+    variance would enlarge the rounding to the size of a feature.
     """
     return variance * (torch.addcmul(variance, mean, mean, value=-(resolution(mean.dtype) ** 2)) > 0)
 
 
 def resolution(kind: torch.dtype) -> float:
-    """The deviation, as a share of the mean, up to which a constant may differ from itself by rounding."""
+    """Return the largest deviation of a constant by rounding, as a share of the mean."""
     return 1e-15 if kind == torch.float64 else 1e-6
 
 
@@ -64,12 +74,12 @@ def per_channel(values: Tensor, ndim: int) -> Tensor:
     return values.reshape(list(values.shape) + [1] * (ndim - 2))
 
 
-# On a CPU, features of more bytes per image than this are processed one image at a time: the second pass then
-# finds the image in the cache, and no array as large as the whole batch is needed.
+# On a CPU, images of more bytes than this are processed one at a time: the second pass then reads the image
+# from the cache, and no array of the size of the batch is needed.
 _LARGE = 10**5
 
-# Batch norm's own operations, each of which is one pass where ours are several, add up float32 numbers one
-# after the other if channels are last. Over so many positions the error stays at a few millionths.
+# Batch norm's operations take one pass where ours take several. If channels are last, they add up float32
+# numbers in sequence; over this number of positions the error stays at a few millionths.
 _POSITIONS = 2**12
 
 _SUMS_ALONE = [False, True, True]  # no derivative by the features
@@ -88,7 +98,7 @@ def _has_channels_last(x: Tensor) -> bool:
 
 
 def _blocks(image: Tensor) -> Sequence[Tensor]:
-    """The positions of an image, (1, C, *spatial), in blocks that batch norm's operations add up well."""
+    """Split an image, (1, C, *spatial), into blocks of positions that batch norm adds up precisely."""
     if image.is_contiguous() or image[0, 0].numel() <= _POSITIONS:
         return (image,)
     rows = image.movedim(1, -1).flatten(0, -2)
@@ -98,26 +108,20 @@ def _blocks(image: Tensor) -> Sequence[Tensor]:
 def moments_by_image(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and population variance of each channel of each image, (B, C) each."""
     if x.is_cuda or not is_large(x):
-        return _two_pass_moments(x)
-    by_image = _batch_norm_moments if _has_channels_last(x) else _two_pass_moments
+        return plain_moments(x)
+    by_image = _batch_norm_moments if _has_channels_last(x) else plain_moments
     means, variances = zip(*map(by_image, x.split(1)), strict=True)
     return torch.cat(means), torch.cat(variances)
-
-
-def _two_pass_moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    spatial = list(range(2, x.dim()))
-    mean = x.mean(dim=spatial)
-    return mean, (x - per_channel(mean, x.dim())).square_().mean(dim=spatial)
 
 
 def _batch_norm_moments(image: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance of an image, (1, C) each, its blocks joined as by Chan et al. (1979)."""
     blocks = _blocks(image)
-    found = [torch.batch_norm_update_stats(block, None, None, 0.0) for block in blocks]
-    if len(found) == 1:
-        ((mean, variance),) = found
+    statistics = [torch.batch_norm_update_stats(block, None, None, 0.0) for block in blocks]
+    if len(statistics) == 1:
+        ((mean, variance),) = statistics
         return mean[None], variance[None]
-    means, variances = (torch.stack(values) for values in zip(*found, strict=True))
+    means, variances = (torch.stack(values) for values in zip(*statistics, strict=True))
     counts = means.new_tensor([[block.shape[2]] for block in blocks])
     share = counts / counts.sum()
     mean = (share * means).sum(dim=0, keepdim=True)
@@ -137,23 +141,22 @@ def spatial_sums(grad: Tensor, x: Tensor, mean: Tensor | None = None) -> tuple[T
         total, product = grad.sum(dim=spatial), (grad * x).sum(dim=spatial)
         return total, product if mean is None else torch.addcmul(product, mean, total, value=-1)
     centre = x.new_zeros(x.shape[:2]) if mean is None else mean
-    found = [_batch_norm_sums(*one) for one in zip(grad.split(1), x.split(1), centre, strict=True)]
-    totals, products = zip(*found, strict=True)
+    totals, products = zip(*map(_batch_norm_sums, grad.split(1), x.split(1), centre), strict=True)
     return torch.stack(totals), torch.stack(products)
 
 
 def _batch_norm_sums(grad: Tensor, image: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
     """The sums of an image, (C,) each: the derivatives of a batch norm by its bias and its weight."""
-    one = torch.ones_like(mean)
-    found = [
+    ones = torch.ones_like(mean)
+    gradients = [
         torch.ops.aten.native_batch_norm_backward.default(
-            *pair, one, mean, one, None, None, False, 0.0, _SUMS_ALONE
+            *pair, ones, mean, ones, None, None, False, 0.0, _SUMS_ALONE
         )
         for pair in zip(_blocks(grad), _blocks(image), strict=True)
     ]
-    if len(found) == 1:
-        return found[0][2], found[0][1]
-    _, products, totals = zip(*found, strict=True)
+    if len(gradients) == 1:
+        return gradients[0][2], gradients[0][1]
+    _, products, totals = zip(*gradients, strict=True)
     return torch.stack(totals).sum(dim=0), torch.stack(products).sum(dim=0)
 
 
@@ -169,7 +172,9 @@ def plain_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     # Two passes: several times faster on a CPU than `torch.var_mean`, and as exact.
     spatial = list(range(2, x.dim()))
     mean = x.mean(dim=spatial)
-    return mean, (x - per_channel(mean, x.dim())).square().mean(dim=spatial)
+    centred = x - per_channel(mean, x.dim())
+    squares = centred.square() if torch.is_grad_enabled() else centred.square_()
+    return mean, squares.mean(dim=spatial)
 
 
 def affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
@@ -180,17 +185,17 @@ def affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
 
 def two_affine(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, shift: Tensor) -> Tensor:
-    """a times its scale, plus b times its scale, plus the shift; the latter (B, C)."""
+    """Return a times its scale plus b times its scale plus the shift; scales and shift (B, C)."""
     second = affine(b, scale_b, shift)
     scale = per_channel(scale_a, a.dim())
     return torch.addcmul(second, a, scale) if torch.is_grad_enabled() else second.addcmul_(a, scale)
 
 
 class Moments(torch.autograd.Function):
-    """`plain_moments` after the argument itself, with a derivative that takes one pass over it.
+    """Return the argument and its `plain_moments`, with a derivative that takes one pass over it.
 
-    The gradient of that output and those of the moments come together, which saves a pass over the features.
-    The output may have one user alone, whose gradient for it is a tensor of its own.
+    The derivative joins the gradients of all outputs, which saves a pass over the features. The first output
+    must have one user only, since the derivative changes its gradient in place.
     """
 
     @staticmethod
@@ -226,7 +231,7 @@ class Moments(torch.autograd.Function):
 
 
 class Affine(torch.autograd.Function):
-    """`affine`, with a derivative that keeps no array as large as its argument."""
+    """`affine` with a derivative that keeps no second array of the size of its argument."""
 
     @staticmethod
     def forward(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
@@ -245,21 +250,17 @@ class Affine(torch.autograd.Function):
 
 
 def scale_by_moments(x: Tensor, move: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Tensor:
-    """Features times a scale plus a shift that follow from their own moments.
+    """Scale and shift features by numbers that follow from their moments; shape and dtype of `x`.
 
     Args:
         x: features, (B, C, *spatial).
-        move: gives scale and shift, (B, C) each, of mean and population variance, (B, C) each, at least
-            float32.
-
-    Returns:
-        The features, shape and dtype of `x`.
+        move: returns scale and shift, given mean and population variance, (B, C) each, at least float32.
     """
     work = working_precision(x)
     if torch.compiler.is_compiling():
         return affine(work, *move(*plain_moments(work))).to(x.dtype)
     if not torch.is_grad_enabled():
         return affine(work, *move(*moments_by_image(work))).to(x.dtype)
-    seen, mean, variance = Moments.apply(work)
-    found: Tensor = Affine.apply(seen, *move(mean, variance)).to(x.dtype)
-    return found
+    view, mean, variance = Moments.apply(work)
+    scaled: Tensor = Affine.apply(view, *move(mean, variance)).to(x.dtype)
+    return scaled

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from medfedaug.functional.features import normalise_features
 from medfedaug.functional.moments import feature_moments
-from medfedaug.functional.passes import working_precision
+from medfedaug.functional.passes import per_channel, working_precision
 
 
 def control_style(
@@ -24,9 +24,9 @@ def control_style(
     .. math:: \hat x = \gamma\, \mathcal{F}^{-1}\bigl(a,\ \rho(x)\bigr) + \beta, \qquad
               a = s_1\, \alpha(\mathrm{IN}(x)) + s_2\, \alpha(x)
 
-    Computed is the same as :math:`\gamma (s_1\, \mathrm{IN}(x) + s_2\, x) + \beta`: instance norm scales all
-    frequencies but zero by :math:`1 / \sigma`, which leaves their phases, and at frequency zero only x has an
-    amplitude.
+    The function computes :math:`\gamma (s_1\, \mathrm{IN}(x) + s_2\, x) + \beta`, which is the same: instance
+    norm scales all frequencies but zero by :math:`1 / \sigma` and keeps their phases, and at frequency zero
+    only x has an amplitude.
 
     Args:
         x: features, (B, C, *spatial).
@@ -49,10 +49,10 @@ def control_style(
         raise ValueError(f"expected two shares, got {list(shares.shape)}")
     mean, var = feature_moments(x)
     shares = shares.to(mean)
-    own = shares[1] * mean  # what is left of the mean
+    remaining = shares[1] * mean  # the rest of the mean
     # s1 (x - mean) / std + s2 x, as one normalisation around mean - own / scale.
     scale = shares[0] / (var + eps).sqrt() + shares[1]
-    return normalise_features(x, mean - own / scale, scale.reciprocal(), weight, bias)
+    return normalise_features(x, mean - remaining / scale, scale.reciprocal(), weight, bias)
 
 
 def control_content(
@@ -65,8 +65,7 @@ def control_content(
 
     with :math:`\lambda = 0` PCNorm, which keeps the phases of x; with 1 the norm itself. Only the phase at
     frequency zero differs, which is 0 or :math:`\pi`: where an image's mean is on the one side of
-    :math:`\lambda\mu` and on the other side of :math:`\mu`, the mean of y changes its sign. That is what is
-    computed.
+    :math:`\lambda\mu` and on the other side of :math:`\mu`, the function changes the sign of the mean of y.
 
     Args:
         x: features before the norm, (B, C, *spatial).
@@ -94,10 +93,10 @@ def control_content(
     work = working_precision(normalised)
     space = tuple(range(2, x.dim()))
     with torch.no_grad():  # a sign has no gradient
-        own, threshold = working_precision(x).mean(space), mean.to(work.dtype)
-        turned = (own >= content * threshold) != (own >= threshold)
+        means, threshold = working_precision(x).mean(space), mean.to(work.dtype)
+        flipped = (means >= content * threshold) != (means >= threshold)
     middle = work.mean(space)
     if bias is not None:
         middle = middle - bias.to(work.dtype)
-    shift = torch.where(turned, -2.0 * middle, 0.0)
-    return (work + shift.view(*shift.shape, *[1] * len(space))).to(normalised.dtype)
+    shift = torch.where(flipped, -2.0 * middle, 0.0)
+    return (work + per_channel(shift, x.dim())).to(normalised.dtype)

@@ -136,8 +136,8 @@ def first_neighbours(x: Tensor) -> Tensor:
     for i, j in enumerate(similarity.argmax(dim=1).tolist()):
         first, second = sorted((clusters[i], clusters[j]))
         clusters = [first if cluster == second else cluster for cluster in clusters]
-    found: Tensor = torch.tensor(clusters).unique(return_inverse=True)[1]
-    return found
+    numbers: Tensor = torch.tensor(clusters).unique(return_inverse=True)[1]
+    return numbers
 
 
 def prototype_contrast(
@@ -167,7 +167,7 @@ def prototype_contrast(
         >>> prototype_contrast(torch.tensor([[2.0, 2.0]]), torch.tensor([0]), prototypes, classes, 0.1)
         tensor([0.6931])
     """
-    similarity = directions(working_precision(z)) @ directions(prototypes.to(working_precision(z))).T
-    similarity = similarity / temperature
+    work = working_precision(z)
+    similarity = directions(work) @ directions(prototypes.to(work)).T / temperature
     own = similarity.masked_fill(labels[:, None] != classes, -math.inf)
     return (similarity.logsumexp(dim=1) - own.logsumexp(dim=1)).to(z.dtype)

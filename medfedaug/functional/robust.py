@@ -35,7 +35,7 @@ def trimmed_mean(values: Tensor, cut: int) -> Tensor:
 
     Args:
         values: (M, ...), M above 2·cut.
-        cut: how many values are left out at each end.
+        cut: number of values left out at each end.
 
     Returns:
         (...).
@@ -54,12 +54,12 @@ def trimmed_mean(values: Tensor, cut: int) -> Tensor:
 
 
 def within_middle(value: Tensor, values: Tensor, cut: int) -> Tensor:
-    """Clamp a value, coordinate by coordinate, to what remains of the sites' without the outermost.
+    """Clamp a value, coordinate by coordinate, to the range of the sites' values without the outermost.
 
     Args:
         value: (...).
         values: (M, ...), M above 2·cut.
-        cut: how many values are left out at each end.
+        cut: number of values left out at each end.
 
     Returns:
         (...).

@@ -28,10 +28,10 @@ def soft_dice_confidence(logits: Tensor, label: Tensor) -> Tensor:
         0.75
     """
     total = logits.float().logsumexp(dim=0)
-    found = []
+    scores = []
     for number in range(1, len(logits)):  # one class at a time: a volume of many classes is large
         share, inside = (logits[number].float() - total).exp(), label == number
         mass, size = share.sum(dtype=torch.float64), inside.sum()
         hit = share[inside].sum(dtype=torch.float64)
-        found.append(2 * hit / (mass + size) if size else torch.full_like(mass, torch.nan))
-    return torch.stack(found)
+        scores.append(2 * hit / (mass + size) if size else torch.full_like(mass, torch.nan))
+    return torch.stack(scores)

@@ -81,8 +81,8 @@ def normalise_amplitude(x: Tensor, amplitude: Tensor, band: float | None = None)
     within = _over_slices(_within_band(x.shape[1], x.shape[2], band, x.device), spectrum)
     replaced = torch.where(within, target, spectrum)
     size = (x.shape[1], x.shape[2])
-    found: Tensor = torch.fft.irfft2(replaced, s=size, dim=(1, 2)).to(x.dtype)
-    return found
+    image: Tensor = torch.fft.irfft2(replaced, s=size, dim=(1, 2)).to(x.dtype)
+    return image
 
 
 def low_amplitudes(x: Tensor, band: float) -> Tensor:
@@ -107,8 +107,8 @@ def low_amplitudes(x: Tensor, band: float) -> Tensor:
     """
     rows, columns = _low(x, band)
     spectrum = torch.fft.rfft2(working_precision(x).double(), norm="forward")
-    found: Tensor = spectrum[:, :, rows[:, None], columns].abs()
-    return found
+    amplitudes: Tensor = spectrum[:, :, rows[:, None], columns].abs()
+    return amplitudes
 
 
 def mix_low_amplitudes(x: Tensor, amplitudes: Tensor, share: Tensor, band: float) -> Tensor:
@@ -155,8 +155,8 @@ def mix_low_amplitudes(x: Tensor, amplitudes: Tensor, share: Tensor, band: float
     scale = torch.where(present, target / torch.where(present, own, torch.ones_like(own)), 0.0)
     spectrum = spectrum.clone()
     spectrum[:, :, rows[:, None], columns] = low * scale
-    found: Tensor = torch.fft.irfft2(spectrum, s=x.shape[2:], norm="forward").to(x.dtype)
-    return found
+    mixed: Tensor = torch.fft.irfft2(spectrum, s=x.shape[2:], norm="forward").to(x.dtype)
+    return mixed
 
 
 def _low(x: Tensor, band: float) -> tuple[Tensor, Tensor]:
@@ -170,8 +170,8 @@ def _low(x: Tensor, band: float) -> tuple[Tensor, Tensor]:
 def _spectrum(x: Tensor) -> Tensor:
     if x.dim() not in (3, 4):
         raise ValueError(f"expected an image (C, H, W) or slices (C, H, W, D), got {list(x.shape)}")
-    found: Tensor = torch.fft.rfft2(x.double(), dim=(1, 2))
-    return found
+    spectrum: Tensor = torch.fft.rfft2(x.double(), dim=(1, 2))
+    return spectrum
 
 
 def _over_slices(values: Tensor, spectrum: Tensor) -> Tensor:
@@ -184,5 +184,5 @@ def _within_band(height: int, width: int, band: float | None, device: torch.devi
     rows = torch.fft.fftfreq(height, 1.0 / height, device=device).abs().round()
     columns = torch.fft.rfftfreq(width, 1.0 / width, device=device).round()
     reach = math.inf if band is None else math.floor(band * min(height, width))
-    found: Tensor = (rows[:, None] <= reach) & (columns[None] <= reach)
-    return found
+    mask: Tensor = (rows[:, None] <= reach) & (columns[None] <= reach)
+    return mask

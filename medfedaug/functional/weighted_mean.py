@@ -13,9 +13,8 @@ __all__ = ["WeightedMean", "capped_weights"]
 class WeightedMean:
     """w = Σₖ nₖ wₖ / Σₖ nₖ, one site in memory at a time.
 
-    The sum is kept in float64 with its rounding error (Knuth's two-sum), so that the result, rounded to
-    float32, does not depend on which site answers first. Memory is twice a float64 model, whatever the
-    number of sites.
+    The sum and its rounding error (Knuth's two-sum) are float64, so that the result, rounded to float32, does
+    not depend on the order of the sites. Memory is twice a float64 model, for any number of sites.
 
     Example:
         >>> mean = WeightedMean()
@@ -68,14 +67,14 @@ class WeightedMean:
 
 
 def capped_weights(weights: Mapping[str, float], largest: float | None) -> dict[str, float]:
-    """Weights of which none is more than a share of their sum.
+    """Limit each weight to a share of the sum of weights.
 
-    The larger ones are lowered to one common level, and the others stay as they are. Where even equal weights
-    have larger shares, all become equal.
+    Lower the larger ones to one common level and keep the others. Where even equal weights have larger
+    shares, make all equal.
 
     Args:
         weights: by site, above 0.
-        largest: the largest share that is allowed, above 0; ``None`` for no limit.
+        largest: the largest share, above 0; ``None`` for no limit.
 
     Example:
         >>> capped_weights({"A": 10.0, "B": 20.0, "C": 2.0**31}, 0.5)
@@ -87,12 +86,12 @@ def capped_weights(weights: Mapping[str, float], largest: float | None) -> dict[
     if largest is None or not ordered:
         return dict(weights)
     level = ordered[-1]
-    for above, weight in enumerate(ordered):
+    for count, weight in enumerate(ordered):
         # `above` sites at the level λ: λ = s (above λ + rest).
-        if largest * above >= 1:
+        if largest * count >= 1:
             break
-        at = largest * sum(ordered[above:]) / (1 - largest * above)
-        if weight <= at:
-            level = at if above else ordered[0]
+        limit = largest * sum(ordered[count:]) / (1 - largest * count)
+        if weight <= limit:
+            level = limit if count else ordered[0]
             break
     return {site: min(weight, level) for site, weight in weights.items()}

@@ -1,4 +1,4 @@
-"""Types and limits of a method's arguments: its constructor's annotations, which are checked."""
+"""Types and limits of a method's arguments, checked by the annotations of its constructor."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 def checked(init: Callable[..., None]) -> Callable[..., None]:
-    """Let a constructor check what it is given, where the text ``no`` would count as true.
+    """Let a constructor check its arguments: without it, the text ``no`` would count as true.
 
-    An annotation that means nothing to pydantic is left to the constructor.
+    The constructor itself checks arguments with annotations that pydantic does not know.
 
     Example:
         >>> class Mixing:
@@ -61,12 +61,12 @@ def _checks(init: Callable[..., None]) -> dict[str, TypeAdapter[Any]]:
         parameters = inspect.signature(init, eval_str=True).parameters.values()
     except (NameError, TypeError, ValueError, AttributeError):  # annotations that mean nothing at run time
         return {}
-    found = {}
+    checks = {}
     for parameter in parameters:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         try:
-            found[parameter.name] = TypeAdapter(parameter.annotation, config=_STRICT)
+            checks[parameter.name] = TypeAdapter(parameter.annotation, config=_STRICT)
         except PydanticUserError:
             continue
-    return found
+    return checks

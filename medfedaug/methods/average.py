@@ -1,4 +1,4 @@
-"""Exchanges that many methods need: each site sends tensors, and receives their average."""
+"""Common exchanges in which each site sends tensors and receives their average."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from medfedaug.privacy.kinds import VARIANCE, WEIGHTS
 
 
 class AverageServer(ServerExchange):
-    """The server's half: the average of the sites' tensors, weighted as the average of the models is.
+    """The server's half: the average of the sites' tensors, with the weights of the models.
 
-    Methods that find their weights at the end of a round alone, as FedCE, FedDG-GA and FedAWA, do not change
-    those of this average.
+    Methods that compute weights at the end of a round, such as FedCE, FedDG-GA and FedAWA, do not change the
+    weights of this average.
 
     Args:
-        tensors: such as a site sends, of which the shapes count. An entry ``running_var`` is a variance.
+        tensors: an example of a site's tensors, for their shapes. An entry ``running_var`` is a variance.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -32,21 +32,17 @@ class AverageServer(ServerExchange):
     weighted = True
 
     def terms(self, payload: Payload) -> Payload:
-        """The payload itself."""
         return payload
 
     def accept_mean(self, means: Payload, sites: int) -> None:
-        """The result."""
         self.mean.add(means, 1.0)
 
     def check(self, payload: Payload) -> None:
-        """Refuse a negative variance."""
         for key in self.variances:
             if bool((payload[key] < 0).any()):
                 raise ValueError(f"{key} is negative, and a variance cannot be")
 
     def accept(self, site: str, payload: Payload, weight: float = 1.0) -> None:
-        """Add the tensors of one site."""
         self.mean.add(payload, weight)
 
     def result(self) -> Payload:
@@ -66,29 +62,27 @@ class AveragedParameters(SitePart, SiteExchange):
         self.parameters = dict(parameters)
 
     def collect(self) -> Payload:
-        """The parameters as they are."""
         return {key: value.detach() for key, value in self.parameters.items()}
 
     @torch.no_grad()
     def apply(self, payload: Payload) -> None:
-        """Take the averages."""
         for key, parameter in self.parameters.items():
             parameter.copy_(payload[key])
 
 
 class FinalMeanServer(ServerExchange):
-    """The server's half: the mean over the sites, each alike, which does not change once it was sent.
+    """The server's half: the unweighted mean over the sites, which does not change after it is sent.
 
-    For an exchange before training that decides what images look like: sites that join later use what the
-    others trained with.
+    For an exchange before training that decides the appearance of images: sites that join later use the mean
+    of the sites that trained.
 
     Args:
-        shapes: of what a site sends.
+        shapes: of a site's payload.
         kinds: see `medfedaug.methods.base.ServerExchange`.
 
     Attributes:
         total: the sum over the sites so far; empty before the first.
-        mean: what was sent; empty until then.
+        mean: the mean that was sent; empty before.
     """
 
     needed_at_inference = True
@@ -112,7 +106,6 @@ class FinalMeanServer(ServerExchange):
         return self.mean
 
     def state(self) -> Payload:
-        """The mean that was sent."""
         return self.mean
 
     def restore(self, state: Payload) -> None:

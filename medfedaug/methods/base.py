@@ -11,7 +11,7 @@ A method is a small object that describes itself (`Method`). It makes the part t
 4. the local step: `SitePart.loss`, `SitePart.gradients`, `SitePart.before_step` and `SitePart.after_step`.
 
 `Method.requires`, `Method.provides` and `Method.excludes` declare, in the words of `WORDS`, which methods go
-together; `medfedaug.methods.compatibility` checks it.
+together; `medfedaug.methods.compatibility` checks them.
 """
 
 from __future__ import annotations
@@ -93,14 +93,14 @@ WORDS: dict[str, str] = {
     "global_model": "its `Aggregator` computes the global model, in place of the mean",
     "labels": "each image of a batch has its own labels alone",
     "norm_layers": "the normalisation layers are those of the network",
-    "complete_state_dict": "all that is trained, averaged or scored is in the network's state dict",
+    "complete_state_dict": "the network's state dict has everything that is trained, averaged or scored",
     "global_start": "the weights from which a site starts are the global model",
     "same_start": "all updates of a round start from the same global model",
     "separate_sites": "the images of each site are at that site alone",
-    "averaged_parameters": "of what is trained some is averaged, and does not stay at the sites",
+    "averaged_parameters": "some trained parameters are averaged, and do not stay at the sites",
     "averaged_buffers": "running statistics are averaged with the model",
-    "exchange": "something is exchanged beside the model",
-    "given_shares": "a site's share of the mean is given by the run, not found by a method",
+    "exchange": "sites and server exchange more than the model",
+    "given_shares": "the run, and no method, decides a site's share of the mean",
     "compared_steps": "how much of a site's update is used may depend on the other sites' updates",
     "soft_labels": "the loss gets targets as probabilities",
     "complete_labels": "every voxel of a training image has its class annotated",
@@ -111,10 +111,10 @@ WORDS: dict[str, str] = {
     "personal_model": "a site is scored with other weights than it sends, or with more than the network has",
     "fixed_rounds": "the number of rounds does not change: a resumed run has as many as it began with",
 }
-"""The words that methods declare, with their meaning. Two methods cannot be combined where one excludes what
-the other requires or provides. A method that excludes a word and requires or provides it too wants to be
-the only one. ``method:NAME`` is a word as well: the method of that name provides and excludes it, and a
-method that contains that one provides it."""
+"""The words that methods declare, with their meaning. Two methods cannot be combined if one excludes a word
+that the other requires or provides. A method that both excludes and requires or provides a word must be the
+only one with it. ``method:NAME`` is a word too: the method of that name provides and excludes it, and a
+method that contains this one provides it."""
 
 
 class SiteExchange(RefusesOldNames, ABC):
@@ -127,8 +127,8 @@ class SiteExchange(RefusesOldNames, ABC):
     Attributes:
         cases_per_value: the smallest number of images that a sent value summarises; ``None`` for all training
             cases of the site.
-        of_losses: whether its values are losses over the training images, which follow from
-            `SiteContext.training_loss` alone. A site that lets no loss out refuses it.
+        of_losses: flag for values that are losses over the training images, computed by
+            `SiteContext.training_loss` alone. A site that releases no loss refuses them.
     """
 
     _old = frozenset({"summarises", "summarised"})
@@ -137,27 +137,27 @@ class SiteExchange(RefusesOldNames, ABC):
     of_losses: bool = False
 
     def fewest_cases(self) -> int | None:
-        """Return the number of cases in the value about fewest cases; ``None`` for all training cases."""
+        """Return the smallest number of cases in a value; ``None`` for all training cases."""
         return self.cases_per_value
 
     def sample(self) -> Sequence[Case] | None:
-        """Return the training cases that the payload is about; ``None`` for all."""
+        """Return the training cases in the payload; ``None`` for all."""
         return None
 
     @abstractmethod
     def collect(self) -> Payload:
-        """The payload that the site sends, before training or after the local training of a round."""
+        """Return the payload for the server, before training or after the local training of a round."""
 
     def check(self, payload: Payload) -> None:
-        """Check what the server sent, before anything of its message is used; values are finite already.
+        """Check the server's payload, whose values are finite, before any use of the message.
 
         Raises:
-            ValueError: in a few words, when it cannot come from an honest server.
+            ValueError: with a short reason, when no honest server would send it.
         """
 
     @abstractmethod
     def apply(self, payload: Payload) -> None:
-        """Use what the server computed from the payloads of all sites."""
+        """Use the server's result from the payloads of all sites."""
 
     def contributions(self, bounds: Bounds) -> Contributions:
         """Return the contribution of each training case to the payload.
@@ -168,10 +168,10 @@ class SiteExchange(RefusesOldNames, ABC):
         Raises:
             ConfigError: when noise cannot be added to this exchange.
         """
-        raise ConfigError("there is no form of this exchange to which noise could be added")
+        raise ConfigError("noise cannot be added to this exchange")
 
     def privatised(self, means: Payload, cases: int) -> Payload:
-        """Make the payload from the noisy means, and from nothing else of the site's images.
+        """Return the payload, made of the noisy means and of no other number from the site's images.
 
         Args:
             means: the means by the keys of `Contributions.kinds`, within the bounds.
@@ -181,54 +181,53 @@ class SiteExchange(RefusesOldNames, ABC):
 
 
 class ServerExchange(ABC):
-    """The server's half of an exchange, which takes one site's payload after the other.
+    """The server's half of an exchange, which takes the sites' payloads one by one.
 
-    Nothing of a payload is kept here. The server itself holds the updates of a round until its end, where
-    entries have `kinds` and are compared between the sites; with ``compare_sites="statistics"`` it holds the
-    payloads alone.
+    It need not keep payloads. The server holds the updates of a round until its end if entries have `kinds`,
+    to compare them between the sites; with ``compare_sites="statistics"`` it holds the payloads alone.
 
-    `accept` is called once per site, with a payload that has the keys and shapes of `shapes`, is finite and
-    has passed `check`. Then `result` returns what is sent to every site, and the next `accept` starts again.
+    The server calls `accept` once per site, with a payload that has the keys and shapes of `shapes`, is
+    finite and has passed `check`. Then `result` returns the payload for every site, and the next `accept`
+    starts anew.
     """
 
     shapes: Shapes
     kinds: Mapping[str, str] = {}
-    """The kinds of the values by key: those of `Contributions.kinds`, ``variance``, ``weights`` (anything
-    that is trained) or ``steps``. Entries with a kind are compared between the sites before they are used,
-    and a site far outside is refused (`medfedaug.federation.server.outlier_checks`)."""
+    """The kinds of the values by key: a kind of `Contributions.kinds`, ``variance``, ``weights`` (anything
+    that is trained) or ``steps``. The server compares entries with a kind between the sites before use, and
+    refuses outlying sites (`medfedaug.federation.server.outlier_checks`)."""
     needed_at_inference: bool = False
-    """For an exchange before training: whether the finished model needs its result, which is then kept beside
-    the model. The result of an exchange in every round is always kept."""
+    """Flag of an exchange before training: the finished model needs the result, and a run keeps it with the
+    model. A run always keeps the result of an exchange in every round."""
 
     weighted: bool = False
-    """Flag: the mean that `accept_mean` takes is weighted as that of the models is. Otherwise all sites
-    count alike in it."""
+    """Flag: the mean for `accept_mean` has the weights of the mean of models; otherwise equal weights."""
 
     def terms(self, payload: Payload) -> Payload:
         """Return the terms of a payload that sites add up under secure aggregation.
 
-        It is called at the site, and follows from the payload alone.
+        The site calls it; the terms follow from the payload alone.
 
         Raises:
-            ConfigError: when `result` does not follow from sums over the sites; the two are then refused
-                together.
+            ConfigError: when `result` does not follow from sums over the sites, so that the method excludes
+                secure aggregation.
         """
-        raise ConfigError("what it makes of the sites' values does not follow from their sum")
+        raise ConfigError("its result does not follow from the sum of the sites' values")
 
     def accept_mean(self, means: Payload, sites: int) -> None:
-        """Take the means of `terms` over the sites of a round, in the place of `accept` for each of them.
+        """Take the means of `terms` over the sites of a round, instead of `accept` for each of them.
 
         Args:
             means: float64.
-            sites: their number.
+            sites: the number of sites.
         """
         raise NotImplementedError
 
     def check(self, payload: Payload) -> None:
-        """Check values in ways that go beyond their shapes.
+        """Check values beyond their shapes.
 
         Raises:
-            ValueError: when the method cannot use them; the site's update is then refused.
+            ValueError: when the method cannot use them, to refuse the site's update.
         """
 
     @abstractmethod
@@ -236,9 +235,9 @@ class ServerExchange(ABC):
         """Add one site's payload.
 
         Args:
-            site: who sent it.
+            site: the sender.
             payload: the payload, which has passed `check`.
-            weight: the site's weight in the average of the models. The method decides whether to use it.
+            weight: the site's weight in the average of the models, for methods that use it.
         """
 
     @abstractmethod
@@ -250,28 +249,28 @@ class ServerExchange(ABC):
         return {}
 
     def channel_statistics(self) -> dict[str, ChannelStatistics]:
-        """The sites' channel statistics, if this exchange is about them."""
+        """The sites' channel statistics, if this exchange sends them."""
         return {}
 
     def state(self) -> Payload:
         """State that must survive a restart of the server between two rounds, as tensors.
 
-        The federation keeps the last result. Only what later results depend on belongs here.
+        Later results must depend on it. The federation itself keeps the last result.
         """
         return {}
 
     def restore(self, state: Payload) -> None:
-        """Restore what `state` returned."""
+        """Restore the result of `state`."""
 
 
 class Aggregator(RefusesOldNames, ABC):
     """Computes the new global model, for a method in which it is not the mean of the sites' models.
 
-    It is given everything that is averaged, including running statistics. A method that is defined on
-    parameters changes those of `shared_parameters` and takes the rest from the mean.
+    It receives everything that is averaged, including running statistics. A method on parameters changes
+    `shared_parameters` and takes the rest from the mean.
 
-    In every round `weigh` and `accept` are called once for each update that is used, in the order of arrival,
-    and then `result` is called once.
+    In every round the server calls `weigh` and `accept` once for each accepted update, in the order of
+    arrival, and then `result` once.
     """
 
     _old = frozenset({"least_updates"})
@@ -284,10 +283,7 @@ class Aggregator(RefusesOldNames, ABC):
         return update.weight
 
     def accept(self, update: SiteUpdate) -> None:
-        """Called with each site's update when it arrives.
-
-        What a method keeps of it stays in memory until `result`. By default nothing is kept.
-        """
+        """Take each site's update when it arrives; by default keep nothing."""
 
     @abstractmethod
     def result(self, round_: RoundMean) -> dict[str, Tensor]:
@@ -306,11 +302,11 @@ class Aggregator(RefusesOldNames, ABC):
         return {}
 
     def restore(self, state: Payload) -> None:
-        """Restore what `state` returned."""
+        """Restore the result of `state`."""
 
 
 STEP_HOOKS = ("mix", "after_pass", "loss", "gradients", "before_step", "after_step")
-"""The hooks of `SitePart` that are called in a step of the local training."""
+"""The hooks of `SitePart` in a step of the local training."""
 
 
 class SitePart(RefusesOldNames):
@@ -321,35 +317,35 @@ class SitePart(RefusesOldNames):
     before_training: SiteExchange | None = None
     every_round: SiteExchange | None = None
     uses_unsent_statistics: bool = False
-    """Flag: `transforms` uses values that were computed from this site's images and never sent."""
+    """Flag: `transforms` uses statistics of this site's images that are never sent."""
 
     def transforms(self, *, training: bool) -> Sequence[Transform]:
         """Dictionary transforms for the key ``"image"``, after loading and before batching."""
         return ()
 
     def personalise(self) -> None:
-        """Called when the network has the global weights and those that the site kept, before it is used.
+        """Called when the network has the global weights and the site's local entries, before any use of it.
 
-        In a method that provides ``personal_model``, this replaces global weights by the site's own. A second
+        A method that provides ``personal_model`` replaces global weights by the site's own here. A second
         call without a new model in between must not change anything.
         """
 
     def scoring(self) -> AbstractContextManager[None]:
-        """A context in which the network is scored on validation or test cases.
+        """A context for scoring the network on validation or test cases.
 
-        In it a method may give the network weights, or an output, of the site's own. Afterwards the network
-        must be as it was: unlike `personalise`, this changes nothing that is trained or sent.
+        A method may give the network personal weights, or a personal output, in it. On exit it restores the
+        network: unlike `personalise`, this changes nothing that is trained or sent.
         """
         return nullcontext()
 
     def start_round(self) -> None:
-        """Called before local training starts, with the random numbers of the round."""
+        """Called before local training, with the random state of the round."""
 
     def continue_round(self) -> None:
-        """Called after `start_round` where a round goes on from its middle, in a new process.
+        """Called after `start_round` when a new process resumes a round in its middle.
 
-        Here a method makes the objects that its first step makes. What they hold, and all other tensors,
-        numbers and random states in the attributes of this part, is then put back.
+        A method makes the objects of its first step here. The site then restores their content, and all other
+        tensors, numbers and random states in the attributes of this part.
         """
 
     def end_round(self) -> None:
@@ -363,19 +359,19 @@ class SitePart(RefusesOldNames):
             targets: pairs of a weight and targets; ``[(1.0, targets)]`` until a method mixes.
 
         Returns:
-            The new inputs and targets; the arguments are not changed.
+            The new inputs and targets; the arguments stay unchanged.
         """
         return inputs, targets
 
     def after_pass(self, step: Step) -> None:
-        """Called when the network has passed the batch, before any method's `loss`.
+        """Called after the network's pass over the batch, before any method's `loss`.
 
-        Here a method takes what its hooks on the network saw: later passes are those of other methods. It is
-        called again before `loss` is.
+        A method takes the features from its hooks on the network here, since other methods may make passes
+        later. If `loss` is called again, so is this hook before it.
         """
 
     def loss(self, step: Step) -> Tensor | None:
-        """A scalar to add to the task's loss; called again if a method takes gradients at other weights."""
+        """Return a scalar to add to the task's loss; called again for gradients at other weights."""
         return None
 
     def gradients(self, step: Step, again: Callable[[], None]) -> None:
@@ -383,15 +379,15 @@ class SitePart(RefusesOldNames):
 
         Args:
             step: the step.
-            again: computes the gradients again, at the weights that the network has at that moment and with
-                the same random numbers. The network's buffers do not change.
+            again: computes the gradients at the network's weights at that moment, with the same random
+                numbers. The network's buffers do not change.
         """
 
     def before_step(self, step: Step) -> None:
         """Called with the final gradients, before the main optimiser steps."""
 
     def after_step(self, step: Step) -> None:
-        """Called after the main optimiser has stepped. A method's own optimisers step here."""
+        """Called after the main optimiser's step; a method's optimisers step here."""
 
     def metrics(self) -> dict[str, float]:
         """Numbers about the last round of training, for ``results.json``."""
@@ -400,28 +396,27 @@ class SitePart(RefusesOldNames):
     def default_local_entries(self) -> Payload:
         """Return `Method.local_entries` for a site that has none of its own, such as an unseen site.
 
-        A method returns those that it knows from its own exchange, or can compute from the images of the
-        site. The network holds the shared entries of the global model. If all missing entries are found, the
-        model is complete, and the site is scored.
+        A method returns the entries that its exchange sent, or that follow from the site's images. The
+        network has the shared entries of the global model. If no entry is missing, the site is scored.
         """
         return {}
 
     def state(self) -> Payload:
         """State of the site that must survive from round to round and after a restart, as tensors.
 
-        The trainer keeps the entries of `Method.local_entries`, and the server sends the payload of every
-        round again. Neither belongs here.
+        It excludes the entries of `Method.local_entries`, which the trainer keeps, and the payload of every
+        round, which the server sends again.
         """
         return {}
 
     def restore(self, state: Payload) -> None:
-        """Restore what `state` returned, in a site process that has not trained yet."""
+        """Restore the result of `state`, in a site process that has not trained yet."""
 
 
 class Method(RefusesOldNames):
     """Published method. Its constructor takes JSON-friendly arguments, the paper's hyper-parameters.
 
-    A subclass that declares words of its own adds those of its base class where they hold for it too:
+    A subclass that declares words adds the words of its base class that hold for it too:
     ``requires = FedFD.requires | {"global_start"}``. A constructor may set them for one object.
     """
 
@@ -436,24 +431,24 @@ class Method(RefusesOldNames):
 
     name: ClassVar[str]
     requires: Set[str] = frozenset()
-    """Words of `WORDS` that must hold for the method: no other method may exclude them."""
+    """Words of `WORDS` that must hold for the method; no other method may exclude them."""
     provides: Set[str] = frozenset()
-    """Words that hold with the method: no other method may exclude them."""
+    """Words that hold with the method; no other method may exclude them."""
     excludes: Set[str] = frozenset()
     """Words that no other method may require or provide."""
     statistics_over: str | None = "image"
-    """The images, ``"image"`` or ``"foreground"``, over which a method that normalises takes the statistics
-    that it uses (`Preparation.moments`); ``None``: it uses none."""
+    """The voxels, ``"image"`` or ``"foreground"``, for the statistics of a method that normalises
+    (`Preparation.moments`); ``None`` for a method without statistics."""
     tasks: ClassVar[tuple[str, ...]] = ("segmentation", "classification")
-    """The tasks that the method is defined for."""
+    """The tasks of the method."""
     dimensions: ClassVar[tuple[int, ...]] = (2, 3)
-    """The spatial dimensions of the images that it is defined for."""
+    """The spatial dimensions of the images that the method can use."""
     epochs_before_test: int = 0
-    """The number of epochs that a site trains the selected model by itself before the test."""
+    """The number of epochs for which a site trains the selected model before the test."""
     capturable: ClassVar[bool] = False
     """Flag for a method with `STEP_HOOKS` or layers: each step takes the same operations on the device, so
-    that a CUDA graph can repeat them. What changes from step to step are tensors that stay where they are;
-    nothing is counted in Python, drawn on the CPU, or chosen by a number of the device."""
+    that a CUDA graph can repeat them. Only tensors at fixed addresses change from step to step; nothing is
+    counted in Python, drawn on the CPU, or chosen by a number of the device."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -467,7 +462,7 @@ class Method(RefusesOldNames):
     def local_entries(self, network: nn.Module) -> frozenset[str]:
         """Return the state-dict entries that are neither sent nor received, chosen by module type.
 
-        Of an entry with several names, as those of MONAI's DynUNet, any.
+        An entry with several names, as in MONAI's DynUNet, may have any of them.
         """
         return frozenset()
 
@@ -492,23 +487,20 @@ class Method(RefusesOldNames):
 
 
 def overridden(part: SitePart, hooks: Sequence[str]) -> list[str]:
-    """Return those of some hooks in which a part does something."""
+    """Return the hooks among `hooks` that a part overrides."""
     return [hook for hook in hooks if getattr(type(part), hook) is not getattr(SitePart, hook)]
 
 
 def shared_parameters(context: SiteContext | ServerContext, method: str) -> dict[str, nn.Parameter]:
-    """The trainable parameters that are averaged with the model, by name.
+    """Return the trainable parameters that are averaged with the model, by name.
 
-    Parameters that are no entries of the state dict are not among them: a method exchanges them by itself.
+    They exclude parameters that are no entries of the state dict, which a method exchanges by itself.
 
     Raises:
         ConfigError: when all of them stay at their sites, so that the method has no effect.
     """
-    shared = {
-        name: parameter
-        for name, parameter in trained_entries(context.network).items()
-        if name not in context.local_entries
-    }
+    trained = trained_entries(context.network)
+    shared = {name: p for name, p in trained.items() if name not in context.local_entries}
     if not shared:
         raise ConfigError(f"{method} acts on the parameters that are averaged, and all stay at their sites")
     return shared

@@ -1,4 +1,4 @@
-"""BIN: batch norms that learn, for each channel, how much of an image's own statistics to use."""
+"""BIN: batch norms that learn, for each channel, the share of an image's own statistics."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ from medfedaug.models.batch_instance_norm import batch_shares, mix_instance_norm
 class BIN(Method):
     r"""Batch-instance normalisation (Nam and Kim, NeurIPS 2018), with which FedFD-A compares its adapter.
 
-    Every batch norm gives :math:`(\rho\, \hat x_B + (1 - \rho)\, \hat x_I)\, \gamma + \beta`
-    (`medfedaug.models.batch_instance_norm`), and ρ is trained with the network and held in [0, 1] after each
+    Every batch norm returns :math:`(\rho\, \hat x_B + (1 - \rho)\, \hat x_I)\, \gamma + \beta`
+    (`medfedaug.models.batch_instance_norm`). ρ is trained with the network and clipped to [0, 1] after each
     step.
 
-    Exchange, every round and batch norm: ρ, (C,), up; the average down, which a finished run keeps beside the
-    model.
+    Exchange, every round and batch norm: ρ, (C,), up; the average down, which a finished run keeps.
 
     Args:
-        rate: factor of the gradient of ρ, which for SGD is one of its learning rate.
+        rate: factor of the gradient of ρ; for SGD, of its learning rate.
 
     Raises:
         ConfigError: for a ``rate`` that is not positive.
         ValueError: for a network without batch norms that keep statistics.
 
     Deviations:
-        Neither the paper's text nor FedFD-A's settings were at hand. Weight decay and momentum of the run act
-        on ρ too. Batch norms of features without spatial dimensions stay as they are.
+        Neither the paper's text nor FedFD-A's settings were available. The run's weight decay and momentum
+        act on ρ too. Batch norms of features without spatial dimensions stay as they are.
     """
 
     name = "bin"
@@ -59,13 +58,11 @@ class BINSite(AveragedParameters):
         self.rate = rate
 
     def before_step(self, step: Step) -> None:
-        """Scale the gradients of ρ."""
         for rho in self.parameters.values():
             if rho.grad is not None and self.rate != 1:
                 rho.grad.mul_(self.rate)
 
     @torch.no_grad()
     def after_step(self, step: Step) -> None:
-        """Clip ρ."""
         for rho in self.parameters.values():
             rho.clamp_(0.0, 1.0)

@@ -1,9 +1,9 @@
-"""The features of a network and their sums by class, for methods with prototypes."""
+"""Features of a network and their sums by class, for methods with prototypes."""
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,14 +16,41 @@ from medfedaug.models import find_head
 Passes = Literal["training", "evaluation"]
 
 
+class FeatureSite(SitePart):
+    """The site's half of a method that uses the input of the network's head in a step's main pass."""
+
+    def __init__(self, network: nn.Module, head: str | None = None) -> None:
+        self._seen: Tensor | None = None
+        self._features: Tensor | None = None
+        find_head(network, head).register_forward_pre_hook(self._keep)
+
+    def _keep(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self._seen = F.working_precision(args[0])
+
+    def last_features(self) -> Tensor:
+        """Return the features of the last pass, once."""
+        features, self._seen = self._seen, None
+        assert features is not None
+        return features
+
+    def after_pass(self, step: Step) -> None:
+        self._features, self._seen = self._seen, None
+
+    def step_features(self) -> Tensor:
+        """Return the features of the step's main pass, once."""
+        features, self._features = self._features, None
+        assert features is not None
+        return features
+
+
 class ClassFeatures:
-    """Keeps the input of a network's head at every pass, and sums it by class over a site's images.
+    """Input of a network's head at every pass, and its sums by class over a site's images.
 
     Args:
         context: the site's.
         head: dotted name of the module whose input the features are; by default the network's last layer.
-        passes: whose features `of_all_images` sums: ``"training"``, those of the steps of the last local
-            epoch, or ``"evaluation"``, of all training images under the trained network in evaluation mode.
+        passes: the features in `of_all_images`: ``"training"``, of the steps of the last local epoch, or
+            ``"evaluation"``, of all training images under the trained network in evaluation mode.
     """
 
     def __init__(self, context: SiteContext, head: str | None = None, passes: str = "training") -> None:
@@ -36,7 +63,7 @@ class ClassFeatures:
         )
 
     def take(self) -> Tensor | None:
-        """The features of the last pass, (B, D); ``None`` when they were taken before."""
+        """Return the features of the last pass, (B, D), once; ``None`` if they were taken before."""
         features, self._last = self._last, None
         return features
 
@@ -45,7 +72,7 @@ class ClassFeatures:
         self._epoch.clear()
 
     def keep(self, features: Tensor, targets: Tensor) -> None:
-        """Keep the features of a step, and drop the oldest beyond as many images as the site has."""
+        """Keep the features of a step, up to the site's number of images; drop the oldest."""
         if self.passes == "evaluation":
             return
         self._epoch.append((features.detach(), targets))
@@ -53,12 +80,12 @@ class ClassFeatures:
             self._epoch.popleft()
 
     def sums(self, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """The sums of a batch's features by class, (K, D), and the numbers of images, (K,)."""
+        """Return the sums of a batch's features by class, (K, D), and the numbers of images, (K,)."""
         classes = self.task.probabilities(targets).to(features)
         return classes.T @ features, classes.sum(dim=0)
 
     def of_all_images(self) -> tuple[Tensor, Tensor]:
-        """The sums and numbers of all training images, in float64."""
+        """Return the sums and numbers of all training images, float64."""
         if self.passes == "evaluation":
             return self._evaluated()
         features, targets = (torch.cat(parts) for parts in zip(*self._epoch, strict=True))
@@ -79,13 +106,7 @@ class ClassFeatures:
 
 
 class PrototypeSite(SitePart, SiteExchange):
-    """The site's half of a method whose prototypes are made of the features of its steps.
-
-    Args:
-        context: the site's.
-        head: see `ClassFeatures`.
-        passes: see `ClassFeatures`.
-    """
+    """The site's half of a method with prototypes; arguments as of `ClassFeatures`."""
 
     def __init__(self, context: SiteContext, head: str | None, passes: str) -> None:
         self.context, self.every_round = context, self
@@ -93,27 +114,26 @@ class PrototypeSite(SitePart, SiteExchange):
         self._last: tuple[Tensor, Tensor] | None = None
 
     def fewest_cases(self) -> int | None:
-        """The number of cases of the class of which the site has fewest."""
+        """Return the smallest number of cases of a class."""
         return min(self.context.cases_by_class(), default=None)
 
     def start_round(self) -> None:
         self.features.start_round()
 
     def take_features(self, step: Step) -> Tensor | None:
-        """The features of a step's main pass, (B, D), which are kept for the prototypes after the step."""
+        """Return the features of a step's main pass, (B, D); `after_step` keeps them for the prototypes."""
         features = self.features.take()
         self._last = (features.detach(), step.targets) if features is not None else None
         return features
 
     def after_step(self, step: Step) -> None:
-        """Keep the features of the step for the prototypes."""
         if self._last is not None:
             self.features.keep(*self._last)
 
 
 def linear_head(network: nn.Module, head: str | None, method: str) -> nn.Linear:
-    """The network's last layer, whose input the features are."""
-    found = find_head(network, head)
-    if not isinstance(found, nn.Linear):
+    """Return the network's last layer, whose input the features are; refuse one that is not linear."""
+    layer = find_head(network, head)
+    if not isinstance(layer, nn.Linear):
         raise ConfigError(f"{method}: the network's last layer is not fully connected; name one (head)")
-    return found
+    return layer

@@ -19,21 +19,21 @@ from medfedaug.models.substitution import trained_entries
 class ClassMean(Method):
     r"""Average the last layer's weights of each class over the sites that have annotated it.
 
-    The simplest answer to sites that label different things, and the lower end for the others: with weights
-    :math:`w_k` of the sites, and :math:`a_{kn} = 1` where site k has annotated class n,
+    The simplest method for sites that label different classes, and a baseline for the others: with weights
+    :math:`w_k` of the sites, and :math:`a_{kn} = 1` if site k has annotated class n,
 
     .. math:: W_n = \frac{\sum_k w_k a_{kn} W_{kn}}{\sum_k w_k a_{kn}}
 
-    for the rows :math:`W_n` of the last layer and their biases; of a class that no site of a round has
-    annotated, the row of the previous global model stays. Everything else is the mean of all sites.
+    for the rows :math:`W_n` of the last layer and their biases. The row of a class that no site of a round
+    has annotated keeps its previous global value. Everything else is the mean of all sites.
 
     Exchange, every round: :math:`a_k`, (K,), up.
 
     Args:
-        head: dotted name of the last layer; by default found.
+        head: dotted name of the last layer; by default the network's.
 
     Raises:
-        ConfigError: where the last layer has no row for each class, or its weights stay at the sites.
+        ConfigError: when the last layer has no row for each class, or its weights stay at the sites.
 
     Deviations:
         No paper: a baseline.
@@ -59,15 +59,16 @@ class ClassMean(Method):
 
 
 def _rows(context: ServerContext, head: str | None, classes: int) -> dict[str, int]:
-    """The entries of the last layer, each with its axis of classes."""
-    found = find_head(context.network, head)
-    layers = [m for m in found.modules() if isinstance(getattr(m, "weight", None), nn.Parameter)]
-    own = {id(value) for value in layers[-1].parameters()} if layers else set()
+    """Return the entries of the last layer, each with its axis of classes."""
+    layer = find_head(context.network, head)
+    layers = [m for m in layer.modules() if isinstance(getattr(m, "weight", None), nn.Parameter)]
+    parameters = {id(value) for value in layers[-1].parameters()} if layers else set()
     transposed = bool(layers) and isinstance(layers[-1], _ConvTransposeNd)
-    rows = {name: value for name, value in trained_entries(context.network).items() if id(value) in own}
+    trained = trained_entries(context.network)
+    rows = {name: value for name, value in trained.items() if id(value) in parameters}
     axes = {name: int(transposed and row.ndim > 1) for name, row in rows.items()}
-    right = all(row.shape[axes[name]] == classes for name, row in rows.items())
-    if not rows or not right or {*rows} & context.local_entries:
+    complete = all(row.shape[axes[name]] == classes for name, row in rows.items())
+    if not rows or not complete or {*rows} & context.local_entries:
         raise ConfigError(
             f"class_mean: the last layer of {type(context.network).__name__} has no averaged row for each of "
             f"{classes} classes; name it with class_mean.head"
@@ -83,7 +84,7 @@ class ClassMeanSite(SitePart, SiteExchange):
         self.context = context
 
     def collect(self) -> Payload:
-        """1 for each class that some training case has annotated, the background among them."""
+        """Return 1 for the background and each class that some training case has annotated, 0 for others."""
         task = self.context.task
         assert task is not None
         known = {*self.context.annotated()}
@@ -94,13 +95,12 @@ class ClassMeanSite(SitePart, SiteExchange):
 
 
 class ClassMeanExchange(AggregatorExchange):
-    """Check what sites say of their classes; the aggregator uses it."""
+    """Check of the sites' annotated classes, for the aggregator."""
 
     def __init__(self, classes: int) -> None:
         self.shapes = {"annotated": (classes,)}
 
     def check(self, payload: Payload) -> None:
-        """Refuse anything but 0 and 1, and a site without background."""
         value = payload["annotated"]
         if not bool(((value == 0) | (value == 1)).all()) or value[0] != 1:
             raise ValueError("annotated is 0 or 1 of each class, and 1 of the background")
@@ -113,7 +113,7 @@ class ClassMeanServer(Aggregator):
         rows: names of its entries, each with its axis of classes.
 
     Attributes:
-        sites: of each class, the number of sites of the last round that have annotated it.
+        sites: the number of sites of the last round that have annotated each class.
     """
 
     def __init__(self, rows: dict[str, int]) -> None:
@@ -133,22 +133,19 @@ class ClassMeanServer(Aggregator):
         self._counts = self._counts + annotated
 
     def result(self, round_: RoundMean) -> dict[str, Tensor]:
-        """The mean, with the last layer's rows by class."""
+        """Return the mean, with the last layer's rows by class."""
         assert isinstance(self._weights, Tensor)
         assert isinstance(self._counts, Tensor)
-        found = dict(round_.mean)
+        updated = dict(round_.mean)
         for name, axis in self.rows.items():
-            # A class that all sites have annotated has the mean's row, to the bit.
-            mean, before = (
-                state[name].double().movedim(axis, -1) for state in (round_.mean, round_.previous)
-            )
+            mean, before = (s[name].double().movedim(axis, -1) for s in (round_.mean, round_.previous))
             rows = torch.where(self._weights > 0, self._sums[name] / self._weights.clamp_min(1e-300), before)
+            # A class that all sites have annotated gets exactly the mean's row.
             rows = torch.where(self._counts == len(round_.weights), mean, rows)
-            found[name] = rows.movedim(-1, axis).to(found[name].dtype).contiguous()
+            updated[name] = rows.movedim(-1, axis).to(updated[name].dtype).contiguous()
         self.sites = [int(count) for count in self._counts]
         self._sums, self._weights, self._counts = {}, 0.0, 0.0
-        return found
+        return updated
 
     def summary(self) -> dict[str, Any]:
-        """The number of sites of each class, background first."""
         return {"sites": self.sites}

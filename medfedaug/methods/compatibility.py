@@ -1,4 +1,4 @@
-"""The one check whether methods, and a run's network and options, can be combined."""
+"""Check of combinations: a run's methods, network and options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from medfedaug.methods.base import WORDS, Method
 _METHOD = "method:"
 _NONE = frozenset[str]()
 
-# Hooks about what leaves a site, or stays there.
+# Hooks that decide which values leave a site.
 _SHARING = ("local_entries", "before_training", "every_round", "aggregator")
 
 
@@ -26,7 +26,7 @@ class Constraints:
         requires: words of `medfedaug.methods.base.WORDS`, or ``method:NAME``.
         provides: the same.
         excludes: the same.
-        hint: what to do where it is refused; by default to leave one of the two out.
+        hint: advice for a refused combination; by default to leave one of the two out.
     """
 
     name: str
@@ -37,10 +37,10 @@ class Constraints:
 
 
 def constraints(method: Method) -> Constraints:
-    """Return what a method declares, and what follows from its hooks.
+    """Return the words that a method declares, and the words that follow from its hooks.
 
-    A method provides and excludes ``method:`` and its name. One with an `Aggregator` provides and excludes
-    ``global_model``. One that exchanges something, keeps entries at the site or has an `Aggregator` requires
+    A method provides and excludes ``method:`` and its name. A method with an `Aggregator` provides and
+    excludes ``global_model``. A method with an exchange, local entries or an `Aggregator` requires
     ``separate_sites``.
     """
     declared = {name: frozenset(getattr(method, name)) for name in ("requires", "provides", "excludes")}
@@ -61,21 +61,22 @@ def constraints(method: Method) -> Constraints:
 
 
 def check_compatible(parts: Sequence[Constraints]) -> None:
-    """Check that no part of a run excludes a word that another one requires or provides."""
+    """Check that no part of a run excludes a word that another requires or provides."""
     order = [*sorted({w for part in parts for w in part.excludes if w.startswith(_METHOD)}), *WORDS]
-    for word, (one, other) in itertools.product(order, itertools.permutations(parts, 2)):
-        if word in one.excludes and word in other.requires | other.provides:
-            first, second = sorted((one, other), key=parts.index)
-            verb = "requires" if word in other.requires else "provides"
-            hint = one.hint or other.hint or "leave one of the two out"
+    for word, (excluding, user) in itertools.product(order, itertools.permutations(parts, 2)):
+        if word in excluding.excludes and word in user.requires | user.provides:
+            first, second = sorted((excluding, user), key=parts.index)
+            verb = "requires" if word in user.requires else "provides"
+            meaning = WORDS[word].replace("`", "") if word in WORDS else "all that this method does"
+            hint = excluding.hint or user.hint or "leave one of the two out"
             raise ConfigError(
-                f"{first.name} and {second.name} cannot be combined: {other.name} {verb} "
-                f"{word} ({_meaning(word)}), {one.name} excludes it; {hint}"
+                f"{first.name} and {second.name} cannot be combined: {user.name} {verb} "
+                f"{word} ({meaning}), {excluding.name} excludes it; {hint}"
             )
 
 
 def methods_with(methods: Iterable[Method], word: str, attribute: str = "provides") -> list[Method]:
-    """Return the methods that provide a word, or require or exclude it."""
+    """Return the methods with a word among those that they provide, or in another attribute."""
     return [method for method in methods if word in getattr(method, attribute)]
 
 
@@ -85,9 +86,4 @@ def included_methods(method: type[Method]) -> list[str]:
 
 
 def _has(method: Method, hook: str) -> bool:
-    """True where a method overrides an extension point."""
     return getattr(type(method), hook) is not getattr(Method, hook)
-
-
-def _meaning(word: str) -> str:
-    return WORDS[word].replace("`", "") if word in WORDS else "all that this method does"

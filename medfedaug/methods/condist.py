@@ -17,16 +17,16 @@ from medfedaug.models.substitution import call_with
 class ConDist(Method):
     r"""Conditional distillation (Wang et al., DeCaF 2023, arXiv 2308.04070; arXiv 2412.18833).
 
-    To the marginal loss of what a case has annotated comes
+    The marginal loss of the annotated classes gains, in round r of R,
 
     .. math:: \lambda_r\, \ell_{ConDist}(z, z_{glob}), \qquad
               \lambda_r = \lambda_{min} + (\lambda_{max} - \lambda_{min}) \frac{r - 1}{R - 1}
 
-    in round r of R: `medfedaug.functional.conditional_distillation` between the model that is trained and the
-    global one that the site received in this round. Where a site has annotated all classes the method does
-    nothing; a site without any outline learns from the global model alone.
+    by `medfedaug.functional.conditional_distillation` between the local model and the global model that the
+    site received in this round. The method does nothing at a site that has annotated all classes; a site
+    without any outline learns from the global model alone.
 
-    Nothing leaves a site beside the model. A step needs one more pass without gradients.
+    Only the model leaves a site. A step needs one more pass without gradients.
 
     Args:
         weight: the weight in the last round.
@@ -37,10 +37,10 @@ class ConDist(Method):
         ConfigError: for a negative weight, or a temperature that is not positive.
 
     Deviations:
-        Each class is a background group of its own; the paper has the lesions of an organ in one group with
-        it. Weights, temperature and the mask of the Dice follow the paper's public code, which the text
-        leaves open; it clips gradients and keeps the optimiser over rounds, which are settings of the run
-        here. The distillation is of the finest output with deep supervision, as in the code.
+        Each class is a separate background group; the paper groups the lesions of an organ with the organ.
+        The text leaves open weights, temperature and the mask of the Dice, which follow the paper's public
+        code. That code clips gradients and keeps the optimiser over rounds; here these are settings of the
+        run. With deep supervision the finest output is distilled, as in the code.
     """
 
     name = "condist"
@@ -57,16 +57,16 @@ class ConDist(Method):
         return ConDistSite(self, context)
 
     def weight_of(self, round_: int, rounds: int) -> float:
-        """λ of a round, from 1; of fine-tuning after the last one that of the last."""
+        """Return λ of a round, from 1; fine-tuning after the last round has the λ of that round."""
         share = (min(round_, rounds) - 1) / max(rounds - 1, 1) if rounds > 1 else 1.0
         return self.first_weight + (self.weight - self.first_weight) * share
 
 
-class TaughtSite(SitePart):
-    """A site that learns from a teacher beside its labels.
+class TeacherGuidedSite(SitePart):
+    """A site that learns from its labels and from a teacher.
 
     Attributes:
-        teacher: the teacher's entries that are not the network's.
+        teacher: the teacher's entries; other entries are the network's.
     """
 
     def __init__(self, context: SiteContext) -> None:
@@ -76,53 +76,48 @@ class TaughtSite(SitePart):
 
     @property
     def partial(self) -> bool:
-        """Return whether labels may leave something open."""
+        """Return whether labels may be incomplete."""
         return self.context.task is not None and self.context.task.annotation is not None
 
     def decoded(self, targets: Tensor) -> Decoded:
-        """The targets, and what is known of them."""
+        """Return the targets with their annotation."""
         assert self.context.task is not None
         assert self.context.task.annotation is not None
         return self.context.task.annotation.decode(targets)
 
     def start_round(self) -> None:
-        """Keep the model that the site received."""
+        """Make the received model the teacher."""
         if self.partial:
             state = self.context.network.state_dict()
             self.teacher = {key: value.detach().clone() for key, value in state.items()}
         self._means.clear()
 
     @torch.no_grad()
-    def taught(self, inputs: Tensor) -> Tensor:
-        """The teacher's logits."""
+    def teacher_logits(self, inputs: Tensor) -> Tensor:
         with evaluating(self.context.network):
-            found: Tensor = call_with(self.context.network, self.teacher, inputs)
-        return F.working_precision(found)
+            logits: Tensor = call_with(self.context.network, self.teacher, inputs)
+        return F.working_precision(logits)
 
     def end_round(self) -> None:
-        """Drop the teacher."""
         self.teacher = {}
 
     def metrics(self) -> dict[str, float]:
-        """The mean of the term over the round, before its weight."""
         return self._means.read()
 
 
-class ConDistSite(TaughtSite):
-    """The site's half."""
-
+class ConDistSite(TeacherGuidedSite):
     def __init__(self, method: ConDist, context: SiteContext) -> None:
         super().__init__(context)
         self.method = method
 
     def loss(self, step: Step) -> Tensor | None:
-        """λ times the distillation loss of the batch."""
+        """Return λ times the distillation loss of the batch."""
         if not self.partial:
             return None
         decoded = self.decoded(step.targets)
         term = F.conditional_distillation(
             F.working_precision(step.outputs),
-            self.taught(step.inputs),
+            self.teacher_logits(step.inputs),
             decoded.labels,
             decoded.annotated,
             self.method.temperature,

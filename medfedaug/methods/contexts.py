@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 Payload = dict[str, Tensor]
 Shapes = Mapping[str, tuple[int | None, ...]]  # None: any length, which `ServerExchange.check` may limit
 
-# The loss of a batch is the sum of weight times the task's loss over these pairs: one pair, unless images
-# are mixed.
+# The loss of a batch is the sum of weight times the task's loss over these pairs; a mixed batch has several.
 Targets = list[tuple[float, Tensor]]
 
 Bounds = Callable[[str], tuple[float, float]]
@@ -39,40 +38,38 @@ class SiteContext:
 
     Args:
         name: the site's name in the federation.
-        network: the site's network, with every method's layers in it.
+        network: the site's network, with every method's layers.
         statistics: the site's channel statistics, over ``"image"`` (the default) or ``"foreground"``
             (`medfedaug.data.preparation.preparation.Preparation.moments`).
         num_samples: the number of training samples.
         samples_by_case: the number of training samples of each training case, in their order.
-        cases_by_class: the number of training cases of each class that the site has, of classification.
-        training_images: batches of all training images, as the network sees them in evaluation: normalised,
-            not augmented, on the network's device. Of volumes that are cut to patches, the same patches each
-            time.
-        case_moments: ``mean`` and ``std``, (C,) each, of every training image as the statistics see it: as
-            prepared for the network, whole, not normalised; over what ``statistics`` takes.
-        case_landmarks: `medfedaug.functional.histogram_landmarks` of every training image as a whole, as
-            prepared for the network, (C, 11) each, for a method that requires ``landmarks``. The training
-            samples, which may be slices or patches, then have them under the key
+        cases_by_class: for classification, the number of training cases of each class of the site.
+        training_images: batches of all training images as the network's input in evaluation: normalised, not
+            augmented, on the network's device. Volumes that are cut give the same patches each time.
+        case_moments: ``mean`` and ``std``, (C,) each, of every training image, prepared, whole and not
+            normalised; over the same voxels as ``statistics``.
+        case_landmarks: `medfedaug.functional.histogram_landmarks` of every training image, prepared and
+            whole, (C, 11) each, for a method that requires ``landmarks``. The training samples, which may be
+            slices or patches, then have them under the key
             `medfedaug.data.preparation.preparation.LANDMARKS`.
-        case_batches: for each training case, the batches of `training_images` that are its own; a case
-            without training samples has none.
-        training_batches: the same with the targets.
-        training_loss: the mean of the task's loss over the training images, in evaluation mode, as a method
-            may send it: `medfedaug.federation.site.model.SiteModel.training_loss`.
-        pass_own_images: runs the network over the images that the site has to go by, as it does when they are
-            scored: the training images, or at a site without any the test images. For what hooks on the
-            network see of them; targets play no part.
+        case_batches: for each training case its batches of `training_images`; none for a case without
+            training samples.
+        training_batches: batches of `training_images` with the targets.
+        training_loss: the mean of the task's loss over the training images, in evaluation mode, in the form
+            that a method may send: `medfedaug.federation.site.model.SiteModel.training_loss`.
+        pass_own_images: runs the network in evaluation over the site's training images, or the test images of
+            a site without any, for the hooks of a method; targets play no part.
         local_entries: the state-dict entries that stay at the site.
-        frozen: the state-dict entries that training leaves as they are (`medfedaug.models.freezing`).
-        missing_channels: the channels that the site does not have, by its own list: 0 in all of its images.
-        annotated: the classes that some training case of the site has annotated, without the background.
+        frozen: the state-dict entries that are not trained (`medfedaug.models.freezing`).
+        missing_channels: the channels that the site lacks by its own list, 0 in all of its images.
+        annotated: the classes, without the background, that some training case of the site has annotated.
         task: loss and form of the targets.
         momentum: of the main optimiser; 0 if it has none.
-        optimiser: makes another optimiser like the main one, with the learning rate of the round, for a
-            method's own parameters.
+        optimiser: makes another optimiser like the main one, with the learning rate of the round, for the
+            parameters of a method.
         round: the number of the current or next round of training, from 1. A site may have missed earlier
-            rounds. Fine-tuning before the test counts as the round after that of the model.
-        rounds: the number of rounds that the run is configured for.
+            rounds. Fine-tuning before the test counts as the round after the model's.
+        rounds: the number of rounds in the run's configuration.
     """
 
     name: str
@@ -98,18 +95,23 @@ class SiteContext:
     round: Callable[[], int] = lambda: 1
     rounds: int = 1
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the network."""
+        return next(self.network.parameters()).device
+
 
 @dataclass(frozen=True)
 class ServerContext:
     """Context of a method at the server.
 
     Args:
-        network: the global network with every method's layers in it, only for names and shapes.
+        network: the global network with every method's layers, only for names and shapes.
         in_channels: channels of an image.
         local_entries: the state-dict entries that stay at the sites.
         task: form of the targets.
-        weights: the weight in the mean of each training site, whether or not it answers in a round.
-        rounds: the number of rounds that the run is configured for.
+        weights: the weight in the mean of each training site, also of absent ones.
+        rounds: the number of rounds in the run's configuration.
     """
 
     network: nn.Module
@@ -126,7 +128,7 @@ class Step:
 
     Args:
         network: the network in training mode.
-        inputs: the batch of images, (B, C, *spatial), as `SitePart.mix` left it.
+        inputs: the batch of images, (B, C, *spatial), after `SitePart.mix`.
         targets: the task's targets, before any mixing.
         outputs: the network's output for ``inputs``.
         criterion: the task's loss, of outputs and targets.
@@ -146,27 +148,27 @@ class Step:
         return self.batch_loss(self.outputs)
 
     def batch_loss(self, outputs: Tensor) -> Tensor:
-        """The task's loss of any outputs for this batch, of a mixed batch over all its targets."""
+        """Return the task's loss of outputs for this batch, over all targets of a mixed batch."""
         pairs = self.mixed or [(1.0, self.targets)]
         return torch.stack([weight * self.criterion(outputs, labels) for weight, labels in pairs]).sum()
 
 
 @dataclass(frozen=True)
 class Contributions:
-    """An exchange as a mean over a site's training cases, for a site that adds noise to what it sends.
+    """An exchange as a mean over a site's training cases, for a site that sends it with noise.
 
-    The site's guard has to know how much one case can change. So each element of ``values`` must depend only
-    on its own case and on what the server has sent. With a network in training mode, normalisation with
-    statistics that were never sent, or a range over all cases, one case would change the contributions of
+    The site's guard must know the largest effect of one case. So each element of ``values`` must depend only
+    on its own case and on the server's messages. With a network in training mode, normalisation by
+    statistics that are never sent, or a range over all cases, one case would change the contributions of
     others.
 
     Args:
         kinds: for each key one of ``intensity_mean``, ``intensity_std``, ``feature_mean``, ``feature_std``
             (numbers between the site's bounds for that kind) and ``histogram`` (rows of the last axis that
             are not negative and add up to 1).
-        values: one payload for each training case, made when it is asked for. NaN stands for a case without
-            a contribution, which counts as the middle of the bounds.
-        through_network: whether the values are features of the site's network.
+        values: one payload for each training case, made on demand. NaN marks a case without a contribution,
+            which counts as the middle of the bounds.
+        through_network: flag for features of the site's network.
     """
 
     kinds: Mapping[str, str]
@@ -179,12 +181,11 @@ class SiteUpdate:
     """Checked update of one site in a round, at the server.
 
     Args:
-        site: who sent it.
+        site: the sender.
         round: the number of the round, from 1.
         weights: the shared entries of the site's model.
-        payload: what the site sent for this method, under the method's own keys.
-        weight: the site's weight in the mean: its number of training samples, or 1 if all sites weigh the
-            same.
+        payload: the site's payload for this method, under the method's keys.
+        weight: the site's weight in the mean: its number of training samples, or 1 if sites weigh the same.
     """
 
     site: str
@@ -202,7 +203,7 @@ class RoundMean:
         round: the number of the round, from 1.
         previous: the shared entries of the global model at the beginning of the round.
         mean: the mean of the sites' models, with the weights of `Aggregator.weigh`.
-        weights: these weights, for each site whose update was used.
+        weights: these weights, for each site with an accepted update.
     """
 
     round: int
@@ -212,12 +213,10 @@ class RoundMean:
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
-    """The shapes of tensors by their names."""
+    """Return the shapes of tensors by name."""
     return {key: tuple(value.shape) for key, value in tensors.items()}
 
 
 def zeros(shapes: Shapes) -> Payload:
-    """Float64 accumulators of the given shapes, in which every length is known."""
-    return {
-        key: torch.zeros(cast(tuple[int, ...], shape), dtype=torch.float64) for key, shape in shapes.items()
-    }
+    """Return float64 accumulators of known shapes."""
+    return {k: torch.zeros(cast(tuple[int, ...], shape), dtype=torch.float64) for k, shape in shapes.items()}

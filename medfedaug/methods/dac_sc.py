@@ -1,4 +1,4 @@
-"""DAC-SC: norms that take style out of features and leave their content."""
+"""DAC-SC: norms that remove style from features and keep their content."""
 
 from __future__ import annotations
 
@@ -18,36 +18,35 @@ from medfedaug.models.stages import known_stages
 class DACSC(Method):
     r"""Decompose, adjust, compose: SCNorm and CCNorm (Lee et al., CVPR 2023).
 
-    Amplitudes of features over space are taken for style and phases for content. After every stage but the
-    last one stands an SCNorm, in training and in evaluation,
+    Amplitudes of features over space stand for style, and phases for content. After every stage but the last
+    comes an SCNorm, in training and in evaluation,
 
     .. math:: \hat x = \gamma\bigl(s_1\, \mathrm{IN}(x) + s_2\, x\bigr) + \beta, \qquad
               s = \mathrm{softmax}(h / T)
 
-    and in the shortcuts of residual blocks CCNorm in the place of the batch norm, which keeps the phases of
+    In the shortcuts of residual blocks CCNorm replaces the batch norm; it keeps the phases of
     :math:`x - \lambda\mu` (`medfedaug.functional.control_content`).
 
     Exchange, every round and SCNorm: γ and β, (C,) each, and h, (2,), up; their average down, which a
-    finished run keeps beside the model.
+    finished run keeps.
 
     Args:
-        stages: the stages that get an SCNorm; ``None``: all but the last.
-        content: λ of CCNorm, from 0, which keeps all phases, to 1, which is the batch norm itself.
-        temperature: T of the softmax; the smaller, the sooner one of the two shares takes all.
+        stages: the stages with an SCNorm; ``None``: all but the last.
+        content: λ of CCNorm, from 0, which keeps all phases, to 1, the batch norm itself.
+        temperature: T of the softmax; the smaller, the sooner one of the two shares dominates.
 
     Raises:
         ConfigError: for arguments out of range.
-        ValueError: for a network whose stages are not known, or that has a single one.
+        ValueError: for a network whose stages are unknown, or that has a single one.
 
     Deviations:
-        The abstract and the published code were at hand, not the paper's text. The code transforms features
-        to frequencies and back. Neither norm needs that: both are the closed forms above, to rounding, but
-        that the code takes no amplitude to be smaller than 0.003. λ is trained in the code, where it stays at
-        the 0.5 with which it begins: it acts on a phase that is 0 or π, and that has no gradient. A network
-        whose shortcuts are not normalised, as AlexNet and most U-Nets, gets SCNorm alone. The paper's
-        networks are ResNets with weights from ImageNet, and an SCNorm after three of four stages; in a U-Net
-        the norm stands after the pooling, and skip connections have none. Methods that act on the entries of
-        the state dict, such as FedProx and SCAFFOLD, leave γ, β and h alone.
+        The abstract and the published code were available, not the paper's text. The code transforms features
+        to frequencies and back; the closed forms above are equal up to rounding, except that the code's
+        amplitudes are at least 0.003. The code trains λ, which stays at its initial 0.5: it acts on a phase
+        of 0 or π, which has no gradient. A network without normalised shortcuts, such as AlexNet and most
+        U-Nets, gets SCNorm alone. The paper's networks are ResNets with weights from ImageNet, with an SCNorm
+        after three of four stages; in a U-Net the norm follows the pooling, and skip connections have none.
+        Methods on the entries of the state dict, such as FedProx and SCAFFOLD, do not act on γ, β and h.
     """
 
     name = "dac_sc"
@@ -81,7 +80,7 @@ class DACSC(Method):
 
 
 def _parameters(network: nn.Module) -> dict[str, Tensor]:
-    """γ, β and h of all norms, by the names of their stages."""
+    """Return γ, β and h of all norms by stage."""
     return {
         f"{stage}/{name}": parameter
         for stage, norm in stage_layers(network, StyleControlNorm).items()

@@ -1,4 +1,4 @@
-"""Ditto: each site has a model of its own, held near the global one."""
+"""Ditto: each site has a personal model close to the global one."""
 
 from __future__ import annotations
 
@@ -17,37 +17,35 @@ from medfedaug.models.substitution import call_with, shared_by_name, trained_ent
 
 
 class Ditto(Method):
-    r"""A personal model for each site beside the global one (Li, Hu, Beirami and Smith, ICML 2021).
+    r"""A personal model for each site and a global model (Li, Hu, Beirami and Smith, ICML 2021).
 
-    The global model is trained and averaged as without Ditto. Beside it each site trains v, which never
-    leaves it, for
+    The global model is trained and averaged as without Ditto. Each site also trains v, which never leaves it,
+    for
 
     .. math:: \min_v\; h_k(v; w^t) = F_k(v) + \frac{\lambda}{2}\lVert v - w^t\rVert^2,
               \qquad v \leftarrow v - \eta\bigl(\nabla F_k(v) + \lambda (v - w^t)\bigr)
 
-    (Eq. 1 and Algorithm 1), with the loss :math:`F_k` of the site and the global model :math:`w^t` that it
-    received in this round. A site is scored with its own model, in validation as in the test, so that the
-    round is selected by the personal models; a site that did not train, with the global one. The global
-    model is that of the same run without Ditto, bit for bit.
+    (Eq. 1 and Algorithm 1), with the loss :math:`F_k` of the site and the global model :math:`w^t` of this
+    round. Validation and test score a site with its personal model, so that these select the round; a site
+    that did not train is scored with the global model, which is bit for bit that of a run without Ditto.
 
-    Nothing leaves a site beside the model. A step costs twice as much.
+    Only the model leaves a site. A step costs twice as much.
 
     Args:
         weight: λ. With 0 each personal model is trained by its site alone.
 
     Raises:
-        ConfigError: for a negative ``weight``, where no parameter is averaged, and beside a method whose
-            weights or statistics are no entries of the state dict, which v could not have of its own.
+        ConfigError: for a negative ``weight``, when no parameter is averaged, and for a method with weights
+            or statistics outside of the state dict, of which v could have no copy.
         MedFedAugError: when the loss of a personal model is not finite.
 
     Deviations:
-        The paper has sites choose λ by validation, between 0.1, 1 and 2 without attacks, and takes 1 where
-        there is little to choose by; here it is one number for all. v takes as many steps as the global
-        model, on the same batches, with the run's optimiser made anew in every round; the paper leaves their
-        number s free. v begins as the global model that a site receives first. The term is over the trainable
-        parameters that are averaged; running statistics are those of v's own passes. F_k is the task's loss:
-        loss terms of other methods and corrections of gradients act on the global model alone, and layers and
-        images that other methods change are changed for both.
+        In the paper sites choose λ by validation, from 0.1, 1 and 2 without attacks, and use 1 with little
+        validation data; here all sites have the same λ. v takes as many steps as the global model, on the
+        same batches, with a new optimiser of the run in every round; the paper leaves the number s of steps
+        free. v starts as the first global model that a site receives. The term is over the averaged trainable
+        parameters; running statistics come from v's own passes. F_k is the task's loss: loss terms and
+        gradient corrections of other methods act on the global model alone, their layers and images on both.
     """
 
     name = "ditto"
@@ -78,7 +76,7 @@ class DittoSite(SitePart):
         self._means = RoundMeans("loss")
 
     def start_round(self) -> None:
-        """Keep the global model of the round, and make an optimiser for the personal one."""
+        """Keep the global model of the round, and make an optimiser for the personal model."""
         network = self.context.network
         state = {key: value.detach().clone() for key, value in network.state_dict().items()}
         if not self.own:
@@ -90,13 +88,13 @@ class DittoSite(SitePart):
         self._means.clear()
 
     def after_step(self, step: Step) -> None:
-        """The same step for the personal model."""
+        """Take the same step with the personal model."""
         assert self._optimiser is not None
-        # Buffers beside the state dict summarise the passes of the global model, which alone is sent.
-        aside = {key: value.clone() for key, value in step.network.named_buffers() if key not in self.own}
-        # The passes of the global model draw what they would draw without this one.
+        # Buffers outside of the state dict must summarise the passes of the global model alone.
+        buffers = {key: value.clone() for key, value in step.network.named_buffers() if key not in self.own}
+        # This pass must not change the draws in passes of the global model.
         with torch.random.fork_rng(devices=[step.inputs.device] if step.inputs.is_cuda else []):
-            outputs = call_with(step.network, {**aside, **self.own}, step.inputs)
+            outputs = call_with(step.network, {**buffers, **self.own}, step.inputs)
             loss = step.batch_loss(outputs)
         distance = torch.stack([(self.own[key] - w).square().sum() for key, w in self._anchor.items()]).sum()
         loss = loss + self.weight / 2 * distance
@@ -107,7 +105,6 @@ class DittoSite(SitePart):
         self._means.add(loss)
 
     def end_round(self) -> None:
-        """Drop what only training needs."""
         for parameter in self._trained:
             parameter.grad = None
             parameter.requires_grad_(False)
@@ -120,12 +117,11 @@ class DittoSite(SitePart):
             )
 
     def metrics(self) -> dict[str, float]:
-        """The mean loss of the personal model over the round."""
         return self._means.read()
 
     @contextmanager
     def scoring(self) -> Iterator[None]:
-        """The network has the personal model."""
+        """Put the personal model into the network."""
         network = self.context.network
         if not self.own:
             yield
@@ -138,9 +134,7 @@ class DittoSite(SitePart):
             network.load_state_dict(before)
 
     def state(self) -> Payload:
-        """The personal model."""
         return self.own
 
     def restore(self, state: Payload) -> None:
-        device = next(self.context.network.parameters()).device
-        self.own = {key: value.to(device, copy=True) for key, value in state.items()}
+        self.own = {key: value.to(self.context.device, copy=True) for key, value in state.items()}

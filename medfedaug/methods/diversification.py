@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from medfedaug import functional as F
 from medfedaug.errors import ConfigError
 from medfedaug.functional.operators import has_operators
-from medfedaug.methods.base import SitePart, Step, Targets
-from medfedaug.models import find_head
+from medfedaug.methods.base import Step, Targets
+from medfedaug.methods.class_features import FeatureSite
 
 Mixing = Literal["random", "global", "instance", "fixed"]
 Reduction = Literal["mean", "sum"]
@@ -25,7 +24,7 @@ _MIXING = {"global": (0.0, 0.0), "instance": (1.0, 1.0), "fixed": (0.5, 0.5)}
 
 
 def mixing_range(name: str, mixing: str, low: float, high: float) -> tuple[float, float]:
-    """The range of u for a kind of mixing."""
+    """Return the range of u for a kind of mixing."""
     if not low <= high:
         raise ConfigError(f"{name}: low {low} is above high {high}")
     return _MIXING.get(mixing, (low, high))
@@ -33,7 +32,7 @@ def mixing_range(name: str, mixing: str, low: float, high: float) -> tuple[float
 
 @dataclass(frozen=True)
 class Weights:
-    """λ₁ and λ₂ of FedFD Eq. 5, how the distance is reduced, and the module whose input the features are."""
+    """λ₁ and λ₂ of FedFD Eq. 5, the reduction of the distance, and the module with the features as input."""
 
     lambda1: float
     lambda2: float
@@ -41,8 +40,8 @@ class Weights:
     head: str | None = None
 
 
-class DiversifiedSite(SitePart):
-    """A site whose loss compares a batch with its diversified self (FedFD Eq. 3-5).
+class DiversifiedSite(FeatureSite):
+    """A site whose loss compares a batch with its diversified version (FedFD Eq. 3-5).
 
     Args:
         network: the site's.
@@ -50,30 +49,31 @@ class DiversifiedSite(SitePart):
     """
 
     def __init__(self, network: nn.Module, weights: Weights) -> None:
+        super().__init__(network, weights.head)
         self.network, self.weights = network, weights
-        self.ready = False  # until the server has sent what to diversify with
-        self._seen: Tensor | None = None
-        self._features: Tensor | None = None
-        # On a GPU the batch and its diversified self pass through the network together, in one batch.
+        self.ready = False  # until the server has sent the federation's values
+        # On a GPU the batch and its diversified version pass through the network as one batch.
         self._together: AbstractContextManager[Any] | None = None
         self._diversified: tuple[Any, Tensor] | None = None
-        find_head(network, weights.head).register_forward_pre_hook(self._keep)
         network.register_forward_pre_hook(self._double)
         network.register_forward_hook(self._halve, always_call=True)
 
     def _keep(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        self._seen = F.working_precision(args[0]) if module.training else None
+        if module.training:
+            super()._keep(module, args)
+        else:
+            self._seen = None
 
     @abstractmethod
     def diversified(self) -> AbstractContextManager[Any]:
         """A context in which the network computes diversified features."""
 
     def paired_batch(self) -> AbstractContextManager[Any] | None:
-        """A context in which the network diversifies the second half of a batch, if it can."""
+        """Return a context in which the network diversifies the second half of a batch, if it can."""
         return None
 
     def mix(self, inputs: Tensor, targets: Targets) -> tuple[Tensor, Targets]:
-        """Prepare the coming pass through the network."""
+        """Decide whether the next pass has a paired batch."""
         self._together = self.paired_batch() if self._diversifies() and has_operators(inputs) else None
         return inputs, targets
 
@@ -100,12 +100,8 @@ class DiversifiedSite(SitePart):
         self._diversified = others, seen
         return outputs
 
-    def after_pass(self, step: Step) -> None:
-        """Take f."""
-        self._features, self._seen = self._seen, None
-
     def loss(self, step: Step) -> Tensor | None:
-        """The term that turns the task's loss into (1 − λ₁)·CE + λ₁·CACL + λ₂·CAFL."""
+        """Return the term that turns the task's loss into (1 − λ₁)·CE + λ₁·CACL + λ₂·CAFL."""
         features, self._features = self._features, None
         weights = self.weights
         if not self._diversifies():
@@ -115,8 +111,7 @@ class DiversifiedSite(SitePart):
         else:
             with self.diversified():
                 outputs = step.network(step.inputs)
-            assert self._seen is not None
-            diversified, self._seen = self._seen, None
+            diversified = self.last_features()
         assert features is not None
         classification = weights.lambda1 * (step.criterion(outputs, step.targets) - step.task_loss)
         distance = feature_distance(features, diversified)
@@ -126,5 +121,5 @@ class DiversifiedSite(SitePart):
 
 
 def feature_distance(features: Tensor, diversified: Tensor) -> Tensor:
-    """CAFL (Eq. 3): ‖f − f_Δ‖² over the channels, averaged over images and, for feature maps, voxels."""
+    """Return CAFL (Eq. 3): ‖f − f_Δ‖² over the channels, averaged over images and voxels of feature maps."""
     return (features - diversified).square().sum(dim=1).mean()

@@ -24,43 +24,41 @@ class DPFedAvg(Method):
     .. math:: w \leftarrow w + \frac{1}{n} \sum_k \Delta_k \min\Bigl(1, \frac{S}{\lVert\Delta_k\rVert}\Bigr)
               + \frac{zS}{n}\, \xi, \qquad \Delta_k = w_k - w, \quad \xi \sim N(0, I)
 
-    with the norm over all that is averaged, together: the paper's flat clipping, which is also that of Geyer,
-    Klein and Nabi (2017). What the sites receive, and the final model, say little about whether one site took
-    part or stayed silent. The server is trusted: it sees every update as it is.
+    with the norm over all averaged parameters together: the paper's flat clipping, also in Geyer, Klein and
+    Nabi (2017). The messages to sites and the final model reveal little about whether one site took part. The
+    server is trusted: it sees every update without noise.
 
-    n is fixed before anything is added up, and every site counts as 1/n, whatever its number of samples. A
-    site that misses a round, or whose update is refused, adds nothing, and n stays. So a site moves the model
-    by at most S/n in a round, whoever else is there, and noise of zS/n in each parameter is a Gaussian
-    mechanism of noise multiplier z. Every round is one release about all sites (sampling rate 1), whether
-    or not a site was asked in it. Opacus' accountant of Rényi differential privacy adds them up. The account
-    is of one run, and goes on when the run is resumed; those of several runs of the same sites add up by
-    `medfedaug.privacy.epsilon_spent`.
+    n is fixed before the first sum, and every site counts as 1/n, whatever its number of samples. A site that
+    misses a round, or whose update is refused, adds nothing, and n stays. So a site moves the model by at
+    most S/n in a round, and noise of zS/n in each parameter is a Gaussian mechanism of noise multiplier z.
+    Every round is one release about all sites (sampling rate 1), also about absent ones. Opacus' accountant
+    of Rényi differential privacy adds them up. The account is for one run, and continues when the run is
+    resumed; add up several runs of the same sites by `medfedaug.privacy.epsilon_spent`.
 
-    The noise comes from the operating system, so a run does not repeat.
+    The noise comes from the operating system, so that a run cannot be reproduced.
 
     Args:
         clip: S, the largest norm of a site's update.
-        noise_multiplier: z; with 0 updates are clipped alone, and nothing is private.
+        noise_multiplier: z; with 0 updates are only clipped, and nothing is private.
         delta: δ, which should be far below 1/n.
-        max_epsilon: the largest ε of all rounds of the run together; a run whose rounds would exceed it does
-            not begin. ``None`` for no limit.
+        max_epsilon: the largest ε of all rounds together; a run that would exceed it does not start. ``None``
+            for no limit.
         sites: n; 0 for the number of sites that can train when the first round ends.
 
     Raises:
-        ConfigError: for arguments out of range, rounds that exceed the budget, a missing Opacus, or where no
-            parameter is averaged; and, when it is put together with a network or with other methods, for
-            whatever is averaged or exchanged without this noise: running statistics of batch norm, and
-            every method's exchange.
+        ConfigError: for arguments out of range, rounds that exceed the budget, a missing Opacus, or when no
+            parameter is averaged; in combination, for anything averaged or exchanged without this noise:
+            running statistics of batch norm, and every method's exchange.
 
     Deviations:
         The paper draws sites at random in every round, weighs them by their number of examples up to a limit,
-        and has hundreds of thousands of them. Here a few hospitals take part in every round, so that nothing
-        is gained by drawing, and the noise is divided by few sites.
+        and has hundreds of thousands of them. Here a few hospitals take part in every round, so that drawing
+        gains nothing, and the noise is divided by few sites.
     """
 
     name = "dp_fedavg"
     requires = frozenset({"averaged_parameters"})
-    # With a limit from the other sites, one site would move the model through their steps too.
+    # A limit from the other sites' updates would let one site move the model through their steps too.
     excludes = frozenset({"averaged_buffers", "exchange", "compared_steps"})
 
     def __init__(
@@ -77,7 +75,7 @@ class DPFedAvg(Method):
         self.max_epsilon, self.sites = max_epsilon, sites
 
     def spent(self, rounds: int) -> float:
-        """ε of this number of rounds."""
+        """Return ε of a number of rounds."""
         return epsilon_spent([(self.noise_multiplier, rounds)], self.delta)
 
     def aggregator(self, context: ServerContext) -> Aggregator:
@@ -115,7 +113,7 @@ class DPFedAvgServer(KeptUpdates):
             )
 
     def result(self, round_: RoundMean) -> dict[str, Tensor]:
-        """The noisy mean of the clipped updates."""
+        """Return the noisy mean of the clipped updates."""
         models, previous, clip = self.take(), round_.previous, self.method.clip
         self.sites = self.sites or len(self.context.weights())
         norms = update_norms(models, previous, self.keys)
@@ -138,7 +136,7 @@ class DPFedAvgServer(KeptUpdates):
         return self.std * secret_normal(like.shape).to(like.device)
 
     def summary(self) -> dict[str, Any]:
-        """n, what was added, who was clipped, and ε and δ of all rounds so far."""
+        """Return n, the noise, the clipped sites, and ε and δ of all rounds so far."""
         entry = {"sites": self.sites, "clip": self.method.clip, "noise": self.std, "clipped": self.clipped}
         if not self.method.noise_multiplier:
             return entry
@@ -146,7 +144,6 @@ class DPFedAvgServer(KeptUpdates):
         return {**entry, **spent}
 
     def state(self) -> Payload:
-        """n, and the number of releases."""
         return {"account": torch.tensor([self.sites, self.rounds])}
 
     def restore(self, state: Payload) -> None:

@@ -1,4 +1,4 @@
-"""State-dict entries of a network by the modules that they belong to."""
+"""State-dict entries of a network by module."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from torch import nn
 
 
 def state_entries(network: nn.Module, types: tuple[type[nn.Module], ...]) -> frozenset[str]:
-    """The state-dict keys that belong to modules of the given types.
+    """Return the state-dict keys of modules of some types.
 
-    They are chosen by module type, not by a word in the key: ``"bn" in key`` misses ``downsample.1.weight``.
+    A word in the key does not tell the type: ``"bn" in key`` misses ``downsample.1.weight``.
     """
     owned: set[str] = set()
     for prefix, module in network.named_modules():
@@ -20,7 +20,7 @@ def state_entries(network: nn.Module, types: tuple[type[nn.Module], ...]) -> fro
 
 
 def module_entries(network: nn.Module, modules: Iterable[nn.Module]) -> frozenset[str]:
-    """The state-dict keys of the given modules themselves, without those of modules inside them."""
+    """Return the state-dict keys of modules, without those of their submodules."""
     wanted = set(modules)
     return frozenset(
         f"{prefix}.{key}" if prefix else key

@@ -23,11 +23,11 @@ class FedAvgM(Method):
         server_lr: η, the server's learning rate.
 
     Raises:
-        ConfigError: for arguments out of range, or where no parameter is averaged.
+        ConfigError: for arguments out of range, or when no parameter is averaged.
 
     Deviations:
-        Heavy-ball momentum, as the paper's equation has it; its experiments use Nesterov's. The velocity is
-        kept in float64. Running statistics of norm layers are no parameters, and become their mean.
+        Heavy-ball momentum, as in the paper's equation; its experiments use Nesterov's. The velocity is
+        float64. Running statistics of norm layers are no parameters, and become their mean.
     """
 
     name = "fedavgm"
@@ -41,8 +41,6 @@ class FedAvgM(Method):
 
 
 class FedAvgMServer(Aggregator):
-    """The server's half."""
-
     def __init__(self, method: FedAvgM, context: ServerContext) -> None:
         self.method = method
         self.velocity = zeros(shapes_of(shared_parameters(context, method.name)))
@@ -54,14 +52,13 @@ class FedAvgMServer(Aggregator):
         updated = dict(mean)
         for key, velocity in self.velocity.items():
             step = previous[key].double() - mean[key].double()
-            # w − ηv, written so that nothing is rounded away where β = 0 and η = 1.
+            # w − ηv, in a form without rounding for β = 0 and η = 1.
             moved = mean[key].double() + (1 - rate) * step - rate * beta * velocity
             updated[key] = moved.to(mean[key].dtype)
             velocity.mul_(beta).add_(step)
         return updated
 
     def summary(self) -> dict[str, Any]:
-        """The norm of the velocity."""
         return {"velocity": float(torch.stack([v.norm() for v in self.velocity.values()]).norm())}
 
     def state(self) -> Payload:

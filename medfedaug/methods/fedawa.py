@@ -1,4 +1,4 @@
-"""FedAWA: the weights in the mean are learned, towards updates that agree."""
+"""FedAWA: learned weights in the mean, in favour of updates that agree."""
 
 from __future__ import annotations
 
@@ -7,39 +7,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medfedaug.functional.weighted_mean import WeightedMean
 from medfedaug.methods.arguments import AtLeastOne, NotNegative
 from medfedaug.methods.base import Aggregator, Method, shared_parameters
 from medfedaug.methods.contexts import Payload, RoundMean, ServerContext, SiteUpdate
-from medfedaug.methods.kept import KeptUpdates
+from medfedaug.methods.kept import KeptUpdates, flattened, weighted_mean
 
 
 class FedAWA(Method):
     r"""Adaptive weights from client vectors (Shi et al., FedAWA, CVPR 2025).
 
-    With the client vectors :math:`\tau_k = w_k - w`, by which site k changed the global model w, the server
-    takes steps on :math:`\lambda` along the gradient of
+    With the client vectors :math:`\tau_k = w_k - w` of the sites k and the global model w, the server takes
+    steps on :math:`\lambda` along the gradient of
 
     .. math:: \sum_k p_k \bigl(1 - \cos(w_k, w)\bigr) + \sum_k p_k \Bigl\lVert \tau_k - \sum_j p_j \tau_j
               \Bigr\rVert, \qquad p = \mathrm{softmax}(\lambda)
 
-    and averages the models with p. :math:`\lambda` goes on from round to round, and begins as the sites'
-    shares of the samples.
+    and averages the models with p. :math:`\lambda` starts as the sites' shares of the samples, and is kept
+    from round to round.
 
-    Nothing leaves a site beside the model. The server keeps the models of a round until all have come.
+    Only the model leaves a site. The server keeps the models of a round until its end.
 
     Args:
         rate: the learning rate of Adam (β₁ = 0.5, β₂ = 0.999), made anew in every round.
         steps: the number of steps in a round.
 
     Raises:
-        ConfigError: for arguments out of range, and where no parameter is averaged.
+        ConfigError: for arguments out of range, and when no parameter is averaged.
 
     Deviations:
-        Written from the paper's public code, whose values the defaults are. It averages with the weights of
-        before the last step, here those after it. The vectors are of the trainable parameters; everything
-        is averaged with p. A site that misses rounds keeps its :math:`\lambda`, and the softmax is over the
-        sites of the round. With these defaults the weights move little: a step changes :math:`\lambda` by
+        This follows the paper's public code, with its values as defaults. That code averages with the weights
+        before the last step, this method with those after it. The vectors have the trainable parameters; p
+        averages everything. A site that misses rounds keeps its :math:`\lambda`, and the softmax is over the
+        sites of the round. With these defaults the weights change little: a step changes :math:`\lambda` by
         0.001, and a softmax of shares is nearly even, whatever the sites' numbers of samples. No limit on a
         site's share applies.
     """
@@ -59,7 +58,7 @@ class FedAWAServer(KeptUpdates):
     """The server's half.
 
     Attributes:
-        logits: λ of every site that has taken part.
+        logits: λ of every participant so far.
         shares: p of the sites of the last round.
     """
 
@@ -74,33 +73,27 @@ class FedAWAServer(KeptUpdates):
         self._samples: dict[str, float] = {}
 
     def accept(self, update: SiteUpdate) -> None:
-        """Keep the model, and the site's usual weight."""
         super().accept(update)
         self._samples[update.site] = update.weight
 
     def result(self, round_: RoundMean) -> dict[str, Tensor]:
-        """Learn the weights, and average with them."""
+        """Learn the weights, and average the models with them."""
         models, samples, self._samples = self.take(), self._samples, {}
         total = sum(samples.values())
         for site in models:
             self.logits.setdefault(site, samples[site] / total)
-        before = torch.cat([round_.previous[key].double().flatten() for key in self.compared])
-        after = torch.stack(
-            [torch.cat([model[key].double().flatten() for key in self.compared]) for model in models.values()]
-        )
+        before = flattened(round_.previous, self.compared)
+        after = torch.stack([flattened(model, self.compared) for model in models.values()])
         angles = 1 - torch.cosine_similarity(after, before[None], dim=1)
         vectors = after - before
         logits = torch.tensor([self.logits[site] for site in models], dtype=torch.float64)
         p = self._learn(logits.requires_grad_(), angles, vectors @ vectors.T)
         self.logits.update(zip(models, logits.tolist(), strict=True))
         self.shares = dict(zip(models, p.tolist(), strict=True))
-        mean = WeightedMean()
-        for site, model in models.items():
-            mean.add(model, self.shares[site])
-        return mean.result()
+        return weighted_mean(models, self.shares)
 
     def _learn(self, logits: Tensor, angles: Tensor, products: Tensor) -> Tensor:
-        """Change λ in place; returns p. The lengths follow from the inner products of the vectors."""
+        """Change λ in place and return p; inner products of the vectors give the lengths."""
         optimiser = torch.optim.Adam([logits], lr=self.method.rate, betas=(0.5, 0.999))
         for _ in range(self.method.steps):
             p = logits.softmax(dim=0)
@@ -113,11 +106,9 @@ class FedAWAServer(KeptUpdates):
         return logits.detach().softmax(dim=0)
 
     def summary(self) -> dict[str, Any]:
-        """The weights of the sites of the round."""
         return {"weights": dict(self.shares)}
 
     def state(self) -> Payload:
-        """λ by site."""
         return {site: torch.tensor([value], dtype=torch.float64) for site, value in self.logits.items()}
 
     def restore(self, state: Payload) -> None:

@@ -16,33 +16,32 @@ NORM_LAYERS: tuple[type[nn.Module], ...] = (_NormBase, nn.GroupNorm, nn.LayerNor
 class FedBN(KeepsNorms):
     """Average everything but the normalisation layers (Li et al., ICLR 2021).
 
-    Parameters and running statistics of batch, instance, group and layer norms are neither sent nor
-    received: each site keeps its own across rounds. Which entries these are is decided by module type.
+    Parameters and running statistics of batch, instance, group and layer norms, chosen by module type, are
+    neither sent nor received: each site keeps its own across rounds.
 
-    The global model alone is therefore not complete: its norm entries hold the initial values, and a site
-    that did not train has none of its own. How such an unseen site is scored, ``unseen`` says; sites that
-    train go on with their own layers whatever it says, to the same bits.
+    The global model is therefore not complete: its norm entries have the initial values, and a site that did
+    not train has no others. ``unseen`` decides how such a site is scored, and does not change a bit of the
+    training.
 
     Args:
-        unseen: ``"none"``: an unseen site is reported without a score, and no normalisation layer leaves its
-            site. ``"average"``: it is scored with the average of the sites' layers, weighted as the models
-            are: the model that FedAvg would make of the same sites. ``"own"``: with the average of their
-            weights and biases, and with running means and variances of its own images (without labels), its
-            training images or, where it has none, those that it is tested with. Statistics of the test images
-            are known to no site that is asked for one image at a time; say so beside such a score.
+        unseen: ``"none"``: an unseen site gets no score, and no normalisation layer leaves its site.
+            ``"average"``: the average of the sites' layers, with the weights of the models, as in the model
+            that FedAvg would make. ``"own"``: the average of the weights and biases, with running means and
+            variances of the unseen site's images (without labels), its training images or else its test
+            images. A site that sees one test image at a time cannot know statistics of all; report this with
+            the score.
 
     Exchange, every round, with ``"average"``: the normalisation layers up, their average down, so that they
-    do leave the site; with ``"own"``: their weights and biases.
+    leave the site; with ``"own"``: their weights and biases.
 
     Raises:
-        ConfigError: for another ``unseen``, and for a network that has no normalisation layer with entries of
-            its own.
+        ConfigError: for another ``unseen``, and for a network without normalisation layers that have entries.
 
     Deviations:
-        The paper speaks of batch norm alone; the other norms are treated alike. The papers that test FedBN on
-        unseen sites do not say with which layers: FedFD-A aggregates "parameters ... for the global model
-        with the same process of FedAvg" (section 4.2) and speaks of averaged statistics, which is
-        ``"average"``; FedFA+ (Table 6) says nothing.
+        The paper speaks of batch norm alone; here other norms stay too. The papers that test FedBN on unseen
+        sites do not say with which layers: FedFD-A aggregates "parameters ... for the global model with the
+        same process of FedAvg" (section 4.2) and speaks of averaged statistics, which is ``"average"``;
+        FedFA+ (Table 6) says nothing.
     """
 
     name = "fedbn"

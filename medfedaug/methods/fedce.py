@@ -1,4 +1,4 @@
-"""FedCE: sites weigh in the mean by what they contribute, in the directions of updates and in errors."""
+"""FedCE: weights in the mean by each site's contribution, in directions of updates and in errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from medfedaug.functional.weighted_mean import WeightedMean
 from medfedaug.methods.base import (
     Aggregator,
     Method,
@@ -17,7 +16,7 @@ from medfedaug.methods.base import (
     shared_parameters,
 )
 from medfedaug.methods.contexts import Payload, RoundMean, ServerContext, SiteContext, SiteUpdate
-from medfedaug.methods.kept import AggregatorExchange, KeptUpdates
+from medfedaug.methods.kept import AggregatorExchange, KeptUpdates, flattened, weighted_mean
 
 _LEAST = 1e-3
 
@@ -30,40 +29,39 @@ class FedCE(Method):
 
     .. math:: c_k = \cos\Bigl(u_k, \sum_{j \ne k} p_j u_j\Bigr),
 
-    and each site has the error :math:`e_k` of the model that the others would have made without it,
+    and each site computes the error :math:`e_k` of the model without its contribution,
 
     .. math:: w_{-k} = \frac{w - p_k w_k}{1 - p_k}.
 
-    Both are averaged over the rounds so far. The new weights follow from the sum of the two shares,
+    Both are averaged over the rounds so far. The new weights are the sum of the two shares,
 
     .. math:: p_k \propto \frac{1 - \bar c_k}{\sum_j (1 - \bar c_j)} + \frac{\bar e_k}{\sum_j \bar e_j},
 
-    or from their product. A site whose data are unlike the others' counts more.
+    or their product. A site whose data differ from the others' counts more.
 
     The error is the mean of the task's loss over the site's training images, in evaluation.
 
     Args:
         mode: ``"plus"`` for the sum, ``"times"`` for the product.
 
-    Exchange, every round: ``error`` (2,) up, the sum of a site's errors so far and their number, each as far
-    as the site lets losses out (``losses`` of its privacy policy), and clipped and rounded there; down
-    ``weight/<site>`` (1,), of every site of the round. The server keeps the models of a round until all have
-    come. A site's weight follows in part from what it tells by itself, and no limit on a site's share
-    applies to it.
+    Exchange, every round: ``error`` (2,) up, the sum of a site's errors so far and their number, clipped and
+    rounded by a site that releases losses (``losses`` of its privacy policy); down ``weight/<site>`` (1,) for
+    every site of the round. The server keeps the models of a round until its end. A site's weight depends on
+    numbers that it reports itself, and no limit on a site's share applies.
 
     Raises:
-        ConfigError: for another ``mode``, where no parameter is averaged, and beside a method whose weights
-            or statistics are no entries of the state dict, which the models without a site could not have.
+        ConfigError: for another ``mode``, when no parameter is averaged, and for a method with weights or
+            statistics outside of the state dict, which the models without a site could not have.
 
     Deviations:
-        The paper's text was not at hand: this follows the authors' code for NVFlare and the published
-        descriptions. There the error is one minus the Dice of validation images; here those choose the round,
+        The paper's text was not available: this follows the authors' code for NVFlare and the published
+        descriptions. There the error is one minus the Dice of validation images; here these select the round,
         and nothing is fitted to them. The code counts an error of 1 for the first round, which has no
-        :math:`w_{-k}`; here that round adds none, nor does one after a round that the site missed, since the
-        model that it receives then has nothing of it. A site without any error is given the mean of the
+        :math:`w_{-k}`; here that round adds none, and neither does a round after one that the site missed,
+        since the received model then has no part of it. A site without any error gets the mean of the
         others'. The code of 2023 compares with equal weights in every round; NVFlare 2.9, which has the
         method too, with those of the last round, as here. Shares are at least 0.001, as in that code. The
-        trainable parameters that are averaged make the direction.
+        direction is over the averaged trainable parameters.
     """
 
     name = "fedce"
@@ -89,7 +87,7 @@ class FedCESite(SitePart, SiteExchange):
 
     Attributes:
         previous: the entries of the model that the site trained last; empty before.
-        last: the round of it.
+        last: the round of that model.
         errors: the sum of the errors and their number, (2,).
         weights: p of the last round, by site.
     """
@@ -104,13 +102,13 @@ class FedCESite(SitePart, SiteExchange):
         self.weights: dict[str, float] = {}
 
     def start_round(self) -> None:
-        """Take the error of the model without this site, if it had a part in the one that came."""
+        """Compute the error of the model without this site, if the received model has a part of it."""
         share = self.weights.get(self.context.name, 0.0)
         if not self.previous or self.last != self.context.round() - 1 or not 0 < share < 1:
             return
-        now = _entries(self.context.network)
+        received = _entries(self.context.network)
         without = {
-            key: (now[key] - share * old) / (1 - share)
+            key: (received[key] - share * old) / (1 - share)
             for key, old in self.previous.items()
             if key not in self.context.local_entries
         }
@@ -118,11 +116,9 @@ class FedCESite(SitePart, SiteExchange):
         self.errors = self.errors + torch.tensor([error, 1.0], dtype=torch.float64)
 
     def end_round(self) -> None:
-        """Keep the trained model for the next round."""
         self.previous, self.last = _entries(self.context.network), self.context.round()
 
     def metrics(self) -> dict[str, float]:
-        """The mean of the errors so far."""
         return {"error": float(self.errors[0] / self.errors[1])} if self.errors[1] else {}
 
     def collect(self) -> Payload:
@@ -132,25 +128,21 @@ class FedCESite(SitePart, SiteExchange):
         self.weights = {key.removeprefix("weight/"): float(value) for key, value in payload.items()}
 
     def state(self) -> Payload:
-        """The last model with its round, and the errors."""
         numbers = torch.cat([self.errors, torch.tensor([float(self.last)], dtype=torch.float64)])
         return {"numbers": numbers, **{f"model/{key}": value for key, value in self.previous.items()}}
 
     def restore(self, state: Payload) -> None:
-        device = next(self.context.network.parameters()).device
         self.errors, self.last = state["numbers"][:2].cpu(), int(state["numbers"][2])
-        self.previous = {
-            key.removeprefix("model/"): value.to(device) for key, value in state.items() if key != "numbers"
-        }
+        entries = (key for key in state if key != "numbers")
+        self.previous = {key.removeprefix("model/"): state[key].to(self.context.device) for key in entries}
 
 
 class _Errors(AggregatorExchange):
-    """The errors are used with the models, by the aggregator, which also says what the sites receive."""
+    """The errors for the aggregator, which also sends the sites their message."""
 
     shapes = {"error": (2,)}  # noqa: RUF012
 
     def check(self, payload: Payload) -> None:
-        """Refuse a negative loss."""
         if bool((payload["error"] < 0).any()):
             raise ValueError("error is negative, and a sum of losses cannot be")
 
@@ -159,7 +151,7 @@ class FedCEServer(KeptUpdates):
     """The server's half.
 
     Attributes:
-        weights: p of every site, after the last round that it took part in.
+        weights: p of every site, after its last round.
         cosines: for every site the sum of c and the number of rounds.
     """
 
@@ -173,48 +165,38 @@ class FedCEServer(KeptUpdates):
         self._sites: list[str] = []
 
     def accept(self, update: SiteUpdate) -> None:
-        """Keep the model, and the errors."""
         super().accept(update)
         self._errors[update.site] = update.payload["error"].double().cpu()
 
     def result(self, round_: RoundMean) -> dict[str, Tensor]:
-        """Estimate the contributions, and average with them."""
+        """Estimate the contributions, and average the models with them."""
         models, errors, self._errors = self.take(), self._errors, {}
         self._sites = list(models)
         for site in models:
             self.weights.setdefault(site, 1 / max(len(self.context.weights()), 1))
-        before = torch.cat([round_.previous[key].double().flatten() for key in self.compared])
-        updates = torch.stack(
-            [torch.cat([model[key].double().flatten() for key in self.compared]) for model in models.values()]
-        )
-        updates -= before
+        updates = torch.stack([flattened(model, self.compared) for model in models.values()])
+        updates -= flattened(round_.previous, self.compared)
         weighted = updates * torch.tensor([[self.weights[site]] for site in models], dtype=torch.float64)
         cosines = torch.cosine_similarity(updates, weighted.sum(dim=0) - weighted, dim=1)
         for site, cosine in zip(models, cosines.tolist(), strict=True):
-            now = torch.tensor([cosine, 1.0], dtype=torch.float64)
-            self.cosines[site] = self.cosines.get(site, torch.zeros_like(now)) + now
+            term = torch.tensor([cosine, 1.0], dtype=torch.float64)
+            self.cosines[site] = self.cosines.get(site, torch.zeros_like(term)) + term
         unlike = torch.stack([1 - self.cosines[site][0] / self.cosines[site][1] for site in models])
-        found = self._combined(_shares(unlike), _shares(_means([errors[site] for site in models])))
-        self.weights.update(zip(models, found.tolist(), strict=True))
-        mean = WeightedMean()
-        for site, model in models.items():
-            mean.add(model, self.weights[site])
-        return mean.result()
+        contributions = self._combined(_shares(unlike), _shares(_means([errors[site] for site in models])))
+        self.weights.update(zip(models, contributions.tolist(), strict=True))
+        return weighted_mean(models, self.weights)
 
-    def _combined(self, one: Tensor, other: Tensor) -> Tensor:
-        both = one + other if self.mode == "plus" else one * other
+    def _combined(self, cosines: Tensor, errors: Tensor) -> Tensor:
+        both = cosines + errors if self.mode == "plus" else cosines * errors
         return _shares(both / both.sum())
 
     def message(self) -> Payload:
-        """p of the sites of the round."""
         return {f"weight/{site}": torch.tensor([self.weights[site]]) for site in self._sites}
 
     def summary(self) -> dict[str, Any]:
-        """p of the sites of the round."""
         return {"weights": {site: self.weights[site] for site in self._sites}}
 
     def state(self) -> Payload:
-        """Weight and cosines of every site."""
         return {
             site: torch.cat([torch.tensor([weight], dtype=torch.float64), self.cosines[site]])
             for site, weight in self.weights.items()
@@ -226,14 +208,14 @@ class FedCEServer(KeptUpdates):
 
 
 def _means(errors: list[Tensor]) -> Tensor:
-    """The mean error of each site; of one that has none, the mean of the others'."""
-    known = [float(one[0] / one[1]) for one in errors if one[1] > 0]
+    """Return the mean error of each site; the mean of the others' for a site without errors."""
+    known = [float(error[0] / error[1]) for error in errors if error[1] > 0]
     middle = sum(known) / len(known) if known else 1.0
-    return torch.tensor([float(one[0] / one[1]) if one[1] > 0 else middle for one in errors]).double()
+    return torch.tensor([float(error[0] / error[1]) if error[1] > 0 else middle for error in errors]).double()
 
 
 def _shares(values: Tensor) -> Tensor:
-    """Shares of at least 0.001 that add up to 1; equal ones where all values are 0."""
+    """Return shares of at least 0.001 that add up to 1, equal if all values are 0."""
     total = values.sum()
     shares = values / total if total > 0 else torch.full_like(values, 1 / len(values))
     shares = shares.clamp_min(_LEAST)

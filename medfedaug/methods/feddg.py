@@ -1,20 +1,20 @@
-"""FedDG: training for images that look like other sites', with features that part at boundaries."""
+"""FedDG: training for images in the style of other sites, with contrasted features at boundaries."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from annotated_types import Interval
-from torch import Tensor, nn
+from torch import Tensor
 
 from medfedaug import functional as F
 from medfedaug.errors import DataError
 from medfedaug.methods.arguments import AtLeastOne, Count, NotNegative, Positive
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
+from medfedaug.methods.class_features import FeatureSite
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step
 from medfedaug.methods.gathered import GatheredServer, fewest_cases, sample_groups
-from medfedaug.models import find_head
 from medfedaug.models.substitution import call_with
 
 
@@ -22,57 +22,57 @@ class FedDG(Method):
     r"""Episodic learning in continuous frequency space (ELCFS; Liu et al., FedDG, CVPR 2021).
 
     Before training, sites send the amplitudes of the low frequencies of their images, and receive those of
-    all sites. In every step each image x gets a counterpart t that looks like an image of another site: with
-    amplitudes A and phases P of the Fourier transform of x, and A' of a random image of that site,
+    all sites. In every step each image x gets a counterpart t in the style of another site: with amplitudes A
+    and phases P of the Fourier transform of x, and amplitudes A' of a random image of that site,
 
     .. math:: t = F^{-1}\bigl(((1 - \lambda) A + \lambda A')\, e^{iP}\bigr) \text{ at low frequencies},
               \qquad \lambda \sim U(0, 1).
 
-    An episode takes a step on x and asks whether it was a good one for t (meta-train and meta-test):
+    An episode takes a step on x and evaluates it on t (meta-train and meta-test):
 
     .. math:: \hat\theta = \theta - \beta \nabla_\theta L_{seg}(x; \theta), \qquad
               \min_\theta\; L_{seg}(x; \theta) + L_{seg}(t; \hat\theta)
               + \gamma L_{bd}(x, t; \theta, \hat\theta).
 
-    :math:`L_{bd}` is the boundary loss: of each class, the mean features at its boundary and those of the
-    background around it, of x and of t, are contrasted (`functional.boundary_features`,
-    `functional.class_contrast` with temperature τ): alike among boundaries and among backgrounds, whatever
-    the site, and apart from each other. It is summed over the classes.
+    The boundary loss :math:`L_{bd}` contrasts, for each class, the mean features of x and t at its boundary
+    and in the background around it (`functional.boundary_features`, `functional.class_contrast` with
+    temperature τ): it draws boundaries of all sites together, and backgrounds, and separates the two. It is
+    summed over the classes.
 
     A step costs three to four times as much. Inference is the plain network's.
 
-    **Each amplitude spectrum is that of a single image**, unless ``group`` says otherwise.
+    **Each amplitude spectrum is that of a single image**, unless ``group`` is above 1.
 
     Args:
         band: low frequencies are those up to ⌊band · min(H, W)⌋ periods per image in each direction.
         beta: β.
         gamma: γ.
         temperature: τ.
-        counterparts: from how many other sites each image gets a counterpart in a step; 0 for all. Their
-            losses are averaged, and all of them enter the boundary loss.
+        counterparts: number of other sites from which each image gets a counterpart in a step; 0 for all.
+            Their losses are averaged, and all of them enter the boundary loss.
         outside: the width of the background around a region, in pixels.
         group: the number of images whose amplitudes are averaged before they leave the site. A site refuses
-            to send with fewer than its ``min_images``.
-        second_order: whether the gradient passes through that of the inner step.
+            a number below its ``min_images``.
+        second_order: let the gradient pass through the gradient of the inner step.
         head: dotted name of the module whose input the features are; by default the network's last layer.
 
-    Exchange, once: ``amplitudes`` (N, C, 2r + 1, r + 1) up, one for each group of images, of r =
+    Exchange, once: ``amplitudes`` (N, C, 2r + 1, r + 1) up, one for each group of images, with r =
     ⌊band · min(H, W)⌋; those of every site down.
 
     Raises:
         ConfigError: for arguments out of range.
-        DataError: for a site with images of several sizes whose low frequencies differ in number, or with
+        DataError: for a site with images of several sizes whose numbers of low frequencies differ, or with
             fewer images than ``group``.
 
     Deviations:
-        The paper's text was not at hand: the equations are those of its public code, as far as that is
-        complete. There, the training script replaces the mean of each channel alone (``band=0``, λ = 1) and
-        the demonstration interpolates as above with a band of 0.003; it draws one counterpart an image, sends
-        an eighth of the spectra, clips gradients of the inner step to 100 and pixels to [0, 255], and takes
-        no gradient through that of the inner step. ``beta``, ``gamma`` and ``temperature`` are its values,
-        and its regions are nested (disc and cup) where a label map's classes exclude each other. Images are
-        as the network sees them, after other methods' transforms, and padded. Amplitudes are divided by HW.
-        Running statistics of norm layers are those of x alone. A site that is alone has no counterparts.
+        The paper's text was not available: the equations are from its public code, as far as it is complete.
+        Its training script replaces the mean of each channel alone (``band=0``, λ = 1), and its demonstration
+        interpolates as above with a band of 0.003; it draws one counterpart per image, sends an eighth of the
+        spectra, clips gradients of the inner step to 100 and pixels to [0, 255], and stops the gradient at
+        that of the inner step. ``beta``, ``gamma`` and ``temperature`` are its values. Its regions are nested
+        (disc and cup); the classes of a label map exclude each other. Images are the network's input, after
+        other methods' transforms, and padded. Amplitudes are divided by HW. Running statistics of norm layers
+        are those of x alone. A site without other sites has no counterparts.
     """
 
     name = "feddg"
@@ -104,7 +104,7 @@ class FedDG(Method):
         return FedDGServer(context.in_channels)
 
 
-class FedDGSite(SitePart, SiteExchange):
+class FedDGSite(FeatureSite, SiteExchange):
     """The site's half: amplitudes, counterparts and the loss of the episode.
 
     Attributes:
@@ -112,73 +112,56 @@ class FedDGSite(SitePart, SiteExchange):
     """
 
     def __init__(self, method: FedDG, context: SiteContext) -> None:
+        super().__init__(context.network, method.head)
         self.method, self.context = method, context
         self.before_training = self
         self.cases_per_value = method.group
         self.others: list[Tensor] = []
-        self._seen: Tensor | None = None
-        self._features: Tensor | None = None
         self._terms: list[Tensor] = []
-        find_head(context.network, method.head).register_forward_pre_hook(self._keep)
-
-    def _keep(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
-        self._seen = F.working_precision(args[0])
-
-    def _take(self) -> Tensor:
-        features, self._seen = self._seen, None
-        assert features is not None
-        return features
 
     def fewest_cases(self) -> int:
-        """The number of cases in the group of fewest cases."""
         return fewest_cases("feddg", self.context, self.method.group)
 
     def collect(self) -> Payload:
-        """The amplitudes of the training images, or their means over groups of images."""
+        """Return the amplitudes of the training images, averaged over groups of images."""
         groups = sample_groups("feddg", self.context, self.method.group)
-        found = [F.low_amplitudes(x, self.method.band).cpu() for x in self.context.training_images()]
-        if len({tuple(one.shape[2:]) for one in found}) > 1:
+        parts = [F.low_amplitudes(x, self.method.band).cpu() for x in self.context.training_images()]
+        if len({tuple(part.shape[2:]) for part in parts}) > 1:
             raise DataError(
-                "images of different size, of which feddg sends different numbers of low frequencies",
+                "images of different sizes have different numbers of low frequencies for feddg",
                 site=self.context.name,
                 hint="Resample them to one size, or set feddg.band=0.",
             )
-        amplitudes = torch.cat(found)
+        amplitudes = torch.cat(parts)
         sums = torch.zeros(int(groups.max()) + 1, *amplitudes.shape[1:], dtype=torch.float64)
         sums.index_add_(0, groups, amplitudes)
         return {"amplitudes": (sums / groups.bincount().reshape(-1, 1, 1, 1)).float()}
 
     def apply(self, payload: Payload) -> None:
-        device = next(self.context.network.parameters()).device
-        own = f"amplitudes/{self.context.name}"
-        self.others = [payload[key].to(device) for key in sorted(payload) if key != own]
+        others = sorted(payload.keys() - {f"amplitudes/{self.context.name}"})
+        self.others = [payload[key].to(self.context.device) for key in others]
 
     def start_round(self) -> None:
         self._terms = []
 
-    def after_pass(self, step: Step) -> None:
-        """Take the features of x."""
-        self._features = self._take()
-
     def loss(self, step: Step) -> Tensor | None:
-        """L_seg(t; θ̂) + γ L_bd."""
-        features, self._features = self._features, None
-        assert features is not None
+        """Return L_seg(t; θ̂) + γ L_bd."""
+        features = self.step_features()
         if not self.others:
             return None
         weights = self._inner_step(step)
-        losses, found = [], [features]
+        losses, boundaries = [], [features]
         for images in self._counterparts(step.inputs):
-            # A pass of its own for each, in which a norm layer sees one site's look at a time.
+            # A separate pass for each, so that a norm layer has the style of one site at a time.
             losses.append(step.criterion(call_with(step.network, weights, images), step.targets))
-            found.append(self._take())
-        boundary = self._boundary_loss(found, step.targets)
+            boundaries.append(self.last_features())
+        boundary = self._boundary_loss(boundaries, step.targets)
         terms = torch.stack([torch.stack(losses).mean(), boundary])
         self._terms.append(terms.detach())
         return terms[0] + self.method.gamma * terms[1]
 
     def _inner_step(self, step: Step) -> Payload:
-        """θ̂, and copies of the buffers, which the passes of counterparts do not change."""
+        """Return θ̂, with copies of the buffers, so that passes of counterparts do not change them."""
         parameters = {name: p for name, p in step.network.named_parameters() if p.requires_grad}
         gradients = torch.autograd.grad(
             step.task_loss,
@@ -197,18 +180,14 @@ class FedDGSite(SitePart, SiteExchange):
     def _counterparts(self, inputs: Tensor) -> list[Tensor]:
         number = min(self.method.counterparts or len(self.others), len(self.others))
         sites = torch.rand(len(inputs), len(self.others)).argsort(dim=1)[:, :number]
-        draws = torch.rand(2, len(inputs), number)  # which image of the site, and λ
-        found = []
-        for chosen, which, share in zip(sites.T, *(draw.T for draw in draws), strict=True):
-            amplitudes = torch.stack(
-                [
-                    self.others[site][int(place * len(self.others[site]))]
-                    for site, place in zip(chosen.tolist(), which.tolist(), strict=True)
-                ]
-            )
+        draws = torch.rand(2, len(inputs), number)  # the image of the site, and λ
+        counterparts = []
+        for chosen, place, share in zip(sites.T, *(draw.T for draw in draws), strict=True):
+            pairs = zip((self.others[site] for site in chosen.tolist()), place.tolist(), strict=True)
+            amplitudes = torch.stack([images[int(draw * len(images))] for images, draw in pairs])
             share = share.to(inputs.device, non_blocking=True)
-            found.append(F.mix_low_amplitudes(inputs, amplitudes, share, self.method.band))
-        return found
+            counterparts.append(F.mix_low_amplitudes(inputs, amplitudes, share, self.method.band))
+        return counterparts
 
     def _boundary_loss(self, features: list[Tensor], targets: Tensor) -> Tensor:
         task = self.context.task
@@ -217,16 +196,16 @@ class FedDGSite(SitePart, SiteExchange):
         passes = [F.boundary_features(z, masks, self.method.outside) for z in features]
         at = torch.cat([boundary for boundary, _, _ in passes])
         around = torch.cat([background for _, background, _ in passes])
-        there = torch.cat([found for _, _, found in passes])
+        present = torch.cat([mask for _, _, mask in passes])
         total = at.sum() * 0
         for region in range(masks.shape[1]):
-            h = torch.cat([at[there[:, region], region], around[there[:, region], region]])
+            h = torch.cat([at[present[:, region], region], around[present[:, region], region]])
             kinds = torch.arange(len(h), device=h.device) < len(h) // 2
             total = total + F.class_contrast(h, kinds, self.method.temperature)
         return total
 
     def metrics(self) -> dict[str, float]:
-        """The means over the round of L_seg(t; θ̂) and of L_bd."""
+        """Return the means over the round of L_seg(t; θ̂) and of L_bd."""
         if not self._terms:
             return {}
         counterparts, boundary = torch.stack(self._terms).mean(dim=0).tolist()
@@ -240,15 +219,15 @@ class FedDGServer(GatheredServer):
         super().__init__({"amplitudes": (None, in_channels, None, None)})
 
     def check(self, payload: Payload) -> None:
-        """Refuse what are no amplitudes, or those of other frequencies than at other sites."""
-        found = payload["amplitudes"]
-        if not len(found) or bool((found < 0).any()):
+        """Refuse negative amplitudes, and other frequencies than at other sites."""
+        amplitudes = payload["amplitudes"]
+        if not len(amplitudes) or bool((amplitudes < 0).any()):
             raise ValueError("no amplitudes, or a negative one")
-        if found.shape[2] != 2 * found.shape[3] - 1:
-            raise ValueError(f"amplitudes of shape {tuple(found.shape)}, expected (N, C, 2r + 1, r + 1)")
+        if amplitudes.shape[2] != 2 * amplitudes.shape[3] - 1:
+            raise ValueError(f"amplitudes of shape {tuple(amplitudes.shape)}, expected (N, C, 2r + 1, r + 1)")
         for site, other in self.sites.items():
-            if other["amplitudes"].shape[1:] != found.shape[1:]:
+            if other["amplitudes"].shape[1:] != amplitudes.shape[1:]:
                 raise ValueError(
-                    f"{found.shape[3] - 1} low frequencies where site {site} has "
+                    f"{amplitudes.shape[3] - 1} low frequencies where site {site} has "
                     f"{other['amplitudes'].shape[3] - 1}: images of other sizes; set feddg.band=0 or resample"
                 )

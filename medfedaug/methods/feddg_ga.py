@@ -1,4 +1,4 @@
-"""FedDG-GA: sites at which the global model is worse than their own weigh more in the mean."""
+"""FedDG-GA: higher weights in the mean for sites whose own model is better than the global one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medfedaug.functional.weighted_mean import WeightedMean
 from medfedaug.methods.arguments import Share
 from medfedaug.methods.base import (
     Aggregator,
@@ -19,7 +18,7 @@ from medfedaug.methods.base import (
     shared_parameters,
 )
 from medfedaug.methods.contexts import Payload, RoundMean, ServerContext, SiteContext, SiteUpdate
-from medfedaug.methods.kept import AggregatorExchange, KeptUpdates
+from medfedaug.methods.kept import AggregatorExchange, KeptUpdates, weighted_mean
 
 _LEAST = 1e-3
 
@@ -27,8 +26,8 @@ _LEAST = 1e-3
 class FedDGGA(Method):
     r"""Generalization adjustment of the weights in the mean (Zhang et al., FedDG-GA, CVPR 2023).
 
-    After round r the *generalization gap* of site i is by how much its loss grew when its model was averaged
-    with the others,
+    After round r the *generalization gap* of site i is the growth of its loss when its model is averaged with
+    the others,
 
     .. math:: G_i = E_i(w^{r+1}) - E_i(w_i^r), \qquad w^{r+1} = \sum_i a_i w_i^r,
 
@@ -38,30 +37,30 @@ class FedDGGA(Method):
               \qquad d^r = \left(1 - \frac{r}{R}\right) d,
 
     with the mean μ of the gaps and r = 0, 1, ..., R - 1. Then they are clipped to [0, 1] and divided by their
-    sum. They begin as 1/N for N sites, whatever their number of images.
+    sum. They start as 1/N for N sites, whatever their number of images.
 
     The loss :math:`E_i` is the mean of the task's loss over the site's training images, in evaluation.
 
     Args:
         step: d, between 0 and 1. With 0 all sites weigh the same.
 
-    Exchange, every round: ``loss`` (2,) up, :math:`E_i` of the model that the site received and of the one
-    that it sends, of a site that lets losses out (``losses`` of its privacy policy), clipped and rounded
-    there; nothing down. The server keeps the models of a round until all have come. A site's weight follows
-    from losses that it tells by itself, and no limit on a site's share applies to it.
+    Exchange, every round: ``loss`` (2,) up, :math:`E_i` of the received and of the sent model, clipped and
+    rounded by a site that releases losses (``losses`` of its privacy policy); nothing down. The server keeps
+    the models of a round until its end. A site's weight depends on losses that it reports itself, and no
+    limit on a site's share applies.
 
     Raises:
-        ConfigError: for a ``step`` outside [0, 1], and where no parameter is averaged.
+        ConfigError: for a ``step`` outside [0, 1], and when no parameter is averaged.
 
     Deviations:
-        The paper's text was not at hand: the equations are those that the library fl4health quotes from it.
-        The paper's public code leaves out μ, multiplies d by 1/3, the initial weight of its three sites, and
-        takes the gaps, by default of the accuracy, from validation images; here those choose the round, and
-        nothing is fitted to them. A site that missed rounds has its gap to the model that it last sent. Sites
-        that miss a round keep their weights, and the others share what they had; one that joins later begins
-        with 1/N for the N sites that there are then. Weights are clipped to 0.001 in place of 0, before the
-        division: a round in which only sites of weight 0 take part would have no mean, and they would never
-        have anything to share again. Equal gaps change nothing.
+        The paper's text was not available: the library fl4health quotes the equations from it. The paper's
+        public code omits μ, multiplies d by 1/3, the initial weight of its three sites, and computes the
+        gaps, by default of the accuracy, on validation images; here these select the round, and nothing is
+        fitted to them. The gap of a site that missed rounds is to the model that it last sent. Sites that
+        miss a round keep their weights, and the others divide theirs; a site that joins later starts with 1/N
+        for the N sites at that time. Before the division weights are clipped to 0.001 instead of 0: a round
+        with sites of weight 0 alone would have no mean, and their weights would stay 0. Equal gaps change
+        nothing.
     """
 
     name = "feddg_ga"
@@ -83,7 +82,7 @@ class FedDGGA(Method):
 
 
 class FedDGGASite(SitePart, SiteExchange):
-    """The site's half: the loss of the model that it received, and of the one that it trained."""
+    """The site's half: the losses of the received and of the trained model."""
 
     of_losses = True
 
@@ -92,15 +91,12 @@ class FedDGGASite(SitePart, SiteExchange):
         self.received = self.trained = 0.0
 
     def start_round(self) -> None:
-        """Score the model that was received."""
         self.received = self.context.training_loss("feddg_ga/received")
 
     def end_round(self) -> None:
-        """Score the trained model."""
         self.trained = self.context.training_loss("feddg_ga/trained")
 
     def metrics(self) -> dict[str, float]:
-        """Both losses."""
         return {"loss_received": self.received, "loss_trained": self.trained}
 
     def collect(self) -> Payload:
@@ -111,7 +107,7 @@ class FedDGGASite(SitePart, SiteExchange):
 
 
 class _Losses(AggregatorExchange):
-    """The losses are used with the models, by the aggregator."""
+    """The losses for the aggregator."""
 
     shapes = {"loss": (2,)}  # noqa: RUF012
 
@@ -120,7 +116,7 @@ class _Adjusted(KeptUpdates):
     """The mean of the models with adjusted weights.
 
     Attributes:
-        weights: a, of every site that has taken part.
+        weights: a, of every participant so far.
         last: the loss of each site's model when it last sent one.
     """
 
@@ -133,22 +129,18 @@ class _Adjusted(KeptUpdates):
         self._losses: dict[str, tuple[float, float]] = {}
 
     def accept(self, update: SiteUpdate) -> None:
-        """Keep the model, since its weight follows from the gaps of all sites."""
         super().accept(update)
         received, trained = update.payload["loss"].tolist()
         self._losses[update.site] = (received, trained)
 
     def result(self, round_: RoundMean) -> dict[str, Tensor]:
-        """Adjust the weights to the gaps that the last round left, and average."""
+        """Adjust the weights to the gaps of the last round, and average."""
         models, losses, self._losses = self.take(), self._losses, {}
         for site in models:
             self.weights.setdefault(site, 1 / max(len(self.context.weights()), 1))
         self._adjust({site: losses[site][0] for site in models}, round_.round)
         self.last.update({site: trained for site, (_, trained) in losses.items()})
-        mean = WeightedMean()
-        for site, model in models.items():
-            mean.add(model, self.weights[site])
-        return mean.result()
+        return weighted_mean(models, self.weights)
 
     def _adjust(self, received: Mapping[str, float], round_: int) -> None:
         gaps = {site: loss - self.last[site] for site, loss in received.items() if site in self.last}
@@ -158,7 +150,7 @@ class _Adjusted(KeptUpdates):
         largest = max(abs(gap - mean) for gap in gaps.values())
         if not largest:
             return
-        step = self.step * (1 - (round_ - 2) / self.context.rounds)  # what round 1 left is that of r = 0
+        step = self.step * (1 - (round_ - 2) / self.context.rounds)  # the gaps of round 1 are those of r = 0
         before = sum(self.weights[site] for site in gaps)
         moved = {
             site: min(max(self.weights[site] + step * (gap - mean) / largest, _LEAST), 1.0)
@@ -168,15 +160,11 @@ class _Adjusted(KeptUpdates):
         self.weights.update({site: weight * scale for site, weight in moved.items()})
 
     def summary(self) -> dict[str, Any]:
-        """The weights, of all sites that have taken part."""
         return {"weights": dict(sorted(self.weights.items()))}
 
     def state(self) -> Payload:
-        """Weights and losses, by site."""
-        return {
-            site: torch.tensor([self.weights[site], self.last[site]], dtype=torch.float64)
-            for site in self.weights
-        }
+        rows = {site: [weight, self.last[site]] for site, weight in self.weights.items()}
+        return {site: torch.tensor(row, dtype=torch.float64) for site, row in rows.items()}
 
     def restore(self, state: Payload) -> None:
         self.weights = {site: float(value[0]) for site, value in state.items()}

@@ -23,11 +23,11 @@ class FedDyn(Method):
         alpha: α.
 
     Raises:
-        ConfigError: for an ``alpha`` that is not positive, or where no parameter is averaged.
+        ConfigError: for an ``alpha`` that is not positive, or when no parameter is averaged.
 
     Deviations:
-        p_k is 1/m in the paper, where every site weighs the same; here the weight that the site has in the
-        average. h is kept in float64. Running statistics of norm layers become their mean.
+        p_k is 1/m in the paper, with equal weights; here it is the site's weight in the average. h is
+        float64. Running statistics of norm layers become their mean.
     """
 
     name = "feddyn"
@@ -82,7 +82,7 @@ class FedDynServer(Aggregator):
         self.correction = zeros(shapes_of(shared_parameters(context, FedDyn.name)))
 
     def result(self, round_: RoundMean) -> dict[str, Tensor]:
-        """θ̄ − h/α."""
+        """Return θ̄ − h/α."""
         previous, mean = round_.previous, round_.mean
         share = sum(round_.weights.values()) / sum(self.weights().values())
         updated = dict(mean)
@@ -92,11 +92,9 @@ class FedDynServer(Aggregator):
         return updated
 
     def summary(self) -> dict[str, Any]:
-        """The norm of h."""
         return {"correction": float(torch.stack([h.norm() for h in self.correction.values()]).norm())}
 
     def state(self) -> Payload:
-        """h for each parameter."""
         return self.correction
 
     def restore(self, state: Payload) -> None:

@@ -29,11 +29,11 @@ class FedFA(Method):
     """Federated feature augmentation, FedFAˡ (Zhou and Konukoglu, ICLR 2023; FedFA+ section 3.2).
 
     An `medfedaug.models.FFALayer` after each encoder stage perturbs the channel statistics of the features
-    in training. How far, is decided by the batch (Eq. 4) and by γ, the modulated variance of the sites'
-    statistics (Eq. 6-7), which the server sends with the global model.
+    in training. The variance of the batch (Eq. 4) and γ, the modulated variance of the sites' statistics
+    (Eq. 6-7), decide how far. The server sends γ with the global model.
 
-    Exchange, every round and layer: μ̄ₖ and σ̄ₖ (C,) up, γ_μ and γ_σ (C,) down. In the first round no γ has
-    been computed, and the batch decides alone.
+    Exchange, every round and layer: μ̄ₖ and σ̄ₖ (C,) up, γ_μ and γ_σ (C,) down. The first round has no γ, and
+    the batch decides alone.
 
     Args:
         prob: p, the probability that a layer is active in a step.
@@ -41,30 +41,30 @@ class FedFA(Method):
         eps: added to the variance under the square root of Eq. 2.
         variance: ``"adaptive"`` (Eq. 8), ``"direct"`` (Table 11), ``"client"`` (FedFA-C) or ``"random"``
             (FedFA-R).
-        stages: the stages that get a layer, all by default (Table 12).
-        running: ``"reset"`` the accumulated statistics to 0 and 1 each round, as Algorithm 1 does, or
-            ``"continue"`` from the site's own of the round before.
-        bias_correction: divide the start value out of the accumulated statistics before they are sent.
+        stages: the stages with a layer, all by default (Table 12).
+        running: ``"reset"`` the accumulated statistics to 0 and 1 each round, as in Algorithm 1, or
+            ``"continue"`` from the site's last round.
+        bias_correction: remove the start value from the accumulated statistics before they are sent.
         noise: standard deviation of the Gaussian noise that each site adds to μ̄ₖ and σ̄ₖ before it sends them,
-            as in the experiment of FedFA+ section 6.2 (0 to 0.4). It guarantees nothing: the noise of
-            `medfedaug.privacy` is scaled to what one patient can change, and the site's own choice.
+            as in the experiment of FedFA+ section 6.2 (0 to 0.4). It guarantees nothing: the site chooses the
+            noise of `medfedaug.privacy`, which is scaled to the effect of one patient.
 
     Feature maps must not be too small: over four positions a standard deviation is mostly chance, and Eq. 8
-    perturbs by as much as it varies. With AlexNet on Office-Caltech 10 FedFA lost 0.10 in accuracy to FedAvg
-    at 96 x 96 pixels, where the last map has 2 x 2 positions, and nothing at 192 x 192, where it has 5 x 5
-    (``docs/results/office``). For small images leave the last stages out with ``stages``. It also learns more
-    slowly than FedAvg: behind after few rounds, and ahead later, if at all.
+    perturbs by its variation. With AlexNet on Office-Caltech 10 FedFA lost 0.10 in accuracy to FedAvg at
+    96 x 96 pixels, with a last map of 2 x 2 positions, and nothing at 192 x 192, with 5 x 5
+    (``docs/results/office``). For small images leave the last stages out with ``stages``. FedFA also learns
+    more slowly than FedAvg: behind after few rounds, and ahead later, if at all.
 
-    At a site that adds noise, the statistics are those of the network as received and in evaluation mode,
-    averaged over the training cases: in training, batch norm and the local steps let one patient move what
-    every other one adds.
+    A site that adds noise sends statistics of the received network in evaluation mode, averaged over the
+    training cases: in training, batch norm and the local steps let one patient change the contributions of
+    the others.
 
     Deviations:
-        Eq. 6 is taken per channel over the sites. The public code takes one variance over sites and
-        channels, so that γ = 1 whatever the sites send. Section 6.2 does not say to which statistics its
-        noise is added, nor in which unit: here to those that travel, in the units of the features; histograms
-        are left alone, and a deviation that the noise makes negative is sent as 0, so that the noise on small
-        ones has a mean above 0. See `medfedaug.models.FFALayer` for the layer's.
+        Eq. 6 is per channel over the sites. The public code takes one variance over sites and channels, so
+        that γ = 1 for any statistics. Section 6.2 names neither the statistics with noise nor its unit: here
+        the noise is on the statistics that are sent, in the units of the features, and not on histograms. A
+        deviation that it makes negative is sent as 0, so that the noise on small deviations has a mean above
+        0. See `medfedaug.models.FFALayer` for the layer's deviations.
     """
 
     name = "fedfa"
@@ -81,19 +81,11 @@ class FedFA(Method):
         bias_correction: bool = False,
         noise: NotNegative = 0.0,
     ) -> None:
-        self.stages = stages
-        self.noise = noise
-        self.variance = variance
+        self.stages, self.noise, self.variance = stages, noise, variance
         if variance != "random":
             self.requires = frozenset({"several_images"})
-        self.layer_args: dict[str, Any] = {
-            "prob": prob,
-            "momentum": momentum,
-            "eps": eps,
-            "variance": variance,
-            "running": running,
-            "bias_correction": bias_correction,
-        }
+        self.layer_args: dict[str, Any] = {"prob": prob, "momentum": momentum, "eps": eps}
+        self.layer_args |= {"variance": variance, "running": running, "bias_correction": bias_correction}
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
         return insert_ffa(network, stages=self.stages, **self.layer_args)
@@ -107,8 +99,6 @@ class FedFA(Method):
 
 
 class FedFASite(SitePart, SiteExchange):
-    """The site's half."""
-
     def __init__(self, context: SiteContext, noise: float = 0.0) -> None:
         self.context, self.noise = context, noise
         self.layers = ffa_layers(context.network)
@@ -119,7 +109,7 @@ class FedFASite(SitePart, SiteExchange):
             layer.start_round()
 
     def collect(self) -> Payload:
-        """μ̄ₖ and σ̄ₖ of each layer, plus the noise of ``FedFA.noise``."""
+        """Return μ̄ₖ and σ̄ₖ of each layer, plus the noise of ``FedFA.noise``."""
         payload: Payload = {}
         for stage, layer in self.layers.items():
             mean, std = layer.statistics()
@@ -130,7 +120,7 @@ class FedFASite(SitePart, SiteExchange):
         return payload
 
     def contributions(self, bounds: Bounds) -> Contributions:
-        """μ and σ of each layer's features, averaged over the images of a case, in evaluation mode."""
+        """Return μ and σ of each layer's features, averaged over the images of a case, in evaluation mode."""
         if any(layer.running != "reset" for layer in self.layers.values()):
             raise ConfigError('noise needs running="reset"')
         kinds = {f"{stage}/mean": FEATURE_MEAN for stage in self.layers}
@@ -155,12 +145,12 @@ class FedFASite(SitePart, SiteExchange):
             yield {key: value / count for key, value in sums.items()}  # NaN for a case without images
 
     def _features(self, images: Tensor) -> Payload:
-        """Eq. 2 for every image of a batch and layer, (B, C) each."""
-        found: Payload = {}
+        """Compute Eq. 2 for every image of a batch and layer, (B, C) each."""
+        statistics: Payload = {}
 
         def keep(layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             mean, std = F.feature_statistics(args[0], layer.eps)  # type: ignore[arg-type]
-            found[f"{layer.stage}/mean"], found[f"{layer.stage}/std"] = mean, std
+            statistics[f"{layer.stage}/mean"], statistics[f"{layer.stage}/std"] = mean, std
 
         handles = [layer.register_forward_hook(keep) for layer in self.layers.values()]
         try:
@@ -168,36 +158,35 @@ class FedFASite(SitePart, SiteExchange):
         finally:
             for handle in handles:
                 handle.remove()
-        return found
+        return statistics
 
     def privatised(self, means: Payload, cases: int) -> Payload:
-        """Eq. 5 with the noisy means in the place of those of every batch.
+        """Compute Eq. 5 with the noisy means in place of every batch's.
 
-        After t active batches a layer's average is αᵗ of its start and 1 − αᵗ of the features' mean; t
-        follows from the run's seed and the number of samples, which the server knows.
+        After t active batches a layer's average is αᵗ of its start and 1 − αᵗ of the features' mean. The
+        server can compute t from the run's seed and the number of samples.
         """
         payload: Payload = {}
         for stage, layer in self.layers.items():
             steps = int(layer.num_active_batches)
-            # As in `FFALayer.statistics`: corrected for the start, unless there is nothing else.
+            # As in `FFALayer.statistics`: corrected for the start, unless no batch was active.
             kept = layer.momentum**steps if steps == 0 or not layer.bias_correction else 0.0
             for key, start in (("mean", 0.0), ("std", 1.0)):
                 payload[f"{stage}/{key}"] = kept * start + (1.0 - kept) * means[f"{stage}/{key}"]
         return payload
 
     def metrics(self) -> dict[str, float]:
-        """The share of sampled standard deviations that were negative, since the site began."""
+        """Return the share of negative sampled standard deviations since the site's first round."""
         negative = sum(int(layer.negative_std_count) for layer in self.layers.values())
         sampled = sum(int(layer.sampled_std_count) for layer in self.layers.values())
         return {"negative_std": negative / max(sampled, 1)}
 
     def apply(self, payload: Payload) -> None:
-        """Set γ of each layer."""
         for stage, layer in self.layers.items():
             layer.set_gamma(payload[f"{stage}/gamma_mean"], payload[f"{stage}/gamma_std"])
 
     def state(self) -> Payload:
-        """The layers' running statistics and counts; γ is received anew in every round."""
+        """Return the layers' running statistics and counts; the server sends γ in every round."""
         return {
             f"{stage}/{name}": getattr(layer, name).clone()
             for stage, layer in self.layers.items()
@@ -211,12 +200,7 @@ class FedFASite(SitePart, SiteExchange):
 
 
 class FedFAServer(ServerExchange):
-    """The server's half: the variance over the sites (Eq. 6), then γ (Eq. 7).
-
-    The variance is built up by Welford's recurrence. The server holds the statistics of all sites until the
-    end of a round, to compare them, and then passes them on in the order of the sites' names. For all sites
-    at once the variance is `medfedaug.functional.across_site_variance`, with which the tests compare it.
-    """
+    """The server's half: the variance over the sites (Eq. 6) by Welford's recurrence, then γ (Eq. 7)."""
 
     def __init__(self, channels: dict[str, int], modulate: bool = True) -> None:
         self.shapes = {f"{stage}/{key}": (c,) for stage, c in channels.items() for key in ("mean", "std")}
@@ -227,7 +211,6 @@ class FedFAServer(ServerExchange):
         self._restart()
 
     def check(self, payload: Payload) -> None:
-        """Refuse a negative standard deviation."""
         for key, value in payload.items():
             if key.endswith("/std") and bool((value < 0).any()):
                 raise ValueError(f"{key}: {int((value < 0).sum())} of {value.numel()} are negative")
@@ -237,7 +220,6 @@ class FedFAServer(ServerExchange):
         self.mean, self.squares = zeros(self.shapes), zeros(self.shapes)
 
     def accept(self, site: str, payload: Payload, weight: float = 1.0) -> None:
-        """Add one site to the running mean and sum of squared deviations."""
         self.sites += 1
         for key, value in payload.items():
             delta = value.double() - self.mean[key]
@@ -245,19 +227,18 @@ class FedFAServer(ServerExchange):
             self.squares[key] += delta * (value.double() - self.mean[key])
 
     def terms(self, payload: Payload) -> Payload:
-        """The statistics and their squares, whose means give the variance over the sites."""
+        """Return the statistics and their squares, for the variance over the sites."""
         squares = {f"{key}/square": value.double().square() for key, value in payload.items()}
         return {**payload, **squares}
 
     def accept_mean(self, means: Payload, sites: int) -> None:
-        """Take the place of all sites' statistics. Rounding may make a variance of about 0 negative."""
         self.sites = sites
-        for key in self.shapes:
+        for key in self.shapes:  # rounding may make a variance of about 0 negative
             variance = (means[f"{key}/square"] - means[key].square()).clamp_min(0)
             self.mean[key], self.squares[key] = means[key], variance * sites
 
     def result(self) -> Payload:
-        """γ_μ and γ_σ of each layer; with direct fusion, the variances themselves."""
+        """Return γ_μ and γ_σ of each layer; with direct fusion, the variances themselves."""
         for key, squares in self.squares.items():
             variance = squares / self.sites
             stage, which = key.rsplit("/", 1)
@@ -267,7 +248,7 @@ class FedFAServer(ServerExchange):
         return dict(self.gamma)
 
     def summary(self) -> dict[str, Any]:
-        """The range of γ over the channels, by layer."""
+        """Return the range of γ over the channels, by layer."""
         ranges: dict[str, Any] = {}
         for key, gamma in self.gamma.items():
             stage, which = key.rsplit("/", 1)

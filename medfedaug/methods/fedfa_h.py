@@ -18,30 +18,30 @@ from medfedaug.models.stages import Stage, find_stage
 from medfedaug.models.substitution import call_with
 from medfedaug.privacy.kinds import FEATURE_MEAN, HISTOGRAM
 
-# Features of so many bytes are kept between the two looks at them that a histogram needs (its range, then its
-# counts); beyond, the network runs over the training set twice, in constant memory.
+# A histogram needs two passes over the features, for range and counts. Up to this many bytes they are kept;
+# beyond, the network runs over the training set twice, in constant memory.
 _KEPT_BYTES = 2**26
 
 
 class FedFAh(Method):
     """Alignment of high-order feature statistics, FedFAʰ (FedFA+ section 3.3). With `FedFA` it is FedFA+.
 
-    z is the output of the last encoder stage, averaged over space (augmented, where `FedFA` augments it).
+    z is the output of the last encoder stage, augmented by `FedFA` if combined with it, averaged over space.
     After local training a site computes the soft histogram of each channel of z over its training set
     (Eq. 11-13); the server averages the sites' histograms to π; in the next round the loss gains
-    λ·(KL(π_b‖π) + KL(π‖π_b))/2, with the mini-batch's own histogram π_b (Eq. 14-15).
+    λ·(KL(π_b‖π) + KL(π‖π_b))/2, with the mini-batch's histogram π_b (Eq. 14-15).
 
-    The range of Eq. 12, z_min and z_max of each channel, in which a mini-batch is binned, is read in three
-    ways, of which ``range`` chooses one:
+    ``range`` chooses one of three readings of the range in Eq. 12, z_min and z_max of each channel, for a
+    mini-batch:
 
-    - ``"batch"``: the mini-batch's own smallest and largest value, through which the gradient passes;
-    - ``"received"``: over all training images, under the model that the site receives at the beginning of the
-      round, in training mode (batch statistics, and the perturbation of `FedFA` where it is there);
-    - ``"stored"``: over all training images, in evaluation mode, under the model that the site had trained at
-      the end of the round before, or under the received model where it took no part in that round.
+    - ``"batch"``: the mini-batch's smallest and largest value, through which the gradient passes;
+    - ``"received"``: over all training images, under the received model at the beginning of the round, in
+      training mode (batch statistics, and the perturbation of `FedFA`);
+    - ``"stored"``: over all training images, in evaluation mode, under the site's trained model at the end of
+      the previous round, or under the received model if it missed that round.
 
-    The histogram that is sent has the range of all training images under the model just trained, in
-    evaluation mode, whatever ``range`` says.
+    The sent histogram always has the range of all training images under the model just trained, in
+    evaluation mode.
 
     Exchange, every round: the histogram (C, L) up, the average (C, L) down. The range stays at the site.
 
@@ -51,31 +51,31 @@ class FedFAh(Method):
         tau: τ of Eq. 12.
         stage: number, counted from 1, or name of the stage whose output is aligned; the last by default.
         samples: ``"images"``: one sample per image, the mean over space; ``"pixels"``: one per pixel.
-        range: ``"batch"``, ``"received"`` or ``"stored"``, see above; ``"batch"`` had the best validation
-            scores over phantom and retina, by little.
+        range: ``"batch"``, ``"received"`` or ``"stored"``, see above; ``"batch"`` had slightly the best
+            validation scores over phantom and retina.
 
     Raises:
-        ConfigError: for arguments out of range, or a network whose stages are not known.
+        ConfigError: for arguments out of range, or a network whose stages are unknown.
 
-    Measured here, λ = 0.1, the paper's, loses to `FedFA` alone whatever the range: 0.058 to 0.077 Dice in the
-    mean over five phantom federations, 0.041 to 0.048 over three trainings on retinal photographs
-    (``docs/results/alignment``). With λ = 0.01 no harm could be seen, nor with λ = 0.1 after long training on
+    In our measurements the paper's λ = 0.1 loses to `FedFA` alone with every range: 0.058 to 0.077 Dice in
+    the mean over five phantom federations, 0.041 to 0.048 over three trainings on retinal photographs
+    (``docs/results/alignment``). λ = 0.01 showed no loss, and neither did λ = 0.1 after long training on
     larger images in batches of 32 (Office-Caltech 10 at 192 x 192, three seeds).
 
-    At a site that adds noise, the histogram is that of the network as received and in evaluation mode, under
-    the site's public range for ``feature_mean`` in every channel, and the mean over the training cases. The
-    mini-batches are then binned in that range, whatever ``range`` says.
+    A site that adds noise sends the histogram of the received network in evaluation mode, in the site's
+    public range for ``feature_mean`` in every channel, as the mean over the training cases. Mini-batches then
+    have that range, for any ``range``.
 
     Deviations:
-        The paper leaves open how features become samples, here by the mean over space, and of what the range
-        of Eq. 12 is taken, which ``range`` decides; with ``"stored"`` a site that missed a round passes over
-        its training images once more for it, with ``"received"`` every site does in every round. The
-        divergence is the mean over the channels. Eq. 12 gives ẑ the codomain [0, 1]; with ``"stored"`` and
-        ``"received"`` samples of a mini-batch leave it, and fall into the outermost bin on their side
-        (`functional.soft_histogram`). In the first round of a federation there is no histogram, and no term.
-        The passes over the training set are without augmentation. At τ = 0.01 the soft bins are so steep that
-        the rounding of float32 grows to a tenth of the update within three rounds: two runs whose sums are
-        rounded in another order differ by as much, and are not compared bit by bit.
+        The paper does not define samples, here the mean over space, nor the values in the range of Eq. 12,
+        which ``range`` decides; with ``"stored"`` a site that missed a round makes an extra pass over its
+        training images, with ``"received"`` every site does in every round. The divergence is the mean over
+        the channels. Eq. 12 gives ẑ the codomain [0, 1]; with ``"stored"`` and ``"received"`` samples of a
+        mini-batch leave it, and fall into the outermost bin on their side (`functional.soft_histogram`). The
+        first round of a federation has no histogram, and no term. The passes over the training set are
+        without augmentation. At τ = 0.01 the soft bins are so steep that the rounding of float32 grows to a
+        tenth of the update within three rounds: runs with another order of sums differ by as much, and
+        cannot be compared bit by bit.
     """
 
     name = "fedfa_h"
@@ -107,18 +107,16 @@ class FedFAh(Method):
 
 
 class FedFAhSite(SitePart, SiteExchange):
-    """The site's half."""
-
     def __init__(self, method: FedFAh, context: SiteContext, stage: Stage) -> None:
         self.method, self.context, self.channels = method, context, stage.channels
         self.every_round = self
         self.target: Tensor | None = None
         self.low: Tensor | None = None
         self.high: Tensor | None = None
-        # The round at whose end the range was taken, None for a public one, which is that of every round.
+        # The round at whose end the range was taken; None for a public range, valid in every round.
         self.range_of: int | None = -1
         self._features: Tensor | None = None
-        # Registered after the layers of FedFA, it sees what they made of the features.
+        # Registered after the layers of FedFA, it gets augmented features.
         stage.watch(context.network, self._keep)
 
     def _keep(self, features: Tensor) -> None:
@@ -130,7 +128,7 @@ class FedFAhSite(SitePart, SiteExchange):
 
     @torch.no_grad()
     def start_round(self) -> None:
-        """Take the range under the received model, where ``range`` or a missed round asks for it."""
+        """Take the range under the received model, if ``range`` or a missed round needs it."""
         before = self.context.round() - 1
         if self.target is None or self.range_of is None:
             return
@@ -141,18 +139,18 @@ class FedFAhSite(SitePart, SiteExchange):
         self.range_of = before
 
     def loss(self, step: Step) -> Tensor | None:
-        """λ times the divergence of the mini-batch's histogram from the federation's."""
+        """Return λ times the divergence of the mini-batch's histogram from the federation's."""
         features, self._features = self._features, None
         if self.target is None or features is None:
             return None
         of_batch = self.method.range == "batch" and self.range_of is not None
         low, high = (None, None) if of_batch else (self.low, self.high)
-        own = F.soft_histogram(features, self.method.bins, self.method.tau, low, high)
-        return self.method.weight * F.symmetric_kl(own, self.target)
+        histogram = F.soft_histogram(features, self.method.bins, self.method.tau, low, high)
+        return self.method.weight * F.symmetric_kl(histogram, self.target)
 
     @torch.no_grad()
     def collect(self) -> Payload:
-        """The histogram of the training set under the network just trained."""
+        """Return the histogram of the training set under the network just trained."""
         batches = list(self._batches()) if self._fits() else None
         self._take_range(batches if batches is not None else self._batches())
         self.range_of = self.context.round()
@@ -194,13 +192,13 @@ class FedFAhSite(SitePart, SiteExchange):
         self._features = None
 
     def contributions(self, bounds: Bounds) -> Contributions:
-        """The histogram of each case in a public range, which no case can move."""
+        """Return the histogram of each case in a public range, which no case can change."""
         return Contributions({"histogram": HISTOGRAM}, self._by_case(*bounds(FEATURE_MEAN)), True)
 
     @torch.no_grad()
     def _by_case(self, low: float, high: float) -> Iterator[Payload]:
         channels, bins, tau = self.channels, self.method.bins, self.method.tau
-        device = next(self.context.network.parameters()).device
+        device = self.context.device
         self.low, self.high = (torch.full((channels,), value, device=device) for value in (low, high))
         self.range_of = None
         for batches in self.context.case_batches():
@@ -211,24 +209,21 @@ class FedFAhSite(SitePart, SiteExchange):
             yield {"histogram": total / count}  # NaN for a case without images
 
     def _fits(self) -> bool:
-        # With one sample per pixel there are too many to keep.
-        return (
-            self.method.samples == "images" and self.context.num_samples() * self.channels * 4 <= _KEPT_BYTES
-        )
+        size = self.context.num_samples() * self.channels * 4
+        return self.method.samples == "images" and size <= _KEPT_BYTES  # pixels are too many to keep
 
     def apply(self, payload: Payload) -> None:
-        self.target = payload["histogram"].to(next(self.context.network.parameters()).device)
+        self.target = payload["histogram"].to(self.context.device)
 
     def state(self) -> Payload:
-        """The range in which the mini-batches of the next round are binned, and of which round it is."""
+        """Return the range for the mini-batches of the next round, and its round."""
         if self.low is None or self.high is None:
             return {}
-        taken = {} if self.range_of is None else {"round": torch.tensor(self.range_of)}
-        return {"low": self.low, "high": self.high, **taken}
+        round_ = {} if self.range_of is None else {"round": torch.tensor(self.range_of)}
+        return {"low": self.low, "high": self.high, **round_}
 
     def restore(self, state: Payload) -> None:
-        device = next(self.context.network.parameters()).device
-        self.low, self.high = state["low"].to(device), state["high"].to(device)
+        self.low, self.high = (state[key].to(self.context.device) for key in ("low", "high"))
         self.range_of = int(state["round"]) if "round" in state else None
 
 
@@ -243,22 +238,18 @@ class FedFAhServer(ServerExchange):
         self.sites, self.total = 0, zeros(self.shapes)["histogram"]
 
     def check(self, payload: Payload) -> None:
-        """Refuse negative counts, and counts of a channel that do not add up to one."""
         histogram = payload["histogram"]
         if bool((histogram < 0).any()) or bool(((histogram.sum(dim=1) - 1).abs() > 1e-3).any()):
             raise ValueError("not histograms: counts are negative or do not add up to one")
 
     def accept(self, site: str, payload: Payload, weight: float = 1.0) -> None:
-        """Add the histogram of one site."""
         self.sites += 1
         self.total += payload["histogram"].double()
 
     def terms(self, payload: Payload) -> Payload:
-        """The histogram itself."""
         return payload
 
     def accept_mean(self, means: Payload, sites: int) -> None:
-        """Take the place of all sites' histograms."""
         self.sites, self.total = sites, means["histogram"] * sites
 
     def result(self) -> Payload:
@@ -268,5 +259,5 @@ class FedFAhServer(ServerExchange):
         return {"histogram": average}
 
     def summary(self) -> dict[str, Any]:
-        """The mean entropy of the channels' histograms, in nats: log L where all bins are alike."""
+        """Return the mean entropy of the channels' histograms in nats; log L for equal bins."""
         return {"entropy": self.entropy}

@@ -23,22 +23,22 @@ class FedFD(Method):
     r"""Federated feature diversification.
 
     Yang et al., "Feature Diversification and Adaptation for Federated Domain Generalization", section 3.2. A
-    batch passes through the network twice: as usual, f, and with every batch norm normalising by statistics
-    between those of each image and those of the federation, :math:`f_\Delta` (Eq. 2):
+    batch passes through the network twice: as usual, f, and with batch norms that use statistics between each
+    image's and the federation's, :math:`f_\Delta` (Eq. 2):
 
     .. math:: \mu_\Delta = u \mu_i + (1 - u) \mu_G, \qquad \sigma_\Delta = u \sigma_i + (1 - u) \sigma_G
 
-    with u ~ U(low, high) for each channel, anew in every step. The loss becomes (Eq. 3-5)
+    with u ~ U(low, high) for each channel, new in every step. The loss becomes (Eq. 3-5)
 
     .. math:: (1 - \lambda_1)\,\mathrm{CE}(f) + \lambda_1\,\mathrm{CE}(f_\Delta)
               + \lambda_2 \lVert f - f_\Delta \rVert^2
 
-    where the features f are the input of the network's head, and CE the task's loss. Inference is the plain
+    with the input of the network's head as features f, and the task's loss as CE. Inference is the plain
     network's.
 
     Exchange, every round and batch norm: the site's running mean and variance (C,) up, their average down,
-    weighted as the models are. It goes beside the sharing policy: with `FedBN` and `SiloBN`, which keep the
-    statistics at the site, the federation's are still known, and an unseen site is scored with them.
+    with the weights of the models. It is separate from the sharing policy: with `FedBN` and `SiloBN`, which
+    keep the statistics at the site, an unseen site is scored with the federation's statistics.
 
     Args:
         lambda1: λ₁, the share of the diversified features' loss (CACL).
@@ -48,25 +48,25 @@ class FedFD(Method):
         high: upper end; beyond [0, 1] the statistics are extrapolated.
         distance: ``"sum"`` of the squared differences over the channels (Eq. 3 as printed), or ``"mean"``.
         head: dotted name of the module whose input the features are; by default the network's last layer.
-        affine: average the batch norms' weight and bias in the exchange as well. With `FedBN`, which keeps
-            them, an unseen site can then be scored; ``fedbn.unseen="average"`` does the same.
+        affine: average the batch norms' weight and bias in the exchange too, so that an unseen site can be
+            scored with `FedBN`, which keeps them; ``fedbn.unseen="average"`` does the same.
 
     Raises:
         ConfigError: for arguments out of range.
         ValueError: for a network without batch norm.
 
     Deviations:
-        Eq. 3 prints the squared norm, a sum over the channels. With the paper's λ₂ = 4 and learning rate, the
-        loss of a ResNet-18 from scratch, whose features have 512 channels, then grows to NaN within ten steps
-        (tried); the default is the mean, for which λ₂ = 4 is 4/512 of that. The paper does not say which it
-        computed.
+        Eq. 3 prints the squared norm, a sum over the channels. In our test with the paper's λ₂ = 4 and
+        learning rate, the loss of a ResNet-18 from scratch, with 512 feature channels, grew to NaN within ten
+        steps. The default is the mean, for which λ₂ = 4 is 4/512 of the sum. The paper does not say which it
+        uses.
 
-        Until the federation's statistics exist, in the first round, there is no second pass; the paper
-        starts from a pretrained network. The features of a segmentation network are maps: their distance is
-        averaged over the voxels. For a batch norm of features without extent (after a fully connected
-        layer) the batch's statistics are the local ones. ``eps`` is part of every σ. Variances are averaged
-        and not deviations, as FedAvg does with the same buffers. With a range of u beyond [0, 1] (Table 9)
-        Eq. 2 can give a deviation below 0; it is held at the root of the layer's ``eps``.
+        The first round has no statistics of the federation, and no second pass; the paper starts from a
+        pretrained network. The features of a segmentation network are maps, whose distance is averaged over
+        the voxels. The batch's statistics are the local ones for a batch norm of features without extent
+        (after a fully connected layer). ``eps`` is part of every σ. Variances are averaged and not
+        deviations, as FedAvg does with the same buffers. With a range of u beyond [0, 1] (Table 9) Eq. 2 can
+        give a deviation below 0; the root of the layer's ``eps`` is its lower bound.
     """
 
     name = "fedfd"
@@ -90,21 +90,16 @@ class FedFD(Method):
         self.entries = _STATISTICS + (_AFFINE if affine else ())
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
-        """Let the batch norms interpolate where they are asked to."""
         return adaptation.adapt_batch_norm(network)
 
     def at_site(self, context: SiteContext) -> SitePart:
-        """Statistics up and down, and the loss."""
         return FedFDSite(self, context.network)
 
     def every_round(self, context: ServerContext) -> ServerExchange:
-        """The average of the sites' statistics."""
         return AverageServer(shared_entries(context.network, self.entries))
 
 
 class FedFDSite(DiversifiedSite, SiteExchange):
-    """The site's half."""
-
     def __init__(self, method: FedFD, network: nn.Module) -> None:
         super().__init__(network, method.weights)
         self.method = method
@@ -113,11 +108,10 @@ class FedFDSite(DiversifiedSite, SiteExchange):
         self.every_round = self
 
     def diversified(self) -> AbstractContextManager[Any]:
-        """Batch norms mix statistics (Eq. 2)."""
         return adaptation.interpolating(self.network, self.method.mix)
 
     def paired_batch(self) -> AbstractContextManager[Any] | None:
-        """The same of the second half of a batch, where no other layer of the network mixes images."""
+        """Return the context, unless another layer of the network mixes images."""
         mixing = (StageLayer, _BatchNorm)
         others = (m for m in self.network.modules() if isinstance(m, mixing))
         if all(isinstance(module, adaptation.AdaptiveBatchNorm) for module in others):
@@ -125,29 +119,25 @@ class FedFDSite(DiversifiedSite, SiteExchange):
         return None
 
     def collect(self) -> Payload:
-        """The batch norms' statistics."""
         return shared_entries(self.network, self.method.entries)
 
     def check(self, payload: Payload) -> None:
-        """Images are divided by the roots of variances: none is negative."""
         for name in self.norms:
             if bool((payload[entry_key(name, "running_var")] < 0).any()):
                 raise ValueError(f"a negative variance of {name}")
 
     def apply(self, payload: Payload) -> None:
-        """Take in the federation's."""
         for name, norm in self.norms.items():
             mean, var = (payload[entry_key(name, entry)] for entry in _STATISTICS)
             norm.set_global_statistics(mean, var)
         self.received, self.ready = payload, True
 
     def default_local_entries(self) -> Payload:
-        """The federation's statistics, for a site that has none."""
         return self.received
 
 
 def shared_entries(network: nn.Module, entries: tuple[str, ...]) -> Payload:
-    """Entries of the adaptive batch norms by their state-dict key."""
+    """Return entries of the adaptive batch norms by state-dict key."""
     return {
         entry_key(name, entry): getattr(norm, entry).detach()
         for name, norm in adaptation.adaptive_norms(network).items()
@@ -157,5 +147,5 @@ def shared_entries(network: nn.Module, entries: tuple[str, ...]) -> Payload:
 
 
 def entry_key(name: str, entry: str) -> str:
-    """The state-dict key of a module's entry."""
+    """Return the state-dict key of a module's entry."""
     return f"{name}.{entry}" if name else entry

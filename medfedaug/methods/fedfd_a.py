@@ -1,4 +1,4 @@
-"""FedFD-A: FedFD with adapters that choose, for each image, how far to follow its own statistics."""
+"""FedFD-A: FedFD with adapters that choose each image's share of its own statistics."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class FedFDA(FedFD):
     .. math:: \mu^* = \alpha \mu_i + (1 - \alpha) \mu_G, \qquad
               \sigma^* = \alpha \sigma_i + (1 - \alpha) \sigma_G
 
-    where a `medfedaug.models.InstanceAdapter` in each layer says how far (Eq. 7): one forward pass, image by
-    image, also at a site that nobody has seen. In training, after each step of the main network, the adapters
-    make a step of their own on the task's loss with the main network frozen.
+    with α from a `medfedaug.models.InstanceAdapter` in each layer (Eq. 7): one forward pass, image by image,
+    also at an unseen site. In training, after each step of the main network, the adapters take a step on the
+    task's loss with the main network frozen.
 
-    Exchange, every round: what `FedFD` exchanges, and the adapters, averaged alike.
+    Exchange, every round: the exchange of `FedFD`, and the adapters, averaged with the same weights.
 
     Args:
         lambda1: see `FedFD`.
@@ -43,9 +43,9 @@ class FedFDA(FedFD):
         distance: see `FedFD`.
         head: see `FedFD`.
         affine: see `FedFD`.
-        inference: ``"adapter"``, or what the paper compares it with (Table 3, c2): ``"instance"`` (α = 1),
-            ``"global"`` (α = 0), ``"fixed"``, ``"random"`` (α ~ U(0, 1)), ``"iabn"``. Without ``"adapter"``
-            there are no adapters to train.
+        inference: ``"adapter"``, or another one of the paper's comparison (Table 3, c2): ``"instance"``
+            (α = 1), ``"global"`` (α = 0), ``"fixed"``, ``"random"`` (α ~ U(0, 1)), ``"iabn"``, all without
+            adapters.
         alpha: of ``inference="fixed"``.
         iabn_k: of ``inference="iabn"``, in standard errors.
         adapter_lr: the adapters' learning rate.
@@ -56,12 +56,11 @@ class FedFDA(FedFD):
         ValueError: for a network without batch norm.
 
     Deviations:
-        The adapters are trained with the network in evaluation mode, the condition that they are for: dropout
-        and the batch norms of fully connected layers, which get no adapter, are as at test time. The paper
-        speaks of the local adapter's loss alone. MixNorm and DSON of Table 3 are not offered; BIN is a method
-        (`medfedaug.methods.BIN`). All sites are scored with the federation's
-        statistics, also those to which `SiloBN` and `FedBN` leave statistics of their own, since the adapters
-        are trained with the former.
+        The adapters are trained with the network in evaluation mode: dropout and the batch norms of fully
+        connected layers, which get no adapter, act as at test time. The paper speaks of the local adapter's
+        loss alone. MixNorm and DSON of Table 3 are missing; BIN is a method (`medfedaug.methods.BIN`). All
+        sites are scored with the federation's statistics, also with `SiloBN` and `FedBN`, since the adapters
+        are trained with them.
     """
 
     name = "fedfd_a"
@@ -97,7 +96,6 @@ class FedFDA(FedFD):
         self.inference = strategies[inference]
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
-        """Insert the adapters, or set the interpolation that replaces them."""
         if isinstance(self.inference, adaptation.LearnedAlpha):
             return adaptation.insert_instance_adapters(network)
         adaptation.adapt_batch_norm(network)
@@ -114,8 +112,6 @@ class FedFDA(FedFD):
 
 
 class FedFDASite(FedFDSite):
-    """The site's half."""
-
     def __init__(self, method: FedFDA, network: nn.Module) -> None:
         super().__init__(method, network)
         self.settings = method
@@ -124,17 +120,13 @@ class FedFDASite(FedFDSite):
         self._means = RoundMeans("adapter_loss")
 
     def start_round(self) -> None:
-        """Make a new optimiser for the adapters."""
         self._means.clear()
         if self.adapters:
-            self.optimiser = torch.optim.SGD(
-                list(self.adapters.values()),
-                lr=self.settings.adapter_lr,
-                momentum=self.settings.adapter_momentum,
-            )
+            adapters, method = list(self.adapters.values()), self.settings
+            self.optimiser = torch.optim.SGD(adapters, lr=method.adapter_lr, momentum=method.adapter_momentum)
 
     def after_step(self, step: Step) -> None:
-        """Take one step of the adapters on the task's loss (Eq. 1 with Eq. 6 and 7), the network frozen."""
+        """Take one step of the adapters on the task's loss (Eq. 1 with Eq. 6 and 7)."""
         if self.optimiser is None or not self.ready:
             return
         with adaptation.training_adapters(step.network) as parameters:
@@ -147,7 +139,6 @@ class FedFDASite(FedFDSite):
         self._means.add(loss)
 
     def metrics(self) -> dict[str, float]:
-        """The adapters' mean loss in the round."""
         return self._means.read()
 
     def collect(self) -> Payload:

@@ -1,4 +1,4 @@
-"""FedFD for transformers: prompts of the site and of the federation are mixed in place of statistics."""
+"""FedFD for transformers: mixed prompts of site and federation in place of statistics."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from medfedaug.models.prompts import find_prompts, insert_prompts, mixing_prompt
 class FedFDPrompt(Method):
     """Feature diversification of a vision transformer by its prompts (Yang et al., section 5).
 
-    Prompts are tokens that join those of the image. Each site trains its own and keeps them; their average
-    comes back from the server. A batch passes with the site's prompts, and once more with
-    p_Δ = u·p_k + (1 − u)·p_G, as FedFD mixes statistics (Eq. 2); the loss is that of Eq. 5. In evaluation the
-    federation's prompts serve, at every site alike.
+    Prompts are tokens next to those of the image. Each site trains and keeps its own; the server returns
+    their average. A batch passes with the site's prompts, and again with p_Δ = u·p_k + (1 − u)·p_G, as FedFD
+    mixes statistics (Eq. 2); the loss is that of Eq. 5. In evaluation every site uses the federation's
+    prompts.
 
-    Exchange, every round: the prompts (P, D) up, their average down, weighted as the models are.
+    Exchange, every round: the prompts (P, D) up, their average down, with the weights of the models.
 
     Args:
         lambda1: see `FedFD`.
@@ -40,8 +40,8 @@ class FedFDPrompt(Method):
         ValueError: for a network that is no vision transformer for classification.
 
     Deviations:
-        The paper takes the prompts of DoPrompt, one domain's each, without its adapter, and gives neither
-        their number nor how u is drawn: here one u per element. Features are the class token before the head.
+        The paper uses the prompts of DoPrompt, one set per domain, without its adapter, and gives neither
+        their number nor the draw of u: here one u per element. Features are the class token before the head.
     """
 
     name = "fedfd_prompt"
@@ -74,15 +74,12 @@ class FedFDPrompt(Method):
 
 
 class FedFDPromptSite(DiversifiedSite, SiteExchange):
-    """The site's half."""
-
     def __init__(self, method: FedFDPrompt, network: nn.Module) -> None:
         super().__init__(network, method.weights)
         self.range, self.prompts = method.range, find_prompts(network)
         self.every_round = self
 
     def diversified(self) -> AbstractContextManager[Any]:
-        """Prompts are interpolated between the site's and the federation's."""
         return mixing_prompts(self.network, *self.range)
 
     def collect(self) -> Payload:
@@ -93,7 +90,7 @@ class FedFDPromptSite(DiversifiedSite, SiteExchange):
         self.ready = True
 
     def state(self) -> Payload:
-        """The site's prompts, which are not in the network's state dict."""
+        """Return the site's prompts, which are not in the network's state dict."""
         return self.collect()
 
     @torch.no_grad()

@@ -26,24 +26,23 @@ class FedHarmo(Method):
     """HarmoFL (Jiang, Wang and Dou, AAAI 2022), which the FedFA+ paper calls FedHarmo.
 
     Amplitude normalisation makes the sites' images alike: with F the Fourier transform of each channel, an
-    image keeps its phases P = arg F(x) and takes on the average amplitudes Ā,
+    image keeps its phases P = arg F(x) and gets the average amplitudes Ā,
 
         Ψ(x) = F⁻¹(Ā e^{iP}),    Ā = (1/N) Σₖ Āₖ,    Āₖ = the mean of ‖F(x)‖ over the images of site k,
 
-    the first mean over the N sites, each alike. Client weight perturbation makes each site's minimum flat:
+    the former over N sites with equal weights. Client weight perturbation makes each site's minimum flat:
 
         δ = α ∇ℓ(θ)/‖∇ℓ(θ)‖₂,    θ ← θ − η ∇ℓ(θ + δ),
 
-    the step of `medfedaug.methods.FedSAM`. The images of all sites must have one size, those of an unseen
-    site as well, which uses Ā as the others do. Beside FedRDN, name this method first: to Ā an image loses
-    most of what was done to its intensities before.
+    the step of `medfedaug.methods.FedSAM`. The images of all sites, also unseen ones, must have one size. An
+    unseen site uses Ā too. Name this method before FedRDN: Ψ undoes most earlier changes of intensities.
 
     Args:
         perturbation: α; 0 for amplitude normalisation alone.
-        band: replace the amplitudes of low frequencies alone, to ⌊band · min(H, W)⌋ periods per image, and
-            send no others; 0 for the mean of each channel, None for all frequencies.
+        band: replace and send the amplitudes of low frequencies alone, up to ⌊band · min(H, W)⌋ periods per
+            image; 0 for the mean of each channel, None for all frequencies.
 
-    Exchange, once: ``amplitude`` (C, H, W // 2 + 1) up, which is Āₖ; Ā down.
+    Exchange, once: ``amplitude`` (C, H, W // 2 + 1), Āₖ, up; Ā down.
 
     Raises:
         ConfigError: for negative arguments.
@@ -51,13 +50,12 @@ class FedHarmo(Method):
 
     Deviations:
         The paper's Āₖ is a moving average over the batches of the first round, Ā ← (1 − ν)Ā + ν mean|F(x)|
-        with ν = 0.1, with which that round normalises its own images; Ā travels once, after it. Here Āₖ is
-        the mean over all training images (slices, of volumes), which does not depend on their order and rests
-        on all of them, and travels before training, so that the first round has Ā already. Images are as the
-        network sees them in evaluation, before padding, not augmented. A site that joins later is normalised
-        with the Ā of the others, which stays as it was. The paper's public code replaces the amplitude of
-        frequency zero alone (``band=0``), and declares ν an integer. The two passes of a step are those of
-        FedSAM.
+        with ν = 0.1, which normalises the images of that round; sites exchange it once, after that round.
+        Here Āₖ is the mean over all training images (slices of volumes), independent of their order, and is
+        exchanged before training, so that the first round has Ā. Images are the network's input in
+        evaluation, before padding, not augmented. A site that joins later uses the Ā of the others, which
+        does not change. The paper's public code replaces the amplitude of frequency zero alone (``band=0``),
+        and declares ν an integer. The two passes of a step are those of FedSAM.
     """
 
     name = "fedharmo"
@@ -72,15 +70,13 @@ class FedHarmo(Method):
     def before_training(self, context: ServerContext) -> ServerExchange:
         if context.task is not None and context.task.cuts:
             raise ConfigError(
-                "fedharmo averages the amplitudes of whole images, and patches of them have others: leave "
+                "fedharmo averages the amplitudes of whole images, and those of patches differ: leave "
                 "patch_size out of the plan, or random crops out of the Bundle"
             )
         return FedHarmoServer(context.in_channels)
 
 
 class FedHarmoSite(SitePart, SiteExchange):
-    """The site's half."""
-
     def __init__(self, method: FedHarmo, context: SiteContext) -> None:
         self.method, self.context = method, context
         self.before_training = self
@@ -88,8 +84,8 @@ class FedHarmoSite(SitePart, SiteExchange):
         self._measuring: _Amplitudes | None = None
 
     def collect(self) -> Payload:
-        """Āₖ of the images as they come to this method's transform."""
-        # The batches come padded: so a transform in the place of Ψ sees each image, as Ψ will, on its way.
+        """Return Āₖ of the images at the position of this method's transform."""
+        # The batches are padded. A transform in place of Ψ measures each image before.
         measuring = self._measuring = _Amplitudes(self.method.band)
         try:
             for _ in self.context.training_images():
@@ -110,7 +106,7 @@ class FedHarmoSite(SitePart, SiteExchange):
         self.amplitude = payload["amplitude"]
 
     def transforms(self, *, training: bool) -> Sequence[Transform]:
-        """Ψ, in training and in evaluation; nothing until the server has sent Ā."""
+        """Return Ψ, in training and in evaluation; nothing until the server has sent Ā."""
         if self._measuring is not None:
             return [self._measuring]
         if self.amplitude is None:
@@ -118,13 +114,12 @@ class FedHarmoSite(SitePart, SiteExchange):
         return [NormalizeAmplituded(keys=Keys.IMAGE, amplitude=self.amplitude, band=self.method.band)]
 
     def gradients(self, step: Step, again: Callable[[], None]) -> None:
-        """Replace the gradients by those at θ + δ."""
         if self.method.perturbation:
             gradients_nearby(step, again, self.method.perturbation)
 
 
 class _Amplitudes(Transform):
-    """A transform that adds up the amplitudes of the images that pass it, by size."""
+    """Transform that adds up the amplitudes of images by size."""
 
     def __init__(self, band: float | None) -> None:
         self.band = band
@@ -148,17 +143,17 @@ class FedHarmoServer(FinalMeanServer):
         super().__init__({"amplitude": (in_channels, None, None)}, {"amplitude": INTENSITY_MEAN})
 
     def check(self, payload: Payload) -> None:
-        """Refuse values that are no amplitudes, or of images of another size than at other sites."""
-        found, expected = payload["amplitude"], (self.mean or self.total).get("amplitude")
-        if bool((found < 0).any()):
+        """Refuse negative amplitudes, and another image size than at other sites."""
+        amplitude, expected = payload["amplitude"], (self.mean or self.total).get("amplitude")
+        if bool((amplitude < 0).any()):
             raise ValueError("an amplitude is negative")
-        if expected is not None and found.shape != expected.shape:
+        if expected is not None and amplitude.shape != expected.shape:
             raise ValueError(
-                f"amplitudes of shape {tuple(found.shape)} where other sites have {tuple(expected.shape)}: "
+                f"amplitudes of shape {tuple(amplitude.shape)}, other sites have {tuple(expected.shape)}: "
                 "the images of all sites must have one size"
             )
 
     def summary(self) -> dict[str, Any]:
-        """The root of the mean square of Ā, over channels and frequencies."""
+        """Return the root mean square of Ā over channels and frequencies."""
         mean = self.mean.get("amplitude")
         return {} if mean is None else {"amplitude": math.sqrt(float(mean.double().square().mean()))}

@@ -1,4 +1,4 @@
-"""FedLWS: the mean of the models, each layer shrunk by as much as the sites disagree about it."""
+"""FedLWS: the mean of the models, with layers shrunk by the sites' disagreement."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 from medfedaug.errors import ConfigError
 from medfedaug.methods.arguments import NotNegative
 from medfedaug.methods.base import Aggregator, Method, RoundMean, ServerContext, shared_parameters
-from medfedaug.methods.kept import KeptUpdates, stacked
+from medfedaug.methods.kept import KeptUpdates, flattened, stacked
 
 
 class FedLWS(Method):
     r"""Layer-wise weight shrinking (Shi et al., FedLWS, ICLR 2025).
 
-    Of each layer l, with :math:`g_{k,l} = w_{k,l} - w_l` by which site k changed the global model's weights,
-    and :math:`g_l = \sum_k p_k g_{k,l}` by which the mean does, the server makes
+    For each layer l, with the update :math:`g_{k,l} = w_{k,l} - w_l` of site k and the mean update
+    :math:`g_l = \sum_k p_k g_{k,l}`, the server computes
 
     .. math:: w_l \leftarrow \gamma_l \sum_k p_k w_{k,l}, \qquad
               \gamma_l = \frac{\lVert w_l \rVert}{\lVert w_l \rVert + \tau_l \lVert g_l \rVert},
@@ -25,10 +25,10 @@ class FedLWS(Method):
     .. math:: \tau_l = \beta\, \frac{1}{M} \sum_k \lVert g_{k,l} - \bar g_l \rVert,
               \quad \tau_{min} \le \tau_l \le \tau_{max}
 
-    with the mean :math:`\bar g_l` over the M sites of the round, each alike. A layer about which the sites
-    disagree is shrunk more.
+    with the unweighted mean :math:`\bar g_l` over the M sites of the round. The more the sites disagree about
+    a layer, the more it shrinks.
 
-    Nothing leaves a site beside the model. The server keeps the models of a round until all have come.
+    Only the model leaves a site. The server keeps the models of a round until its end.
 
     Args:
         beta: β.
@@ -36,12 +36,12 @@ class FedLWS(Method):
         most: τ_max.
 
     Raises:
-        ConfigError: for arguments out of range, and where no parameter is averaged.
+        ConfigError: for arguments out of range, and when no parameter is averaged.
 
     Deviations:
-        Written from the paper's public code, whose values the defaults are. There a layer is what stands in
-        the state dict up to the next bias, running statistics included; here it is a module's own trainable
-        parameters, and the rest is the plain mean. A layer whose weights are all zero is not shrunk.
+        This follows the paper's public code, with its values as defaults. Its layers are the entries of the
+        state dict up to the next bias, with running statistics; here a layer is a module's own trainable
+        parameters, and the rest is the plain mean. A layer with all weights zero does not shrink.
     """
 
     name = "fedlws"
@@ -75,11 +75,10 @@ class FedLWSServer(KeptUpdates):
         self.shrinking: dict[str, float] = {}
 
     def result(self, round_: RoundMean) -> dict[str, Tensor]:
-        """The shrunk mean."""
-        models, method, found = self.take(), self.method, dict(round_.mean)
+        """Return the shrunk mean."""
+        models, method, updated = self.take(), self.method, dict(round_.mean)
         for layer, keys in self.layers.items():
-            before = torch.cat([round_.previous[key].double().flatten() for key in keys])
-            mean = torch.cat([round_.mean[key].double().flatten() for key in keys])
+            before, mean = flattened(round_.previous, keys), flattened(round_.mean, keys)
             sites = torch.cat([stacked(models, key).flatten(1) for key in keys], dim=1)
             disagreement = (sites - sites.mean(dim=0)).norm(dim=1).mean()  # w cancels out
             tau = (method.beta * disagreement).clamp(method.least, method.most)
@@ -87,10 +86,9 @@ class FedLWSServer(KeptUpdates):
             gamma = float(length / (length + tau * (mean - before).norm())) if length > 0 else 1.0
             self.shrinking[layer] = gamma
             for key in keys:
-                found[key] = (gamma * round_.mean[key].double()).to(round_.mean[key].dtype)
-        return found
+                updated[key] = (gamma * round_.mean[key].double()).to(round_.mean[key].dtype)
+        return updated
 
     def summary(self) -> dict[str, Any]:
-        """The smallest γ of a layer, and their mean."""
         values = list(self.shrinking.values())
         return {"smallest": min(values), "mean": sum(values) / len(values)}

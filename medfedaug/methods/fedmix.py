@@ -20,21 +20,21 @@ class FedMix(Method):
     """Mean augmented federated learning with FedMix (Yoon et al., ICLR 2021, Proposition 1).
 
     Before training, sites send the means (x̄, ȳ) of groups of M images and labels, and receive those of all
-    sites. In every step one of them is drawn, and the loss of mixing with it is expanded to first order in λ
-    around what the site has itself:
+    sites. Every step draws one of them, and expands the loss of mixing with it to first order in λ around the
+    site's images:
 
         (1 − λ) ℓ(f((1 − λ)x), y) + λ ℓ(f((1 − λ)x), ȳ) + λ ∂ℓ/∂x · x̄,
 
-    the derivative taken at (1 − λ)x and y. With λ = 0 it is FedAvg, bit for bit.
+    with the derivative at (1 − λ)x and y. With λ = 0 it is FedAvg, bit for bit.
 
-    Means of M images leave the site: look at them before you agree to that. No group has fewer than M.
+    Means of M images leave the site: look at them before you agree to this. No group has fewer than M.
 
     Args:
         mixing: λ.
         group: M, the number of images in a mean.
 
-    Exchange, once: ``images`` (G, C, H, W) and ``labels`` up, the latter as probabilities of the classes,
-    (G, K), or (G, K, H, W) for segmentation; those of every site down.
+    Exchange, once: ``images`` (G, C, H, W) and ``labels``, probabilities of the classes (G, K), or
+    (G, K, H, W) for segmentation, up; those of every site down.
 
     Raises:
         ConfigError: for arguments out of range.
@@ -43,9 +43,9 @@ class FedMix(Method):
     Deviations:
         The paper's listing takes the derivative of the first term, which has a factor 1 − λ: a difference of
         second order, like those that the expansion drops. Groups are the same in all runs. The paper is about
-        classification; here a mean label map is as good a target as a mean label. Means of another size than
-        the batch are padded or cropped about their centre. Images are as the site sees them in evaluation,
-        normalised and not augmented.
+        classification; here a mean label map is a target like a mean label. Means of another size than the
+        batch are padded or cropped about their centre. Images are as in evaluation, normalised and not
+        augmented.
     """
 
     name = "fedmix"
@@ -64,8 +64,6 @@ class FedMix(Method):
 
 
 class FedMixSite(SitePart, SiteExchange):
-    """The site's half."""
-
     def __init__(self, method: FedMix, context: SiteContext) -> None:
         assert context.task is not None
         self.method, self.context, self.task = method, context, context.task
@@ -75,12 +73,12 @@ class FedMixSite(SitePart, SiteExchange):
         self._image: Tensor | None = None
 
     def fewest_cases(self) -> int:
-        """The number of cases in the group of fewest cases: its slices can all be of one."""
+        """Return the smallest number of cases in a group, whose slices can all be of one case."""
         return fewest_cases("fedmix", self.context, self.method.group)
 
     @torch.no_grad()
     def collect(self) -> Payload:
-        """Means of groups drawn at random: that of a patient's neighbouring slices would show the patient."""
+        """Return the means of random groups: a mean of a patient's adjacent slices would show the patient."""
         groups = sample_groups("fedmix", self.context, self.method.group)
         images: list[Tensor] = [torch.zeros(())] * (int(groups.max()) + 1)
         labels, position = list(images), 0
@@ -90,17 +88,13 @@ class FedMixSite(SitePart, SiteExchange):
                 images[index] = _sum(images[index], image.double().cpu())
                 labels[index] = _sum(labels[index], label.double().cpu())
                 position += 1
-        shape = _largest(images)
-        members = groups.bincount().tolist()
-        return {
-            "images": torch.stack([_fit(x, shape) / n for x, n in zip(images, members, strict=True)]).float(),
-            "labels": torch.stack(
-                [_background(_fit(y, shape) / n) for y, n in zip(labels, members, strict=True)]
-            ).float(),
-        }
+        shape, members = _largest(images), groups.bincount().tolist()
+        means = [_fit(image, shape) / n for image, n in zip(images, members, strict=True)]
+        shares = [_background(_fit(label, shape) / n) for label, n in zip(labels, members, strict=True)]
+        return {"images": torch.stack(means).float(), "labels": torch.stack(shares).float()}
 
     def apply(self, payload: Payload) -> None:
-        device = next(self.context.network.parameters()).device
+        device = self.context.device
         sites = sorted(key.removeprefix("images/") for key in payload if key.startswith("images/"))
         self.means = [
             (image.to(device), label.to(device))
@@ -118,11 +112,11 @@ class FedMixSite(SitePart, SiteExchange):
         self._image = _fit(image, inputs.shape[2:]).to(inputs)
         label = _background(_fit(label, inputs.shape[2:]))
         self._inputs, self._targets = ((1 - share) * inputs).requires_grad_(), targets
-        own = [((1 - share) * weight, labels) for weight, labels in targets]
-        return self._inputs, [*own, (share, label.expand(len(inputs), *label.shape))]
+        weighted = [((1 - share) * weight, labels) for weight, labels in targets]
+        return self._inputs, [*weighted, (share, label.expand(len(inputs), *label.shape))]
 
     def loss(self, step: Step) -> Tensor | None:
-        """λ ∂ℓ/∂x · x̄, summed over the batch, where ℓ is the mean over the batch."""
+        """Return λ ∂ℓ/∂x · x̄, summed over the batch; ℓ is the mean over the batch."""
         if self._image is None:
             return None
         loss = torch.stack([w * step.criterion(step.outputs, labels) for w, labels in self._targets]).sum()
@@ -135,17 +129,12 @@ class FedMixServer(GatheredServer):
 
     def __init__(self, context: ServerContext) -> None:
         assert context.task is not None
-        classes, size = context.task.num_classes, (None,) * context.task.spatial_dims
-        super().__init__(
-            {
-                "images": (None, context.in_channels, *size),
-                "labels": (None, classes, *size) if context.task.dense else (None, classes),
-            }
-        )
+        size = (None,) * context.task.spatial_dims
+        labels = (None, context.task.num_classes, *(size if context.task.dense else ()))
+        super().__init__({"images": (None, context.in_channels, *size), "labels": labels})
         self.kinds = {"images": INTENSITY_MEAN}
 
     def check(self, payload: Payload) -> None:
-        """Refuse labels that do not fit the images or are no probabilities."""
         images, labels = payload["images"], payload["labels"]
         if len(images) != len(labels) or (labels.ndim > 2 and images.shape[2:] != labels.shape[2:]):
             raise ValueError(f"images {tuple(images.shape)} and labels {tuple(labels.shape)} do not fit")
@@ -161,8 +150,8 @@ def _fit(image: Tensor, size: Sequence[int]) -> Tensor:
     """Pad or crop (C, *spatial) about its centre; a vector stays as it is."""
     if image.ndim == 1 or tuple(image.shape[1:]) == tuple(size):
         return image
-    found: Tensor = convert_to_tensor(ResizeWithPadOrCrop(spatial_size=size)(image), track_meta=False)
-    return found
+    fitted: Tensor = convert_to_tensor(ResizeWithPadOrCrop(spatial_size=size)(image), track_meta=False)
+    return fitted
 
 
 def _sum(total: Tensor, image: Tensor) -> Tensor:
@@ -173,7 +162,7 @@ def _sum(total: Tensor, image: Tensor) -> Tensor:
 
 
 def _background(label: Tensor) -> Tensor:
-    """Make the probabilities add up to one where padding filled them with zeros, which is background."""
+    """Make the padding of a label map background, so that the probabilities add up to one."""
     if label.ndim == 1:
         return label
     label = label.clone()

@@ -28,18 +28,17 @@ class FedNova(Method):
         x ← x − τ_eff Σᵢ pᵢ (x − yᵢ)/aᵢ,    τ_eff = Σᵢ pᵢ aᵢ,
 
     with the local models yᵢ, the sites' shares pᵢ, and aᵢ = ‖𝐚ᵢ‖₁: the number τ of local steps for plain
-    SGD, (τ − ρ(1 − ρ^τ)/(1 − ρ))/(1 − ρ) with momentum ρ. Sites that go the same number of steps make it
-    FedAvg.
+    SGD, (τ − ρ(1 − ρ^τ)/(1 − ρ))/(1 − ρ) with momentum ρ. With equal numbers of steps it is FedAvg.
 
     Exchange, every round: aᵢ up.
 
     Raises:
-        ConfigError: where no parameter is averaged.
+        ConfigError: when no parameter is averaged.
 
     Deviations:
-        The paper has no aᵢ for Adam: the number of steps, since each is about as long as the learning rate.
-        The sites' weights in the mean are divided by aᵢ, which also holds for running statistics of norm
-        layers; these become that mean.
+        The paper has no aᵢ for Adam: here it is the number of steps, each about as long as the learning rate.
+        The sites' weights in the mean are divided by aᵢ, also for running statistics of norm layers, which
+        become that mean.
     """
 
     name = "fednova"
@@ -57,8 +56,6 @@ class FedNova(Method):
 
 
 class FedNovaSite(SitePart, SiteExchange):
-    """The site's half."""
-
     def __init__(self, context: SiteContext) -> None:
         self.every_round = self
         self.momentum, self.steps = context.momentum, 0
@@ -70,25 +67,24 @@ class FedNovaSite(SitePart, SiteExchange):
         self.steps += 1
 
     def collect(self) -> Payload:
-        """aᵢ."""
         rho, steps = self.momentum, self.steps
         length = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
         return {"length": torch.tensor([length])}
 
     def apply(self, payload: Payload) -> None:
-        """The server sends nothing."""
+        """Ignore the empty payload."""
 
 
 class LocalLengths(AggregatorExchange):
-    """Effective number of each site's steps: aᵢ comes up with its update, and nothing goes back."""
+    """Effective number of each site's steps, aᵢ."""
 
     shapes = {"length": (1,)}  # noqa: RUF012
     kinds = {"length": STEPS}  # noqa: RUF012
 
     def check(self, payload: Payload) -> None:
-        """Refuse an impossible number of steps, since a weight is divided by it."""
+        """Refuse an impossible number of steps, by which a weight is divided."""
         if not 1 <= float(payload["length"]) <= _MOST_STEPS:
-            raise ValueError(f"a number of steps, got {float(payload['length'])}")
+            raise ValueError(f"expected a number of steps, got {float(payload['length'])}")
 
 
 class FedNovaAggregator(Aggregator):
@@ -100,16 +96,15 @@ class FedNovaAggregator(Aggregator):
         self.effective = 0.0
 
     def weigh(self, update: SiteUpdate) -> float:
-        """pᵢ/aᵢ, not yet divided by Σ pᵢ."""
+        """Return pᵢ/aᵢ, not divided by Σ pᵢ."""
         return update.weight / float(update.payload["length"])
 
     def accept(self, update: SiteUpdate) -> None:
-        """Remember aᵢ."""
         self.lengths[update.site] = float(update.payload["length"])
 
     def result(self, round_: RoundMean) -> dict[str, Tensor]:
-        """x + τ_eff Σᵢ pᵢ/aᵢ (ȳ − x), where ȳ is the mean with weights pᵢ/aᵢ."""
-        # In one order, so that the sums do not depend on who answered first.
+        """Return x + τ_eff Σᵢ pᵢ/aᵢ (ȳ − x), with the mean ȳ for weights pᵢ/aᵢ."""
+        # A fixed order, so that the sums do not depend on the order of arrival.
         lengths, self.lengths = dict(sorted(self.lengths.items())), {}
         samples = {site: round_.weights[site] * length for site, length in lengths.items()}
         total = sum(samples.values())
@@ -122,5 +117,4 @@ class FedNovaAggregator(Aggregator):
         return updated
 
     def summary(self) -> dict[str, Any]:
-        """τ_eff."""
         return {"steps": self.effective}

@@ -11,28 +11,28 @@ from medfedaug.models import find_head
 
 
 class FedPer(Method):
-    r"""Base layers are averaged, personalisation layers stay (Arivazhagan et al., arXiv:1912.00818, 2019).
+    r"""Average base layers and keep personalisation layers (Arivazhagan et al., arXiv:1912.00818, 2019).
 
     The network of site k is :math:`x \mapsto f(x; W_B, W_{P_k})`. In each round the site starts from the
     global base layers :math:`W_B` and its own :math:`W_{P_k}`, trains both together on its images, and
-    sends the base layers alone, of which the server takes the mean
+    sends the base layers alone. The server takes their mean
     :math:`W_B \leftarrow \sum_k \gamma_k W_{B,k}` (Algorithms 1 and 2). Here :math:`W_{P_k}` is the last
     layer.
 
-    Nothing leaves a site beside the model, and the last layer does not. The global model alone is therefore
-    not complete: a site that did not train is reported without a score.
+    Only the model without the last layer leaves a site. The global model is therefore not complete, and a
+    site that did not train gets no score.
 
     Args:
-        head: dotted name of the last layer, where the order of the network's modules says something else.
+        head: dotted name of the last layer, if it is not the last one in the network's order.
 
     Raises:
-        ConfigError: for a network of one layer, of which nothing would be averaged.
+        ConfigError: for a network of one layer, which leaves nothing to average.
         ValueError: for a network without that layer.
 
     Deviations:
-        The paper also keeps the last blocks of its networks, whose number is its K_P; `PartialFed` with
-        ``strategy="bottom_up"`` keeps all that follows the first stages. Sites start with the same last
-        layer, that of the run's initial network. γ_k is the weight that the site has in the mean.
+        The paper also keeps the last K_P blocks of its networks; `PartialFed` with ``strategy="bottom_up"``
+        keeps everything after the first stages. Sites start with the same last layer, that of the run's
+        initial network. γ_k is the site's weight in the mean.
     """
 
     name = "fedper"
@@ -42,7 +42,7 @@ class FedPer(Method):
         self.head = head
 
     def local_entries(self, network: nn.Module) -> frozenset[str]:
-        """The entries of the last layer."""
+        """Return the entries of the last layer."""
         kept = module_entries(network, find_head(network, self.head).modules())
         if kept == frozenset(network.state_dict()):
             raise ConfigError(f"fedper: all of {type(network).__name__} would stay at the site")

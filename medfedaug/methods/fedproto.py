@@ -18,15 +18,15 @@ class FedProto(Method):
 
     A site's prototype of a class is the mean of its images' features, the input of the network's last layer.
     The server averages the prototypes of a class, weighted by the number of its images. In the next round
-    the loss gains λ Σ_j ‖C_j − C̄_j‖ over the classes j of the batch, with the batch's own means C_j.
+    the loss gains λ Σ_j ‖C_j − C̄_j‖ over the classes j of the batch, with the batch's means C_j.
 
     Exchange, every round: ``sums`` (K, D) and ``counts`` (K,) up; ``means`` (K, D) and ``counts`` down.
     Classes that no site has contribute nothing.
 
     Args:
         weight: λ.
-        passes: whose features the prototypes are means of: ``"training"``, those of the last local epoch, or
-            ``"evaluation"``, those of the trained network in evaluation mode.
+        passes: the features of the prototypes: ``"training"``, of the last local epoch, or ``"evaluation"``,
+            of the trained network in evaluation mode.
         head: dotted name of the module whose input the features are; by default the network's last layer.
 
     Raises:
@@ -34,16 +34,15 @@ class FedProto(Method):
             no class.
 
     Deviations:
-        The paper's sites share prototypes and no weights: that is ``single,fedproto``; alone, the method is
-        averaging with prototypes, as the papers compare it. Eq. 6 divides the weighted mean of the sites'
-        prototypes once more by the number of sites that have the class, which would draw every prototype
-        towards zero: here it is the mean. The paper's models predict the class of the nearest prototype;
-        here the network's last layer classifies, as with every other method. Eq. 3 does not say with which
-        statistics of batch norm; those of training are the default, as in the paper's public code, since the
-        next round compares features of training with them: after a few steps running statistics are far from
-        a batch's, and with ``"evaluation"`` the losses of small runs with batch norm
-        grew without bound. The public code has the squared distance, an image's features in place of the
-        batch's mean.
+        The paper's sites share prototypes and no weights, which is ``single,fedproto``; alone, the method
+        averages models too, as in other papers' comparisons. Eq. 6 divides the weighted mean of the sites'
+        prototypes again by the number of sites with the class, which would draw every prototype towards zero:
+        here it is the mean. The paper's models predict the class of the nearest prototype; here the network's
+        last layer classifies. Eq. 3 does not name the statistics of batch norm. Those of training are the
+        default, as in the paper's public code, since the next round compares features of training with them:
+        after a few steps running statistics differ much from a batch's, and with ``"evaluation"`` the losses
+        of small runs with batch norm grew without bound. The public code has the squared distance, and an
+        image's features in place of the batch's mean.
     """
 
     name = "fedproto"
@@ -65,8 +64,6 @@ class FedProto(Method):
 
 
 class FedProtoSite(PrototypeSite):
-    """The site's half."""
-
     def __init__(self, method: FedProto, context: SiteContext) -> None:
         super().__init__(context, method.head, method.passes)
         self.method = method
@@ -74,24 +71,24 @@ class FedProtoSite(PrototypeSite):
         self.known: Tensor | None = None
 
     def loss(self, step: Step) -> Tensor | None:
-        """λ times the distance of the batch's prototypes from the federation's."""
+        """Return λ times the distance of the batch's prototypes from the federation's."""
         features = self.take_features(step)
         if self.means is None or self.known is None or features is None:
             return None
         sums, counts = self.features.sums(features, step.targets)
         shared = (counts > 0) & self.known
-        own = sums[shared] / counts[shared, None]
-        distances = torch.linalg.vector_norm(own - self.means[shared], dim=1)
+        prototypes = sums[shared] / counts[shared, None]
+        distances = torch.linalg.vector_norm(prototypes - self.means[shared], dim=1)
         loss: Tensor = self.method.weight * distances.sum()
         return loss
 
     def collect(self) -> Payload:
-        """The features of all training images, summed by class, and how many there are of each."""
+        """Return the features of all training images, summed by class, and the numbers of images."""
         sums, counts = self.features.of_all_images()
         return {"sums": sums.float(), "counts": counts.float()}
 
     def apply(self, payload: Payload) -> None:
-        device = next(self.context.network.parameters()).device
+        device = self.context.device
         self.means, self.known = payload["means"].to(device), payload["counts"].to(device) > 0
 
 
@@ -105,23 +102,21 @@ class FedProtoServer(ServerExchange):
         self.seen = 0
 
     def check(self, payload: Payload) -> None:
-        """Refuse negative counts, and features of a class without images."""
         counts = payload["counts"]
         if bool((counts < 0).any()) or bool((payload["sums"][counts == 0] != 0).any()):
             raise ValueError("counts that are negative, or features of a class without images")
 
     def accept(self, site: str, payload: Payload, weight: float = 1.0) -> None:
-        """Add the sums of one site, so that it has the weight of its number of images in each class."""
+        """Add the sums of one site, whose weight is its number of images in each class."""
         for key, total in self.total.items():
             total += payload[key].double()
 
     def result(self) -> Payload:
-        """The mean features of each class; zeros for one without images."""
+        """Return the mean features of each class; zeros for a class without images."""
         sums, counts = self.total["sums"], self.total["counts"]
         self.seen = int((counts > 0).sum())
         self.total = zeros(self._sizes)
         return {"means": (sums / counts.clamp_min(1)[:, None]).float(), "counts": counts.float()}
 
     def summary(self) -> dict[str, Any]:
-        """The number of classes that have a prototype."""
         return {"classes": self.seen}

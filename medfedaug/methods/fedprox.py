@@ -1,4 +1,4 @@
-"""FedProx: a proximal term holds the local weights near the global ones."""
+"""FedProx: a proximal term keeps the local weights close to the global ones."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class FedProx(Method):
         mu: the coefficient μ.
 
     Raises:
-        ConfigError: for a negative ``mu``, or where no parameter is averaged.
+        ConfigError: for a negative ``mu``, or when no parameter is averaged.
 
     Deviations:
-        None. The norm is squared, over all trainable parameters that are averaged, and the term is there in
-        every step. (Public code bases leave out the square, or apply the term once per round.)
+        None. The norm is squared, over all averaged trainable parameters, and every step has the term.
+        (Public code bases omit the square, or apply the term once per round.)
     """
 
     name = "fedprox"

@@ -24,29 +24,27 @@ class FedRDN(Method):
 
     Yan et al., "A Simple Data Augmentation for Feature Distribution Skewed Federated Learning". Before
     training each site sends its channel statistics (μₖ, σₖ) of Eq. 5-6, and receives all sites' pairs. In
-    training an image is normalised by a pair drawn at random, x̂ = (x − μʲ)/σʲ (Eq. 7); at evaluation by the
-    site's own (Eq. 8). A site that joined no exchange uses statistics that it computes itself, without
-    training.
+    training a random pair normalises an image, x̂ = (x − μʲ)/σʲ (Eq. 7); in evaluation the site's own does
+    (Eq. 8). A site outside of the exchange computes its own statistics, without training.
 
     Args:
-        average: use the average of all sites' pairs, in training and at test, in place of a random and the
-            own one: FedRDN-V of the paper's Table 4.
-        over: ``"image"``: the statistics are those of whole images, as in the paper. ``"foreground"``: of the
-            voxels brighter than the darkest one of their image, for volumes that are mostly air; all voxels
-            are normalised with them.
+        average: use the average of all sites' pairs in training and at test: FedRDN-V of the paper's Table 4.
+        over: ``"image"``: statistics of whole images, as in the paper. ``"foreground"``: of the voxels
+            brighter than the darkest one of their image, for volumes that are mostly air; they normalise all
+            voxels.
 
     Exchange, once: ``mean`` (C,), ``std`` (C,) and ``count`` (1,) up; the same for every site down.
 
     Deviations:
-        Eq. 5 prints a sum where the mean over images is meant. An image is a whole volume for the
-        statistics, also where the network sees its slices: a site's number of slices then does not weigh
-        its patients. The draw is per image and call, both halves of the pair from the same site; the
-        public code draws mean and deviation from different sites, once per batch.
+        Eq. 5 prints a sum instead of the mean over images. The statistics are over whole volumes, even if the
+        network uses slices, so that the number of slices does not weight patients. The draw is per image and
+        call, with both halves of the pair from the same site; the public code draws mean and deviation from
+        different sites, once per batch.
 
-        The paper divides by σ and says nothing of a channel that is constant at a site, because its device
-        does not record it or a sequence is not taken there. Here such a channel takes no part: it is 0
-        after normalisation at that site, in training as at test, and who draws the site's pair takes the
-        average of the other sites' for this channel (`medfedaug.statistics.usable_pairs`).
+        The paper divides by σ and does not mention a channel that is constant at a site, because its device
+        does not record it or the site does not acquire a sequence. Here such a channel is 0 after
+        normalisation at that site, in training and at test, and a site that draws the pair uses the average
+        of the other sites' for this channel (`medfedaug.statistics.usable_pairs`).
     """
 
     name = "fedrdn"
@@ -65,8 +63,6 @@ class FedRDN(Method):
 
 
 class FedRDNSite(SitePart, SiteExchange):
-    """The site's half."""
-
     def __init__(self, context: SiteContext, average: bool = False, over: str = "image") -> None:
         self.context, self.average, self.over = context, average, over
         self.pairs: dict[str, ChannelStatistics] = {}
@@ -74,19 +70,19 @@ class FedRDNSite(SitePart, SiteExchange):
         self.before_training = self
 
     def collect(self) -> Payload:
-        """μₖ and σₖ, (C,) each, and the number of images."""
+        """Return μₖ and σₖ, (C,) each, and the number of images."""
         own = self.context.statistics(self.over)
         return {"mean": own.mean, "std": own.std, "count": torch.tensor([float(own.count)])}
 
     def contributions(self, bounds: Bounds) -> Contributions:
-        """μᵢ and σᵢ of each image: Eq. 5 is their mean."""
+        """Return μᵢ and σᵢ of each image: Eq. 5 is their mean."""
         kinds = {"mean": INTENSITY_MEAN, "std": INTENSITY_STD}
         return Contributions(kinds, self.context.case_moments(self.over))
 
     def privatised(self, means: Payload, cases: int) -> Payload:
-        """The noisy pair, which the site uses as its own from now on, and the number of images.
+        """Return the noisy pair, which also becomes the site's own, and the number of images.
 
-        That a channel is missing is in the site's list and in no patient's image: there the pair stays 0.
+        The pair of a missing channel is 0: the site lists missing channels, which reveals no patient's image.
         """
         pair = {key: value.clone() for key, value in means.items()}
         for value in pair.values():
@@ -95,25 +91,23 @@ class FedRDNSite(SitePart, SiteExchange):
         return {**pair, "count": torch.tensor([float(cases)])}
 
     def check(self, payload: Payload) -> None:
-        """Deviations are divided by: that of a site is positive, but for channels that are constant there."""
         for site, pair in _pairs(payload).items():
             pair.validate(site)
 
     def apply(self, payload: Payload) -> None:
         self.pairs = _pairs(payload)
-        met = [pair for pair in foreign_pairs(self.pairs) if self.context.name in pair.sites]
-        if met and not self.average:
+        foreign = [pair for pair in foreign_pairs(self.pairs) if self.context.name in pair.sites]
+        if foreign and not self.average:
             warn(
                 "images lie far from 0 under other sites' pairs, in deviations: "
-                f"{'; '.join(map(str, met[:3]))}",
+                f"{'; '.join(map(str, foreign[:3]))}",
                 site=self.context.name,
-                hint="FedRDN fell below norm where sites store bright what others store dark: look at the "
-                "images, and compare single, fedavg and norm with it first "
-                "(docs/results/shift).",
+                hint="FedRDN fell below norm when some sites invert the grey values of others: look at the "
+                "images, and compare single, fedavg and norm with it first (docs/results/shift).",
             )
 
     def transforms(self, *, training: bool) -> Sequence[Transform]:
-        """A random pair in training and the site's own in evaluation, or the average in both."""
+        """Return the normalisation: a random pair in training, the site's in evaluation, or the average."""
         own = self.pairs.get(self.context.name) or self.sent or self.context.statistics(self.over)
         pairs = usable_pairs(self.pairs, own)
         if self.average and pairs:
@@ -128,7 +122,7 @@ class FedRDNServer(GatheredServer):
 
     Args:
         in_channels: C.
-        average: whether all pairs are needed at inference, where a site has its own otherwise.
+        average: flag: inference needs all pairs, and not only the site's own.
     """
 
     def __init__(self, in_channels: int, average: bool = False) -> None:
@@ -137,19 +131,14 @@ class FedRDNServer(GatheredServer):
         self.needed_at_inference = average
 
     def check(self, payload: Payload) -> None:
-        """Refuse statistics with which an image could not be normalised."""
         _statistics(payload["mean"], payload["std"], payload["count"]).validate()
 
     def channel_statistics(self) -> dict[str, ChannelStatistics]:
-        """The pair of each site, by its name."""
-        return {
-            site: _statistics(pair["mean"], pair["std"], pair["count"])
-            for site, pair in sorted(self.sites.items())
-        }
+        return _pairs(self.result())
 
 
 def _pairs(payload: Payload) -> dict[str, ChannelStatistics]:
-    """The pair of each site, of what the server sends."""
+    """Return the pair of each site in the server's payload."""
     sites = sorted(key.removeprefix("mean/") for key in payload if key.startswith("mean/"))
     return {
         site: _statistics(payload[f"mean/{site}"], payload[f"std/{site}"], payload[f"count/{site}"])

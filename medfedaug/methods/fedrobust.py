@@ -1,4 +1,4 @@
-"""FedRobust: each site trains on its images under the affine shift that is hardest for the model."""
+"""FedRobust: each site trains on its images under the hardest affine shift for the model."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ _LARGEST = 4096  # values per image, with a matrix of 64 MB
 class FedRobust(Method):
     r"""Training that is robust to affine shifts of the images (Reisizadeh et al., NeurIPS 2020).
 
-    Every site i has a shift of its own, the worst for the model but for what it costs:
+    Every site i has its own shift, the worst one for the model under a penalty:
 
     .. math:: \min_w \frac{1}{n} \sum_i \max_{\Lambda_i, \delta_i}\;
               \mathbb{E}\,\ell(f_w(\Lambda_i x + \delta_i), y)
               - \lambda\lVert\Lambda_i - I\rVert_F^2 - \lambda'\lVert\delta_i\rVert^2
 
-    Gradient descent ascent: with each step of the model down its gradient, the shift makes one up its own,
+    Gradient descent ascent: with each descent step of the model, the shift takes an ascent step,
 
     .. math:: \Lambda \leftarrow \Lambda + \eta\,\bigl(\nabla_\Lambda \ell - 2\lambda(\Lambda - I)\bigr),
               \qquad \delta \leftarrow \delta + \eta\,\bigl(\nabla_\delta \ell - 2\lambda'\delta\bigr),
 
-    both at the model and the shift of before, from one pass. A shift begins with Λ = I and δ = 0, stays at
-    its site across rounds and restarts, and is never used in evaluation. With η = 0 it is FedAvg, bit for
-    bit where Λ is over channels.
+    both at the previous model and shift, from one pass. A shift starts with Λ = I and δ = 0, stays at its
+    site across rounds and restarts, and is not used in evaluation. With η = 0 and Λ over channels it is
+    FedAvg, bit for bit.
 
     Args:
         penalty: λ.
-        shift_penalty: λ'; λ where ``None``.
+        shift_penalty: λ'; by default λ.
         learning_rate: η, the ascent's. Λ − I settles at ∇ℓ/2λ, in about 1/2ηλ steps.
-        over: the values that Λ maps. ``"channels"``: the channels of a voxel, the same for every voxel, so
-            that Λ is (C, C) and δ is (C,): brightness, contrast and the mixing of colours or sequences.
-            ``"pixels"``: all values of an image, as the paper has it; for classification, images of one size
-            and of up to 4096 values.
+        over: the values that Λ maps. ``"channels"``: the channels of a voxel, the same for every voxel, with
+            Λ (C, C) and δ (C,): brightness, contrast and the mixing of colours or sequences. ``"pixels"``:
+            all values of an image, as in the paper; for classification, images of one size and of up to 4096
+            values.
 
     Raises:
         ConfigError: for arguments out of range; at the site, for ``"pixels"`` with label maps, which would
@@ -48,11 +48,11 @@ class FedRobust(Method):
 
     Deviations:
         The paper's Λ over a flattened image has the square of its number of values, 10 GB for a slice of
-        224 x 224: hence ``over``. η, λ and λ' are our own. The loss is the step's whole one, with the terms
-        of other methods in it, and every pass of the network in training sees the shifted images. Beside
-        FedSAM the ascent is along the gradient at the weights nearby, as the descent is. Where others compare
-        with it (public code of FedRBN, Hong et al., AAAI 2023), Λ is over all pixels, begins with 0 in place
-        of I, and makes several steps of 1/2λ per batch.
+        224 x 224: hence ``over``. η, λ and λ' are our choices. The loss is the step's total, with the terms
+        of other methods, and every training pass of the network has the shifted images. With FedSAM ascent
+        and descent are along the gradient at the weights nearby. In the public code of FedRBN (Hong et al.,
+        AAAI 2023), which compares with FedRobust, Λ is over all pixels, starts with 0 instead of I, and takes
+        several steps of 1/2λ per batch.
     """
 
     name = "fedrobust"
@@ -69,7 +69,7 @@ class FedRobust(Method):
         if learning_rate * max(self.penalties) >= 1:
             raise ConfigError(
                 f"fedrobust: learning_rate x penalty is {learning_rate * max(self.penalties):g}; from 1 on "
-                "each step overshoots by more than the one before"
+                "the steps diverge"
             )
         self.learning_rate, self.over = learning_rate, over
 
@@ -78,15 +78,15 @@ class FedRobust(Method):
 
 
 class FedRobustSite(SitePart):
-    """The site's half, which is all of the method."""
+    """The site's half, the whole method."""
 
     def __init__(self, method: FedRobust, context: SiteContext) -> None:
         if method.over == "pixels" and context.task is not None and context.task.dense:
             raise ConfigError("fedrobust: label maps would not follow an image shifted by pixels")
         self.method, self.network = method, context.network
-        self.affine: tuple[Tensor, Tensor] | None = None  # made by the first batch, which has the size
-        # On the network and not in `mix`: each pass then has a graph of its own, and the gradients of another
-        # pass, or of a gradient with respect to the batch, are those of the shifted images.
+        self.affine: tuple[Tensor, Tensor] | None = None  # made for the size of the first batch
+        # A hook, unlike `mix`, gives each pass its own graph, so that the gradients of other passes, and
+        # gradients with respect to the batch, are those of the shifted images.
         context.network.register_forward_pre_hook(self._shift)
 
     def _shift(self, network: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -100,7 +100,7 @@ class FedRobustSite(SitePart):
                 f"fedrobust: an image of {flat.shape[1]} values after those of {len(shift)}; with "
                 "over=pixels all must have one size"
             )
-        # What another pass left: the ascent is along the gradient that the model steps along.
+        # Drop gradients of earlier passes: the ascent is along the gradient of the model's step.
         matrix.grad = shift.grad = None
         return (F.affine_shift(flat, matrix, shift).view_as(inputs), *args[1:])
 
@@ -114,16 +114,16 @@ class FedRobustSite(SitePart):
 
     def _set(self, matrix: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
         to = next(self.network.parameters())
-        # Copies: what was kept of a round must not move with the next one.
+        # Copies, so that the kept state of a round does not change in the next one.
         self.affine = (matrix.to(to, copy=True).requires_grad_(), shift.to(to, copy=True).requires_grad_())
         return self.affine
 
     @torch.no_grad()
     def before_step(self, step: Step) -> None:
-        """Take one step of the ascent; the optimiser then takes that of the descent, from the same pass."""
+        """Take one step of the ascent; the optimiser then takes the descent step, from the same pass."""
         assert self.affine is not None
         matrix, shift = self.affine
-        if matrix.grad is None or shift.grad is None:  # a loss that no image enters
+        if matrix.grad is None or shift.grad is None:  # the loss does not depend on images
             return
         rate, (penalty, shift_penalty) = self.method.learning_rate, self.method.penalties
         matrix += rate * (matrix.grad - 2 * penalty * _deviation(matrix))
@@ -131,14 +131,13 @@ class FedRobustSite(SitePart):
 
     @torch.no_grad()
     def metrics(self) -> dict[str, float]:
-        """The size of the shift: ‖Λ − I‖ and ‖δ‖."""
+        """Return the size of the shift: ‖Λ − I‖ and ‖δ‖."""
         if self.affine is None:
             return {}
         matrix, shift = self.affine
         return {"matrix": float(_deviation(matrix).norm()), "shift": float(shift.norm())}
 
     def state(self) -> Payload:
-        """The shift, once there is one."""
         if self.affine is None:
             return {}
         matrix, shift = self.affine

@@ -1,4 +1,4 @@
-"""FedRoD: a generic head that does not mind which classes a site has, and a personal head beside it."""
+"""FedRoD: a generic head, robust to a site's class balance, and a personal head."""
 
 from __future__ import annotations
 
@@ -20,36 +20,35 @@ _ABSENT = -1e4  # in place of log 0; its exponential is 0
 class FedRoD(Method):
     r"""Federated robust decoupling (Chen and Chao, ICLR 2022), with the linear personal head.
 
-    The network, features z and its last layer g, is trained and averaged with the balanced softmax loss
+    The network, features z and last layer g, is averaged, and trained with the balanced softmax loss
 
     .. math:: \ell_{BSM} = -\log \frac{n_y^\gamma \exp(g_y)}{\sum_c n_c^\gamma \exp(g_c)}
 
-    where :math:`n_c` counts the site's training images of class c. Beside it each site trains a personal
-    head h, a linear layer on the same features, which never leaves it, with the task's loss of
+    with the site's number :math:`n_c` of training images of class c. Each site also trains a personal head h,
+    a linear layer on the same features, which never leaves it, with the task's loss of
 
     .. math:: g(z) + h(z)
 
-    whose gradient reaches neither z nor g. A site is scored with g + h, in validation as in the test (the
-    paper's personalised model); a site that did not train, with g, the paper's generic model.
+    without a gradient for z and g. Validation and test score a site with g + h (the paper's personalised
+    model), and a site that did not train with g, the paper's generic model.
 
-    Nothing leaves a site beside the model.
+    Only the model leaves a site.
 
     Args:
         gamma: γ. With 0 the network is trained as by FedAvg.
-        head: dotted name of the last layer, where the order of the network's modules says something else.
+        head: dotted name of the last layer, if it is not the last one in the network's order.
 
     Raises:
         ConfigError: for a negative ``gamma``, for a network that does not end in a fully connected layer, and
             for segmentation.
 
     Deviations:
-        The paper also makes h from the counts of the classes by a network that all sites train together
-        (FED-ROD (hyper)), which is not here. h begins at zero, so that a site begins with the generic model;
-        it is stepped with the run's optimiser, made anew in every round, along the features of the pass that
-        trained the network, before its step. A class without images has n_c = 0: it leaves the sum.
-        The shift of g by γ log n is applied to the task's loss, whichever that is: the equation is its
-        cross-entropy. The authors published no code; the equations above are those that public libraries
-        have (fluke with γ = 1, FL-bench), which agree with each other.
+        FED-ROD (hyper), in which a network that all sites train makes h from the class counts, is missing. h
+        starts at zero, so that a site starts with the generic model. The run's optimiser, made anew in every
+        round, steps h, on the features of the network's training pass. A class without images has n_c = 0
+        and leaves the sum. The shift of g by γ log n applies to any loss of the task; the equation shows
+        cross-entropy. The authors published no code; the equations above are those of public libraries
+        (fluke with γ = 1, FL-bench), which agree with each other.
     """
 
     name = "fedrod"
@@ -63,7 +62,7 @@ class FedRoD(Method):
         self.gamma, self.head = gamma, head
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
-        """Check that there is a last layer beside which another can stand."""
+        """Check that the network ends in a fully connected layer."""
         linear_head(network, self.head, self.name)
         return network
 
@@ -72,11 +71,7 @@ class FedRoD(Method):
 
 
 class FedRoDSite(SitePart):
-    """The personal head, and the counts of the classes.
-
-    Attributes:
-        personal: h; ``None`` before the site has trained.
-    """
+    """The personal head h, ``None`` before the site has trained, and the counts of the classes."""
 
     def __init__(self, method: FedRoD, context: SiteContext) -> None:
         self.method, self.context = method, context
@@ -92,7 +87,7 @@ class FedRoDSite(SitePart):
         self._features = F.working_precision(args[0]).detach()
 
     def _begin(self) -> nn.Linear:
-        """A head of zeros, which draws no random numbers."""
+        """Make a head of zeros, without a random draw."""
         head: nn.Linear = nn.utils.skip_init(nn.Linear, self.head.in_features, self.head.out_features)
         head = head.to(self.head.weight)
         with torch.no_grad():
@@ -109,7 +104,6 @@ class FedRoDSite(SitePart):
         return shift.nan_to_num(nan=0.0, neginf=_ABSENT)
 
     def start_round(self) -> None:
-        """Count the classes once, and make an optimiser for the personal head."""
         if self._shift is None:
             self._shift = self._log_powers().to(self.head.weight)
         if self.personal is None:
@@ -118,15 +112,14 @@ class FedRoDSite(SitePart):
         self._pass = None
 
     def loss(self, step: Step) -> Tensor:
-        """Return the term that turns the task's loss into that of the shifted outputs."""
+        """Return the term that turns the task's loss into the loss of the shifted outputs."""
         assert self._shift is not None
-        if self._pass is None:  # else the gradients are taken again at other weights
+        if self._pass is None:  # otherwise this call is for gradients at other weights
             assert self._features is not None
             self._pass = (self._features, step.outputs.detach())
         return step.criterion(step.outputs + self._shift, step.targets) - step.task_loss
 
     def after_step(self, step: Step) -> None:
-        """Take one step of the personal head."""
         assert self.personal is not None
         assert self._pass is not None
         assert self._optimiser is not None
@@ -137,7 +130,7 @@ class FedRoDSite(SitePart):
 
     @contextmanager
     def scoring(self) -> Iterator[None]:
-        """The output of the last layer is g + h."""
+        """Let the last layer return g + h."""
         personal = self.personal
         if personal is None:
             yield
@@ -151,7 +144,6 @@ class FedRoDSite(SitePart):
             handle.remove()
 
     def state(self) -> Payload:
-        """The personal head."""
         return {} if self.personal is None else dict(self.personal.state_dict())
 
     def restore(self, state: Payload) -> None:

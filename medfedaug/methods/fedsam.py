@@ -1,4 +1,4 @@
-"""FedSAM: sites look for flat minima."""
+"""FedSAM: local steps towards flat minima."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class FedSAM(Method):
 
         ε = ρ g(w)/‖g(w)‖,    w ← w − η g(w + ε),
 
-    with both gradients of the same batch. With ρ = 0 it is FedAvg, bit for bit.
+    with both gradients from the same batch. With ρ = 0 it is FedAvg, bit for bit.
 
     Args:
         rho: ρ, the radius of the neighbourhood.
@@ -26,9 +26,9 @@ class FedSAM(Method):
         ConfigError: for a negative ``rho``.
 
     Deviations:
-        The two passes share their random numbers (dropout, FFA layers), so that they are of one loss, and
-        running statistics take in the first pass alone. The optimiser of the run steps along the second
-        gradient, SGD in the papers. MoFedSAM, the variant with momentum, is not meant.
+        The two passes share their random numbers (dropout, FFA layers), so that they have the same loss, and
+        only the first updates running statistics. The run's optimiser steps along the second gradient, SGD in
+        the papers. MoFedSAM, the variant with momentum, is another method.
     """
 
     name = "fedsam"

@@ -1,4 +1,4 @@
-"""FedSR: random representations that hold little information, so that they generalise to other sites."""
+"""FedSR: random representations with little information, which generalise to other sites."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SMALLEST = 1e-6  # deviation: the logarithm of one that rounds to zero would be
 
 
 class Representation(nn.Module):
-    """Layers that FedSR adds to a network: the deviation of z given an image, and r(z|y) of each class.
+    """Layers of FedSR: the deviation of z given an image, and r(z|y) of each class.
 
     Args:
         width: D, the size of z.
@@ -34,48 +34,47 @@ class Representation(nn.Module):
         self.spreads = nn.Parameter(torch.ones(classes, width))
 
     def forward(self, features: Tensor) -> Tensor:
-        """σ(x), (B, D), of features (B, D)."""
+        """Return σ(x), (B, D), for features (B, D)."""
         return nn.functional.softplus(self.deviation(features)) + _SMALLEST
 
     def references(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and deviation of r(z|y) for classes (B,), (B, D) each."""
+        """Return mean and deviation of r(z|y) for classes (B,), (B, D) each."""
         return self.means[labels], nn.functional.softplus(self.spreads[labels]) + _SMALLEST
 
 
 class FedSR(Method):
     r"""Simple representations (Nguyen, Torr and Lim, NeurIPS 2022), for classification.
 
-    The head classifies a draw z of p(z|x) = N(μ(x), σ²(x)), and two terms keep it from saying more than the
-    class asks for, the second an upper bound of the conditional mutual information I(x; z | y):
+    The head classifies a draw z of p(z|x) = N(μ(x), σ²(x)), and two terms limit its information, the second
+    an upper bound of the conditional mutual information I(x; z | y):
 
     .. math:: \ell = \mathrm{CE} + \alpha_{L2R}\,\mathbb{E}\lVert z\rVert^2
               + \alpha_{CMI}\,\mathbb{E}\,\mathrm{KL}\bigl(p(z|x)\,\Vert\,r(z|y)\bigr)
 
-    with a Gaussian r(z|y) for every class, which is learned. μ(x) are the network's features, the input of
-    its last layer; σ(x) is the softplus of a layer on them. In evaluation z = μ(x), which is the network as
-    it is: nothing is drawn, and the model needs nothing beside it.
+    with a learned Gaussian r(z|y) for every class. μ(x) are the network's features, the input of its last
+    layer; σ(x) is the softplus of a layer on them. In evaluation z = μ(x): the plain network, without a draw.
 
     Exchange, every round: the weights of σ's layer, and means and deviations of r(z|y), up; averages down.
 
     Args:
         l2: α_L2R.
         cmi: α_CMI.
-        share_references: whether r(z|y) is averaged over the sites; otherwise each site keeps its own, across
-            rounds and restarts.
+        share_references: average r(z|y) over the sites; otherwise each site keeps its own, across rounds and
+            restarts.
         learning_rate: of σ's layer and r(z|y); the optimiser is SGD, made anew in every round.
-        head: dotted name of the last layer, where the order of the network's modules says something else.
+        head: dotted name of the last layer, if it is not the last one in the network's order.
 
     Raises:
         ConfigError: for arguments out of range, for a network that does not end in a fully connected layer,
             and for segmentation.
 
     Deviations:
-        A network stays what it is, so μ(x) has no layer of its own and z is as wide as the features. The
-        public code ends the network in a layer of twice the width of z for both; it takes the norm of z and
+        The network is not changed, so that μ(x) has no extra layer and z is as wide as the features. The
+        public code ends the network in a layer of twice the width of z for both; it uses the norm of z and
         not its square, scales p(z|x) by a learned number before the divergence, never averages r(z|y), and
-        in evaluation takes the mean of the probabilities of several draws. An r(z|y) that all sites share is
-        what lets the bound bring their p(z|y) together. Weights of the terms are the public code's for PACS.
-        10⁻⁶ is added to deviations. FedFA+ prints this method for segmentation too and does not say how.
+        in evaluation averages the probabilities of several draws. Only with a shared r(z|y) does the bound
+        bring the sites' p(z|y) together. Weights of the terms are the public code's for PACS. 10⁻⁶ is added
+        to deviations. FedFA+ reports this method for segmentation too, without a description.
     """
 
     name = "fedsr"
@@ -102,12 +101,12 @@ class FedSR(Method):
         return network
 
     def representation(self) -> Representation:
-        """σ's layer and r(z|y) with their initial values."""
+        """Return σ's layer and r(z|y) with their initial values."""
         assert self._representation is not None, "prepare_network comes first"
         return copy.deepcopy(self._representation)
 
     def shared(self, representation: Representation) -> Payload:
-        """The entries of a representation that are averaged."""
+        """Return the entries of a representation that are averaged."""
         return {
             key: value.detach()
             for key, value in representation.state_dict().items()
@@ -122,8 +121,6 @@ class FedSR(Method):
 
 
 class FedSRSite(SitePart, SiteExchange):
-    """The site's half."""
-
     def __init__(self, method: FedSR, network: nn.Module) -> None:
         head = linear_head(network, method.head, method.name)
         self.method, self.representation = method, method.representation().to(head.weight)
@@ -131,7 +128,7 @@ class FedSRSite(SitePart, SiteExchange):
         self._optimiser: torch.optim.Optimizer | None = None
         self._drawn: tuple[Tensor, Tensor, Tensor] | None = None
         self._means = RoundMeans("l2r", "cmi")
-        # Before the hooks of other methods, in whatever order they are named: what they see is z.
+        # First, so that the hooks of other methods get z.
         head.register_forward_pre_hook(self._draw, prepend=True)
 
     def _draw(self, head: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor] | None:
@@ -144,29 +141,27 @@ class FedSRSite(SitePart, SiteExchange):
         return (z,)
 
     def start_round(self) -> None:
-        """Make a new optimiser."""
         parameters = self.representation.parameters()
         self._optimiser = torch.optim.SGD(parameters, lr=self.method.learning_rate)
         self._means.clear()
 
     def loss(self, step: Step) -> Tensor:
-        """Both terms; the gradients of σ's layer and r(z|y) come with those of the network."""
+        """Return both terms; σ's layer and r(z|y) get their gradients with the network."""
         assert self._drawn is not None
         (z, mean, deviation), self._drawn = self._drawn, None
-        self.representation.zero_grad(set_to_none=True)  # of a pass before this one, at other weights
+        self.representation.zero_grad(set_to_none=True)  # of an earlier pass at other weights
         norm = z.square().sum(dim=1).mean()
         divergence = F.gaussian_kl(mean, deviation, *self.representation.references(step.targets)).mean()
         self._means.add(norm, divergence)
         return self.method.l2 * norm + self.method.cmi * divergence
 
     def after_step(self, step: Step) -> None:
-        """Take one step of σ's layer and r(z|y), with the gradients of the network's own pass."""
+        """Take one step of σ's layer and r(z|y)."""
         assert self._optimiser is not None
         self._optimiser.step()
         self._drawn = None
 
     def metrics(self) -> dict[str, float]:
-        """Means over the round of ‖z‖² and of the divergence."""
         return self._means.read()
 
     def collect(self) -> Payload:
@@ -176,7 +171,7 @@ class FedSRSite(SitePart, SiteExchange):
         self.representation.load_state_dict(payload, strict=False)
 
     def state(self) -> Payload:
-        """r(z|y), if it stays at the site."""
+        """Return r(z|y), if it stays at the site."""
         shared = self.method.shared(self.representation)
         return {key: value for key, value in self.representation.state_dict().items() if key not in shared}
 

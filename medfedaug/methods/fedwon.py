@@ -21,32 +21,30 @@ from medfedaug.models.weight_standardisation import (
 class FedWon(Method):
     r"""Federated learning without normalisations (Zhuang and Lyu, FedWon, ICLR 2024).
 
-    Sites with other scanners have other statistics in their normalisation layers, so the network has no such
-    layers: batch, instance and group norms give what they are given. In their place each convolution uses
-    standardised weights,
+    Sites with different scanners have different statistics in their normalisation layers. So batch, instance
+    and group norms become identities, and each convolution uses standardised weights,
 
     .. math:: \hat W_i = \gamma\, \frac{W_i - \mu_i}{\sigma_i \sqrt N},
 
-    with mean and deviation of the N weights that lead to output channel i. The rest is FedAvg. A batch may
-    have one image.
+    with mean and deviation of the N weights of output channel i. The rest is FedAvg. A batch may have one
+    image.
 
-    Nothing leaves a site beside the model.
+    Only the model leaves a site.
 
     Args:
-        gain: γ, a constant that depends on the activations; by default that of a ReLU, √2/√(1 - 1/π).
-        clip: λ of adaptive gradient clipping (Brock et al., ICML 2021), by which the gradient of an output
-            channel is at most so many times its weights; of all layers but the last. 0 for none.
-        head: dotted name of the last layer, where the order of the network's modules says something else.
+        gain: γ, a constant for the activation; by default a ReLU's, √2/√(1 - 1/π).
+        clip: λ of adaptive gradient clipping (Brock et al., ICML 2021): the largest ratio of gradient and
+            weights of an output channel, in all layers but the last. 0 for no clipping.
+        head: dotted name of the last layer, if it is not the last one in the network's order.
 
     Raises:
         ConfigError: for a ``gain`` that is not positive or a negative ``clip``, and for a network without
-            convolutions or with layer norms, as transformers have.
+            convolutions or with layer norms, as in transformers.
 
     Deviations:
-        The paper's text was not at hand: the equation is that of Brock, De and Smith (ICLR 2021), which it
-        takes over, with their γ. The last layer stays as it is, also where it is a convolution; so does a
-        convolution with one weight to each output channel. Norm layers stay among the network's entries, and
-        are sent, but have no effect and no gradient.
+        The paper's text was not available: the equation and γ are those of Brock, De and Smith (ICLR 2021),
+        which it uses. The last layer and convolutions with one weight per output channel stay as they are.
+        Norm layers remain among the network's entries, and are sent, but have no effect and no gradient.
     """
 
     name = "fedwon"
@@ -58,7 +56,7 @@ class FedWon(Method):
         self.gain, self.clip, self.head = gain, clip, head
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
-        """Take the norm layers' effect away, and standardise the convolutions."""
+        """Remove the effect of norm layers, and standardise the convolutions."""
         name = type(network).__name__
         if any(isinstance(module, nn.LayerNorm) for module in network.modules()):
             raise ConfigError(f"fedwon is for convolutional networks, and {name} has layer norms")
@@ -73,7 +71,7 @@ class FedWon(Method):
 
 
 class FedWonSite(SitePart):
-    """Clips the gradients."""
+    """The site's half: adaptive gradient clipping."""
 
     def __init__(self, method: FedWon, network: nn.Module) -> None:
         self.method = method
@@ -87,7 +85,6 @@ class FedWonSite(SitePart):
 
     @torch.no_grad()
     def before_step(self, step: Step) -> None:
-        """Adaptive gradient clipping."""
         for module, parameter in self.clipped:
             if parameter.grad is not None:
                 weight, gradient = (by_output_channel(module, t) for t in (parameter, parameter.grad))

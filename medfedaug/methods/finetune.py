@@ -1,4 +1,4 @@
-"""Fine-tuning: every site trains the global model a little further before it is tested."""
+"""Fine-tuning: every site trains the global model further before the test."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from medfedaug.methods.base import Method
 class FineTune(Method):
     """Local fine-tuning of the global model before the test (FedAvg + FT).
 
-    After training, each site trains the selected model on its own training images, with the run's optimiser,
-    and is tested with the result, which never leaves it. With ``epochs=0`` it is FedAvg, bit for bit. A site
-    without training images is tested with the global model.
+    After training, each site trains the selected model on its training images, with the run's optimiser, and
+    tests the result, which never leaves it. With ``epochs=0`` it is FedAvg, bit for bit. A site without
+    training images tests the global model.
 
     Args:
         epochs: passes over the site's training images.
@@ -21,7 +21,7 @@ class FineTune(Method):
 
     Deviations:
         The round is selected before fine-tuning, by the global model's validation scores. Papers that compare
-        with it do not say for how long they fine-tune.
+        with it do not give the number of epochs.
     """
 
     name = "finetune"

@@ -1,4 +1,4 @@
-"""FixBN: batch norms keep the federation's statistics after a part of the rounds."""
+"""FixBN: batch norms with fixed statistics of the federation after a part of the rounds."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from medfedaug.methods.base import Method, SiteContext, SitePart
 class FixBN(Method):
     r"""Batch norm in two stages (Zhong, Chen and Chao, arXiv:2303.06530, 2023).
 
-    In the first stage, *exploration*, everything is as in FedAvg: in training a batch norm normalises with
-    the mean and variance of the batch, and its running statistics are averaged with the weights. In the
-    second stage, *calibration*, it normalises in training as in evaluation, with the running statistics
+    The first stage, *exploration*, is FedAvg: in training a batch norm normalises with the mean and variance
+    of the batch, and its running statistics are averaged with the weights. In the second stage,
+    *calibration*, it normalises in training as in evaluation, with the running statistics
     :math:`\bar\mu, \bar\sigma^2` of the global model at the end of the first,
 
     .. math:: \mathrm{BN}(h) = \gamma\, \frac{h - \bar\mu}{\sqrt{\bar\sigma^2 + \epsilon}} + \beta,
 
-    which no longer change, neither at a site nor at the server; γ and β are trained on. So the gradients of
-    all sites are those of one function, and none depends on which images share a batch.
+    which no longer change; γ and β are still trained. So the gradients of all sites belong to one function,
+    and do not depend on the composition of a batch.
 
-    Nothing leaves a site beside the model.
+    Only the model leaves a site.
 
     Args:
-        exploration: the share of the run's rounds in the first stage, rounded up; the paper's is a half. With
-            1 there is no second stage, and with 0 no first, which is for initial weights with statistics.
+        exploration: the share of the run's rounds in the first stage, rounded up; a half in the paper. 1
+            omits the second stage, and 0, for initial weights with statistics, the first.
 
     Raises:
         ConfigError: for a share outside [0, 1], and for a network without batch norms that keep statistics.
 
     Deviations:
-        The paper's text was not at hand: this follows its abstract and published summaries. The paper also
-        keeps the optimiser's momentum from one round to the next, for batch norm or without; here every
-        round has a new optimiser. Where the statistics stay at the sites (`FedBN`, `SiloBN`), those that are
-        fixed are each site's own. The share is of the rounds that the run is configured for: it cannot be
-        resumed with more.
+        The paper's text was not available: this follows its abstract and published summaries. The paper also
+        keeps the optimiser's momentum from round to round, with and without batch norm; here every round has
+        a new optimiser. With methods that keep the statistics at the sites (`FedBN`, `SiloBN`), each site
+        fixes its own. The share is of the rounds in the run's configuration: a run cannot be resumed with
+        more.
     """
 
     name = "fixbn"
@@ -51,7 +51,7 @@ class FixBN(Method):
         self.exploration = exploration
 
     def prepare_network(self, network: nn.Module) -> nn.Module:
-        """Check that there are statistics to be fixed."""
+        """Check that the network has statistics to fix."""
         if not _norms(network):
             raise ConfigError(
                 f"fixbn: {type(network).__name__} has no batch norm that keeps statistics; {WITH_BATCH_NORM}"
@@ -63,11 +63,7 @@ class FixBN(Method):
 
 
 class FixBNSite(SitePart):
-    """Site's half: the stage follows from the round.
-
-    Attributes:
-        fixed: whether batch norms are in the second stage.
-    """
+    """The site's half; ``fixed`` in the second stage."""
 
     def __init__(self, method: FixBN, context: SiteContext) -> None:
         self.method, self.context = method, context
@@ -76,17 +72,16 @@ class FixBNSite(SitePart):
             norm.register_forward_pre_hook(self._fix)
 
     def _fix(self, norm: nn.Module, _args: tuple[Any, ...]) -> None:
-        # At every pass, since a network that begins to train takes all of its layers along.
+        # At every pass, since `network.train()` also sets its layers.
         if self.fixed:
             norm.eval()
 
     def start_round(self) -> None:
-        """Find out which stage the round belongs to."""
         first = round(self.method.exploration * self.context.rounds, 6)  # 0.07 · 100 is a little above 7
         self.fixed = self.context.round() > math.ceil(first)
 
     def end_round(self) -> None:
-        """Leave the layers to whoever needs them otherwise."""
+        """Release the layers for other passes."""
         self.fixed = False
 
 

@@ -1,4 +1,4 @@
-"""FPL: features are contrasted with the clusters of the sites' prototypes."""
+"""FPL: contrast of features with clusters of the sites' prototypes."""
 
 from __future__ import annotations
 
@@ -21,38 +21,37 @@ class FPL(Method):
     A site's prototype of a class is the mean of its images' features (Eq. 2), the input of the network's
     last layer. The server clusters the sites' prototypes of a class by their first neighbours
     (`F.first_neighbours`, Eq. 4); the means of the clusters are the cluster prototypes :math:`P^k` (Eq. 5),
-    their mean the unbiased prototype :math:`U^k` (Eq. 6), in which a domain of many sites weighs no more than
-    one of few. In the next round the loss of an image of class k with features z gains (Eq. 7, 8, 10, 12)
+    their mean the unbiased prototype :math:`U^k` (Eq. 6), with equal weights for domains of many and of few
+    sites. In the next round the loss of an image of class k with features z gains (Eq. 7, 8, 10, 12)
 
     .. math:: L_{CPCL} = -\log\frac{\sum_{c \in P^k} e^{s(z, c)}}{\sum_{c \in P} e^{s(z, c)}}, \qquad
               L_{UPCR} = \sum_v (z_v - U^k_v)^2
 
     with the cosine over the temperature as s (`F.prototype_contrast`), as means over the batch.
 
-    Exchange, every round: ``means`` (K, D) and ``known`` (K,), 1 for the classes that the site has, up;
-    ``clusters`` (J, D) and their ``classes`` (J,) down. An image whose class no site had contributes nothing.
+    Exchange, every round: ``means`` (K, D) and ``known`` (K,), 1 for the site's classes, up; ``clusters``
+    (J, D) and their ``classes`` (J,) down. An image whose class no site had contributes nothing.
 
     Args:
         temperature: τ.
         contrastive: weight of L_CPCL, 1 in the paper.
         consistency: weight of L_UPCR, 1 in the paper.
         distance: L_UPCR as the ``"sum"`` of Eq. 10, or as the ``"mean"`` over the D features.
-        passes: whose features the prototypes are means of. ``"training"``: those of the last local epoch, as
-            the network made them while it was trained. ``"evaluation"``: those of the trained network in
-            evaluation mode, over all images.
+        passes: the features of the prototypes. ``"training"``: of the last local epoch, during training.
+            ``"evaluation"``: of the trained network in evaluation mode, over all images.
         head: dotted name of the module whose input the features are; by default the network's last layer.
 
     Raises:
         ConfigError: for arguments out of range, and for segmentation, whose images have no class.
 
     Deviations:
-        Eq. 2 does not say with which statistics of batch norm; ``passes`` is as in the public code by
-        default, since the next round compares features of training with them. After a few steps running
-        statistics are far from those of a batch: in evaluation mode AlexNet and ResNet-18 diverged within
-        four rounds of four steps. The public code has the mean as ``distance``, with which the terms are of
-        one size; the sum outweighs the others with D = 1024. It also takes the last partition of FINCH, which
-        goes on to cluster the clusters. Sites that do not answer in a round have no prototypes in it. FedFA+
-        prints this method for segmentation too and does not say how.
+        Eq. 2 does not name the statistics of batch norm; by default ``passes`` is as in the public code,
+        since the next round compares features of training with them. After a few steps running statistics
+        differ much from a batch's: in evaluation mode AlexNet and ResNet-18 diverged within four rounds of
+        four steps. The public code has the mean as ``distance``, which makes the terms equally large; with
+        D = 1024 the sum outweighs the others. It also uses the last partition of FINCH, which clusters the
+        clusters. Absent sites have no prototypes in a round. FedFA+ reports this method for segmentation too,
+        without a description.
     """
 
     name = "fpl"
@@ -81,8 +80,6 @@ class FPL(Method):
 
 
 class FPLSite(PrototypeSite):
-    """The site's half."""
-
     def __init__(self, method: FPL, context: SiteContext) -> None:
         assert context.task is not None
         super().__init__(context, method.head, method.passes)
@@ -91,7 +88,7 @@ class FPLSite(PrototypeSite):
         self.classes: Tensor | None = None
 
     def loss(self, step: Step) -> Tensor | None:
-        """L_CPCL and L_UPCR, once there are prototypes."""
+        """Return L_CPCL and L_UPCR; nothing before the first prototypes."""
         features = self.take_features(step)
         assert features is not None
         if self.clusters is None or self.classes is None:
@@ -105,45 +102,38 @@ class FPLSite(PrototypeSite):
         return terms.sum() / len(features)
 
     def collect(self) -> Payload:
-        """The mean features of each class over all training images; zeros for classes that the site lacks."""
+        """Return the mean features of each class over all training images; zeros for missing classes."""
         sums, counts = self.features.of_all_images()
         return {"means": (sums / counts.clamp_min(1)[:, None]).float(), "known": (counts > 0).float()}
 
     def apply(self, payload: Payload) -> None:
-        """Take in the cluster prototypes; the unbiased ones follow from them (Eq. 6)."""
-        device = next(self.context.network.parameters()).device
+        """Take the cluster prototypes, and compute the unbiased ones (Eq. 6)."""
+        device = self.context.device
         self.clusters, self.classes = payload["clusters"].to(device), payload["classes"].to(device).long()
         members = (torch.arange(self.num_classes, device=device)[:, None] == self.classes).to(self.clusters)
         self.unbiased = (members @ self.clusters) / members.sum(dim=1).clamp_min(1)[:, None]
 
 
 class FPLServer(ServerExchange):
-    """The server's half, which keeps the prototypes of a round until all are there to be clustered.
-
-    Args:
-        classes: K.
-        width: D.
-    """
+    """The server's half, which keeps the prototypes of a round to cluster them."""
 
     def __init__(self, classes: int, width: int) -> None:
         self.shapes = {"means": (classes, width), "known": (classes,)}
         self.kinds = {"means": FEATURE_MEAN}
         self.sites: dict[str, Payload] = {}
-        self.found: dict[str, int] = {}
+        self.counts: dict[str, int] = {}
 
     def check(self, payload: Payload) -> None:
-        """Refuse counts other than 0 and 1, and features of a class that the site lacks."""
         known = payload["known"]
         if bool(((known != 0) & (known != 1)).any()) or bool((payload["means"][known == 0] != 0).any()):
             raise ValueError("known is other than 0 or 1, or a class without images has features")
 
     def accept(self, site: str, payload: Payload, weight: float = 1.0) -> None:
-        """Keep the prototypes of one site; all sites have the same weight."""
         self.sites[site] = payload
 
     def result(self) -> Payload:
-        """The means of the clusters, class by class."""
-        # In an order of their own, since of equal neighbours the first is taken.
+        """Return the means of the clusters, class by class."""
+        # In a fixed order, since the first of equal neighbours counts.
         sites = [self.sites[name] for name in sorted(self.sites)]
         means = torch.stack([site["means"] for site in sites]).double()
         known = torch.stack([site["known"] for site in sites]) > 0
@@ -156,10 +146,9 @@ class FPLServer(ServerExchange):
             for group in range(int(groups.max()) + 1):
                 clusters.append(prototypes[groups == group].mean(dim=0))
                 classes.append(label)
-        self.found = {"classes": len(set(classes)), "clusters": len(clusters)}
+        self.counts = {"classes": len(set(classes)), "clusters": len(clusters)}
         self.sites = {}
         return {"clusters": torch.stack(clusters).float(), "classes": torch.tensor(classes).float()}
 
     def summary(self) -> dict[str, Any]:
-        """The number of classes that have prototypes, and the number of cluster prototypes."""
-        return dict(self.found)
+        return dict(self.counts)

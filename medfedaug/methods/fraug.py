@@ -1,4 +1,4 @@
-"""FRAug: synthetic embeddings from a generator that the sites share and a network that each site keeps."""
+"""FRAug: synthetic embeddings from a shared generator and a network that each site keeps."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Generator(nn.Module):
         self.layers = _perceptron(noise + classes, hidden, embedding)
 
     def forward(self, z: Tensor, y: Tensor) -> Tensor:
-        """Residuals, (N, embedding), of noise (N, noise) and classes (N,)."""
-        found: Tensor = self.layers(torch.cat([z, nn.functional.one_hot(y, self.classes).to(z)], dim=1))
-        return found
+        """Return residuals, (N, embedding), for noise (N, noise) and classes (N,)."""
+        residuals: Tensor = self.layers(torch.cat([z, nn.functional.one_hot(y, self.classes).to(z)], dim=1))
+        return residuals
 
 
 def _perceptron(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
@@ -50,7 +50,7 @@ class FRAug(Method):
     r"""Federated representation augmentation, for classification.
 
     Chen et al., "FRAug: Tackling Federated Learning with Non-IID Features via Representation Augmentation".
-    The head h is trained on synthetic embeddings besides the real ones (Eq. 1-3):
+    The head h is trained on real and on synthetic embeddings (Eq. 1-3):
 
     .. math:: \hat u = u + \lambda_{syn}\, m(g(z, y)), \qquad
               \hat u_c = \bar u_c + \lambda_{syn}\, m(g(z', c)), \qquad
@@ -58,13 +58,13 @@ class FRAug(Method):
 
     with z ~ N(0, I), the generator g that all sites share, the transformation network m (RTNet) that each
     site keeps, and prototypes :math:`\bar u_c`, moving averages of a site's embeddings by class (Eq. 4).
-    After each step of the classifier, with it fixed, g and m each make one of their own (Eq. 5, 6):
+    After each step of the classifier, g and m take a step with the classifier fixed (Eq. 5, 6):
 
     .. math:: L_{gen} = \mathrm{CE}(h(\hat u), y) - \alpha\, \mathrm{MMD}(\hat u, u), \qquad
               L_{rt} = -H(h(\hat u)) - \sum_c H(h(\hat u_c))
               + \beta\,\bigl(\mathrm{MMD}(\hat u, u) + \sum_c \mathrm{MMD}(\hat u_c, \bar u_c)\bigr)
 
-    Batch norms stay at their site, by module type. Embeddings are the input of the network's last layer.
+    Batch norms, chosen by module type, stay at their site. Embeddings are the input of the last layer.
 
     Exchange, every round: the generator's parameters up, their average down. RTNet, prototypes and the count
     of steps stay at the site, across rounds and restarts.
@@ -75,30 +75,30 @@ class FRAug(Method):
         lambda_syn: λ_syn after its ramp.
         ramp_steps: local steps of a site over which λ_syn and the prototypes' rate rise (`F.ramp_up`).
         prototype_rate: λ_c of Eq. 4 after its ramp.
-        rtnet: use m; without, the generator's residuals are added as they are (Table 3).
+        rtnet: use m; otherwise add the generator's residuals themselves (Table 3).
         embeddings: use û.
         prototypes: use û_c.
-        smoothing: let λ_syn rise; without, it is there from the start.
+        smoothing: let λ_syn rise; otherwise it is constant.
         noise: size of z.
         hidden: width of g's and m's hidden layer.
         learning_rate: of g and m; the optimiser is SGD, made anew in every round.
-        head: dotted name of the last layer, where the order of the network's modules says something else.
+        head: dotted name of the last layer, if it is not the last one in the network's order.
 
     Raises:
         ConfigError: for arguments out of range, and for a network that does not end in a fully connected
             layer: the paper has no equation for segmentation.
 
     Deviations:
-        Sizes, rates, α, β and the kernel are in an appendix that is not part of the article; the values here
-        are our own, and so is the Gaussian kernel (`F.gaussian_mmd`). Eq. 4 as printed pulls the prototype
-        of a class that is not in the batch towards zero: here it stays; its first value is the mean of the
-        first batch that has the class, and classes not yet seen contribute nothing. One z' is drawn per class
-        and step. g and m learn from the embeddings of the step before the classifier moved, with its new
-        head: another pass through the network would only move them by that step. Beside FedSAM, whose second
-        pass is at weights nearby, prototypes, g and m take the embeddings of the first. The public code draws
-        z uniformly. The algorithm averages models and generators with 1/K for each of the K sites; here both
-        have the run's weights, by default the sites' numbers of samples (``weighting="uniform"`` is 1/K). An
-        unseen site has no batch norms, and is reported without a score.
+        Sizes, rates, α, β and the kernel are in an appendix outside of the article; the values and the
+        Gaussian kernel here (`F.gaussian_mmd`) are our choices. Eq. 4 as printed pulls the prototype of a
+        class that the batch lacks towards zero: here it stays. Its first value is the mean of the first batch
+        with the class, and classes not yet seen contribute nothing. One z' is drawn per class and step. g and
+        m learn from the embeddings before the classifier's step, with its new head: another pass through the
+        network would only change them by that step. With FedSAM, whose second pass is at weights nearby,
+        prototypes, g and m use the embeddings of the first. The public code draws z uniformly. The algorithm
+        averages models and generators with 1/K for each of the K sites; here both have the run's weights, by
+        default the sites' numbers of samples (``weighting="uniform"`` is 1/K). An unseen site has no batch
+        norms and gets no score.
     """
 
     name = "fraug"
@@ -137,12 +137,12 @@ class FRAug(Method):
         return network
 
     def generator(self) -> Generator:
-        """The generator with its initial weights."""
+        """Return the generator with its initial weights."""
         assert self._generator is not None, "prepare_network comes first"
         return copy.deepcopy(self._generator)
 
     def local_entries(self, network: nn.Module) -> frozenset[str]:
-        """Batch norms, by module type; other norms are shared."""
+        """Return the entries of batch norms, by module type; other norms are shared."""
         return state_entries(network, (_BatchNorm,))
 
     def at_site(self, context: SiteContext) -> SitePart:
@@ -155,14 +155,12 @@ class FRAug(Method):
 
 
 class FRAugSite(SitePart, SiteExchange):
-    """The site's half."""
-
     def __init__(self, method: FRAug, network: nn.Module) -> None:
         self.method, self.head = method, linear_head(network, method.head, method.name)
         weight = self.head.weight
         classes, size = weight.shape
         self.generator = method.generator().to(weight)
-        # Made in the first training, whose random numbers are the site's own.
+        # Made in the first training, with the site's random numbers.
         self.transformation: nn.Module | None = None
         self.means = weight.new_zeros(classes, size)
         self.seen = torch.zeros(classes, dtype=torch.bool, device=weight.device)
@@ -179,7 +177,7 @@ class FRAugSite(SitePart, SiteExchange):
         self._embeddings = F.working_precision(args[0].detach()) if module.training else None
 
     def start_round(self) -> None:
-        """Forget the optimisers; the first step makes new ones."""
+        """Drop the optimisers; the first step makes new ones."""
         self._optimisers, self._real = [], None
         self._means.clear()
 
@@ -197,12 +195,12 @@ class FRAugSite(SitePart, SiteExchange):
                 self._optimisers.append((optimiser, parameters))
 
     def loss(self, step: Step) -> Tensor | None:
-        """L_syn, which reaches the head alone (Eq. 2)."""
+        """Return L_syn, which trains the head alone (Eq. 2)."""
         assert self._embeddings is not None
         if not self._optimisers:
             self._begin()
         real, self._embeddings = self._embeddings, None
-        if self._real is None:  # else the gradients are taken again at other weights
+        if self._real is None:  # otherwise this call is for gradients at other weights
             self._real = real
             self._update_prototypes(real, step.targets)
         number = {"embeddings": len(step.targets), "prototypes": int(self.seen.sum())}
@@ -212,7 +210,7 @@ class FRAugSite(SitePart, SiteExchange):
         total = real.new_zeros(())
         for kind, (embeddings, _, labels) in synthetic.items():
             if getattr(self.method, kind):
-                # Not through the module: what is done to it in a forward pass is not for these.
+                # Not through the module, whose hooks are for real embeddings.
                 logits = nn.functional.linear(embeddings, self.head.weight, self.head.bias)
                 reduction = "mean" if kind == "embeddings" else "sum"
                 total = total + nn.functional.cross_entropy(logits, labels, reduction=reduction)
@@ -222,7 +220,7 @@ class FRAugSite(SitePart, SiteExchange):
         return torch.randn(count, self.method.noise, device=like.device, dtype=like.dtype)
 
     def after_step(self, step: Step) -> None:
-        """Take one step of the generator and one of RTNet, the classifier fixed (Eq. 5 and 6)."""
+        """Take one step of the generator and one of RTNet with the classifier fixed (Eq. 5 and 6)."""
         assert self._real is not None
         losses = self.losses(self._real, step.targets)
         last = len(self._optimisers) - 1
@@ -240,7 +238,7 @@ class FRAugSite(SitePart, SiteExchange):
         self.steps += 1
 
     def losses(self, real: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """L_gen and L_rt (Eq. 5 and 6) for the embeddings of a batch, (B, D), and their classes, (B,)."""
+        """Return L_gen and L_rt (Eq. 5 and 6) for a batch's embeddings, (B, D), and classes, (B,)."""
         weight = self.head.weight.detach()
         bias = None if self.head.bias is None else self.head.bias.detach()
         # The spread of the real embeddings: half their mean squared distance is the sum of their variances.
@@ -262,21 +260,21 @@ class FRAugSite(SitePart, SiteExchange):
         return generating, transforming
 
     def _synthesise(self, real: Tensor, labels: Tensor) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-        """û and û_c (Eq. 3), each with the embeddings that it was made from and its class."""
+        """Return û and û_c (Eq. 3), each with its original embeddings and classes."""
         classes = self.seen.nonzero().flatten()
         weight = self.method.lambda_syn
         if self.method.smoothing:
             weight *= F.ramp_up(self.steps, self.method.ramp_steps)
-        made = {}
+        synthetic = {}
         for kind, base, y in (("embeddings", real, labels), ("prototypes", self.means[classes], classes)):
             residuals = self.generator(self._noise[kind], y)
             if self.transformation is not None:
                 residuals = self.transformation(residuals)
-            made[kind] = (base + weight * residuals, base, y)
-        return made
+            synthetic[kind] = (base + weight * residuals, base, y)
+        return synthetic
 
     def _update_prototypes(self, real: Tensor, labels: Tensor) -> None:
-        """Eq. 4, for the classes of the batch."""
+        """Update the prototypes of the batch's classes (Eq. 4)."""
         rate = self.method.prototype_rate * F.ramp_up(self.steps, self.method.ramp_steps)
         for label in labels.unique():
             mean = real[labels == label].mean(dim=0)
@@ -285,7 +283,6 @@ class FRAugSite(SitePart, SiteExchange):
             self.seen[label] = True
 
     def metrics(self) -> dict[str, float]:
-        """Means over the round of L_gen and L_rt."""
         return self._means.read()
 
     def collect(self) -> Payload:
@@ -295,7 +292,6 @@ class FRAugSite(SitePart, SiteExchange):
         self.generator.load_state_dict(payload)
 
     def state(self) -> Payload:
-        """RTNet, the prototypes and the number of steps."""
         kept = {"means": self.means, "seen": self.seen, "steps": torch.as_tensor(self.steps)}
         if self.transformation is not None:
             kept.update({f"rtnet/{key}": value for key, value in self.transformation.state_dict().items()})
@@ -313,10 +309,10 @@ class FRAugSite(SitePart, SiteExchange):
 
 
 class FixedShapeSite(FRAugSite):
-    """The site's half on a GPU: every step takes the same few operations, and none waits for a number.
+    """The site's half on a GPU: every step takes the same few operations, without waiting for a number.
 
-    Prototypes of all classes pass through both networks, in one batch with the embeddings. A class not yet
-    seen weighs nothing. What depends on the number of steps is read from a table.
+    Prototypes of all classes pass through both networks, in one batch with the embeddings; a class not yet
+    seen has weight 0. A table has the values that depend on the number of steps.
     """
 
     def __init__(self, method: FRAug, network: nn.Module) -> None:
@@ -329,10 +325,9 @@ class FixedShapeSite(FRAugSite):
         )
         self._classes = torch.arange(len(self.means), device=self.means.device)
         self._signs = self.means.new_tensor([[1.0, -1.0], [-1.0, 1.0]])
-        self._made: tuple[Tensor, Tensor] | None = None
+        self._synthetic: tuple[Tensor, Tensor] | None = None
 
     def loss(self, step: Step) -> Tensor | None:
-        """See `FRAugSite.loss`."""
         assert self._embeddings is not None
         if not self._optimisers:
             self._begin()
@@ -351,14 +346,14 @@ class FixedShapeSite(FRAugSite):
         each = real.new_full((len(real),), self.method.embeddings / len(real))
         weights = torch.cat([each, self.seen * float(self.method.prototypes)])
         if first:
-            self._made = synthetic, weights
+            self._synthetic = synthetic, weights
         logits = nn.functional.linear(synthetic.detach(), self.head.weight, self.head.bias)
         return weights @ nn.functional.cross_entropy(logits, labels, reduction="none")
 
     def losses(self, real: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """See `FRAugSite.losses`; for the synthetic embeddings of the last `loss`."""
-        assert self._made is not None
-        (synthetic, weights), self._made, count = self._made, None, len(real)
+        assert self._synthetic is not None
+        (synthetic, weights), self._synthetic, count = self._synthetic, None, len(real)
         bias = None if self.head.bias is None else self.head.bias.detach()
         logits = nn.functional.linear(synthetic, self.head.weight.detach(), bias)
         log = logits.log_softmax(dim=1)
@@ -376,7 +371,7 @@ class FixedShapeSite(FRAugSite):
         return generating, transforming
 
     def _move_prototypes(self, real: Tensor, one_hot: Tensor, rate: Tensor) -> None:
-        """Eq. 4, for all classes at once: those that the batch lacks move by nothing."""
+        """Update all prototypes at once (Eq. 4), with share 0 for classes that the batch lacks."""
         counts = one_hot.sum(dim=0)
         present = counts > 0
         share = present * torch.where(self.seen, rate, 1.0)
@@ -384,6 +379,5 @@ class FixedShapeSite(FRAugSite):
         self.seen.logical_or_(present)
 
     def restore(self, state: Payload) -> None:
-        """See `FRAugSite.restore`."""
         super().restore(state)
         self.steps = state["steps"].to(self.means.device, copy=True)

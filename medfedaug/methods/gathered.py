@@ -1,4 +1,4 @@
-"""An exchange that some methods need: each site sends tensors, and receives those of all sites."""
+"""Exchange in which each site sends tensors and receives the tensors of all sites."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from medfedaug.methods.base import Payload, ServerExchange, Shapes, SiteContext
 
 
 def random_groups(method: str, site: str, samples: int, size: int) -> Tensor:
-    """Divide a site's samples at random into groups of ``size`` or more, (samples), always the same."""
+    """Divide a site's samples at random into groups of ``size`` or more, (samples,), reproducibly."""
     generator = torch.Generator().manual_seed(derive_seed(method, site))
     return torch.randperm(samples, generator=generator) % (samples // size)
 
 
 def sample_groups(method: str, context: SiteContext, size: int) -> Tensor:
-    """The `random_groups` of a site's training samples.
+    """Return the `random_groups` of a site's training samples.
 
     Raises:
-        DataError: for a site with fewer samples than a group has.
+        DataError: for a site with fewer samples than a group.
     """
     count = context.num_samples()
     if count < size:
@@ -33,9 +33,9 @@ def sample_groups(method: str, context: SiteContext, size: int) -> Tensor:
 
 
 def fewest_cases(method: str, context: SiteContext, size: int) -> int:
-    """The number of different cases in the group of `random_groups` that has the fewest.
+    """Return the smallest number of different cases in a group of `random_groups`.
 
-    At most ``size``, of a site that has too few samples for a group as well.
+    It is at most ``size``, also for a site with too few samples for a group.
     """
     by_case = torch.tensor(context.samples_by_case())
     samples = int(by_case.sum())
@@ -50,10 +50,8 @@ def fewest_cases(method: str, context: SiteContext, size: int) -> int:
 class GatheredServer(ServerExchange):
     """The server's half: every site receives ``<key>/<site>`` of all sites.
 
-    It grows with the number of sites, as its result must.
-
     Args:
-        shapes: of what a site sends.
+        shapes: of a site's payload.
     """
 
     def __init__(self, shapes: Shapes) -> None:
@@ -61,16 +59,13 @@ class GatheredServer(ServerExchange):
         self.sites: dict[str, Payload] = {}
 
     def accept(self, site: str, payload: Payload, weight: float = 1.0) -> None:
-        """Keep the tensors of one site, which may also join later."""
         self.sites[site] = payload
 
     def result(self) -> Payload:
-        return {
-            f"{key}/{site}": value for site in sorted(self.sites) for key, value in self.sites[site].items()
-        }
+        payloads = sorted(self.sites.items())
+        return {f"{key}/{site}": value for site, payload in payloads for key, value in payload.items()}
 
     def state(self) -> Payload:
-        """The tensors of all sites, to which those of a site that joins after a restart are added."""
         return self.result()
 
     def restore(self, state: Payload) -> None:

@@ -1,4 +1,4 @@
-"""Parts of methods whose server compares models: kept models, and values that sites send with them."""
+"""Parts of methods whose server compares the models of a round."""
 
 from __future__ import annotations
 
@@ -9,47 +9,58 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from medfedaug.functional.weighted_mean import WeightedMean
 from medfedaug.methods.base import Aggregator, Payload, ServerExchange, SiteUpdate
 
 
 class AggregatorExchange(ServerExchange):
-    """Exchange for an aggregator, which receives it with each update.
-
-    Nothing is added up here, and nothing goes back as an exchange.
-    """
+    """Exchange for an aggregator, which receives the payload with each update; nothing goes back."""
 
     def accept(self, site: str, payload: Payload, weight: float = 1.0) -> None:
-        """The aggregator is given it too."""
+        """Leave the payload to the aggregator."""
 
     def result(self) -> Payload:
         return {}
 
 
 class KeptUpdates(Aggregator):
-    """Keeps the models of a round: as much memory as all of them together.
+    """Aggregator that keeps the models of a round, in as much memory as all of them together.
 
-    Every site counts as one, since what a bound on the number of hostile sites is worth must not depend on
-    how many samples a site claims.
+    Every site counts as one: a bound on the number of hostile sites must not depend on the number of samples
+    that a site claims.
     """
 
     counts_samples: ClassVar[bool] = False
-    """Flag: the sites' usual weights count."""
+    """Flag: the sites have their usual weights."""
 
     def __init__(self) -> None:
         self._models: dict[str, Mapping[str, Tensor]] = {}
 
     def weigh(self, update: SiteUpdate) -> float:
-        """1, or the site's usual weight."""
         return update.weight if self.counts_samples else 1.0
 
     def accept(self, update: SiteUpdate) -> None:
-        """Keep the model."""
         self._models[update.site] = update.weights
 
     def take(self) -> dict[str, Mapping[str, Tensor]]:
-        """The models of the round by site, in the order of the names and not of arrival."""
+        """Return the models of the round by site, in the order of the names, and forget them."""
         models, self._models = self._models, {}
         return dict(sorted(models.items()))
+
+
+def weighted_mean(
+    models: Mapping[str, Mapping[str, Tensor]], weights: Mapping[str, float]
+) -> dict[str, Tensor]:
+    """Return the mean of models with these weights, float32."""
+    mean = WeightedMean()
+    for site, model in models.items():
+        mean.add(model, weights[site])
+    return mean.result()
+
+
+def flattened(model: Mapping[str, Tensor], keys: Collection[str]) -> Tensor:
+    """Return some entries of a model as one vector, float64."""
+    return torch.cat([model[key].double().flatten() for key in keys])
 
 
 def stacked(models: Mapping[str, Mapping[str, Tensor]], key: str) -> Tensor:
@@ -60,7 +71,7 @@ def stacked(models: Mapping[str, Mapping[str, Tensor]], key: str) -> Tensor:
 def update_norms(
     models: Mapping[str, Mapping[str, Tensor]], start: Mapping[str, Tensor], keys: Collection[str]
 ) -> dict[str, float]:
-    """‖wₖ − w‖ of each site k, over all these entries together."""
+    """Return ‖wₖ − w‖ of each site k, over all these entries together."""
     return {
         site: math.hypot(*(float((model[key].double() - start[key].double()).norm()) for key in keys))
         for site, model in models.items()
@@ -73,7 +84,7 @@ def moved(
     key: str,
     factors: Sequence[float],
 ) -> Tensor:
-    """Compute one entry of w + Σₖ fₖ (wₖ − w), float64."""
+    """Return one entry of w + Σₖ fₖ (wₖ − w), float64."""
     before = start[key].double()
-    found: Tensor = before + torch.tensordot(before.new_tensor(factors), stacked(models, key) - before, 1)
-    return found
+    updated: Tensor = before + torch.tensordot(before.new_tensor(factors), stacked(models, key) - before, 1)
+    return updated

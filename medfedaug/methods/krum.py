@@ -1,4 +1,4 @@
-"""Krum: the model of the site with which most others agree."""
+"""Krum: the model with which most other sites agree."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from medfedaug.methods.kept import KeptUpdates, stacked
 
 
 class Krum(Method):
-    """The one site's model that is nearest to others (Blanchard et al., NeurIPS 2017).
+    """One site's model, the nearest to other sites' models (Blanchard et al., NeurIPS 2017).
 
         w ← wᵢ with the smallest s(i) = Σ ‖wᵢ − wⱼ‖² over the n − f − 2 sites j nearest to i,
 
-    with norms over all parameters. The paper's condition is n ≥ 2f + 3, and so a round needs as many updates:
-    5 for f = 1, 7 for f = 2.
+    with norms over all parameters. The paper's condition n ≥ 2f + 3 is the number of updates that a round
+    needs: 5 for f = 1, 7 for f = 2.
 
     Numbers of samples: not used; every site counts as one.
 
     Args:
-        hostile: f, at most so many sites of a round may be hostile.
+        hostile: f, the largest number of hostile sites in a round.
 
     Raises:
-        ConfigError: for f below 1, or where no parameter is averaged.
+        ConfigError: for f below 1, or when no parameter is averaged.
 
     Deviations:
-        The paper chooses among gradients; here they are models after local training, of which one alone
-        becomes the global model: that of a single hospital. Running statistics of norm layers take no part
-        in the choice. They are those of the chosen site, clamped to the range of all sites' without the f
-        largest and smallest of each coordinate, so that a chosen site cannot spoil them. Of sites with equal
-        scores the first by name is chosen.
+        The paper chooses among gradients, this method among models after local training, so that the model
+        of a single hospital becomes the global one. Running statistics of norm layers do not enter the
+        choice. They are the chosen site's, clamped to the range of all sites' values without the f largest
+        and smallest of each coordinate, so that a chosen hostile site cannot spoil them. The first by name of
+        sites with equal scores is chosen.
     """
 
     name = "krum"
@@ -48,14 +48,7 @@ class Krum(Method):
 
 
 class KrumServer(KeptUpdates):
-    """The server's half, of `multi_krum` too.
-
-    Args:
-        context: the federation.
-        method: the method's name, for its messages.
-        hostile: f.
-        keep: the number of models whose mean is taken; 0 for all but f.
-    """
+    """The server's half, of `multi_krum` too, with the mean of ``keep`` models; 0 for all but f."""
 
     def __init__(self, context: ServerContext, method: str, hostile: int, keep: int) -> None:
         super().__init__()
@@ -64,12 +57,12 @@ class KrumServer(KeptUpdates):
         self.chosen: list[str] = []
 
     def result(self, round_: RoundMean) -> dict[str, Tensor]:
-        """The mean of the chosen models."""
+        """Return the mean of the chosen models."""
         models = self.take()
         distances = torch.zeros(len(models), len(models), dtype=torch.float64)
         for key in self.keys:
             values = stacked(models, key).flatten(1)
-            # Row by row, and not as ‖a‖² + ‖b‖² − 2ab, whose rounding hides small distances of large models.
+            # Row by row: the rounding of ‖a‖² + ‖b‖² − 2ab would hide small distances of large models.
             distances += torch.stack([(values - row).square().sum(dim=1) for row in values]).cpu()
         scores = F.krum_scores(distances, self.hostile)
         best = sorted(range(len(models)), key=lambda index: (float(scores[index]), index))
@@ -83,5 +76,4 @@ class KrumServer(KeptUpdates):
         return new
 
     def summary(self) -> dict[str, Any]:
-        """The chosen sites."""
         return {"chosen": self.chosen}

@@ -16,19 +16,19 @@ from medfedaug.models import FeatureMixLayer, insert_layers, stage_layers
 class ManifoldMixUp(Method):
     """MixUp of hidden features (Verma et al., ICML 2019, Algorithm 1).
 
-    In every step one place is drawn among the images themselves and the encoder's stages; there, and nowhere
-    else, x becomes λx_A + (1 − λ)x_B, and the loss λℓ(y_A) + (1 − λ)ℓ(y_B), with λ ~ Beta(α, α).
+    Every step draws one place among the images and the encoder's stages. There x becomes
+    λx_A + (1 − λ)x_B, and the loss λℓ(y_A) + (1 − λ)ℓ(y_B), with λ ~ Beta(α, α).
 
     Args:
         alpha: α; with 0 it is FedAvg.
-        stages: the stages that may be drawn, all by default.
+        stages: the stages for the draw, all by default.
 
     Raises:
         ConfigError: for a negative ``alpha``.
 
     Deviations:
-        The paper draws among the input and the first two stages of ResNets; with ``stages=[1, 2]`` it is
-        that. Skip connections of a U-Net stay unmixed.
+        The paper draws among the input and the first two stages of ResNets, which is ``stages=[1, 2]``. Skip
+        connections of a U-Net stay unmixed.
     """
 
     name = "manifold_mixup"

@@ -14,15 +14,15 @@ class Median(Method):
 
         w[j] ← median over the sites k of wₖ[j],
 
-    which lies between values of honest sites in every coordinate as long as fewer than half of the sites of a
-    round are hostile: f < n/2. A round needs 3 updates.
+    which lies between values of honest sites in every coordinate if fewer than half of the sites of a round
+    are hostile: f < n/2. A round needs 3 updates.
 
     Numbers of samples: not used; every site counts as one.
 
     Deviations:
-        The paper takes the median of gradients at one common point, and machines with equally many samples
-        that are drawn from one distribution. Here it is that of models after local training, which differs
-        from the mean also without hostile sites, the more the sites differ. Running statistics of norm layers
+        The paper takes the median of gradients at one common point, for machines with equal numbers of
+        samples from one distribution. Here it is the median of models after local training, which differs
+        from the mean even without hostile sites, the more the sites differ. Running statistics of norm layers
         become their median too.
     """
 
@@ -33,11 +33,8 @@ class Median(Method):
 
 
 class MedianServer(KeptUpdates):
-    """The server's half."""
-
     min_updates = 3
 
     def result(self, round_: RoundMean) -> dict[str, Tensor]:
-        """The median of every entry."""
         models = self.take()
         return {key: F.coordinate_median(stacked(models, key)).float() for key in round_.mean}

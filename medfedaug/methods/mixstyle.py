@@ -1,4 +1,4 @@
-"""MixStyle: features take on a mixture of two images' statistics."""
+"""MixStyle: features with a mixture of two images' statistics."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class MixStyle(Method):
     Args:
         prob: probability that a layer is active in a step; with 0 it is FedAvg.
         alpha: α of Beta(α, α).
-        stages: the stages that get a layer.
-        lambda1: with ``lambda2``, λ₁ and λ₂ of FedFD's loss (`medfedaug.methods.FedFD`, Eq. 5), where a batch
-            passes once as it is and once with styles mixed (FedFD-A Table 3, b). With both 0 styles are mixed
-            in the one pass.
+        stages: the stages with a layer.
+        lambda1: with ``lambda2``, λ₁ and λ₂ of FedFD's loss (`medfedaug.methods.FedFD`, Eq. 5), for a batch
+            that passes once without and once with mixed styles (FedFD-A Table 3, b). With both 0 the only
+            pass mixes styles.
         lambda2: see ``lambda1``.
 
     Deviations:
-        The paper puts the layers after the first two or three residual blocks of ResNets; which stages of
-        other networks correspond is left to judgement: here the first two.
+        The paper puts the layers after the first two or three residual blocks of ResNets, here they come
+        after the first two stages of any network.
     """
 
     name = "mixstyle"
@@ -57,7 +57,7 @@ class MixStyle(Method):
 
 
 class MixStyleSite(DiversifiedSite):
-    """The site's half where styles are mixed in a second pass alone."""
+    """The site's half with mixed styles in a second pass alone."""
 
     def __init__(self, network: nn.Module, weights: Weights) -> None:
         super().__init__(network, weights)
@@ -68,7 +68,6 @@ class MixStyleSite(DiversifiedSite):
 
     @contextmanager
     def diversified(self) -> Iterator[None]:
-        """Layers are active."""
         self._set(self.probs)
         try:
             yield

@@ -14,8 +14,8 @@ from medfedaug.models import MomentExchangeLayer, insert_layers, stage_layers
 class MoEx(Method):
     """Moment exchange (Li et al., CVPR 2021).
 
-    With probability p, the features of every image after an early stage get the moments of another's of the
-    batch (`medfedaug.models.MomentExchangeLayer`), and the loss becomes λℓ(y_A) + (1 − λ)ℓ(y_B) (Eq. 3).
+    With probability p, the features of every image after an early stage get the moments of another image of
+    the batch (`medfedaug.models.MomentExchangeLayer`), and the loss becomes λℓ(y_A) + (1 − λ)ℓ(y_B) (Eq. 3).
 
     Args:
         prob: p; with 0 it is FedAvg.

@@ -1,4 +1,4 @@
-"""MOON: features are drawn to those of the global model, away from those of the site's last one."""
+"""MOON: features are drawn to the global model's, and away from those of the site's last model."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medfedaug import functional as F
 from medfedaug.methods.arguments import NotNegative, Positive
 from medfedaug.methods.base import Method, Payload, SiteContext, SitePart, Step, shared_parameters
-from medfedaug.models import find_head
+from medfedaug.methods.class_features import FeatureSite
 from medfedaug.models.modes import evaluating
 from medfedaug.models.substitution import call_with
 
@@ -18,16 +17,15 @@ from medfedaug.models.substitution import call_with
 class MOON(Method):
     r"""Model-contrastive learning (Li, He and Song, CVPR 2021, Eq. 3 and 4).
 
-    With the features z of an image under the weights that are trained, :math:`z_{glob}` under the global
-    weights that the site received in this round, and :math:`z_{prev}` under those that it had itself at the
-    end of its last round, the loss gains
+    With the features z of an image under the weights in training, :math:`z_{glob}` under the global weights
+    of this round, and :math:`z_{prev}` under the site's weights at the end of its last round, the loss gains
 
     .. math:: \mu\,\ell_{con} = -\mu \log \frac{\exp(\mathrm{sim}(z, z_{glob})/\tau)}
               {\exp(\mathrm{sim}(z, z_{glob})/\tau) + \exp(\mathrm{sim}(z, z_{prev})/\tau)}
 
     averaged over the images of the batch, with the cosine as similarity. Gradients flow through z alone.
 
-    Nothing leaves a site beside the model. A step needs two more passes without gradients.
+    Only the model leaves a site. A step needs two more passes without gradients.
 
     Args:
         weight: μ. The paper's best are 5, 1 and 1 for CIFAR-10, CIFAR-100 and Tiny-ImageNet, of 0.1, 1, 5
@@ -36,17 +34,16 @@ class MOON(Method):
         head: dotted name of the module whose input the features are; by default the network's last layer.
 
     Raises:
-        ConfigError: for a negative ``weight``, for a ``temperature`` that is not positive, or where no
-            parameter is averaged, and beside a method whose weights or statistics are no entries of the state
-            dict, which the earlier models could not have of their own.
+        ConfigError: for a negative ``weight``, for a ``temperature`` that is not positive, when no parameter
+            is averaged, and for a method with weights or statistics outside of the state dict, of which the
+            earlier models have no copy.
 
     Deviations:
         z is the input of the network's last layer. The paper puts a projection head of two layers before that
-        one; here networks stay what they are. The paper is about classification: of feature maps, as in
-        segmentation, z is the mean over space. :math:`z_{glob}` and :math:`z_{prev}` are of the networks in
-        evaluation mode, in which layers of other methods change nothing; the paper does not say. In a site's
-        first round it has no earlier model, and there is no term; if that model is taken to be the initial
-        one, the term is a constant there.
+        layer; here networks are not changed. The paper is about classification: for feature maps, as in
+        segmentation, z is the mean over space. :math:`z_{glob}` and :math:`z_{prev}` are in evaluation mode,
+        in which layers of other methods change nothing; the paper does not name the mode. A site's first
+        round has no earlier model and no term; with the initial model instead, the term would be constant.
     """
 
     name = "moon"
@@ -63,43 +60,31 @@ class MOON(Method):
         return MOONSite(self, context.network)
 
 
-class MOONSite(SitePart):
-    """The weights that the features are compared under.
+class MOONSite(FeatureSite):
+    """The site's half, with the weights of the comparison.
 
     Attributes:
         previous: all entries of the model at the end of the site's last round; empty before.
     """
 
     def __init__(self, method: MOON, network: nn.Module) -> None:
+        super().__init__(network, method.head)
         self.method, self.network = method, network
         self.previous: Payload = {}
         self._received: Payload = {}
-        self._seen: Tensor | None = None
-        self._features: Tensor | None = None
         self._terms: list[Tensor] = []
-        find_head(network, method.head).register_forward_pre_hook(self._keep)
 
-    def _keep(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
-        features = F.working_precision(args[0])
-        self._seen = features.flatten(2).mean(dim=2) if features.ndim > 2 else features
-
-    def _take(self) -> Tensor:
-        features, self._seen = self._seen, None
-        assert features is not None
-        return features
-
-    def after_pass(self, step: Step) -> None:
-        """Take z."""
-        self._features = self._take()
+    def _keep(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        super()._keep(module, args)
+        if self._seen is not None and self._seen.ndim > 2:
+            self._seen = self._seen.flatten(2).mean(dim=2)
 
     def start_round(self) -> None:
-        """Keep the global model of the round."""
         self._received, self._terms = _entries(self.network), []
 
     def loss(self, step: Step) -> Tensor | None:
-        """μ ℓ_con of the batch."""
-        features, self._features = self._features, None
-        assert features is not None
+        """Return μ ℓ_con of the batch."""
+        features = self.step_features()
         if not self.previous or not self.method.weight:
             return None
         with torch.no_grad(), evaluating(step.network):
@@ -111,18 +96,15 @@ class MOONSite(SitePart):
 
     def _under(self, weights: Payload, inputs: Tensor) -> Tensor:
         call_with(self.network, weights, inputs)
-        return self._take()
+        return self.last_features()
 
     def end_round(self) -> None:
-        """Keep the trained model for the next round."""
         self.previous, self._received = _entries(self.network), {}
 
     def metrics(self) -> dict[str, float]:
-        """The mean of ℓ_con over the round."""
         return {"contrast": float(torch.stack(self._terms).mean())} if self._terms else {}
 
     def state(self) -> Payload:
-        """The site's last model."""
         return self.previous
 
     def restore(self, state: Payload) -> None:

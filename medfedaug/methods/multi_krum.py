@@ -11,19 +11,19 @@ class MultiKrum(Krum):
 
         w ← (1/m) Σ wᵢ over the m sites with the smallest s(i), s as in `medfedaug.methods.krum.Krum`.
 
-    m = 1 is Krum. A round needs 2f + 3 updates, and m + f.
+    m = 1 is Krum. A round needs at least 2f + 3 and m + f updates.
 
     Numbers of samples: not used; every chosen site counts as one.
 
     Args:
-        hostile: f, at most so many sites of a round may be hostile.
+        hostile: f, the largest number of hostile sites in a round.
         keep: m; 0 for all sites of the round but f.
 
     Raises:
-        ConfigError: for f below 1 or m below 0, or where no parameter is averaged.
+        ConfigError: for f below 1 or m below 0, or when no parameter is averaged.
 
     Deviations:
-        Those of Krum. The default of m is ours.
+        As for Krum. The default of m is our choice.
     """
 
     name = "multi_krum"

@@ -22,8 +22,8 @@ class Norm(Method):
         over: see `medfedaug.methods.fedrdn.FedRDN`.
 
     Deviations:
-        The paper says "experiential or statistical values" and not which; these are the ones that FedRDN
-        itself uses at test time, so that the two differ in training alone.
+        The paper only says "experiential or statistical values"; these are the values of FedRDN at test time,
+        so that the two methods differ in training alone.
     """
 
     name = "norm"

@@ -1,4 +1,4 @@
-"""Norm clipping: no site's update is longer than a limit."""
+"""Norm clipping: a limit on the norm of each site's update."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ class NormClip(Method):
 
         w ← w + Σₖ pₖ Δₖ · min(1, M/‖Δₖ‖),    Δₖ = wₖ − w,
 
-    with the norm over all parameters together. It limits how far a site moves the model in a round, and not
-    where to: a hostile site keeps its share pₖ of every round. It assumes nothing of their number.
+    with the norm over all parameters together. It limits the length of a site's step in a round, and not its
+    direction: a hostile site keeps its share pₖ of every round. Any number of sites may be hostile.
 
     Numbers of samples: pₖ are the sites' usual shares, so that a site's claim counts; limit it with
     ``max_share`` of `medfedaug.config.run.RunConfig`.
 
     Args:
-        limit: M; 0 for the median of the norms of the round's updates (of an even number the lower one in the
-            middle), which fewer than half of the sites cannot choose.
+        limit: M; 0 for the (lower) median of the norms of the round's updates, which a minority of the sites
+            cannot choose.
 
     Raises:
-        ConfigError: for a limit below 0, or where no parameter is averaged.
+        ConfigError: for a limit below 0, or when no parameter is averaged.
 
     Deviations:
-        The paper has a constant M, and noise added to the sum as an option, which is left out. Running
-        statistics of norm layers are no parameters, and their mean is not clipped but clamped, coordinate by
-        coordinate, to the middle of the sites' values: to their median where their number is odd.
+        The paper has a constant M, and optional noise on the sum, which is missing here. The mean of running
+        statistics, which are no parameters, is clamped, coordinate by coordinate, to the middle of the sites'
+        values: to their median for an odd number of sites.
     """
 
     name = "norm_clip"
@@ -47,8 +47,6 @@ class NormClip(Method):
 
 
 class NormClipServer(KeptUpdates):
-    """The server's half."""
-
     counts_samples = True
 
     def __init__(self, context: ServerContext, limit: float) -> None:
@@ -57,7 +55,7 @@ class NormClipServer(KeptUpdates):
         self.limit, self.clipped = limit, list[str]()
 
     def result(self, round_: RoundMean) -> dict[str, Tensor]:
-        """The mean of the clipped updates."""
+        """Return the mean of the clipped updates."""
         models, previous = self.take(), round_.previous
         norms = update_norms(models, previous, self.keys)
         self.limit = self.fixed or sorted(norms.values())[(len(norms) - 1) // 2]
@@ -74,5 +72,4 @@ class NormClipServer(KeptUpdates):
         return new
 
     def summary(self) -> dict[str, Any]:
-        """The limit, and the sites whose updates were longer."""
         return {"limit": self.limit, "clipped": self.clipped}

@@ -32,23 +32,22 @@ class Nyul(Method):
               \frac{l_{i,j} - l_{i,0}}{l_{i,10} - l_{i,0}}
 
     over the images of a site k, and over the N sites. In the second step, in training and at test, every
-    image is mapped by the lines between :math:`(l_{i,j}, s_j)` (`medfedaug.functional.map_landmarks`). A site
-    needs no statistics of its own at test: the image alone decides, so that an unseen site is no special
-    case.
+    image is mapped by the lines between :math:`(l_{i,j}, s_j)` (`medfedaug.functional.map_landmarks`). The
+    map depends on the image alone: at test no site, also no unseen one, needs statistics.
 
-    Exchange, once: ``steps`` (C, 10) up, the mean of the distances between neighbouring landmarks on the
-    scale from 0 to 1: each row adds up to 1, like a histogram; the mean over the sites down.
+    Exchange, once: ``steps`` (C, 10) up, the mean of the distances between adjacent landmarks on the scale
+    from 0 to 1: each row adds up to 1, like a histogram; the mean over the sites down.
 
     Deviations:
-        Written from descriptions of the papers and common public implementations, from which the percentiles
-        are: 1, 10, 20, ..., 90 and 99 (the papers discuss several choices, and 0 and 99.8 for the ends). The
-        foreground is what is brighter than the darkest voxel; the papers cut off the background at a
-        threshold of the image. The papers average over all images in one place; here every site has the same
-        weight, however many images it has. The standard scale runs from 0 to 1. Where landmarks coincide, the
-        papers' condition for a map without loss fails: then no line lies between them. The landmarks are
-        those of the whole prepared image, before augmentation, also where the network sees its slices or
-        patches; at test they are those of the image before it is resized in its plane. A channel that is
-        constant becomes 0, and takes no part in the mean. Sites that join later are given the scale as it is.
+        This follows descriptions of the papers and common public implementations, with their percentiles: 1,
+        10, 20, ..., 90 and 99 (the papers discuss several choices, and 0 and 99.8 for the ends). The
+        foreground is everything brighter than the darkest voxel; the papers cut off the background at a
+        threshold of the image. The papers average over all images in one place; here sites have equal
+        weights, for any number of images. The standard scale runs from 0 to 1. Equal landmarks violate the
+        papers' condition for a map without loss: no line lies between them. The landmarks are those of the
+        whole prepared image, before augmentation, also for slices or patches; at test they are those of the
+        image before it is resized in its plane. A constant channel becomes 0, and is not in the mean. Sites
+        that join later use the existing scale.
     """
 
     name = "nyul"
@@ -77,18 +76,18 @@ class NyulSite(SitePart, SiteExchange):
         self.standard: Tensor | None = None
 
     def collect(self) -> Payload:
-        """The mean steps of the site's images; 0 for a channel that is constant in all of them."""
-        rows = torch.stack([_steps(one) for one in self.context.case_landmarks()])
+        """Return the mean steps of the site's images; 0 for a channel that is constant in all of them."""
+        rows = torch.stack([_steps(landmarks) for landmarks in self.context.case_landmarks()])
         varies = (~rows.isnan()).all(dim=2).sum(dim=0)
         return {"steps": (rows.nansum(dim=0) / varies.clamp_min(1)[:, None]).float()}
 
     def contributions(self, bounds: Bounds) -> Contributions:
-        """The steps of each image; NaN for a constant channel."""
-        values = ({"steps": _steps(one)} for one in self.context.case_landmarks())
+        """Return the steps of each image; NaN for a constant channel."""
+        values = ({"steps": _steps(landmarks)} for landmarks in self.context.case_landmarks())
         return Contributions({"steps": HISTOGRAM}, values)
 
     def privatised(self, means: Payload, cases: int) -> Payload:
-        """The noisy steps. That a channel is missing is in the site's list and in no patient's image."""
+        """Return the noisy steps; 0 for channels that the site lists as missing, which reveals no image."""
         steps = means["steps"].clone()
         steps[[*self.context.missing_channels]] = 0
         return {"steps": steps.float()}
@@ -100,7 +99,7 @@ class NyulSite(SitePart, SiteExchange):
         self.standard = scale / scale[:, -1:]
 
     def transforms(self, *, training: bool) -> Sequence[Transform]:
-        """The map, in training and in evaluation; nothing until the server has sent the scale."""
+        """Return the map, in training and in evaluation; nothing until the server has sent the scale."""
         if self.standard is None:
             return ()
         return [StandardizeHistogramd(Keys.IMAGE, self.standard, landmarks_key=LANDMARKS)]
@@ -120,7 +119,7 @@ class NyulServer(FinalMeanServer):
             raise ValueError("steps between landmarks are numbers from 0 on that add up to 1 in each channel")
 
     def summary(self) -> dict[str, Any]:
-        """The mean steps by channel; they add up to the share of sites that have the channel."""
+        """Return the mean steps by channel; their sum is the share of sites with the channel."""
         return {} if not self.mean else {"steps": self.mean["steps"].tolist()}
 
 

@@ -1,4 +1,4 @@
-"""`RefusesOldNames`: refuses names of before 0.3, without which a method would send more than it means to."""
+"""Refusal of hooks from before 0.3: a method whose hook is ignored would send more than it means to."""
 
 from __future__ import annotations
 
@@ -8,11 +8,7 @@ from medfedaug.errors import ConfigError
 
 
 class RefusesOldNames:
-    """Base of the classes that an author of methods derives from.
-
-    Attributes:
-        _old: names of hooks and flags that mean nothing any more.
-    """
+    """Base class of what an author of methods derives from; ``_old`` lists names without effect."""
 
     _old: ClassVar[frozenset[str]] = frozenset()
 

@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 class RoundMeans:
-    """Means over the steps of a round, read once at its end: reading a number makes a GPU wait.
+    """Means over the steps of a round, read once at its end, since reading a number makes a GPU wait.
 
     Args:
-        names: one for each number that a step gives.
+        names: one for each number of a step.
     """
 
     def __init__(self, *names: str) -> None:
@@ -23,7 +23,7 @@ class RoundMeans:
         self._sums = None
 
     def add(self, *numbers: Tensor) -> None:
-        """Take in a step, each number of shape ()."""
+        """Add the numbers of a step, of shape () each."""
         if self._one is None:
             self._one = numbers[0].new_ones(())
         step = torch.stack([*(number.detach() for number in numbers), self._one])
@@ -32,7 +32,7 @@ class RoundMeans:
         self._sums += step
 
     def read(self) -> dict[str, float]:
-        """The means by name; none before the first step."""
+        """Return the means by name; none before the first step."""
         if self._sums is None:
             return {}
         *sums, steps = self._sums.tolist()

@@ -22,9 +22,8 @@ Strategy = Literal["norm+head", "norm", "head", "bottom_up", "top_down"]
 class PartialFed(Method):
     """Partial initialisation with a fixed strategy: PartialFed-Fix (Sun et al., NeurIPS 2021).
 
-    At the start of a round a site loads some layers of the global model; in the others it goes on with its
-    own of the round before. Which these are is decided by module type, and for stages by what their features
-    depend on:
+    At the start of a round a site loads some layers of the global model, and keeps its own others from the
+    previous round. They are chosen by module type, and for stages by the dependences of their features:
 
     ============= ==========================================================================================
     ``norm``      normalisation layers are the site's own, as in FedBN
@@ -34,20 +33,20 @@ class PartialFed(Method):
     ``top_down``  the first stages are the site's own, and all that follows is loaded
     ============= ==========================================================================================
 
-    The global model alone is not complete, and a site that did not train is reported without a score.
+    The global model is not complete, and a site that did not train gets no score.
 
     Args:
-        strategy: which layers are loaded.
-        stages: how many stages of the encoder are the first ones, for ``bottom_up`` and ``top_down``.
-        head: dotted name of the last layer, where the order of the modules says something else.
+        strategy: the choice of loaded layers.
+        stages: the number of first stages of the encoder, for ``bottom_up`` and ``top_down``.
+        head: dotted name of the last layer, if it is not the last one in the network's order.
 
     Raises:
         ConfigError: for an unknown strategy, and for a network in which it loads everything, or nothing, or
-            whose stages are not known.
+            whose stages are unknown.
 
     Deviations:
-        The paper's sites send all layers, and load some; layers that no site loads are not sent here, which
-        is the same for the sites and leaves the global model without them. For PartialFed-Adaptive see
+        The paper's sites send all layers, and load some. Here they do not send layers that no site loads: the
+        sites are the same, and the global model lacks these layers. For PartialFed-Adaptive see
         `medfedaug.methods.PartialFedAdaptive`.
     """
 
@@ -59,7 +58,7 @@ class PartialFed(Method):
         self.strategy, self.stages, self.head = strategy, stages, head
 
     def local_entries(self, network: nn.Module) -> frozenset[str]:
-        """The entries of the layers that are not loaded."""
+        """Return the entries of the layers that are not loaded."""
         everything = frozenset(first_names(network).values())
         if self.strategy == "bottom_up":
             kept = everything - self._first_stages(network)
@@ -87,7 +86,7 @@ class PartialFed(Method):
         return kept
 
     def _first_stages(self, network: nn.Module) -> frozenset[str]:
-        """The entries that the features of the last of the first stages depend on."""
+        """Return the entries on which the features of the last of the first stages depend."""
         try:
             return module_entries(network, modules_before(network, find_stage(network, self.stages)))
         except ValueError as error:

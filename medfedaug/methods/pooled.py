@@ -6,21 +6,21 @@ from medfedaug.methods.base import Method
 
 
 class Pooled(Method):
-    """Training on the images of all sites together, the oracle that a federation is measured against.
+    """Training on the images of all sites together, the oracle to which a federation is compared.
 
-    One network is trained on everybody's training images, for as many epochs and with the same optimiser as
-    a federation's sites; a "round" is its local epochs. Each site scores it on its own validation and test
-    images, and the best round is selected as in a federation. Nothing travels, since everything is there
-    already: a simulation on one machine runs it, without NVFlare, and no hospital can be asked to.
+    One network is trained on all training images, for as many epochs and with the same optimiser as a
+    federation's sites; a "round" is its local epochs. Each site scores it on its own validation and test
+    images, and the best round is selected as in a federation. Only a simulation on one machine, without
+    NVFlare, can run it; hospitals cannot.
 
-    Each image is normalised as at the site that it comes from. It goes with methods that work within one
-    site (augmentations, ``norm``, ``fedsam``), and not with those that exchange, keep or average something.
+    Each image is normalised as at its site. It combines with methods that work within one site
+    (augmentations, ``norm``, ``fedsam``), and not with methods that exchange, keep or average something.
 
     Raises:
-        ConfigError: beside a method that needs sites which are apart.
+        ConfigError: in combination with a method that needs separate sites.
 
     Deviations:
-        The optimiser begins anew every round, as it does at a site.
+        Every round has a new optimiser, as at a site.
     """
 
     name = "pooled"

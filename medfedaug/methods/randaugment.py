@@ -14,9 +14,9 @@ from medfedaug.transforms import RandAugmentd
 class RandAugment(Method):
     """Data augmentation by N operations of magnitude M (Cubuk et al., NeurIPS 2020).
 
-    In training each image passes ``num_ops`` operations drawn from a list, all of one magnitude
-    (`medfedaug.transforms.RandAugment`, which has the list); those that move pixels move the label map along.
-    Nothing is exchanged. With ``num_ops=0`` it is FedAvg, bit for bit.
+    In training each image passes ``num_ops`` random operations of one magnitude from the list of
+    `medfedaug.transforms.RandAugment`; operations that move pixels move the label map too. Nothing is
+    exchanged. With ``num_ops=0`` it is FedAvg, bit for bit.
 
     Args:
         num_ops: N.
@@ -28,7 +28,7 @@ class RandAugment(Method):
 
     Deviations:
         The operations are MONAI's, see the transform. N = 2 and M = 9 are those of the paper's ResNet-50;
-        papers that compare with it do not say which they took.
+        papers that compare with it do not give theirs.
     """
 
     name = "randaugment"

@@ -1,4 +1,4 @@
-"""RandConv: training images under random convolutions, on which predictions should agree."""
+"""RandConv: consistent predictions of training images under random convolutions."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class RandConv(Method):
 
     .. math:: \frac{\lambda}{3} \sum_{j=1}^3 \mathrm{KL}(p_j \,\Vert\, \bar p)
 
-    of the predictions of x' and of two more versions of the same images, each with draws of its own, and the
+    of the predictions of x' and of two more versions of the same images, each with its own draws, and the
     mean of the three. Inference is the plain network's.
 
-    Nothing leaves a site beside the model. A step costs three times as much, unless λ = 0.
+    Only the model leaves a site. A step costs three times as much, unless λ = 0.
 
     Args:
-        mixing: whether images are mixed with their convolution.
+        mixing: mix images with their convolution.
         probability: p, without ``mixing``.
         kernels: the kernel sizes, odd.
         consistency: λ; 0 for the augmentation alone. The paper's for digits is 10 with mixing and 5 without.
@@ -42,11 +42,10 @@ class RandConv(Method):
         ConfigError: for arguments out of range.
 
     Deviations:
-        Written from the paper's public code, which makes the two more versions of x'; the paper's algorithm
-        makes them of x, as here. For label maps the divergence is averaged over the voxels. All three passes
-        update running statistics, as there. A method that mixes images and is named after this one changes
-        x' alone: name it first. Images are as they come to the network, normalised or not, and are not
-        clipped.
+        This follows the paper's public code, but makes the two other versions from x, as in the paper's
+        algorithm, and not from x'. For label maps the divergence is averaged over the voxels. All three
+        passes update running statistics, as in the code. Name a method that mixes images before this one, or
+        it changes x' alone. Images are the network's input, normalised or not, and are not clipped.
     """
 
     name = "randconv"
@@ -69,7 +68,7 @@ class RandConv(Method):
 
 
 class RandConvSite(SitePart):
-    """Makes the versions of a batch, and compares the predictions."""
+    """The site's half, which compares the predictions of a batch's versions."""
 
     def __init__(self, method: RandConv) -> None:
         self.method = method
@@ -80,7 +79,6 @@ class RandConvSite(SitePart):
         self._terms = []
 
     def mix(self, inputs: Tensor, targets: Targets) -> tuple[Tensor, Targets]:
-        """The first version of the batch."""
         self._inputs = inputs
         return self._version(inputs), targets
 
@@ -96,7 +94,7 @@ class RandConvSite(SitePart):
         return F.mix_convolution(x, weight.to(x.device) / math.sqrt(channels * size**dims), share)
 
     def loss(self, step: Step) -> Tensor | None:
-        """λ times the spread of the three predictions."""
+        """Return λ times the spread of the three predictions."""
         if not self.method.consistency:
             return None
         assert self._inputs is not None
@@ -106,9 +104,7 @@ class RandConvSite(SitePart):
         return self.method.consistency * spread
 
     def end_round(self) -> None:
-        """Drop the last batch."""
         self._inputs = None
 
     def metrics(self) -> dict[str, float]:
-        """The mean spread of the predictions over the round."""
         return {"spread": float(torch.stack(self._terms).mean())} if self._terms else {}

@@ -1,4 +1,4 @@
-"""The methods by name, and the checks that several go together."""
+"""Methods by name, and checks of their combination."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from medfedaug.utils import plugins
 from medfedaug.utils.validation import match_case, not_known, split_names
 
 _BUILT_IN: dict[str, type[Method]] = {
-    found.name: found
-    for found in vars(catalogue).values()
-    if isinstance(found, type) and issubclass(found, Method)
+    cls.name: cls for cls in vars(catalogue).values() if isinstance(cls, type) and issubclass(cls, Method)
 }
 
 COMBINATIONS: dict[str, list[dict[str, Any]]] = {
@@ -25,45 +23,45 @@ COMBINATIONS: dict[str, list[dict[str, Any]]] = {
     "fedfa+": [{"name": "fedfa"}, {"name": "fedfa_h"}],
     "harmofl": [{"name": "fedharmo"}],
 }
-"""Published names of a combination, of a method with an argument, or that other papers give to a method."""
+"""Published names of combinations and of methods with arguments, and names from other papers."""
 
 BUILT_IN_NAMES = (*_BUILT_IN, *COMBINATIONS)
-"""The names that no other package may take."""
+"""The names that no other package may use."""
 
 
 def built_in_methods() -> dict[str, type[Method]]:
-    """The classes of the methods that are built in, by name."""
+    """Return the classes of the built-in methods by name."""
     return dict(_BUILT_IN)
 
 
 def method_names() -> list[str]:
-    """The names that `parse_methods` accepts; those that other packages add come last."""
+    """Return the names that `parse_methods` accepts; names from other packages come last."""
     return [*BUILT_IN_NAMES, *plugins.names(plugins.METHODS, BUILT_IN_NAMES)]
 
 
 def parse_methods(text: str, settings: Mapping[str, Mapping[str, Any]] | None = None) -> list[dict[str, Any]]:
-    """``"fedrdn,fedfa"`` as the specification that `medfedaug.config.run.RunConfig` holds.
+    """Turn ``"fedrdn,fedfa"`` into the specification in `medfedaug.config.run.RunConfig`.
 
     Args:
-        text: names, separated by commas, in capitals or not.
+        text: names, separated by commas, in any case.
         settings: arguments by method, ``{"fedfa": {"prob": 0.3}}``.
 
     Raises:
-        ConfigError: for a name that is not known, and for settings of a method that is not asked for.
+        ConfigError: for an unknown name, and for settings of a method that is not named.
 
     >>> parse_methods("fedrdn,fedfa+", {"fedfa_h": {"bins": 16}})
     [{'name': 'fedrdn', 'args': {}}, {'name': 'fedfa', 'args': {}}, {'name': 'fedfa_h', 'args': {'bins': 16}}]
     """
     settings = dict(settings or {})
-    given = [canonical_name(name) for name in split_names("methods", text)]
-    if not given:
+    chosen = [canonical_name(name) for name in split_names("methods", text)]
+    if not chosen:
         raise ConfigError(f"no method was named; choose from {', '.join(method_names())}")
-    for name in given:
+    for name in chosen:
         if name in COMBINATIONS:
             plugins.find(plugins.METHODS, name, BUILT_IN_NAMES)
         else:
             find_class(name)
-    specs = [spec for name in given for spec in COMBINATIONS.get(name, [{"name": name}])]
+    specs = [spec for name in chosen for spec in COMBINATIONS.get(name, [{"name": name}])]
     names = [spec["name"] for spec in specs]
     stray = sorted(set(settings) - set(names))
     if stray:
@@ -77,22 +75,21 @@ def parse_methods(text: str, settings: Mapping[str, Mapping[str, Any]] | None = 
 
 
 def canonical_name(name: str) -> str:
-    """A name as its method has it, which may be with capitals; an unknown one stays as it is."""
+    """Return a name in the case of its method; an unknown name stays as it is."""
     known = [*BUILT_IN_NAMES, *(plugin.name for plugin in plugins.installed(plugins.METHODS))]
     return match_case(name, known)
 
 
 def build_methods(specs: Sequence[Mapping[str, Any]]) -> list[Method]:
-    """Make the methods of a specification, and check that they go together.
+    """Make the methods of a specification, and check their combination.
 
     Raises:
-        ConfigError: for unknown names or arguments, a method named twice, and two that exclude each other.
+        ConfigError: for unknown names or arguments, repeated methods, and methods that exclude each other.
     """
     methods = [_build(spec) for spec in specs]
     names = [method.name for method in methods]
     for name in names:
-        # The name is also the prefix of a method's keys on the wire.
-        if names.count(name) > 1:
+        if names.count(name) > 1:  # the name is also the prefix of a method's keys in messages
             raise ConfigError(f"{name} is named more than once")
     check_compatible([constraints(method) for method in methods])
     return sorted(methods, key=lambda method: "extra_passes" in method.provides)
@@ -113,15 +110,15 @@ def _build(spec: Mapping[str, Any]) -> Method:
         return factory(**args)
     except ConfigError:
         raise
-    except Exception as error:  # whatever the method of another package does with its arguments
+    except Exception as error:  # of any kind, from a method of another package
         raise ConfigError(f"{name}: {first_line(error)}") from error
 
 
 def find_class(name: str) -> type[Method]:
-    """The class of a method that is built in, or that another package adds.
+    """Return the class of a method, built in or from another package.
 
     Raises:
-        ConfigError: for a name that is not known, and a package that may not or cannot be used.
+        ConfigError: for an unknown name, and for a package that may not or cannot be used.
     """
     plugin = plugins.find(plugins.METHODS, name, BUILT_IN_NAMES)
     if plugin is not None:
@@ -132,14 +129,14 @@ def find_class(name: str) -> type[Method]:
 
 
 def method_class(plugin: plugins.Plugin) -> type[Method]:
-    """The class that a package adds as a method.
+    """Return the class of a method from another package.
 
     Raises:
-        ConfigError: naming the package, when the class cannot be loaded or is no method of that name.
+        ConfigError: when the class cannot be loaded or is no method of that name (names the package).
     """
-    found = plugin.load()
-    if not isinstance(found, type) or not issubclass(found, Method):
-        raise ConfigError(f"{plugin.what}: {found!r} is no subclass of medfedaug.methods.Method")
-    if getattr(found, "name", None) != plugin.name:
-        raise ConfigError(f"{plugin.what}: the class {found.__name__} must have that name as its `name`")
-    return found
+    cls = plugin.load()
+    if not isinstance(cls, type) or not issubclass(cls, Method):
+        raise ConfigError(f"{plugin.what}: {cls!r} is no subclass of medfedaug.methods.Method")
+    if getattr(cls, "name", None) != plugin.name:
+        raise ConfigError(f"{plugin.what}: the class {cls.__name__} must have that name as its `name`")
+    return cls

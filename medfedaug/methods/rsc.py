@@ -1,4 +1,4 @@
-"""RSC: the features that speak most for the label are muted, so that the others are learned."""
+"""RSC: muted features with the largest influence on the label, so that others are learned."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from torch.nn.functional import linear
 from medfedaug import functional as F
 from medfedaug.methods.arguments import BelowOne
 from medfedaug.methods.base import Method, SiteContext, SitePart, Step
-from medfedaug.methods.class_features import ClassFeatures, linear_head
+from medfedaug.methods.class_features import FeatureSite, linear_head
 
 
 class RSC(Method):
     r"""Representation self-challenging (Huang et al., ECCV 2020), for classification.
 
-    Of the features z of an image with label y, the share with the largest gradients of the label's logit,
+    For an image with label y, the share of its features z with the largest gradients of the label's logit,
     :math:`g_z = \partial h_y(z) / \partial z`, is set to zero,
 
     .. math:: m_i = [\,g_{z,i} < q_p(g_z)\,], \qquad \ell = \mathrm{CE}\bigl(h(z \odot m), y\bigr)
 
-    and so in the share of a batch whose probability of the label falls most by it; the other images keep
-    m = 1. Nothing is exchanged.
+    but only in the share of a batch whose probability of the label falls most; other images keep m = 1.
+    Nothing is exchanged.
 
     Args:
-        features: share of the features that are muted; with 0 it is FedAvg.
-        images: share of a batch in which they are.
-        head: dotted name of the last layer, where the order of the network's modules says something else.
+        features: share of muted features; with 0 it is FedAvg.
+        images: share of images of a batch with muted features.
+        head: dotted name of the last layer, if it is not the last one in the network's order.
 
     Raises:
         ConfigError: for shares outside [0, 1), for a network that does not end in a fully connected layer,
             and for segmentation.
 
     Deviations:
-        z is the input of the last layer, whose gradient is the label's row of its weights. The paper mutes
-        the last feature maps, by position or by channel at random. The shares are those of its public code.
+        z is the input of the last layer, and its gradient the label's row of the weights. The paper mutes the
+        last feature maps, by position or by channel at random. The shares are those of its public code.
     """
 
     name = "rsc"
@@ -48,29 +48,21 @@ class RSC(Method):
         return RSCSite(self, context) if self.features and self.images else SitePart()
 
 
-class RSCSite(SitePart):
-    """The site's half: the loss."""
-
+class RSCSite(FeatureSite):
     def __init__(self, method: RSC, context: SiteContext) -> None:
         self.method, self.head = method, linear_head(context.network, method.head, method.name)
-        self.seen = ClassFeatures(context, method.head)
-        self._features: Tensor | None = None
-
-    def after_pass(self, step: Step) -> None:
-        """Take z."""
-        self._features = self.seen.take()
+        super().__init__(context.network, method.head)
 
     def loss(self, step: Step) -> Tensor:
-        """Put the loss of the muted features in the place of the task's."""
-        features, self._features = self._features, None
-        assert features is not None
+        """Return the term that replaces the task's loss by that of the muted features."""
+        features = self.step_features()
         labels = step.targets.long()
         mask = self.mask(features.detach(), labels)
         return step.criterion(self._logits(features * mask), step.targets) - step.task_loss
 
     @torch.no_grad()
     def mask(self, features: Tensor, labels: Tensor) -> Tensor:
-        """m of each image, (B, D)."""
+        """Return m of each image, (B, D)."""
         gradients = F.working_precision(self.head.weight)[labels]
         muted = gradients < gradients.quantile(1 - self.method.features, dim=1, keepdim=True)
         whole, challenged = (

@@ -15,27 +15,26 @@ from medfedaug.privacy.kinds import WEIGHTS
 class Scaffold(Method):
     """Stochastic controlled averaging (Karimireddy et al., ICML 2020, Algorithm 1, option II).
 
-    A site steps along g − cᵢ + c in place of its gradient g, with its own control variate cᵢ and the
-    federation's c. After K local steps
+    A site steps along g − cᵢ + c instead of its gradient g, with its control variate cᵢ and the federation's
+    c. After K local steps
 
         cᵢ⁺ = cᵢ − c + (x − yᵢ)/(Kη),    c ← c + Σᵢ pᵢ (cᵢ⁺ − cᵢ),
 
-    where yᵢ is the local model, x the global one and the last sum is over the sites of the round; pᵢ is a
-    site's share among all that train.
+    with the local model yᵢ and the global model x. The sum is over the sites of the round; pᵢ is a site's
+    share among all training sites.
 
     Exchange, every round: cᵢ⁺ − cᵢ up and c down, each of the size of the parameters.
 
     Raises:
-        ConfigError: where no parameter is averaged.
+        ConfigError: when no parameter is averaged.
 
     Deviations:
-        (x − yᵢ)/(Kη) is the mean of the steps that plain SGD took, so that cᵢ⁺ is the mean of the gradients
-        g. It is computed as that: the same with SGD, and defined where momentum or Adam make the steps.
-        pᵢ is 1/N in the paper, where every site weighs the same; here the weight that the site has in the
-        average, so that c is the mean of the cᵢ in the same sense as the model is the mean of the models.
-        The global step size is 1, as in the paper's experiments. Gradients are corrected before the
-        optimiser sees them. Kept in float32, as they travel. A site does not learn whether its update was
-        used: after one that came too late, c lacks the change that the site has made to its cᵢ.
+        (x − yᵢ)/(Kη) is the mean of the steps of plain SGD, so that cᵢ⁺ is the mean of the gradients g. The
+        site computes this mean, which is also defined for momentum and Adam. pᵢ is 1/N in the paper, with
+        equal weights; here it is the site's weight in the average, so that c is the mean of the cᵢ as the
+        model is the mean of the models. The global step size is 1, as in the paper's experiments. Gradients
+        are corrected before the optimiser's step. Control variates are float32, at sites and in messages. A
+        site does not know whether its update was used: after a late one, c lacks the change of its cᵢ.
     """
 
     name = "scaffold"
@@ -50,8 +49,6 @@ class Scaffold(Method):
 
 
 class ScaffoldSite(SitePart, SiteExchange):
-    """The site's half."""
-
     def __init__(self, context: SiteContext) -> None:
         self.every_round = self
         self.parameters = shared_parameters(context, Scaffold.name)
@@ -80,7 +77,6 @@ class ScaffoldSite(SitePart, SiteExchange):
         self.change = {key: self.own[key] - before[key] for key in before}
 
     def collect(self) -> Payload:
-        """cᵢ⁺ − cᵢ for each parameter."""
         return self.change
 
     def apply(self, payload: Payload) -> None:
@@ -103,18 +99,16 @@ class ScaffoldServer(ServerExchange):
         self.total = zeros(self.shapes)
 
     def accept(self, site: str, payload: Payload, weight: float = 1.0) -> None:
-        """Add the change of one site."""
         weight = self.weights()[site]
         for key, value in payload.items():
             self.total[key].add_(value.double(), alpha=weight)
 
     def result(self) -> Payload:
-        """c, the weighted mean of the sites' cᵢ."""
+        """Return c, the weighted mean of the sites' cᵢ."""
         everything = sum(self.weights().values())
         return {key: (total / everything).to(torch.float32) for key, total in self.total.items()}
 
     def summary(self) -> dict[str, Any]:
-        """The norm of c."""
         norms: list[Tensor] = [value.norm() for value in self.result().values()]
         return {"control": float(torch.stack(norms).norm())}
 

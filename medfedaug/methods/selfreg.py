@@ -1,4 +1,4 @@
-"""SelfReg: features and outputs of an image are drawn to those of others of its class."""
+"""SelfReg: features and outputs of an image are drawn to those of its class."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from medfedaug.methods.class_features import ClassFeatures, linear_head
 from medfedaug.methods.mixup import draw_lambda
 
 _MIXING = 0.5  # of Beta
-_FEATURES = 0.3  # weight of the features' distances beside the outputs'
+_FEATURES = 0.3  # weight of the features' distances; the outputs' have weight 1
 
 
 class SelfReg(Method):
@@ -33,15 +33,15 @@ class SelfReg(Method):
     Exchange, every round: the weights of P, 8 D² + 15 D numbers, up; the averages down.
 
     Args:
-        head: dotted name of the last layer, where the order of the network's modules says something else.
+        head: dotted name of the last layer, if it is not the last one in the network's order.
 
     Raises:
         ConfigError: for a network that does not end in a fully connected layer, and for segmentation.
 
     Deviations:
-        The equations are those of the authors' public code. Its curriculum over domains has no counterpart at
-        a site, which has one; its average of the weights over the last steps is left out. P is stepped with
-        the run's optimiser, made anew in every round, and its batch norms use each batch's own statistics.
+        The equations are those of the authors' public code. Its curriculum over domains does not apply to a
+        site with one domain; its average of the weights over the last steps is omitted. The run's optimiser,
+        made anew in every round, steps P, whose batch norms use each batch's statistics.
     """
 
     name = "selfreg"
@@ -63,7 +63,7 @@ class SelfReg(Method):
         return network
 
     def projection(self) -> nn.Sequential:
-        """P with its initial weights."""
+        """Return P with its initial weights."""
         assert self._projection is not None, "prepare_network comes first"
         return copy.deepcopy(self._projection)
 
@@ -84,14 +84,13 @@ class SelfRegSite(AveragedParameters):
         self._optimiser: torch.optim.Optimizer | None = None
 
     def start_round(self) -> None:
-        """Make a new optimiser."""
         self._optimiser = self.context.optimiser(self.projection.parameters())
 
     def loss(self, step: Step) -> Tensor | None:
-        """Both distances; the gradients of P come with those of the network."""
+        """Return both distances; P gets its gradients with the network."""
         features = self.seen.take()
         assert features is not None
-        self.projection.zero_grad(set_to_none=True)  # of a pass before this one, at other weights
+        self.projection.zero_grad(set_to_none=True)  # of an earlier pass at other weights
         if len(features) < 2:
             return None
         outputs, projected = F.working_precision(step.outputs), self.projection(features)
@@ -108,13 +107,12 @@ class SelfRegSite(AveragedParameters):
         return factor * (weight * own + (1 - weight) * mix)
 
     def after_step(self, step: Step) -> None:
-        """Take one step of P."""
         assert self._optimiser is not None
         self._optimiser.step()
 
 
 def _partners(labels: Tensor) -> Tensor:
-    """For each image the position of one of its class, each taken once: a permutation within every class."""
+    """Return a random permutation within every class: the position of each image's partner."""
     drawn = labels.cpu() + torch.rand(len(labels), dtype=torch.float64)  # sorted by class, then by chance
     partners = torch.empty(len(labels), dtype=torch.long)
     partners[labels.cpu().argsort(stable=True)] = drawn.argsort()

@@ -12,37 +12,35 @@ from medfedaug.methods.unseen import KeepsNorms
 class SiloBN(KeepsNorms):
     """Average everything but the running statistics of norm layers (Andreux et al., DART 2020).
 
-    Scale and shift of the layers are shared; mean, variance and the count of batches are neither sent nor
-    received. Which entries these are is decided by module type: the buffers of batch norms, and of instance
-    norms that keep statistics.
+    Scale and shift of the layers are shared. Mean, variance and the count of batches, the buffers of batch
+    norms and of instance norms that keep statistics, are neither sent nor received.
 
-    The global model alone is not complete. A site that did not train has no statistics of its own; what it is
-    scored with, ``unseen`` says, or another method that knows some (`medfedaug.methods.FedFD`). Sites that
-    train go on with their own whatever it says, to the same bits.
+    The global model is not complete: a site that did not train has no statistics. ``unseen``, or another
+    method with statistics (`medfedaug.methods.FedFD`), decides how it is scored, and does not change a bit of
+    the training.
 
     Args:
-        unseen: ``"none"``: an unseen site is reported without a score unless another method knows statistics,
-            and no statistics leave their site. ``"average"``: it is scored with the average of the sites'
-            statistics, weighted as the models are: the model that FedAvg would make of the same sites.
-            ``"own"``: with statistics of its own images (without labels), its training images or, where it
-            has none, those that it is tested with; nothing is exchanged.
+        unseen: ``"none"``: an unseen site gets no score, unless another method has statistics, and no
+            statistics leave their site. ``"average"``: the average of the sites' statistics, with the weights
+            of the models, as in the model that FedAvg would make. ``"own"``: statistics of the unseen site's
+            images (without labels), its training images or else its test images; nothing is exchanged.
 
-    Exchange, every round, with ``"average"``: the statistics up, their average down, so that they do leave
-    the site.
+    Exchange, every round, with ``"average"``: the statistics up, their average down, so that they leave the
+    site.
 
     Raises:
         ConfigError: for another ``unseen``, and for a network without running statistics.
 
     Deviations:
-        The paper adapts to an unseen site by statistics of its images, which is ``"own"``; the default asks
-        for no images to adapt to. FedFD-A, which compares with SiloBN on unseen sites (Tables 1, 5, 7, 8),
-        speaks of statistics averaged over the sites, which is ``"average"``.
+        The paper adapts to an unseen site by statistics of its images, which is ``"own"``; the default needs
+        no images. FedFD-A, which compares with SiloBN on unseen sites (Tables 1, 5, 7, 8), speaks of
+        statistics averaged over the sites, which is ``"average"``.
     """
 
     name = "silobn"
 
     def local_entries(self, network: nn.Module) -> frozenset[str]:
-        """The buffers of norm layers."""
+        """Return the buffers of norm layers."""
         entries = frozenset(
             f"{prefix}.{name}" if prefix else name
             for prefix, module in network.named_modules()

@@ -1,4 +1,4 @@
-"""Single: every site trains for itself."""
+"""Single: every site trains by itself."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from medfedaug.methods.base import Method
 
 
 class Single(Method):
-    """Training on one site only: nothing is averaged, and each site is tested with the model of its own.
+    """Training on one site only: nothing is averaged, and each site is tested with its own model.
 
-    A federation in which every entry of the network stays at its site: the same rounds, epochs and seeds as
-    any other, so that the difference is what sharing brings. With an exchanging method beside it
-    (``single,fedrdn``) that exchange is all that sites share.
+    A federation in which every entry of the network stays at its site, with the same rounds, epochs and
+    seeds as any other: the difference is the effect of sharing. In combination with an exchange
+    (``single,fedrdn``), sites share that exchange only.
 
     Deviations:
-        One round is selected for all sites, by the mean of their validation scores, where a site on its own
-        would choose for itself. The optimiser begins anew every round, as in a federation. The global model
-        holds the initial weights, and an unseen site has no score.
+        One round is selected for all sites, by the mean of their validation scores, while a separate site
+        would select its own. Every round has a new optimiser, as in a federation. The global model has the
+        initial weights, and an unseen site gets no score.
     """
 
     name = "single"

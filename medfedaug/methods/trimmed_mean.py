@@ -15,19 +15,19 @@ class TrimmedMean(Method):
 
         w[j] ← mean of the wₖ[j] without the f largest and the f smallest,
 
-    which lies within the range of the honest sites in every coordinate as long as at most f sites of a round
-    are hostile. A round needs 2f + 1 updates.
+    which lies within the range of the honest sites in every coordinate if at most f sites of a round are
+    hostile. A round needs 2f + 1 updates.
 
     Numbers of samples: not used; every site counts as one.
 
     Args:
-        hostile: f, how many values are left out at each end; the paper's β is f/n.
+        hostile: f, the number of values left out at each end; the paper's β is f/n.
 
     Raises:
         ConfigError: for f below 1.
 
     Deviations:
-        The paper trims gradients at one common point; here they are models after local training. Running
+        The paper trims gradients at one common point, this method models after local training. Running
         statistics of norm layers are trimmed too.
     """
 
@@ -41,13 +41,10 @@ class TrimmedMean(Method):
 
 
 class TrimmedMeanServer(KeptUpdates):
-    """The server's half."""
-
     def __init__(self, hostile: int) -> None:
         super().__init__()
         self.hostile, self.min_updates = hostile, 2 * hostile + 1
 
     def result(self, round_: RoundMean) -> dict[str, Tensor]:
-        """The trimmed mean of every entry."""
         models = self.take()
         return {key: F.trimmed_mean(stacked(models, key), self.hostile).float() for key in round_.mean}

@@ -1,4 +1,4 @@
-"""Norm layers for a site that has none of its own, where each site keeps its own."""
+"""Norm layers for an unseen site, in methods whose sites keep norm layers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class KeepsNorms(Method):
     """A method that keeps entries of norm layers at the site; base class of FedBN and SiloBN.
 
     Args:
-        unseen: ``"none"``, such a site gets no score; ``"average"``, the average of the sites' entries,
-            weighted as the models are; ``"own"``, running statistics of the images that the site has, and
-            the average of the other entries.
+        unseen: ``"none"``: an unseen site gets no score. ``"average"``: the average of the sites' entries,
+            with the weights of the models. ``"own"``: running statistics of the unseen site's images, and the
+            average of the other entries.
 
     Raises:
         ConfigError: for another word.
@@ -35,7 +35,7 @@ class KeepsNorms(Method):
         self.unseen = unseen
 
     def averaged(self, network: nn.Module) -> Payload:
-        """The entries that leave the site although no site that trains uses another's."""
+        """Return the entries that leave the site for unseen sites."""
         if self.unseen == "none":
             return {}
         state = network.state_dict()
@@ -55,7 +55,7 @@ class KeepsNorms(Method):
 
 
 class UnseenNorms(SitePart, SiteExchange):
-    """The site's half of such a method."""
+    """The site's half of `KeepsNorms`."""
 
     def __init__(self, method: KeepsNorms, context: SiteContext) -> None:
         self.method, self.context = method, context
@@ -82,18 +82,15 @@ class UnseenNorms(SitePart, SiteExchange):
         }
         _take_statistics(norms.values(), self.context.pass_own_images)
         state = network.state_dict()
-        return {
-            **self.received,
-            **{f"{name}.{entry}": state[f"{name}.{entry}"] for name in norms for entry in _STATISTICS},
-        }
+        own = (f"{name}.{entry}" for name in norms for entry in _STATISTICS)
+        return {**self.received, **{key: state[key] for key in own}}
 
 
 def _take_statistics(norms: Iterable[_NormBase], run: Callable[[], None]) -> None:
     """Set running statistics to the averages over the batches of ``run``, weighted by their images.
 
-    Within it the layers normalise with the statistics of the batch, so that later ones see what they will
-    see with the result; a batch of a single value a channel, which has none, is normalised with the average
-    so far and adds nothing.
+    The layers normalise with the statistics of the batch, so that later layers get the same input as with the
+    result. A batch of one value per channel has no statistics: the average so far normalises it.
     """
     seen: dict[nn.Module, int] = {}
 

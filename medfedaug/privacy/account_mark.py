@@ -1,4 +1,4 @@
-"""The mark beside a site's images that names the account of their releases, so that there is only one."""
+"""The mark of a site's images, which names the only account of their releases."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class AccountMark:
 
     Args:
         account: the ledger's identifier.
-        entries: the number of its entries when the mark was written last.
-        ledger: its path then, for people.
+        entries: the number of its entries at the last writing of the mark.
+        ledger: its path at that time, for people.
     """
 
     account: str
@@ -37,7 +37,7 @@ class AccountMark:
 
     @classmethod
     def read(cls, folder: Path) -> AccountMark | None:
-        """Read the mark of a data folder; ``None`` where there is none.
+        """Read the mark of a data folder; ``None`` for none.
 
         Raises:
             ConfigError: when it cannot be read: the images may then have an account already.
@@ -45,7 +45,7 @@ class AccountMark:
         path = folder / ACCOUNT_MARK
         try:
             text = path.read_text(encoding="utf-8")
-            if not text:  # of a process that was killed before it wrote: no mark names an account yet
+            if not text:  # a process was killed before it wrote
                 return None
             content = parse_versioned(text, *_KIND)
             account, entries, ledger = content["account"], content["entries"], content["ledger"]
@@ -62,7 +62,7 @@ class AccountMark:
 
     @classmethod
     def of(cls, ledger: PrivacyLedger) -> AccountMark:
-        """Build the mark that a ledger makes now; one that does not exist yet has no identifier."""
+        """Build the current mark of a ledger; a ledger that does not exist yet has no identifier."""
         assert ledger.path is not None
         identifier, entries = ledger.account() if ledger.path.exists() else ("", 0)
         return cls(identifier, entries, str(ledger.path.absolute()))
@@ -73,11 +73,7 @@ class AccountMark:
 
 
 def check_account(ledger: PrivacyLedger, site: SiteFolder) -> AccountMark | None:
-    """Check that a site's images have no other account, and that the ledger is no older copy of theirs.
-
-    Returns:
-        The mark of the images; ``None`` where they have none.
-    """
+    """Check that a site's images have no other account and no newer ledger; return their mark."""
     mark = AccountMark.read(site.path)
     if mark is None:
         return None
@@ -99,19 +95,19 @@ def check_account(ledger: PrivacyLedger, site: SiteFolder) -> AccountMark | None
 def bind_account(ledger: PrivacyLedger, site: SiteFolder) -> None:
     """Bind a site's images to an account: a second account would be a second budget for their patients.
 
-    The number of entries in the mark tells when an older copy of the ledger is put in its place. A folder
-    that cannot be written keeps the mark that it has. Published images have no budget, and get no mark.
+    The number of entries in the mark reveals an older copy of the ledger. A folder that cannot be written
+    keeps its mark. Published images have no budget, and get no mark.
     """
     if ledger.path is None or site.benchmark in BENCHMARKS:
         return
-    check_account(ledger, site)  # before a new ledger is begun
+    check_account(ledger, site)  # before a new ledger begins
     with ledger.held():
-        ledger.account()  # which begins a new ledger
+        ledger.account()  # begins a new ledger
         mark, path = check_account(ledger, site), site.path / ACCOUNT_MARK
         now = AccountMark.of(ledger)
         try:
             if mark is None and not path.exists():
-                # Two kits that begin at the same time do not hold the same lock.
+                # Two kits that begin at the same time have different locks.
                 with path.open("xb") as file:
                     file.write(now.text())
             elif mark != now:

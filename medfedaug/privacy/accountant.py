@@ -1,4 +1,4 @@
-"""Compute ε of Gaussian releases together, by Opacus' accountant of Rényi differential privacy."""
+"""Compute the total ε of Gaussian releases, by Opacus' accountant of Rényi differential privacy."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class Spent(NamedTuple):
-    """Releases with noise, all alike.
+    """Equal releases with noise.
 
     Args:
         noise: the noise multiplier.
-        releases: how many.
-        rate: the probability with which a case takes part in each of them.
+        releases: the number of releases.
+        rate: the probability of a case to take part in each of them.
     """
 
     noise: float
@@ -28,31 +28,30 @@ class Spent(NamedTuple):
 
 
 ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(12, 64)) + [2**k for k in range(6, 12)]
-"""Orders of the Rényi divergence: those of Opacus, and larger ones for budgets below 1."""
+"""Orders of the Rényi divergence: Opacus' orders, and larger ones for budgets below 1."""
 
 
 def require_opacus() -> Any:
-    """Opacus' accountants."""
+    """Import Opacus' accountants."""
     try:
         import opacus.accountants
         import opacus.accountants.utils
     except ImportError as error:
-        raise ConfigError(
-            "privacy: noise needs Opacus for its account; pip install 'medfedaug[privacy]'"
-        ) from error
+        text = "privacy: noise needs Opacus for its account; pip install 'medfedaug[privacy]'"
+        raise ConfigError(text) from error
     return opacus.accountants
 
 
 def epsilon_spent(releases: Iterable[tuple[float, int] | tuple[float, int, float]], delta: float) -> float:
-    """ε of Gaussian releases together, by Opacus' accountant of Rényi differential privacy.
+    """Return the total ε of Gaussian releases, by Opacus' accountant of Rényi differential privacy.
 
     Args:
-        releases: noise multipliers, each with its number of releases and, if not every one uses all cases,
-            the probability with which a case is in it (`Spent`).
+        releases: noise multipliers, each with its number of releases and, if these do not use all cases, the
+            probability of a case to be in each (`Spent`).
         delta: δ.
 
     Returns:
-        ε; infinite where a release has no noise, or too little for its square to be a number.
+        ε; infinite where a release has no noise, or so little that its square is 0.
 
     Raises:
         ConfigError: without Opacus, and for a δ that is no probability below 1.
@@ -60,33 +59,33 @@ def epsilon_spent(releases: Iterable[tuple[float, int] | tuple[float, int, float
     rdp = require_opacus().analysis.rdp
     if not 0 < delta < 1:
         raise ConfigError(f"privacy: delta must be above 0 and below 1, got {delta}")
-    entered = [Spent(*release) for release in releases]
-    if not all(one.noise > 0 and one.noise**2 > 0 for one in entered):
+    spent = [Spent(*release) for release in releases]
+    if not all(group.noise > 0 and group.noise**2 > 0 for group in spent):
         return math.inf
-    together = sum(one.releases * _divergence(one.noise, one.rate) for one in entered)
-    if isinstance(together, int):  # no release
+    divergence = sum(group.releases * _divergence(group.noise, group.rate) for group in spent)
+    if isinstance(divergence, int):  # no release
         return 0.0
-    return float(rdp.get_privacy_spent(orders=ORDERS, rdp=together, delta=delta)[0])
+    return float(rdp.get_privacy_spent(orders=ORDERS, rdp=divergence, delta=delta)[0])
 
 
 @lru_cache(maxsize=2**10)
 def _divergence(noise: float, rate: float) -> np.ndarray:
-    """Rényi divergence of one release, at `ORDERS`; a ledger asks for the same ones before each release."""
+    """Return the Rényi divergence of one release, at `ORDERS`; a ledger repeats the same calls."""
     rdp = require_opacus().analysis.rdp
-    found: np.ndarray = rdp.compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=ORDERS)
-    return found
+    divergence: np.ndarray = rdp.compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=ORDERS)
+    return divergence
 
 
 def noise_multiplier_for(epsilon: float, delta: float, releases: int) -> float:
-    """The smallest noise multiplier with which a number of releases spend at most ε together.
+    """Return the smallest noise multiplier with which a number of releases spends at most ε in total.
 
     Args:
         epsilon: ε.
         delta: δ.
-        releases: their number: FedRDN has one per job, FedFA and FedFAʰ have one per round each.
+        releases: the number of releases: FedRDN has one per job, FedFA and FedFAʰ have one per round each.
 
     Raises:
-        ConfigError: without Opacus, and for a budget that no noise keeps.
+        ConfigError: without Opacus, and for a budget that no noise can keep.
     """
     utils = require_opacus().utils
     try:

@@ -1,4 +1,4 @@
-"""`JobBook`: the jobs that a site has seen, who submitted them, and the administrator's decisions."""
+"""`JobBook`: the jobs that came to a site, their submitters, and the administrator's decisions."""
 
 from __future__ import annotations
 
@@ -39,11 +39,7 @@ _DAY = 24 * 3600.0
 
 
 def job_hash(config: Mapping[str, Any]) -> str:
-    """The SHA-256 of a job's configuration: all that decides over what it computes at a site.
-
-    Args:
-        config: `RunConfig.to_dict`.
-    """
+    """Return the SHA-256 of a job's configuration (`RunConfig.to_dict`), which determines its computation."""
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
 
 
@@ -52,13 +48,13 @@ class Origin:
     """Origin of a job, as far as the site can know.
 
     Args:
-        name: the job's name, as the server says.
-        submitter: who submitted it.
-        organisation: the submitter's.
-        role: the submitter's, in the project.
-        signed: whether a certificate of the project that names the submitter has signed the job's content.
-            Otherwise the server says who submitted it.
-        asked: when the job asked first, in seconds since 1970.
+        name: the job's name at the server.
+        submitter: the name of the submitter.
+        organisation: the submitter's organisation.
+        role: the submitter's role in the project.
+        signed: whether the submitter's certificate of the project has signed the job's content; otherwise
+            the server names the submitter.
+        asked: the time of the job's first request, in seconds since 1970.
     """
 
     name: str = ""
@@ -75,7 +71,7 @@ class Decision:
 
     Args:
         verdict: ``"approved"`` or ``"refused"``.
-        by: who decided.
+        by: the name of the administrator.
         when: in seconds since 1970.
     """
 
@@ -86,16 +82,16 @@ class Decision:
 
 @dataclass(frozen=True)
 class JobEntry:
-    """A configuration that jobs have brought to a site.
+    """Configuration of jobs at a site. Times are in seconds since 1970.
 
     Args:
-        hash: of the configuration.
+        hash: the hash of the configuration.
         config: the configuration.
-        seen: when it came first, in seconds since 1970.
+        seen: its first arrival.
         verdict: ``"waiting"``, ``"approved"`` or ``"refused"``.
-        runs: when each job with it began, by the job's identifier.
-        ends: when each job that has said so ended.
-        origins: where each job comes from that asked with it.
+        runs: the start of each of its jobs, by the job's identifier.
+        ends: the end of each of its jobs, if reported.
+        origins: the origin of each of its jobs.
         decisions: all decisions about it, the oldest first.
     """
 
@@ -110,15 +106,11 @@ class JobEntry:
 
 
 class JobBook:
-    """Record of the configurations that a site has seen, one file each.
-
-    Args:
-        folder: it need not exist yet.
-    """
+    """Record of the configurations that came to a site, one file each, in a new or existing folder."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self._held: dict[str, FileLock] = {}  # of the jobs that run in this process
+        self._locks: dict[str, FileLock] = {}  # of the jobs that run in this process
 
     def entries(self) -> list[JobEntry]:
         """List all entries, the oldest first.
@@ -126,58 +118,45 @@ class JobBook:
         Raises:
             ConfigError: naming a file that is damaged.
         """
-        found = [self._read(path) for path in sorted(self.folder.glob("*.json"))]
-        return sorted(found, key=lambda entry: entry.seen)
+        entries = [self._read(path) for path in sorted(self.folder.glob("*.json"))]
+        return sorted(entries, key=lambda entry: entry.seen)
 
     def note(self, config: RunConfig, job: str = "", origin: Origin | None = None) -> JobEntry:
-        """The entry of a configuration, which is made if it is new.
+        """Return the entry of a configuration, and make it if it is new.
 
         Args:
             config: the configuration.
-            job: the identifier of the job that brings it.
-            origin: where that job comes from.
+            job: the identifier of its job.
+            origin: the origin of that job.
 
         Raises:
             ConfigError: when its file is damaged.
             StorageError: when it cannot be written.
         """
         values = config.to_dict()
-        found = job_hash(values)
+        digest = job_hash(values)
         with self._locked():
-            path = self._path(found)
+            path = self._path(digest)
             if not path.exists():
-                self._write(JobEntry(found, values, time.time(), WAITING, {}))
+                self._write(JobEntry(digest, values, time.time(), WAITING, {}))
             entry = self._read(path)
             if origin is not None and job not in entry.origins:
-                asked = replace(origin, asked=time.time())
-                entry = replace(entry, origins={**entry.origins, job: asked})
+                origins = {**entry.origins, job: replace(origin, asked=time.time())}
+                entry = replace(entry, origins=origins)
                 self._write(entry)
             return entry
 
-    def known(self, found: str) -> JobEntry | None:
-        """The entry of a configuration; ``None`` where it was never noted, or is forgotten.
-
-        Args:
-            found: of `job_hash`.
-
-        Raises:
-            ConfigError: when its file is damaged.
-        """
+    def known(self, digest: str) -> JobEntry | None:
+        """Return the entry of a configuration by its hash; ``None`` where it is unknown or forgotten."""
         with self._locked():
-            path = self._path(found)
+            path = self._path(digest)
             return self._read(path) if path.exists() else None
 
     def limit_waiting(self, most: int) -> list[JobEntry]:
-        """Forget the oldest configurations that wait for a decision, and with which no job has begun.
+        """Forget the oldest configurations that wait for a decision and have no job; return them.
 
         Args:
-            most: the number of them that stay.
-
-        Returns:
-            Those that are forgotten.
-
-        Raises:
-            ConfigError: when a file is damaged.
+            most: the number of waiting configurations that stay.
         """
         with self._locked():
             waiting = [entry for entry in self.entries() if entry.verdict == WAITING and not entry.runs]
@@ -186,33 +165,28 @@ class JobBook:
         return waiting[:-most]
 
     def check(self, site: str, config: RunConfig, job: str, most: int) -> None:
-        """Check that one more job may begin; see `begin`.
-
-        Raises:
-            JobRefused: when there were so many already.
-        """
-        begun = {(job, other.hash): when for other in self.entries() for job, when in other.runs.items()}
+        """Check that another job may begin; see `begin`."""
+        starts = {(name, entry.hash): when for entry in self.entries() for name, when in entry.runs.items()}
         now = time.time()
-        # One dated more than a day in the future does not count: the clock was wrong when it began.
-        recent = sum(abs(now - when) < _DAY for when in begun.values())
-        if (job, job_hash(config.to_dict())) not in begun and recent >= most:
+        # A start more than a day in the future does not count: the clock was wrong.
+        recent = sum(abs(now - when) < _DAY for when in starts.values())
+        if (job, job_hash(config.to_dict())) not in starts and recent >= most:
             reason = f"{most} jobs began in the last 24 hours, and the site's rule max_jobs_per_day is {most}"
             raise JobRefused(site, reason)
 
     def begin(self, site: str, config: RunConfig, job: str, most: int) -> None:
-        """Enter that a job begins with a configuration. One whose process was started again counts once.
+        """Enter the start of a job with a configuration.
 
-        Each configuration counts, under whatever identifier it comes: a job that brings several counts as
-        several.
+        A job whose process was started again counts once. A job with several configurations counts for each.
 
         Args:
-            site: its name, for the message.
-            config: the job's.
-            job: its identifier.
-            most: the most jobs that may begin within 24 hours.
+            site: the site's name, for the message.
+            config: the job's configuration.
+            job: the job's identifier.
+            most: the largest number of jobs that may begin within 24 hours.
 
         Raises:
-            JobRefused: when there were so many already.
+            JobRefused: when this number is reached.
         """
         entry = self.note(config)
         with self._locked():
@@ -223,13 +197,12 @@ class JobBook:
         self._hold(job)
 
     def end(self, job: str) -> None:
-        """Enter that a job has ended at this site."""
+        """Enter the end of a job at this site."""
         with self._locked():
             for entry in self.entries():
                 if job in entry.runs:
                     self._write(replace(entry, ends={**entry.ends, job: time.time()}))
-        lock = self._held.pop(job, None)
-        if lock is not None:
+        if (lock := self._locks.pop(job, None)) is not None:
             lock.release()
             self._mark(job).unlink(missing_ok=True)
 
@@ -245,39 +218,40 @@ class JobBook:
             return True
 
     def _hold(self, job: str) -> None:
-        """Hold the job's mark, which the system lets go of when this process ends, however it does."""
-        if job in self._held:
+        """Lock the job's mark, which the system releases when this process ends."""
+        if job in self._locks:
             return
         lock = FileLock(self._mark(job), timeout=1, thread_local=False)
         with suppress(Timeout):  # another process of the same job, which has not ended yet
             lock.acquire()
-            self._held[job] = lock
+            self._locks[job] = lock
 
     def _mark(self, job: str) -> Path:
-        # The identifier is the server's, and may be no name of a file.
-        return (
-            self.folder / f".{hashlib.sha256(job.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}.running"
-        )
+        # The identifier is the server's, and may not be a valid file name.
+        digest = hashlib.sha256(job.encode("utf-8", "surrogatepass")).hexdigest()
+        return self.folder / f".{digest[:16]}.running"
 
     def find(self, beginning: str) -> JobEntry:
-        """The entry whose hash begins like this.
+        """Return the entry whose hash has this beginning.
 
         Raises:
-            ConfigError: when there is none, or more than one.
+            ConfigError: for no entry, or more than one.
         """
-        found = [entry for entry in self.entries() if beginning and entry.hash.startswith(beginning)]
-        if len(found) != 1:
-            known = ", ".join(entry.hash[:12] for entry in self.entries()) or "none"
-            raise ConfigError(f"{len(found)} jobs have a hash that begins with {beginning!r}; known: {known}")
-        return found[0]
+        entries = self.entries()
+        matches = [entry for entry in entries if beginning and entry.hash.startswith(beginning)]
+        if len(matches) != 1:
+            known = ", ".join(entry.hash[:12] for entry in entries) or "none"
+            text = f"{len(matches)} jobs have a hash that begins with {beginning!r}; known: {known}"
+            raise ConfigError(text)
+        return matches[0]
 
     def judge(self, beginning: str, verdict: str, by: str = "") -> JobEntry:
         """Enter a decision of the administrator about a configuration.
 
         Args:
-            beginning: of its hash.
+            beginning: the beginning of its hash.
             verdict: ``"approved"`` or ``"refused"``.
-            by: who decided.
+            by: the name of the administrator.
 
         Raises:
             ConfigError: see `find`.
@@ -289,8 +263,8 @@ class JobBook:
             self._write(entry)
         return entry
 
-    def _path(self, found: str) -> Path:
-        return self.folder / f"{found}.json"
+    def _path(self, digest: str) -> Path:
+        return self.folder / f"{digest}.json"
 
     def _read(self, path: Path) -> JobEntry:
         try:
@@ -301,14 +275,14 @@ class JobBook:
                 seen=values["seen"],
                 verdict=values["verdict"],
                 runs=values["runs"],
-                # Entries of earlier versions have none of these.
+                # Entries of earlier versions lack these.
                 ends=values.get("ends", {}),
                 origins={job: Origin(**entry) for job, entry in values.get("origins", {}).items()},
                 decisions=tuple(Decision(**entry) for entry in values.get("decisions", ())),
             )
-            # The file's name is what was approved, and its content what was read.
+            # The approval is for the hash in the file's name.
             if job_hash(entry.config) != entry.hash:
-                raise ValueError("its content is not that of its name")
+                raise ValueError("its content does not match its name")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{path}: not an entry of the book of jobs ({error}); remove it") from error
         return entry

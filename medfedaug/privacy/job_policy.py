@@ -1,4 +1,4 @@
-"""`JobRules`: which jobs a site takes part in, whoever submits them."""
+"""`JobRules`: a site's rules for jobs, whoever submits them."""
 
 from __future__ import annotations
 
@@ -68,8 +68,7 @@ min_batch_size is 4
     )
     min_cases: int = setting(
         10,
-        "Least training cases of the site with which it trains in a job; least patients where its list names "
-        "them.",
+        "Least training cases with which the site trains in a job; least patients where its list names them.",
         above=0,
     )
     allow_limit: bool = setting(False, "Let a job choose a part of the cases by its limit.")
@@ -84,14 +83,14 @@ min_batch_size is 4
     secure_only: bool = setting(False, "Take part only in jobs under secure aggregation.")
     min_summed: int = setting(
         3,
-        "Least sites, this one too, in a sum that the server learns under secure aggregation.",
+        "Least sites, with this one, in a sum that the server learns under secure aggregation.",
         at_least=2,
         rare=True,
     )
     known_sites: tuple[Name, ...] | None = setting(
         None,
-        "The federation's sites, by the names in their certificates, separated by commas; by default those "
-        "whose certificates this site has seen.",
+        "The federation's sites, by the names in their certificates, separated by commas; by default the "
+        "sites whose certificates have reached this site.",
         flags=("--known-sites",),
     )
     min_known_share: float = setting(
@@ -103,9 +102,9 @@ min_batch_size is 4
     )
     max_sum_sets: int = setting(
         3,
-        "Most sets of sites that the sums of one job may be over under secure aggregation: a server that "
-        "says that a site is gone learns about it from the difference. 1 is the safest; a site that misses a "
-        "round then ends the job.",
+        "Most sets of sites in the sums of one job under secure aggregation: a server that claims that a "
+        "site is gone learns about it from the difference. 1 is the safest; a site that misses a round then "
+        "ends the job.",
         at_least=1,
         rare=True,
     )
@@ -114,17 +113,16 @@ min_batch_size is 4
     )
     max_waiting: int = setting(
         20,
-        "Most configurations that wait for an approval; one more, and the oldest of them is refused and "
-        "forgotten.",
+        "Most configurations that wait for an approval; another one replaces the oldest, which is refused.",
         above=0,
         rare=True,
     )
 
     def check(self, site: str, config: RunConfig) -> None:
-        """Check what a job says of itself, before anything is built for it.
+        """Check a job's configuration, before anything is built for it.
 
         Raises:
-            JobRefused: naming the job's setting, its value, which stays at the site, and the rule.
+            JobRefused: naming the rule and the job's setting, whose value stays at the site.
         """
         for name in (entry["name"] for entry in config.methods):
             self._allowed(site, "method", name, "methods", self.methods)
@@ -142,17 +140,17 @@ min_batch_size is 4
         for name in ("network_args", "loss_args", "methods"):
             for text in _texts(getattr(config, name)):
                 if _FILE.search(text):
-                    found = f"its {name} name a file or an address, {withheld(repr(text[:80]))}"
-                    _refuse(site, found, "is that jobs name none")
+                    reason = f"its {name} name a file or an address, {withheld(repr(text[:80]))}"
+                    _refuse(site, reason, "is that jobs name none")
         self.check_model(site, _megabytes(config, self.max_model_mb))
 
     def check_cases(self, site: str, per_patient: Sequence[int]) -> None:
-        """Check the number of training cases with which a site would train.
+        """Check the number of a site's training cases.
 
         Args:
-            site: its name.
-            per_patient: the number of training cases of each patient, as `min_cases` counts patients: what a
-                model remembers of ten images of one patient is about one.
+            site: the site's name.
+            per_patient: the number of training cases of each patient. `min_cases` counts patients: ten images
+                of one patient reveal one patient.
 
         Raises:
             JobRefused: naming the number and the rule.
@@ -163,27 +161,19 @@ min_batch_size is 4
             _refuse(site, f"{cases} cases{of} would train", f"min_cases is {self.min_cases}")
 
     def check_model(self, site: str, megabytes: float) -> None:
-        """Check the size of a network or of the weights in a message.
-
-        Raises:
-            JobRefused: naming the size and the rule.
-        """
+        """Check the size of a network or of the weights in a message."""
         if megabytes > self.max_model_mb:
             _refuse(site, f"its model has {megabytes:.4g} MB", f"max_model_mb is {self.max_model_mb:g}")
 
     def check_payload(self, site: str, megabytes: float) -> None:
-        """Check the size of what the methods exchange in a message.
-
-        Raises:
-            JobRefused: naming the size and the rule.
-        """
+        """Check the size of the methods' exchange in a message."""
         if megabytes > self.max_payload_mb:
-            what = f"its methods exchange {megabytes:.4g} MB in a message"
-            _refuse(site, what, f"max_payload_mb is {self.max_payload_mb:g}")
+            reason = f"its methods exchange {megabytes:.4g} MB in a message"
+            _refuse(site, reason, f"max_payload_mb is {self.max_payload_mb:g}")
 
-    def _allowed(self, site: str, what: str, name: str, rule: str, names: tuple[str, ...] | None) -> None:
+    def _allowed(self, site: str, kind: str, name: str, rule: str, names: tuple[str, ...] | None) -> None:
         if names is not None and name not in names:
-            _refuse(site, f"its {what} is {withheld(name)}", f"{rule} allows {', '.join(names) or 'none'}")
+            _refuse(site, f"its {kind} is {withheld(name)}", f"{rule} allows {', '.join(names) or 'none'}")
 
     def _least(self, site: str, name: str, value: int, rule: str) -> None:
         least = getattr(self, rule)
@@ -191,31 +181,25 @@ min_batch_size is 4
             _refuse(site, f"its {name} is {withheld(value)}", f"{rule} is {least}")
 
     def describe(self) -> str:
-        """The rules in one line, as `doctor` shows them."""
-        lists = [
-            f"{name}: {', '.join(found)}"
-            for name in ("methods", "networks", "tasks")
-            if (found := getattr(self, name)) is not None
+        """Describe the rules in one line, for `doctor`."""
+        allowed = {"methods": self.methods, "networks": self.networks, "tasks": self.tasks}
+        parts = [f"{kind}: {', '.join(names)}" for kind, names in allowed.items() if names is not None]
+        parts = parts or ["all methods, networks and tasks"]
+        parts += [
+            f"training loops: {', '.join(self.loops) or 'only that of medfedaug'}",
+            f"at least {self.min_batch_size} samples a step, {self.min_local_steps} steps and "
+            f"{self.min_cases} cases",
+            "limit allowed" if self.allow_limit else "no limit",
+            f"models up to {self.max_model_mb:g} MB, exchanges up to {self.max_payload_mb:g} MB",
+            f"{self.max_jobs_per_day} jobs a day",
         ]
-        return "; ".join(
-            [
-                *(lists or ["all methods, networks and tasks"]),
-                f"training loops: {', '.join(self.loops) or 'only that of medfedaug'}",
-                f"at least {self.min_batch_size} samples a step, {self.min_local_steps} steps and "
-                f"{self.min_cases} cases",
-                "limit allowed" if self.allow_limit else "no limit",
-                f"models up to {self.max_model_mb:g} MB, exchanges up to {self.max_payload_mb:g} MB",
-                f"{self.max_jobs_per_day} jobs a day",
-                *(["secure aggregation alone"] if self.secure_only else []),
-                f"each job waits for approval, {self.max_waiting} at most"
-                if self.approve
-                else "no approval needed",
-            ]
-        )
+        parts += ["secure aggregation alone"] if self.secure_only else []
+        approval = f"each job waits for approval, {self.max_waiting} at most"
+        return "; ".join([*parts, approval if self.approve else "no approval needed"])
 
 
-def _refuse(site: str, found: str, rule: str) -> NoReturn:
-    raise JobRefused(site, f"{found}, and the site's rule {rule}")
+def _refuse(site: str, reason: str, rule: str) -> NoReturn:
+    raise JobRefused(site, f"{reason}, and the site's rule {rule}")
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -229,24 +213,22 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _megabytes(config: RunConfig, most: float) -> float:
-    """The size of a network, before its weights take memory; 0 where it cannot be built."""
+    """Return the size of a network, before its weights take memory; 0 where it cannot be built."""
     import torch  # the command line reads the rules without it
 
     from medfedaug.models import build_network
 
-    args = {"spatial_dims": config.plan.spatial_dims, **config.network_args}
+    args = {
+        "spatial_dims": config.plan.spatial_dims,
+        "image_size": config.plan.patch_size or config.image_size,
+        "supervised": config.plan.deep_supervision,
+        **config.network_args,
+    }
 
     def build() -> torch.nn.Module:
         with torch.random.fork_rng(devices=[]):
             return build_network(
-                config.network,
-                in_channels=config.in_channels,
-                out_channels=config.num_classes,
-                **{
-                    "image_size": config.plan.patch_size or config.image_size,
-                    "supervised": config.plan.deep_supervision,
-                    **args,
-                },
+                config.network, in_channels=config.in_channels, out_channels=config.num_classes, **args
             )
 
     try:
@@ -258,28 +240,28 @@ def _megabytes(config: RunConfig, most: float) -> float:
 
 
 def _built_up_to(build: Callable[[], torch.nn.Module], most: float) -> float:
-    """The size of a network in MB, whose building is ended once its parameters are larger than ``most``.
+    """Return the size of a network in MB, or the size at which its parameters exceed ``most``.
 
-    A parameter is registered before it is filled, and memory is taken when it is filled.
+    A parameter is registered before it is filled, and takes memory when it is filled.
     """
     from torch.nn.modules.module import register_module_parameter_registration_hook
 
-    found: dict[int, torch.nn.Parameter] = {}
+    parameters: dict[int, torch.nn.Parameter] = {}
     thread = threading.get_ident()
 
     def count(_module: torch.nn.Module, _name: str, parameter: torch.nn.Parameter) -> None:
         if threading.get_ident() == thread:
-            found[id(parameter)] = parameter
+            parameters[id(parameter)] = parameter
             if megabytes() > most:
                 raise MemoryError
 
     def megabytes() -> float:
-        return sum(parameter.nbytes for parameter in found.values()) / 1e6
+        return sum(parameter.nbytes for parameter in parameters.values()) / 1e6
 
     hook = register_module_parameter_registration_hook(count)
     try:
         return _size(build())
-    except Exception:  # what else is wrong with the network is reported when it is built in earnest
+    except Exception:  # other errors are reported when the network is built for use
         return megabytes() if megabytes() > most else 0.0
     finally:
         hook.remove()

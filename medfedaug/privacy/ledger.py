@@ -1,4 +1,4 @@
-"""`PrivacyLedger`: all that a site has released and spent of its budget."""
+"""`PrivacyLedger`: everything that a site has released, and its spent privacy budget."""
 
 from __future__ import annotations
 
@@ -19,15 +19,7 @@ from medfedaug.privacy.accountant import Spent, epsilon_spent
 from medfedaug.utils.files import PRIVATE, make_private, parse_versioned, private_folder
 from medfedaug.utils.validation import is_number
 
-__all__ = [
-    "LEDGER_FILE",
-    "Entry",
-    "Nearest",
-    "PrivacyLedger",
-    "Release",
-    "Scored",
-    "by_kind",
-]
+__all__ = ["LEDGER_FILE", "Entry", "Nearest", "PrivacyLedger", "Release", "Scored", "by_kind"]
 
 LEDGER_FILE = "ledger.sqlite"
 """File of the ledger in a site's state folder."""
@@ -48,7 +40,7 @@ CREATE TABLE IF NOT EXISTS voxels (voxels BLOB PRIMARY KEY, identity BLOB) WITHO
 CREATE TABLE IF NOT EXISTS account (identifier TEXT);
 INSERT INTO account SELECT LOWER(HEX(RANDOMBLOB(16))) WHERE NOT EXISTS (SELECT 1 FROM account);
 """
-"""The identity of a case by the hash of its files, and by that of its decoded voxels; and the account's."""
+"""The identity of a case by the hash of its files and by the hash of its voxels; the account's identifier."""
 _SITE = "ADD COLUMN site TEXT NOT NULL DEFAULT '';"
 _OF_SITES = f"ALTER TABLE releases {_SITE}"
 _FROM = {
@@ -75,20 +67,19 @@ CREATE INDEX by_cases ON releases (split, cases);
 {_CONTENT}
 """
 
-_TIMED = ("releases", "spent", "scored", "models")
-"""The tables whose rows have a time."""
+_TIMED = ("releases", "spent", "scored", "models")  # the tables whose rows have a time
 
 _OF_SITE = "job = ? AND site IN (?, '')"
-"""In a job, of a site or of an entry from before sites were named, which counts for every site."""
+"""Entries of a site in a job; an entry from before sites were named counts for every site."""
 
 _OWNER = "COALESCE(patient, identity)"
-"""Of a case beside its patient: whom it stands for, where its patient was never named."""
+"""The patient of a case; a case without a named patient counts as a patient."""
 
 _OF_PATIENTS = f"""
 SELECT DISTINCT cases FROM members LEFT JOIN patients USING (identity) WHERE {_OWNER} IN
     (SELECT {_OWNER} FROM members LEFT JOIN patients USING (identity) WHERE cases = ?)
 """
-"""The sets with a case of any patient who has one in a given set."""
+"""The sets that share a patient with a given set."""
 
 
 @dataclass(frozen=True)
@@ -100,13 +91,13 @@ class Release:
         method: the method that sends it; ``"model"`` for weights, ``"task"`` for scores and counts,
             ``"masks"`` for keys and shares of secure aggregation.
         kind: ``"weights"``, ``"statistics"``, ``"masked weights and statistics"``, ``"numbers"``,
-            ``"scores"``, ``"message"``, or what of keys and shares it is.
-        shape: what it is in a few words.
-        split: the cases that it is of, ``"training"``, ``"validation"`` or ``"test"``; empty for none.
+            ``"scores"``, ``"message"``, or the kind of key or share.
+        shape: a short description of the content.
+        split: the split of its cases, ``"training"``, ``"validation"`` or ``"test"``; empty for no cases.
         count: the number of these cases.
         noise: the noise multiplier; 0 without noise.
         digest: SHA-256 of the content.
-        queries: how many models it has scores of.
+        queries: the number of models whose scores it has.
         site: the site's name in the job.
     """
 
@@ -124,13 +115,13 @@ class Release:
 
 @dataclass(frozen=True)
 class Entry:
-    """A release as the ledger has it.
+    """Release in the ledger.
 
     Args:
-        number: counts the releases of the ledger, from 1.
-        time: when, in seconds since 1970.
-        release: what.
-        cases: a hash of the identities of the cases that it is of.
+        number: its number in the ledger, from 1.
+        time: in seconds since 1970.
+        release: the release.
+        cases: a hash of the identities of its cases.
     """
 
     number: int
@@ -141,13 +132,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Nearest:
-    """The earlier release whose cases are most like others, and not the same.
+    """Earlier release with the most similar, but not the same, cases.
 
     Args:
-        apart: the number of patients with cases that are in one of the two and not in the other; a case whose
-            patient is not named counts as a patient.
-        job: of the release.
-        time: of the release, in seconds since 1970.
+        apart: the number of patients by whom the two sets of cases differ; a case without a named patient
+            counts as a patient.
+        job: the release's job.
+        time: in seconds since 1970.
     """
 
     apart: int
@@ -157,16 +148,15 @@ class Nearest:
 
 @dataclass(frozen=True)
 class Scored:
-    """A model whose scores have left, or are about to.
+    """Model whose scores have left the site, or are about to.
 
     Args:
         job: the identifier of the job that asked for them.
         split: the cases, ``"validation"`` or ``"test"``.
-        model: a hash of all that decides over the scores beside the cases.
-        place: which of the job's scores it is, ``"round 3"`` or ``"test"``, of which there is one; empty in
-            an evaluation.
+        model: a hash of everything but the cases that determines the scores.
+        place: the place of the scores in the job, ``"round 3"`` or ``"test"``; empty in an evaluation.
         known: whether the site met the model in a training job.
-        answer: what has left, to be sent again in the same words; empty where the scores were exact.
+        answer: the reply that has left, to be repeated unchanged; empty where the scores were exact.
         site: the site's name in the job.
     """
 
@@ -183,16 +173,15 @@ class PrivacyLedger:
     """The account of everything that a site has released, over all of its jobs, restarts and names.
 
     Cases are known by their identities (`medfedaug.data.quality.content_hash.case_identities`), so that an
-    account goes on when a site, its folder or its files have other names. A mapping from identities of cases
-    to those of their patients, wherever identities are given, says whose cases they are; what was said last
-    holds. A patient's cases then share one budget, and count as one where sets of cases are compared.
+    account continues when a site, its folder or its files are renamed. Every method that takes identities
+    also takes a mapping from the identities of cases to the identities of their patients; the latest mapping
+    holds. The cases of a patient then share one budget, and count as one where sets of cases are compared.
 
-    Sites may share an account, since a budget belongs to patients. The limits of a job are those of each site
-    in it.
+    Sites may share an account, since a budget belongs to patients. The limits of a job apply to each site.
 
     Args:
-        path: an SQLite file; jobs that run at the same time take turns by a lock beside it. ``None`` keeps
-            the account in memory, for a simulation.
+        path: an SQLite file; jobs that run at the same time take turns by its lock file. ``None`` keeps the
+            account in memory, for a simulation.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
@@ -206,19 +195,20 @@ class PrivacyLedger:
     def identities(self, files: Mapping[bytes, Callable[[], bytes]]) -> dict[bytes, bytes]:
         """Return the identities under which cases are entered; see `IdentityStore`.
 
-        A case that an earlier version has entered by its files keeps that identity, and so does one whose
-        voxels come in another file.
+        A case keeps its identity if an earlier version entered it by its files, or if its voxels come in
+        another file.
         """
         with self._opened() as connection:
-            found = dict(connection.execute("SELECT files, identity FROM files"))
-        new = {one: decode() for one, decode in files.items() if one not in found}
+            known = dict(connection.execute("SELECT files, identity FROM files"))
+        # Decoding takes long, and other jobs wait for an opened ledger.
+        new = {key: decode() for key, decode in files.items() if key not in known}
         with self._opened() as connection:
-            for one, voxels in new.items():
-                found[one] = _identity(connection, one, voxels)
-        return {one: found[one] for one in files}
+            for key, voxels in new.items():
+                known[key] = _identity(connection, key, voxels)
+        return {key: known[key] for key in files}
 
     def account(self) -> tuple[str, int]:
-        """Return the account's identifier, which it has had since it began, and the number of its entries."""
+        """Return the account's identifier, which never changes, and the number of its entries."""
         with self._opened() as connection:
             ((identifier,),) = connection.execute("SELECT identifier FROM account")
             counts = " + ".join(f"(SELECT COUNT(*) FROM {table})" for table in _TIMED)
@@ -226,19 +216,19 @@ class PrivacyLedger:
         return str(identifier), int(entries)
 
     def held(self) -> AbstractContextManager[object]:
-        """Keeps other jobs out, from a question to the entry that follows from its answer."""
+        """Keep other jobs out between a query and the entry that depends on it."""
         if self.path is not None:
             private_folder(self.path.parent)
         return self._lock
 
     def releases(self, cases: Collection[bytes] = ()) -> list[Spent]:
-        """The releases with noise so far.
+        """Return the releases with noise so far.
 
         Args:
-            cases: only releases about the patients of these; by default all.
+            cases: only releases about the patients of these cases; by default all.
 
         Raises:
-            ConfigError: for a file that is not a ledger; what was spent is then unknown, and nothing may be.
+            ConfigError: for a file that is not a ledger: the spent budget is unknown, and nothing may leave.
         """
         with self._opened() as connection:
             return _spent(connection, cases)
@@ -252,22 +242,19 @@ class PrivacyLedger:
         releases: int = 1,
         rate: float = 1.0,
     ) -> float | None:
-        """Enter more releases with noise.
-
-        It is in the file before anything leaves the site: a crash in between costs budget, and never gives
-        any away.
+        """Enter more releases with noise, before anything leaves the site: a crash in between costs budget.
 
         Args:
             noise_multiplier: of the releases.
             delta: δ.
             max_epsilon: the budget.
-            cases: the identities of the cases; none for unknown ones, which count with all others.
+            cases: the identities of the cases; empty for unknown cases, which count with all others.
             releases: their number.
             rate: see `Spent`.
 
         Returns:
-            ε of all releases about these cases' patients together; ``None``, with nothing entered, when
-            that is more than ``max_epsilon``.
+            ε of all releases about these cases' patients together; ``None``, with nothing entered, where it
+            would exceed ``max_epsilon``.
         """
         with self._opened() as connection:
             known, more = _spent(connection, cases), Spent(noise_multiplier, releases, rate)
@@ -279,12 +266,7 @@ class PrivacyLedger:
             return epsilon
 
     def enter(self, releases: Iterable[Release], cases: Collection[bytes] = ()) -> None:
-        """Enter what is about to leave.
-
-        Args:
-            releases: what.
-            cases: the identities of the cases that it is of.
-        """
+        """Enter releases that are about to leave, with the identities of their cases."""
         with self._opened() as connection:
             known, now = _enter_cases(connection, cases), _now(connection)
             for r in releases:
@@ -295,18 +277,14 @@ class PrivacyLedger:
                 )
 
     def nearest(self, split: str, cases: Collection[bytes]) -> Nearest | None:
-        """The earlier release without noise, of the same split, whose cases are most like these.
+        """Return the earlier release without noise, of the same split, with the most similar cases.
 
-        Two sets differ by the patients in whose cases they differ, or of whom they have another number of
-        cases, whichever is fewer: files that hold nearly the same image are other cases of one patient.
-
-        Args:
-            split: see `Release`.
-            cases: the identities of the cases.
+        Two sets differ by the patients whose cases differ, or whose number of cases differs, whichever is
+        fewer: files that hold nearly the same image are different cases of one patient.
         """
         with self._opened() as connection:
             own = _enter_cases(connection, cases)
-            found = connection.execute(
+            rows = connection.execute(
                 f"""
                 SELECT set_.cases, r.job, MAX(r.time)
                 FROM ({_OF_PATIENTS}) set_ JOIN releases r ON r.cases = set_.cases AND r.split = ?
@@ -314,7 +292,7 @@ class PrivacyLedger:
                 """,
                 (own, split, own),
             ).fetchall()
-            near = [Nearest(_apart(connection, own, other), job, when) for other, job, when in found]
+            near = [Nearest(_apart(connection, own, other), job, when) for other, job, when in rows]
         return min(near, key=lambda entry: entry.apart, default=None)
 
     def queries(self, split: str, cases: Collection[bytes], since: float = 0.0) -> int:
@@ -323,7 +301,7 @@ class PrivacyLedger:
         Args:
             split: see `Release`.
             cases: the identities of the cases.
-            since: only releases from this time on, in seconds since 1970.
+            since: the earliest release to count, in seconds since 1970.
         """
         with self._opened() as connection:
             own = _enter_cases(connection, cases)
@@ -344,13 +322,10 @@ class PrivacyLedger:
             connection.execute("INSERT INTO scored VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def scored(self, split: str, model: str, cases: Collection[bytes]) -> Scored | None:
-        """The first release of a model's scores on exactly these cases."""
+        """Return the first release of a model's scores on exactly these cases."""
         with self._opened() as connection:
-            rows = _scored(
-                connection,
-                "split = ? AND model = ? AND cases IS ?",
-                (split, model, _enter_cases(connection, cases)),
-            )
+            values = split, model, _enter_cases(connection, cases)
+            rows = _scored(connection, "split = ? AND model = ? AND cases IS ?", values)
         return rows[0] if rows else None
 
     def scored_in(self, job: str, split: str, site: str) -> list[Scored]:
@@ -368,20 +343,14 @@ class PrivacyLedger:
     def met(self, model: str) -> bool:
         """Return whether the site received or trained a model in a training job."""
         with self._opened() as connection:
-            found = connection.execute("SELECT 1 FROM models WHERE model = ?", (model,)).fetchone()
-        return found is not None
+            row = connection.execute("SELECT 1 FROM models WHERE model = ?", (model,)).fetchone()
+        return row is not None
 
     def updates(self, job: str, site: str, *, failed: bool = False) -> int:
-        """Count the models of a job, trained on a site's cases, that have left, and answers that failed.
-
-        Args:
-            job: its identifier.
-            site: the site's name.
-            failed: whether to count the answers that failed alone.
-        """
-        which = f"{_OF_SITE} AND method = 'model'" + " AND kind = 'message'" * failed
+        """Count a site's models and failed answers that have left in a job, or the failed answers alone."""
+        where = f"{_OF_SITE} AND method = 'model'" + " AND kind = 'message'" * failed
         with self._opened() as connection:
-            ((count,),) = connection.execute(f"SELECT COUNT(*) FROM releases WHERE {which}", (job, site))
+            ((count,),) = connection.execute(f"SELECT COUNT(*) FROM releases WHERE {where}", (job, site))
         return int(count)
 
     def entries(self) -> list[Entry]:
@@ -397,10 +366,10 @@ class PrivacyLedger:
         return [Entry(number, when, Release(*rest), cases) for number, when, cases, *rest in rows]
 
     def take_over(self, older: Path) -> None:
-        """Enter what the file of an earlier release has, which is then renamed.
+        """Enter the content of an earlier release's file, and rename the file.
 
         Raises:
-            ConfigError: when it cannot be read; what was spent is then unknown, and nothing more may be.
+            ConfigError: when it cannot be read: the spent budget is unknown, and nothing more may leave.
         """
         if not older.exists():
             return
@@ -425,12 +394,11 @@ class PrivacyLedger:
             return
         assert self.path is not None
         with self.held():
-            there = self.path.exists()
             try:
-                if there and not self.path.stat().st_size:
-                    raise ValueError("it is empty")
-                if not there:
+                if not self.path.exists():
                     _create(self.path)
+                elif not self.path.stat().st_size:
+                    raise ValueError("it is empty")
                 make_private(self.path)
                 with closing(sqlite3.connect(self.path)) as connection, connection:
                     ((version,),) = connection.execute("PRAGMA user_version")
@@ -447,16 +415,16 @@ class PrivacyLedger:
 
 
 def by_kind(entries: Iterable[Entry]) -> list[tuple[Entry, Entry, int]]:
-    """The first and the last release of each kind of a site in each job, and how many there were."""
-    found: dict[tuple[object, ...], list[Entry]] = {}
+    """Return the first and the last release of each kind of a site in each job, with their number."""
+    groups: dict[tuple[object, ...], list[Entry]] = {}
     for entry in entries:
         r = entry.release
-        found.setdefault((r.job, r.site, r.method, r.kind, r.shape, r.split, entry.cases), []).append(entry)
-    return [(group[0], group[-1], len(group)) for group in found.values()]
+        groups.setdefault((r.job, r.site, r.method, r.kind, r.shape, r.split, entry.cases), []).append(entry)
+    return [(group[0], group[-1], len(group)) for group in groups.values()]
 
 
 def _create(path: Path) -> None:
-    """A new ledger: whole, or a full disk would leave a file that nobody may take for an empty account."""
+    """Create a ledger whole: on a full disk, a partial file could be mistaken for an empty account."""
     fresh = path.with_name(f".{path.name}.new")
     fresh.unlink(missing_ok=True)
     os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE))
@@ -474,14 +442,14 @@ def _make(connection: sqlite3.Connection) -> None:
 
 
 def _now(connection: sqlite3.Connection) -> float:
-    """The time of an entry: never before an earlier one, or a clock that was set back would hide entries."""
+    """Return the time, never before an earlier entry's: a clock that was set back would hide entries."""
     times = " UNION ALL ".join(f"SELECT MAX(time) AS latest FROM {table}" for table in _TIMED)
     ((last,),) = connection.execute(f"SELECT COALESCE(MAX(latest), 0) FROM ({times})")
     return max(time.time(), float(last))
 
 
 def _enter_cases(connection: sqlite3.Connection, cases: Collection[bytes]) -> str | None:
-    """The hash of a set of cases, whose members are entered, and whose they are where that is known."""
+    """Enter the members of a set of cases, and their patients where known; return the set's hash."""
     if not cases:
         return None
     members = sorted(set(cases))
@@ -493,7 +461,7 @@ def _enter_cases(connection: sqlite3.Connection, cases: Collection[bytes]) -> st
 
 
 def _identity(connection: sqlite3.Connection, files: bytes, voxels: bytes) -> bytes:
-    """Enter a case whose files were not met before, and return its identity."""
+    """Enter a case with new files, and return its identity."""
     known = connection.execute("SELECT identity FROM voxels WHERE voxels = ?", (voxels,)).fetchone()
     if known is None:
         known = connection.execute("SELECT identity FROM members WHERE identity = ?", (files,)).fetchone()
@@ -504,7 +472,7 @@ def _identity(connection: sqlite3.Connection, files: bytes, voxels: bytes) -> by
 
 
 def _apart(connection: sqlite3.Connection, one: str | None, other: str) -> int:
-    """The number of patients by whom two sets differ: see `PrivacyLedger.nearest`."""
+    """Count the patients by whom two sets differ: see `PrivacyLedger.nearest`."""
     counts = connection.execute(
         f"""
         SELECT SUM(cases = ?), SUM(cases = ?), COUNT(*) - 2 * (COUNT(*) - COUNT(DISTINCT identity))
@@ -530,13 +498,8 @@ def _spent(connection: sqlite3.Connection, cases: Collection[bytes]) -> list[Spe
 
 
 def _scored(connection: sqlite3.Connection, where: str, values: tuple[str | None, ...]) -> list[Scored]:
-    """Return entries, the oldest first."""
-    rows = connection.execute(
-        f"""
-        SELECT job, split, model, place, known, answer, site FROM scored WHERE {where} ORDER BY rowid
-        """,
-        values,
-    )
+    columns = "job, split, model, place, known, answer, site"
+    rows = connection.execute(f"SELECT {columns} FROM scored WHERE {where} ORDER BY rowid", values)
     return [
         Scored(job, split, model, place, bool(known), answer, site)
         for job, split, model, place, known, answer, site in rows
@@ -544,12 +507,12 @@ def _scored(connection: sqlite3.Connection, where: str, values: tuple[str | None
 
 
 def _unreadable(path: Path, error: Exception) -> MedFedAugError:
-    # SQLite's own word; Python 3.10 has no name for the code.
+    # SQLite's message; Python 3.10 has no name for the code.
     if isinstance(error, sqlite3.OperationalError) and "is full" in str(error):
         return StorageError(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageError(path, error)
     return ConfigError(
-        f"{own(path)} is not a privacy ledger of this version ({error}): what was spent is not known, so "
-        "nothing more is"
+        f"{own(path)} is not a privacy ledger of this version ({error}): the spent budget is unknown, so "
+        "nothing more may leave"
     )

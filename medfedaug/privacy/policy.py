@@ -1,4 +1,4 @@
-"""`PrivacyPolicy`: a site's own rules for what its methods may send."""
+"""`PrivacyPolicy`: a site's rules for everything that leaves it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Bounds = Annotated[tuple[float, float], Strict(False)]  # a list, as in JSON
 
 @settings
 class PrivacyPolicy(Settings):
-    """A site's own rules for what its methods send; JSON in the site's settings.
+    """A site's rules for everything that leaves it; JSON in the site's settings.
 
     Raises:
-        ConfigError: for values that make no sense.
+        ConfigError: for invalid values.
 
     Example:
         >>> policy = PrivacyPolicy.from_dict({"min_images": 20})
@@ -40,34 +40,34 @@ class PrivacyPolicy(Settings):
 
     min_images: int = setting(
         10,
-        "Least training cases (volumes or photographs, not slices) that a statistic or histogram which "
-        "leaves the site is of. Where the site's list says whose a case is, patients are counted, here and "
-        "wherever this number is a limit.",
+        "Least training cases (volumes or photographs, not slices) behind a statistic or histogram that "
+        "leaves the site. Where the site's list names patients, patients are counted, here and wherever this "
+        "number is a limit.",
         at_least=1,
     )
     noise_multiplier: float = setting(
         0.0,
-        "z, the standard deviation of the Gaussian noise on each release in units of what one patient can "
+        "z, the standard deviation of the Gaussian noise on each release, in units of one patient's largest "
         "change (L2); 0 for no noise.",
         at_least=0,
     )
     delta: float = setting(
         1e-5,
-        "δ, the probability for which ε does not hold; far below one over the number of patients.",
+        "δ, the probability with which ε does not hold; far below one over the number of patients.",
         above=0,
         below=1,
         rare=True,
     )
     max_epsilon: float | None = setting(
         None,
-        "Most that the site spends, over all jobs that share its ledger; required with noise.",
+        "Largest ε of all jobs that share the site's ledger; required with noise.",
         above=0,
         at_most=1e300,
     )
     sgd_noise_multiplier: float = setting(
         0.0,
-        "σ, the standard deviation of the Gaussian noise on each step of local training, in units of what "
-        "one case can change (DP-SGD, `medfedaug.federation.site.dp_sgd`); 0 for training without it. "
+        "σ, the standard deviation of the Gaussian noise on each step of local training, in units of one "
+        "case's largest change (DP-SGD, `medfedaug.federation.site.dp_sgd`); 0 for training without it. "
         "Statistics then need noise too.",
         at_least=0,
     )
@@ -82,9 +82,9 @@ class PrivacyPolicy(Settings):
     ] = setting(
         dict,
         'Public bounds by kind, as a JSON object, {"intensity_mean": [0, 255]}: the part of each case is '
-        "clipped to them. Public: chosen without a look at the site's own images. Needed for the kinds "
-        "that a job's methods exchange under noise: intensity_mean, intensity_std (FedRDN, in the images' "
-        "units), feature_mean, feature_std (FedFA; FedFAʰ takes feature_mean as its range).",
+        "clipped to them. Public: chosen without the site's images. Needed for the kinds that a job's "
+        "methods exchange under noise: intensity_mean, intensity_std (FedRDN, in the images' units), "
+        "feature_mean, feature_std (FedFA; FedFAʰ takes feature_mean as its range).",
     )
     cases_per_patient: int = setting(
         1, "Largest number of cases of one patient; the noise grows with it.", at_least=1, rare=True
@@ -98,8 +98,8 @@ class PrivacyPolicy(Settings):
     )
     score_noise_multiplier: float = setting(
         0.0,
-        "Standard deviation of the Gaussian noise on the mean scores of a model, in units of what one "
-        "patient can change (L2); 0 for none. They then count against max_epsilon.",
+        "Standard deviation of the Gaussian noise on the mean scores of a model, in units of one patient's "
+        "largest change (L2); 0 for none. They then count against max_epsilon.",
         at_least=0,
     )
     losses: bool = setting(
@@ -112,25 +112,24 @@ class PrivacyPolicy(Settings):
     )
     lend_models: bool = setting(
         False,
-        "Let models that the site trained for itself, alone or personal, be scored at other sites in an "
-        "evaluation, or keep them.",
+        "Let local and personal models of the site be scored at other sites in an evaluation, or keep them.",
         flags=("--lend-models/--keep-models",),
     )
     allow_differences: bool = setting(
         False,
-        "Let something about a set of cases leave that differs by fewer than min_images patients, or cases "
-        "that name none, from the set of an earlier release. Their difference is about these few.",
+        "Let a release leave whose set of cases differs from an earlier release's by fewer than min_images "
+        "patients (or cases without a patient). The difference of the two reveals these few.",
         rare=True,
     )
     max_validation_scores: int = setting(
         100,
         "Most models whose scores on any validation case may leave within 30 days, over all jobs. A training "
-        "job gets those of its rounds, one model each, and no more. As many losses on any training case may "
-        "leave, where losses lets them.",
+        "job gets one model for each of its rounds. As many losses on any training case may leave, where "
+        "losses lets them.",
         at_least=1,
     )
     max_test_scores: int = setting(
-        20, "The same of test cases. A training job gets those of one model.", at_least=1
+        20, "The same for test cases. A training job gets the scores of one model.", at_least=1
     )
     max_unknown_models: int = setting(
         1,
@@ -140,13 +139,13 @@ class PrivacyPolicy(Settings):
     )
     scanners: Annotated[Scanners, BeforeValidator(check_scanners), WithJsonSchema(SCANNERS_SCHEMA)] = setting(
         dict,
-        "Manufacturers of the site's scanners, each with its models, which all sites are told in an exchange "
+        "Manufacturers of the site's scanners, each with its models, which all sites receive in an exchange "
         "of fingerprints (`medfedaug export --prospect`); none by default.",
         flags=None,
     )
     description: SiteDescription = setting(
         SiteDescription,
-        "The site's images and patients in its own words, which leave in every job for the model card; none "
+        "Description of the site's images and patients, which leaves in every job for the model card; none "
         "by default.",
         flags=None,
     )
@@ -157,18 +156,18 @@ class PrivacyPolicy(Settings):
         if self.max_epsilon is None and self.adds_noise:
             raise ConfigError("privacy: with noise, max_epsilon says where the site stops; it is missing")
         if self.max_epsilon is not None and not self.adds_noise:
-            # Without noise ε is infinite: a cap would promise what nothing keeps.
+            # Without noise ε is infinite: no cap can hold.
             raise ConfigError("privacy: max_epsilon means nothing without a noise_multiplier")
         for kind, bounds in self.clip.items():
             _check_bounds(kind, *bounds)
 
     @property
     def adds_noise(self) -> bool:
-        """Return whether anything gets noise: statistics, the steps of training, or scores."""
+        """Return whether statistics, the steps of training, or scores get noise."""
         return bool(self.noise_multiplier or self.sgd_noise_multiplier or self.score_noise_multiplier)
 
     def bounds(self, kind: str) -> tuple[float, float]:
-        """The public bounds of a kind.
+        """Return the public bounds of a kind.
 
         Raises:
             ConfigError: when the policy has none.
@@ -179,7 +178,7 @@ class PrivacyPolicy(Settings):
 
     @classmethod
     def of_simulation(cls) -> PrivacyPolicy:
-        """Return a policy that lets everything pass, for sites that are all on one machine."""
+        """Return a policy without limits, for sites that are all on one machine."""
         return cls(min_images=1, scores=CASES, losses=True, lend_models=True)
 
 
@@ -189,8 +188,6 @@ def _check_bounds(kind: str, low: float, high: float) -> None:
     if not low < high:
         raise ConfigError(f"privacy: clip of {kind} must be [low, high], got {[low, high]}")
     if (kind == FEATURE_STD and low < 0) or (kind == INTENSITY_STD and low <= 0):
-        # Images are divided by the latter.
-        sign = "negative" if kind == FEATURE_STD else "0 or less"
-        raise ConfigError(
-            f"privacy: a standard deviation cannot be {sign}: clip of {kind}, got {[low, high]}"
-        )
+        sign = "negative" if kind == FEATURE_STD else "0 or less"  # images are divided by INTENSITY_STD
+        text = f"privacy: a standard deviation cannot be {sign}: clip of {kind}, got {[low, high]}"
+        raise ConfigError(text)

@@ -1,4 +1,4 @@
-"""`Pseudonyms`: what stands for the names of a site's cases, files and patients in all that leaves it."""
+"""`Pseudonyms`: replace the names of a site's cases, files and patients in everything that leaves it."""
 
 from __future__ import annotations
 
@@ -28,35 +28,24 @@ _KEY_BYTES, _DIGITS = 32, 12
 _MOST_NAMES = 100_000
 _WITHHELD = "…"
 
-# Names that many folders have, and words of our own messages.
+# Common names of folders, and words of our messages.
 _COMMON = frozenset(
-    {
+    (
         *("channel_names", "classes", "data", "dataset", "description", "image", "images", "imagestr"),
-        *(
-            "imagests",
-            "label",
-            "labels",
-            "labelstr",
-            "labelsts",
-            "mask",
-            "masks",
-            "modality",
-            "name",
-            "patient",
-        ),
-        *("site", "splits", "test", "training", "validation"),
-    }
+        *("imagests", "label", "labels", "labelstr", "labelsts", "mask", "masks", "modality", "name"),
+        *("patient", "site", "splits", "test", "training", "validation"),
+    )
 )
 # To the next mark of punctuation, since a path may have spaces.
 _PATH = re.compile(r"""(?<![\w.])(?:[A-Za-z]:\\|~?/)[^\s'",;:()\[\]][^'",;:()\[\]]*""")
 
 
 class Pseudonyms:
-    """Stands between names at a site and everything that leaves it.
+    """Pseudonyms of a site's names.
 
     The pseudonym of a name is the beginning of HMAC-SHA256(key, name). The key stays in a file of the site.
     So pseudonyms are the same in all runs, scores can be paired over runs, and nobody without the key can
-    tell whether a guessed name belongs to a pseudonym.
+    test a guessed name.
 
     Example:
         >>> Pseudonyms(b"key").of("Meyer_Hans")
@@ -68,10 +57,7 @@ class Pseudonyms:
 
     @classmethod
     def of_site(cls, folder: str | Path) -> Pseudonyms:
-        """Return the pseudonyms of a site, and make its key when there is none yet.
-
-        Args:
-            folder: of what the site keeps.
+        """Return the pseudonyms of a site from the key in its state folder, which is made if missing.
 
         Raises:
             ConfigError: when the key cannot be read or written.
@@ -82,7 +68,7 @@ class Pseudonyms:
             with FileLock(path.with_name(f"{path.name}.lock")):
                 remove_unfinished(path.parent)
                 if not path.exists():
-                    # Whole or not at all: where half a key is, no other would be made.
+                    # Whole or not at all: a partial key would never be replaced.
                     new = f"{secrets.token_hex(_KEY_BYTES)}\n".encode()
                     write_atomic(path, lambda file: file.write(new), private=True)
                 key = bytes.fromhex(path.read_text().strip())
@@ -93,13 +79,12 @@ class Pseudonyms:
         return cls(key)
 
     def of(self, name: str, kind: str = "case") -> str:
-        """The pseudonym of a name."""
-        return (
-            f"{kind}-{hmac.new(self._key, name.encode('utf-8', 'replace'), 'sha256').hexdigest()[:_DIGITS]}"
-        )
+        """Return the pseudonym of a name."""
+        digest = hmac.new(self._key, name.encode("utf-8", "replace"), "sha256").hexdigest()
+        return f"{kind}-{digest[:_DIGITS]}"
 
     def uid(self, uid: str) -> str:
-        """Return the DICOM UID that stands for another one.
+        """Return the pseudonym of a DICOM UID.
 
         Example:
             >>> Pseudonyms(b"key").uid("1.2.3")
@@ -109,12 +94,9 @@ class Pseudonyms:
         return f"2.25.{int.from_bytes(digest[:16], 'big')}"
 
     def scores(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Scores by case under the cases' pseudonyms, in the order of these.
+        """Return scores of `medfedaug.tasks.base.Task.evaluate` by the cases' pseudonyms, in their order.
 
-        Patients are counted anew in that order, since theirs in the site's list may be that of their names.
-
-        Args:
-            metrics: as `medfedaug.tasks.base.Task.evaluate` returns them.
+        Patients are numbered anew in that order, since the site's list may have them in the order of names.
         """
         renamed: dict[str, Any] = {}
         for key, value in metrics.items():
@@ -124,10 +106,10 @@ class Pseudonyms:
                 renamed[key] = self._renamed(value)
             elif key == "patients":
                 numbers: dict[Any, int] = {}
-                own = self._renamed(value).items()
-                renamed[key] = {case: numbers.setdefault(number, len(numbers)) for case, number in own}
+                cases = self._renamed(value).items()
+                renamed[key] = {case: numbers.setdefault(number, len(numbers)) for case, number in cases}
             elif key in ("case_metrics", "case_classes"):
-                renamed[key] = {name: self._renamed(cases) for name, cases in value.items()}
+                renamed[key] = {name: self._renamed(scores) for name, scores in value.items()}
             else:
                 renamed[key] = self.scores(value)
         return renamed
@@ -136,83 +118,69 @@ class Pseudonyms:
         return dict(sorted((self.of(name), value) for name, value in cases.items()))
 
     def text(self, error: MedFedAugError, site: str, data: SiteFolder | Path | None = None) -> str:
-        """The line of an error without names of files, cases and patients.
+        """Return the line of an error without names of files, cases and patients.
 
         Args:
-            error: what happened.
+            error: the error.
             site: the site's name, which stays.
-            data: the site's data, or where they are, if they could not be opened: whatever is named there is
-                replaced, wherever a message has it.
+            data: the site's data, or their folder if they could not be opened; their names are replaced.
         """
-        cases = {} if data is None or isinstance(data, Path) else _case_names(data)
+        opened = None if isinstance(data, Path) else data
+        folder = data if isinstance(data, Path) else data.path if data is not None else None
+        cases = _case_names(opened) if opened is not None else {}
 
-        folder = data if data is None or isinstance(data, Path) else data.path
-
-        def stand_in(text: str) -> str:
+        def pseudonym(text: str) -> str:
             if text in cases:
                 return self.of(cases[text])
             if os.path.isabs(text) and not (folder and Path(text).is_relative_to(folder)):
                 return _WITHHELD
-            # Where no case is known yet, a file's name without its suffix is that of its case.
+            # A file's name without its suffix is the name of its case, if no case is known yet.
             bare, *suffix = Path(text).name.split(".")
             return self.of(bare) if suffix else self.of(text, "name")
 
-        public = replace_own(error, stand_in)
-        names = dict(cases)
-        for name in _names_below(folder) if folder is not None else ():
-            names.setdefault(name, name)
-        kept = {site}
-        if data is not None and not isinstance(data, Path):
-            kept |= {*data.classes, *data.channel_names}
-        found = sorted((n for n in names if n not in kept and _identifies(n)), key=len, reverse=True)
-        if found:
-            public = re.sub(
-                "|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in found if name in public) or r"(?!)",
-                lambda match: stand_in(match.group()),
-                public,
-            )
-        # Last, since names are found as they are.
+        public = replace_own(error, pseudonym)
+        names = {*cases, *(_names_below(folder) if folder is not None else ())}
+        names -= {site} if opened is None else {site, *opened.classes, *opened.channel_names}
+        secret = sorted((n for n in names if n in public and _identifies(n)), key=len, reverse=True)
+        if secret:
+            pattern = "|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in secret)
+            public = re.sub(pattern, lambda match: pseudonym(match.group()), public)
+        # Last, since escapes would hide names.
         return printable(_PATH.sub(_WITHHELD, public))
 
 
 def public_text(error: MedFedAugError) -> str:
-    """The line of an error without anything of the site's own, where there are no pseudonyms."""
+    """Return the line of an error without names or paths of the site, where it has no pseudonyms."""
     return printable(_PATH.sub(_WITHHELD, replace_own(error, lambda text: _WITHHELD)))
 
 
 def _case_names(data: SiteFolder) -> dict[str, str]:
-    """Return all names by which a message may call a case, each with the name of the case."""
-    found: dict[str, str] = {}
+    """Return all names of a case that a message may have, each with the name of the case."""
+    by_name: dict[str, str] = {}
     for case in (case for cases in data.cases.values() for case in cases):
         files = [*case.files, *([case.label] if isinstance(case.label, Path) else [])]
         names = [case.name, *map(str, files), *(file.name for file in files)]
         for name in names if case.index is None else [case.name]:
-            found.setdefault(name, case.name)
+            by_name.setdefault(name, case.name)
         if case.patient:
-            found.setdefault(case.patient, case.patient)
-    return found
+            by_name.setdefault(case.patient, case.patient)
+    return by_name
 
 
 def _names_below(folder: Path) -> Iterator[str]:
-    """Names of files and folders, and what the site's list says of its cases."""
-    count = 0
-    for root, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            count += 1
-            if count > _MOST_NAMES:
-                return
-            yield name
-            yield str(Path(root) / name)
-            yield name.split(".")[0]
+    """Yield names of files and folders, and names from the site's list of cases."""
+    paths = (Path(root) / name for root, folders, files in os.walk(folder) for name in (*folders, *files))
+    for count, path in enumerate(paths):
+        if count == _MOST_NAMES:
+            return
+        yield from (path.name, str(path), path.name.split(".")[0])
     with suppress(OSError, ValueError, RecursionError):
         yield from _texts(json.loads((folder / "dataset.json").read_text(encoding="utf-8")))
 
 
 def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
-        yield value
-        yield Path(value).name
-        yield Path(value).name.split(".")[0]
+        yield from (value, Path(value).name, Path(value).name.split(".")[0])
     elif isinstance(value, list):
         for entry in value:
             yield from _texts(entry)
@@ -222,6 +190,6 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _identifies(name: str) -> bool:
-    """True where a name may identify a person: neither a common word nor a small number."""
+    """Return whether a name may identify a person: neither a common word nor a small number."""
     bare = name.casefold().removesuffix(".json")
     return len(name) > 2 and bare not in _COMMON and not (name.isdigit() and len(name) < 5)

@@ -1,4 +1,4 @@
-"""Limits what of a site's scores leaves it: the one place that decides."""
+"""Limit a site's scores before they leave it: the only place that decides."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ if TYPE_CHECKING:
     from medfedaug.metrics.significance import PatientTest
 
 _SERIES = (1, 2, 5)
-_MANY = 10**6  # patients, by whose number no step is coarser
-_MIDDLE = 0.5
-"""Stands for a patient without a score where noise is added: the number of patients is then public."""
+_MANY = 10**6  # patients, so many that the step is the finest
+_MIDDLE = 0.5  # score of a patient without one where noise is added: the number of patients is then public
 
 _system = random.SystemRandom()
 
 
 def step_of(patients: int, finest: float = FINEST_STEP) -> float:
-    """The step in which a mean over so many patients leaves a site: 1/n, rounded up to 1, 2 or 5 x 10^-k.
+    """Return the step for a mean over n patients that leaves a site: 1/n, rounded up to 1, 2 or 5 x 10^-k.
 
     Args:
-        patients: one over the largest share of one patient in the mean.
-        finest: no step is below it.
+        patients: n, one over the largest share of one patient in the mean.
+        finest: the finest step.
 
     Example:
         >>> [step_of(n) for n in (1, 5, 10, 19, 20, 49, 50, 99, 100, 5000)]
@@ -45,14 +44,14 @@ def dithered(value: float, step: float, generator: random.Random | None = None) 
 
     The result has the mean ``value`` and the standard deviation ``step / 2`` wherever ``value`` lies between
     two steps (Lipshitz, Wannamaker and Vanderkooy, J. Audio Eng. Soc. 40, 1992): no rounding border can be
-    chosen from outside. If ``value`` changes by d steps, d up to 1, nobody can tell from the result that it
-    did with a probability of more than (1 + d)/2.
+    chosen from outside. If ``value`` changes by d steps, d up to 1, the result reveals the change with a
+    probability of at most (1 + d)/2.
 
     Args:
         value: the exact number.
         step: see `step_of`.
-        generator: of the noise; by default the operating system's, since noise that follows from the seed of
-            a run can be subtracted.
+        generator: source of the noise; by default the operating system's, since noise from the seed of a run
+            can be subtracted.
 
     Example:
         >>> values = [dithered(0.337, 0.1, random.Random(seed)) for seed in range(2000)]
@@ -65,98 +64,98 @@ def dithered(value: float, step: float, generator: random.Random | None = None) 
 
 
 def class_labels(folder: SiteFolder, split: str) -> dict[str, str]:
-    """The class of each case of a split; empty where cases have label maps."""
+    """Return the class of each case of a split; empty where cases have label maps."""
     if folder.task != "classification":
         return {}
     return {case.name: str(case.label) for case in folder.cases[split]}
 
 
 def released_scores(
-    found: Mapping[str, Any],
+    scores: Mapping[str, Any],
     policy: PrivacyPolicy,
     patients: Mapping[str, int] | None = None,
     labels: Mapping[str, str] | None = None,
     generator: random.Random | None = None,
 ) -> dict[str, Any]:
-    """Return the scores that leave a site, by the site's own policy.
+    """Return the scores that leave a site by its policy.
+
+    ``scores="cases"`` releases everything. ``"summary"`` releases, for each metric that may leave
+    (`medfedaug.metrics.base.Metric.leaves`), its mean over the cases, if cases of at least ``min_images``
+    patients have a score; no distance, no score of a case or of a class, no name, and no number of missed
+    structures. `dithered` rounds the mean in the `step_of` the number of patients. With
+    ``score_noise_multiplier``, Gaussian noise replaces the dither, and only means over cases are released.
 
     Args:
-        found: as `medfedaug.tasks.base.Task.evaluate` returns them.
-        policy: the site's. With ``scores="cases"`` everything. With ``"summary"``, of each metric that may
-            leave (`medfedaug.metrics.base.Metric.leaves`) its mean over the cases, if those of at least
-            ``min_images`` patients have a score; no distance, no score of a case or of a class, no name, and
-            no number of missed structures. The mean is rounded by `dithered` in the `step_of` the number of
-            patients; with ``score_noise_multiplier`` it has Gaussian noise in place of the dither, and of the
-            metrics those alone that are means over cases.
-        patients: which patient each case is of (`medfedaug.data.base.SiteFolder.patients`); a case without
-            one counts as a patient.
-        labels: the class of each case (`class_labels`), without which no mean over classes leaves.
-        generator: of dither and noise; by default the operating system's.
+        scores: the result of `medfedaug.tasks.base.Task.evaluate`.
+        policy: the site's policy.
+        patients: the patient of each case (`medfedaug.data.base.SiteFolder.patients`); a case without one
+            counts as a patient.
+        labels: the class of each case (`class_labels`), which means over classes need.
+        generator: source of dither and noise; by default the operating system's.
 
     Returns:
-        The same mapping, with ``patients`` the number of the patient of each scored case where the site's
-        list names any; or what is left of it. With summaries, ``scored_cases`` is the number of cases, if
-        they are of enough patients, and otherwise a note says that they are not.
+        The released scores. Scores of cases come with ``patients``, the number of the patient of each scored
+        case, where the site's list names any. Summaries come with ``scored_cases``, the number of cases, or
+        with a note where the patients are too few.
     """
-    cases, patients = found.get("cases", {}), patients or {}
+    cases, patients = scores.get("cases", {}), patients or {}
     if policy.scores != SUMMARY:
         known = {case: patients[case] for case in cases if case in patients}
-        return {**found, "patients": known} if known else dict(found)
+        return {**scores, "patients": known} if known else dict(scores)
     scored = [case for case, score in cases.items() if score is not None]
-    names = sorted(METRICS.keys() & found.keys())
-    left: dict[str, Any] = {"cases": {}, **dict.fromkeys(names)}
-    left |= {key: found[key] for key in ("note",) if key in found}
-    by_case = {
-        name: found.get("case_metrics", {}).get(name, cases) for name in names if METRICS[name].leaves == MEAN
-    }
+    names = sorted(METRICS.keys() & scores.keys())
+    released: dict[str, Any] = {"cases": {}, **dict.fromkeys(names)}
+    released |= {"note": scores["note"]} if "note" in scores else {}
+    case_metrics = scores.get("case_metrics", {})
+    by_case = {name: case_metrics.get(name, cases) for name in names if METRICS[name].leaves == MEAN}
     noisy = policy.score_noise_multiplier > 0
-    # With noise everything but the scores is public, so that the number of scored cases decides nothing.
+    # With noise everything but the scores is public, so that the number of scored cases does not matter.
     counted = list(cases) if noisy else scored
     if _people(counted, patients) < policy.min_images:
-        if cases or "note" not in left:
-            what = f"{'patients' if patients else 'cases'}{'' if noisy else ' with a score'}"
-            left["note"] = (
-                f"fewer than {policy.min_images} {what}, and this site sends means from "
+        if cases or "note" not in released:
+            kind = f"{'patients' if patients else 'cases'}{'' if noisy else ' with a score'}"
+            released["note"] = (
+                f"fewer than {policy.min_images} {kind}, and this site sends means from "
                 f"{policy.min_images} on (min_images of its privacy policy)"
             )
-        return left
+        return released
     if noisy:
-        return left | _noisy(by_case, list(cases), policy.score_noise_multiplier, patients, generator)
-    for name, scores in by_case.items():
-        # Over the cases that the first metric scores, which the labels decide and no prediction does.
-        known = {case: scores[case] for case in scored if scores.get(case) is not None}
+        return released | _noisy(by_case, list(cases), policy.score_noise_multiplier, patients, generator)
+    for name, values in by_case.items():
+        # The cases that the first metric scores: they depend on the labels, not on predictions.
+        known = {case: values[case] for case in scored if values.get(case) is not None}
         if _people(known, patients) >= policy.min_images:
             step = step_of(_weight(known, patients), METRICS[name].finest_step)
-            left[name] = _share(dithered(fmean(known.values()), step, generator))
+            released[name] = _share(dithered(fmean(known.values()), step, generator))
     smallest = _smallest_weight(scored, policy, patients, labels or {})
     for name in (name for name in names if METRICS[name].leaves == MEAN_OF_CLASSES):
-        if smallest is not None and found[name] is not None:
-            left[name] = _share(
-                dithered(found[name], step_of(smallest, METRICS[name].finest_step), generator)
-            )
-    return {**left, "scored_cases": len(scored)}
+        if smallest is not None and scores[name] is not None:
+            step = step_of(smallest, METRICS[name].finest_step)
+            released[name] = _share(dithered(scores[name], step, generator))
+    return {**released, "scored_cases": len(scored)}
 
 
 def released_difference(
     test: PatientTest, policy: PrivacyPolicy, unit: str = "cases", generator: random.Random | None = None
 ) -> dict[str, Any]:
-    """Return the comparison of two models on a site's cases, as it leaves the site.
+    """Return the comparison of two models on a site's cases that leaves the site.
+
+    ``scores="summary"`` releases difference and interval of at least ``min_images`` patients, rounded by
+    `dithered` after the ends of the interval have moved outwards by a step. It releases no p-value, which
+    reveals single patients, and nothing with noise on scores.
 
     Args:
-        test: the comparison, over the patients with cases that both models have a score of.
-        policy: the site's. With ``scores="summary"``, difference and interval if there are at least
-            ``min_images`` such patients, rounded by `dithered`, the ends of the interval moved outwards by a
-            step before; no p-value, in which single patients show. With noise on scores, and of fewer
-            patients, nothing.
-        unit: what they are called: ``"patients"``, or ``"cases"`` where none is named.
-        generator: of the dither.
+        test: the comparison, over the patients with cases that both models score.
+        policy: the site's policy.
+        unit: ``"patients"``, or ``"cases"`` where no patient is named.
+        generator: source of the dither.
 
     Returns:
-        ``difference``, ``low`` and ``high``, the ends of its 95% interval, ``None`` of fewer than six
+        ``difference``, ``low`` and ``high``, the ends of its 95% interval, ``None`` for fewer than six
         patients, ``p``, and their number by ``unit``; empty where nothing leaves.
     """
     low, high = test.low, test.high
-    bounded = math.isfinite(high - low)  # or of so few cases that no difference could be shown
+    bounded = math.isfinite(high - low)  # too few cases have no interval
     if policy.scores != SUMMARY:
         ends = {"low": low, "high": high} if bounded else {"low": None, "high": None}
         return {unit: test.patients, "difference": test.difference, **ends, "p": test.p}
@@ -172,10 +171,10 @@ def released_difference(
 
 
 def largest_loss(classes: int) -> float:
-    """The upper end of the range to which losses are clipped before they leave a site.
+    """Return the upper bound of losses that leave a site, which are clipped to it.
 
-    An overlap of Dice is at most 1, and the cross-entropy of a model that knows nothing of K classes is ln K:
-    their sum is the end for every loss, so that the range follows from the number of classes alone.
+    A Dice loss is at most 1, and the cross-entropy of a uniform prediction of K classes is ln K: their sum is
+    the bound for every loss, so that it follows from the number of classes alone.
 
     Example:
         >>> round(largest_loss(2), 3)
@@ -191,32 +190,33 @@ def released_loss(
     patients: Mapping[str, int] | None = None,
     generator: random.Random | None = None,
 ) -> float | None:
-    """Return the loss of a model over a site's training cases as it leaves the site.
+    """Return the loss of a model over a site's training cases that leaves the site; ``None`` for nothing.
+
+    Nothing leaves without ``losses`` in the policy, or for fewer than ``min_images`` patients. Each patient's
+    mean loss is clipped to 0 ... `largest_loss`, and `dithered` rounds their mean in a step of the range over
+    the number of patients (`step_of`). With ``score_noise_multiplier``, Gaussian noise replaces the dither.
 
     Args:
-        by_case: the loss of each training case. Each must follow from its own case and the model alone;
-            ``None`` for a case without samples, which counts as the middle of the range.
-        policy: the site's. Without ``losses``, and of fewer than ``min_images`` patients, nothing leaves.
-            Otherwise each patient's mean loss is clipped to 0 ... `largest_loss`, and their mean is rounded
-            by `dithered` in a step of the range over the number of patients (`step_of`); with
-            ``score_noise_multiplier`` it has Gaussian noise in place of the dither.
-        classes: their number, of which the range follows.
+        by_case: the loss of each training case, which must depend on this case and the model alone; ``None``
+            for a case without samples, which counts as the middle of the range.
+        policy: the site's policy.
+        classes: the number of classes, which determines the range.
         patients: see `released_scores`.
-        generator: of dither and noise; by default the operating system's.
+        generator: source of dither and noise; by default the operating system's.
     """
     patients, most = patients or {}, largest_loss(classes)
-    owned: dict[Any, list[float]] = {}
+    by_patient: dict[Any, list[float]] = {}
     for case, loss in by_case.items():
-        owned.setdefault(patients.get(case, case), []).append(most * _MIDDLE if loss is None else loss)
-    if not policy.losses or len(owned) < policy.min_images:
+        by_patient.setdefault(patients.get(case, case), []).append(most * _MIDDLE if loss is None else loss)
+    count = len(by_patient)
+    if not policy.losses or count < policy.min_images:
         return None
-    means = (sum(losses) / len(losses) / most for losses in owned.values())
+    means = (sum(losses) / len(losses) / most for losses in by_patient.values())
     share = fmean(1.0 if math.isnan(mean) else _share(mean) for mean in means)
     if policy.score_noise_multiplier:
-        noise = (generator or _system).gauss(0.0, policy.score_noise_multiplier / len(owned))
-        released = round(share + noise, 2)
+        released = round(share + (generator or _system).gauss(0.0, policy.score_noise_multiplier / count), 2)
     else:
-        released = dithered(share, step_of(len(owned)), generator)
+        released = dithered(share, step_of(count), generator)
     return round(_share(released) * most, 9)
 
 
@@ -227,10 +227,10 @@ def _noisy(
     patients: Mapping[str, int],
     generator: random.Random | None,
 ) -> dict[str, float]:
-    """Means over patients with Gaussian noise.
+    """Return means over patients with Gaussian noise.
 
-    Each patient gives the mean of its cases' scores, or the middle of the range without one, so that one
-    patient in the place of another moves each of the J means by at most 1/n, and all of them by √J/n in L2.
+    Each patient contributes the mean of its cases' scores, or the middle of the range without a score, so
+    that replacing one patient moves each of the J means by at most 1/n, and all of them by √J/n in L2.
     """
     draw, released = generator or _system, {}
     owners = {case: patients.get(case, case) for case in cases}
@@ -250,7 +250,7 @@ def _noisy(
 def _smallest_weight(
     scored: Iterable[str], policy: PrivacyPolicy, patients: Mapping[str, int], labels: Mapping[str, str]
 ) -> int | None:
-    """Return `_weight` of the smallest class, in which a patient counts most; ``None`` of too few."""
+    """Return `_weight` of the smallest class, where a patient counts most; ``None`` for too few patients."""
     groups: dict[str, list[str]] = {}
     for case in scored:
         groups.setdefault(labels.get(case, ""), []).append(case)
@@ -262,7 +262,7 @@ def _smallest_weight(
 
 
 def _weight(cases: Iterable[str], patients: Mapping[str, int]) -> int:
-    """One over the largest share that one patient has of some cases, rounded down."""
+    """Return one over the largest share of one patient in some cases, rounded down."""
     counts = Counter(patients.get(case, case) for case in cases)
     return counts.total() // max(counts.values())
 

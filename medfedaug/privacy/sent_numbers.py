@@ -1,6 +1,6 @@
-"""Lists the numbers that a site's answers may hold: no other leaves a site of a real federation.
+"""List the numbers that a site's answers may have: no other number leaves a site of a real federation.
 
-``docs/threats.md`` says of each its range, how many patients it is about, and what bounds its repetition;
+``docs/threats.md`` has the range of each, its number of patients, and the limit of its repetition;
 ``tests/privacy/test_sent_numbers.py`` compares the two, and the messages of federations with both.
 """
 
@@ -14,20 +14,11 @@ from medfedaug.config.site_description import DESCRIPTION
 from medfedaug.metrics.registry import METRICS
 
 METRIC = "METRIC"
-"""Stands for the name of a metric."""
+"""Placeholder for the name of a metric."""
 
 _OF_SCORES = (
-    METRIC,
-    "cases",
-    "case_metrics",
-    "case_classes",
-    "classes",
-    "missed",
-    "undivided",
-    "patients",
-    "scored_cases",
-    "note",
-    "unit",
+    *(METRIC, "cases", "case_metrics", "case_classes", "classes", "missed", "undivided", "patients"),
+    *("scored_cases", "note", "unit"),
 )
 _OF_NOISE = ("privacy/epsilon", "privacy/delta", "privacy/weights", "privacy/score_epsilon")
 
@@ -46,12 +37,12 @@ SENT: Mapping[str, tuple[str, ...]] = {
 }
 """The entries of `medfedaug.federation.messages.messages.Reply.metrics` by task.
 
-What a method tells of its training is not among them: exact numbers about a site's images, of which a job may
-ask for as many as it has rounds."""
+Methods' summaries of their training are not among them: they are exact numbers about a site's images, and a
+job would get as many as it has rounds."""
 
 
 def listed_name(name: str) -> str:
-    """Return the name under which `SENT` has an entry of an answer.
+    """Return the name of an answer's entry in `SENT`.
 
     Example:
         >>> listed_name("val_dice"), listed_name("auc"), listed_name("seconds")
@@ -62,7 +53,7 @@ def listed_name(name: str) -> str:
 
 
 def sent_numbers(task: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of an answer that may leave, times in whole seconds."""
-    sent = SENT.get(task, ())
-    left = {name: value for name, value in metrics.items() if listed_name(name) in sent}
-    return left | {"seconds": math.ceil(left["seconds"])} if "seconds" in left else left
+    """Return the entries of an answer that may leave, with times in whole seconds."""
+    names = SENT.get(task, ())
+    sent = {name: value for name, value in metrics.items() if listed_name(name) in names}
+    return sent | {"seconds": math.ceil(sent["seconds"])} if "seconds" in sent else sent

@@ -1,7 +1,7 @@
-"""`SiteSettings`: what belongs to a site and never travels with a job.
+"""`SiteSettings`: settings that belong to a site and never travel with a job.
 
-They live in ``local/medfedaug.json`` of the site's NVFlare kit, which ``medfedaug site-config`` writes, and
-in environment variables, which come first.
+They are in ``local/medfedaug.json`` of the site's NVFlare kit, which ``medfedaug site-config`` writes, and in
+environment variables, which take precedence.
 """
 
 from __future__ import annotations
@@ -23,27 +23,22 @@ from medfedaug.privacy.job_policy import JobRules
 from medfedaug.privacy.policy import PrivacyPolicy
 from medfedaug.utils.files import parse_json
 
-__all__ = [
-    "DATA_VARIABLE",
-    "DEVICE_VARIABLE",
-    "SETTINGS_FILE",
-    "STATE_VARIABLE",
-    "SiteSettings",
-]
+__all__ = ["DATA_VARIABLE", "DEVICE_VARIABLE", "SETTINGS_FILE", "STATE_VARIABLE", "SiteSettings"]
 
 DATA_VARIABLE = "MEDFEDAUG_DATA"
 """Environment variable with the folder of the images."""
 DEVICE_VARIABLE = "MEDFEDAUG_DEVICE"
-"""Environment variable with the device to compute on."""
+"""Environment variable with the device."""
 STATE_VARIABLE = "MEDFEDAUG_STATE"
-"""Environment variable with the folder for what must survive a restart."""
+"""Environment variable with the state folder, which must survive a restart."""
 SETTINGS_FILE = "local/medfedaug.json"
 """File of the settings in a site's kit."""
 
 
 def _bundles(value: Any) -> Any:
-    built = isinstance(value, Mapping) and all(isinstance(one, AllowedBundle) for one in value.values())
-    return value if built else AllowedBundle.from_settings(value)
+    if isinstance(value, Mapping) and all(isinstance(bundle, AllowedBundle) for bundle in value.values()):
+        return value
+    return AllowedBundle.from_settings(value)
 
 
 _BUNDLE = {
@@ -58,20 +53,20 @@ Name = Annotated[str, MinLen(1)]
 
 @settings
 class Place(Settings):
-    """Settings of a site: its images, its device, and the folder of what it keeps."""
+    """Settings of a site: its images, its device, and its state folder."""
 
     data: Folder = setting(
         None, "Folder with the site's images; see `medfedaug.federation.resolve_data_folder`."
     )
-    device: Name = setting("auto", "cpu, cuda, cuda:1, ... or auto: CUDA where there is one.")
+    device: Name = setting("auto", "cpu, cuda, cuda:1, ... or auto: CUDA if available.")
     state: Folder = setting(
-        None, "Folder for what must survive a restart of the site; of a kit by default KIT/medfedaug."
+        None, "Folder of the state that must survive a restart of the site; by default KIT/medfedaug."
     )
 
 
 @settings
 class SiteSettings(Machine, Place):
-    """Settings of a site, with those of its machine, which no job carries.
+    """Settings of a site and its machine, which no job carries.
 
     Example:
         >>> SiteSettings.from_dict({"privacy": {"min_images": 20}}, "medfedaug.json").privacy.min_images
@@ -80,13 +75,13 @@ class SiteSettings(Machine, Place):
 
     PANEL: ClassVar[str] = "The site"
     OPEN: ClassVar[str] = "what the kit says"
-    VARIABLES: ClassVar[str] = ""  # `load` reads them, and a kit's file says what counts without
+    VARIABLES: ClassVar[str] = ""  # `load` reads variables, after a kit's file
 
     privacy: PrivacyPolicy = setting(PrivacyPolicy, "The limits of what may leave the site.", flags=None)
     plugins: tuple[Name, ...] = setting(
         (),
-        "An installed package whose methods and networks a job may use (`medfedaug.utils.plugins`), besides "
-        "those that are allowed already; repeatable.",
+        "An installed package whose methods and networks a job may use (`medfedaug.utils.plugins`), in "
+        "addition to the allowed ones; repeatable.",
         flags=("--allow-plugin",),
     )
     bundles: Annotated[
@@ -95,41 +90,41 @@ class SiteSettings(Machine, Place):
         WithJsonSchema({"type": "object", "additionalProperties": _BUNDLE}),
     ] = setting(
         dict,
-        "The Bundles that a job may use, by name, each with its folder and the hash of the content that was "
-        "allowed (`medfedaug.config.bundle_reference`).",
+        "The Bundles that a job may use, by name, each with its folder and the hash of its allowed content "
+        "(`medfedaug.config.bundle_reference`).",
         flags=None,
     )
     jobs: JobRules = setting(JobRules, "The jobs that the site takes part in.", flags=None)
     simulation: bool = setting(
         False,
-        "Let no rule for jobs hold, since the server and all sites are on one machine. Simulations set it; "
-        "it has no place in a kit.",
+        "Suspend all rules for jobs, since the server and all sites are on one machine. Simulations set it; "
+        "it must not be in a kit.",
         flags=None,
     )
     save_every: float = setting(
         5.0,
         "Minutes of a round's training after which its state is written to the state folder: after a restart "
-        "the site goes on from there. 0 for never, which repeats the round.",
+        "the site continues from it. 0 for never, which repeats the round.",
         at_least=0,
         unit="minutes",
     )
     processes: int = setting(
         1,
-        "Processes, one for each GPU, in which a training loop of a script trains together; the federation's "
-        "own loop has one.",
+        "Processes, one for each GPU, in which a training loop of a script trains together; the built-in "
+        "loop has one.",
         at_least=1,
     )
 
     @classmethod
     def from_dict(cls, values: Any, source: object = "") -> SiteSettings:
-        """Settings from JSON; an unknown key is an error, since it would silently do nothing.
+        """Read settings from JSON.
 
         Args:
-            values: what the file holds.
-            source: where it comes from, for messages.
+            values: the content of a file.
+            source: the source, for messages.
 
         Raises:
-            ConfigError: naming the source and the key.
+            ConfigError: naming the source and an unknown key or an invalid value.
         """
         try:
             return super().from_dict(values)
@@ -143,43 +138,41 @@ class SiteSettings(Machine, Place):
         environment: Mapping[str, str] = os.environ,
         content: Mapping[str, Any] | None = None,
     ) -> SiteSettings:
-        """The settings of the site whose NVFlare kit is ``kit``.
+        """Load the settings of a site from its NVFlare kit and the environment.
 
         A missing file means the defaults. Relative folders in the file are relative to the kit.
 
         Args:
-            kit: the folder that holds ``local`` and ``startup``; ``None`` for the environment alone.
-            environment: ``MEDFEDAUG_`` and the name of a setting with an option, such as
-                ``MEDFEDAUG_DATA``, come first.
-            content: of the file, in place of what it has now.
+            kit: the folder with ``local`` and ``startup``; ``None`` for the environment alone.
+            environment: variables such as ``MEDFEDAUG_DATA``, ``MEDFEDAUG_`` and the name of a setting with
+                an option, take precedence.
+            content: new content of the file, by default the current one.
 
         Returns:
-            Settings; where there is a kit with a ``state`` folder, ``<kit>/medfedaug`` by default.
+            The settings; a kit's ``state`` is ``<kit>/medfedaug`` by default.
 
         Raises:
-            ConfigError: naming the file and what is wrong with it.
+            ConfigError: naming the file and the error.
         """
         settings = cls() if kit is None else cls._from_kit(Path(kit), content)
-        given = {}
+        values = {}
         for entry in dataclasses.fields(cls):
             text = environment.get(f"{Machine.VARIABLES}{entry.name.upper()}")
             if text and entry.metadata["flags"] is not None:
-                # As everywhere, a folder in a variable is relative to the working folder.
+                # A folder in a variable is relative to the working folder.
                 folder = entry.name in _FOLDERS
-                given[entry.name] = os.path.abspath(text) if folder else read_text(cls, entry.name, text)
-        if given:
-            settings = cls.from_dict({**settings.to_dict(), **given}, "environment")
+                values[entry.name] = os.path.abspath(text) if folder else read_text(cls, entry.name, text)
+        if values:
+            settings = cls.from_dict({**settings.to_dict(), **values}, "environment")
         return settings
 
     @classmethod
     def _from_kit(cls, kit: Path, content: Mapping[str, Any] | None) -> SiteSettings:
         file = kit / SETTINGS_FILE
-        values: Any = content or {}
         try:
-            if content is None:
-                values = parse_json(file.read_text())
+            values = parse_json(file.read_text()) if content is None else content
         except FileNotFoundError:
-            pass
+            values = {}
         except (OSError, ValueError) as error:
             raise ConfigError(f"{file}: not readable as JSON ({error})") from error
         settings = cls.from_dict(values, file)
@@ -191,5 +184,4 @@ class SiteSettings(Machine, Place):
         )
 
 
-_FOLDERS = ("data", "state", "cache")
-"""Settings that name folders."""
+_FOLDERS = ("data", "state", "cache")  # settings that name folders

@@ -15,14 +15,14 @@ OWN, BORROWED, UNKNOWN = "own", "borrowed", "unknown"
 
 @dataclass(frozen=True)
 class Annotated:
-    """Classes that the sites of a run have annotated for training, and how well they are found.
+    """Classes that the sites of a run have annotated for training, and their scores.
 
     Args:
-        classes: of the run, without the background.
-        sites: the annotated classes by site, of the sites that may not have all.
+        classes: the run's classes, without the background.
+        sites: the annotated classes, by site; no entry means all classes.
         trained: names of all sites that trained.
         test: the test scores by site, as in ``results.json``.
-        metric: that the scores are of.
+        metric: the metric of the scores.
     """
 
     classes: tuple[str, ...]
@@ -44,18 +44,18 @@ class Annotated:
         )
 
     def kind(self, site: str, name: str) -> str:
-        """Return `OWN`, `BORROWED` or `UNKNOWN`; any other site, such as an unseen one, has borrowed all.
+        """Return `OWN`, `BORROWED` or `UNKNOWN`; unseen sites have borrowed all classes.
 
         Where every site has annotated every class, all are `OWN`, also at unseen sites.
         """
         if not self.sites:
             return OWN
-        at = [other for other in self.trained if name in self.sites.get(other, self.classes)]
-        return OWN if site in at else BORROWED if at else UNKNOWN
+        annotating = [other for other in self.trained if name in self.sites.get(other, self.classes)]
+        return OWN if site in annotating else BORROWED if annotating else UNKNOWN
 
     def sentence(self, site: str, name: str) -> str:
-        """Say where the scores of a class come from, for a site that has not annotated it; else empty."""
-        if self.kind(site, name) == OWN:
+        """Describe the scores of a class that a site has not annotated; empty for an annotated class."""
+        if (kind := self.kind(site, name)) == OWN:
             return ""
         title = find_metric(self.metric).title
         scores = {
@@ -63,16 +63,15 @@ class Annotated:
             for other, entry in self.test.items()
             if (score := entry.get("classes", {}).get(name, {}).get(self.metric)) is not None
         }
-        if self.kind(site, name) == UNKNOWN:
+        if kind == UNKNOWN:
             known = f"; {title} in test cases {_range(scores)}" if scores else ""
             return f"{name} was outlined at no site: nobody knows how well it is found{known}"
         where = f"at site {site}" if site in self.trained else "at this site"
         if site in scores:
             return f"{name} was never outlined {where} for training: its {title} there is {scores[site]:.2f}"
-        found = (
-            f"its {title} is of other sites, {_range(scores)}" if scores else f"no site has a {title} of it"
-        )
-        return f"{name} was never outlined {where}: {found}"
+        if scores:
+            return f"{name} was never outlined {where}: its {title} is of other sites, {_range(scores)}"
+        return f"{name} was never outlined {where}: no site has a {title} of it"
 
     def sentences(self, site: str) -> dict[str, str]:
         """Return `sentence` of each class that has one."""
@@ -80,5 +79,5 @@ class Annotated:
 
 
 def _range(scores: Mapping[str, float]) -> str:
-    ends = (f"{end(scores.values()):.2f}" for end in (min, max))
-    return " to ".join(dict.fromkeys(ends))
+    low, high = f"{min(scores.values()):.2f}", f"{max(scores.values()):.2f}"
+    return low if low == high else f"{low} to {high}"

@@ -1,4 +1,4 @@
-"""A finished model on the cases of one site or of several."""
+"""Evaluate a finished model on the cases of one or several sites."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def open_model(
     """Open a global model at one site after the other.
 
     Args:
-        model: see `medfedaug.runs.finished_run.FinishedRun.open`, as for ``config`` and ``state``.
-        data: a site's folder, or one that holds several sites' folders.
+        model: see `medfedaug.runs.finished_run.FinishedRun.open`, also for ``config`` and ``state``.
+        data: a site's folder, or a folder with several sites' folders.
         config: the run's ``results.json``.
         limit: the largest number of cases per site.
-        device: where to compute.
-        state: where the sites keep what is theirs.
+        device: the device.
+        state: the sites' state.
 
     Yields:
         The site's model, and whether it is complete: a site that did not train lacks the layers that sites
         keep. One site at a time, since a model holds the site's images.
 
     Raises:
-        MedFedAugError: one line that says what is wrong and where.
+        MedFedAugError: naming the error and its place.
     """
     run = FinishedRun.open(model, config=config, state=state)
     for name in _sites(run, Path(data)):
@@ -51,17 +51,13 @@ def open_model(
 
 
 def _sites(run: FinishedRun, data: Path) -> list[str]:
-    """List the sites of a folder, or the one that it is.
-
-    Raises:
-        ConfigError: when the run left layers at the sites, and they are not there.
-    """
+    """List the sites of a folder, or the folder's site; refuse a run without its layers of the sites."""
     single = data.is_dir() and is_site(data) and not is_federation(data)
     names = [data.resolve().name] if single else [site.name for site in find_sites(data)]
     if run.composition.personal and not run.payload and not run.sites_with_layers:
         raise ConfigError(
             f"{run.model}: its run left layers or weights at the sites, and {run.state} has none; "
-            "say where with --state"
+            "name their folder with --state"
         )
     return names
 
@@ -77,25 +73,25 @@ def evaluate_model(
     state: str | Path | None = None,
     pseudonyms: Pseudonyms | None = None,
 ) -> dict[str, Any]:
-    """Score a global model on the images of sites, each normalised as at the site that they come from.
+    """Score a global model on the images of sites, with each site's normalisation.
 
     Args:
-        model: see `open_model`, as for all that is not named here.
-        data: a site's folder, or one that holds several sites' folders.
-        config: the run's ``results.json``.
+        model: see `open_model`.
+        data: see `open_model`.
+        config: see `open_model`.
         split: ``"test"`` or ``"validation"``.
-        limit: the largest number of cases per site.
-        device: where to compute.
-        state: where the sites keep what is theirs.
-        pseudonyms: what stands for the names of the cases; by default they keep their names.
+        limit: see `open_model`.
+        device: see `open_model`.
+        state: see `open_model`.
+        pseudonyms: pseudonyms of the cases; by default they keep their names.
 
     Returns:
         The split; ``sites``, ``mean``, ``worst`` and ``disparity`` as under ``test`` in ``results.json``; and
-        under ``scored`` whose model each site's scores are of
+        under ``scored`` the model of each site's scores
         (`medfedaug.runs.finished_run.FinishedRun.whose`).
 
     Raises:
-        MedFedAugError: one line that says what is wrong and where.
+        MedFedAugError: naming the error and its place.
     """
     run = FinishedRun.open(model, config=config, state=state)
     sites: dict[str, Any] = {}
@@ -104,9 +100,8 @@ def evaluate_model(
         if not trainer.folder.cases.get(split):
             raise DataError(f"no case in the split {split!r}", site=name, path=trainer.folder.path)
         scores = trainer.evaluate_round(split, run.round, full=True)
-        # Nothing leaves the site here: as in a simulation, with which patient each case is of.
-        policy, patients = PrivacyPolicy.of_simulation(), trainer.folder.patients(split)
-        found = released_scores(scores, policy, patients)
-        sites[name] = pseudonyms.scores(found) if pseudonyms else found
+        # Nothing leaves the site here: scores and patients of cases are kept, as in a simulation.
+        scores = released_scores(scores, PrivacyPolicy.of_simulation(), trainer.folder.patients(split))
+        sites[name] = pseudonyms.scores(scores) if pseudonyms else scores
     scored = {name: run.whose(name, split) for name in sites}
     return {"split": split, "scored": scored, "sites": sites, **over_sites(sites, trainer.task.metrics)}

@@ -1,4 +1,4 @@
-"""`FinishedRun`: a recorded run with its network and weights, and what of its exchange these need."""
+"""`FinishedRun`: a recorded run with its network, weights and exchanged values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,12 +40,12 @@ __all__ = ["FinishedRun"]
 
 @dataclass(frozen=True, eq=False)
 class FinishedRun(RecordedRun):
-    """A model of a finished run, with all that is needed to use it.
+    """A model of a finished run, ready for use.
 
     Args:
         weights: the shared entries of the network.
-        payload: what the methods' layers need besides, by method.
-        state: the folder in which the sites keep what is theirs.
+        payload: further values that the methods' layers need, by method.
+        state: the folder with the sites' state.
     """
 
     weights: dict[str, Tensor]
@@ -59,22 +59,23 @@ class FinishedRun(RecordedRun):
         """Read a run's files, and check that they belong together.
 
         Args:
-            model: the folder of a run, whose ``global_model.pt`` is taken, or a model of it. What layers of
-                methods need besides is read from ``global_exchange.pt`` beside it, where there is one.
-            config: the run's ``results.json``; by default the one beside the model.
-            state: where the sites keep what is theirs, for a run that leaves layers at the sites: a folder of
-                states, or the kit of a site, whose settings name one. By default the folder ``state`` beside
-                the model, and where there is none that of the environment variable ``MEDFEDAUG_STATE``.
+            model: the folder of a run, for its ``global_model.pt``, or a model of it. If a
+                ``global_exchange.pt`` is in the same folder, further values of the methods' layers are read
+                from it.
+            config: the run's ``results.json``; by default the one in the model's folder.
+            state: the sites' state, for a run that leaves layers at the sites: a folder, or the kit of a
+                site, whose settings name one. By default the folder ``state`` next to the model, else the
+                folder of the environment variable ``MEDFEDAUG_STATE``.
 
         Raises:
-            ConfigError: one line that says what is wrong and where.
+            ConfigError: naming the error and its place.
         """
         run = RecordedRun.open(model, config=config)
-        weights, beside = _load_weights(run.model), exchange_file(run.model)
-        payload = _load_weights(beside) if beside.exists() else {}
+        weights, exchange = _load_weights(run.model), exchange_file(run.model)
+        payload = _load_weights(exchange) if exchange.exists() else {}
         finished = cls(run.model, run.record, weights, payload, _find_state(run.model.parent, state))
         _check_weights(run.model, weights, finished.composition)
-        _check_finite(beside, payload)
+        _check_finite(exchange, payload)
         return finished
 
     @cached_property
@@ -86,11 +87,11 @@ class FinishedRun(RecordedRun):
     def gamma(self) -> dict[str, tuple[Tensor, Tensor]]:
         """γ of the mean and of the deviation of each stage, (C,) each, as `FFALayer.set_gamma` takes them.
 
-        For training without a federation, in a network with the same stages. Empty where no method of the run
-        sent any.
+        Use it to train a network with the same stages without a federation. Empty where no method of the run
+        sent γ.
 
         Example:
-            A network of one's own gets the γ of a run::
+            A custom network gets the γ of a run::
 
                 layers = ffa_layers(insert_ffa(network))
                 for stage, (gamma_mean, gamma_std) in FinishedRun.open("runs/fedfa").gamma.items():
@@ -103,25 +104,20 @@ class FinishedRun(RecordedRun):
         }
 
     def check_whole(self) -> None:
-        """Check that what the model needs besides is there; a model card can do without.
-
-        Raises:
-            ConfigError: naming the file that is missing.
-        """
+        """Check that the file of exchanged values exists, which a model needs, but not a model card."""
         check_unchanged(exchange_file(self.model), self.record)
 
     def network(self, site: str = "") -> nn.Module:
         """Build the network with the model's weights, in evaluation mode on the CPU.
 
-        Its input is an image as the run's data pipeline gives it: scaled, and normalised where a method of
-        the run normalises. `LoadedRun.predict` does that, too.
+        Its input is an image from the run's data pipeline: scaled, and normalised where a method of the run
+        normalises, as in `LoadedRun.predict`.
 
         Args:
-            site: the site whose own layers or weights the network gets, where the run left some at the sites.
+            site: the site whose layers or weights the network gets, where the run left some at the sites.
 
         Raises:
-            ConfigError: for a site that took no part in the run, and where the model is not whole without a
-                site, with the sites to name.
+            ConfigError: for a site that took no part in the run, or without a site where the model needs one.
         """
         known = {*self.record.get("sites", {}), *self.record.get("unseen", ()), *self.sites_with_layers}
         if site and site not in known:
@@ -134,20 +130,17 @@ class FinishedRun(RecordedRun):
 
     @contextmanager
     def scoring(self, model: SiteModel) -> Iterator[nn.Module]:
-        """Yield the network with which a site's cases are scored.
-
-        Args:
-            model: of `at_site`.
+        """Yield the network that scores a site's cases, from the model of `at_site`.
 
         Raises:
-            ConfigError: where layers of the model stay at the sites, and `state` has none of this one.
+            ConfigError: where layers of the model stay at the sites, and `state` has none of this site.
         """
         if not model.recall(self.local_state(model.name)):
             keeping = [m.name for m in self.composition.methods if m.local_entries(model.network)]
-            named = ", ".join(self.sites_with_layers)
+            sites = ", ".join(self.sites_with_layers)
             raise ConfigError(
                 f"{' and '.join(keeping)}: layers of the model stay at the sites"
-                + (f"; name one with --site ({named})" if named else f", and {self.state} has none")
+                + (f"; name one with --site ({sites})" if sites else f", and {self.state} has none")
             )
         with model.scoring():
             model.network.eval()
@@ -155,11 +148,11 @@ class FinishedRun(RecordedRun):
 
     @property
     def sites_with_layers(self) -> list[str]:
-        """The sites whose own layers or weights are in `state`."""
+        """The sites with layers or weights in `state`."""
         return sorted(path.parent.name for path in self.state.glob(f"*/{self.record['run']}.pt"))
 
     def whole_weights(self, site: str) -> dict[str, Tensor]:
-        """The shared entries, and those that a site kept in this run, without anything of its images.
+        """Return the shared entries and the entries that a site kept in this run, without its statistics.
 
         Raises:
             ConfigError: when they are not a whole model.
@@ -180,8 +173,7 @@ class FinishedRun(RecordedRun):
         """Name the model that a site's scores belong to, as ``scored`` of ``results.json`` does.
 
         Args:
-            site: its name. One that the run does not know has nothing of its own: data of a site under
-                another name, or of a place that never trained.
+            site: its name; an unknown site has no personal model.
             split: ``"validation"`` or ``"test"``.
         """
         if site in self.record.get("sites", {}):
@@ -189,10 +181,7 @@ class FinishedRun(RecordedRun):
         return UNSEEN if site in self.record.get("unseen", ()) else f"{GLOBAL} (no site of the run)"
 
     def local_state(self, site: str) -> LocalState | None:
-        """Read what a site kept with this model, in the last round in which it trained.
-
-        Returns:
-            ``None`` for a site that kept nothing.
+        """Read a site's state with this model, after its last training round; ``None`` for none.
 
         Raises:
             MedFedAugError: when its file is damaged.
@@ -215,12 +204,12 @@ class FinishedRun(RecordedRun):
         Args:
             name: the site's name.
             data: the site's data, see `SiteModel`.
-            device: where to compute.
-            limit: at most this many cases of each split.
-            statistics: of the site, in place of those of its images.
+            device: the device.
+            limit: the largest number of cases of each split.
+            statistics: the site's statistics, by default computed from its images.
 
         Raises:
-            MedFedAugError: one line that says what is wrong and where.
+            MedFedAugError: naming the error and its place.
         """
         self.check_whole()
         model = SiteModel(self._limited(limit), data, device, machine=_machine(), statistics=statistics)
@@ -231,11 +220,7 @@ class FinishedRun(RecordedRun):
     def trainer(
         self, name: str, data: str | Path | SiteFolder, device: str = "auto", *, limit: int | None = None
     ) -> SiteTrainer:
-        """Open the model at a site that may train it further before its test; otherwise as `at_site`.
-
-        Raises:
-            MedFedAugError: one line that says what is wrong and where.
-        """
+        """Open the model at a site that may train it further before its test; otherwise as `at_site`."""
         self.check_whole()
         trainer = SiteTrainer(self._limited(limit), data, device, self.state / name, machine=_machine())
         trainer.open(name)
@@ -244,18 +229,15 @@ class FinishedRun(RecordedRun):
         return trainer
 
     def _limited(self, limit: int | None) -> RunConfig:
-        return (
-            self.config if limit is None else RunConfig.from_dict({**self.config.to_dict(), "limit": limit})
-        )
+        return replace(self.config, limit=limit)
 
 
-def _find_state(folder: Path, given: str | Path | None) -> Path:
-    if given is not None:
-        is_kit = (Path(given) / "startup").is_dir() and (Path(given) / "local").is_dir()
-        named = SiteSettings.load(given, {}).state if is_kit else None
-        return named or Path(given)
-    beside, variable = folder / STATE, os.environ.get(STATE_VARIABLE)
-    return Path(variable) if variable and not beside.is_dir() else beside
+def _find_state(folder: Path, state: str | Path | None) -> Path:
+    if state is not None:
+        is_kit = (Path(state) / "startup").is_dir() and (Path(state) / "local").is_dir()
+        return (SiteSettings.load(state, {}).state if is_kit else None) or Path(state)
+    default, variable = folder / STATE, os.environ.get(STATE_VARIABLE)
+    return Path(variable) if variable and not default.is_dir() else default
 
 
 def _load_weights(path: Path) -> dict[str, Tensor]:
@@ -269,21 +251,15 @@ def _load_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _check_weights(path: Path, weights: Mapping[str, Tensor], composition: Composition) -> None:
-    """Check that a model is one of its run's network, whole and finite.
-
-    Raises:
-        ConfigError: naming file and entry.
-    """
+    """Check that weights fit their run's network, complete and finite."""
     expected = composition.network.state_dict()
-    missing = [key for key in composition.shared if key not in weights]
-    if missing:
+    if missing := [key for key in composition.shared if key not in weights]:
         raise ConfigError(
             f"{path}: lacks {len(missing)} of the {len(composition.shared)} entries that its run's network "
             f"shares: {first_of(missing)}"
         )
-    strange = [key for key in weights if key not in expected]
-    if strange:
-        raise ConfigError(f"{path}: its run's network has no entries {first_of(strange)}")
+    if unknown := [key for key in weights if key not in expected]:
+        raise ConfigError(f"{path}: its run's network has no entries {first_of(unknown)}")
     for key, value in weights.items():
         if value.shape != expected[key].shape:
             raise ConfigError(
@@ -294,12 +270,11 @@ def _check_weights(path: Path, weights: Mapping[str, Tensor], composition: Compo
 
 
 def _check_finite(path: Path, values: Mapping[str, Tensor]) -> None:
-    spoilt = [key for key, value in values.items() if not torch.isfinite(value).all()]
-    if spoilt:
-        raise ConfigError(f"{path}: NaN or infinite values in {len(spoilt)} entries: {first_of(spoilt)}")
+    if invalid := [key for key, value in values.items() if not torch.isfinite(value).all()]:
+        raise ConfigError(f"{path}: NaN or infinite values in {len(invalid)} entries: {first_of(invalid)}")
 
 
 def _machine() -> Machine:
-    """Read from the environment how this machine computes; it keeps no prepared images."""
-    found = SiteSettings.load(None)
-    return Machine(graphs=found.graphs, deterministic=found.deterministic)
+    """Read this machine's settings from the environment, without a cache of prepared images."""
+    settings = SiteSettings.load(None)
+    return Machine(graphs=settings.graphs, deterministic=settings.deterministic)

@@ -1,4 +1,4 @@
-"""A run's folder: what in it a run wrote. Nothing else is deleted or replaced."""
+"""A run's folder. Only files that a run wrote are deleted or replaced."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ _TRACKED = re.compile(
     r"(.*/)?(events\.out\.tfevents\..*|mlflow\.db)"
     r"|wandb/(offline-run-[^/]*/(logs/)?)?(run-\w+\.wandb|debug[\w-]*\.log)"
 )
-# Left by a process that was killed while it wrote a checkpoint (`medfedaug.utils.files.write_atomic`).
+# A checkpoint whose writer was killed (`medfedaug.utils.files.write_atomic`).
 _UNFINISHED = re.compile(r"\.(medfedaug|[0-9a-f]{32})\.pt\.[a-z0-9_]{8}")
 _LOCK, _SITES_LOCK, _WORKSPACE = ".medfedaug.lock", ".medfedaug.sites.lock", ".medfedaug-run"
-# Sites that were left behind are ended within a second or two.
+# Orphaned sites end within a second or two.
 _WAIT_FOR_SITES = 30.0
 _DATA, _DATA_KIND, _DATA_VERSION = "data.json", "data", 1
 
 
 def sites_lock(out: Path) -> Path:
-    """The file that is locked as long as processes of sites are alive (`only_process`)."""
+    """Return the file that is locked while processes of sites are alive (`only_process`)."""
     return out / _SITES_LOCK
 
 
 def keep_fingerprint(state: Path, fingerprint: Fingerprint) -> None:
-    """Write down with which files a run begins."""
+    """Record the data files with which a run begins."""
     file = server_checkpoint(state).with_name(_DATA)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -67,12 +67,12 @@ def kept_fingerprint(state: Path) -> Fingerprint | None:
     """Read the file of `keep_fingerprint`; ``None`` for a run of an earlier release."""
     file = server_checkpoint(state).with_name(_DATA)
     try:
-        found: Fingerprint = parse_versioned(file.read_text(), _DATA_KIND, _DATA_VERSION)["files"]
+        fingerprint: Fingerprint = parse_versioned(file.read_text(), _DATA_KIND, _DATA_VERSION)["files"]
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{file}: {first_line(error)}") from error
-    return found
+    return fingerprint
 
 
 def is_json_with(path: Path, *keys: str) -> bool:
@@ -85,30 +85,31 @@ def is_json_with(path: Path, *keys: str) -> bool:
 
 
 def check_results(out: Path) -> None:
-    """Check that what a run is about to write to ``out`` replaces nothing but what an earlier run wrote."""
+    """Check that a run's files in ``out`` will only replace an earlier run's files."""
     state = out / STATE
     ours = is_json_with(out / RESULTS, "config", "rounds", "test") or server_checkpoint(state).is_file()
     for name in (*_FILES, TRACKING, STATE):
         path, folder = out / name, name in (TRACKING, STATE)
-        there = os.path.lexists(path)
-        if there and path.is_dir() != folder:
+        if not os.path.lexists(path):
+            continue
+        if path.is_dir() != folder:
             kind = "a folder" if path.is_dir() else "not a folder"
             raise ConfigError(f"{path} is {kind}, and a run writes there; move it away")
-        if there and not (folder or ours):
+        if not folder and not ours:
             raise ConfigError(f"{path} is not of a run; choose another folder, or move the file away")
 
 
 def remove_results(out: Path) -> None:
-    """Delete what an earlier run wrote to ``out``, after `check_results`."""
+    """Delete an earlier run's files in ``out``, after `check_results`."""
     remove_state(out / STATE)
     tracking = out / TRACKING
     _delete([p for p in tracking.rglob("*") if _TRACKED.fullmatch(str(p.relative_to(tracking)))], tracking)
-    for name in reversed(_FILES):  # the results last, by which the folder is known as a run's
+    for name in reversed(_FILES):  # the results last, which identify the folder as a run's
         (out / name).unlink(missing_ok=True)
 
 
 def remove_state(state: Path, *, server_only: bool = False) -> None:
-    """Delete what server and sites keep, or the server's part alone; what somebody else put there stays."""
+    """Delete the state of server and sites, or of the server alone; other files stay."""
     folder = server_checkpoint(state).parent.name if server_only else "*"
     files = [path for path in state.glob(f"{folder}/*") if _is_checkpoint(path)]
     data = server_checkpoint(state).with_name(_DATA)
@@ -127,30 +128,28 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def _delete(files: Sequence[Path], root: Path) -> None:
-    """Delete files, and the folders up to ``root`` that are empty then."""
+    """Delete files, and their folders up to ``root`` if these become empty."""
     for path in files:
         path.unlink(missing_ok=True)
-    emptied = {parent for path in files for parent in path.parents if parent.is_relative_to(root)}
-    for folder in sorted(emptied, reverse=True):
+    parents = {parent for path in files for parent in path.parents if parent.is_relative_to(root)}
+    for folder in sorted(parents, reverse=True):
         with suppress(OSError):  # not empty, or a link
             folder.rmdir()
 
 
 def make_workspace(out: Path) -> Path:
-    """A new folder beside ``out``, so that files can be moved into it without a copy."""
+    """Make a new folder next to ``out``, from which files move without a copy."""
     work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.resolve().parent))
     (work / _WORKSPACE).touch()
     return work
 
 
 def remove_workspaces(out: Path) -> None:
-    """Delete those of processes that were killed."""
-    for left in out.resolve().parent.iterdir():
-        if (
-            re.fullmatch(rf"\.{re.escape(out.name)}-[a-z0-9_]{{8}}", left.name)
-            and (left / _WORKSPACE).exists()
-        ):
-            shutil.rmtree(left, ignore_errors=True)
+    """Delete the workspaces of killed processes."""
+    pattern = re.compile(rf"\.{re.escape(out.name)}-[a-z0-9_]{{8}}")
+    for folder in out.resolve().parent.iterdir():
+        if pattern.fullmatch(folder.name) and (folder / _WORKSPACE).exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def publish(work: Path, out: Path, names: Sequence[str] = ()) -> None:
@@ -165,10 +164,7 @@ def publish(work: Path, out: Path, names: Sequence[str] = ()) -> None:
 
 @contextmanager
 def only_process(out: Path) -> Iterator[None]:
-    """The folder for this process alone, lest two of them make one run.
-
-    A folder that was not there before and is empty in the end is removed again.
-    """
+    """Lock a run's folder for this process; remove it in the end if it is new and empty."""
     new = not out.exists()
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -188,7 +184,7 @@ def only_process(out: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(file: Path, taken: str, timeout: float = 0) -> Iterator[None]:
-    """Hold the lock of a file. The system lets go of it when a process dies, however that happens."""
+    """Hold the lock of a file, which the system releases when the process dies."""
     lock = FileLock(file)
     try:
         lock.acquire(timeout=timeout)
@@ -201,7 +197,7 @@ def locked(file: Path, taken: str, timeout: float = 0) -> Iterator[None]:
 
 
 def _wait_for_sites(out: Path) -> None:
-    """Wait until the sites of a process that was killed are ended too."""
+    """Wait until the sites of a killed process have ended, too."""
     file = sites_lock(out)
     if not file.exists():
         return

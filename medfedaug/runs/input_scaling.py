@@ -1,4 +1,4 @@
-"""`Input`: how the images of a run were scaled and normalised, and whether two runs have comparable input."""
+"""`Input`: scaling and normalisation of the images of a run, and comparison of two runs' input."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from medfedaug.config.run import SCALING, recorded_settings
 
 OTHER_INPUT = "‡"
-"""Marks the rows of a table whose input was scaled otherwise than that of the row they are compared with."""
+"""Marks the rows of a table whose input was scaled differently from the reference row's."""
 
 _SCALED = {
     "none": "intensities as stored",
@@ -17,7 +17,7 @@ _SCALED = {
     "fixed": "intensities divided by 255",
     "bundle": "as the Bundle's transforms give them",
 }
-# For runs of releases that did not record the input: methods that normalised, and data with a fixed scale.
+# For runs of releases that did not record the input: methods that normalise, and data with a fixed scale.
 _NORMALISING = ("fedrdn", "norm")
 _FIXED = ("prostate_mri", "mini_prostate_mri")
 
@@ -27,11 +27,11 @@ class Input:
     """Scaling and normalisation of a network's input images.
 
     Attributes:
-        scaling: ``"none"``: intensities as stored; ``"each volume"``: scaled to [0, 1] by its own range;
-            ``"fixed"``: all divided by 255, those of 16 bits by 65535; ``"bundle"``: as a Bundle's own
-            transforms give them.
-        normalised_by: the method, or "the plan", that normalises the scaled images; ``None`` if nothing does.
-        uneven: the sites whose volumes have very different scales, and what was found there.
+        scaling: ``"none"``: intensities as stored; ``"each volume"``: scaled to [0, 1] by its range;
+            ``"fixed"``: divided by 255, or by 65535 for 16 bits; ``"bundle"``: scaled by a Bundle's
+            transforms.
+        normalised_by: the method, or "the plan", that normalises the scaled images; ``None`` for none.
+        uneven: the sites whose volumes have very different scales, with a description.
     """
 
     scaling: str = "each volume"
@@ -47,10 +47,7 @@ class Input:
         return f"{self.scaled}, normalised by {self.normalised_by}" if self.normalised_by else self.scaled
 
     def differs(self, other: Input) -> bool:
-        """Return whether the images of two runs were scaled differently.
-
-        If a method normalises, a fixed factor makes no difference, since it cancels out.
-        """
+        """Return whether two runs scaled images differently; normalisation cancels a fixed factor."""
         if self.scaling == other.scaling:
             return False
         return "each volume" in (self.scaling, other.scaling) or not (
@@ -62,16 +59,13 @@ SCALED = Input()
 
 
 def recorded_input(content: Mapping[str, Any]) -> Input:
-    """The input in a ``results.json``. For earlier releases it follows from the settings."""
-    known = content.get("input")
-    if isinstance(known, Mapping):
+    """Return the input in a ``results.json``; for earlier releases it follows from the settings."""
+    if (known := content.get("input")) is not None:
         uneven = known.get("uneven")
         return Input(
             str(known.get("scaling", "each volume")),
             str(known["normalised_by"]) if known.get("normalised_by") else None,
-            tuple((site, str(found)) for site, found in uneven.items())
-            if isinstance(uneven, Mapping)
-            else (),
+            tuple((site, str(text)) for site, text in (uneven if isinstance(uneven, dict) else {}).items()),
         )
     config = recorded_settings(content)
     by = next((m["name"] for m in config["methods"] if m["name"] in _NORMALISING), None)
@@ -82,9 +76,9 @@ def recorded_input(content: Mapping[str, Any]) -> Input:
 
 
 def input_note(reference: str, inputs: Mapping[str, Input]) -> str:
-    """The note on rows whose input differs from that of the row they are compared with."""
-    told = "; ".join(f"{label}: {found}" for label, found in inputs.items())
+    """Return the note on rows whose input differs from the reference row's."""
+    text = "; ".join(f"{label}: {entry}" for label, entry in inputs.items())
     return (
-        f"{OTHER_INPUT} Not the same input as {reference} ({told}): a difference may come of the scaling and "
+        f"{OTHER_INPUT} Not the same input as {reference} ({text}): a difference may come of the scaling and "
         "not of the method. Runs that all have --intensity scale, or all raw, differ by their methods alone."
     )

@@ -1,4 +1,4 @@
-"""Choose the statistics of images that are to be predicted, from a site, a file or the images."""
+"""Choose the statistics for a prediction, from a site, a file or the images."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Origin:
     """Origin of images: their site, and the pair of statistics where it is known.
 
     Args:
-        site: its name; empty where nobody knows it.
-        pair: its statistics; ``None`` for those of the images given.
-        source: what the pair is of, in words.
+        site: the site's name; empty if unknown.
+        pair: its statistics; ``None`` for statistics of the images themselves.
+        source: the source of the pair, in words.
     """
 
     site: str
@@ -30,19 +30,17 @@ class Origin:
         """Read the origin from a run and a site's name, or from a file of statistics.
 
         Raises:
-            ConfigError: where what the run's methods need is not there, with what to give; and for a run
-                with a Bundle.
+            ConfigError: naming the option that gives missing statistics or layers; and for a run with a
+                Bundle.
         """
         if run.config.bundle:
             raise ConfigError(f"{run.model}: {PREDICTS}")
         normalises = run.composition.needs_statistics
-        names = ", ".join(method.name for method in run.composition.methods)
         if site is not None and statistics is not None:
-            raise ConfigError(
-                "--site and --statistics exclude each other: both say whose statistics are used"
-            )
+            raise ConfigError("--site and --statistics exclude each other: both choose the statistics")
         if statistics is not None:
             if not normalises:
+                names = ", ".join(method.name for method in run.composition.methods)
                 raise ConfigError(
                     f"--statistics: the run's methods ({names}) do not normalise with a site's statistics; "
                     "leave it out"
@@ -51,15 +49,14 @@ class Origin:
         if site is None:
             return cls("", None, "")
         layers = run.sites_with_layers
-        known = {*run.statistics, *layers, *run.record.get("sites", ())}.union(
-            *(round_["sites"] for round_ in run.record["rounds"])
-        )
+        known = {*run.statistics, *layers, *run.record.get("sites", ())}
+        known.update(*(round_["sites"] for round_ in run.record["rounds"]))
         if site not in known:
             raise ConfigError(f"{site!r} took no part in the run, whose sites are {', '.join(sorted(known))}")
         if run.composition.personal and site not in layers:
-            there = f"has those of {', '.join(layers)}" if layers else "has none"
+            present = f"has those of {', '.join(layers)}" if layers else "has none"
             raise ConfigError(
-                f"the run left layers or weights at its sites, and {run.state} {there}: give --state, the "
+                f"the run left layers or weights at its sites, and {run.state} {present}: give --state, the "
                 f"folder in which {site} keeps its own, or its kit"
             )
         if normalises and site not in run.statistics:
@@ -72,15 +69,15 @@ class Origin:
 
 def _one_pair(path: Path, run: FinishedRun) -> ChannelStatistics:
     try:
-        found = load_statistics(path)
+        statistics = load_statistics(path)
         other_statistics(path, run.composition.intensity)
-    except (ValueError, OSError) as error:
-        raise ConfigError(
-            first_line(error) if isinstance(error, ValueError) else f"{path}: {error}"
-        ) from error
-    if len(found) > 1:
-        raise ConfigError(f"{path}: has the statistics of {', '.join(found)}, and one site was expected")
-    (pair,) = found.values()
+    except ValueError as error:
+        raise ConfigError(first_line(error)) from error
+    except OSError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    if len(statistics) > 1:
+        raise ConfigError(f"{path}: expected one site, found {', '.join(statistics)}")
+    (pair,) = statistics.values()
     if pair.num_channels != run.config.in_channels:
         raise ConfigError(
             f"{path}: of {pair.num_channels} channels, and the model takes {run.config.in_channels}"

@@ -1,4 +1,4 @@
-"""Reads finished runs from their ``results.json``, and checks each of them."""
+"""Read and check finished runs from their ``results.json``."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from medfedaug.metrics.base import mean_score
 from medfedaug.metrics.nothing_learned import nothing_learned_in
 from medfedaug.metrics.registry import add_recorded
 from medfedaug.runs.input_scaling import recorded_input
-from medfedaug.runs.results_schema import check_record
+from medfedaug.runs.results_schema import check_finished
 from medfedaug.runs.run import Run, Scores
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.validation import number_or_none
 
 _GROUPS = ("sites", "unseen")
 
-# The fold in the name of a folder that is not a benchmark's: lgg_fold3.
+# The fold in the name of a custom folder: lgg_fold3.
 _FOLD = re.compile(r"(?P<data>.+)[-_.]fold[-_]?(?P<fold>\d+)", re.IGNORECASE)
 
-# The test of a site, by the group that it is in and its name.
+# The test of a site, by group and name.
 _Entries = dict[tuple[str, str], dict[str, Any]]
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
-    """The folders of runs: each path itself if it is a run's folder, otherwise all runs below it, sorted.
+    """Return the folders of runs: each path that is a run's folder, otherwise all runs below it, sorted.
 
     Raises:
-        DataError: when a path is not a finished run and contains none.
+        DataError: when a path is no finished run and contains none.
     """
-    found: list[Path] = []
+    folders: list[Path] = []
     for path in map(Path, paths):
         if not path.is_dir() or (path / RESULTS).exists():
-            found.append(path)
+            folders.append(path)
             continue
         # A run that is being moved to its final place is in a hidden folder.
         files = [file.relative_to(path) for file in sorted(path.rglob(RESULTS))]
         below = [path / f.parent for f in files if not any(part.startswith(".") for part in f.parts)]
         if not below:
             raise DataError("holds no finished run", path=path, hint=f"A finished run has a {RESULTS}.")
-        found += below
-    return list(dict.fromkeys(found))
+        folders += below
+    return list(dict.fromkeys(folders))
 
 
 def load_run(path: str | Path, metric: str | None = None) -> Run:
@@ -57,38 +57,36 @@ def load_run(path: str | Path, metric: str | None = None) -> Run:
         metric: the test metric for comparisons; by default the one that chose the round.
 
     Raises:
-        DataError: one line that names the file and what is wrong with it.
+        DataError: naming the file and the error.
     """
     file = Path(path)
     if file.is_dir() or file.suffix != ".json":
         file = file / RESULTS
     content, check = _content(file), _Checker(file)
-    check.kind(content, dict, "the content")
-    config, rounds = _config(check, content), _rounds(check, content)
-    test = check.get(content, "test", dict)
+    test = content["test"]
     mean = check.get(test, "mean", dict, "test")
     if not mean:
         raise DataError("test.mean names no metric", path=file)
     untested = check.get(test, "missing", dict, "test", default={})
     entries = _entries(check, content, test, untested)
-    add_recorded(check.get(content, "metrics", dict, default={}))
+    add_recorded(content.get("metrics", {}))
     chosen_by = next(iter(mean))
     if metric is not None and metric not in mean:
         raise DataError(f"its test has no {metric}, but {', '.join(mean)}", path=file)
     scores = _scores(check, entries, mean)
-    first, (context, options) = scores[chosen_by, ""], _surroundings(check, content)
+    first, (context, options) = scores[chosen_by, ""], _context(check, content)
     run = Run(
         path=file,
-        config=_complete(config),
+        config=_complete(recorded_settings(content)),
         input=recorded_input(content),
         metric=chosen_by,
-        rounds=rounds,
-        selected_round=check.get(content, "selected_round", int),
+        rounds=content["rounds"],
+        selected_round=content["selected_round"],
         sites=first.sites,
         unseen=first.unseen,
         mean=first.mean,
         cases={
-            # A site that sends means alone names no case, but how many they are of.
+            # A site that sends only means names no case, but their number.
             site: check.get(entry, "scored_cases", int, f"test.{group}.{site}", default=len(entry["cases"]))
             for (group, site), entry in entries.items()
             if isinstance(entry.get("cases"), dict | list)
@@ -103,10 +101,10 @@ def load_run(path: str | Path, metric: str | None = None) -> Run:
             if "missed" in entry
         },
         nothing_learned=nothing_learned_in(test),
-        scored=_texts(check.get(content, "scored", dict, default={})),
+        scored=content.get("scored", {}),
         units={site: str(entry["unit"]) for (_, site), entry in entries.items() if entry.get("unit")},
-        left_out=_texts(check.get(content, "left_out", dict, default={})),
-        untested=_texts(untested),
+        left_out=content.get("left_out", {}),
+        untested={site: str(reason) for site, reason in untested.items()},
         unscored={
             site: str(entry["note"])
             for (_, site), entry in entries.items()
@@ -115,101 +113,69 @@ def load_run(path: str | Path, metric: str | None = None) -> Run:
         options=options,
         context=context,
     )
-    try:  # all but the scores, of which one beyond the range of a float is none
-        check_record({key: value for key, value in content.items() if key != "test"})
-    except ValueError as error:
-        raise DataError(f"is damaged ({error})", path=file) from error
     return run.scored_by(metric) if metric else run
 
 
-def _content(file: Path) -> Any:
+def _content(file: Path) -> dict[str, Any]:
+    """Read a file, and check all but its scores (`_Checker`)."""
     try:
-        return parse_json(file.read_text(encoding="utf-8"))
+        content: dict[str, Any] = parse_json(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError("is not there", path=file, hint="Give the folder of a finished run.") from None
     except OSError as error:
         raise DataError(f"cannot be read ({error.strerror})", path=file) from error
     except ValueError as error:
         raise DataError(f"is not JSON ({error})", path=file) from error
-
-
-def _config(check: _Checker, content: dict[str, Any]) -> dict[str, Any]:
-    """The settings that the run had."""
-    config = check.get(content, "config", dict)
-    for method in check.get(config, "methods", list, "config"):
-        check.kind(method, dict, "an entry of config.methods")
-        check.get(method, "name", str, "config.methods")
-    check.get(config, "seed", int, "config")
-    for site in check.get(config, "holdout", list, "config", default=[]):
-        check.kind(site, str, "an entry of config.holdout")
-    check.get(config, "plan", dict, "config", default={})
-    return recorded_settings(content)
+    try:
+        check_finished(content, scores=False)
+    except ValueError as error:
+        raise DataError(f"is damaged ({error})", path=file) from error
+    return content
 
 
 def _complete(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings, with the defaults of those that later releases added, so that older runs stay comparable."""
+    """Add the defaults of settings from later releases, so that older runs stay comparable."""
     defaults = RunConfig().to_dict()
     return {**defaults, **settings, "plan": {**defaults["plan"], **settings.get("plan", {})}}
-
-
-def _rounds(check: _Checker, content: dict[str, Any]) -> list[dict[str, Any]]:
-    rounds: list[dict[str, Any]] = check.get(content, "rounds", list)
-    for index, entry in enumerate(rounds):
-        where = f"rounds[{index}]"
-        check.kind(entry, dict, where)
-        check.get(entry, "round", int, where)
-        for site, values in check.get(entry, "sites", dict, where).items():
-            check.kind(values, dict, f"{where}.sites.{site}")
-        for key in ("bytes_up", "bytes_down"):
-            check.get(entry, key, int, where, default=0)
-        check.get(entry, "methods", dict, where, default={})
-        for part, sizes in check.get(entry, "bytes", dict, where, default={}).items():
-            check.kind(sizes, dict, f"{where}.bytes.{part}")
-        for key in ("refused", "missing", "suspected"):
-            for trouble in check.get(entry, key, list, where, default=[]):
-                check.kind(trouble, dict, f"an entry of {where}.{key}")
-    return rounds
 
 
 def _entries(
     check: _Checker, content: dict[str, Any], test: dict[str, Any], untested: dict[str, Any]
 ) -> _Entries:
-    """The test of each site; empty for one that trained and did not answer in the test."""
+    """Return the test of each site; empty for a training site that did not answer in the test."""
     entries = {
         (group, site): check.get(test[group], site, dict, f"test.{group}")
         for group in _GROUPS
         for site in check.get(test, group, dict, "test", default={})
     }
-    for site in check.get(content, "sites", dict, default={}).keys() & untested.keys():
+    for site in content.get("sites", {}).keys() & untested.keys():
         entries.setdefault(("sites", site), {})
     if not any(group == "sites" for group, _ in entries):
         raise DataError("test.sites names no site", path=check.file)
     return entries
 
 
-def _surroundings(check: _Checker, content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Further entries of the file (`Run.context`), and the options of the data."""
-    told = ("data", "engine", "seconds", "files", "bytes_up_before_training", "labelled")
-    context = {key: content[key] for key in told if key in content}
-    if planned := check.get(content, "planned", dict, default={}):
+def _context(check: _Checker, content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return further entries of the file (`Run.context`), and the options of the data."""
+    names = ("data", "engine", "seconds", "files", "bytes_up_before_training", "labelled")
+    context = {name: content[name] for name in names if name in content}
+    if planned := content.get("planned"):
         check.get(planned, "asked", dict, "planned")
         context["planned"] = {**planned, "asked": _complete(asked_settings(content))}
-    for key in ("bytes_up_before_training", "files", "input"):
-        check.get(content, key, dict, default={})
-    options = check.get(content, "data_options", dict, default={})
-    named = _FOLD.fullmatch(str(context.get("data", "")))
-    if named and "data_options" not in content:
-        context["data"], options = named["data"], {"folds": True, "fold": int(named["fold"])}
+    options = content.get("data_options", {})
+    match = _FOLD.fullmatch(context.get("data", ""))
+    if match and "data_options" not in content:
+        context["data"], options = match["data"], {"folds": True, "fold": int(match["fold"])}
     return context, options
 
 
 def _scores(check: _Checker, entries: _Entries, mean: dict[str, Any]) -> dict[tuple[str, str], Scores]:
-    """The test scores by metric and class, from the entries of the sites."""
+    """Return the test scores by metric and class, from the entries of the sites."""
     first = next(iter(mean))
-    found: dict[tuple[str, str], Scores] = {}
+    by_class: dict[tuple[str, str], Scores] = {}
     for metric in mean:
         total = Scores({}, {}, check.score(mean[metric], f"test.mean.{metric}"))
-        found[metric, ""] = total
+        by_class[metric, ""] = total
         for (group, site), entry in entries.items():
             where = f"test.{group}.{site}"
             getattr(total, group)[site] = check.score(entry.get(metric), f"{where}.{metric}")
@@ -222,15 +188,15 @@ def _scores(check: _Checker, entries: _Entries, mean: dict[str, Any]) -> dict[tu
             for label, scores in check.get(entry, "classes", dict, where, default={}).items():
                 check.kind(scores, dict, f"{where}.classes.{label}")
                 if metric in scores:
-                    own = found.setdefault((metric, label), Scores({}, {}, None))
+                    one = by_class.setdefault((metric, label), Scores({}, {}, None))
                     value = check.score(scores[metric], f"{where}.classes.{label}.{metric}")
-                    getattr(own, group)[site] = value
+                    getattr(one, group)[site] = value
                     of_cases = check.get(entry, "case_classes", dict, where, default={}).get(label, {})
                     if metric == first and isinstance(of_cases, dict):
-                        own.cases[site] = _case_scores(check, of_cases, f"{where}.case_classes.{label}")
+                        one.cases[site] = _case_scores(check, of_cases, f"{where}.case_classes.{label}")
     return {
-        (metric, label): replace(own, mean=mean_score(own.sites.values())) if label else own
-        for (metric, label), own in found.items()
+        (metric, label): replace(scores, mean=mean_score(scores.sites.values())) if label else scores
+        for (metric, label), scores in by_class.items()
     }
 
 
@@ -243,15 +209,11 @@ def _patients(check: _Checker, entry: dict[str, Any], where: str) -> dict[str, i
     return {case: check.get(patients, case, int, f"{where}.patients") for case in patients}
 
 
-def _texts(reasons: dict[str, Any]) -> dict[str, str]:
-    return {site: str(reason) for site, reason in reasons.items()}
-
-
-_JSON_NAMES = {dict: "an object", list: "a list", str: "a string", int: "a whole number"}
+_JSON_NAMES = {dict: "an object", int: "a whole number"}
 
 
 class _Checker:
-    """Checks values, and raises a `DataError` that names the file and the place in it."""
+    """Checks values of the test, and raises a `DataError` with the file and the place in it."""
 
     def __init__(self, file: Path) -> None:
         self.file = file

@@ -1,4 +1,4 @@
-"""`RecordedRun`: the record of a finished run and the file of its model, which no PyTorch need open."""
+"""`RecordedRun`: the record of a finished run and the file of its model, without PyTorch."""
 
 from __future__ import annotations
 
@@ -48,55 +48,47 @@ class RecordedRun(Mapping[str, Any]):
         """Read a run's record, and check by their hashes that its files belong to it.
 
         Args:
-            model: the folder of a run, whose ``global_model.pt`` is taken, or a model of it.
-            config: the run's ``results.json``; by default the one beside the model.
+            model: the folder of a run, for its ``global_model.pt``, or a model of it.
+            config: the run's ``results.json``; by default the one in the model's folder.
 
         Raises:
-            ConfigError: one line that names the file.
+            ConfigError: naming the file.
         """
-        given = Path(model)
-        model = given / GLOBAL_MODEL if given.is_dir() else given
-        file = Path(config or model.parent / RESULTS)
-        if not model.exists() and not file.exists():
+        path = Path(model)
+        file = path / GLOBAL_MODEL if path.is_dir() else path
+        results = Path(config or file.parent / RESULTS)
+        if not file.exists() and not results.exists():
             raise ConfigError(
-                f"{given}: no finished run; name the folder of one, in which are {GLOBAL_MODEL} and {RESULTS}"
+                f"{path}: no finished run; name the folder of one, in which are {GLOBAL_MODEL} and {RESULTS}"
             )
-        record = _load_record(file)
+        record = _load_record(results)
         if HASHES not in record:
-            warn(
-                "has no hashes of the run's files, as of earlier releases: nobody can say whether model and "
-                "statistics are as they were",
-                path=file,
-            )
-        beside = exchange_file(model)
-        check_unchanged(model, record)
-        if beside.exists():
-            check_unchanged(beside, record)
-        run = cls(model, record)
+            text = "has no hashes of the run's files, as of earlier releases: changes cannot be noticed"
+            warn(text, path=results)
+        check_unchanged(file, record)
+        if (exchange := exchange_file(file)).exists():
+            check_unchanged(exchange, record)
+        run = cls(file, record)
         try:
             _ = run.config
         except (ConfigError, TypeError, ValueError) as error:
-            raise ConfigError(f"{file}: config: {first_line(error)}") from error
+            raise ConfigError(f"{results}: config: {first_line(error)}") from error
         return run
 
     @classmethod
     def of(cls, folder: Path) -> Self:
-        """The run in a folder, with its last model where none was selected: sites trained by themselves.
-
-        Raises:
-            ConfigError: as `open`.
-        """
+        """Open the run in a folder, with its last model where none was selected (local training)."""
         return cls.open(folder if (folder / GLOBAL_MODEL).exists() else folder / FINAL_MODEL)
 
     @cached_property
     def config(self) -> RunConfig:
-        """The run's settings, without those that choose its cases."""
+        """The run's settings, without limit and held-out sites."""
         settings = recorded_settings(self.record)
         return RunConfig.from_dict({**settings, "limit": None, "holdout": []})
 
     @property
     def round(self) -> int:
-        """The round that the model is of."""
+        """The round of the model."""
         last = self.model.name == FINAL_MODEL
         return len(self.record["rounds"]) if last else int(self.record["selected_round"])
 
@@ -107,11 +99,7 @@ class RecordedRun(Mapping[str, Any]):
 
     @cached_property
     def statistics(self) -> dict[str, ChannelStatistics]:
-        """The pair of each site that sent one (FedRDN), by the site's name.
-
-        Raises:
-            ConfigError: when the file is damaged.
-        """
+        """The pair of each site that sent one (FedRDN), by the site's name."""
         path = self.model.parent / STATISTICS
         if not path.exists():
             return {}
@@ -139,11 +127,11 @@ class RecordedRun(Mapping[str, Any]):
 
     @property
     def scores(self) -> dict[str, dict[str, float | None]]:
-        """Test scores by site and metric, those of ``"mean"`` last; empty where nothing was tested."""
+        """Test scores by site and metric, ``"mean"`` last; empty where nothing was tested."""
         rows = self.test_table()
         return {row["site"]: {k: v for k, v in row.items() if k not in ("site", "trained")} for row in rows}
 
-    __hash__ = object.__hash__  # that of a mapping would be of its content
+    __hash__ = object.__hash__  # a mapping has none
 
     @property
     def best(self) -> int | None:
@@ -152,7 +140,7 @@ class RecordedRun(Mapping[str, Any]):
 
     @property
     def report(self) -> Path:
-        """The run's page; `medfedaug.analysis.write_report` makes another one, also of several runs."""
+        """The run's page; `medfedaug.analysis.write_report` makes further ones, also of several runs."""
         return self.model.parent / REPORT
 
     def test_table(self) -> list[dict[str, Any]]:
@@ -181,5 +169,5 @@ def _load_record(path: str | Path) -> dict[str, Any]:
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{path}: no record of a run ({first_line(error)})") from error
     if missing:
-        raise ConfigError(f"{path}: no record of a run (there is no {sorted(missing)[0]!r})")
+        raise ConfigError(f"{path}: no record of a run ({min(missing)!r} is missing)")
     return record

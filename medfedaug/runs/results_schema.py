@@ -1,4 +1,4 @@
-"""The structure of a run's ``results.json``: checked where it is read, and relied on everywhere else."""
+"""The structure of a run's ``results.json``, checked wherever one is read."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from medfedaug.utils.structure import (
     both,
     count,
     entries,
+    kind,
     list_of,
     map_of,
     number,
@@ -25,10 +26,10 @@ __all__ = ["check_evaluation", "check_finished", "check_record"]
 
 
 def check_record(record: Any) -> None:
-    """Check that a record has the structure that this release writes; entries that it does not know pass.
+    """Check that a record has the structure of this release; unknown entries pass.
 
     Raises:
-        ValueError: naming the first entry that is of another kind, such as ``test.mean.dice``.
+        ValueError: naming the first entry of another kind, such as ``test.mean.dice``.
 
     Example:
         >>> check_record({"selected_round": "one"})
@@ -38,65 +39,50 @@ def check_record(record: Any) -> None:
     _RECORD(record, "")
 
 
-def check_finished(record: Any) -> None:
-    """Check that a record has the structure of a finished run's, and all that is shown of one.
+def check_finished(record: Any, *, scores: bool = True) -> None:
+    """Check that a record has all entries of a finished run; ``scores=False`` leaves out the test's scores.
 
     Raises:
         ValueError: naming the first entry that is missing or of another kind.
     """
-    check_record(record)
-    entries({"test": entries({}, needed=("sites", "mean"))}, needed=("config", "selected_round", "test"))(
-        record, ""
-    )
+    _FINISHED(record, "")
+    check_record(record if scores else {key: value for key, value in record.items() if key != "test"})
 
 
 def check_evaluation(content: Any) -> None:
-    """Check that the results of an evaluation have the structure that this release writes.
+    """Check that the results of an evaluation have the structure of this release.
 
     Raises:
-        ValueError: naming the first entry that is of another kind, or a model that is not among the models.
+        ValueError: naming the first entry of another kind, or an unknown model.
     """
     _EVALUATION(content, "")
     for site, scores in content["sites"].items():
         for model in scores:
             if model not in content["models"]:
-                raise ValueError(
-                    f"sites.{site} has the scores of a model '{model}', which models does not name"
-                )
+                raise ValueError(f"sites.{site} has scores of a model '{model}', which models does not name")
 
 
 _TROUBLE = list_of(entries({"site": text, "reason": text, "task": text}))
-_BYTES = map_of(map_of(count))
 _DESCRIPTION = entries({"scanners": map_of(list_of(text)), "years": list_of(count)})
 _ROUND = entries(
     {
-        "round": count,
+        **dict.fromkeys(("round", "bytes_up", "bytes_down"), count),
+        **dict.fromkeys(("refused", "missing", "suspected"), _TROUBLE),
+        **dict.fromkeys(("seconds", "hours"), number),
         "sites": map_of(map_of(plain)),
-        "bytes_up": count,
-        "bytes_down": count,
-        "bytes": _BYTES,
+        "bytes": map_of(map_of(count)),
         "methods": map_of(map_of(anything)),
-        "refused": _TROUBLE,
-        "missing": _TROUBLE,
         "shares": map_of(number),
         "steps": map_of(map_of(number)),
-        "suspected": _TROUBLE,
-        "seconds": number,
-        "hours": number,
     },
 )
 _SCORES = entries(
     {
         "cases": map_of(score),
-        "case_metrics": map_of(map_of(score)),
-        "case_classes": map_of(map_of(score)),
-        "classes": map_of(map_of(score)),
+        **dict.fromkeys(("case_metrics", "case_classes", "classes"), map_of(map_of(score))),
         "patients": map_of(count),
-        "scored_cases": count,
-        "missed": count,
-        "undivided": count,
-        "note": text,
-        "unit": text,
+        **dict.fromkeys(("scored_cases", "missed", "undivided"), count),
+        **dict.fromkeys(("note", "unit"), text),
     },
     score,
 )
@@ -117,35 +103,37 @@ _FINGERPRINT = entries(
 _RECORD = entries(
     {
         "config": entries(
-            {"methods": list_of(entries({"name": text, "args": map_of(anything)})), "holdout": list_of(text)}
+            {
+                "methods": list_of(entries({"name": text, "args": map_of(anything)})),
+                "holdout": list_of(text),
+                "plan": map_of(anything),
+                "seed": kind("a whole number", lambda value: type(value) is int),
+            }
         ),
-        "run": text,
+        **dict.fromkeys(("run", "engine", "data"), text),
+        **dict.fromkeys(("left_out", "scored", "versions", "sha256"), map_of(text)),
+        **dict.fromkeys(("sites", "bytes_up_before_training"), map_of(count)),
+        **dict.fromkeys(("input", "execution", "files", "metrics", "data_options", "init"), map_of(anything)),
         "rounds": list_of(_ROUND),
         "selected_round": count,
         "stalled": entries({"round": count, "reason": text}, needed=("round", "reason")),
-        "sites": map_of(count),
         "unseen": list_of(text),
-        "left_out": map_of(text),
-        "scored": map_of(text),
         "shares": map_of(map_of(number)),
         "labelled": map_of(list_of(text)),
         "descriptions": map_of(_DESCRIPTION),
-        "versions": map_of(text),
-        "input": map_of(anything),
-        "execution": map_of(anything),
-        "bytes_up_before_training": map_of(count),
-        "sha256": map_of(text),
-        "files": map_of(anything),
-        "metrics": map_of(anything),
         "test": _TEST,
         "seconds": number,
-        "engine": text,
-        "data": text,
-        "data_options": map_of(anything),
         "planned": entries({"fingerprints": map_of(_FINGERPRINT)}),
         "spacing": map_of(entries(dict.fromkeys(LEVELS, row_of(number, 3)), needed=LEVELS)),
-        "init": map_of(anything),
     }
+)
+_FINISHED = entries(
+    {
+        "config": entries({"methods": list_of(entries({}, needed=("name",)))}, needed=("methods", "seed")),
+        "rounds": list_of(entries({}, needed=("round", "sites"))),
+        "test": entries({}, needed=("sites", "mean")),
+    },
+    needed=("config", "rounds", "selected_round", "test"),
 )
 _DIFFERENCE = entries({"patients": count, "cases": count}, score)
 _COMPARED = both(

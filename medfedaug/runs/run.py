@@ -1,4 +1,4 @@
-"""`Run`: a finished run, by one of its metrics; `medfedaug.runs.load_results` reads it from its file."""
+"""`Run`: a finished run, by one of its metrics; `medfedaug.runs.load_results` reads it from a file."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from medfedaug.utils.validation import number_or_none
 
 BASELINE = "fedavg"
 MODEL, NOT_RECORDED = "model", "not recorded"
-"""Heading of the column that says whose model a row's scores are of, and what it says of earlier releases."""
+"""Heading of the column with the model of a row's scores, and its text for earlier releases."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """The test scores by one metric, of all classes together or of one class.
+    """Test scores by one metric, of all classes together or of one class.
 
     Attributes:
         sites: score of each training site; ``None`` if nothing could be scored, or the site did not answer.
         unseen: score of each site that did not train.
         mean: mean over the training sites.
-        cases: score of each case by site, if the file has it.
+        cases: score of each case by site, if recorded.
     """
 
     sites: dict[str, float | None]
@@ -39,37 +39,35 @@ class Run:
     """A finished run, by one of its metrics.
 
     Attributes:
-        path: the ``results.json`` it was read from.
+        path: the ``results.json``.
         config: the run's configuration.
-        metric: name of the score (`medfedaug.metrics.registry.METRICS`); first the one that chose the round.
+        metric: name of the score (`medfedaug.metrics.registry.METRICS`); by default `chosen_by`.
         rounds: the record of each round, in order.
         selected_round: the round whose model was tested.
-        sites: test score of each training site; ``None`` if nothing could be scored, or the site did not
-            answer.
-        unseen: test score of each site that did not train.
-        mean: mean test score over the training sites.
-        cases: number of test cases by site, if the file has it.
-        case_scores: test score of each case by site, if the file has it.
-        patients: the number of the patient of each case by site, where the site named patients. Another run
-            may count them in another order.
+        sites: see `Scores`.
+        unseen: see `Scores`.
+        mean: see `Scores`.
+        cases: number of test cases by site, if recorded.
+        case_scores: see `Scores.cases`.
+        patients: the number of the patient of each case by site, where the site named patients. Runs may
+            number them in different orders.
         left_out: sites that could not take part, with the reason.
         untested: sites that could not be tested, with the reason.
-        unscored: sites that were tested and told no score, with the reason that they gave.
+        unscored: tested sites that sent no score, with their reason.
         options: options of the data, for example ``fold``.
         input: the network's input.
         chosen_by: the validation metric, which chose the round.
         test: the scores by metric and class; the class ``""`` stands for all classes together.
         missed: the number of cases and classes that were not predicted at all, by site.
-        nothing_learned: the reason why its scores show that the model learned nothing
+        nothing_learned: the reason why the scores show that the model learned nothing
             (`medfedaug.metrics.nothing_learned`); empty where they do not.
         units: the unit of lengths, by site.
-        scored: whose model the scores are of (`medfedaug.federation.composition.Composition.scored`), by
-            ``validation`` and ``test``; empty for earlier releases, which did not record it.
+        scored: the model of the scores (`medfedaug.federation.composition.Composition.scored`), by
+            ``validation`` and ``test``; empty for earlier releases.
         in_turn: whether the run is one of several that each leave out another site; set by
             `medfedaug.analysis.grouping.group_runs`.
-        context: further entries of the file: ``engine``, ``data``, ``seconds``, ``files`` (a hash of each
-            site's), ``planned``, ``labelled`` (the classes that each site has annotated, of sites that may
-            not have all), and the bytes of the methods' exchange before training.
+        context: further entries of the file: ``engine``, ``data``, ``seconds``, ``files`` (hashes by site),
+            ``planned``, ``labelled`` (annotated classes, by site), and ``bytes_up_before_training``.
     """
 
     path: Path
@@ -99,20 +97,18 @@ class Run:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """The settings that were asked for: ``config`` before the sites' fingerprints decided some."""
-        planned: dict[str, Any] = self.context.get("planned", {})
-        asked: dict[str, Any] = planned.get("asked", self.config)
-        return asked
+        """The requested settings, before the sites' fingerprints determined some."""
+        settings: dict[str, Any] = self.context.get("planned", {}).get("asked", self.config)
+        return settings
 
     @property
     def planned(self) -> dict[str, Any]:
-        """The settings that the sites' fingerprints decided, as the run had them."""
-        # What was asked of the planner is over when it has answered.
+        """The settings that the sites' fingerprints determined."""
         return {k: v for k, v in self.config.items() if k != "planning" and v != self.asked.get(k)}
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Names of the methods. FedAvg, which all others build on, is named only if it is alone."""
+        """Names of the methods; FedAvg, the basis of all others, is named only if it is alone."""
         names = tuple(method["name"] for method in self.config["methods"])
         return tuple(name for name in names if name != BASELINE) or (BASELINE,)
 
@@ -128,12 +124,12 @@ class Run:
 
     @property
     def fold(self) -> str | None:
-        """The fold of the patients that was tested; ``None`` if there are no folds."""
+        """The tested fold of the patients; ``None`` without folds."""
         return str(self.options["fold"]) if self.options.get("folds") else None
 
     @property
     def data(self) -> str | None:
-        """Name of the data; ``None`` if the file does not have it."""
+        """Name of the data; ``None`` if not recorded."""
         return str(self.context["data"]) if "data" in self.context else None
 
     @property
@@ -143,12 +139,12 @@ class Run:
 
     @property
     def tested(self) -> tuple[str, ...]:
-        """The sites that the run is about: those that trained, or the one that was left out in turn."""
+        """The sites whose scores count: the training sites, or the site that was left out in turn."""
         return self.held_out if self.in_turn else tuple(self.sites)
 
     @property
     def model(self) -> str:
-        """Name the model that the scores of `tested` belong to."""
+        """Name of the model of the scores of `tested`."""
         return UNSEEN if self.in_turn else self.scored.get("test", NOT_RECORDED)
 
     @property
@@ -163,7 +159,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Seed, fold and held-out sites, for a reader."""
+        """Seed, fold and held-out sites as text."""
         parts = [f"seed {self.seed}"]
         parts += [f"fold {self.fold}"] if self.fold is not None else []
         parts += [f"without {', '.join(self.held_out)}"] if self.held_out else []
@@ -176,60 +172,51 @@ class Run:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The classes that have scores of their own."""
+        """The classes with separate scores."""
         return tuple(dict.fromkeys(label for _, label in self.test if label))
 
     @property
     def title(self) -> str:
-        """The metric for a reader, with its unit."""
+        """The metric's title, with its unit."""
         metric, units = find_metric(self.metric), set(self.units.values())
         return f"{metric.title} in {units.pop()}" if metric.has_unit and len(units) == 1 else metric.title
 
     def scored_by(self, metric: str, label: str = "") -> Run:
-        """The run by another metric, or by one class; without scores if its file has none."""
-        found = self.test.get((metric, label)) or Scores(
-            dict.fromkeys(self.sites), dict.fromkeys(self.unseen), None
-        )
-        return replace(
-            self,
-            metric=metric,
-            sites=found.sites,
-            unseen=found.unseen,
-            mean=found.mean,
-            case_scores=found.cases,
-        )
+        """Return the run by another metric, or by one class; without scores if its file has none."""
+        empty = Scores(dict.fromkeys(self.sites), dict.fromkeys(self.unseen), None)
+        s = self.test.get((metric, label), empty)
+        return replace(self, metric=metric, sites=s.sites, unseen=s.unseen, mean=s.mean, case_scores=s.cases)
 
     def validation(self, site: str | None = None) -> list[float | None]:
-        """Validation score by round, of one site or (``None``) the mean over the sites."""
+        """Return the validation score by round, of one site or (``None``) the mean over the sites."""
         return self.by_round("val", site)
 
     def by_round(self, split: str, site: str | None = None) -> list[float | None]:
-        """Score by round on a split, ``"val"`` or ``"test"``, of one site or (``None``) the mean."""
+        """Return the score by round on ``"val"`` or ``"test"``, of one site or (``None``) the mean."""
         key, names = f"{split}_{self.chosen_by}", [site] if site else sorted(self.sites)
         curves = [[number_or_none(r["sites"].get(name, {}).get(key)) for name in names] for r in self.rounds]
         return [mean_score(scores) for scores in curves]
 
     def gamma(self) -> dict[str, dict[str, list[tuple[int, float, float]]]]:
-        """Range of γ over the channels: ``{layer: {"gamma_mean": [(round, lowest, highest), ...]}}``.
+        """Return the range of γ over channels: ``{layer: {"gamma_mean": [(round, lowest, highest), ...]}}``.
 
         Empty where no method of the run exchanges feature statistics.
         """
-        found: dict[str, dict[str, list[tuple[int, float, float]]]] = {}
+        ranges: dict[str, dict[str, list[tuple[int, float, float]]]] = {}
         for entry in self.rounds:
             for summary in entry.get("methods", {}).values():
-                for layer, values in summary.items() if isinstance(summary, dict) else ():
+                for layer, values in summary.items():
                     for name, span in values.items() if isinstance(values, dict) else ():
                         if not name.startswith("gamma") or not isinstance(span, list) or len(span) != 2:
                             continue
-                        low, high = (number_or_none(value) for value in span)
+                        low, high = map(number_or_none, span)
                         if low is not None and high is not None:
-                            found.setdefault(layer, {}).setdefault(name, []).append(
-                                (entry["round"], low, high)
-                            )
-        return found
+                            by_name = ranges.setdefault(layer, {})
+                            by_name.setdefault(name, []).append((entry["round"], low, high))
+        return ranges
 
 
 def compared_metric(runs: Sequence[Run]) -> Metric:
-    """The metric of runs, whose ``cases`` are patients where any run says which cases are of one."""
-    metric, named = find_metric(runs[0].metric), any(any(run.patients.values()) for run in runs)
-    return replace(metric, cases="patients") if named else metric
+    """Return the metric of runs; its ``cases`` are patients if any run names patients."""
+    metric = find_metric(runs[0].metric)
+    return replace(metric, cases="patients") if any(any(run.patients.values()) for run in runs) else metric

@@ -1,4 +1,4 @@
-"""A slice of a volume as an image for the eye: its window and outlines of label maps."""
+"""Display a slice of a volume: its window and outlines of label maps."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ _WINDOW = (1, 99.5)  # percentiles that are drawn black and white
 
 
 def windowed(plane: np.ndarray) -> np.ndarray:
-    """A plane from 0 to 1, without the few voxels that are darkest and brightest."""
+    """Scale a plane to [0, 1], and clip its darkest and brightest voxels."""
     low, high = np.percentile(plane, _WINDOW)
     return np.clip((plane - low) / max(high - low, 1e-12), 0, 1)
 
 
 def outline(panel: Axes, labels: np.ndarray, colour: str, width: float) -> None:
     """Draw the edges of the structures in a label map, (X, Y), the first axis to the right."""
-    # Padded, since an outline would be open where a structure touches the border.
-    padded = np.pad(labels, 1)
+    padded = np.pad(labels, 1)  # close outlines at the border
     places = [np.arange(-1, n + 1) for n in labels.shape]
     for label in np.unique(labels[labels > 0]):
         panel.contour(*places, (padded == label).T, levels=[0.5], colors=[colour], linewidths=width)

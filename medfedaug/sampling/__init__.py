@@ -1,1 +1,1 @@
-"""Training samples: drawn from prepared cases, augmented, made ahead of a step."""
+"""Training samples: drawn from prepared cases, augmented, prefetched."""

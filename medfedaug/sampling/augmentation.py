@@ -1,9 +1,10 @@
-"""The training images of each epoch, with flips and rotations of a whole batch at once."""
+"""Training images of an epoch, augmented batch by batch."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
@@ -27,15 +28,6 @@ from torch.utils.data import ConcatDataset, Dataset
 
 from medfedaug.config.run import derive_seed
 
-__all__ = [
-    "PAPERS_ANGLE",
-    "Augmentation",
-    "ConcatenatedDataset",
-    "FlipRotate",
-    "MonaiAugmentation",
-    "TrainingDataset",
-]
-
 Sample = dict[Hashable, Tensor]
 """An image with its label, by MONAI's keys."""
 
@@ -43,7 +35,7 @@ PAPERS_ANGLE = math.pi / 6
 """30 degrees, FedFA appendix E.2."""
 
 _NEAREST = "nearest"
-_ANISOTROPIC = 3  # nnU-Net's: from here on a volume is augmented as a stack of slices
+_ANISOTROPIC = 3  # ratio of edges from which nnU-Net augments a volume as a stack of slices
 
 
 class FlipRotate(Randomizable):
@@ -51,15 +43,15 @@ class FlipRotate(Randomizable):
 
     Volumes are rotated in the plane of their first two axes.
 
-    The result is that of MONAI's `RandFlipd` and `RandRotated`, up to rounding, with as many draws for each
-    image and a single interpolation for all images of one size: image by image, the calls would cost more
-    than the arithmetic, on a GPU tens of times more. Voxels from outside the image are zero.
+    The result equals MONAI's `RandFlipd` and `RandRotated`, up to rounding, with as many draws for each image
+    and a single interpolation for all images of one size: image by image, the calls would cost more than the
+    arithmetic, on a GPU tens of times more. Voxels from outside the image are zero.
 
     Args:
-        max_angle: in radians; 0 for flips alone.
-        axis: the spatial axis from left to right: 0 for volumes that are indexed (x, y, z), 1 for
-            photographs; ``None`` mirrors nothing.
-        modes: the keys, and how each is interpolated: ``"bilinear"`` or ``"nearest"``, which keeps the dtype.
+        max_angle: largest angle in radians; 0 for flips alone.
+        axis: the spatial axis from left to right: 0 for volumes indexed by (x, y, z), 1 for photographs;
+            ``None`` for no flips.
+        modes: the interpolation of each key: ``"bilinear"`` or ``"nearest"``, which keeps the dtype.
 
     Example:
         >>> augment = FlipRotate(max_angle=0.0, axis=1)
@@ -84,32 +76,31 @@ class FlipRotate(Randomizable):
             self.angles = torch.from_numpy(self.R.uniform(-self.max_angle, self.max_angle, size=data)).float()
 
     def __call__(self, samples: Sequence[Sample]) -> list[Sample]:
-        """New samples; images of different sizes are processed separately, with the same draws."""
+        """Return new samples; images of different sizes are processed separately, with the same draws."""
         self.randomize(len(samples))
-        sizes: dict[tuple[int, ...], list[int]] = {}
+        by_size: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for i, sample in enumerate(samples):
-            sizes.setdefault(tuple(sample[self.modes[0][0]].shape), []).append(i)
+            by_size[tuple(sample[self.modes[0][0]].shape)].append(i)
         out = [dict(sample) for sample in samples]
-        for chosen in sizes.values():
+        for indices in by_size.values():
             for key, mode in self.modes:
-                for i, value in zip(
-                    chosen, self._apply([samples[i][key] for i in chosen], chosen, mode), strict=True
-                ):
+                values = self._apply([samples[i][key] for i in indices], indices, mode)
+                for i, value in zip(indices, values, strict=True):
                     out[i][key] = value
         return out
 
-    def _apply(self, images: Sequence[Tensor], chosen: Sequence[int], mode: str) -> Sequence[Tensor]:
+    def _apply(self, images: Sequence[Tensor], indices: Sequence[int], mode: str) -> Sequence[Tensor]:
         flipped = [*images]
         if self.axis is not None:
-            flips = self.flips[chosen].tolist()
-            # One image after the other: it fits into a processor's cache, and a batch does not.
+            flips = self.flips[indices].tolist()
+            # Image by image, since one fits into a processor's cache, and a batch does not.
             flipped = [x.flip(1 + self.axis) if flip else x for x, flip in zip(images, flips, strict=True)]
         if not self.max_angle:
             return flipped
         batch = torch.stack(flipped)
-        # The slices of a volume are rotated alike, as if they were channels.
+        # All slices of a volume have one rotation, like channels.
         planes = batch.movedim(-1, 2).flatten(1, 2) if batch.ndim == 5 else batch
-        grid = _rotation(self.angles[chosen].to(batch.device), planes.shape[-2:])
+        grid = _rotation(self.angles[indices].to(batch.device), planes.shape[-2:])
         turned = torch.nn.functional.grid_sample(
             planes.float(), grid, mode=mode, padding_mode="zeros", align_corners=False
         )
@@ -119,39 +110,39 @@ class FlipRotate(Randomizable):
 
 
 def _rotation(angles: Tensor, size: Sequence[int]) -> Tensor:
-    """The origin of each pixel of the rotated image, (B, H, W, 2), in the coordinates of `grid_sample`."""
+    """Return the origin of each pixel of the rotated image, (B, H, W, 2), for `grid_sample`."""
     height, width = size
     cos, sin, zero = angles.cos(), angles.sin(), torch.zeros_like(angles)
-    # These coordinates run from -1 to 1 in both directions, whatever the sides: hence their ratio.
+    # Coordinates run from -1 to 1 along sides of any length: hence the ratio of the sides.
     rows = [torch.stack([cos, sin * height / width, zero]), torch.stack([-sin * width / height, cos, zero])]
     theta = torch.stack(rows).permute(2, 0, 1)
     return torch.nn.functional.affine_grid(theta, [len(angles), 1, height, width], align_corners=False)
 
 
 class MonaiAugmentation(Randomizable):
-    """MONAI's own random transforms, image by image, with the strengths of nnU-Net (Isensee et al., 2021).
+    """MONAI's random transforms, image by image, with the strengths of nnU-Net (Isensee et al., 2021).
 
-    ``intensity``, each drawn by itself, on an image whose channels are brought to mean 0 and deviation 1, and
-    back afterwards: noise of deviation up to 0.1 with probability 0.1 (`RandGaussianNoised`), a blur of 0.5
-    to 1 voxels with 0.2 (`RandGaussianSmoothd`), a factor of 0.75 to 1.25 with 0.15 (`RandScaleIntensityd`),
-    the same within the image's range with 0.15 (`RandScaleIntensityFixedMeand`), a resolution down to half
-    with 0.25 (`RandSimulateLowResolutiond`), and a power of 0.7 to 1.5 with 0.3, of the inverted image with
-    0.1 (`RandAdjustContrastd`, mean and deviation kept).
+    ``intensity``, in independent draws on channels with mean 0 and deviation 1, which is undone afterwards:
+    noise of deviation up to 0.1 with probability 0.1 (`RandGaussianNoised`), a blur of 0.5 to 1 voxels with
+    0.2 (`RandGaussianSmoothd`), a factor of 0.75 to 1.25 with 0.15 (`RandScaleIntensityd`), the same within
+    the image's range with 0.15 (`RandScaleIntensityFixedMeand`), a resolution down to half with 0.25
+    (`RandSimulateLowResolutiond`), and a power of 0.7 to 1.5 with 0.3, of the inverted image with 0.1
+    (`RandAdjustContrastd`, mean and deviation kept).
 
-    ``full``: before that, mirrored along each of some axes with probability 1/2 (`RandFlipd`), and with
-    probability 0.3 rotated by up to 30 degrees about every axis, of slices in their plane, and scaled by a
-    factor from 0.7 to 1.4 (`RandAffined`). A volume with an edge of more than three times the shortest one is
-    rotated and scaled in the plane of the two longer edges alone. Voxels from outside are as dark as the
-    darkest.
+    ``full``: before that, a flip along each of some axes with probability 1/2 (`RandFlipd`), and with
+    probability 0.3 a rotation by up to 30 degrees about every axis, of slices in their plane, and a scaling
+    by a factor from 0.7 to 1.4 (`RandAffined`). A volume with an edge of more than three times the shortest
+    one is rotated and scaled in the plane of the two longer edges alone. Voxels from outside have the
+    intensity of the darkest voxel.
 
     Args:
         name: ``"intensity"`` or ``"full"``.
-        spatial_dims: of the images.
-        keys: the image's and, where it is moved along, the label map's.
+        spatial_dims: number of spatial axes of the images.
+        keys: key of the image and, where the label map is moved along, its key.
         mirrored: the spatial axes that ``full`` mirrors; ``None`` for all.
 
     Deviations:
-        nnU-Net draws rotation and scaling apart, and fills what comes from outside with the mean.
+        nnU-Net draws rotation and scaling separately, and fills voxels from outside with the mean.
     """
 
     def __init__(
@@ -164,30 +155,24 @@ class MonaiAugmentation(Randomizable):
             self.flips = Compose([RandFlipd(keys, prob=0.5, spatial_axis=axis) for axis in axes])
             for short in (None, *range(3)) if spatial_dims == 3 else (None,):
                 self.affines[short] = _affine(spatial_dims, keys, short)
-        blur = (0.5, 1.0)
+        key, blur, gamma = self.image, (0.5, 1.0), (0.7, 1.5)
+        mode = "trilinear" if spatial_dims == 3 else "bilinear"
         self.looks = Compose(
             [
-                RandGaussianNoised(self.image, std=0.1, prob=0.1),
-                RandGaussianSmoothd(self.image, sigma_x=blur, sigma_y=blur, sigma_z=blur, prob=0.2),
-                RandScaleIntensityd(self.image, factors=0.25, prob=0.15),
-                RandScaleIntensityFixedMeand(self.image, factors=0.25, preserve_range=True, prob=0.15),
-                RandSimulateLowResolutiond(
-                    self.image,
-                    zoom_range=(0.5, 1.0),
-                    prob=0.25,
-                    upsample_mode="trilinear" if spatial_dims == 3 else "bilinear",
-                ),
-                RandAdjustContrastd(
-                    self.image, gamma=(0.7, 1.5), invert_image=True, retain_stats=True, prob=0.1
-                ),
-                RandAdjustContrastd(self.image, gamma=(0.7, 1.5), retain_stats=True, prob=0.3),
+                RandGaussianNoised(key, std=0.1, prob=0.1),
+                RandGaussianSmoothd(key, sigma_x=blur, sigma_y=blur, sigma_z=blur, prob=0.2),
+                RandScaleIntensityd(key, factors=0.25, prob=0.15),
+                RandScaleIntensityFixedMeand(key, factors=0.25, preserve_range=True, prob=0.15),
+                RandSimulateLowResolutiond(key, zoom_range=(0.5, 1.0), prob=0.25, upsample_mode=mode),
+                RandAdjustContrastd(key, gamma=gamma, invert_image=True, retain_stats=True, prob=0.1),
+                RandAdjustContrastd(key, gamma=gamma, retain_stats=True, prob=0.3),
             ]
         )
 
     def set_random_state(
         self, seed: int | None = None, state: np.random.RandomState | None = None
     ) -> MonaiAugmentation:
-        """Set the seed from which all draws follow."""
+        """Set the seed of all draws."""
         super().set_random_state(seed, state)
         parts: tuple[Randomizable, ...] = (self.flips, *self.affines.values(), self.looks)
         for transform in parts:
@@ -195,7 +180,7 @@ class MonaiAugmentation(Randomizable):
         return self
 
     def __call__(self, samples: Sequence[Sample]) -> list[Sample]:
-        """New samples."""
+        """Return new samples."""
         return [self._augmented(sample) for sample in samples]
 
     def _augmented(self, sample: Sample) -> Sample:
@@ -221,18 +206,14 @@ class MonaiAugmentation(Randomizable):
 
 
 def _affine(spatial_dims: int, keys: Sequence[str], short: int | None) -> RandAffined:
-    """Rotation and scaling about and along every axis, or in the plane across a short axis."""
-    angles = (
-        [PAPERS_ANGLE if short in (None, axis) else 0.0 for axis in range(3)]
-        if spatial_dims == 3
-        else PAPERS_ANGLE
-    )
+    """Rotate and scale about and along every axis, or in the plane across a short axis."""
+    volume_angles = [PAPERS_ANGLE if short in (None, axis) else 0.0 for axis in range(3)]
     # Of the sampling grid: an object is scaled by the inverse.
     scale = (1 / 1.4 - 1, 1 / 0.7 - 1)
     return RandAffined(
         keys,
         prob=0.3,
-        rotate_range=angles,
+        rotate_range=volume_angles if spatial_dims == 3 else PAPERS_ANGLE,
         scale_range=[(0.0, 0.0) if axis == short else scale for axis in range(spatial_dims)],
         mode=["bilinear", *[_NEAREST] * (len(keys) - 1)],
         padding_mode="zeros",
@@ -240,42 +221,34 @@ def _affine(spatial_dims: int, keys: Sequence[str], short: int | None) -> RandAf
 
 
 def _short_axis(size: Sequence[int]) -> int | None:
-    """The axis along which a volume is flat: another one is more than three times as long."""
+    """Return the axis along which a volume is flat, with another more than three times as long."""
     shortest = min(range(len(size)), key=lambda axis: size[axis])
     return shortest if max(size) > _ANISOTROPIC * size[shortest] else None
 
 
 class Augmentation(Protocol):
-    """Changes the samples of a batch; all draws follow from a seed."""
+    """Augmentation of a batch, with all draws from a seed."""
 
     def set_random_state(self, seed: int | None = None) -> Any:
-        """Draw anew from a seed."""
-        ...
+        """Set the seed of all draws."""
 
     def __call__(self, samples: Sequence[Sample]) -> list[Any]:
-        """New samples, in the same order; a list in the place of one that gives several."""
-        ...
+        """Return new samples, in order; a list in place of a sample that becomes several."""
 
 
 class DrawnSamples(Protocol):
-    """Samples that are in part drawn: see `medfedaug.federation.site.samples.TrainingSamples`."""
+    """Samples with random patches: see `medfedaug.federation.site.samples.TrainingSamples`."""
 
     def __len__(self) -> int: ...
 
     def draw(self, index: int, random: np.random.RandomState) -> Sample:
-        """A sample, cut by new draws."""
-        ...
+        """Draw a sample."""
 
 
 class TrainingDataset(Dataset[Sample]):
     """A site's training samples as the network sees them, batch by batch.
 
-    Args:
-        samples: the samples; a patch of one is cut anew each time.
-        before: transforms of each sample before the augmentation.
-        augmentation: of all samples of a batch together; ``None`` for none.
-        after: transforms of each sample after the augmentation.
-        seed: of all random draws.
+    A sample is drawn and transformed by ``before``, augmented with its batch, and transformed by ``after``.
     """
 
     def __init__(
@@ -290,7 +263,7 @@ class TrainingDataset(Dataset[Sample]):
         self.reseed(seed)
 
     def reseed(self, seed: int) -> None:
-        """Let all draws from here on follow from a seed, whatever was drawn before."""
+        """Set the seed of all draws from now on."""
         self.patches = np.random.RandomState(derive_seed(seed, "patches"))
         if self.augmentation is not None:
             self.augmentation.set_random_state(seed)
@@ -304,11 +277,11 @@ class TrainingDataset(Dataset[Sample]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
-        """The samples of a batch, as a `DataLoader` asks for them."""
+        """Return the samples of a batch, for a `DataLoader`."""
         return self.transformed([self.samples.draw(i, self.patches) for i in indices])
 
     def transformed(self, drawn: Sequence[Sample]) -> list[Sample]:
-        """Samples as the network sees them, of samples as they are kept."""
+        """Transform and augment stored samples."""
         samples: list[Any] = [self.before(sample) for sample in drawn]
         if self.augmentation is not None:
             samples = self.augmentation(samples)
@@ -316,15 +289,15 @@ class TrainingDataset(Dataset[Sample]):
 
 
 class ConcatenatedDataset(ConcatDataset[Sample]):
-    """The training samples of several sites; each site's part of a batch is made at once."""
+    """The training samples of several sites, batched site by site."""
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
-        """The samples of a batch, in the order of the indices."""
+        """Return the samples of a batch, in the order of the indices."""
         owners = [bisect_right(self.cumulative_sizes, i) for i in indices]
-        found: dict[int, Sample] = {}
+        samples: dict[int, Sample] = {}
         for owner in sorted(set(owners)):
-            chosen = [i for i, of in zip(indices, owners, strict=True) if of == owner]
+            part = [i for i, other in zip(indices, owners, strict=True) if other == owner]
             start = self.cumulative_sizes[owner - 1] if owner else 0
-            part: TrainingDataset = self.datasets[owner]  # type: ignore[assignment]
-            found.update(zip(chosen, part.__getitems__([i - start for i in chosen]), strict=True))
-        return [found[i] for i in indices]
+            dataset: TrainingDataset = self.datasets[owner]  # type: ignore[assignment]
+            samples.update(zip(part, dataset.__getitems__([i - start for i in part]), strict=True))
+        return [samples[i] for i in indices]

@@ -1,11 +1,11 @@
-"""Batches that are made, and copied to a GPU, while others are used."""
+"""Prefetch batches, and copy them to a GPU, during computation."""
 
 from __future__ import annotations
 
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any, TypeVar
 
@@ -19,42 +19,29 @@ from medfedaug.models.memory_format import channels_last
 Batch = TypeVar("Batch")
 
 
-class _End:
-    """After the last batch."""
+def prefetch(batches: Iterable[Batch], count: int, device: torch.device) -> Iterator[Batch]:
+    """Prepare batches in advance, in order, in one thread.
 
-
-def ahead(batches: Iterable[Batch], count: int, device: torch.device) -> Iterator[Batch]:
-    """The same batches, of which some are made ahead, in order and in a thread of their own.
-
-    Unlike MONAI's `ThreadBuffer`, it passes on what goes wrong while a batch is made. For a GPU, what is on
-    the CPU is put into pinned memory, from which it is copied while the GPU computes.
-
-    Args:
-        batches: what makes them.
-        count: how many are ready or being made while one is used; 0 makes each when it is asked for, and so
-            does a CPU whose cores are all in use by PyTorch.
-        device: what uses them.
+    Unlike MONAI's `ThreadBuffer`, this function raises errors of the thread. For a GPU, CPU tensors go to
+    pinned memory, which is copied while the GPU computes. ``count`` batches are in preparation during the use
+    of one: none for 0, and on a CPU whose cores are all in use by PyTorch.
     """
-    # PyTorch's threads wait for each other after every operation: one that has to share its core holds up
-    # all, which costs more than the batch.
+    # PyTorch's threads wait for each other after every operation: a thread that shares its core with this
+    # one delays all, which costs more than the batch.
     if not count or (device.type == "cpu" and torch.get_num_threads() >= (os.cpu_count() or 1)):
         yield from batches
         return
     source = iter(batches)
 
-    def make() -> Batch | _End:
-        batch = next(source, _End())
+    def make() -> Batch | None:
+        batch = next(source, None)
         return tree_map_only(Tensor, _pinned, batch) if device.type == "cuda" else batch
 
-    def submit(pool: ThreadPoolExecutor) -> Future[Batch | _End]:
-        # Decoded images that are kept for this context are there for the thread, too.
-        context = copy_context()
-        return pool.submit(lambda: context.run(make))
-
     with ThreadPoolExecutor(1) as pool:
-        waiting = deque(submit(pool) for _ in range(count))
-        while not isinstance(batch := waiting.popleft().result(), _End):
-            waiting.append(submit(pool))
+        # Each context shares the decoded images with the thread.
+        waiting = deque(pool.submit(copy_context().run, make) for _ in range(count))
+        while (batch := waiting.popleft().result()) is not None:
+            waiting.append(pool.submit(copy_context().run, make))
             yield batch
 
 
@@ -63,6 +50,6 @@ def _pinned(tensor: Tensor) -> Tensor:
 
 
 def on_device(batch: Mapping[Any, Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The images of a batch, channels last, and its targets, on the device that computes with them."""
+    """Copy a batch's images, channels last, and its targets to a device."""
     images, targets = (batch[key].to(device, non_blocking=True) for key in (Keys.IMAGE, Keys.LABEL))
     return channels_last(images), targets

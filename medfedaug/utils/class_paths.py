@@ -1,13 +1,12 @@
-"""Classes of MONAI by their paths, and what their constructors take.
+"""Classes of MONAI by their paths, and the parameters of their constructors.
 
-A path comes from a job: nothing is imported for it, and only public classes of one namespace are found.
+A path comes from a job: it imports nothing, and reaches only public classes of one namespace.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -18,47 +17,38 @@ _HARMLESS = {"use_checkpoint", "drop_path_rate", "dropout_path_rate"}  # memory,
 
 
 def public_class(namespace: ModuleType, path: str, what: str) -> type[nn.Module]:
-    """The class of a path such as ``monai.networks.nets.SegResNet``.
+    """Return the class of a path such as ``monai.networks.nets.SegResNet``.
 
     Args:
         namespace: the module that the path must lead to.
         path: the whole path.
-        what: what is looked for, such as ``network``.
+        what: kind of the class for messages, such as ``network``.
     """
     home = namespace.__name__
     module, _, name = path.rpartition(".")
     if module != home:
         raise ValueError(f"a class path must be one of {home}")
-    found = None if name.startswith("_") else vars(namespace).get(name)
-    if not (
-        inspect.isclass(found) and issubclass(found, nn.Module) and found.__module__.startswith(f"{home}.")
-    ):
+    cls = None if name.startswith("_") else vars(namespace).get(name)
+    if not (inspect.isclass(cls) and issubclass(cls, nn.Module) and cls.__module__.startswith(f"{home}.")):
         raise ValueError(f"{home} has no {what} of the name {name}")
-    return found
+    return cls
 
 
 def constructor_parameters(cls: Any) -> Mapping[str, inspect.Parameter]:
-    """The parameters of a constructor, and those that it passes on to its base classes."""
-    return _constructor_parameters(cls)
-
-
-@lru_cache(maxsize=256)  # a loss is built whenever a site or a server puts its task together
-def _constructor_parameters(cls: Any) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a constructor, and those that it passes on to its base classes."""
     if not inspect.isclass(cls):
         return _named(cls)
-    found: dict[str, inspect.Parameter] = {}
+    parameters: dict[str, inspect.Parameter] = {}
     for init in (vars(base)["__init__"] for base in cls.__mro__ if "__init__" in vars(base)):
         named = _named(init)
-        # What a base class needs, its subclass gives it.
-        more = (
-            {name: parameter.replace(default=None) for name, parameter in named.items()} if found else named
-        )
-        found = {**more, **found}
-        own = inspect.signature(init).parameters.values()
-        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in own):
+        if parameters:  # a subclass provides what its base class needs
+            named = {name: parameter.replace(default=None) for name, parameter in named.items()}
+        parameters = {**named, **parameters}
+        kinds = {parameter.kind for parameter in inspect.signature(init).parameters.values()}
+        if inspect.Parameter.VAR_KEYWORD not in kinds:
             break
-    found.pop("self", None)
-    return found
+    parameters.pop("self", None)
+    return parameters
 
 
 def _named(function: Any) -> dict[str, inspect.Parameter]:

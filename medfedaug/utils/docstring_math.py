@@ -39,7 +39,7 @@ _WHOLE = re.compile(
 
 
 def formula_text(latex: str) -> str:
-    r"""A formula as a line of text. Commands that are not known stay as they are.
+    r"""Write a formula as a line of text; unknown commands stay as they are.
 
     Example:
         >>> formula_text(r"\hat x = \gamma\,\frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta_1")
@@ -54,22 +54,22 @@ def formula_text(latex: str) -> str:
 
 
 def _sequence(tokens: deque[str], end: str = "") -> str:
-    """The text of tokens up to an end."""
-    found, limits = "", False
+    """Return the text of tokens up to an end."""
+    text, limits = "", False
     while tokens:
         token = tokens.popleft()
         if token == end:
             break
         if token in ("^", "_"):
-            found = found.rstrip() + _script(token, _one(tokens), limits)
+            text = text.rstrip() + _script(token, _operand(tokens), limits)
         else:
-            found += _text(token, tokens)
+            text += _text(token, tokens)
             limits = token == "\\sum"
-    return found
+    return text
 
 
-def _one(tokens: deque[str]) -> str:
-    """The text of one argument: a group in braces, or a single token, of a number its first digit."""
+def _operand(tokens: deque[str]) -> str:
+    """Return the text of one argument: a group in braces, or one token, of a number its first digit."""
     while tokens and tokens[0].isspace():
         tokens.popleft()
     token = tokens.popleft() if tokens else ""
@@ -92,15 +92,15 @@ def _text(token: str, tokens: deque[str]) -> str:
     if not token.startswith("\\"):
         return token
     if name in ("frac", "tfrac", "dfrac"):
-        above, below = _one(tokens), _one(tokens)
+        above, below = _operand(tokens), _operand(tokens)
         return f" {_whole(above) if ' ' in above else above}/{_whole(below)} "
     if name == "sqrt":
-        return f"√{_whole(_one(tokens))}"
+        return f"√{_whole(_operand(tokens))}"
     if name in _ACCENTS:
-        inner = _one(tokens)
+        inner = _operand(tokens)
         return inner[:1] + _ACCENTS[name] + inner[1:]
     if name in _PLAIN:
-        return _one(tokens)
+        return _operand(tokens)
     if name == "sum":
         return " Σ"
     if name in _WORDS:
@@ -115,7 +115,7 @@ def _argument(tokens: deque[str]) -> str:
     while tokens and (tokens[0].isspace() or _SIZES.fullmatch(tokens[0].removeprefix("\\"))):
         tokens.popleft()
     if tokens and tokens[0] == "\\frac":
-        return _in_brackets(_text(tokens.popleft(), tokens).strip())
+        return f"({_text(tokens.popleft(), tokens).strip()})"
     return "" if tokens and tokens[0] in ("(", "^", "_") else " "
 
 
@@ -129,9 +129,5 @@ def _script(kind: str, inner: str, limits: bool) -> str:
 
 
 def _whole(text: str) -> str:
-    """In brackets, where it is more than a number or a symbol."""
-    return text if _WHOLE.fullmatch(text) else _in_brackets(text)
-
-
-def _in_brackets(text: str) -> str:
-    return f"({text})"
+    """Put brackets around more than a number or a symbol."""
+    return text if _WHOLE.fullmatch(text) else f"({text})"

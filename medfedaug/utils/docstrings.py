@@ -1,4 +1,4 @@
-"""Reads docstrings in Google's style: the first paragraph, the text, and what is said of each argument."""
+"""Read docstrings in Google's style: the first paragraph, the text, and the text of each argument."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Docstring:
     Args:
         summary: the first paragraph.
         paragraphs: the paragraphs of the text after it, and between its sections.
-        arguments: what is said of each argument.
+        arguments: the text of each argument.
         sections: the text of the other sections by name.
     """
 
@@ -35,9 +35,9 @@ class Docstring:
 
 
 def read_docstring(of: Any) -> Docstring:
-    """The docstring of a class, with that of its constructor, or of a function; empty where there is none.
+    """Read the docstring of a function, or of a class and its constructor; empty where there is none.
 
-    Formulas are text (`medfedaug.utils.docstring_math.formula_text`); one that stands alone is an indented
+    Formulas are text (`medfedaug.utils.docstring_math.formula_text`); a displayed formula is an indented
     paragraph.
 
     Example:
@@ -50,17 +50,17 @@ def read_docstring(of: Any) -> Docstring:
         ...         by: the factor,
         ...             above 0.
         ...     '''
-        >>> found = read_docstring(scale)
-        >>> found.summary, found.paragraphs, found.arguments
+        >>> docstring = read_docstring(scale)
+        >>> docstring.summary, docstring.paragraphs, docstring.arguments
         ('Scale x.', ('It is not changed.',), {'by': 'the factor, above 0.'})
     """
-    own = [of.__init__] if inspect.isclass(of) and "__init__" in vars(of) else []
+    init = [of.__init__] if inspect.isclass(of) and "__init__" in vars(of) else []
     # Text may go on after a section: each block that begins at the margin is parsed by itself, below a
     # summary, which the parser expects.
     blocks = [
         _PARSER.parse(f"Summary.\n\n{block}")
-        for one in (of, *own)
-        for block in re.split(r"\n\s*\n(?=\S)", inspect.cleandoc(one.__doc__ or ""))
+        for documented in (of, *init)
+        for block in re.split(r"\n\s*\n(?=\S)", inspect.cleandoc(documented.__doc__ or ""))
     ]
     paragraphs = [
         _paragraph(text)
@@ -88,13 +88,13 @@ def _paragraph(lines: str) -> str:
 
 
 def plain(text: str) -> str:
-    r"""A text without line ends and the markup of code, links and formulas.
+    r"""Return a text without line ends and the markup of code, links and formulas.
 
     Example:
         >>> plain("As ``x`` in `this paper <https://arxiv.org>`_,\nand `medfedaug.config.run.RunConfig`.")
         'As x in this paper, and medfedaug.config.run.RunConfig.'
     """
-    text = re.sub(r":math:`([^`]*)`", lambda found: formula_text(found[1]), text)
+    text = re.sub(r":math:`([^`]*)`", lambda match: formula_text(match[1]), text)
     text = re.sub(r"(?::\w+)+:`([^`]*)`", r"\1", text)
     text = re.sub(r"\s*<https?://[^>]*>`?_{0,2}", "", text)
     return " ".join(text.replace("`", "").replace("\\*", "*").split())

@@ -1,4 +1,4 @@
-"""The structure of the events in ``events.jsonl``: checked where they are read, and relied on elsewhere."""
+"""The structure of the events in ``events.jsonl``, which their reader checks and others rely on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SIZES = entries({"up": count, "down": count}, needed=("up", "down"))
 
 
 def _all(known: Mapping[str, Check], also: Mapping[str, Check] | None = None) -> Check:
-    """Accept an object with all of the first entries, and the others where they are there."""
+    """Accept an object with all of the first entries, and optionally the others."""
     return entries({**known, **(also or {})}, needed=tuple(known))
 
 
@@ -85,7 +85,7 @@ EVENTS: Mapping[str, Check] = {
     "waiting": _all({"sites": list_of(text), "answers": count, "needed": count}),
     "warning": _all({"text": text}),
 }
-"""The check of each kind of event that has a line or a place on a page; others pass."""
+"""Check of each kind of event that has a line or a place on a page; others pass."""
 
 
 def check_event(event: Mapping[str, Any]) -> None:

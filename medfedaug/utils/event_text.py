@@ -16,11 +16,11 @@ OnEvent = Callable[[dict[str, Any]], None]
 """Takes a small dictionary for every event that a user may want to see."""
 
 LOSSES_STAY = "losses stay at the sites"
-"""Said in place of training losses, which a site sends where its administrator lets them out."""
+"""Text in place of training losses, which leave a site only with its administrator's consent."""
 
 
 def size_text(number: float) -> str:
-    """A number of bytes in words.
+    """Return a number of bytes in words.
 
     >>> size_text(512), size_text(7_900_000)
     ('512 B', '7.9 MB')
@@ -33,13 +33,13 @@ def size_text(number: float) -> str:
 
 
 def follow(path: Path, position: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
-    """The events from a position on, each with the position after it, as far as they are written.
+    """Yield the complete events from a position on, each with the position after it.
 
-    A line that holds no event is left out: a process that ended with its machine, or while the disk was full,
-    may have written a part of one.
+    A line without an event is skipped: a process that ended with its machine, or while the disk was full, may
+    have written a part of one.
 
     Raises:
-        DataError: naming the file, for an event that no process of ours writes so.
+        DataError: naming the file, for an event with another structure.
     """
     with path.open("rb") as file:
         file.seek(position)
@@ -84,18 +84,18 @@ _LINES: Mapping[str, str] = {
     "unseen": "{site}: unseen, tested only",
     "warning": "warning: {text}",
 }
-"""Lines of the events that say one thing, by their kind."""
+"""Templates of the events with one fixed line, by their kind."""
 
 
-class Teller:
-    """Turns the events of a run, which `medfedaug.federation.server.history.RunHistory` makes, into lines.
+class EventLines:
+    """Turns the events of a run (`medfedaug.federation.server.history.RunHistory`) into lines.
 
     Args:
-        rounds: the number of rounds, where it is known already.
+        rounds: the number of rounds, if known already.
 
     Attributes:
-        round: the number of the round under way, 0 before the first.
-        losses: the training loss of each site in this round, of those that send one.
+        round: the number of the present round, 0 before the first.
+        losses: the training losses of this round by site, where sites send them.
     """
 
     def __init__(self, rounds: int = 0) -> None:
@@ -104,12 +104,12 @@ class Teller:
         self._unscored_for = ""
 
     def lines(self, event: Mapping[str, Any]) -> list[str]:
-        """The lines that an event is worth, each printable; none for most."""
+        """Return the printable lines of an event; most have none."""
         kind = event["event"]
         if kind in _LINES:
             return [printable(_LINES[kind].format_map(event))]
-        tell = getattr(self, f"_{kind}", None) if kind in EVENTS else None
-        return [printable(line) for line in tell(event)] if tell else []
+        describe = getattr(self, f"_{kind}", None) if kind in EVENTS else None
+        return [printable(line) for line in describe(event)] if describe else []
 
     def _of(self, event: Mapping[str, Any]) -> str:
         return f"round {event['round']}/{self.rounds}"
@@ -125,7 +125,7 @@ class Teller:
         return []
 
     def _planned(self, event: Mapping[str, Any]) -> list[str]:
-        return [f"plan: {what}: {why}" for what, why in event["reasons"]]
+        return [f"plan: {setting}: {reason}" for setting, reason in event["reasons"]]
 
     def _labelled(self, event: Mapping[str, Any]) -> list[str]:
         return [f"{event['site']}: has annotated for training {event['classes'] or 'nothing'}"]
@@ -164,9 +164,8 @@ class Teller:
         return [f"{self._of(event)}  {of_losses}  ({'; '.join(parts)})"]
 
     def _validated(self, event: Mapping[str, Any]) -> list[str]:
-        found = ((name, value) for name, value in event.items() if name.startswith("val_"))
-        name, value = next(found, ("", None))
-        return [f"{self._of(event)}  validation {name.removeprefix('val_')} {value:.4f}"] if name else []
+        scores = [(name[4:], value) for name, value in event.items() if name.startswith("val_")]
+        return [f"{self._of(event)}  validation {name} {value:.4f}" for name, value in scores[:1]]
 
     def _tested(self, event: Mapping[str, Any]) -> list[str]:
         scores = [f"{k} {v:.4f}" for k, v in event.items() if k not in ("event", "site") and is_number(v)]
@@ -175,7 +174,7 @@ class Teller:
         return [f"{event['site']}: tested{': ' + ', '.join(scores) if scores else ''}"]
 
     def _answered(self, event: Mapping[str, Any]) -> list[str]:
-        """A site's own line: what it did, and what it sent."""
+        """Describe a site's own work and messages."""
         self.round, self.rounds = max(self.round, event["round"]), event["rounds"]
         task = event["task"]
         begin = f"round {event['round']}/{event['rounds']}" if event["round"] else "before training"
@@ -187,14 +186,9 @@ class Teller:
         sent = [f"the model ({size_text(event['model'])})"] if event["model"] else []
         sent += [f"{name}'s statistics ({size_text(n)})" for name, n in event["statistics"].items()]
         of = f" of {event['cases']} cases" if event["statistics"] else ""
-        what = (
-            f"sent {', '.join(sent)}{of}"
-            if sent
-            else "sent scores alone"
-            if event["scores"]
-            else "sent nothing"
-        )
-        lines = [f"{begin}: {task}: {', '.join(parts)}; {what}"]
+        nothing = "sent scores alone" if event["scores"] else "sent nothing"
+        end = f"sent {', '.join(sent)}{of}" if sent else nothing
+        lines = [f"{begin}: {task}: {', '.join(parts)}; {end}"]
         if (reason := event.get("unscored", "")) != self._unscored_for and reason:
             lines.append(f"no score leaves: {reason}")
         self._unscored_for = reason

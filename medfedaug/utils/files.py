@@ -17,31 +17,31 @@ from typing import IO, Any
 from medfedaug.errors import StorageError
 
 PRIVATE = 0o600
-"""The mode of a file that its owner alone may read."""
+"""Mode of a file that only its owner may read."""
 
 _DEEPEST = 100
-"""Levels of nested lists and objects in JSON; Python's own functions give up at some hundreds."""
+"""Levels of nested lists and objects in JSON; Python's own functions fail at some hundreds."""
 
 _UNFINISHED = re.compile(r"\..+\.(pt|json|key|nii\.gz)\.[0-9a-f]{8}")
-"""By what `write_atomic` names a file while it writes one that a site or a server keeps."""
+"""Name of an unfinished file of `write_atomic`, of those that a site or a server keeps."""
 
 
 def write_atomic(
     path: str | os.PathLike[str], write: Callable[[IO[bytes]], Any], *, private: bool = False
 ) -> None:
-    """Write a file so that at every moment the old one or the new one is there, whole.
+    """Write a file so that at every moment the whole old file or the whole new one exists.
 
-    A process that is killed leaves an unfinished file behind, which `remove_unfinished` knows.
+    A process that is killed leaves an unfinished file behind, which `remove_unfinished` removes.
 
     Args:
-        path: the file; an existing one is replaced, and may be read by those who might read it before.
+        path: the file; it replaces an existing one and keeps its mode.
         write: called with a file open for writing.
-        private: whether the file may be read by its owner alone, from its first byte on, whatever the umask
-            and whoever could read the one before.
+        private: whether only the owner may read the file, from its first byte on, with any umask and any mode
+            of the file before.
 
     Raises:
-        StorageError: naming the file, when the disk is full or the folder cannot be written; what was there
-            before stays as it was.
+        StorageError: naming the file, when the disk is full or the folder cannot be written; the old file
+            stays.
 
     Example:
         >>> import tempfile
@@ -73,16 +73,16 @@ def write_atomic(
 
 
 def _create_locked(path: Path, mode: int) -> tuple[Path, int]:
-    """A new file beside another one, locked as long as it is open, and its descriptor."""
+    """Create a file in the folder of another one, locked while it is open; return its path and descriptor."""
     while True:
-        # In the same folder, since a rename is atomic within one file system only; not by `mkstemp`, whose
-        # files can be read by their owner alone, whatever the umask.
+        # In the same folder, since a rename is atomic within one file system only; not by `mkstemp`, which
+        # ignores the umask.
         candidate = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         descriptor = os.open(candidate, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
             with suppress(OSError):  # a file system without locks: there `remove_unfinished` removes nothing
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Between the two it may have looked as if nobody wrote it.
+            # Before the lock, another process may have removed it as unfinished.
             if os.stat(candidate).st_ino == os.fstat(descriptor).st_ino:
                 return candidate, descriptor
         except FileNotFoundError:
@@ -91,15 +91,15 @@ def _create_locked(path: Path, mode: int) -> tuple[Path, int]:
 
 
 def remove_unfinished(folder: str | os.PathLike[str]) -> None:
-    """Remove what processes of this user left in a folder that were killed while they wrote a file.
+    """Remove the unfinished files of this user's killed processes from a folder.
 
-    Only files that `write_atomic` has named, and that no process holds: a writer keeps its file locked.
+    It removes only files that `write_atomic` named and that no process has locked.
     """
     try:
-        found = [entry for entry in os.scandir(folder) if _UNFINISHED.fullmatch(entry.name)]
+        unfinished = [entry for entry in os.scandir(folder) if _UNFINISHED.fullmatch(entry.name)]
     except OSError:
         return
-    for entry in found:
+    for entry in unfinished:
         with suppress(OSError):
             descriptor = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW)
             try:
@@ -112,7 +112,7 @@ def remove_unfinished(folder: str | os.PathLike[str]) -> None:
 
 
 def private_folder(path: str | os.PathLike[str]) -> None:
-    """Make a folder, and those that are missing above it, for their owner alone; others stay as they are."""
+    """Make a folder and its missing parents for their owner only; existing ones stay as they are."""
     path = Path(path)
     if not path.is_dir():
         private_folder(path.parent)
@@ -120,14 +120,14 @@ def private_folder(path: str | os.PathLike[str]) -> None:
 
 
 def make_private(path: str | os.PathLike[str]) -> None:
-    """Take a file that is there away from all but its owner; what another user owns stays as it is."""
+    """Let only the owner read an existing file; a file of another user stays as it is."""
     if stat.S_IMODE(os.stat(path).st_mode) & 0o077:
         with suppress(PermissionError):
             os.chmod(path, PRIVATE)
 
 
 def _system_error(error: BaseException | None) -> OSError | None:
-    """The operating system's error behind an exception: PyTorch raises its own while it closes a file."""
+    """Return the system's error behind an exception: PyTorch raises another while it closes a file."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, OSError):
@@ -138,24 +138,22 @@ def _system_error(error: BaseException | None) -> OSError | None:
 
 
 def real_paths(paths: Iterable[Path]) -> dict[Path, Path]:
-    """Find where files lie, without links; a folder is looked up once, however many files it has.
-
-    Unlike `Path.resolve`, this takes a link to itself.
-    """
+    """Resolve the links of paths, each folder once; unlike `Path.resolve`, this takes a link to itself."""
     folders: dict[Path, str] = {}
-    found: dict[Path, Path] = {}
+    resolved: dict[Path, Path] = {}
     for path in paths:
         parent = path.parent
         if parent not in folders:
             folders[parent] = os.path.realpath(parent)
-        there = os.path.join(folders[parent], path.name)
-        whole = os.path.islink(there) or path.name in ("", "..")
-        found[path] = Path(os.path.realpath(path) if whole else there)
-    return found
+        target = os.path.join(folders[parent], path.name)
+        if os.path.islink(target) or path.name in ("", ".."):
+            target = os.path.realpath(path)
+        resolved[path] = Path(target)
+    return resolved
 
 
 def sha256(path: str | os.PathLike[str]) -> str:
-    """The SHA-256 of a file, read in pieces."""
+    """Return the SHA-256 of a file, read in pieces."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(2**20):
@@ -203,9 +201,9 @@ def check_depth(content: Any) -> None:
     for _ in range(_DEEPEST):
         level = [
             child
-            for one in level
-            if isinstance(one, dict | list | tuple)
-            for child in (one.values() if isinstance(one, dict) else one)
+            for parent in level
+            if isinstance(parent, dict | list | tuple)
+            for child in (parent.values() if isinstance(parent, dict) else parent)
         ]
         if not level:
             return
@@ -229,20 +227,20 @@ def write_versioned(
     *,
     private: bool = False,
 ) -> None:
-    """Write a JSON file that says what it is, for `parse_versioned`."""
+    """Write a JSON file with its kind and version, for `parse_versioned`."""
     write_json(path, {**version_mark(kind, version), **content}, private=private)
 
 
 def version_mark(kind: str, version: int) -> dict[str, Any]:
-    """The entries by which `check_version` knows a file."""
+    """Return the entries of a file that `check_version` checks."""
     return {"format": f"medfedaug.{kind}", "version": version}
 
 
 def parse_versioned(text: str, kind: str, version: int) -> dict[str, Any]:
-    """The entries of a file that `write_versioned` wrote.
+    """Return the entries of a file that `write_versioned` wrote.
 
     Raises:
-        ValueError: for text that is not JSON, says something twice, or is of another kind or version.
+        ValueError: for text that is not JSON, has a key twice, or is of another kind or version.
 
     Example:
         >>> parse_versioned('{"format": "medfedaug.statistics", "version": 2}', "statistics", 1)
@@ -256,7 +254,7 @@ def check_version(content: Any, kind: str, version: int) -> dict[str, Any]:
     """Check the kind and version of a file's content, and return the content."""
     if not isinstance(content, dict) or content.get("format") != f"medfedaug.{kind}":
         raise ValueError(f'not a {kind} file: expected "format": "medfedaug.{kind}"')
-    found = content.get("version")
-    if isinstance(found, bool) or found != version:
-        raise ValueError(f"version is {found!r}, this release reads {version}")
+    recorded = content.get("version")
+    if isinstance(recorded, bool) or recorded != version:
+        raise ValueError(f"version is {recorded!r}, this release reads {version}")
     return content

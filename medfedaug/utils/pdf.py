@@ -1,10 +1,11 @@
-"""`print_page`: a page as PDF, printed by an installed Chromium."""
+"""`print_page`: print a page as PDF with an installed Chromium."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from medfedaug.errors import ConfigError
@@ -26,9 +27,8 @@ def print_page(page: Path, out: Path) -> None:
             *(f"--user-data-dir={profile}", "--no-pdf-header-footer", "--disable-dev-shm-usage"),
             *(f"--print-to-pdf={out.resolve()}", page.resolve().as_uri()),
         ]
-        try:
+        with suppress(OSError, subprocess.SubprocessError):
             subprocess.run(command, capture_output=True, timeout=_SECONDS, check=True)
-        except (OSError, subprocess.SubprocessError) as error:
-            raise ConfigError(f"{browser} did not print {page}: open it in a browser and print it") from error
-    if not out.is_file():
-        raise ConfigError(f"{browser} did not print {page}: open it in a browser and print it")
+            if out.is_file():
+                return
+    raise ConfigError(f"{browser} did not print {page}: open it in a browser and print it")

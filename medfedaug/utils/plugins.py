@@ -1,13 +1,13 @@
-"""Find, and restrict, what installed packages add: methods, networks, losses, metrics and more.
+"""Find and restrict the plugins of installed packages: methods, networks, losses, metrics and more.
 
-A package says in its ``pyproject.toml`` what it adds, under the name that a user writes::
+The ``pyproject.toml`` of a package lists its plugins under the names that a user writes::
 
     [project.entry-points."medfedaug.methods"]
     cautious = "lesion_methods:Cautious"
 
-Nothing of a package is imported before one of its names is used. On a user's own machine whatever is
-installed may be used. A job at a site, or at the server of a federation, uses the packages that the kit there
-allows (`medfedaug.privacy.site_settings.SiteSettings.plugins`) and no others.
+A package is imported when one of its names is used. On a user's own machine all installed packages may be
+used. A job at a site, or at the server of a federation, uses only the packages that the kit there allows
+(`medfedaug.privacy.site_settings.SiteSettings.plugins`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _KINDS = {
 }
 
 JOB_GROUPS = (METHODS, NETWORKS, LOSSES, LOOPS, METRICS, FORMATS)
-"""The groups of what a job, or the files of a site, may name."""
+"""The groups of names in jobs and in files of sites."""
 
 _allowed: frozenset[str] | None = None
 """Names of packages; ``None`` for all."""
@@ -67,9 +67,9 @@ class Plugin:
 
     Args:
         group: one of the groups of entry points above.
-        name: what a user writes.
-        package: the name of the package, as its distribution has it.
-        entry: where the object is.
+        name: the name that a user writes.
+        package: the name of the package's distribution.
+        entry: the entry point of the object.
     """
 
     group: str
@@ -79,7 +79,7 @@ class Plugin:
 
     @property
     def what(self) -> str:
-        """The plugin in words, such as ``method 'cautious' of the package lesion-methods``."""
+        """Describe the plugin, as ``method 'cautious' of the package lesion-methods``."""
         return f"{_KINDS[self.group]} {self.name!r} of the package {self.package}"
 
     def load(self) -> Any:
@@ -90,7 +90,7 @@ class Plugin:
         """
         try:
             return self.entry.load()
-        except (Exception, SystemExit) as error:  # whatever a module of others does when it is imported
+        except (Exception, SystemExit) as error:  # an import may raise anything
             reason = f"{type(error).__name__}: {first_line(error)}"
             raise ConfigError(f"{self.what} cannot be loaded ({reason})") from error
 
@@ -107,40 +107,37 @@ def installed(group: str) -> list[Plugin]:
 
 
 def names(group: str, built_in: Collection[str]) -> list[str]:
-    """The added names that may be used in this process; nothing is imported."""
+    """List the added names that this process may use; nothing is imported."""
     return sorted({plugin.name for plugin in installed(group) if _may(plugin)} - set(built_in))
 
 
 def find(group: str, name: str, built_in: Collection[str]) -> Plugin | None:
-    """The plugin of a name; ``None`` if the name is built in or no package adds it.
+    """Return the plugin of a name; ``None`` if the name is built in or no package adds it.
 
     Args:
         group: one of the groups of entry points above.
-        name: what the user, or the job, wrote.
+        name: the name from the user or the job.
         built_in: the names of medfedaug itself, which no package may take.
 
     Raises:
         ConfigError: in one line that names the package, when it may not be used here, takes a name that is
             built in, or is one of several with that name.
     """
-    found = [plugin for plugin in installed(group) if plugin.name == name]
-    usable = [plugin for plugin in found if _may(plugin)]
+    plugins = [plugin for plugin in installed(group) if plugin.name == name]
+    usable = [plugin for plugin in plugins if _may(plugin)]
     if name in built_in:
         if usable:
             raise ConfigError(f"{usable[0].what} has the name of one that is built in; it needs another name")
         return None
     if len(usable) > 1:
-        others = " and ".join(plugin.package for plugin in usable)
-        raise ConfigError(f"{_KINDS[group]} {name!r} is added by {others}; uninstall one of them")
-    if usable:
-        return usable[0]
-    if found:
-        package = found[0].package
+        packages = " and ".join(plugin.package for plugin in usable)
+        raise ConfigError(f"{_KINDS[group]} {name!r} is added by {packages}; uninstall one of them")
+    if plugins and not usable:
         raise ConfigError(
-            f"{found[0].what} is not allowed here; who runs this site allows it with: "
-            f"medfedaug site-config --kit KIT --allow-plugin {package}"
+            f"{plugins[0].what} is not allowed here; the site's administrator allows it with: "
+            f"medfedaug site-config --kit KIT --allow-plugin {plugins[0].package}"
         )
-    return None
+    return usable[0] if usable else None
 
 
 def _may(plugin: Plugin) -> bool:
@@ -150,8 +147,8 @@ def _may(plugin: Plugin) -> bool:
 @lru_cache(maxsize=16)
 def _installed(group: str, path: tuple[str, ...]) -> tuple[Plugin, ...]:
     """Cached by search path, since reading the metadata of all packages takes a while."""
-    found: dict[tuple[str, str, str], Plugin] = {}
+    plugins: dict[tuple[str, str, str], Plugin] = {}
     for entry in metadata.entry_points(group=group):
         package = entry.dist.name if entry.dist else entry.value
-        found.setdefault((package, entry.name, entry.value), Plugin(group, entry.name, package, entry))
-    return tuple(sorted(found.values(), key=lambda plugin: (plugin.name, plugin.package)))
+        plugins.setdefault((package, entry.name, entry.value), Plugin(group, entry.name, package, entry))
+    return tuple(sorted(plugins.values(), key=lambda plugin: (plugin.name, plugin.package)))

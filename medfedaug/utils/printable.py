@@ -1,7 +1,7 @@
-r"""Make text from outside safe to show: characters that steer a terminal or cannot be seen become escapes.
+r"""Make text from outside safe to show: control and invisible characters become escapes.
 
-Names of sites, classes, files and cases, settings of jobs and texts of errors come from other people.
-Whatever prints them goes through `printable`: the console and its tables (`medfedaug.cli.console`), errors
+Names of sites, classes, files and cases, settings of jobs and texts of errors come from other people. All
+output of them goes through `printable`: the console and its tables (`medfedaug.cli.console`), errors
 (`medfedaug.errors`), lines about events (`medfedaug.utils.event_text`), pages and tables in files
 (`medfedaug.analysis`), the event log (`medfedaug.nvflare_jobs.job.events`) and log records
 (`PrintableRecord`).
@@ -24,7 +24,7 @@ __all__ = [
     "printable_values",
 ]
 
-# Letters and marks by their category, and yet without a glyph: Unicode's default ignorable code points.
+# Letters and marks without a glyph: Unicode's default ignorable code points.
 _BLANK = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
@@ -67,7 +67,7 @@ def printable_lines(text: object, indent: str = "") -> str:
 
     Args:
         text: the text.
-        indent: what every line but the first begins with, so that none can be taken for another entry.
+        indent: the beginning of all lines but the first, so that none looks like another entry.
     """
     return f"\n{indent}".join(printable(line) for line in str(text).split("\n"))
 

@@ -1,4 +1,4 @@
-"""Random numbers that nobody can tell in advance: key streams, and noise."""
+"""Unpredictable random numbers: key streams, and noise."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def stream(key: bytes, count: int) -> Words:
 
 
 def secret_normal(shape: Sequence[int]) -> Tensor:
-    """Standard normal numbers, float64, from a new key of the operating system.
+    """Draw standard normal numbers, float64, with a new key of the operating system.
 
-    Noise from a generator with a seed of 32 bits, such as PyTorch's on a CPU, can be found by trying all
-    seeds, and subtracted.
+    A reader can subtract the noise of a generator with a seed of 32 bits, such as PyTorch's on a CPU, after
+    trying all seeds.
     """
     count = math.prod(shape)
     half = -(-count // 2)

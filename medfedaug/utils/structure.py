@@ -1,4 +1,4 @@
-"""The structure of JSON that somebody else may have written: checks of entries, which compose."""
+"""Checks of JSON from outside, which compose to checks of a structure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Check = Callable[[Any, str], None]
 
 def fail(value: Any, where: str, expected: str) -> NoReturn:
     """Refuse a value."""
-    # A number of hundreds of digits, or a whole object, is no part of one line.
-    shown = repr(value) if not isinstance(value, int) or abs(value) < 10**20 else "a huge number"
-    shown = shown if len(shown) <= 40 else f"{shown[:37]}..."
-    raise ValueError(f"{where or 'the content'} is {shown}, and {expected} was expected")
+    # Python writes no integer of thousands of digits.
+    text = repr(value) if not isinstance(value, int) or abs(value) < 10**20 else "a huge number"
+    text = text if len(text) <= 40 else f"{text[:37]}..."
+    raise ValueError(f"{where or 'the content'} is {text}, and {expected} was expected")
 
 
 def kind(expected: str, accepts: Callable[[Any], bool]) -> Check:
-    """Accept the values of a kind, which a few words name."""
+    """Accept values of a kind; ``expected`` names it."""
 
     def checked(value: Any, where: str) -> None:
         if not accepts(value):
@@ -56,7 +56,7 @@ def one_of(choices: Sequence[str]) -> Check:
 
 
 def plain(value: Any, where: str) -> None:
-    """Accept a number, a text or nothing, and an object of such."""
+    """Accept a number, a text or null, and an object of such values."""
     if isinstance(value, Mapping):
         map_of(plain)(value, where)
     elif not isinstance(value, str | bool):
@@ -64,11 +64,11 @@ def plain(value: Any, where: str) -> None:
 
 
 def anything(value: Any, where: str) -> None:
-    """Accept all."""
+    """Accept all values."""
 
 
 def finite(value: Any, where: str) -> None:
-    """Accept whatever JSON can say; Python's own reader also takes NaN and infinity, which it cannot."""
+    """Accept all JSON but NaN and infinity, which Python's reader takes too."""
     if isinstance(value, Mapping):
         map_of(finite)(value, where)
     elif isinstance(value, list):
@@ -78,7 +78,7 @@ def finite(value: Any, where: str) -> None:
 
 
 def both(*checks: Check) -> Check:
-    """Accept what several checks accept."""
+    """Accept values that several checks accept."""
 
     def checked(value: Any, where: str) -> None:
         for check in checks:
@@ -93,7 +93,7 @@ def optional(check: Check) -> Check:
 
 
 def map_of(check: Check) -> Check:
-    """Accept an object with entries of one kind, whatever they are called."""
+    """Accept an object with entries of one kind, under any names."""
     return entries({}, check)
 
 
@@ -126,7 +126,7 @@ def pairs_of(check: Check) -> Check:
 
 
 def entries(known: Mapping[str, Check], other: Check = anything, needed: Sequence[str] = ()) -> Check:
-    """Accept an object whose known entries are each of their own kind, where they are there."""
+    """Accept an object whose known entries, if present, are each of their own kind."""
 
     def checked(value: Any, where: str) -> None:
         if not isinstance(value, Mapping):

@@ -26,7 +26,7 @@ def is_number(value: Any) -> bool:
 
 
 def number_or_none(value: Any) -> float | None:
-    """The number, or ``None`` for what is none: a text, NaN, nothing to score."""
+    """Return the number, or ``None`` for another value, such as NaN or a text."""
     return float(value) if is_number(value) else None
 
 
@@ -41,9 +41,9 @@ def first_of(names: Sequence[str], most: int = 3) -> str:
 
 
 def not_known(name: Any, choices: Iterable[str]) -> str:
-    """The end of a message about a name that is not known: what may be meant, and what there is.
+    """Return the end of a message about an unknown name: similar names, or all names.
 
-    Names of the same letters are nearest; then those that contain the name, and those that look like it.
+    Names of the same letters come first, then names that contain the name, then names that look like it.
 
     Example:
         >>> not_known("fedrnd", ("fedavg", "fedrdn", "fedrod"))
@@ -52,8 +52,8 @@ def not_known(name: Any, choices: Iterable[str]) -> str:
         'is not known; choose from patient, published'
     """
     choices, text = tuple(choices), str(name).lower()
-    near = [one for one in choices if text and sorted(one.lower()) == sorted(text)]
-    near = near or [one for one in choices if text and text in one.lower()]
+    near = [choice for choice in choices if text and sorted(choice.lower()) == sorted(text)]
+    near = near or [choice for choice in choices if text and text in choice.lower()]
     near = near or get_close_matches(text, choices)
     meant = f"did you mean {' or '.join(near)}? All: " if near else "choose from "
     return f"is not known; {meant}{', '.join(choices)}"
@@ -79,8 +79,8 @@ def match_case(name: str, known: Iterable[str]) -> str:
         >>> match_case("FedAvg", ("fedavg", "fedrdn")), match_case("lora", ("fedavg",))
         ('fedavg', 'lora')
     """
-    alike = [other for other in known if other.lower() == name.lower()]
-    return name if name in alike else (alike or [name])[0]
+    same = [other for other in known if other.lower() == name.lower()]
+    return name if name in same else (same or [name])[0]
 
 
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
@@ -115,9 +115,9 @@ def check_keys(unknown: str, keys: Iterable[Any], known: Iterable[str]) -> None:
 
 
 def check_printable(name: str, value: Any) -> None:
-    r"""Check that every text in a setting, keys too, is of characters that can be seen, and no page long.
+    r"""Check that every text in a setting, keys too, is short and has visible characters only.
 
-    The message has the name alone: what others have set is repeated nowhere.
+    The message has the name only, and repeats no text of others.
 
     Example:
         >>> check_printable("classes", ("background", "lesion\x1b[2J"))

@@ -1,7 +1,8 @@
-"""The versions of the software that decides over a run's numbers."""
+"""The versions of the software that computes a run's numbers."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
 from medfedaug._version import __version__
@@ -10,16 +11,14 @@ _PACKAGES = ("monai", "torch", "numpy", "nvflare")
 
 
 def software_versions() -> dict[str, str]:
-    """Versions by package, of those that are installed.
+    """Return the versions of the installed packages.
 
     Example:
         >>> "torch" in software_versions()
         True
     """
-    found = {"medfedaug": __version__}
+    versions = {"medfedaug": __version__}
     for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return versions

@@ -1,4 +1,4 @@
-"""NVFlare as the carrier of a federation: sends tasks, receives results, prepares late sites."""
+"""NVFlare as the carrier of a federation: send tasks, receive results, prepare late sites."""
 
 from __future__ import annotations
 
@@ -32,22 +32,21 @@ class Aborted(Exception):
 
 
 class NVFlareCarrier(Carrier):
-    """Broadcasts a task for each request, and passes every result to the server.
+    """Broadcast a task for each request, and pass every result to the server.
 
-    It waits for all sites that were asked. Once there are enough good answers, it waits at most ``grace``
-    seconds longer; it never waits longer than ``round_timeout``. A site that is not heard from any more is
-    reported, and not waited for once there are enough good answers and all others have answered. The carrier
-    fires NVFlare's events of a round for components of others.
+    The carrier waits for all sites of a task, for at most ``grace`` seconds after enough good answers, and
+    never longer than ``round_timeout``. It reports a silent site, and does not wait for it after enough good
+    answers, when all others have answered. It fires NVFlare's events of a round for other components.
 
     Args:
         controller: sends tasks, and knows the connected sites.
         execution: the waiting times.
-        checkpoint: the server's file, written after every round; ``None`` where there are no rounds.
+        checkpoint: the server's file, written after every round; ``None`` for a job without rounds.
         fl_ctx: the job's context.
         abort_signal: the job's signal.
-        period: seconds between two checks whether enough sites have answered.
-        presence: knows which sites are heard from.
-        on_event: called when a site is not heard from any more, and when it is again.
+        period: seconds between two checks of the answers.
+        presence: knows the silent sites.
+        on_event: called when a site falls silent, and when it returns.
     """
 
     def __init__(
@@ -65,36 +64,36 @@ class NVFlareCarrier(Carrier):
         self._away: set[str] = set()
         self.controller, self.execution, self.checkpoint = controller, execution, checkpoint
         self.fl_ctx, self.abort_signal, self.period = fl_ctx, abort_signal, period
-        self._beside: set[str] = set()  # asked during a round, without an answer so far
+        self._preparing: set[str] = set()  # late sites without an answer so far
         self._training: dict[str, tuple[int, Task]] = {}  # by site, in buffered rounds
         self._arrived: queue.SimpleQueue[tuple[str, int, Reply | None]] = queue.SimpleQueue()
 
     def connected(self) -> list[str]:
-        """The sites that run this job and are not known to be disconnected."""
+        """List the sites that run this job and are not known to be disconnected."""
         names = (client.name for client in self.fl_ctx.get_engine().get_clients())
         return sorted(name for name in names if self.controller.get_client_disconnect_time(name) is None)
 
     def away(self) -> set[str]:
-        """The sites that are not heard from; a change is reported."""
-        return set(self._look(self.connected()))
+        """Return the silent sites, and report changes."""
+        return set(self._silent(self.connected()))
 
-    def _look(self, sites: Sequence[str]) -> dict[str, float]:
-        found = self.presence.away(sites)
-        for site in sorted(set(sites) & (self._away ^ set(found))):
-            if site in found:
+    def _silent(self, sites: Sequence[str]) -> dict[str, float]:
+        silences = self.presence.away(sites)
+        for site in sorted(set(sites) & (self._away ^ set(silences))):
+            if site in silences:
                 self._away.add(site)
-                self.on_event({"event": "away", "site": site, "seconds": round(found[site])})
+                self.on_event({"event": "away", "site": site, "seconds": round(silences[site])})
             else:
                 self._away.discard(site)
                 self.on_event({"event": "returned", "site": site})
-        return found
+        return silences
 
     def ask(self, request: Request, sites: Sequence[str], needed: int, accept: Accept) -> Mapping[str, str]:
         """Send a task, and wait for the results, unless none is needed."""
         if self.abort_signal.triggered:
             raise Aborted
         if not needed:
-            self._ask_beside(request, sites, accept)
+            self._prepare(request, sites, accept)
             return {}
         self._begin(request)
         return self._end(request, self._ask(request, sites, needed, accept) if sites else {})
@@ -102,11 +101,7 @@ class NVFlareCarrier(Carrier):
     def gather(
         self, request: Request, sites: Sequence[str], needed: int, accept: Accept
     ) -> Mapping[str, str]:
-        """Send a task, and use the results that arrive first, of this task and of earlier ones.
-
-        Raises:
-            Aborted: when the job was stopped from outside.
-        """
+        """Send a task, and use the results that arrive first, of this task and of earlier ones."""
         self._begin(request)
         if sites:
             task = self._send_along(request, sites)
@@ -117,7 +112,7 @@ class NVFlareCarrier(Carrier):
                 site, round_, reply = self._arrived.get(timeout=self.period)
             except queue.Empty:
                 waiting = {*self._training}
-                if waiting <= set(self._look(sorted(waiting))):
+                if waiting <= set(self._silent(sorted(waiting))):
                     reported = self._report_waiting(waiting, reported, good, needed)
                 for site in sorted(waiting.difference(self.connected())):
                     silent[site] = self._reason(site, self._training.pop(site)[1])
@@ -134,11 +129,11 @@ class NVFlareCarrier(Carrier):
         return self._end(request, silent)
 
     def under_way(self) -> Collection[str]:
-        """The sites that train, or whose result has not been used."""
+        """Return the sites that train, or whose result has not been used."""
         return self._training.keys()
 
     def _send_along(self, request: Request, sites: Sequence[str]) -> Task:
-        """Send a task whose results wait in a queue; ``None`` for those that do not come."""
+        """Send a task whose results wait in a queue; ``None`` for missing ones."""
 
         def hold(site: str, reply: Reply) -> bool:
             self._arrived.put((site, request.round, reply))
@@ -171,20 +166,19 @@ class NVFlareCarrier(Carrier):
             self.controller.fire_event(AppEventType.BEFORE_AGGREGATION, self.fl_ctx)
         return silent
 
-    def _ask_beside(self, request: Request, sites: Sequence[str], accept: Accept) -> None:
-        new = sorted(set(sites) - self._beside)
-        if not new:
-            return
+    def _prepare(self, request: Request, sites: Sequence[str], accept: Accept) -> None:
+        """Send a task to late sites without waiting for their answers."""
 
         def take(site: str, reply: Reply) -> bool:
-            self._beside.discard(site)
+            self._preparing.discard(site)
             return accept(site, reply)
 
         def done(task: Task, fl_ctx: FLContext) -> None:
-            self._beside.difference_update(new)
+            self._preparing.difference_update(new)
 
-        self._beside.update(new)
-        self._send(request, new, take, done)
+        if new := sorted(set(sites) - self._preparing):
+            self._preparing.update(new)
+            self._send(request, new, take, done)
 
     def _ask(self, request: Request, sites: Sequence[str], needed: int, accept: Accept) -> Mapping[str, str]:
         answered: set[str] = set()
@@ -211,7 +205,7 @@ class NVFlareCarrier(Carrier):
             if grace is not None and enough_since is not None and time.monotonic() - enough_since >= grace:
                 break
             waiting = set(sites) - answered
-            if waiting and waiting <= set(self._look(sites)):
+            if waiting and waiting <= set(self._silent(sites)):
                 if enough_since is not None:
                     break
                 reported = self._report_waiting(waiting, reported, len(good), needed)
@@ -224,7 +218,7 @@ class NVFlareCarrier(Carrier):
         return {site: self._reason(site, task) for site in sorted(set(sites) - answered)}
 
     def _report_waiting(self, waiting: set[str], reported: set[str], good: int, needed: int) -> set[str]:
-        """Report that all sites that are waited for are away, unless these were reported last."""
+        """Report that all awaited sites are silent, unless the last report was the same."""
         if waiting != reported:
             self.on_event({"event": "waiting", "sites": sorted(waiting), "answers": good, "needed": needed})
         return waiting
@@ -250,7 +244,7 @@ class NVFlareCarrier(Carrier):
         task = Task(
             name=request.task, data=data, timeout=timeout, result_received_cb=received, task_done_cb=done
         )
-        # 0 responses means all. This carrier decides when there are enough, since only good answers count.
+        # 0 means all responses. This carrier decides how many are enough, since only good answers count.
         self.controller.broadcast(task=task, fl_ctx=self.fl_ctx, targets=list(sites), min_responses=0)
         return task
 
@@ -268,19 +262,18 @@ class NVFlareCarrier(Carrier):
 
 
 def _reply(site: str, request: Request, result: Shareable | None) -> Reply:
-    """Convert NVFlare's result to a reply. Its content has not been checked yet."""
-    failed = Reply(request.task, request.round)
+    """Convert NVFlare's result to a reply, without checking its content."""
     code = result.get_return_code() if isinstance(result, Shareable) else "nothing"
-    if code != ReturnCode.OK:
-        failed.error = f"site {site}: NVFlare delivered {code} in place of an answer"
-        return failed
-    try:
-        return reply_from_model(FLModelUtils.from_shareable(result))
-    except Exception as error:  # whatever a site sends
-        failed.error = f"site {site}: its answer cannot be read ({error!r})"[:500]
-        return failed
+    if code == ReturnCode.OK:
+        try:
+            return reply_from_model(FLModelUtils.from_shareable(result))
+        except Exception as error:  # whatever a site sends
+            text = f"site {site}: its answer cannot be read ({error!r})"[:500]
+    else:
+        text = f"site {site}: NVFlare delivered {code} in place of an answer"
+    return Reply(request.task, request.round, error=text)
 
 
 def _whole_seconds(timeout: float) -> int:
-    """NVFlare counts whole seconds, and 0 means no limit."""
+    """Round to NVFlare's whole seconds, where 0 means no limit."""
     return 0 if not timeout else max(1, round(timeout))

@@ -43,11 +43,11 @@ from medfedaug.utils.printable import log_printable
 
 
 class ProtocolController(Controller):
-    """Carries a protocol over NVFlare: sends tasks, and writes what happens to ``medfedaug/events.jsonl``.
+    """Run a protocol over NVFlare, and write its events to ``medfedaug/events.jsonl``.
 
     Args:
         execution: `medfedaug.config.run.Execution` as a dictionary.
-        task_check_period: seconds between two checks whether all sites have answered.
+        task_check_period: seconds between two checks of the answers.
     """
 
     def __init__(self, execution: dict[str, Any] | None, task_check_period: float) -> None:
@@ -59,7 +59,7 @@ class ProtocolController(Controller):
         self._presence = Presence()
 
     def set_communicator(self, communicator: WFCommSpec) -> None:
-        """Take the object that NVFlare's messages of the job come to."""
+        """Set NVFlare's communicator, and listen to its messages."""
         super().set_communicator(communicator)
         self._presence.listen(communicator)
 
@@ -87,7 +87,12 @@ class ProtocolController(Controller):
 
         def carrier(checkpoint: Path | None) -> NVFlareCarrier:
             return NVFlareCarrier(
-                *(self, self._execution, checkpoint, fl_ctx, abort_signal, self.task_check_period),
+                self,
+                self._execution,
+                checkpoint,
+                fl_ctx,
+                abort_signal,
+                period=self.task_check_period,
                 presence=self._presence,
                 on_event=record,
             )
@@ -100,10 +105,9 @@ class ProtocolController(Controller):
             with record.warnings():
                 self.carry(settings, carrier, record, folder, fl_ctx)
             record({"event": "finished"})
+        except Aborted:
+            record({"event": "failed", "message": "the job was aborted"})
         except Exception as error:
-            if isinstance(error, Aborted):
-                record({"event": "failed", "message": "the job was aborted"})
-                return
             message = str(error) if isinstance(error, MedFedAugError) else repr(error)
             self.log_exception(fl_ctx, message)
             record({"event": "failed", "message": message})
@@ -112,7 +116,7 @@ class ProtocolController(Controller):
             record.close()
 
     def config_file(self, name: str, fl_ctx: FLContext) -> Path:
-        """A file that the job carries beside its configuration, under a name that it does not choose."""
+        """Return the path of a file with a fixed name in the job's folder of configuration."""
         return Path(self.engine.get_workspace().get_app_config_dir(fl_ctx.get_job_id())) / name
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
@@ -121,15 +125,14 @@ class ProtocolController(Controller):
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
     ) -> None:
-        """Ignore an answer that came too late: the site has already been reported as left out."""
-        self.log_warning(
-            fl_ctx, f"site {client.name}: its answer to {task_name} came too late and is not used"
-        )
+        """Ignore a late answer of a site that was reported as left out."""
+        text = f"site {client.name}: its answer to {task_name} came too late and is not used"
+        self.log_warning(fl_ctx, text)
 
 
 @public_path
 class FederationController(ProtocolController):
-    """Runs a federation at the server, and writes its results.
+    """Run a federation at the server, and write its results.
 
     `medfedaug.federation.protocol.run` defines the order of calls, `medfedaug.federation.FederationServer`
     checks and uses replies, and `NVFlareCarrier` sends and waits. If a site raises, hangs, dies or sends
@@ -149,8 +152,8 @@ class FederationController(ProtocolController):
         config: `medfedaug.config.run.RunConfig` as a dictionary.
         execution: `medfedaug.config.run.Execution` as a dictionary.
         run_name: the name of the run, and of its checkpoint.
-        resume: continue the run of this name from its checkpoint.
-        task_check_period: seconds between two checks whether a round is complete.
+        resume: whether to continue the run of this name from its checkpoint.
+        task_check_period: seconds between two checks of the answers.
 
     Raises:
         ConfigError: when the configuration is not valid.
@@ -194,9 +197,9 @@ class FederationController(ProtocolController):
                     os.replace(checkpoint, checkpoint.with_suffix(".previous.pt"))
                 try:
                     run(server, carrier(checkpoint))
-                finally:  # the fingerprints are there, whatever becomes of a pilot
+                finally:  # the fingerprints remain after a failed pilot
                     if server.prospecting.sites:
-                        self._tell_prospect(folder, server, fl_ctx)
+                        self._write_prospect(folder, server, fl_ctx)
                 if self._run_config.prospect:
                     return
                 write_run(folder, server)
@@ -204,15 +207,12 @@ class FederationController(ProtocolController):
                 if server.round > 1:
                     write_models(folder, server)
                 raise
-        if not settings.simulation:  # which writes its own
-            self._draw(folder, fl_ctx)
+        if not settings.simulation:  # a simulation writes its pages itself
+            self._write_pages(folder, fl_ctx)
 
     def _alone(self, checkpoint: Path, settings: SiteSettings) -> AbstractContextManager[None]:
-        """A context that keeps other jobs away from the run's checkpoint; NVFlare runs several at a time.
-
-        On entry it raises `ConfigError` when another job is writing it.
-        """
-        if settings.simulation:  # whose folder is locked as a whole
+        """Lock the run's checkpoint, since NVFlare runs several jobs at a time."""
+        if settings.simulation:  # its whole folder is locked
             return nullcontext()
         checkpoint.parent.mkdir(parents=True, exist_ok=True)
         return locked(
@@ -221,36 +221,35 @@ class FederationController(ProtocolController):
             "checkpoint: wait until it is over, or export this one under another name",
         )
 
-    def _tell_prospect(self, folder: Path, server: FederationServer, fl_ctx: FLContext) -> None:
-        """Write the sites' fingerprints, and the page that is made of them."""
-        found = server.prospecting
-        sites = [one for _, one in sorted(found.sites.items())]
-        write_fingerprints(folder, sites, found.missing)
+    def _write_prospect(self, folder: Path, server: FederationServer, fl_ctx: FLContext) -> None:
+        """Write the sites' fingerprints, and their page."""
+        missing = server.prospecting.missing
+        sites = [fingerprint for _, fingerprint in sorted(server.prospecting.sites.items())]
+        write_fingerprints(folder, sites, missing)
         try:
-            write_pages(folder, sites, found.missing, config=self._run_config, trained=server.pilot)
-        except Exception as error:  # the fingerprints are there already
+            write_pages(folder, sites, missing, config=self._run_config, trained=server.pilot)
+        except Exception as error:  # the fingerprints are written
             self.log_warning(fl_ctx, f"no page: {error!r}")
 
-    def _draw(self, folder: Path, fl_ctx: FLContext) -> None:
-        """Write page and model card. The results are there already: no fault of a drawing ends the job."""
+    def _write_pages(self, folder: Path, fl_ctx: FLContext) -> None:
+        """Write page and model card; an error must not fail a job with results."""
         # Imported here: matplotlib takes a second, and is needed only now.
         from medfedaug.analysis import write_report
         from medfedaug.analysis.model_card import write_model_card
         from medfedaug.runs.recorded_run import RecordedRun
 
-        def attempt(what: str, command: str, write: Callable[[], object]) -> None:
+        for page, command, write in (
+            (REPORT, "report", lambda: write_report([folder], folder / REPORT)),
+            ("model card", "card", lambda: write_model_card(RecordedRun.of(folder), folder)),
+        ):
             try:
                 write()
             except Exception as error:
-                self.log_warning(
-                    fl_ctx, f"no {what}: {error!r}; `medfedaug {command}` writes it from the results"
-                )
-
-        attempt(REPORT, "report", lambda: write_report([folder], folder / REPORT))
-        attempt("model card", "card", lambda: write_model_card(RecordedRun.of(folder), folder))
+                text = f"no {page}: {error!r}; `medfedaug {command}` writes it from the results"
+                self.log_warning(fl_ctx, text)
 
     def _initial(self, fl_ctx: FLContext) -> InitialWeights | None:
-        """The weights that the job carries beside its configuration."""
+        """Load the job's initial weights."""
         if not self._run_config.init or self.resume:
             return None
         path = self.config_file(INITIAL_FILE, fl_ctx)

@@ -1,4 +1,4 @@
-"""The job of an evaluation: sites score models that others trained."""
+"""The job of an evaluation: sites score models of other sites."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from medfedaug.federation.messages.messages import SCORING_TASKS
 from medfedaug.federation.protocol import evaluate
 from medfedaug.federation.server.evaluation import EvaluatedRun, Evaluation
 from medfedaug.federation.site.evaluation import EvaluationSite
-from medfedaug.federation.site.gate import Door
+from medfedaug.federation.site.gate import Gate
 from medfedaug.nvflare_jobs.job.carrier import NVFlareCarrier
 from medfedaug.nvflare_jobs.job.controller import ProtocolController
 from medfedaug.nvflare_jobs.job.events import EventLog
@@ -32,16 +32,16 @@ from medfedaug.utils.validation import check_printable
 
 @public_path
 class EvaluationController(ProtocolController):
-    """Runs an evaluation at the server, and writes ``medfedaug/evaluation.json`` to its run folder.
+    """Run an evaluation at the server, and write ``medfedaug/evaluation.json`` to its run folder.
 
-    The models are files of numbers beside the job's configuration, under names that the job does not choose.
+    The models are files of numbers with fixed names in the job's folder of configuration.
 
     Args:
-        runs: for each run its settings, `medfedaug.config.run.RunConfig` as a dictionary, by its name in the
+        runs: the settings of each run, `medfedaug.config.run.RunConfig` as a dictionary, by its name in the
             evaluation.
         cross_site: see `medfedaug.federation.server.evaluation.Evaluation`.
         execution: `medfedaug.config.run.Execution` as a dictionary.
-        task_check_period: seconds between two checks whether all sites have answered.
+        task_check_period: seconds between two checks of the answers.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class EvaluationController(ProtocolController):
 
 @public_path
 class EvaluationExecutor(AnsweringExecutor):
-    """Scores models at a site.
+    """Score models at a site.
 
     Args:
-        runs: for each run its settings, by its name in the evaluation.
+        runs: the settings of each run, by its name in the evaluation.
         threads: CPU threads, at most the number of the site's cores; 0 leaves PyTorch's choice.
     """
 
@@ -91,25 +91,25 @@ class EvaluationExecutor(AnsweringExecutor):
         self._configs = {key: RunConfig.from_dict(config) for key, config in runs.items()}
 
     def job_settings(self) -> dict[str, Any]:
-        """The settings of all runs, as the job has them."""
+        """Return the settings of all runs in the job."""
         return self.runs
 
-    def open_site(self, name: str, settings: SiteSettings, door: Door, events: EventLog) -> EvaluationSite:
-        """The site, with a trainer for each run."""
-        trainers = {
-            key: site_trainer(name, config, settings, self.threads) for key, config in self._configs.items()
-        }
-        return EvaluationSite(name, trainers, door, events)
+    def open_site(self, name: str, settings: SiteSettings, gate: Gate, events: EventLog) -> EvaluationSite:
+        """Open the site with a trainer for each run."""
+        configs = self._configs.items()
+        trainers = {key: site_trainer(name, config, settings, self.threads) for key, config in configs}
+        return EvaluationSite(name, trainers, gate, events)
 
 
 class EvaluationRecipe(Recipe):
     """The job of an evaluation, for simulator, POC mode and provisioned hospitals.
 
-    It names classes of the installed package and holds numbers, but no code, no path and no data.
+    It names classes of the installed package and has numbers, but no code, no path and no data.
 
     Args:
-        runs: see `medfedaug.federation.server.evaluation.Evaluation`, as for cross_site.
+        runs: see `medfedaug.federation.server.evaluation.Evaluation`.
         name: the job's name.
+        cross_site: see `medfedaug.federation.server.evaluation.Evaluation`.
         min_clients: the number of connected sites that NVFlare needs to start the job.
         task_request_interval: seconds after which an idle site asks for work again.
         execution: see `medfedaug.config.run.Execution`.
@@ -128,12 +128,10 @@ class EvaluationRecipe(Recipe):
         Evaluation(runs, cross_site=cross_site)
         self.name, execution = name, execution or Execution()
         job = BaseFedJob(name=name, min_clients=min_clients, key_metric="")
-        settings = {key: run.config.to_dict() for key, run in runs.items()}
-        waits = execution.to_dict()
+        settings, waits = {key: run.config.to_dict() for key, run in runs.items()}, execution.to_dict()
         job.to_server(EvaluationController(runs=settings, cross_site=cross_site, execution=waits))
-        job.to_clients(
-            EvaluationExecutor(runs=settings, threads=execution.threads), tasks=list(SCORING_TASKS)
-        )
+        executor = EvaluationExecutor(runs=settings, threads=execution.threads)
+        job.to_clients(executor, tasks=list(SCORING_TASKS))
         self._folder = tempfile.TemporaryDirectory(prefix="medfedaug-")  # until the job is written
         for index, run in enumerate(runs.values()):
             path = Path(self._folder.name) / _file(index)

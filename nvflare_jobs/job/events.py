@@ -1,4 +1,4 @@
-"""The events of a job, of the server or of a site: a file in the run's folder, and lines in the log."""
+"""Write the events of a job, at the server or a site, to a file in the run's folder and to the log."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from typing import Any
 
 from medfedaug.errors import warnings_to
 from medfedaug.federation.job_folder import ALIVE, EVENTS, JOB_FOLDER, PULSE
-from medfedaug.utils.event_text import Teller
+from medfedaug.utils.event_text import EventLines
 from medfedaug.utils.printable import printable_values
 
 WARNING = "warning"
-_LOGGED = ("failed", "not_answered")  # as errors, by who reports these events
+_LOGGED = ("failed", "not_answered")  # reported as errors elsewhere
 _WARNED = (WARNING, "away")
 _log = logging.getLogger("medfedaug")
 
 
 class EventLog:
-    """Writes each event to the file as one JSON object, and to the log in the words of `Teller`."""
+    """Write each event to the file as one JSON object, and to the log as lines of `EventLines`."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.path, self.name = folder / JOB_FOLDER / EVENTS, name
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._teller, self._lock = Teller(), threading.Lock()  # each site answers in its own thread
+        self._teller, self._lock = EventLines(), threading.Lock()  # each site answers in its own thread
         torn = self._is_torn()
         self._file = self.path.open("a", buffering=1, encoding="utf-8")
-        if torn:  # by a process that ended in the middle of a line
+        if torn:  # a process ended in the middle of a line
             with suppress(OSError):
                 self._file.write("\n")
         self._warned: set[str] = set()
@@ -38,7 +38,7 @@ class EventLog:
         threading.Thread(target=self._pulse, name="alive", daemon=True).start()
 
     def _pulse(self) -> None:
-        """Show that the process of the job is alive, by the time of a file: a killed one cannot say so."""
+        """Show by the time of a file that the job's process is alive."""
         alive = self.path.with_name(ALIVE)
         while True:
             with suppress(OSError):
@@ -47,7 +47,7 @@ class EventLog:
                 return
 
     def _is_torn(self) -> bool:
-        """True where the last line of the file has no end."""
+        """Return whether the last line of the file has no end."""
         if not self.path.exists() or not self.path.stat().st_size:
             return False
         with self.path.open("rb") as file:
@@ -55,25 +55,24 @@ class EventLog:
             return file.read(1) != b"\n"
 
     def __call__(self, event: dict[str, Any]) -> None:
-        """Take in an event. A full disk is told of by what must be written, not by this."""
+        """Write an event; errors of the disk are left to the files that a job needs."""
         with self._lock:
             for line in self._teller.lines(event) if event["event"] not in _LOGGED else ():
                 level = logging.WARNING if event["event"] in _WARNED else logging.INFO
                 _log.log(level, "%s: %s", self.name, line)
-            if not self._file.closed:  # an answer may come when all is over
+            if not self._file.closed:  # an answer may come after the end
                 with suppress(OSError):
                     self._file.write(json.dumps(printable_values(event)) + "\n")
 
     def warnings(self) -> AbstractContextManager[None]:
-        """A context that takes in our warnings, each once, as events.
+        """Record our warnings, each once, as events: a process of NVFlare has no terminal.
 
-        A process of NVFlare has no terminal to show them on. They have the names of files; the file and the
-        log are the site's own, as its errors are.
+        They may have names of files, which stay in the site's file and log.
         """
         return warnings_to(lambda text: self({"event": WARNING, "text": text}), self._warned)
 
     def close(self) -> None:
-        """Close the file, whatever could not be written: what counts is elsewhere by now."""
+        """Close the file, and ignore errors of the disk."""
         self._over.set()
         with suppress(OSError):
             self._file.close()

@@ -22,7 +22,7 @@ from medfedaug.config.run import RunConfig
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.messages.messages import Reply, Request
 from medfedaug.federation.secure.history import HISTORY_FILE, SumHistory
-from medfedaug.federation.site.gate import Door, GuardedDoor
+from medfedaug.federation.site.gate import Gate, GuardedGate
 from medfedaug.federation.site.job_text import without_job_text
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
@@ -48,7 +48,7 @@ class Answers(Protocol):
 
 
 class AnsweringExecutor(Executor):
-    """Gives every task to the site, which is made with the first one.
+    """Give every task to the site, which is opened for the first one.
 
     Data folder and device are settings of the site (`medfedaug.privacy.site_settings.SiteSettings`) and never
     come from the job.
@@ -58,26 +58,26 @@ class AnsweringExecutor(Executor):
         super().__init__()
         log_printable()
         self._site: Answers | None = None
-        self._door: Door | None = None
+        self._gate: Gate | None = None
         self._events: EventLog | None = None
 
     def job_settings(self) -> dict[str, Any]:
-        """The settings that the job brought."""
+        """Return the settings in the job."""
         raise NotImplementedError
 
-    def open_site(self, name: str, settings: SiteSettings, door: Door, events: EventLog) -> Answers:
-        """The site, from its own settings."""
+    def open_site(self, name: str, settings: SiteSettings, gate: Gate, events: EventLog) -> Answers:
+        """Open the site with its settings."""
         raise NotImplementedError
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Register the decomposer for tensors when a run starts, and say when it has ended for this site."""
+        """Register the decomposer for tensors when a run starts, and record its end at this site."""
         if event_type == EventType.START_RUN:
             fobs.register(TensorDecomposer)
         elif event_type == EventType.END_RUN and self._events is not None:
             self._events({"event": "ended"})
             try:
-                if self._door is not None:
-                    self._door.ended()
+                if self._gate is not None:
+                    self._gate.ended()
             except MedFedAugError as error:
                 self.log_error(fl_ctx, f"not in the book of jobs: its end ({error})")
         super().handle_event(event_type, fl_ctx)
@@ -85,7 +85,7 @@ class AnsweringExecutor(Executor):
     def execute(
         self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
     ) -> Shareable:
-        """Answer a request. An error of this site is answered in one line and does not stop other sites."""
+        """Answer a request; an error becomes an answer of one line, and does not stop other sites."""
         name = fl_ctx.get_identity_name()
         if self._events is None:
             run = Path(fl_ctx.get_workspace().get_run_dir(fl_ctx.get_job_id()))
@@ -105,10 +105,10 @@ class AnsweringExecutor(Executor):
                 self.log_error(fl_ctx, str(error))
                 text = without_job_text(public_text(error), self.job_settings(), (name,))
                 return Reply(request.task, error=f"site {name}: {text}")
-            except Exception as error:  # of PyTorch, of the system: its text may have names of this site
+            except Exception as error:  # its text may have names of this site
                 self.log_exception(fl_ctx, str(error))
-                what = f"{type(error).__name__} while its settings were opened; the site's own log says more"
-                return Reply(request.task, error=f"site {name}: {what}")
+                text = f"{type(error).__name__} while its settings were opened; the site's own log says more"
+                return Reply(request.task, error=f"site {name}: {text}")
         reply = self._site.answer(request, should_stop=lambda: bool(abort_signal.triggered))
         if reply.error:
             self.log_error(fl_ctx, reply.error)
@@ -119,18 +119,17 @@ class AnsweringExecutor(Executor):
         settings = SiteSettings.load(kit)
         plugins.restrict(settings.plugins)
         bundles.restrict(settings.bundles)
-        self._door = Door() if settings.simulation else _door(name, settings, kit, fl_ctx)
-        return self.open_site(name, settings, self._door, events)
+        self._gate = Gate() if settings.simulation else _gate(name, settings, kit, fl_ctx)
+        return self.open_site(name, settings, self._gate, events)
 
 
 @public_path
 class SiteExecutor(AnsweringExecutor):
-    """Runs the tasks of a federation at a site.
+    """Run the tasks of a federation at a site.
 
-    Where the run has a training loop of its own, the site's rules decide whether it takes part, before the
-    script is started (`medfedaug.nvflare_jobs.loop.ScriptLoop`).
-
-    A job names it by its class path, so it carries no code.
+    If the run has a custom training loop, the site's rules decide whether it takes part, before the script
+    starts (`medfedaug.nvflare_jobs.loop.ScriptLoop`). A job names the executor by its class path, so it
+    carries no code.
 
     Args:
         config: `medfedaug.config.run.RunConfig` as a dictionary.
@@ -148,21 +147,21 @@ class SiteExecutor(AnsweringExecutor):
         self._loop = ScriptLoop(self._run_config.loop) if self._run_config.loop else None
 
     def job_settings(self) -> dict[str, Any]:
-        """The run's settings, as the job has them."""
+        """Return the run's settings in the job."""
         return self.config
 
-    def open_site(self, name: str, settings: SiteSettings, door: Door, events: EventLog) -> Site:
-        """The site with its trainer."""
+    def open_site(self, name: str, settings: SiteSettings, gate: Gate, events: EventLog) -> Site:
+        """Open the site with its trainer."""
         trainer = site_trainer(name, self._run_config, settings, self.threads)
         trainer.loop = self._loop
         if self._loop is not None:
             self._loop.settings = settings
         assert settings.state is not None  # a kit always has one
         self._pages = settings.state / name / "prospect"
-        return Site(name, trainer, door, events)
+        return Site(name, trainer, gate, events)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Tell the script that a task, or the job, is over."""
+        """Pass the event to the script, too."""
         if self._loop is not None:
             self._loop.handle_event(event_type, fl_ctx)
         super().handle_event(event_type, fl_ctx)
@@ -173,40 +172,48 @@ class SiteExecutor(AnsweringExecutor):
         """Answer a request."""
         if self._loop is not None:
             self._loop.enter(fl_ctx, abort_signal)
-        answered = super().execute(task_name, shareable, fl_ctx, abort_signal)
+        answer = super().execute(task_name, shareable, fl_ctx, abort_signal)
         if isinstance(self._site, Site) and self._site.prospect:
             try:
                 page = write_site_page(self._site, self._pages)
                 _log.info("site %s: its page: %s", self._site.name, page)
-            except Exception as error:  # the answer has left: no fault of a drawing ends the job
+            except Exception as error:  # an error of the page must not fail the job
                 _log.warning("site %s: no page: %r", self._site.name, error)
             self._site.prospect = []
-        return answered
+        return answer
 
 
 def site_trainer(name: str, config: RunConfig, settings: SiteSettings, threads: int) -> SiteTrainer:
-    """A site's trainer, from the site's own settings."""
+    """Build a site's trainer from the site's settings."""
     assert settings.state is not None  # a kit always has one
     state = settings.state / name
     ledger = settings.state / LEDGER_FILE
     for older in settings.state.glob("*/privacy_ledger.json"):
         PrivacyLedger(ledger).take_over(older)
     return SiteTrainer(
-        *(config, settings.data, settings.device, state, settings.privacy, ledger),
+        config,
+        settings.data,
+        settings.device,
+        state,
+        settings.privacy,
+        ledger,
         threads=threads,
         machine=settings,
         save_every=settings.save_every,
     )
 
 
-def _door(name: str, settings: SiteSettings, kit: str, fl_ctx: FLContext) -> Door:
+def _gate(name: str, settings: SiteSettings, kit: str, fl_ctx: FLContext) -> Gate:
     assert settings.state is not None
-    book = JobBook(settings.state / name / JOBS_FOLDER)
-    pseudonyms = Pseudonyms.of_site(settings.state / name)
-    approve = f"medfedaug approve {kit}"
-    identity = partial(kit_identity, Path(kit))
-    job, origin = fl_ctx.get_job_id(), job_origin(fl_ctx)
-    history = SumHistory(settings.state / name / HISTORY_FILE)
-    return GuardedDoor(
-        name, settings.jobs, pseudonyms, book, job, approve, identity, origin=origin, history=history
+    state = settings.state / name
+    return GuardedGate(
+        name,
+        settings.jobs,
+        Pseudonyms.of_site(state),
+        JobBook(state / JOBS_FOLDER),
+        fl_ctx.get_job_id(),
+        f"medfedaug approve {kit}",
+        partial(kit_identity, Path(kit)),
+        origin=job_origin(fl_ctx),
+        history=SumHistory(state / HISTORY_FILE),
     )

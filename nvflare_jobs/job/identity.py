@@ -10,17 +10,14 @@ from medfedaug.utils.files import parse_json
 
 
 def kit_identity(kit: Path) -> Certificates:
-    """The certificates in a site's kit. Those of the server are of no site."""
+    """Return the certificates in a site's kit; the server's names are no site's."""
     startup = kit / "startup"
     file = startup / "fed_client.json"
     try:
         servers = parse_json(file.read_text())["servers"]
-        strangers = [
-            str(server[name]) for server in servers for name in ("identity", "name") if name in server
-        ]
+        names = [str(server[key]) for server in servers for key in ("identity", "name") if key in server]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{own(file)}: does not name the server ({error}); provision the kit again"
-        ) from error
+        text = f"{own(file)}: does not name the server ({error}); provision the kit again"
+        raise ConfigError(text) from error
     certificate, key, root = (startup / name for name in ("client.crt", "client.key", "rootCA.pem"))
-    return Certificates(certificate, key, root, strangers)
+    return Certificates(certificate, key, root, names)

@@ -1,4 +1,4 @@
-"""A script with a training loop of its own, under NVFlare's Client API, in the process of the site's job."""
+"""A script with a custom training loop, under NVFlare's Client API, in the process of the site's job."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from nvflare.client.config import ExchangeFormat
 from nvflare.client.in_process.api import TOPIC_ABORT
 from nvflare.fuel.data_event.data_bus import DataBus
 
-from medfedaug.client import DESK, META
+from medfedaug.client import META, SESSION_KEY
 from medfedaug.config.training_scripts import find_loop
 from medfedaug.errors import MedFedAugError, withheld
 from medfedaug.federation.messages.messages import TRAIN
 from medfedaug.federation.site.local_training import LocalRound
-from medfedaug.federation.site.script_training import Desk, ForeignLoop
+from medfedaug.federation.site.script_training import CustomLoop, ScriptSession
 from medfedaug.nvflare_jobs.job.ranks import Ranks
 from medfedaug.nvflare_jobs.public_paths import public_path
 from medfedaug.privacy.site_settings import SiteSettings
@@ -33,7 +33,7 @@ _starts = count(1)
 
 
 class _ClientAPI(ClientAPIExecutor):
-    """NVFlare's executor for scripts. It is no component of the job: nothing of what it returns leaves."""
+    """NVFlare's executor for scripts. It is no component of the job: its results never leave the site."""
 
     def __init__(self, script: Path) -> None:
         super().__init__(
@@ -44,36 +44,36 @@ class _ClientAPI(ClientAPIExecutor):
         )
 
     def fire_log_analytics(self, fl_ctx: FLContext, dxo: DXO) -> None:
-        """Keep what the script logs by NVFlare's tracking at the site: it would pass by the site's guard."""
+        """Keep the script's logs by NVFlare's tracking at the site: they would bypass the site's guard."""
         self.log_warning(fl_ctx, f"not sent: what the training script logs stays here ({dxo.data})")
 
 
-class _Ends:
-    """An abort signal of NVFlare, also for a script of which another rank has ended."""
+class _AbortSignal:
+    """An abort signal of NVFlare, which a lost rank triggers, too."""
 
     def __init__(self, signal: Signal | None, ranks: Ranks) -> None:
         self._signal, self._ranks = signal, ranks
 
     @property
     def triggered(self) -> bool:
-        """Return whether nobody waits for the script any more."""
+        """Return whether the script should stop."""
         aborted = self._signal is not None and bool(self._signal.triggered)
         return aborted or self._ranks.lost() is not None
 
 
 @public_path
-class ScriptLoop(ForeignLoop):
+class ScriptLoop(CustomLoop):
     """The script of a run's training loop.
 
-    The site starts it once the run is admitted, hands it rounds by NVFlare's Client API, and sends what it
-    collects itself of the network that the script has trained. What the script sends by the Client API says
-    that a round is over, and goes nowhere.
+    The site starts it once the run is admitted, passes it rounds by NVFlare's Client API, and sends its own
+    collection of the trained network. The script's messages by the Client API mark the end of a round, and
+    are not sent.
 
     Args:
-        loop: as the run names it (`medfedaug.config.training_scripts`).
+        loop: its name in the run (`medfedaug.config.training_scripts`).
 
     Attributes:
-        settings: of the site, with the number of its processes that run the script.
+        settings: the site's settings, with the number of processes.
     """
 
     _ranks: Ranks
@@ -89,20 +89,20 @@ class ScriptLoop(ForeignLoop):
     def _ended(self, _topic: str, message: Any, _bus: DataBus) -> None:
         """Keep the last line of the script's traceback, with which NVFlare ends the task."""
         lines = [line for line in str(message).splitlines() if line.strip()]
-        if any("Traceback" in line for line in lines):  # other messages say that the task has ended
+        if any("Traceback" in line for line in lines):  # other messages report the end of the task
             self._error = lines[-1]
 
     def enter(self, fl_ctx: FLContext, abort_signal: Signal) -> None:
-        """A request has come, in this context."""
+        """Set the context of a request."""
         self._context, self._signal = fl_ctx, abort_signal
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """The end of a task or of the job, for the script; its start is left to `start`."""
+        """Pass the end of a task or of the job to the script; `start` starts it."""
         if event_type == EventType.ABORT_TASK and self._api is not None:
             self._api.handle_event(event_type, fl_ctx)
         elif event_type == EventType.END_RUN:
             self._end(fl_ctx)
-            DataBus().put_data(DESK, None)
+            DataBus().put_data(SESSION_KEY, None)
             DataBus().unsubscribe(TOPIC_ABORT, self._ended)
 
     def _end(self, fl_ctx: FLContext) -> None:
@@ -115,23 +115,23 @@ class ScriptLoop(ForeignLoop):
         self._ranks.close()
         self._api = None
 
-    def start(self, desk: Desk) -> None:
+    def start(self, session: ScriptSession) -> None:
         """Run the script until it waits for its first round."""
         assert self._context is not None
         workspace, job = self._context.get_workspace(), self._context.get_job_id()
         script = find_loop(self.loop, Path(workspace.get_app_custom_dir(job)))
         self._end(self._context)
         self._error = ""
-        self._ranks = Ranks(script, desk, self.settings)
-        DataBus().put_data(DESK, (desk, f"medfedaug-{next(_starts)}"))
+        self._ranks = Ranks(script, session, self.settings)
+        DataBus().put_data(SESSION_KEY, (session, f"medfedaug-{next(_starts)}"))
         self._api = _ClientAPI(script)
         try:
             with self._ranks.in_group():
                 self._api.handle_event(EventType.START_RUN, self._context)
             self._hand_over({}, 0)
         except MedFedAugError as error:
-            if desk.error is not None:
-                raise desk.error from error
+            if session.error is not None:
+                raise session.error from error
             raise MedFedAugError(f"{error.marked}; it has to call medfedaug.client.join") from error
 
     def train(self, round_: LocalRound) -> None:
@@ -140,20 +140,20 @@ class ScriptLoop(ForeignLoop):
         self._hand_over(asdict(round_), round_.number)
         self._ranks.finish()
 
-    def _hand_over(self, told: dict[str, Any], number: int) -> None:
+    def _hand_over(self, meta: dict[str, Any], number: int) -> None:
         assert self._api is not None
         assert self._context is not None
-        model = FLModel(metrics={"round": float(number)}, meta={META: told}, current_round=number)
+        model = FLModel(metrics={"round": float(number)}, meta={META: meta}, current_round=number)
         shareable = FLModelUtils.to_shareable(model)
-        ends = _Ends(self._signal, self._ranks)
+        signal = _AbortSignal(self._signal, self._ranks)
         with self._ranks.in_group():
-            result = self._api.execute(TRAIN, shareable, self._context, ends)
-        if result.get_return_code() != ReturnCode.OK or not self._ranks.collect(lambda: ends.triggered):
-            # Where another rank goes, rank 0 fails too, by chance first.
-            who, why = self._ranks.lost(1.0) or ("", self._error)
+            result = self._api.execute(TRAIN, shareable, self._context, signal)
+        if result.get_return_code() != ReturnCode.OK or not self._ranks.collect(lambda: signal.triggered):
+            # With a lost peer rank 0 fails, too, and may fail first.
+            rank, cause = self._ranks.lost(1.0) or ("", self._error)
             when = f"before round {number} was over" if number else "before its first round"
-            reason = f" ({withheld(why)})" if why else ""
+            reason = f" ({withheld(cause)})" if cause else ""
             raise MedFedAugError(
-                f"site {self._context.get_identity_name()}: {who}the training script "
+                f"site {self._context.get_identity_name()}: {rank}the training script "
                 f"{self.loop.split('@')[0]} ended {when}{reason}; the site's log says why"
             )

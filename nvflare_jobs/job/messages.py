@@ -1,9 +1,8 @@
-"""Converts requests and replies to NVFlare's `FLModel` and back.
+"""Convert requests and replies to NVFlare's `FLModel` and back.
 
-Weights travel as parameters, so that NVFlare's filters see them. What is exchanged before training travels as
-metrics, because filters for parameters destroy statistics. What the methods exchange in every round travels
-as meta data, and so does what sites say to each other under secure aggregation: of masked numbers a filter
-could make nothing but rubbish.
+Weights travel as parameters, so that NVFlare's filters see them. The exchange before training travels as
+metrics, because filters for parameters destroy statistics. The methods' exchange of every round travels as
+metadata, and so do the sites' messages under secure aggregation: a filter would destroy masked numbers.
 """
 
 from __future__ import annotations
@@ -22,25 +21,14 @@ _META = "medfedaug"
 
 def request_to_model(request: Request) -> FLModel:
     """Convert the server's request to an `FLModel`."""
-    meta = {
-        "task": request.task,
-        "round": request.round,
-        "selected_round": request.selected_round,
-        "run": request.run,
-        "planned": request.planned,
-        "frozen": request.frozen,
-        "once": _contiguous(request.once),
-        "payload": _contiguous(request.payload),
-        "scoring": request.scoring,
-        "method_states": _contiguous(request.method_states),
-        "masks": request.masks,
-        "scanners": request.scanners,
-    }
+    plain = ("task", "round", "selected_round", "run", "planned", "frozen", "scoring", "masks", "scanners")
+    meta = {name: getattr(request, name) for name in plain}
+    meta |= {name: _contiguous(getattr(request, name)) for name in ("once", "payload", "method_states")}
     return _model(_contiguous(request.weights), {"task": request.task}, meta, request.round)
 
 
 def request_from_model(model: FLModel) -> Request:
-    """The inverse of `request_to_model`, at the site."""
+    """Convert an `FLModel` to the server's request, at the site."""
     meta = _meta(model)
     return Request(
         task=str(meta.get("task", "")),
@@ -61,23 +49,16 @@ def request_from_model(model: FLModel) -> Request:
 
 def reply_to_model(reply: Reply) -> FLModel:
     """Convert a site's reply to an `FLModel`."""
-    meta = {
-        "task": reply.task,
-        "round": reply.round,
-        "num_samples": reply.num_samples,
-        "metrics": reply.metrics,
-        "error": reply.error,
-        "masks": reply.masks,
-    }
+    plain = ("task", "round", "num_samples", "metrics", "error", "masks")
+    meta = {name: getattr(reply, name) for name in plain}
     payload = _contiguous(reply.payload)
     if reply.weights:
         meta["payload"] = payload
-        return _model(_contiguous(reply.weights), {}, meta, reply.round)
-    return _model({}, payload, meta, reply.round)
+    return _model(_contiguous(reply.weights), payload, meta, reply.round)
 
 
 def reply_from_model(model: FLModel) -> Reply:
-    """The inverse of `reply_to_model`, at the server. The content has not been checked yet."""
+    """Convert an `FLModel` to a site's reply, at the server, without checking its content."""
     meta = _meta(model)
     return Reply(
         task=str(meta.get("task", "")),
@@ -92,13 +73,13 @@ def reply_from_model(model: FLModel) -> Reply:
 
 
 def _model(weights: dict[str, Any], metrics: dict[str, Any], meta: dict[str, Any], round_: int) -> FLModel:
-    # An FLModel should hold parameters or metrics: with both, the metrics would count as an evaluation.
+    # An FLModel has parameters or metrics: with both, the metrics would count as an evaluation.
     content: dict[str, Any] = {"params": weights} if weights else {"metrics": metrics}
     return FLModel(**content, meta={_META: meta}, current_round=round_)
 
 
 def _contiguous(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """NVFlare sends a job's tensors as safetensors, which takes no views with gaps and ends the job."""
+    """Copy views with gaps: NVFlare sends tensors as safetensors, which would end the job."""
     return {
         key: value.contiguous() if isinstance(value, torch.Tensor) else value
         for key, value in tensors.items()

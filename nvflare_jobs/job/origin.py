@@ -1,4 +1,4 @@
-"""Find the origin of a job, as far as a site can know it, for the record of approvals."""
+"""Find the origin of a job for a site's record of approvals."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _ROOT = "rootCA.pem"
 def job_origin(fl_ctx: FLContext) -> Origin:
     """Read a job's name and submitter at a site.
 
-    The name is what the server says, as is the identifier. The submitter is taken from the certificate that
-    signed the content of the job, where there is one of the project's; otherwise the server says it too.
+    The server gives the name. The submitter comes from the project's certificate that signed the job's
+    content, or else from the server.
     """
     workspace, job = fl_ctx.get_workspace(), fl_ctx.get_job_id()
     meta = _meta(Path(workspace.get_job_meta_path(job)))

@@ -1,7 +1,7 @@
-"""Track the sites of a job that the server hears from.
+"""Track the silent sites of a job.
 
-NVFlare 2.9 calls a site disconnected more than ten minutes after its machine went down, and never if the site
-registers again before. A site's job process sends a heartbeat every ten seconds, also while it trains.
+NVFlare 2.9 reports a site as disconnected more than ten minutes after its machine went down, and never if the
+site registers again before. A site's job process sends a heartbeat every ten seconds, also while it trains.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _ASLEEP = 5.0
 
 
 class Presence:
-    """Keeps when each site was last heard from.
+    """Keep the time of each site's last message.
 
     A site that never sent a heartbeat, as in NVFlare's simulator, never counts as away.
 
     Args:
         silent_after: see `SILENT_AFTER`.
-        clock: seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -38,33 +38,33 @@ class Presence:
         self._heard: dict[str, float] = {}
         self._beating: set[str] = set()
         self._lock = threading.Lock()
-        self._looked: float | None = None
+        self._checked: float | None = None
 
     def listen(self, communicator: WFCommSpec) -> None:
-        """Be told of every sign of a site that reaches the job's process."""
-        active = communicator.client_is_active
+        """Note every message of a site that reaches the job's process."""
+        is_active = communicator.client_is_active
 
-        def told(client_name: str, reason: str, fl_ctx: FLContext) -> Any:
+        def noted(client_name: str, reason: str, fl_ctx: FLContext) -> Any:
             self.heard(client_name, beat=reason == _BEAT)
-            return active(client_name, reason, fl_ctx)
+            return is_active(client_name, reason, fl_ctx)
 
-        setattr(communicator, "client_is_active", told)  # noqa: B010, NVFlare makes the object itself
+        setattr(communicator, "client_is_active", noted)  # noqa: B010, NVFlare makes the object itself
 
     def heard(self, site: str, *, beat: bool) -> None:
-        """A site has given a sign."""
+        """Note a message of a site."""
         with self._lock:
             self._heard[site] = self.clock()
             self._beating.update([site] if beat else [])
 
     def away(self, sites: Iterable[str]) -> dict[str, float]:
-        """Return the sites that are away, each with the seconds since it was heard from.
+        """Return the silent sites, each with the seconds since its last message.
 
-        It must be called often: a gap means that this process stood still, and could hear nobody.
+        It must be called often: a gap means that this process stood still, and received nothing.
         """
         with self._lock:
             now = self.clock()
-            if self._looked is not None and now - self._looked > _ASLEEP:
+            if self._checked is not None and now - self._checked > _ASLEEP:
                 self._heard = dict.fromkeys(self._heard, now)
-            self._looked = now
+            self._checked = now
             silences = {site: now - self._heard[site] for site in sites if site in self._beating}
             return {site: passed for site, passed in silences.items() if passed > self.silent_after}

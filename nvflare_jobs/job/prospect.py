@@ -1,4 +1,4 @@
-"""Pages of a job that exchanges fingerprints: one at the server, and one at each site."""
+"""Write the pages of a job that exchanges fingerprints, at the server and at each site."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def write_fingerprints(
     folder: Path, sites: Sequence[ImageFingerprint], missing: Mapping[str, str] | None = None
 ) -> None:
     """Write the fingerprints, and the reasons of sites that sent none."""
-    content = {"sites": {one.site: one.to_dict() for one in sites}, "missing": dict(missing or {})}
-    write_json(folder / FINGERPRINTS, content)
+    fingerprints = {fingerprint.site: fingerprint.to_dict() for fingerprint in sites}
+    write_json(folder / FINGERPRINTS, {"sites": fingerprints, "missing": dict(missing or {})})
 
 
 def write_pages(
@@ -42,26 +42,25 @@ def write_pages(
     from medfedaug.models.networks import norm_of
 
     norm = norm_of(Composition(config).network)
-    pilot = Pilot.of_results(trained or {})
-    found = make_prospect(sites, missing, norm=norm, pilot=pilot)
-    write_json(folder / RECORD, found.to_dict())
+    prospect = make_prospect(sites, missing, norm=norm, pilot=Pilot.of_results(trained or {}))
+    write_json(folder / RECORD, prospect.to_dict())
     lines = list(releases) or ["Each site sent these means once, through its privacy policy and its ledger:"]
-    write_prospect(found, folder / PAGE, site=site, releases=lines)
+    write_prospect(prospect, folder / PAGE, site=site, releases=lines)
 
 
 def write_site_page(site: Site, folder: Path) -> Path:
-    """Write a site's own page, from the fingerprints that the server sent."""
+    """Write a site's page, from the fingerprints that the server sent."""
     folder.mkdir(parents=True, exist_ok=True)
     write_fingerprints(folder, site.prospect)
-    own = next((one for one in site.prospect if one.site == site.name), None)
-    released = site.trainer.guard.metrics().get("privacy/epsilon")
-    noise = (
-        "without noise" if own is None or not own.noise else f"with noise of deviation {own.noise:.3g} each"
-    )
-    spent = "" if released is None else f"; ε of this site's ledger is now {released:.3g}"
-    numbers = 0 if own is None else sum(value.numel() for value in own.entries.values())
-    named = "" if own is None else scanners_text(own.scanners)
-    scanners = f"and named its scanners: {named}" if named else "and named no scanner"
+    noise, numbers, names = "without noise", 0, ""
+    for fingerprint in site.prospect:
+        if fingerprint.site == site.name:
+            noise = f"with noise of deviation {fingerprint.noise:.3g} each" if fingerprint.noise else noise
+            numbers = sum(value.numel() for value in fingerprint.entries.values())
+            names = scanners_text(fingerprint.scanners)
+    epsilon = site.trainer.guard.metrics().get("privacy/epsilon")
+    spent = "" if epsilon is None else f"; ε of this site's ledger is now {epsilon:.3g}"
+    scanners = f"and named its scanners: {names}" if names else "and named no scanner"
     line = (
         f"This site sent {numbers} means over its training cases, {noise}{spent}, {scanners}. All sites "
         "received them."

@@ -1,7 +1,7 @@
-"""The job folders of the package, written by ``python -m medfedaug.nvflare_jobs.job.ready_jobs FOLDER``.
+"""Write the job folders of the package: ``python -m medfedaug.nvflare_jobs.job.ready_jobs FOLDER``.
 
-Each is what ``medfedaug export`` writes with the options of `READY_JOBS`. For other classes, channels, rounds
-or numbers of sites, export your own job.
+``medfedaug export`` writes the same with the options of `READY_JOBS`. For other classes, channels, rounds or
+numbers of sites, export a custom job.
 """
 
 from __future__ import annotations
@@ -41,15 +41,12 @@ READY_JOBS: dict[str, dict[str, Any]] = {
 
 def write_ready_jobs(folder: str | Path) -> list[Path]:
     """Write the jobs of `READY_JOBS`, replacing existing ones."""
-    written = []
     for name, options in READY_JOBS.items():
         methods = parse_methods(options["methods"])
-        usual = task_defaults(options["task"], own_data=True)
-        config = with_step_limit(RunConfig.from_dict({**usual, **options, "methods": methods}))
-        recipe = MedFedAugRecipe(config=config, name=name, execution=EXECUTION)
-        recipe.export(job_dir=str(folder))
-        written.append(Path(folder) / name)
-    return written
+        defaults = task_defaults(options["task"], own_data=True)
+        config = with_step_limit(RunConfig.from_dict({**defaults, **options, "methods": methods}))
+        MedFedAugRecipe(config=config, name=name, execution=EXECUTION).export(job_dir=str(folder))
+    return [Path(folder) / name for name in READY_JOBS]
 
 
 if __name__ == "__main__":

@@ -29,24 +29,23 @@ _LEAST_PATIENCE, _NO_END = 60.0, 1e9  # seconds
 class MedFedAugRecipe(Recipe):
     """The job that simulator, POC mode and provisioned hospitals run unchanged.
 
-    It names classes of the installed package and holds no code, no path and no data; with a script of the
-    user's own it holds that code. Each site finds its data by its own environment variable
-    ``MEDFEDAUG_DATA``.
+    It names classes of the installed package and has no code, no path and no data; with a custom script it
+    has that code. Each site finds its data by its environment variable ``MEDFEDAUG_DATA``.
 
     Args:
         config: the run.
         name: the job's name.
         min_clients: the number of connected sites that NVFlare needs to start the job, and below which it
             ends it; by default ``min_sites`` of the run, or two.
-        resume: continue the run of this name from the server's checkpoint.
+        resume: whether to continue the run of this name from the server's checkpoint.
         task_request_interval: seconds after which an idle site asks for work again. NVFlare's default of
             2 s would be most of the duration of a round with a small model.
-        tracking: ``"tensorboard"``, ``"mlflow"`` or ``"wandb"``: where the server writes the sites' metrics
-            of every round.
+        tracking: the tracker for the sites' metrics of every round, ``"tensorboard"``, ``"mlflow"`` or
+            ``"wandb"``.
         execution: see `medfedaug.config.run.Execution`.
-        initial: the weights to start from, of a run that was configured with some: a file of numbers beside
-            the job's configuration.
-        script: the file of the run's training loop, if it is not of a package
+        initial: the initial weights, if the run is configured with them: a file of numbers in the job's
+            folder of configuration.
+        script: the file of the run's training loop, if it is not in a package
             (`medfedaug.config.training_scripts`). The job then carries code.
 
     Raises:
@@ -77,7 +76,7 @@ class MedFedAugRecipe(Recipe):
         self.name, execution = name, execution or Execution()
         least = min_clients or execution.min_sites or 2
         try:
-            # Without a key metric no model selector is added, since the controller selects the model.
+            # Without a key metric NVFlare adds no model selector; the controller selects the model.
             job = BaseFedJob(name=name, min_clients=least, key_metric="")
         except ValueError as error:
             raise ConfigError(f"a job cannot be called {name!r}: {first_line(error)}") from error
@@ -102,10 +101,10 @@ class MedFedAugRecipe(Recipe):
 
 
 def server_settings(execution: Execution, task_request_interval: float) -> dict[str, Any]:
-    """NVFlare's settings of a job at the server.
+    """Return NVFlare's settings of a job at the server.
 
-    NVFlare would end a job for all a minute after it noticed that fewer than ``min_clients`` sites are there.
-    Here a site is waited for as long as the run says, so that it can come back.
+    NVFlare would end a job a minute after fewer than ``min_clients`` sites are left. These settings let the
+    server wait for a site as long as the run says, so that it can come back.
     """
     patience = max(execution.round_timeout, _LEAST_PATIENCE) if execution.round_timeout else _NO_END
     return {
@@ -117,8 +116,8 @@ def server_settings(execution: Execution, task_request_interval: float) -> dict[
 def name_classes_only(job: FedJob) -> None:
     """Let the job name this package's classes without a copy of their source.
 
-    `FedJob.set_app_packages` has the same purpose, but checks the location of the source before the list, and
-    so refuses a development install, whose folders have other names than its modules.
+    `FedJob.set_app_packages` has the same purpose, but refuses a development install, whose folders have
+    other names than its modules.
     """
     exporter = job.job
     copy_source = exporter._get_custom_file

@@ -1,4 +1,4 @@
-"""The sites' metrics of each round as NVFlare analytics, for a tracker at the server."""
+"""Send the sites' metrics of each round as NVFlare analytics to a tracker at the server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TRACKERS = {
     "mlflow": ["mlflow", "alembic"],  # mlflow-skinny has no store
     "wandb": ["wandb"],
 }
-"""The trackers, and the packages that each needs."""
+"""The trackers with the packages that they need."""
 
 _CONFIG: dict[str, dict[str, Any]] = {"tensorboard": {"tb_folder": SERVER_TRACKING}, "mlflow": {}}
 
@@ -40,11 +40,10 @@ _CONFIG: dict[str, dict[str, Any]] = {"tensorboard": {"tb_folder": SERVER_TRACKI
 def add_tracking(recipe: Recipe, tracker: str) -> None:
     """Let the sites of a job send their metrics, and the server write them to a tracker."""
     check_choice("tracking", tracker, TRACKERS)
-    missing = [package for package in TRACKERS[tracker] if find_spec(package) is None]
-    if missing:
-        raise ConfigError(
-            f"tracking with {tracker} needs the package {missing[0]}: pip install 'medfedaug[tracking]'"
-        )
+    for package in TRACKERS[tracker]:
+        if find_spec(package) is None:
+            text = f"tracking with {tracker} needs the package {package}: pip install 'medfedaug[tracking]'"
+            raise ConfigError(text)
     recipe._job.to_clients(RoundMetrics(), id="round_metrics")
     if tracker == "wandb":
         # Imported here: NVFlare's receiver needs the package.
@@ -57,10 +56,7 @@ def add_tracking(recipe: Recipe, tracker: str) -> None:
 
 @public_path
 class RoundMetrics(Widget):
-    """Sends the numbers in a site's replies to the server as analytics, each with its round.
-
-    It reads the replies before they are sent, so no other component depends on it.
-    """
+    """Send the numbers in a site's replies to the server as analytics, each with its round."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Read a task's result before it is sent."""
@@ -73,10 +69,10 @@ class RoundMetrics(Widget):
 
 
 def tracked(reply: Reply) -> list[tuple[str, float, int]]:
-    """Name, value and round of the numbers in a reply, earlier rounds first.
+    """Return name, value and round of the numbers in a reply, earlier rounds first.
 
-    A validation score in an update belongs to the previous round, whose model was scored. A class's
-    test scores follow those of the site, as in ``test_dice/lesion``.
+    A validation score in an update belongs to the previous round, whose model was scored. The test scores of
+    a class have names such as ``test_dice/lesion``.
 
     >>> tracked(Reply("train", 3, metrics={"train_loss": 0.5, "val_dice": 0.7, "seconds": None}))
     [('val_dice', 0.7, 2), ('train_loss', 0.5, 3)]
@@ -84,15 +80,15 @@ def tracked(reply: Reply) -> list[tuple[str, float, int]]:
     prefix = {TRAIN: "", VALIDATE: "val_", TEST: "test_"}.get(reply.task)
     if prefix is None:
         return []
-    found = []
     numbers = dict(reply.metrics)
     classes = numbers.get("classes")
     for label, scores in classes.items() if isinstance(classes, dict) else ():
-        # Without the ends of intervals, which are of the test alone and no curve.
-        shown = {name: value for name, value in scores.items() if not name.endswith(("_low", "_high"))}
-        numbers |= {f"{name}/{label}": value for name, value in shown.items()}
+        # The ends of intervals belong to the test alone, and are no curve.
+        ends = ("_low", "_high")
+        numbers |= {f"{name}/{label}": value for name, value in scores.items() if not name.endswith(ends)}
+    entries = []
     for name, value in numbers.items():
         if is_number(value):
             earlier = reply.task == TRAIN and name.startswith("val_")
-            found.append((prefix + name, float(value), reply.round - int(earlier)))
-    return sorted(found, key=lambda entry: entry[2])
+            entries.append((prefix + name, float(value), reply.round - int(earlier)))
+    return sorted(entries, key=lambda entry: entry[2])

@@ -1,4 +1,4 @@
-"""NVFlare's receiver for Weights & Biases, with nothing in it that a job could choose."""
+"""NVFlare's receiver for Weights & Biases, without settings from a job."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _NUMBERS_ALONE = {
 
 @public_path
 class OfflineWandB(WandBReceiver):
-    """Writes the sites' metrics for ``wandb sync`` into the server's run folder; it sends nothing itself.
+    """Write the sites' metrics for ``wandb sync`` into the server's run folder, and send nothing.
 
-    Each site is a run of the project ``medfedaug``. A run holds the metrics, and nothing about the server's
-    machine. It takes no arguments, since those of `wandb.init` name addresses and folders.
+    Each site is a run of the project ``medfedaug``. A run has the metrics, and nothing about the server's
+    machine. The receiver takes no arguments, since `wandb.init` takes addresses and folders.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class OfflineWandB(WandBReceiver):
         super().initialize(fl_ctx)
 
     def save(self, fl_ctx: FLContext, shareable: Shareable, record_origin: str) -> None:
-        """Write a number at its round; at the newest one where Weights & Biases would drop an earlier one."""
+        """Write a number at its round, or the newest one: Weights & Biases drops earlier rounds."""
         dxo = from_shareable(shareable)
         round_ = max(dxo.data[TrackConst.GLOBAL_STEP_KEY], self._newest.get(record_origin, 0))
         self._newest[record_origin] = dxo.data[TrackConst.GLOBAL_STEP_KEY] = round_

@@ -25,7 +25,7 @@ _SITE = (
     "medfedaug.nvflare_jobs.evaluation.EvaluationExecutor",
     "medfedaug.nvflare_jobs.tracking.RoundMetrics",
 )
-# Classes of NVFlare, which are in its own list too: those that it puts into every job, and others.
+# Classes of NVFlare, which are in its default list too: those in every job, and those in some.
 _EVERY_SERVER = (
     "nvflare.app_common.widgets.metrics_artifact_writer.MetricsArtifactWriter",
     "nvflare.app_common.widgets.validation_json_generator.ValidationJsonGenerator",
@@ -42,43 +42,42 @@ _SOME_SITE = (
 
 
 def our_classes(server: bool) -> tuple[str, ...]:
-    """The classes of this package that a job names at the server, or at a site."""
+    """List the classes of this package that a job names at the server, or at a site."""
     return _SERVER if server else _SITE
 
 
 def needed_classes(server: bool) -> tuple[str, ...]:
-    """List the classes that a job of this package names at the server, or at a site."""
-    theirs = (*_EVERY_SERVER, *_SOME_SERVER) if server else (*_EVERY_SITE, *_SOME_SITE)
-    return our_classes(server) + theirs
+    """List all classes that a job of this package names at the server, or at a site."""
+    return our_classes(server) + (_EVERY_SERVER + _SOME_SERVER if server else _EVERY_SITE + _SOME_SITE)
 
 
 def allow_list(resources: Mapping[str, Any]) -> list[str]:
-    """The current list. If ``resources`` has none, NVFlare uses its own list."""
-    found = resources.get("class_allow_list", list(DEFAULT_CLASS_ALLOW_LIST))
-    if not isinstance(found, list) or not all(isinstance(entry, str) for entry in found):
+    """Return the current list; without one, NVFlare uses its default list."""
+    entries = resources.get("class_allow_list", list(DEFAULT_CLASS_ALLOW_LIST))
+    if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
         raise ConfigError("local/resources.json: class_allow_list must be a list of class paths")
-    return list(found)
+    return list(entries)
 
 
 def outdated(allowed: Sequence[str], server: bool) -> list[str]:
-    """The entries that allow more of this package than needed, such as the prefix ``medfedaug.``."""
+    """List the entries that allow more of this package than needed, such as the prefix ``medfedaug.``."""
     ours = our_classes(server)
     return [entry for entry in allowed if entry.split(".")[0] == "medfedaug" and entry not in ours]
 
 
 def lacking(allowed: Sequence[str], server: bool) -> list[str]:
-    """The classes without which no job of this package runs, and that the list does not allow.
+    """List the classes that every job of this package needs and that the list does not allow.
 
-    A list that was narrowed by hand may lack those that NVFlare puts into every job, too.
+    A list that was narrowed by hand may also lack classes that NVFlare puts into every job.
     """
     required = our_classes(server) + (_EVERY_SERVER if server else _EVERY_SITE)
-    # NVFlare allows what comes after an entry and a dot, whether or not the entry ends with one.
+    # NVFlare allows everything below an entry, whether or not the entry ends with a dot.
     below = tuple(f"{entry.removesuffix('.')}." for entry in allowed)
     return [path for path in required if path not in allowed and not path.startswith(below)]
 
 
 def wanted(allowed: Sequence[str], server: bool, only: bool) -> list[str]:
-    """The list as it should be."""
+    """Return the new list."""
     if only:
         return list(needed_classes(server))
     old = outdated(allowed, server)
@@ -87,7 +86,7 @@ def wanted(allowed: Sequence[str], server: bool, only: bool) -> list[str]:
 
 
 def is_void(resources: Mapping[str, Any]) -> str:
-    """The setting, if any, that makes NVFlare allow every class in spite of the list, in words."""
+    """Describe the setting, if any, that makes NVFlare allow every class in spite of the list."""
     if "*" in allow_list(resources):
         return "class_allow_list has the entry *"
     if resources.get("class_list_enforcement_mode", "enforce") != "enforce":
@@ -96,5 +95,5 @@ def is_void(resources: Mapping[str, Any]) -> str:
 
 
 def foreign_prefixes(allowed: Sequence[str]) -> list[str]:
-    """The entries that allow whole packages of others."""
+    """List the entries that allow whole packages of others."""
     return [entry for entry in allowed if entry.endswith(".") and entry.split(".")[0] != "medfedaug"]

@@ -1,13 +1,13 @@
-"""Admission of a job's files at a site or server: plain JSON configures a job, and nothing else does.
+"""Admission of a job's files at a site or server: only plain JSON may configure a job.
 
 NVFlare 2.9 also reads HOCON (``.conf``) and YAML (``.yml``, ``.yaml``), whose values may come from the
 environment, from files and from addresses of the machine that reads them, and it replaces variables in JSON
 (``{$NAME}``) by the environment of the job process. A component that quotes its arguments in an error then
 sends such values to the server.
 
-NVFlare parses a job's files before it asks any validator. Therefore the other loaders are closed as soon as
-this module's component is built: `medfedaug site-config` names it in ``local/resources.json``, which the
-parent process and each job process of a server or a site read before they see a job.
+NVFlare parses a job's files before it calls a validator. Therefore this module's component closes the other
+loaders when it is built: `medfedaug site-config` names it in ``local/resources.json``, which the parent
+process and each job process of a server or a site read before any job.
 """
 
 from __future__ import annotations
@@ -29,25 +29,24 @@ from medfedaug.nvflare_jobs.public_paths import public_path
 
 _CONFIGURATION = ("config/config_fed_client.json", "config/config_fed_server.json")
 _CODE = "custom/"
-_OTHER_SUFFIXES = tuple(
-    suffix for suffix in ConfigFormat.config_ext_formats() if suffix != ".json"
-)  # .json.default too: NVFlare takes it where there is no .json
+# .json.default too: NVFlare reads it where no .json exists.
+_OTHER_SUFFIXES = tuple(suffix for suffix in ConfigFormat.config_ext_formats() if suffix != ".json")
 
 
 class NotJson(NVFlareConfigError, ValueError):
-    """A configuration that is no JSON was to be read.
+    """Configuration in another format than JSON.
 
-    The server answers a submission with the text of a `ValueError`. A job process that ends with NVFlare's
-    own error of configurations is not started again.
+    The server answers a submission with the text of a `ValueError`. The launcher does not restart a job
+    process that ends with NVFlare's error of configurations.
     """
 
 
 @public_path
 class JsonAppValidator(AppValidator):
-    """Refuses a job that holds any configuration but plain JSON, and closes NVFlare's other loaders.
+    """Refuse a job with any configuration but plain JSON, and close NVFlare's other loaders.
 
     Args:
-        also: a validator of the site's own, which is asked next.
+        also: another validator of the site, which is asked next.
     """
 
     def __init__(self, also: AppValidator | None = None) -> None:
@@ -56,11 +55,11 @@ class JsonAppValidator(AppValidator):
         self.also = also
 
     def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
-        """Check the files of a job as they were sent to this machine.
+        """Check the files of a job on this machine.
 
         Returns:
-            The reason to refuse the job, which names file and key but no value of the job, and nothing of it
-            where the job is admitted.
+            The reason to refuse the job, with file and key but no value of the job; empty where the job is
+            admitted.
         """
         problem = next(_problems(Path(app_folder)), "")
         if problem:
@@ -69,7 +68,7 @@ class JsonAppValidator(AppValidator):
 
 
 def keys_with_variables(content: Any) -> Iterator[str]:
-    """The keys of texts that NVFlare may take for variables, as a path through the configuration.
+    """Yield the paths of texts that NVFlare may take for variables.
 
     Example:
         >>> list(keys_with_variables({"args": {"classes": ["background", "{$HOME}"]}}))
@@ -79,7 +78,7 @@ def keys_with_variables(content: Any) -> Iterator[str]:
     while waiting:
         key, value = waiting.pop()
         if isinstance(value, dict):
-            waiting += [(f"{key}.{_shown(str(part), 40)}", entry) for part, entry in value.items()]
+            waiting += [(f"{key}.{_short(str(part), 40)}", entry) for part, entry in value.items()]
         elif isinstance(value, list):
             waiting += [(f"{key}.{number}", entry) for number, entry in enumerate(value)]
         elif isinstance(value, str) and ("{" in value or "}" in value):
@@ -96,23 +95,23 @@ def close_other_loaders() -> None:
 
 
 class _ClosedLoader(ConfigLoader):
-    """Stands where the loader of another format was."""
+    """Replaces the loader of another format."""
 
     def load_config(self, file_path: str) -> Config:
-        self._refuse(f"{_shown(os.path.basename(file_path))} is in {self.format.value}")
+        self._refuse(_short(os.path.basename(file_path)))
 
     def load_config_from_str(self, config_str: str) -> Config:
-        self._refuse(f"a file of the job is in {self.format.value}")
+        self._refuse("a file of the job")
 
     def load_config_from_dict(self, config_dict: dict[str, Any]) -> Config:
-        self._refuse(f"a part of the job is in {self.format.value}")
+        self._refuse("a part of the job")
 
-    def _refuse(self, found: str) -> NoReturn:
-        raise NotJson(f"job refused: {found}; only JSON may configure a job here")
+    def _refuse(self, content: str) -> NoReturn:
+        raise NotJson(f"job refused: {content} is in {self.format.value}; only JSON may configure a job here")
 
 
 class _WithoutEnvironment(wfconf._EnvUpdater):
-    """Resolves variables that the configuration itself defines, and those of NVFlare."""
+    """Resolves variables of the configuration itself and of NVFlare alone."""
 
     def __init__(self, vs: Mapping[str, Any], element_filter: Any = None) -> None:
         super().__init__(vs, element_filter)
@@ -124,21 +123,16 @@ def _problems(app: Path) -> Iterator[str]:
         name = path.relative_to(app).as_posix()
         lower = name.lower()
         if path.is_symlink() or not (path.is_dir() or path.is_file()):
-            yield f"{_shown(name)} is no plain file"
+            yield f"{_short(name)} is no plain file"
         elif path.is_dir():
             continue
         elif lower.endswith(_OTHER_SUFFIXES):
-            yield f"{_shown(name)}: only JSON may configure a job here"
+            yield f"{_short(name)}: only JSON may configure a job here"
         elif name in _CONFIGURATION:
             yield from _variables(path, name)
-        elif (
-            lower.endswith(".json")
-            and not path.name.startswith(NVFLARE_PREFIX)
-            and not name.startswith(_CODE)
-        ):
-            # NVFlare finds its own settings by their names, anywhere below the folder of a kit. Code of a job
-            # may have files of its own.
-            yield f"{_shown(name)}: a job has no JSON but {' and '.join(_CONFIGURATION)}"
+        elif lower.endswith(".json") and not (path.name.startswith(NVFLARE_PREFIX) or name.startswith(_CODE)):
+            # NVFlare finds its settings by their names, anywhere below the folder of a kit.
+            yield f"{_short(name)}: a job has no JSON but {' and '.join(_CONFIGURATION)}"
 
 
 def _entries(app: Path) -> Iterator[Path]:
@@ -148,7 +142,7 @@ def _entries(app: Path) -> Iterator[Path]:
 
 
 def _variables(path: Path, name: str) -> Iterator[str]:
-    """Find strings in which NVFlare, or a component of it, would put something in the place of a variable."""
+    """Find strings in which NVFlare, or a component of it, would replace a variable."""
     try:
         with path.open() as file:
             content = json.load(file)
@@ -159,6 +153,6 @@ def _variables(path: Path, name: str) -> Iterator[str]:
         yield f"{name}: {key[-200:]} has a brace: variables are not replaced here"
 
 
-def _shown(text: str, most: int = 120) -> str:
-    """Text of a job in a message: printable and short."""
+def _short(text: str, most: int = 120) -> str:
+    """Make a job's text printable and short, for a message."""
     return "".join(c if c.isascii() and c.isprintable() else "?" for c in text)[-most:]

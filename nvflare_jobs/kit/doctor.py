@@ -1,4 +1,4 @@
-"""Check whether a site is ready to take part: all that can be checked before a job comes."""
+"""Check whether a site is ready to take part, as far as this can be checked before a job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import shutil
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -56,7 +57,7 @@ from medfedaug.nvflare_jobs.kit.kit_checks import (
 )
 from medfedaug.nvflare_jobs.kit.kit_status import LEAST_DISK
 from medfedaug.nvflare_jobs.kit.startup import Check, check_connection, check_startup
-from medfedaug.privacy import JobRules, PrivacyLedger
+from medfedaug.privacy import PrivacyLedger
 from medfedaug.privacy.account_mark import check_account
 from medfedaug.privacy.accountant import require_opacus
 from medfedaug.privacy.policy import SUMMARY, PrivacyPolicy
@@ -67,25 +68,23 @@ from medfedaug.utils.event_text import size_text
 
 __all__ = ["Check", "examine"]
 
-_LABEL_TIME = 30.0
-"""Seconds for which label maps are read."""
+_LABEL_TIME = 30.0  # seconds for which label maps are read
 
-_OLD = 90
-"""Days after which leftovers of jobs are worth a word."""
+_OLD = 90  # days after which leftovers of jobs are mentioned
 
 
 def examine(
     kit: str | Path | None = None, data: str | Path | None = None, *, connect: bool = False
 ) -> list[Check]:
-    """Look at software, device, data, kit and disk of a site, or of the server where the kit is the server's.
+    """Check software, device, data, kit and disk of a site, or of the server where the kit is the server's.
 
     Args:
-        kit: the NVFlare kit; without one, its files are not looked at.
-        data: the site's data, in place of what the kit's settings or ``MEDFEDAUG_DATA`` name.
-        connect: whether a site's server is connected to.
+        kit: the NVFlare kit; ``None`` checks no kit.
+        data: the site's data folder; by default the folder of the kit's settings or of ``MEDFEDAUG_DATA``.
+        connect: whether to connect to a site's server.
 
     Returns:
-        The checks in the order in which trouble should be removed.
+        The checks in the order in which problems should be solved.
 
     Raises:
         ConfigError: when ``kit`` is not a kit.
@@ -107,27 +106,18 @@ def examine(
     checks += [_bundle(bundle) for bundle in settings.bundles.values()]
     if opened is not None and opened.server:
         return [*checks, _disk("disk", opened.path), _used(opened)]
-    checks += check_extras()
-    checks.append(_device(settings.device))
-    rules = settings.jobs if opened is not None else None
-    folder = Path(data) if data else settings.data
-    account = opened.ledger() if opened is not None else None
-    checks += _data(opened.name if opened else "", folder, settings.privacy, rules, account)
-    checks += _noise(settings.privacy)
-    checks += _leaves(settings.privacy)
-    if opened is not None:
-        checks.append(_jobs(settings))
-    if settings.state is not None:
-        checks.append(_disk("state folder", settings.state))
-    if opened is not None:
-        checks.append(_used(opened))
+    checks += [*check_extras(), _device(settings.device)]
+    checks += _data(opened, Path(data) if data else settings.data, settings)
+    checks += [*_noise(settings.privacy), *_leaves(settings.privacy)]
+    checks += [_jobs(settings)] if opened else []
+    checks += [_disk("state folder", settings.state)] if settings.state else []
+    checks += [_used(opened)] if opened else []
     return [*checks, _prepared(settings)]
 
 
 def _versions() -> Iterator[Check]:
-    about = metadata.metadata("medfedaug")
     yield Check("medfedaug", True, __version__)
-    needed = about["Requires-Python"]
+    needed = metadata.metadata("medfedaug")["Requires-Python"]
     python = platform.python_version()
     fits = SpecifierSet(needed).contains(python)
     yield Check("python", fits, python, "" if fits else f"Install Python {needed}.")
@@ -141,7 +131,7 @@ def _versions() -> Iterator[Check]:
         except metadata.PackageNotFoundError:
             yield Check(requirement.name, False, "missing", advice)
             continue
-        # A local build such as 2.13.0+cpu is that version; a pre-release that is installed is meant to be.
+        # A local build such as 2.13.0+cpu is that version; an installed pre-release is intended.
         fits = requirement.specifier.contains(version, prereleases=True)
         yield Check(requirement.name, fits, version, "" if fits else advice)
 
@@ -154,22 +144,23 @@ def _kit_files(kit: Kit) -> Iterator[Check]:
         yield Check("kit", False, str(error), "Correct it, or provision the kit again.")
         return
     yield _classes(resources, kit.server, configure)
-    yield _configurations(resources, configure)
+    if validates_json(resources):
+        yield Check("job files", True, "only JSON without variables may configure a job")
+    else:
+        text = "a job in HOCON or YAML can read environment, files and addresses of this machine"
+        yield Check("job files", False, text, f"{configure}, then start the kit again")
     if missing := kit.lacking_components():
         names = ", ".join(path.rsplit(".", 1)[1] for path in missing)
         yield Check("components", False, f"{names}: not in resources.json", configure)
     if not kit.server:
         yield _launcher(kit.launchers(), configure)
         if sends_logs(resources):
-            found = "sent to the server: they name cases and files"
-            yield Check("logs", False, found, configure)
+            yield Check("logs", False, "sent to the server: they name cases and files", configure)
         else:
             yield Check("logs", True, "stay here")
-    roles = forbid_code(policy)[1]
-    if roles:
-        yield Check(
-            "policy", None, f"jobs may carry code of {', '.join(roles)}", f"{configure} --forbid-code"
-        )
+    if roles := forbid_code(policy)[1]:
+        text = f"jobs may carry code of {', '.join(roles)}"
+        yield Check("policy", None, text, f"{configure} --forbid-code")
     else:
         yield Check("policy", True, "jobs may not carry code")
 
@@ -177,63 +168,44 @@ def _kit_files(kit: Kit) -> Iterator[Check]:
 def _classes(resources: dict[str, Any], server: bool, configure: str) -> Check:
     name = "allow-list"
     try:
-        found = allowed.allow_list(resources)
+        entries = allowed.allow_list(resources)
     except ConfigError as error:
         return Check(name, False, str(error), "Correct it.")
-    void, old = allowed.is_void(resources), allowed.outdated(found, server)
-    if void:
+    if void := allowed.is_void(resources):
         advice = f"Correct local/resources.json, or {configure} --only-medfedaug"
         return Check(name, False, f"{void}: a job can run any command here", advice)
-    if old:
-        return Check(
-            name,
-            False,
-            f"{', '.join(old)}: of an earlier site-config; a job without code can run any command here",
-            configure,
-        )
-    if missing := allowed.lacking(found, server):
+    if old := allowed.outdated(entries, server):
+        text = f"{', '.join(old)}: of an earlier site-config; a job without code can run any command here"
+        return Check(name, False, text, configure)
+    if missing := allowed.lacking(entries, server):
         return Check(name, False, f"{', '.join(missing)}: not in class_allow_list", configure)
-    wide = allowed.foreign_prefixes(found)
-    if wide:
-        return Check(
-            name,
-            None,
-            f"{', '.join(wide)}: a job can use whatever the modules there import",
-            "Name classes one by one.",
-        )
-    others = len(set(found) - set(allowed.needed_classes(server)))
-    return Check(name, True, f"{len(found) - others} classes for our jobs, {others} for other jobs")
+    if wide := allowed.foreign_prefixes(entries):
+        text = f"{', '.join(wide)}: a job can use whatever the modules there import"
+        return Check(name, None, text, "Name classes one by one.")
+    others = len(set(entries) - set(allowed.needed_classes(server)))
+    return Check(name, True, f"{len(entries) - others} classes for our jobs, {others} for other jobs")
 
 
-def _configurations(resources: dict[str, Any], configure: str) -> Check:
-    name = "job files"
-    if validates_json(resources):
-        return Check(name, True, "only JSON without variables may configure a job")
-    found = "a job in HOCON or YAML can read environment, files and addresses of this machine"
-    return Check(name, False, found, f"{configure}, then start the kit again")
-
-
-def _launcher(found: list[str], configure: str) -> Check:
-    if found == [LAUNCHER]:
+def _launcher(paths: list[str], configure: str) -> Check:
+    if paths == [LAUNCHER]:
         return Check("launcher", True, "a job process that dies is started again")
-    if found == [DEFAULT_LAUNCHER]:
+    if paths == [DEFAULT_LAUNCHER]:
         return Check("launcher", False, "a job process that dies ends everybody's job", configure)
-    if len(found) != 1:
-        return Check(
-            "launcher", False, f"{len(found)} in resources.json; one is needed", "Remove the others."
-        )
-    return Check("launcher", None, f"{found[0]}, not ours: a process that dies may end everybody's job")
+    if len(paths) != 1:
+        text = f"{len(paths)} in resources.json; one is needed"
+        return Check("launcher", False, text, "Remove the others.")
+    return Check("launcher", None, f"{paths[0]}, not ours: a process that dies may end everybody's job")
 
 
 def _plugins(allowed: Sequence[str] | None) -> Iterator[Check]:
-    """Check the parts that other packages add: all may be used where there is no kit."""
-    found: dict[str, list[plugins.Plugin]] = {}
+    """Check plug-ins of other packages; without a kit, all may be used."""
+    installed: dict[str, list[plugins.Plugin]] = {}
     for group in plugins.JOB_GROUPS:
         for plugin in plugins.installed(group):
-            found.setdefault(canonicalize_name(plugin.package), []).append(plugin)
-    usable = set(found) if allowed is None else set(map(canonicalize_name, allowed))
-    for package in sorted(usable | set(found)):
-        name, parts = f"plugin {package}", found.get(package, [])
+            installed.setdefault(canonicalize_name(plugin.package), []).append(plugin)
+    usable = set(installed) if allowed is None else set(map(canonicalize_name, allowed))
+    for package in sorted(usable | set(installed)):
+        name, parts = f"plugin {package}", installed.get(package, [])
         text = ", ".join(plugin.name for plugin in parts)
         if not parts:
             advice = f"pip install {package}, or take it out of local/medfedaug.json."
@@ -245,27 +217,21 @@ def _plugins(allowed: Sequence[str] | None) -> Iterator[Check]:
 
 
 def _loaded(name: str, text: str, parts: Sequence[plugins.Plugin]) -> Check:
-    built_in = {
-        plugins.METHODS: BUILT_IN_NAMES,
-        plugins.NETWORKS: built_in_networks(),
-        plugins.LOSSES: BUILT_IN_LOSSES,
-        plugins.METRICS: BUILT_IN_METRICS,
-        plugins.FORMATS: BUILT_IN_SUFFIXES,
-    }
-    load: dict[str, Callable[[plugins.Plugin], Any]] = {
-        plugins.METHODS: method_class,
-        plugins.NETWORKS: network_builder,
-        plugins.LOSSES: loss_class,
-        plugins.METRICS: plugin_metric,
-        plugins.FORMATS: plugin_format,
+    groups: dict[str, tuple[Collection[str], Callable[[plugins.Plugin], Any]]] = {
+        plugins.METHODS: (BUILT_IN_NAMES, method_class),
+        plugins.NETWORKS: (built_in_networks(), network_builder),
+        plugins.LOSSES: (BUILT_IN_LOSSES, loss_class),
+        plugins.METRICS: (BUILT_IN_METRICS, plugin_metric),
+        plugins.FORMATS: (BUILT_IN_SUFFIXES, plugin_format),
     }
     try:
         for plugin in parts:
             if plugin.group == plugins.LOOPS:
                 find_loop(plugin.name, Path())
                 continue
-            plugins.find(plugin.group, plugin.name, built_in[plugin.group])
-            load[plugin.group](plugin)
+            built_in, load = groups[plugin.group]
+            plugins.find(plugin.group, plugin.name, built_in)
+            load(plugin)
     except ConfigError as error:
         return Check(name, False, str(error), "Mend or uninstall the package.")
     return Check(name, True, f"{text}: jobs may use them")
@@ -278,11 +244,9 @@ def _bundle(bundle: AllowedBundle) -> Check:
         bundle.check()
         bundle_run_settings(bundle)
     except ConfigError as error:
-        return Check(
-            name, False, str(error), "Mend it, or allow it as it is now: site-config --allow-bundle."
-        )
-    found = f"{bundle.folder}, content {short_hash(bundle.hash)}: jobs may use it"
-    return Check(name, True, found)
+        advice = "Mend it, or allow it as it is now: site-config --allow-bundle."
+        return Check(name, False, str(error), advice)
+    return Check(name, True, f"{bundle.folder}, content {short_hash(bundle.hash)}: jobs may use it")
 
 
 def _device(name: str) -> Check:
@@ -297,13 +261,8 @@ def _device(name: str) -> Check:
     return Check("device", True, f"{name} ({gpus})" if name.startswith("cuda") else name)
 
 
-def _data(
-    name: str,
-    folder: Path | None,
-    policy: PrivacyPolicy,
-    rules: JobRules | None,
-    account: PrivacyLedger | None,
-) -> Iterator[Check]:
+def _data(kit: Kit | None, folder: Path | None, settings: SiteSettings) -> Iterator[Check]:
+    name, policy = kit.name if kit else "", settings.privacy
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", MedFedAugWarning)
@@ -313,65 +272,50 @@ def _data(
         yield Check("data", False, str(error), "medfedaug site-config --data DIR names the folder.")
         return
     counts = ", ".join(f"{len(cases)} {split}" for split, cases in site.cases.items() if cases)
-    yield Check(
-        "data",
-        True,
-        f"{site.path}: {site.task}, {counts}; channels: {channels}, classes: {len(site.classes)}",
-    )
+    text = f"{site.path}: {site.task}, {counts}; channels: {channels}, classes: {len(site.classes)}"
+    yield Check("data", True, text)
     for warning in caught:
         if issubclass(warning.category, MedFedAugWarning):
             yield Check("data", None, str(warning.message))
-    if account is not None and site.benchmark not in BENCHMARKS:
-        yield _account(site, account)
+    if kit is not None and site.benchmark not in BENCHMARKS:
+        yield _account(site, kit.ledger())
     decoding = _decoding(site)
     yield decoding
     yield _labels(site)
     if decoding.ok and site.scaling == "each volume":
         yield _scales(site)
-    number, least = len(site.cases_of_patients("training")), policy.min_images
-    whose = " patients" if site.patients("training") else ""
+    cases, least = site.cases_of_patients("training"), policy.min_images
+    text = f"{len(cases)}{' patients' if site.patients('training') else ''} for training"
     if not site.trains:
         yield Check("number of images", True, "test images alone: nothing of them leaves but scores")
-    elif number >= least:
-        yield Check(
-            "number of images", True, f"{number}{whose} for training; {least} or more may be summarised"
-        )
+    elif len(cases) >= least:
+        yield Check("number of images", True, f"{text}; {least} or more may be summarised")
     else:
-        yield Check(
-            "number of images",
-            False,
-            f"{number}{whose} for training; statistics of fewer than {least} stay here",
-            "Add images, or lower the limit with medfedaug site-config --min-images.",
-        )
-    if site.trains and rules is not None:
+        text = f"{text}; statistics of fewer than {least} stay here"
+        advice = "Add images, or lower the limit with medfedaug site-config --min-images."
+        yield Check("number of images", False, text, advice)
+    if site.trains and kit is not None:
         try:
-            rules.check_cases(site.name, site.cases_of_patients("training"))
+            settings.jobs.check_cases(site.name, cases)
         except JobRefused as error:
             advice = "Add images, or lower the rule with medfedaug site-config --min-cases."
             yield Check("training cases", False, str(error), advice)
-    most = max(site.cases_of_patients("training"), default=1)
-    with_cases = policy.noise_multiplier or policy.sgd_noise_multiplier
-    if with_cases and most > policy.cases_per_patient:
-        yield Check(
-            "cases of a patient",
-            False,
-            f"{most} for training, noise would hide {policy.cases_per_patient}: what gets noise stays here",
-            "Raise cases_per_patient in local/medfedaug.json (the noise grows with it), or list fewer.",
-        )
-    if policy.scores == SUMMARY:
-        for split, what in (
-            ("validation", "it has no say in which round is the best"),
-            ("test", "it has none"),
-        ):
-            count = len(site.cases_of_patients(split))
-            if 0 < count < least:
-                kind = "patients" if site.patients(split) else "cases"
-                found = f"{count} {kind}; means of fewer than {least} stay here: {what}"
-                yield Check(f"{split} scores", None, found, "More cases, or site-config --scores cases.")
+    most, noise = max(cases, default=1), policy.noise_multiplier or policy.sgd_noise_multiplier
+    if noise and most > policy.cases_per_patient:
+        text = f"{most} for training, noise would hide {policy.cases_per_patient}: what gets noise stays here"
+        advice = "Raise cases_per_patient in local/medfedaug.json (the noise grows with it), or list fewer."
+        yield Check("cases of a patient", False, text, advice)
+    effects = {"validation": "it does not count in the choice of the round", "test": "it is not reported"}
+    for split, effect in effects.items() if policy.scores == SUMMARY else ():
+        count = len(site.cases_of_patients(split))
+        if 0 < count < least:
+            kind = "patients" if site.patients(split) else "cases"
+            text = f"{count} {kind}; means of fewer than {least} stay here: {effect}"
+            yield Check(f"{split} scores", None, text, "More cases, or site-config --scores cases.")
 
 
 def _account(site: SiteFolder, ledger: PrivacyLedger) -> Check:
-    """Check that the releases about the site's images are counted in this kit's ledger, and in no other."""
+    """Check that this kit's ledger, and no other, counts the releases about the site's images."""
     name = "account"
     try:
         mark = check_account(ledger, site)
@@ -381,8 +325,8 @@ def _account(site: SiteFolder, ledger: PrivacyLedger) -> Check:
         return Check(name, True, f"the images name {ledger.path}")
     if os.access(site.path, os.W_OK):
         return Check(name, True, "the images name none yet; the next job, or site-config --data, adds it")
-    found = f"{site.path} cannot be written: another kit with these images would have a budget of its own"
-    return Check(name, None, found, "Run site-config --data once where it can be written.")
+    text = f"{site.path} cannot be written: another kit with these images would have a separate budget"
+    return Check(name, None, text, "Run site-config --data once where it can be written.")
 
 
 def _noise(policy: PrivacyPolicy) -> Iterator[Check]:
@@ -393,18 +337,18 @@ def _noise(policy: PrivacyPolicy) -> Iterator[Check]:
         require_opacus()
     except ConfigError as error:
         yield Check("noise", False, str(error), "pip install 'medfedaug[privacy]'")
-    else:
-        parts = [
-            ("weights", policy.sgd_noise_multiplier),
-            ("statistics", policy.noise_multiplier),
-            ("scores", policy.score_noise_multiplier),
-        ]
-        text = ", ".join(f"{what} {noise:g}" for what, noise in parts if noise)
-        yield Check("noise", True, f"{text}; up to ε = {policy.max_epsilon:g} at δ = {policy.delta:g}")
+        return
+    noise = {
+        "weights": policy.sgd_noise_multiplier,
+        "statistics": policy.noise_multiplier,
+        "scores": policy.score_noise_multiplier,
+    }
+    text = ", ".join(f"{kind} {multiplier:g}" for kind, multiplier in noise.items() if multiplier)
+    yield Check("noise", True, f"{text}; up to ε = {policy.max_epsilon:g} at δ = {policy.delta:g}")
 
 
 def _leaves(policy: PrivacyPolicy) -> Iterator[Check]:
-    """Report the site's policy on scores, losses and models of its own."""
+    """Report the site's policy on scores, losses, models and scanners."""
     text = "one by one, for each case"
     if policy.scores == SUMMARY:
         text = f"rounded means over {policy.min_images} cases or more; no score of a case leaves"
@@ -420,12 +364,12 @@ def _leaves(policy: PrivacyPolicy) -> Iterator[Check]:
         f"{policy.max_validation_scores} on validation and {policy.max_test_scores} on test cases within 30 "
         f"days; {policy.max_unknown_models} unknown in an evaluation"
     )
-    advice = f"More than usual: {', '.join(more)}. Each more tells more of single patients." if more else ""
+    advice = f"More than usual: {', '.join(more)}. Each tells more of single patients." if more else ""
     yield Check("scored models", None if more else True, text, advice)
     text = "may be sent to be scored at other sites" if policy.lend_models else "stay here"
     yield Check("own models", True, text)
-    named = scanners_text(policy.scanners)
-    text = f"sent to other sites with fingerprints: {named}" if named else "sent to no other site"
+    scanners = scanners_text(policy.scanners)
+    text = f"sent to other sites with fingerprints: {scanners}" if scanners else "sent to no other site"
     yield Check("scanners", True, text)
 
 
@@ -439,77 +383,73 @@ def _decoding(site: SiteFolder) -> Check:
 
 
 def _labels(site: SiteFolder) -> Check:
-    """Decode label maps for as long as a person waits: no header names the values of the voxels."""
-    cases = [case for split in SPLITS for case in site.cases[split]]
+    """Decode label maps for as long as a person waits: no header has the voxels' values."""
     if not isinstance(site, VolumeFolder):
         return Check("labels", True, "the classes are folders")
-    end, seen = time.monotonic() + _LABEL_TIME, 0
+    cases = [case for split in SPLITS for case in site.cases[split]]
+    end, count = time.monotonic() + _LABEL_TIME, 0
     for case in random.Random(0).sample(cases, len(cases)):
         try:
             site.load_label(case)
         except MedFedAugError as error:
             advice = "Correct dataset.json or the file, or take the case out of the list."
             return Check("labels", False, str(error), advice)
-        seen += 1
+        count += 1
         if time.monotonic() > end:
             break
-    left = "" if seen == len(cases) else "medfedaug inspect reads them all."
-    return Check(
-        "labels", True, f"{seen} of {len(cases)} label maps read: no value outside of the classes", left
-    )
+    advice = "" if count == len(cases) else "medfedaug inspect reads them all."
+    text = f"{count} of {len(cases)} label maps read: no value outside of the classes"
+    return Check("labels", True, text, advice)
 
 
 def _scales(site: SiteFolder) -> Check:
     try:
-        found = find_uneven_scales(site)
+        scales = find_uneven_scales(site)
     except MedFedAugError as error:
         return Check("intensities", False, str(error), "Replace the file or take the case out of the list.")
-    if found is None:
+    if scales is None:
         return Check("intensities", True, "the volumes lie on one scale")
-    sentence, advice = found.sentence().split(". ")
-    return Check("intensities", None, sentence, advice)
+    text, advice = scales.sentence().split(". ")
+    return Check("intensities", None, text, advice)
 
 
 def _jobs(settings: SiteSettings) -> Check:
     if settings.simulation:
-        found = "settings of a simulation: no rule holds, and whatever a job asks for leaves the site"
-        return Check("jobs", False, found, "Take simulation out of local/medfedaug.json.")
+        text = "settings of a simulation: no rule holds, and whatever a job asks for leaves the site"
+        return Check("jobs", False, text, "Take simulation out of local/medfedaug.json.")
     return Check("jobs", True, settings.jobs.describe())
 
 
 def _prepared(settings: SiteSettings) -> Check:
-    """Report the place of prepared images; images that do not fit into memory are in files."""
-    # All images may fit into memory: little room need be no obstacle.
-    disk = _disk("prepared images", settings.cache or Path(tempfile.gettempdir()), little=None)
+    """Report where prepared images are; all may fit into memory, so that a full disk is no failure."""
+    disk = _disk("prepared images", settings.cache or Path(tempfile.gettempdir()), low=None)
     return replace(disk, found=f"up to {settings.memory:g} GiB in memory, the rest in {disk.found}")
 
 
 def _used(kit: Kit) -> Check:
-    """The disk space that a kit and its jobs take."""
+    """Report the disk space that a kit and its jobs take."""
     try:
-        found = survey(kit, _OLD)
+        leftovers = survey(kit, _OLD)
     except ConfigError as error:
         return Check("disk used", None, str(error))
-    sizes: dict[str, int] = {}
-    for one in found:
-        sizes[one.kind] = sizes.get(one.kind, 0) + one.size
-    parts = [f"{kind} {size_text(size)}" for kind, size in sorted(sizes.items(), key=lambda part: -part[1])]
-    old = sum(one.size for one in found if not one.needed)
-    text = (
-        f"{size_text(sum(sizes.values()))}: {', '.join(part for part in parts if not part.endswith(' 0 B'))}"
-    )
-    clean = f"medfedaug clean --kit {kit.path} --older-than {_OLD} says what of it may go."
-    return Check("disk used", True, f"{text}; {size_text(old)} are old and may go", clean if old else "")
+    sizes: Counter[str] = Counter()
+    for leftover in leftovers:
+        sizes[leftover.kind] += leftover.size
+    parts = ", ".join(f"{kind} {size_text(size)}" for kind, size in sizes.most_common() if size)
+    old = sum(leftover.size for leftover in leftovers if not leftover.needed)
+    text = f"{size_text(sizes.total())}: {parts}; {size_text(old)} are old and may go"
+    clean = f"medfedaug clean --kit {kit.path} --older-than {_OLD} lists them."
+    return Check("disk used", True, text, clean if old else "")
 
 
-def _disk(name: str, folder: Path, little: bool | None = False) -> Check:
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+def _disk(name: str, folder: Path, low: bool | None = False) -> Check:
+    """Check that a folder can be written; ``low`` is the result where little space is free."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
-        with tempfile.NamedTemporaryFile(dir=there):
+        with tempfile.NamedTemporaryFile(dir=existing):
             pass
     except OSError as error:
-        return Check(name, False, f"{there}: cannot be written ({error.strerror})", "Change its owner.")
-    free = shutil.disk_usage(there).free
+        return Check(name, False, f"{existing}: cannot be written ({error.strerror})", "Change its owner.")
+    free = shutil.disk_usage(existing).free
     text = f"{os.fspath(folder)}: {free / 2**30:.1f} GiB free"
-    enough = free >= LEAST_DISK
-    return Check(name, enough or little, text, "" if enough else "Make room.")
+    return Check(name, True, text) if free >= LEAST_DISK else Check(name, low, text, "Make room.")

@@ -1,7 +1,7 @@
-"""Writes or checks what medfedaug needs in the ``local`` folder of a site's NVFlare kit.
+"""Write and check medfedaug's entries in the ``local`` folder of an NVFlare kit.
 
-A kit has files ``local/*.json.default``. A file without that suffix replaces the default completely. The
-files that are written here start from the current file and change only single entries.
+A kit has files ``local/*.json.default``. A file without that suffix replaces the default completely. A file
+that is written here keeps the other entries of the current one.
 """
 
 from __future__ import annotations
@@ -40,30 +40,22 @@ OWN_COMPONENTS: dict[bool, dict[str, str]] = {
 
 NVFlare builds them from ``local/resources.json``, without arguments, before it takes any job."""
 
-_OF_A_SERVER = {"plugins", "bundles"}
+_SERVER_SETTINGS = {"plugins", "bundles"}
 """Settings of a site that a server has too: it builds the same methods and networks."""
 
 # NVFlare's default folder for the jobs and snapshots of all servers of a machine.
 _SHARED_FOLDER = "/tmp/nvflare/"
 
-# The rights that the default policy names. A role with one expression for all rights gets them one by one,
-# since NVFlare uses such an expression before any single right.
+# The rights of the default policy. A role with one expression for all rights gets them one by one, since such
+# an expression precedes any single right.
 _RIGHTS = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate", "shell_commands")
 
 
 @dataclass
 class KitFile:
-    """JSON file of a kit: its current and its wanted content.
-
-    Args:
-        path: its path.
-        found: its content, or that of the default; ``None`` if there is neither.
-        wanted: the content that is needed.
-        changes: what is missing in ``found``, in words.
-    """
+    """JSON file of a kit, its new content, and the changes in words."""
 
     path: Path
-    found: dict[str, Any] | None
     wanted: dict[str, Any]
     changes: list[str] = field(default_factory=list)
 
@@ -82,7 +74,7 @@ class Kit:
 
     @property
     def name(self) -> str:
-        """The site's name at the server and in the data folder. The kit's folder may have another name."""
+        """The site's name at the server and in the data folder; the kit's folder may have another name."""
         file = "fed_server.json" if self.server else "fed_client.json"
         startup = _read(self.path / "startup" / file) or {}
         return str((startup.get("client") or {}).get("fqsn") or self.path.resolve().name).rsplit(".", 1)[-1]
@@ -90,12 +82,12 @@ class Kit:
     def plan(
         self, changes: Mapping[str, Any] | None = None, *, forbid: bool = False, only: bool = False
     ) -> list[KitFile]:
-        """The files that medfedaug needs, with the changes to each. Nothing is written.
+        """Return the files that medfedaug needs, with the changes to each, without writing them.
 
         Args:
-            changes: settings of the site that change, as `medfedaug.privacy.site_settings.SiteSettings` has
-                them in JSON; its groups keep what is not named. Plug-ins and Bundles are allowed in addition
-                to those that are set; of Bundles with one name, the new one from now on.
+            changes: new settings of the site, in the JSON form of
+                `medfedaug.privacy.site_settings.SiteSettings`; its groups keep their other settings. Plug-ins
+                and Bundles are added to the allowed ones; a new Bundle replaces one of the same name.
             forbid: refuse jobs that carry code.
             only: allow only jobs of this package.
 
@@ -107,10 +99,9 @@ class Kit:
         changes = {k: v.resolve() if isinstance(v, Path) else v for k, v in changes.items()}
         if changes.get("data") and not (self.path / changes["data"]).is_dir():
             raise ConfigError(f"{changes['data']}: no such folder")
-        own = {name: value for name, value in changes.items() if name not in _OF_A_SERVER}
-        if self.server and own:
-            named = (", ".join(value) if isinstance(value, Mapping) else name for name, value in own.items())
-            raise ConfigError(f"{self.path}: a server has no {', '.join(named)} of its own")
+        if self.server and (of_sites := {k: v for k, v in changes.items() if k not in _SERVER_SETTINGS}):
+            names = (", ".join(v) if isinstance(v, Mapping) else name for name, v in of_sites.items())
+            raise ConfigError(f"{self.path}: a server has no {', '.join(names)} of its own")
         if not self.server or changes:
             files.append(self._settings(to_json(changes)))
         if forbid:
@@ -118,14 +109,14 @@ class Kit:
         return files
 
     def write(self, files: Iterable[KitFile]) -> None:
-        """Write the files that have changes, each whole or not at all: they hold what the site allows.
+        """Write the files that have changes, each whole or not at all.
 
         Raises:
-            StorageError: naming the file that cannot be written; what it held is still there.
+            StorageError: naming the file that cannot be written, which keeps its content.
         """
         for file in files:
             if file.changes:
-                # Through a link, which is the administrator's own, and stays.
+                # An administrator's link stays a link.
                 write_text(os.path.realpath(file.path), json.dumps(file.wanted, indent=2) + "\n")
 
     def policy(self) -> dict[str, Any]:
@@ -142,17 +133,17 @@ class Kit:
         return [path for path in paths if path.endswith("Launcher")]
 
     def lacking_components(self) -> list[str]:
-        """The class paths of `OWN_COMPONENTS` that the kit does not have."""
-        found = {component.get("path") for component in _components(self.resources())}
-        return [path for path in OWN_COMPONENTS[self.server].values() if path not in found]
+        """The class paths of `OWN_COMPONENTS` that the kit lacks."""
+        present = {component.get("path") for component in _components(self.resources())}
+        return [path for path in OWN_COMPONENTS[self.server].values() if path not in present]
 
     def folders(self) -> dict[str, Path]:
         """The server's folders of jobs and of snapshots, by their names; a site has none."""
-        places = self._storage(self.resources())
-        return {name: Path(str(values[key])) for name, (values, key) in places.items()}
+        arguments = self._storage(self.resources())
+        return {name: Path(str(values[key])) for name, (values, key) in arguments.items()}
 
     def job_book(self) -> JobBook:
-        """The jobs that the site has seen."""
+        """The jobs that have come to the site."""
         return JobBook(self.state_folder() / JOBS_FOLDER)
 
     def pseudonyms(self) -> Pseudonyms:
@@ -164,11 +155,11 @@ class Kit:
         return Pseudonyms.of_site(self.state_folder())
 
     def ledger(self) -> PrivacyLedger:
-        """The account of what has left the site."""
+        """The account of the site's releases."""
         return PrivacyLedger(self.state_folder().parent / LEDGER_FILE)
 
     def bind_account(self, files: Iterable[KitFile]) -> None:
-        """Write beside the site's images which ledger counts the releases about them, once they are there."""
+        """Write next to the site's images, if they exist, which ledger counts the releases about them."""
         # Commands that only read the kit answer at once without these.
         from medfedaug.data.sites import open_site
         from medfedaug.federation.site.data_folder import resolve_data_folder
@@ -179,12 +170,12 @@ class Kit:
         assert settings.state is not None  # a kit always has one
         try:
             site = open_site(resolve_data_folder(self.name, settings.data), name=self.name)
-        except DataError:  # the folder is filled later, or `doctor` names what is wrong with it
+        except DataError:  # the folder is filled later, or `doctor` names the problem
             return
         bind_account(PrivacyLedger(settings.state / LEDGER_FILE), site)
 
     def state_folder(self) -> Path:
-        """The folder of what a site keeps."""
+        """The folder of a site's state."""
         if self.server:
             raise ConfigError(f"{self.path}: is the server's kit; name a site's")
         state = SiteSettings.load(self.path).state
@@ -192,11 +183,7 @@ class Kit:
         return state / self.name
 
     def _resources(self, only: bool) -> KitFile:
-        path = self.path / "local/resources.json"
-        found = _in_force(path)
-        if found is None:
-            raise ConfigError(f"{path}: is missing, and so is {path.name}.default; provision the kit again")
-        file = KitFile(path, found, copy.deepcopy(found))
+        file = self._file("resources.json")
         self._classes(file, only)
         self._validator(file)
         self._add_components(file)
@@ -205,7 +192,7 @@ class Kit:
                 component.update(path=LAUNCHER, args={})
                 file.changes.append(f"{component.get('id')}: {LAUNCHER}")
         if not self.server and sends_logs(file.wanted):
-            # A site's log names its cases and files.
+            # A site's log has names of cases and files.
             file.wanted["allow_log_streaming"] = False
             file.changes.append("allow_log_streaming: false")
         self._own_folders(file)
@@ -213,20 +200,19 @@ class Kit:
 
     def _classes(self, file: KitFile, only: bool) -> None:
         """Allow the classes of this package one by one, and remove entries that allow more of it."""
-        assert file.found is not None
-        before = allowed.allow_list(file.found)
+        before = allowed.allow_list(file.wanted)
         after = allowed.wanted(before, self.server, only)
         if before != after:
             file.wanted["class_allow_list"] = after
             file.changes += [f"class_allow_list: {entry}" for entry in after if entry not in before]
-            gone = [entry for entry in before if entry not in after]
-            shown = ", ".join(gone) if len(gone) <= 3 else f"{len(gone)} other entries"
-            file.changes += [f"class_allow_list: without {shown}"] if gone else []
+            removed = [entry for entry in before if entry not in after]
+            text = ", ".join(removed) if len(removed) <= 3 else f"{len(removed)} other entries"
+            file.changes += [f"class_allow_list: without {text}"] if removed else []
         if only and file.wanted.pop("class_list_enforcement_mode", "enforce") != "enforce":
             file.changes.append("class_list_enforcement_mode: enforce")
 
     def _validator(self, file: KitFile) -> None:
-        """Admit jobs in plain JSON alone; a validator of the site's own is asked next."""
+        """Admit jobs in plain JSON alone; the site's present validator is asked next."""
         present = file.wanted.get("app_validator")
         if not validates_json(file.wanted):
             file.wanted["app_validator"] = {"path": VALIDATOR, "args": {"also": present} if present else {}}
@@ -234,24 +220,24 @@ class Kit:
 
     def _add_components(self, file: KitFile) -> None:
         """Add the components of this package first: NVFlare builds them in this order."""
-        found = {component.get("path") for component in _components(file.wanted)}
-        missing = {name: path for name, path in OWN_COMPONENTS[self.server].items() if path not in found}
+        present = {component.get("path") for component in _components(file.wanted)}
+        missing = {name: path for name, path in OWN_COMPONENTS[self.server].items() if path not in present}
         added = [{"id": name, "path": path, "args": {}} for name, path in missing.items()]
-        others = [c for c in file.wanted.get("components", []) if c.get("id") not in missing]
         if added:
-            file.wanted["components"] = [*added, *others]
+            others = [c for c in file.wanted.get("components", []) if c.get("id") not in missing]
+            file.wanted["components"] = added + others
             file.changes += [f"{name}: {path}" for name, path in missing.items()]
 
     def _own_folders(self, file: KitFile) -> None:
-        """Bring the server's storage into its kit from a folder that all servers share, or an old place."""
+        """Move the server's storage into its kit from a folder that all servers share, or an old place."""
         for name, (values, key) in self._storage(file.wanted).items():
-            folder, own = Path(str(values[key])), self.path.resolve() / name
-            if folder != own and (str(folder).startswith(_SHARED_FOLDER) or folder.name == name):
-                values[key] = str(own)
-                file.changes.append(f"{name}: {own}")
+            before, after = Path(str(values[key])), self.path.resolve() / name
+            if before != after and (str(before).startswith(_SHARED_FOLDER) or before.name == name):
+                values[key] = str(after)
+                file.changes.append(f"{name}: {after}")
 
     def _storage(self, resources: dict[str, Any]) -> dict[str, tuple[dict[str, Any], str]]:
-        """The arguments that name the server's folders of jobs and of snapshots, by the folders' names."""
+        """Return the arguments with the server's folders of jobs and of snapshots, by the folders' names."""
         if not self.server:
             return {}
         snapshots = resources.get("snapshot_persistor") or {}
@@ -262,11 +248,10 @@ class Kit:
 
     def _settings(self, changes: Mapping[str, Any]) -> KitFile:
         path = self.path / SETTINGS_FILE
-        found = _read(path)
-        if found is not None:
-            SiteSettings.from_dict(found, path)
+        before = _read(path) or {}
+        SiteSettings.from_dict(before, path)
         limits = {} if self.server else {"privacy": {"min_images": PrivacyPolicy().min_images}}
-        wanted: dict[str, Any] = {**limits, **copy.deepcopy(found or {})}
+        wanted: dict[str, Any] = {**limits, **copy.deepcopy(before)}
         for name, value in changes.items():
             if isinstance(value, Mapping):
                 value = {**wanted.get(name, {}), **value}
@@ -274,18 +259,20 @@ class Kit:
                 value = list(dict.fromkeys([*wanted.get(name, []), *value]))
             wanted[name] = value
         SiteSettings.from_dict(wanted, path)
-        before = found or {}
         changed = [f"{key}: {json.dumps(value)}" for key, value in wanted.items() if before.get(key) != value]
-        return KitFile(path, found, wanted, changed)
+        return KitFile(path, wanted, changed)
 
     def _policy(self) -> KitFile:
-        path = self.path / "local/authorization.json"
-        found = _in_force(path)
-        if found is None:
-            raise ConfigError(f"{path}: is missing, and so is {path.name}.default; provision the kit again")
-        wanted, roles = forbid_code(found)
-        changes = [f"permissions.{role}.byoc: none" for role in roles]
-        return KitFile(path, found, wanted, changes)
+        file = self._file("authorization.json")
+        file.wanted, roles = forbid_code(file.wanted)
+        file.changes = [f"permissions.{role}.byoc: none" for role in roles]
+        return file
+
+    def _file(self, name: str) -> KitFile:
+        path = self.path / "local" / name
+        if (content := _in_force(path)) is None:
+            raise ConfigError(f"{path}: is missing, and so is {name}.default; provision the kit again")
+        return KitFile(path, content)
 
 
 def open_kit(path: str | Path) -> Kit:
@@ -309,8 +296,8 @@ def open_kit(path: str | Path) -> Kit:
 
 def validates_json(resources: Mapping[str, Any]) -> bool:
     """Return whether a server or site with these resources refuses jobs that are not plain JSON."""
-    found = resources.get("app_validator")
-    return isinstance(found, dict) and found.get("path") == VALIDATOR
+    validator = resources.get("app_validator")
+    return isinstance(validator, dict) and validator.get("path") == VALIDATOR
 
 
 def sends_logs(resources: Mapping[str, Any]) -> bool:
@@ -319,13 +306,10 @@ def sends_logs(resources: Mapping[str, Any]) -> bool:
 
 
 def forbid_code(policy: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """A policy under which nobody may send a job that carries code.
+    """Return a policy under which no job carries code, and the roles that had this right before.
 
     It is not enough to set the right ``byoc`` of the role ``lead``: the project administrator's role has one
     expression for all rights.
-
-    Returns:
-        The policy, and the roles that had this right before.
     """
     wanted, roles = copy.deepcopy(policy), []
     for role, rights in wanted.get("permissions", {}).items():
@@ -348,7 +332,7 @@ def _in_force(path: Path) -> dict[str, Any] | None:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    if path.exists() and not path.is_file():  # a FIFO would be waited for
+    if path.exists() and not path.is_file():  # reading a FIFO would block
         raise ConfigError(f"{path}: is no file")
     try:
         content = parse_json(path.read_text())

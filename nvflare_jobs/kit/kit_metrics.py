@@ -1,7 +1,7 @@
 """Numbers of a kit for monitoring: process, certificate, disk, connection, and the latest job.
 
-They are written in Prometheus' text format, which node_exporter's textfile collector reads. No number is
-about a case, and no label names one.
+Prometheus' node_exporter reads their text format with its textfile collector. No number is about a case, and
+no label names one.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _HELP = {
     "job_refusals_total": "Refused updates of the latest job at a server; refused requests at a site.",
     "job_sent_bytes_total": "Bytes that this kit sent in the latest job.",
     "job_received_bytes_total": "Bytes that this server received in the latest job.",
-    "written_timestamp_seconds": "When these numbers were written.",
+    "written_timestamp_seconds": "Time of writing of these numbers.",
 }
 
 
@@ -60,9 +60,9 @@ class Sample:
     """One number.
 
     Args:
-        name: of the metric, without the prefix ``medfedaug_``.
+        name: the metric's name, without the prefix ``medfedaug_``.
         value: the number.
-        labels: beside the kit's name.
+        labels: further labels; the kit's name is always one.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Sample:
 
 
 def kit_metrics(kit: Kit) -> list[Sample]:
-    """Collect the numbers of a kit as they are now."""
+    """Collect the current numbers of a kit."""
     return [*_process(kit), *_job(kit), Sample("written_timestamp_seconds", time.time())]
 
 
@@ -84,24 +84,25 @@ def _process(kit: Kit) -> Iterator[Sample]:
     yield Sample("kit_disk_free_bytes", shutil.disk_usage(kit.path).free)
     for file, end in certificate_ends(kit.path).items():
         yield Sample("certificate_expiry_timestamp_seconds", end.timestamp(), (("file", file),))
-    own = record if record is not None and (process is None or process.pid == record.pid) else None
+    if record is not None and process is not None and process.pid != record.pid:
+        record = None
     if runs:
-        stale = own is None or bool(changes_at_restart(own.settings, settings_at_start(kit.path)))
+        stale = record is None or bool(changes_at_restart(record.settings, settings_at_start(kit.path)))
         yield Sample("kit_restart_needed", stale)
-    if own is None:
+    if record is None:
         return
-    yield Sample("kit_started_timestamp_seconds", own.started)
-    yield Sample("kit_recent_starts", own.recent_starts)
-    if own.heard is not None:
-        yield Sample("server_heard_timestamp_seconds", own.heard)
-    if own.clock is not None:
-        yield Sample("server_clock_offset_seconds", own.clock)
-    for site, heard in sorted(own.sites.items()):
+    yield Sample("kit_started_timestamp_seconds", record.started)
+    yield Sample("kit_recent_starts", record.recent_starts)
+    if record.heard is not None:
+        yield Sample("server_heard_timestamp_seconds", record.heard)
+    if record.clock is not None:
+        yield Sample("server_clock_offset_seconds", record.clock)
+    for site, heard in sorted(record.sites.items()):
         yield Sample("site_heard_timestamp_seconds", heard, (("site", site),))
 
 
 def _job(kit: Kit) -> Iterator[Sample]:
-    """The numbers of the latest job, from what its process has written."""
+    """Collect the numbers of the latest job from its event log."""
     path = find_events(kit.path)
     if path is None:
         return
@@ -110,11 +111,11 @@ def _job(kit: Kit) -> Iterator[Sample]:
         for event, _ in follow(path):
             watched.take(event)
         watched.look(path)
-    except (OSError, DataError):  # `watch` says what is wrong with it
+    except (OSError, DataError):  # `watch` reports the error
         return
-    state = "stalled" if watched.state == "running" and watched.stalled else watched.state
-    for one in STATES:
-        yield Sample("job_state", one == state, (*job, ("state", one)))
+    current = "stalled" if watched.state == "running" and watched.stalled else watched.state
+    for state in STATES:
+        yield Sample("job_state", state == current, (*job, ("state", state)))
     yield Sample("job_round", watched.round, job)
     yield Sample("job_rounds", watched.rounds, job)
     if watched.seconds:
@@ -127,7 +128,7 @@ def _job(kit: Kit) -> Iterator[Sample]:
 
 
 def exposition(samples: Iterable[Sample], kit: str) -> str:
-    """Write numbers in Prometheus' text format.
+    """Format numbers as Prometheus' text.
 
     Example:
         >>> print(exposition([Sample("kit_up", True)], "hospital-a"), end="")
@@ -153,7 +154,7 @@ def _escaped(text: str) -> str:
 
 
 def write_metrics(kit: Kit, path: str | Path) -> None:
-    """Write the numbers of a kit to a file, which a reader always finds whole."""
+    """Write the numbers of a kit to a file, which is always whole for a reader."""
     write_text(path, exposition(kit_metrics(kit), kit.name))
-    with contextlib.suppress(OSError):  # a collector is another user, and nothing in the file is secret
+    with contextlib.suppress(OSError):  # a collector is another user, and the file has no secret
         os.chmod(path, 0o644)

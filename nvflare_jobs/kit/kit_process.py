@@ -1,7 +1,7 @@
-"""The process of a kit: the record that it writes of itself, and its start, stop and restart.
+"""The process of a kit: its record, and its start, stop and restart.
 
-NVFlare reads most of a kit's files once, when the process starts. `settings_at_start` is their content as it
-is now; the process records the content that it started with, and the difference is what a restart changes.
+NVFlare reads most of a kit's files once, when the process starts. `settings_at_start` is their current
+content, and the process records the content at its start: a restart changes the difference.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,7 +35,7 @@ RECORD_FILE = "running.json"
 """The record's file in the kit."""
 
 START_LOG = "start.log"
-"""File in the kit with the output of its start script, where `start` ran it."""
+"""File in the kit with the output of the start script that `start` ran."""
 
 RECENT = 600.0
 """Seconds within which repeated starts are a loop."""
@@ -43,40 +44,39 @@ LATEST = 253_402_300_799.0
 """End of the year 9999, the latest time of a record."""
 
 _FORMAT = "running_kit", 1
-_SILENT = 300.0  # seconds without an answer of the server after which a site is of no use
+_SILENT = 300.0  # seconds without an answer of the server after which a site counts as cut off
 _FRESH = 150.0  # seconds, five times the period of the record
 _LOCAL = ("resources.json", "authorization.json", "privacy.json", "log_config.json")
 _BY_DIGEST = ("privacy.json", "log_config.json")
-# Read for every job, and not at the start.
+# NVFlare reads them for every job, not at the start.
 _WITH_EACH_JOB = ("class_allow_list", "class_list_enforcement_mode")
 _LONGEST = 70
 _LOOP = "sub_start.sh"
 _WRITER = "KitStatus"
 _STAYS = 5.0  # seconds after which a process that writes no record counts as started
 
-
 _Time = Annotated[float, Ge(0), Le(LATEST)]
-# The server says it, and a person may type it: nothing else can stand in it.
+# A server sends it, and a person may type it into a command.
 _VERSION = r"[0-9][0-9A-Za-z.+!]{0,39}"
 _Version = Annotated[str, StringConstraints(pattern=rf"^({_VERSION})?$")]
 
 
 @dataclass(frozen=True)
 class ProcessRecord:
-    """Record that a kit's process writes of itself.
+    """Record that a kit's process writes of itself. Times are in seconds since 1970.
 
     Args:
-        pid: its number, in its own container if it has one.
-        started: when it started, in seconds since 1970, as all times here.
+        pid: the process's number, in its container if it has one.
+        started: the start of the process.
         starts: the starts of the last minutes, this one included.
         settings: see `settings_at_start`.
-        written: when the record was written.
+        written: the time of the record.
         stopping: whether the process was asked to end.
-        heard: at a site, when the server last answered.
+        heard: at a site, the server's last answer.
         clock: at a site, the server's clock minus this machine's, in seconds.
         server_version: at a site, the version of medfedaug at the server.
-        sites: at the server, when each site was last heard from.
-        namespace: of the process's number: another container has another one.
+        sites: at the server, the last message of each site.
+        namespace: the namespace of ``pid``; each container has its own.
     """
 
     pid: Annotated[int, Ge(1), Le(2**31 - 1)]
@@ -99,27 +99,27 @@ class ProcessRecord:
     def load(cls, kit: str | Path) -> ProcessRecord | None:
         """Return the last record of a kit; ``None`` where none can be read."""
         try:
-            found = parse_versioned((Path(kit) / RECORD_FILE).read_text(), *_FORMAT)
-            return _RECORD.validate_python({one.name: found[one.name] for one in fields(cls)})
+            content = parse_versioned((Path(kit) / RECORD_FILE).read_text(), *_FORMAT)
+            return _RECORD.validate_python({field.name: content[field.name] for field in fields(cls)})
         except (OSError, ValueError, KeyError):  # pydantic's error is a ValueError
             return None
 
     @property
     def recent_starts(self) -> int:
-        """Starts of the last minutes, of which none but the first was asked for."""
+        """Number of starts in the last minutes; all but the first are restarts after a crash."""
         return len(self.starts) if self.starts and time.time() - self.starts[-1] < RECENT else 1
 
     def is_alive(self) -> bool:
-        """Return whether its process runs: it wrote lately, and is there where it can be seen."""
-        seen = self.namespace != pid_namespace() or psutil.pid_exists(self.pid)
-        return seen and abs(time.time() - self.written) < _FRESH
+        """Return whether its process runs: it wrote lately, and exists if its namespace is visible here."""
+        exists = self.namespace != pid_namespace() or psutil.pid_exists(self.pid)
+        return exists and abs(time.time() - self.written) < _FRESH
 
 
 _RECORD = TypeAdapter(ProcessRecord)
 
 
 def pid_namespace() -> str:
-    """Return the system's name of the processes that this one can see; empty where there is none."""
+    """Return the system's name of this process's namespace; empty where the system has none."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -137,9 +137,9 @@ def is_version(text: str) -> bool:
 
 
 def find_trouble(kit: str | Path, *, server: bool) -> str:
-    """Ask the record of a kit's process for what keeps it from work; empty where nothing does.
+    """Return the reason why a kit's process cannot work, from its record; empty where it can.
 
-    A process writes it every half minute, and a site when the server has answered it.
+    A process writes its record every half minute.
     """
     record = ProcessRecord.load(kit)
     if record is None or not record.is_alive():
@@ -152,22 +152,19 @@ def find_trouble(kit: str | Path, *, server: bool) -> str:
     return ""
 
 
-# ------------------------------------------------------------------ what it reads
-
-
 def settings_at_start(kit: str | Path) -> dict[str, str]:
-    """The content of the files that a kit's process reads only when it starts, as short texts by name."""
+    """Return the content of the files that a kit's process reads only at its start, as short texts."""
     kit = Path(kit)
-    found = {"medfedaug": __version__, "nvflare": metadata.version("nvflare")}
+    settings = {"medfedaug": __version__, "nvflare": metadata.version("nvflare")}
     for name in _LOCAL:
         content = _in_force(kit / "local" / name)
         if name in _BY_DIGEST and content:
             content = _digest(json.dumps(content, sort_keys=True).encode())
-        found.update(_entries(f"local/{name}", content))
+        settings.update(_entries(f"local/{name}", content))
     for path in sorted((kit / "startup").glob("*")):
-        if path.suffix in (".crt", ".key", ".pem", ".json") and path.is_file():  # a FIFO would be waited for
-            found[f"startup/{path.name}"] = _digest(_bytes(path))
-    return found
+        if path.suffix in (".crt", ".key", ".pem", ".json") and path.is_file():  # reading a FIFO would block
+            settings[f"startup/{path.name}"] = _digest(_bytes(path))
+    return settings
 
 
 def changes_at_restart(running: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
@@ -177,10 +174,9 @@ def changes_at_restart(running: Mapping[str, str], now: Mapping[str, str]) -> di
         >>> changes_at_restart({"nvflare": "2.9.0"}, {"nvflare": "2.9.1"})
         {'nvflare': '2.9.0 runs, 2.9.1 after a restart'}
     """
-    names = [*running, *(name for name in now if name not in running)]
     return {
         name: f"{running.get(name, 'nothing')} runs, {now.get(name, 'nothing')} after a restart"
-        for name in names
+        for name in {**running, **now}
         if running.get(name) != now.get(name)
     }
 
@@ -196,7 +192,7 @@ def _in_force(path: Path) -> Any:
 
 
 def _entries(at: str, value: Any) -> Iterator[tuple[str, str]]:
-    """The entries below a value; a component is one, by its class and its arguments."""
+    """Yield the entries below a value; a component is one entry, its class and its arguments."""
     if isinstance(value, dict) and "path" in value:
         arguments = value.get("args") or {}
         name = str(value["path"]).rsplit(".", 1)[-1]
@@ -205,9 +201,9 @@ def _entries(at: str, value: Any) -> Iterator[tuple[str, str]]:
         for key, part in value.items():
             if key not in _WITH_EACH_JOB:
                 yield from _entries(f"{at}: {key}" if at.endswith(".json") else f"{at}.{key}", part)
-    elif isinstance(value, list) and value and all(isinstance(one, dict) and "id" in one for one in value):
-        for one in value:
-            yield from _entries(f"{at}.{one['id']}", one)
+    elif isinstance(value, list) and value and all(isinstance(part, dict) and "id" in part for part in value):
+        for part in value:
+            yield from _entries(f"{at}.{part['id']}", part)
     else:
         yield at, _short(value)
 
@@ -228,27 +224,22 @@ def _bytes(path: Path) -> bytes:
         return b""
 
 
-# ------------------------------------------------------------------ the process
-
-
 def find_process(kit: str | Path) -> psutil.Process | None:
-    """Return the process of a kit that runs on this machine, outside of other containers."""
+    """Return the process of a kit on this machine, outside of other containers."""
     kit = Path(kit).resolve()
     for process in psutil.process_iter():
         command = _command(process)
-        if not any(module in command for module in PARENTS) or "-m" not in command:
-            continue
-        # `python3 -m MODULE -m KIT`: the last one names the kit.
-        folder = command[len(command) - command[::-1].index("-m") :][:1]
-        if folder and Path(folder[0]).resolve() == kit:
+        # `python3 -m MODULE -m KIT`
+        options = [value for option, value in pairwise(command) if option == "-m"]
+        if options and any(module in command for module in PARENTS) and Path(options[-1]).resolve() == kit:
             return process
     return None
 
 
 def _find_loop(kit: Path) -> psutil.Process | None:
-    """The script that starts the process again when it has died.
+    """Return the process of the script that starts the kit's process again when it has died.
 
-    The number in a kit that was copied, or from before a reboot, may be that of another kit's script.
+    The number in a copied kit, or from before a reboot, may belong to another kit's script.
     """
     try:
         process = psutil.Process(int((kit / "daemon_pid.fl").read_text()))
@@ -256,8 +247,9 @@ def _find_loop(kit: Path) -> psutil.Process | None:
     except (OSError, ValueError, psutil.Error):
         return None
     script = next((part for part in _command(process) if part.endswith(_LOOP)), None)
-    own = script is not None and (folder / script).resolve().parent == (kit / "startup").resolve()
-    return process if own else None
+    if script is None or (folder / script).resolve().parent != (kit / "startup").resolve():
+        return None
+    return process
 
 
 def _command(process: psutil.Process) -> list[str]:
@@ -280,19 +272,25 @@ def start(kit: str | Path, timeout: float = 60.0) -> str:
     if not script.is_file():
         raise ConfigError(f"{script} is missing; this kit is started in another way")
     if _find_loop(kit) is None:
-        # A number from before a reboot may be another program's now, and NVFlare would not start.
+        # The number may be another program's since a reboot, and NVFlare would not start.
+        number = kit / "daemon_pid.fl"
         try:
-            (kit / "daemon_pid.fl").unlink(missing_ok=True)
+            number.unlink(missing_ok=True)
         except OSError as error:
-            found = f"{kit / 'daemon_pid.fl'}: cannot be removed ({error.strerror})"
-            raise RunFailed(f"{found}; remove it, or the kit does not start") from error
+            text = f"{number}: cannot be removed ({error.strerror}); remove it, or the kit does not start"
+            raise RunFailed(text) from error
         descriptor = os.open(kit / START_LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "wb") as log:
             try:
                 subprocess.run(
-                    [script], cwd=kit, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=True,
+                    [script],
+                    cwd=kit,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    check=True,
                     start_new_session=True,
-                )  # fmt: skip
+                )
             except OSError as error:
                 raise RunFailed(f"{script}: cannot be run ({error.strerror})") from error
             except subprocess.CalledProcessError as error:
@@ -304,14 +302,13 @@ def stop(kit: str | Path, timeout: float = 60.0) -> str:
     """Stop a kit without a question, and wait until its process and its start script have ended."""
     kit = Path(kit).resolve()
     process, loop = find_process(kit), _find_loop(kit)
-    left = [one for one in (process, loop) if one is not None]
-    if not left:
-        return "does not run"
-    if loop is None and process is not None:
+    if loop is not None:
+        (kit / "shutdown.fl").touch()
+    elif process is not None:
         process.terminate()
     else:
-        (kit / "shutdown.fl").touch()
-    _, alive = psutil.wait_procs(left, timeout=timeout)
+        return "does not run"
+    _, alive = psutil.wait_procs([p for p in (process, loop) if p is not None], timeout=timeout)
     if alive:
         raise RunFailed(f"{kit}: process {alive[0].pid} has not ended within {timeout:g} s")
     return "has stopped"
@@ -327,8 +324,6 @@ def restart(kit: str | Path, timeout: float = 60.0) -> str:
     """
     kit = Path(kit).resolve()
     process, loop = find_process(kit), _find_loop(kit)
-    if process is None and loop is None:
-        return start(kit, timeout)
     if loop is None:
         stop(kit, timeout)
         return start(kit, timeout)
@@ -339,7 +334,7 @@ def restart(kit: str | Path, timeout: float = 60.0) -> str:
 
 
 def _await_up(kit: Path, before: int | None, timeout: float) -> str:
-    """Wait until the new process has a record of its own, and at a site until the server has answered."""
+    """Wait until the new process has written its record, and at a site until the server has answered."""
     begun, deadline = time.time(), time.monotonic() + timeout
     writes = any(value == _WRITER for value in settings_at_start(kit).values())
 
@@ -347,20 +342,19 @@ def _await_up(kit: Path, before: int | None, timeout: float) -> str:
         process = find_process(kit)
         return process if process is not None and process.pid != before else None
 
-    def record() -> ProcessRecord | None:
-        process, found = new(), ProcessRecord.load(kit)
-        return found if process is not None and found is not None and found.pid == process.pid else None
-
     def is_settled() -> bool:
-        found = record()
-        if found is not None and sum(when > begun for when in found.starts) > 1:
-            raise RunFailed(f"{kit}: does not stay: {_last_error(kit)}")
+        process, record = new(), ProcessRecord.load(kit)
         if not writes:
-            return (process := new()) is not None and time.time() - process.create_time() > _STAYS
-        return found is not None and (found.heard is not None or (kit / "startup/fed_server.json").exists())
+            return process is not None and time.time() - process.create_time() > _STAYS
+        if process is None or record is None or record.pid != process.pid:
+            return False
+        if sum(when > begun for when in record.starts) > 1:
+            raise RunFailed(f"{kit}: does not stay: {_last_error(kit)}")
+        return record.heard is not None or (kit / "startup/fed_server.json").exists()
 
-    settled, process = _until(is_settled, deadline), new()
-    if process is None:
+    while not (settled := is_settled()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    if (process := new()) is None:
         raise RunFailed(f"{kit}: does not start: {_last_error(kit)}")
     text = f"runs as process {process.pid}"
     if not writes:
@@ -368,19 +362,12 @@ def _await_up(kit: Path, before: int | None, timeout: float) -> str:
     return text if settled else f"{text}, and the server has not answered so far"
 
 
-def _until(condition: Callable[[], Any], deadline: float) -> Any:
-    while not (found := condition()) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    return found
-
-
 def _last_error(kit: Path) -> str:
-    """The last error in the output of the process."""
+    """Return the last error in the output of the process."""
     try:
         lines = (kit / START_LOG).read_text(errors="replace").splitlines()
     except OSError:
         return "its output says why"
-    errors = [line.strip() for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line.strip())]
-    return printable((errors or [line for line in lines if line.strip()] or ["its output is empty"])[-1])[
-        :300
-    ]
+    lines = [line.strip() for line in lines if line.strip()] or ["its output is empty"]
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return printable((errors or lines)[-1])[:300]

@@ -1,7 +1,6 @@
-"""A component that records how the process of a kit stands, and says in its log what keeps it from work.
+"""A component that records the state of a kit's process, and logs problems.
 
-A site asks the server for its clock and its version over NVFlare's own connection, whatever its transport:
-gRPC has no message with either.
+A site asks the server for its clock and its version over NVFlare's connection: no message of gRPC has them.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,19 +36,19 @@ from medfedaug.nvflare_jobs.kit.startup import MOST_CLOCK, await_log, is_parent
 from medfedaug.nvflare_jobs.public_paths import public_path
 
 LEAST_DISK = 2 * 2**30
-"""Bytes that must be free where a kit keeps its state: a job leaves logs and checkpoints."""
+"""Bytes that must be free for a kit's state: a job writes logs and checkpoints."""
 
 _CHANNEL, _TOPIC = "medfedaug", "status"
 _FLAGS = ("shutdown.fl", "restart.fl")
 _LOOPING = 3
-_LEFT = 30 * 86400.0  # seconds after which a site that is silent is taken for one that has left
+_LEFT = 30 * 86400.0  # seconds of silence after which a site counts as gone
 
 
 @public_path
 class KitStatus(FLComponent):
-    """Writes the `ProcessRecord` of a server's or a site's parent process while it runs.
+    """Write the `ProcessRecord` of a server's or a site's parent process while it runs.
 
-    It begins when NVFlare builds it, since a process that cannot go on fires no event.
+    It begins when NVFlare builds it, since a process that cannot continue fires no event.
 
     Args:
         period: seconds between two records.
@@ -60,13 +58,12 @@ class KitStatus(FLComponent):
         super().__init__()
         self.period = period
         self._engine: Any = None
-        self._told: set[str] = set()
-        if is_parent():  # which works in the kit's folder; a job's process builds this component as well
+        self._reported: set[str] = set()
+        if is_parent():  # its working folder is the kit; a job's process builds this component as well
             kit = Path.cwd()
             record = _first_record(kit)
-            self._save(kit, record)  # at once: a process that dies in its next line has one too
-            thread = threading.Thread(target=self._run, args=(kit, record), name="status", daemon=True)
-            thread.start()
+            self._save(kit, record)  # at once, in case the process dies in its next line
+            threading.Thread(target=self._run, args=(kit, record), name="status", daemon=True).start()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Answer the sites at the server, and begin to ask it at a site that has registered."""
@@ -79,13 +76,17 @@ class KitStatus(FLComponent):
 
     def _run(self, kit: Path, record: ProcessRecord) -> None:
         await_log()
-        for line in _looping(record):
-            self.logger.error(line)
+        if len(record.starts) >= _LOOPING:
+            passed = record.starts[-1] - record.starts[0]
+            self.logger.error(
+                f"crash loop: this kit was started {len(record.starts)} times within {passed:.0f} s, and "
+                "each time ended without being asked to: the last lines before a start say why"
+            )
         due = 0.0
         while not record.stopping:
             known = self._engine is not None
             if time.monotonic() >= due or (known and record.heard is None and not record.sites):
-                record = self._look(kit, record)
+                record = self._refresh(kit, record)
                 self._save(kit, record)
                 due = time.monotonic() + self.period
             time.sleep(1.0)
@@ -97,17 +98,17 @@ class KitStatus(FLComponent):
         try:
             record.save(kit)
         except StorageError as error:
-            self._say("record", str(error))
+            self._report("record", str(error))
 
-    def _look(self, kit: Path, record: ProcessRecord) -> ProcessRecord:
+    def _refresh(self, kit: Path, record: ProcessRecord) -> ProcessRecord:
         try:
             free = shutil.disk_usage(kit).free
             low = free < LEAST_DISK
-            self._say("disk", f"disk: {free / 2**30:.1f} GiB are free, and jobs need more: make room", low)
+            self._report("disk", f"disk: {free / 2**30:.1f} GiB are free, and jobs need more: make room", low)
             if self._engine is not None:
                 record = self._ask(record) if hasattr(self._engine, "client") else self._sites(record)
         except Exception as error:
-            self._say("status", f"the state of the kit is not known: {error}")
+            self._report("status", f"the state of the kit is not known: {error}")
         return replace(record, written=time.time())
 
     def _ask(self, record: ProcessRecord) -> ProcessRecord:
@@ -129,31 +130,30 @@ class KitStatus(FLComponent):
         if isinstance(clock, float) and 0 <= clock <= LATEST:
             apart = clock - (before + after) / 2
             record = replace(record, clock=apart)
-            wrong = abs(apart) > MOST_CLOCK
-            self._say("clock", f"clock: {abs(apart):.0f} s from the server's: set it, and turn NTP on", wrong)
+            line = f"clock: {abs(apart):.0f} s from the server's: set it, and turn NTP on"
+            self._report("clock", line, abs(apart) > MOST_CLOCK)
         if isinstance(version, str) and is_version(version):
             record = replace(record, server_version=version)
             line = f"version: medfedaug {__version__} here, {version} at the server: install one version"
-            self._say("version", line, version != __version__)
+            self._report("version", line, version != __version__)
         return record
 
     def _sites(self, record: ProcessRecord) -> ProcessRecord:
         clients = list(self._engine.client_manager.get_clients().values())
-        return replace(
-            record, sites={**record.sites, **{one.name: float(one.last_connect_time) for one in clients}}
-        )
+        times = {client.name: float(client.last_connect_time) for client in clients}
+        return replace(record, sites={**record.sites, **times})
 
-    def _say(self, what: str, line: str, wrong: bool = True) -> None:
-        """Say it once, and again after it was right."""
-        if wrong and what not in self._told:
+    def _report(self, problem: str, line: str, wrong: bool = True) -> None:
+        """Log a problem once, and again after it was solved."""
+        if not wrong:
+            self._reported.discard(problem)
+        elif problem not in self._reported:
             self.logger.error(line)
-            self._told.add(what)
-        elif not wrong:
-            self._told.discard(what)
+            self._reported.add(problem)
 
 
 def _answer(message: Any) -> Any:
-    """The server's answer to a site: nothing of the request is read."""
+    """Answer a site, without reading its request."""
     return make_reply(ReturnCode.OK, "", {"time": time.time(), "version": __version__})
 
 
@@ -171,12 +171,3 @@ def _first_record(kit: Path) -> ProcessRecord:
         written=now,
         sites={site: at for site, at in (before.sites if before else {}).items() if now - at < _LEFT},
     )
-
-
-def _looping(record: ProcessRecord) -> Iterator[str]:
-    if len(record.starts) >= _LOOPING:
-        passed = record.starts[-1] - record.starts[0]
-        yield (
-            f"crash loop: this kit was started {len(record.starts)} times within {passed:.0f} s, and each "
-            "time ended without being asked to: the last lines before a start say why"
-        )

@@ -1,10 +1,10 @@
 """A launcher that starts a site's job process again when it has died.
 
-If a job process is killed, runs out of memory or crashes, NVFlare 2.9 reports this to the server, which then
-ends the job for all sites. Here the site's parent process starts the job process again, and NVFlare's server
-sends it the task that it still waits for. If the process dies too often, the site stays silent, and the
-server's rules (its time limits and the number of sites that it needs) decide how the job continues. After the
-parent process itself has died, `medfedaug.nvflare_jobs.rejoin.JobRejoiner` starts the job process.
+If a job process is killed, runs out of memory or crashes, NVFlare 2.9 reports this to the server, which ends
+the job for all sites. Here the site's parent process starts the job process again, and NVFlare's server sends
+it the pending task. If the process dies too often, the site stays silent, and the server's rules (its time
+limits and the number of sites that it needs) decide how the job continues. After a crash of the parent
+process, `medfedaug.nvflare_jobs.rejoin.JobRejoiner` starts the job process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from medfedaug.nvflare_jobs.kit.rejoin import JobSession
 from medfedaug.nvflare_jobs.public_paths import public_path
 from medfedaug.utils.printable import log_printable
 
-# The site or its policy cannot run this job, so another attempt would end in the same way.
+# The site or its policy cannot run this job, so another attempt would fail too.
 _PERMANENT = (ProcessExitCode.UNSAFE_COMPONENT, ProcessExitCode.CONFIG_ERROR)
 # Reported to the server: the end of the job, and a job that names what the site forbids.
 _REPORTED = (JobReturnCode.SUCCESS, JobReturnCode.ABORTED, ProcessExitCode.UNSAFE_COMPONENT)
@@ -33,10 +33,9 @@ _REPORTED = (JobReturnCode.SUCCESS, JobReturnCode.ABORTED, ProcessExitCode.UNSAF
 
 @public_path
 class RestartingLauncher(ClientProcessJobLauncher):
-    """Starts a site's job process, and starts it again when it has died.
+    """Start a site's job process, and start it again when it has died.
 
-    It does not start it again after a clean exit, an abort, or an exit that says that this site cannot run
-    the job.
+    A clean exit, an abort, or an exit because this site cannot run the job is final.
 
     Args:
         restarts: the largest number of restarts, counted anew after a healthy process.
@@ -46,13 +45,13 @@ class RestartingLauncher(ClientProcessJobLauncher):
 
     def __init__(self, restarts: int = 3, pause: float = 5.0, healthy: float = 3600.0) -> None:
         super().__init__()
-        log_printable()  # in the site's own process, which logs what the server tells it of jobs
+        log_printable()  # in the site's parent process, which logs texts from the server
         self.restarts, self.pause, self.healthy = restarts, pause, healthy
 
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
         """Start the job process, and return a handle that restarts it when needed.
 
-        A job that was running when the parent process died keeps the token that it began with.
+        A job that was running when the parent process died keeps its first token.
         """
         job_id = str(job_meta.get(JobConstants.JOB_ID))
         root = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir()
@@ -78,12 +77,12 @@ class RestartingHandle(JobHandleSpec):
 
     Args:
         start: starts the process and returns its handle.
-        exit_file: the file in which a process that ended by itself may have written how it ended.
+        exit_file: the file in which a process may have written its exit code.
         restarts: see `RestartingLauncher`.
         pause: see `RestartingLauncher`.
         healthy: see `RestartingLauncher`.
         log: called with a line for every restart.
-        ended: called when the job is over at this site, and not when its process died too often.
+        ended: called when the job is over at this site, but not when its process died too often.
     """
 
     def __init__(
@@ -152,7 +151,6 @@ class RestartingHandle(JobHandleSpec):
         try:
             return int(self._exit_file.read_text())
         except (OSError, ValueError):
-            # NVFlare's handle knows only success and failure; the process itself has written which failure it
-            # was.
+            # NVFlare's handle knows only success and failure; its adapter has the process's code.
             code = getattr(self._process, "adapter", self._process).poll()
             return int(code if code in _PERMANENT else self._process.poll())

@@ -1,8 +1,8 @@
-"""Keeps the server's jobs true where a machine went down: its own, or that of a site.
+"""Correct the status of the server's jobs after its machine or a site's went down.
 
-NVFlare 2.9 leaves a job that was running when the server went down as RUNNING for ever. And when the server's
-process of a job has ended, it waits up to a quarter of an hour for every site to say how the job ended there,
-and calls a finished job abnormal if a site is found dead meanwhile, or comes back without the job.
+NVFlare 2.9 leaves a job that was running when the server went down as RUNNING for ever. When the server's
+process of a job has ended, NVFlare waits up to a quarter of an hour for every site's outcome, and calls a
+finished job abnormal if a site dies meanwhile, or comes back without the job.
 """
 
 from __future__ import annotations
@@ -19,23 +19,22 @@ from nvflare.apis.job_def import RunStatus
 
 from medfedaug.nvflare_jobs.public_paths import public_path
 
-_GONE_AFTER = 60.0
-"""Seconds without a heartbeat after which a site is not asked how a job ended."""
+_GONE_AFTER = 60.0  # seconds without a heartbeat after which the server does not wait for a site's outcome
 _PERIOD = 1.0
 
 
 @public_path
 class LostJobs(FLComponent):
-    """Marks jobs as ended that nobody will end: a component of the server's parent process.
+    """Mark orphaned jobs as ended: a component of the server's parent process.
 
     Jobs that were running when the server went down are abnormally finished. A job whose process at the
-    server has ended does not wait for a site that is gone or was started again: the server's outcome stands.
+    server has ended does not wait for a site that is gone or was started again: the server's outcome counts.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._heard: dict[str, float] = {}
-        self._again: set[str] = set()
+        self._restarted: set[str] = set()
         self._end = threading.Event()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -45,10 +44,10 @@ class LostJobs(FLComponent):
             self._end_lost(engine, fl_ctx)
             threading.Thread(target=self._watch, args=(engine,), name="lost jobs", daemon=True).start()
         elif event_type == EventType.CLIENT_REGISTER_PROCESSED:
-            # Before its first heartbeat, which would say that it does not have the job.
+            # Before its first heartbeat, which would report that it does not have the job.
             peer = fl_ctx.get_peer_context()
             if peer is not None and (name := str(peer.get_identity_name())) in self._heard:
-                self._again.add(name)
+                self._restarted.add(name)
                 self._release(engine)
         elif event_type == EventType.SYSTEM_END:
             self._end.set()
@@ -79,9 +78,9 @@ class LostJobs(FLComponent):
         jobs, runner = set(engine.job_runner.get_client_outcome_jobs()), engine.job_runner
         for job in jobs - set(engine.run_processes) - set(engine.exception_run_processes):
             for name, heard in list(self._heard.items()):
-                gone = name in self._again or time.time() - heard > _GONE_AFTER
+                gone = name in self._restarted or time.time() - heard > _GONE_AFTER
                 if gone and runner.is_client_outcome_pending(job, name):
                     runner.resolve_client_outcome(job, name)
                     self.logger.info(f"job {job} ended, and does not wait for {name}, which was down")
         if not jobs:
-            self._again.clear()
+            self._restarted.clear()

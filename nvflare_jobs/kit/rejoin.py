@@ -1,12 +1,11 @@
-"""Brings a site back into its running jobs after its machine, or its parent process, was started again.
+"""Bring a site back into its running jobs after a restart of its machine or parent process.
 
-NVFlare 2.9 gives a site that registers again a new token. The server's process of a running job knows only
-the tokens that the sites had when the job began, so that the site has no job any more and the job waits for
-it. A job process that presents the earlier token is accepted, gets the task that the server still waits for,
-and counts as the same site.
+NVFlare 2.9 gives a site that registers again a new token, while the server's process of a running job knows
+only the tokens of the job's start: the site has no job, and the job waits for it. The server accepts a job
+process with the earlier token as the same site, and sends it the pending task.
 
-Therefore the launcher writes a `JobSession` beside each job that it starts, and `JobRejoiner`, a component of
-the site's parent process, starts the job processes again with it.
+Therefore the launcher writes a `JobSession` to the folder of each job that it starts, and `JobRejoiner`, a
+component of the site's parent process, starts the job processes again with it.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _FILE = f"{JOB_FOLDER}/{SESSION}"
 _IDENTITY = (JobProcessArgs.AUTH_TOKEN, JobProcessArgs.TOKEN_SIGNATURE, JobProcessArgs.SSID)
 _WORKER = "nvflare.private.fed.app.client.worker_process"
 _PATIENCE = 60.0
-"""Seconds in which a job process that lost its parent may end by itself; NVFlare's ends within about one."""
+"""Seconds in which an orphaned job process may end by itself; NVFlare's ends within about one."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +53,10 @@ class JobSession:
 
     Args:
         job: the job's identifier.
-        meta: the job's meta data, as the server sent them.
+        meta: the job's metadata from the server.
         token: the site's token when the job began.
         signature: the server's signature of it.
-        ssid: the server's session; another one means that the server was started again, and the job is over.
+        ssid: the server's session; a different one means that the server restarted, and the job is over.
     """
 
     job: str
@@ -67,7 +66,7 @@ class JobSession:
     ssid: str
 
     def save(self, workspace: str | Path) -> None:
-        """Write it to the job's folder, readable by the site alone: the token stands for the site."""
+        """Write it to the job's folder, readable by the site alone: the token authenticates the site."""
         path = Path(workspace) / self.job / _FILE
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_suffix(".new")
@@ -80,44 +79,44 @@ class JobSession:
 
     @classmethod
     def load(cls, workspace: str | Path, job: str) -> JobSession | None:
-        """The session of a job; ``None`` where there is none that can be read."""
+        """Return the session of a job; ``None`` where none can be read."""
         try:
-            found = cls(**json.loads((Path(workspace) / job / _FILE).read_text()))
+            session = cls(**json.loads((Path(workspace) / job / _FILE).read_text()))
         except (OSError, ValueError, TypeError):
             return None
-        return found if found.job == job and isinstance(found.meta, dict) else None
+        return session if session.job == job and isinstance(session.meta, dict) else None
 
     @classmethod
     def all_of(cls, workspace: str | Path) -> list[JobSession]:
-        """The sessions of all jobs that have not ended at this site."""
+        """Return the sessions of all jobs that have not ended at this site."""
         jobs = sorted(path.parents[1].name for path in Path(workspace).glob(f"*/{_FILE}"))
-        return [found for job in jobs if (found := cls.load(workspace, job)) is not None]
+        return [session for job in jobs if (session := cls.load(workspace, job)) is not None]
 
     @classmethod
     def of(cls, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobSession:
-        """The session of a job that starts now, from the arguments that NVFlare made for its process."""
-        made = fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS) or {}
-        token, signature, ssid = (str(made.get(key, ("", ""))[1]) for key in _IDENTITY)
+        """Return the session of a job that starts now, from NVFlare's arguments for its process."""
+        arguments = fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS) or {}
+        token, signature, ssid = (str(arguments.get(key, ("", ""))[1]) for key in _IDENTITY)
         return cls(str(job_meta.get(JobConstants.JOB_ID)), dict(job_meta), token, signature, ssid)
 
     def apply(self, fl_ctx: FLContext) -> None:
         """Let the job's process present this identity in place of the site's current one."""
-        made = fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS)
+        arguments = fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS)
         for key, value in zip(_IDENTITY, (self.token, self.signature, self.ssid), strict=True):
-            made[key] = (made[key][0], value)
+            arguments[key] = (arguments[key][0], value)
 
     @staticmethod
     def forget(workspace: str | Path, job: str) -> None:
-        """The job is over at this site."""
+        """Remove the session of a job that is over at this site."""
         (Path(workspace) / job / _FILE).unlink(missing_ok=True)
 
 
 @public_path
 class JobRejoiner(FLComponent):
-    """Starts the processes of jobs that were running when the site's machine went down.
+    """Start the processes of jobs that were running when the site's machine went down.
 
-    It asks the server which of them still run there, and checks each again against the site's current
-    policy, as NVFlare does when a job is deployed.
+    It starts the jobs that still run at the server and that the site's current policy allows, as NVFlare
+    checks when it deploys a job.
 
     Args:
         pause: seconds between two attempts to reach the server.
@@ -136,14 +135,10 @@ class JobRejoiner(FLComponent):
     def _rejoin(self, engine: Any) -> None:
         try:
             workspace, client = str(engine.args.workspace), engine.client
-            sessions = [
-                one for one in JobSession.all_of(workspace) if not self._is_lost(one, client, workspace)
-            ]
-            if not sessions:
-                return
-            over = self._over(engine, [one.job for one in sessions])
+            sessions = [s for s in JobSession.all_of(workspace) if not self._is_lost(s, client, workspace)]
+            ended = self._ended(engine, [session.job for session in sessions]) if sessions else set()
             for session in sessions:
-                if session.job in over:
+                if session.job in ended:
                     self.logger.info(f"job {session.job} ended while this site was away")
                     JobSession.forget(workspace, session.job)
                 else:
@@ -152,7 +147,7 @@ class JobRejoiner(FLComponent):
             self.logger.exception(f"no job was started again: {error}")
 
     def _is_lost(self, session: JobSession, client: Any, workspace: str) -> bool:
-        """True where the server that ran the job is gone, and the job with it."""
+        """Return whether the server's restart has ended the job."""
         lost = session.ssid != str(client.ssid)
         if lost:
             self.logger.warning(
@@ -162,8 +157,8 @@ class JobRejoiner(FLComponent):
             JobSession.forget(workspace, session.job)
         return lost
 
-    def _over(self, engine: Any, jobs: list[str]) -> set[str]:
-        """The jobs that the server does not run any more: it says so in answer to a heartbeat."""
+    def _ended(self, engine: Any, jobs: list[str]) -> set[str]:
+        """Ask the server, by a heartbeat, which jobs it does not run any more."""
         client = engine.client
         while not client.communicator.heartbeat_done:
             with engine.new_context() as fl_ctx:
@@ -201,17 +196,21 @@ class JobRejoiner(FLComponent):
                     f"job {job} is not started again: its resources are not free here ({token})"
                 )
                 return
-            given = manager.allocate_resources(resource_requirement=needs, token=token, fl_ctx=fl_ctx)
-        if given:
-            engine.get_component(SystemComponents.RESOURCE_CONSUMER).consume(given)
+            resources = manager.allocate_resources(resource_requirement=needs, token=token, fl_ctx=fl_ctx)
+        if resources:
+            engine.get_component(SystemComponents.RESOURCE_CONSUMER).consume(resources)
         answer = engine.start_app(
-            job, job_meta=dict(session.meta), allocated_resource=given, token=token, resource_manager=manager
+            job,
+            job_meta=dict(session.meta),
+            allocated_resource=resources,
+            token=token,
+            resource_manager=manager,
         )
         self.logger.warning(f"job {job} was running when this site went down; it goes on ({answer})")
 
 
 def _refusal(workspace: Workspace, session: JobSession) -> str:
-    """The reason why the site's policy, as it is now, does not allow the job; empty if it does."""
+    """Return the reason why the site's current policy refuses the job; empty if it allows it."""
     app = workspace.get_app_dir(session.job)
     if not Path(app).is_dir():
         return "its folder is gone"
@@ -234,9 +233,8 @@ def _refusal(workspace: Workspace, session: JobSession) -> str:
 
 
 def _await_end(workspace: str, job: str) -> None:
-    """Wait for a process of the job that has outlived its parent; two would write one state."""
-    left = list(_processes(workspace, job))
-    _, alive = psutil.wait_procs(left, timeout=_PATIENCE)
+    """Wait for an orphaned process of the job: two processes would write the same state."""
+    _, alive = psutil.wait_procs(list(_processes(workspace, job)), timeout=_PATIENCE)
     for process in alive:
         process.kill()
     psutil.wait_procs(alive, timeout=_PATIENCE)

@@ -1,6 +1,6 @@
 """Checks of a kit's ``startup`` folder: certificates, modes, names, and the way to the server.
 
-NVFlare's own ``nvflare preflight-check`` says PASSED for a client certificate that is missing or has expired.
+NVFlare's ``nvflare preflight-check`` says PASSED for a client certificate that is missing or has expired.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
 
 import psutil
 from cryptography import x509
@@ -34,11 +33,11 @@ from medfedaug.nvflare_jobs.kit.kit_process import PARENTS, ProcessRecord
 from medfedaug.nvflare_jobs.public_paths import public_path
 
 WARN_DAYS = 30
-"""Days before the end of a certificate from which on it is warned of."""
+"""Days before the end of a certificate at which warnings begin."""
 
 _RENEW = "Ask who provisions for a new kit: docs/howto/certificates.md."
 _SCRIPTS = ("start.sh", "sub_start.sh", "stop_fl.sh")
-# Of a kit from `nvflare deploy prepare`, which removes the others; Kubernetes has a chart in their place.
+# `nvflare deploy prepare` leaves these alone in a kit, or a chart for Kubernetes.
 _PREPARED = {"start_docker.sh": ("start_docker.sh",), "start_slurm.sh": ("start_slurm.sh", "sub_start.sh")}
 _CHART = "helm_chart"
 _LOG_PATIENCE = 60.0  # seconds
@@ -53,10 +52,10 @@ class Check:
     """Result of one check.
 
     Args:
-        name: what.
-        ok: whether it is as it should be; ``None`` where a site can do without, for now.
-        found: what was found, in a few words.
-        advice: what to do about it, empty where nothing is to be done.
+        name: the subject of the check.
+        ok: whether the check passed; ``None`` for a warning.
+        found: the finding, in a few words.
+        advice: the remedy; empty where none is needed.
     """
 
     name: str
@@ -67,7 +66,7 @@ class Check:
 
 @dataclass(frozen=True)
 class _Startup:
-    """Contents of a kit's JSON: its own files, and the server."""
+    """Contents of a kit's JSON: its files, and the server."""
 
     folder: Path
     server: bool
@@ -86,22 +85,23 @@ class _Startup:
         server = (folder / "fed_server.json").is_file()
         values = json.loads((folder / ("fed_server.json" if server else "fed_client.json")).read_text())
         entry = (values.get("servers") or [{}])[0]
-        own = entry if server else values.get("client") or {}
+        participant = entry if server else values.get("client") or {}
         kind = "server" if server else "client"
         service = entry.get("service") or {}
         return cls(
             folder=folder,
             server=server,
-            certificate=folder / str(own.get("ssl_cert") or f"{kind}.crt"),
-            key=folder / str(own.get("ssl_private_key") or f"{kind}.key"),
-            root=folder / str(own.get("ssl_root_cert") or "rootCA.pem"),
+            certificate=folder / str(participant.get("ssl_cert") or f"{kind}.crt"),
+            key=folder / str(participant.get("ssl_private_key") or f"{kind}.key"),
+            root=folder / str(participant.get("ssl_root_cert") or "rootCA.pem"),
             target=str(service.get("target") or ""),
             scheme=str(service.get("scheme") or "grpc"),
             identity=str(entry.get("identity") or ""),
-            security=str(own.get("connection_security") or "mtls"),
+            security=str(participant.get("connection_security") or "mtls"),
+            # The server's name may have dots, a site's full name has them before its own.
             name=str(entry.get("admin_server") or "")
             if server
-            else str(own.get("fqsn") or "").rsplit(".", 1)[-1],
+            else str(participant.get("fqsn") or "").rsplit(".", 1)[-1],
         )
 
 
@@ -115,22 +115,19 @@ def check_startup(kit: str | Path) -> Iterator[Check]:
     yield _scripts(startup)
     yield from check_certificates(kit)
     yield _names(startup)
-    if (found := _left_pid(Path(kit))) is not None:
-        yield found
+    yield from _stale_pid(Path(kit))
 
 
 def check_certificates(kit: str | Path) -> Iterator[Check]:
-    """Check the certificate of a kit: there, readable, for this key, signed by the root, and valid today."""
+    """Check the certificate of a kit: readable, for this key, signed by the root, and valid today."""
     try:
         startup = _Startup.read(Path(kit))
     except (OSError, ValueError, AttributeError) as error:
-        yield Check(
-            "certificate", False, f"{kit}/startup: not readable ({error})", "Provision the kit again."
-        )
+        text = f"{kit}/startup: not readable ({error})"
+        yield Check("certificate", False, text, "Provision the kit again.")
         return
     for path in (startup.certificate, startup.key, startup.root):
-        problem = _unreadable(path)
-        if problem:
+        if problem := _unreadable(path):
             yield Check("certificate", False, problem, f"Put it back from the kit as it was sent. {_RENEW}")
             return
     try:
@@ -144,38 +141,36 @@ def check_certificates(kit: str | Path) -> Iterator[Check]:
     except (ValueError, TypeError) as error:
         yield Check("certificate", False, f"{startup.key}: no key can be read ({error})", _RENEW)
         return
-    if _public(key) != _public(chain[0]):
-        found = f"{startup.key.name} is not the key of {startup.certificate.name}"
-        yield Check("certificate", False, found, f"Take both from one kit. {_RENEW}")
+    if key.public_key() != chain[0].public_key():
+        text = f"{startup.key.name} is not the key of {startup.certificate.name}"
+        yield Check("certificate", False, text, f"Take both from one kit. {_RENEW}")
         return
     if not _is_signed(chain, root):
-        found = f"{startup.certificate.name} is not signed by {startup.root.name}: they are of two projects"
-        yield Check("certificate", False, found, f"Take all of startup/ from one kit. {_RENEW}")
+        text = f"{startup.certificate.name} is not signed by {startup.root.name}: they are of two projects"
+        yield Check("certificate", False, text, f"Take all of startup/ from one kit. {_RENEW}")
         return
     yield _validity(chain, root, startup)
     mode = stat.S_IMODE(startup.key.stat().st_mode)
     if mode & 0o077:
-        found = f"{startup.key} can be read by others (mode {mode:o}): who has it can act as this kit"
-        yield Check("key", None, found, f"chmod 600 {startup.key}")
+        text = f"{startup.key} can be read by others (mode {mode:o}): who has it can act as this kit"
+        yield Check("key", None, text, f"chmod 600 {startup.key}")
 
 
 def certificate_ends(kit: str | Path) -> dict[str, datetime]:
-    """Return the ends of a kit's own and of its root certificate, by file, as far as they can be read."""
-    found = {}
-    try:
+    """Return the ends of a kit's certificate and of its root certificate, by file, as far as readable."""
+    ends = {}
+    with suppress(OSError, ValueError, AttributeError):
         startup = _Startup.read(Path(kit))
-    except (OSError, ValueError, AttributeError):
-        return {}
-    for path in (startup.certificate, startup.root):
-        with suppress(OSError, ValueError):
-            found[path.name] = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
-    return found
+        for path in (startup.certificate, startup.root):
+            with suppress(OSError, ValueError):
+                ends[path.name] = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+    return ends
 
 
 def _unreadable(path: Path) -> str:
     if not path.exists():
         return f"{path} is missing"
-    # By the bits, since nothing is unreadable for root, who may not be the one that starts the kit.
+    # The bits count: root, who can read every file, may not be the user that starts the kit.
     if not path.stat().st_mode & stat.S_IRUSR:
         return f"{path} cannot be read by its owner (mode {stat.S_IMODE(path.stat().st_mode):o})"
     try:
@@ -185,15 +180,9 @@ def _unreadable(path: Path) -> str:
     return ""
 
 
-def _public(thing: Any) -> bytes:
-    form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return bytes(thing.public_key().public_bytes(*form))
-
-
 def _is_signed(chain: list[x509.Certificate], root: x509.Certificate) -> bool:
-    issuers = [*chain[1:], root]
     try:
-        for certificate, issuer in zip(chain, issuers, strict=True):
+        for certificate, issuer in zip(chain, [*chain[1:], root], strict=True):
             if certificate != issuer:  # the root may end the chain itself
                 certificate.verify_directly_issued_by(issuer)
     except (ValueError, TypeError, InvalidSignature):
@@ -203,32 +192,30 @@ def _is_signed(chain: list[x509.Certificate], root: x509.Certificate) -> bool:
 
 def _validity(chain: list[x509.Certificate], root: x509.Certificate, startup: _Startup) -> Check:
     now = datetime.now(timezone.utc)
-    begin = max(one.not_valid_before_utc for one in (*chain, root))
-    end = min(one.not_valid_after_utc for one in (*chain, root))
+    begin = max(certificate.not_valid_before_utc for certificate in (*chain, root))
+    end = min(certificate.not_valid_after_utc for certificate in (*chain, root))
     of_root = end == root.not_valid_after_utc != chain[0].not_valid_after_utc
-    which = startup.root.name if of_root else startup.certificate.name
+    file = startup.root.name if of_root else startup.certificate.name
     name = "certificate"
     if begin > now:
         when = "%Y-%m-%d %H:%M"
-        found = f"{startup.certificate.name} is valid from {begin:{when}} UTC, and here it is {now:{when}}"
-        return Check(name, False, found, "Set this machine's clock.")
+        text = f"{startup.certificate.name} is valid from {begin:{when}} UTC, and here it is {now:{when}}"
+        return Check(name, False, text, "Set this machine's clock.")
     if end < now:
-        found = f"{which} expired on {end:%Y-%m-%d}: no connection is possible"
-        return Check(name, False, found, _RENEW)
+        return Check(name, False, f"{file} expired on {end:%Y-%m-%d}: no connection is possible", _RENEW)
     days = (end - now) // timedelta(days=1)
-    found = f"of {_common_name(chain[0])}, valid until {end:%Y-%m-%d} ({days} days)"
     if days < WARN_DAYS:
-        return Check(name, None, f"{which} expires in {days} days, on {end:%Y-%m-%d}", _RENEW)
-    return Check(name, True, found)
+        return Check(name, None, f"{file} expires in {days} days, on {end:%Y-%m-%d}", _RENEW)
+    return Check(name, True, f"of {_common_name(chain[0])}, valid until {end:%Y-%m-%d} ({days} days)")
 
 
 def _common_name(certificate: x509.Certificate) -> str:
-    found = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    return str(found[0].value) if found else ""
+    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(names[0].value) if names else ""
 
 
 def _names(startup: _Startup) -> Check:
-    """The name in the certificate, in the JSON, and in the script that starts the kit."""
+    """Compare the names in the certificate, in the JSON, and in the script that starts the kit."""
     try:
         certificate = _common_name(x509.load_pem_x509_certificates(startup.certificate.read_bytes())[0])
     except (OSError, ValueError, IndexError):
@@ -241,8 +228,8 @@ def _names(startup: _Startup) -> Check:
     if not startup.server and (started := re.search(r"\buid=(\S+)", text)):
         names[script.name] = started[1].strip("\"'")
     if len(set(names.values())) > 1:
-        found = ", ".join(f"{name} in {file}" for file, name in names.items())
-        return Check("name", False, f"{found}: the server refuses it", "Take all of startup/ from one kit.")
+        text = ", ".join(f"{name} in {file}" for file, name in names.items())
+        return Check("name", False, f"{text}: the server refuses it", "Take all of startup/ from one kit.")
     return Check("name", True, certificate)
 
 
@@ -257,26 +244,21 @@ def _scripts(startup: _Startup) -> Check:
             return Check("scripts", False, f"{path} is missing", "Put it back from the kit as it was sent.")
         mode = path.stat().st_mode
         if not mode & stat.S_IXUSR or not mode & stat.S_IRUSR:
-            return Check(
-                "scripts", False, f"{path} cannot be run (mode {stat.S_IMODE(mode):o})", f"chmod u+rx {path}"
-            )
-    *first, last = scripts
-    named = f"{', '.join(first)} and {last}" if first else last
-    return Check("scripts", True, f"{named} can be run")
+            text = f"{path} cannot be run (mode {stat.S_IMODE(mode):o})"
+            return Check("scripts", False, text, f"chmod u+rx {path}")
+    return Check("scripts", True, f"{' and '.join(', '.join(scripts).rsplit(', ', 1))} can be run")
 
 
-def _left_pid(kit: Path) -> Check | None:
-    """The file by which start.sh takes another program for the kit, after a reboot."""
+def _stale_pid(kit: Path) -> Iterator[Check]:
+    """Check for a file from before a reboot, by which start.sh mistakes another program for the kit."""
     path = kit / "daemon_pid.fl"
     try:
-        process = psutil.Process(int(path.read_text()))
-        command = " ".join(process.cmdline())
+        command = " ".join(psutil.Process(int(path.read_text())).cmdline())
     except (OSError, ValueError, psutil.Error):
-        return None
-    if any(part in command for part in ("sub_start.sh", *PARENTS)):
-        return None
-    found = f"{path} is left from before a reboot and names another program: start.sh does nothing"
-    return Check("start", False, found, f"rm {path}")
+        return
+    if not any(part in command for part in ("sub_start.sh", *PARENTS)):
+        text = f"{path} is left from before a reboot and names another program: start.sh does nothing"
+        yield Check("start", False, text, f"rm {path}")
 
 
 def check_connection(kit: str | Path) -> Iterator[Check]:
@@ -285,11 +267,12 @@ def check_connection(kit: str | Path) -> Iterator[Check]:
         startup = _Startup.read(Path(kit))
     except (OSError, ValueError, AttributeError):
         return
+    if startup.server:
+        return
     host, _, port = startup.target.rpartition(":")
-    if startup.server or not host or not port.isdigit():
-        if not startup.server:
-            found = f"{startup.target or 'no address'} in fed_client.json is no host:port"
-            yield Check("server", False, found, "Provision the kit again.")
+    if not host or not port.isdigit():
+        text = f"{startup.target or 'no address'} in fed_client.json is no host:port"
+        yield Check("server", False, text, "Provision the kit again.")
         return
     firewall = "Ask for the server's address and port, and for the way out through the firewall."
     try:
@@ -298,18 +281,18 @@ def check_connection(kit: str | Path) -> Iterator[Check]:
         yield Check("server", False, f"{host}: no such host ({error.strerror})", firewall)
         return
     except (OSError, OverflowError) as error:
-        found = f"{startup.target}: not reachable ({getattr(error, 'strerror', None) or error})"
-        yield Check("server", False, found, f"If the server is up: {firewall[0].lower()}{firewall[1:]}")
-        return
-    if startup.security not in ("mtls", "tls"):
-        plain.close()
-        yield Check("server", None, f"{startup.target}: reachable; the kit says {startup.security}, no TLS")
+        text = f"{startup.target}: not reachable ({getattr(error, 'strerror', None) or error})"
+        yield Check("server", False, text, f"If the server is up: {firewall[0].lower()}{firewall[1:]}")
         return
     with plain:
-        yield from _speak(startup, plain)
+        if startup.security in ("mtls", "tls"):
+            yield from _check_tls(startup, plain)
+        else:
+            text = f"{startup.target}: reachable; the kit says {startup.security}, no TLS"
+            yield Check("server", None, text)
 
 
-def _speak(startup: _Startup, plain: socket.socket) -> Iterator[Check]:
+def _check_tls(startup: _Startup, plain: socket.socket) -> Iterator[Check]:
     try:
         context = ssl.create_default_context(cafile=str(startup.root))
         context.check_hostname = False  # as NVFlare does, which compares the server's identity
@@ -318,85 +301,82 @@ def _speak(startup: _Startup, plain: socket.socket) -> Iterator[Check]:
         secure = context.wrap_socket(plain)
     except (ssl.SSLError, OSError) as error:
         reason = getattr(error, "verify_message", "") or getattr(error, "reason", None) or str(error)
-        found = f"{startup.target}: reachable, and no TLS connection comes about ({reason})"
-        yield Check(
-            "server", False, found, "Is it the server of this kit's project? See docs/howto/certificates.md."
-        )
+        text = f"{startup.target}: reachable, and no TLS connection comes about ({reason})"
+        advice = "Is it the server of this kit's project? See docs/howto/certificates.md."
+        yield Check("server", False, text, advice)
         return
     with secure:
         certificate = x509.load_der_x509_certificate(secure.getpeercert(binary_form=True) or b"")
         name = _common_name(certificate)
         if startup.identity and name != startup.identity:
-            found = f"{startup.target}: answers as {name}, and the kit expects {startup.identity}"
-            yield Check("server", False, found, "Ask for the server's address and port.")
+            text = f"{startup.target}: answers as {name}, and the kit expects {startup.identity}"
+            yield Check("server", False, text, "Ask for the server's address and port.")
             return
         try:
             answer = _ask(secure, startup)
         except (ssl.SSLError, ConnectionError) as error:
             reason = getattr(error, "reason", None) or error
-            found = f"{startup.target}: the server drops this kit's certificate ({reason})"
-            yield Check("server", False, found, "Is the certificate of the server's own project, and valid?")
+            text = f"{startup.target}: the server drops this kit's certificate ({reason})"
+            yield Check("server", False, text, "Is the certificate of the server's own project, and valid?")
             return
         end = certificate.not_valid_after_utc
         days = (end - datetime.now(timezone.utc)) // timedelta(days=1)
         text = f"{startup.target}: {name}, its certificate is valid until {end:%Y-%m-%d}"
-        soon = days < WARN_DAYS
-        yield Check(
-            "server", None if soon else True, text, f"It ends in {days} days: tell the lead." if soon else ""
-        )
+        if days < WARN_DAYS:
+            yield Check("server", None, text, f"It ends in {days} days: tell the lead.")
+        else:
+            yield Check("server", True, text)
     yield _clock(answer, startup)
 
 
 def _ask(secure: ssl.SSLSocket, startup: _Startup) -> bytes:
-    """The server's answer to a request that asks nothing; empty where it waits for NVFlare's own messages.
+    """Return the server's answer to an empty request; empty where it waits for NVFlare's messages.
 
-    Only an answer, or that it waits, says that the server took this kit's certificate.
+    An answer, or a wait for it, shows that the server accepted this kit's certificate.
     """
     secure.settimeout(3.0)
     host = startup.target.rpartition(":")[0]
     if startup.scheme == "http":
         secure.sendall(f"HEAD / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
     try:
-        found = secure.recv(4096)
+        answer = secure.recv(4096)
     except TimeoutError:
         return b""
-    if not found and startup.scheme == "http":
+    if not answer and startup.scheme == "http":
         raise ConnectionError("it closed the connection")
-    return found
+    return answer
 
 
 def _clock(answer: bytes, startup: _Startup) -> Check:
-    """This machine's clock against the server's, where its answer has a date; else whether it is kept."""
-    dated = re.search(rb"(?im)^date: *(.+?)\r?$", answer)
-    if dated:
-        there = parsedate_to_datetime(dated[1].decode("ascii", "replace"))
-        apart = abs((datetime.now(timezone.utc) - there).total_seconds())
+    """Compare this machine's clock with the server's if its time is known, else ask the kernel."""
+    advice = "Set the clock; certificates and records go by it."
+    if match := re.search(rb"(?im)^date: *(.+?)\r?$", answer):
+        date = parsedate_to_datetime(match[1].decode("ascii", "replace"))
+        apart = abs((datetime.now(timezone.utc) - date).total_seconds())
         if apart > MOST_CLOCK:
-            found = f"{apart:.0f} s from the server's"
-            return Check("clock", False, found, "Set the clock; certificates and records go by it.")
+            return Check("clock", False, f"{apart:.0f} s from the server's", advice)
         return Check("clock", True, "as the server's")
     record = ProcessRecord.load(startup.folder.parent)
     if record is not None and record.is_alive() and record.clock is not None:
         apart, text = abs(record.clock), "s from the server's, which the running kit asked"
         if apart > MOST_CLOCK:
-            advice = "Set the clock; certificates and records go by it."
             return Check("clock", False, f"{apart:.0f} {text}", advice)
         return Check("clock", True, f"{apart:.1f} {text}")
-    kept = _is_synchronised()
     text = f"the server cannot be asked over {startup.scheme} before the kit runs"
-    if kept is False:
-        return Check("clock", None, f"{text}, and no time server keeps this machine's", "Turn NTP on.")
-    return Check(
-        "clock", True if kept else None, f"{text}; {'kept by a time server' if kept else 'unknown here'}"
-    )
+    synchronised = _is_synchronised()
+    if synchronised is None:
+        return Check("clock", None, f"{text}; unknown here")
+    if synchronised:
+        return Check("clock", True, f"{text}; kept by a time server")
+    return Check("clock", None, f"{text}, and no time server keeps this machine's", "Turn NTP on.")
 
 
 def _is_synchronised() -> bool | None:
-    """True where the kernel knows this machine's clock to be kept by a time server."""
+    """Ask the kernel whether a time server keeps this machine's clock; ``None`` where it does not know."""
     if ctypes.sizeof(ctypes.c_long) != 8:
         return None
     try:
-        state = (ctypes.c_long * 64)()  # struct timex, of which nothing is set: it is read alone
+        state = (ctypes.c_long * 64)()  # struct timex without a request: the kernel only fills it
         if ctypes.CDLL(None).adjtimex(ctypes.byref(state)) < 0:
             return None
         status = ctypes.cast(state, ctypes.POINTER(ctypes.c_int))[10]
@@ -407,20 +387,18 @@ def _is_synchronised() -> bool | None:
 
 @public_path
 class CertificateWatch(FLComponent):
-    """Says in the log of a server or a site, at once and then every day, that its certificate is of no use.
+    """Log certificate problems of a server or a site, at once and then every day.
 
-    It begins when NVFlare builds it. No event would do: a site without a valid certificate waits for its
-    first connection before any is fired.
+    It begins when NVFlare builds it: a site without a valid certificate waits for its first connection, and
+    NVFlare fires no event before.
     """
 
     def __init__(self, hours: float = 24.0) -> None:
         super().__init__()
         self.hours = hours
-        if is_parent():  # which works in the kit's folder; a job's process builds this component as well
-            thread = threading.Thread(
-                target=self._watch, args=(Path.cwd(),), name="certificates", daemon=True
-            )
-            thread.start()
+        if is_parent():  # its working folder is the kit; a job's process builds this component as well
+            target, kit = self._watch, Path.cwd()
+            threading.Thread(target=target, args=(kit,), name="certificates", daemon=True).start()
 
     def _watch(self, kit: Path) -> None:
         await_log()
@@ -430,10 +408,10 @@ class CertificateWatch(FLComponent):
 
     def _look(self, kit: Path) -> None:
         try:
-            for finding in check_certificates(kit):
-                if finding.ok is not True:
-                    log = self.logger.error if finding.ok is False else self.logger.warning
-                    log(f"{finding.name}: {finding.found}. {finding.advice}")
+            for check in check_certificates(kit):
+                if not check.ok:
+                    log = self.logger.warning if check.ok is None else self.logger.error
+                    log(f"{check.name}: {check.found}. {check.advice}")
         except Exception as error:
             self.logger.exception(f"the certificate cannot be checked: {error}")
 
@@ -445,7 +423,7 @@ def is_parent() -> bool:
 
 
 def await_log() -> None:
-    """Wait for the log, which NVFlare sets up after the components: until then nothing would be written."""
+    """Wait for the log, which NVFlare sets up after the components: earlier lines would be lost."""
     deadline = time.monotonic() + _LOG_PATIENCE
     while time.monotonic() < deadline:
         if any(isinstance(handler, logging.FileHandler) for handler in logging.getLogger().handlers):

@@ -1,8 +1,8 @@
 """Enrolment of a participant whose private key never leaves it: request, signature, kit.
 
-Each step is one call of NVFlare's own commands (`nvflare cert`, `nvflare package`). A fingerprint at each
-crossing, compared on the telephone, shows that nobody exchanged the file on its way: of the request when it
-is signed, of the root certificate when the answer is accepted.
+Each step is one call of NVFlare's commands (`nvflare cert`, `nvflare package`). A comparison of fingerprints
+on the telephone shows that nobody exchanged a file on its way: of the request before it is signed, and of the
+root certificate before the answer is accepted.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ PROFILE, CA = "project_profile.yaml", "ca"
 Kind = Literal["site", "server", "lead", "admin"]
 """Kinds of participants."""
 
-_ASKED = {"site": "site", "server": "server", "lead": "user (lead)", "admin": "user (org_admin)"}
+_NVFLARE_KINDS = {"site": "site", "server": "server", "lead": "user (lead)", "admin": "user (org_admin)"}
 _LARGEST = 2**20  # bytes of a part of a request or an answer
 
 
 @dataclass(frozen=True)
 class Enrolment:
-    """A request for a certificate, or the answer to one.
+    """Request for a certificate, or the answer to one.
 
     Args:
-        name: of the participant.
-        kind: of the participant, in NVFlare's words.
-        project: name of the project.
+        name: the participant's name.
+        kind: the participant's kind, in NVFlare's words.
+        project: the project's name.
         fingerprint: SHA-256 of the request, or of the root certificate in the answer.
         path: the archive.
     """
@@ -63,22 +63,22 @@ def request(
     """Make a private key, which stays in ``folder/name``, and a request for its certificate.
 
     Raises:
-        ConfigError: for a name that cannot be used, and where a request of this name is open.
+        ConfigError: for an invalid name, and where a request of this name is open.
     """
-    own = Path(folder) / name
+    target = Path(folder) / name
     text = participant_file(name, kind, project=project, port=port)
-    if own.exists():
-        raise ConfigError(f"{own}: a request is open; accept its answer, or remove the folder")
+    if target.exists():
+        raise ConfigError(f"{target}: a request is open; accept its answer, or remove the folder")
     private_folder(Path(folder))
     with tempfile.TemporaryDirectory() as work:
         definition = Path(work) / "participant.yaml"
         definition.write_text(text)
-        _nvflare("cert", "request", "-p", definition, "--out", own)
-    return read_request(own / f"{name}.request.zip")
+        _nvflare("cert", "request", "-p", definition, "--out", target)
+    return read_request(target / f"{name}.request.zip")
 
 
 def read_request(path: str | Path) -> Enrolment:
-    """Read a request, which comes from somebody whom nobody has checked yet."""
+    """Read a request from an unknown sender."""
     # It has the hashes of the other parts, which NVFlare compares before it signs.
     digest = hashlib.sha256(_part(path, "request.json")).hexdigest()
     return _enrolment(_entries(path, "request.json"), digest, path)
@@ -95,7 +95,7 @@ def read_signed(path: str | Path) -> Enrolment:
 
 
 def make_root(project: str | Path) -> None:
-    """Make the root certificate of a project, in the folder that has its profile."""
+    """Make the root certificate of a project, in the folder of its profile."""
     folder = Path(project)
     _nvflare("cert", "init", "--profile", folder / PROFILE, "-o", folder / CA)
 
@@ -106,77 +106,75 @@ def root_fingerprint(project: str | Path) -> str:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes()).fingerprint(hashes.SHA256()).hex()
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{path}: no root certificate can be read ({error}); medfedaug project --own-keys makes one"
-        ) from error
+        text = f"{path}: no root certificate can be read ({error}); medfedaug project --own-keys makes one"
+        raise ConfigError(text) from error
 
 
-def check_kind(asked: Enrolment, kind: Kind) -> None:
-    """Check that a request is for the part that is meant: a hospital that asks to be lead could send jobs."""
-    if asked.kind != _ASKED[kind]:
-        meant = next((name for name, words in _ASKED.items() if words == asked.kind), None)
-        advice = f"; if that is meant, give --as {meant}" if meant else ""
-        raise ConfigError(f"{asked.path}: {asked.name} asks to be {asked.kind}, and not {kind}{advice}")
+def check_kind(request: Enrolment, kind: Kind) -> None:
+    """Check that a request is for the intended kind: a hospital that requests to be lead could send jobs."""
+    if request.kind != _NVFLARE_KINDS[kind]:
+        other = next((name for name, words in _NVFLARE_KINDS.items() if words == request.kind), None)
+        advice = f"; if that is meant, give --as {other}" if other else ""
+        raise ConfigError(f"{request.path}: {request.name} asks to be {request.kind}, and not {kind}{advice}")
 
 
 def sign(
-    asked: Enrolment, project: str | Path, out: str | Path | None = None, days: int | None = None
+    request: Enrolment, project: str | Path, out: str | Path | None = None, days: int | None = None
 ) -> Path:
     """Sign a request whose fingerprint was compared."""
     folder = Path(project)
-    target = Path(out) if out else asked.path.with_name(f"{asked.name}.signed.zip")
-    more = ("--valid-days", str(days)) if days else ()
-    arguments = ("-c", folder / CA, "--profile", folder / PROFILE, "--out", target, *more)
+    target = Path(out) if out else request.path.with_name(f"{request.name}.signed.zip")
+    validity = ("--valid-days", str(days)) if days else ()
+    arguments = ("-c", folder / CA, "--profile", folder / PROFILE, "--out", target, *validity)
     with tempfile.TemporaryDirectory() as work:
-        kept = Path(shutil.copy(asked.path, work))  # nobody exchanges it now
-        if read_request(kept).fingerprint != asked.fingerprint:
-            raise ConfigError(f"{asked.path}: is another request than the one that was compared")
-        _nvflare("cert", "approve", kept, *arguments)
+        copy = Path(shutil.copy(request.path, work))  # nobody can exchange it
+        if read_request(copy).fingerprint != request.fingerprint:
+            raise ConfigError(f"{request.path}: is another request than the one that was compared")
+        _nvflare("cert", "approve", copy, *arguments)
     return target
 
 
 def accept(answer: Enrolment, requests: str | Path, kit: str | Path) -> bool:
-    """Make a kit of an answer, whose root was compared, and of the private key; or renew its certificate.
+    """Make a kit from an answer, whose root was compared, and the private key; or renew its certificate.
 
-    A kit that is there keeps all but its folder ``startup``.
+    An existing kit keeps everything but its folder ``startup``.
 
     Returns:
-        Whether a kit was there.
+        Whether the kit existed.
 
     Raises:
-        ConfigError: when there is no such request, NVFlare refuses the answer, or the kit is another
+        ConfigError: when no such request is open, NVFlare refuses the answer, or the kit is another
             participant's.
     """
-    own, kit = Path(requests) / answer.name, Path(kit)
-    if not own.is_dir():
-        raise ConfigError(f"{own}: no request of {answer.name} is open; name its folder with --requests")
+    folder, kit = Path(requests) / answer.name, Path(kit)
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no request of {answer.name} is open; name its folder with --requests")
     before = kit / "startup.before"
-    if before.is_dir() and not (kit / "startup").exists():  # of a process that was killed in between
+    if before.is_dir() and not (kit / "startup").exists():  # a process was killed in between
         before.rename(kit / "startup")
     renews = (kit / "startup").is_dir()
     if kit.exists() and not renews:
         raise ConfigError(f"{kit} is there already, and is no kit; choose another folder")
     private_folder(kit.absolute().parent)
-    # Beside the kit: a rename is whole or not done, and the key is on this file system alone.
+    # In the same folder: a rename is atomic, and the key stays on this file system.
     with tempfile.TemporaryDirectory(dir=kit.absolute().parent, prefix=".enrol-") as work:
-        packed = ("-w", work, "--fingerprint", answer.fingerprint)
-        done = _nvflare("package", answer.path, "--request-dir", own, *packed)
-        made = Path(str(done["output_dir"]))
-        if renews and (found := _owner(kit)) not in ("", own_name := _owner(made)):
-            raise ConfigError(f"{kit}: is the kit of {found}, and the answer is for {own_name}")
+        options = ("-w", work, "--fingerprint", answer.fingerprint)
+        new = Path(str(_nvflare("package", answer.path, "--request-dir", folder, *options)["output_dir"]))
         if renews:
+            if (owner := _owner(kit)) not in ("", _owner(new)):
+                raise ConfigError(f"{kit}: is the kit of {owner}, and the answer is for {_owner(new)}")
             shutil.rmtree(before, ignore_errors=True)
             (kit / "startup").rename(before)
-            (made / "startup").rename(kit / "startup")
+            (new / "startup").rename(kit / "startup")
             shutil.rmtree(before)
         else:
-            made.rename(kit)
-    shutil.rmtree(own)
+            new.rename(kit)
+    shutil.rmtree(folder)
     return renews
 
 
 def _owner(kit: Path) -> str:
-    """The participant of a kit as its certificate names it; empty where none can be read."""
+    """Return the participant in a kit's certificate; empty where none can be read."""
     for path in sorted((kit / "startup").glob("*.crt")):
         with suppress(OSError, ValueError):
             subject = x509.load_pem_x509_certificate(path.read_bytes()).subject
@@ -186,7 +184,7 @@ def _owner(kit: Path) -> str:
 
 
 def fingerprint_text(fingerprint: str) -> str:
-    """Write a fingerprint in groups of four, as it is read aloud.
+    """Write a fingerprint in groups of four, to read it aloud.
 
     Example:
         >>> fingerprint_text("0a8fa70c" + "0" * 56)[:14]
@@ -197,7 +195,7 @@ def fingerprint_text(fingerprint: str) -> str:
 
 
 def same_fingerprint(one: str, other: str) -> bool:
-    """Compare two fingerprints, in whatever way they are written.
+    """Compare two fingerprints, whatever their notation.
 
     Example:
         >>> same_fingerprint("SHA256:0A:8F", "0a8f")
@@ -252,15 +250,14 @@ def _part(path: str | Path, name: str) -> bytes:
 def _nvflare(*arguments: str | Path) -> dict[str, Any]:
     """Run a command of NVFlare and return the data of its answer."""
     command = [sys.executable, "-m", "nvflare.cli", "--format", "json", *map(str, arguments)]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    process = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    lines = [line for line in process.stdout.splitlines() if line.startswith("{")]
     try:
         answer = dict(json.loads(lines[-1]))
     except (IndexError, ValueError, TypeError) as error:
-        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise RunFailed(f"nvflare {arguments[0]}: {said[:300]}") from error
+        reason = (process.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise RunFailed(f"nvflare {arguments[0]}: {reason[:300]}") from error
     if answer.get("status") != "ok":
-        raise ConfigError(
-            f"nvflare {arguments[0]}: {answer.get('message')} {answer.get('hint') or ''}".rstrip()
-        )
+        reason = f"{answer.get('message')} {answer.get('hint') or ''}".rstrip()
+        raise ConfigError(f"nvflare {arguments[0]}: {reason}")
     return dict(answer.get("data") or {})

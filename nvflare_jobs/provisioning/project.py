@@ -1,4 +1,4 @@
-"""Files from which NVFlare makes kits: one project file, or requests of participants that keep their keys."""
+"""Files from which NVFlare makes kits: a project, or participants that keep their keys."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from nvflare.apis.utils.format_check import name_check
 
 from medfedaug.errors import ConfigError
 
-# Of the names that both NVFlare and a federation take.
+# The names that both NVFlare and a federation take.
 _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _SERVER = "server"
-# Of the server and the administrators, as in the shipped file.
+# The server's and the administrators' organisation, as in the shipped file.
 _ORGANISATION = "coordination"
 _NAMES = {
     "server": "a host name",
@@ -32,7 +32,7 @@ _SITES = re.compile(r"(  - name: \S+\n    type: client\n    org: \S+\n)+")
 
 
 def check_site_name(site: str) -> None:
-    """Check that NVFlare can have a site of this name: a dot would separate a site from a part of it."""
+    """Check a site's name for NVFlare, where a dot would separate a site from a part of it."""
     if not _SITE.fullmatch(site):
         raise ConfigError(f"{site!r} is not a name for a site: letters, digits, '_' and '-'")
     if site == _SERVER:
@@ -49,20 +49,20 @@ def project_file(
     name: str = "medfedaug",
     relays: Mapping[str, Collection[str]] | None = None,
 ) -> str:
-    """The text of ``project.yml`` for `nvflare provision`.
+    """Return the text of ``project.yml`` for `nvflare provision`.
 
     Args:
-        sites: the sites' names, by which results, logs and data folders know them.
-        server: the server's host name as the sites resolve it.
-        port: the server's one port.
+        sites: the sites' names in results, logs and data folders.
+        server: the server's host name for the sites.
+        port: the server's port.
         admin: the project administrator's e-mail address.
-        lead: that of who submits jobs.
+        lead: the e-mail address of the lead, who submits jobs.
         name: the project's name.
-        relays: by the host name of a relay the sites that connect to it, and not to the server.
+        relays: by the host name of a relay, the sites that connect to it instead of the server.
     """
     relay_of = _check_relays(relays or {}, sites)
     _check(sites, server=server, port=port, admin=admin, lead=lead, name=name)
-    said = {
+    replacements = {
         "fl-server.example.org": server,
         "8002": str(port),
         "admin@example.org": admin,
@@ -72,7 +72,7 @@ def project_file(
         "# Four hospitals": f"# {len(sites)} sites",
     }
     text = (resources.files(__package__) / "project.yml").read_text(encoding="utf-8")
-    text = re.sub("|".join(map(re.escape, said)), lambda found: said[found[0]], text)
+    text = re.sub("|".join(map(re.escape, replacements)), lambda match: replacements[match[0]], text)
     clients = "".join(
         f"  - name: {_text(site)}\n    type: client\n    org: {_text(_organisation(site))}\n"
         + (f"    connect_to: {{name: {_text(relay_of[site])}}}\n" if site in relay_of else "")
@@ -80,14 +80,14 @@ def project_file(
     )
     if relays:  # without the first line NVFlare 2.9 lets a relay talk without encryption
         text = text.replace(f"_port: {port}\n", f"_port: {port}\n    connection_security: mtls\n", 1)
-        told = ({"name": _text(_relay(host)), "host": _text(host), "port": port} for host in relays)
-        clients = "".join(_RELAY.format(**one) for one in told) + clients
+        entries = (_RELAY.format(name=_text(_relay(host)), host=_text(host), port=port) for host in relays)
+        clients = "".join(entries) + clients
     text = _SITES.sub(lambda _: clients, text)
     return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("# To be changed"))
 
 
 def profile_file(*, server: str, port: int, name: str) -> str:
-    """The profile of a project whose participants keep their keys, for `nvflare cert`."""
+    """Return the profile of a project whose participants keep their keys, for `nvflare cert`."""
     _check_project(server=server, port=port, name=name)
     address = {"host": server, "fed_learn_port": port, "admin_port": port}
     profile = {"name": name, "scheme": "grpc", "connection_security": "mtls", "server": address}
@@ -95,9 +95,9 @@ def profile_file(*, server: str, port: int, name: str) -> str:
 
 
 def participant_file(name: str, kind: str, *, project: str, port: int) -> str:
-    """The definition of a participant who requests a certificate, for `nvflare cert`.
+    """Return the definition of a participant who requests a certificate, for `nvflare cert`.
 
-    NVFlare gives the role of the project administrator to nobody in this way: ``"admin"`` becomes the
+    NVFlare does not grant the role of the project administrator in this way: ``"admin"`` becomes the
     organisation administrator of the server.
     """
     if kind == "site":
@@ -112,9 +112,8 @@ def participant_file(name: str, kind: str, *, project: str, port: int) -> str:
         entries = {"type": "admin", "org": _ORGANISATION, "role": role}
         _check_name("admin", name)
         _check_project(port=port, name=project)
-    return str(
-        yaml.safe_dump({"name": project, "participants": [{"name": name, **entries}]}, sort_keys=False)
-    )
+    definition = {"name": project, "participants": [{"name": name, **entries}]}
+    return str(yaml.safe_dump(definition, sort_keys=False))
 
 
 def _check(sites: Sequence[str], *, server: str, port: int, admin: str, lead: str, name: str) -> None:
@@ -132,23 +131,23 @@ def _check(sites: Sequence[str], *, server: str, port: int, admin: str, lead: st
 
 
 def _check_relays(relays: Mapping[str, Collection[str]], sites: Sequence[str]) -> dict[str, str]:
-    """Return the relay of each site that has one."""
-    found: dict[str, str] = {}
+    """Return the relay of each site below a relay."""
+    relay_of: dict[str, str] = {}
     for host, below in relays.items():
         _check_name("server", host)
         name = _relay(host)
         check_site_name(name)
-        if name in sites or name in found.values():
+        if name in sites or name in relay_of.values():
             raise ConfigError(f"two participants have the name {name}, the first part of the relay's {host}")
         for site in below:
-            if site not in sites or site in found:
+            if site not in sites or site in relay_of:
                 raise ConfigError(f"relay {host}: {site!r} must be one of the sites, below one relay")
-            found[site] = name
-    return found
+            relay_of[site] = name
+    return relay_of
 
 
 def _relay(host: str) -> str:
-    """The name of a relay: NVFlare separates a site from its relay by a dot."""
+    """Return the name of a relay: NVFlare separates a site from its relay by a dot."""
     return host.split(".", 1)[0]
 
 
@@ -160,9 +159,9 @@ def _check_project(*, port: int, name: str, server: str | None = None) -> None:
         raise ConfigError(f"{port} is not a port")
 
 
-def _check_name(kind: str, given: str) -> None:
-    if name_check(given, kind)[0]:
-        raise ConfigError(f"{given!r} is not {_NAMES[kind]}")
+def _check_name(kind: str, name: str) -> None:
+    if name_check(name, kind)[0]:
+        raise ConfigError(f"{name!r} is not {_NAMES[kind]}")
 
 
 def _organisation(site: str) -> str:
@@ -170,5 +169,5 @@ def _organisation(site: str) -> str:
 
 
 def _text(name: str) -> str:
-    """A name as YAML has it: ``01`` is a number there, and ``no`` is false, unless they are quoted."""
+    """Quote a name for YAML where needed: ``01`` is a number there, and ``no`` is false."""
     return name if yaml.safe_load(name) == name else json.dumps(name)

@@ -1,11 +1,11 @@
-"""NVFlare's simulator in processes that are forked from one, in which all packages are imported already.
+"""NVFlare's simulator in forks of a process that has imported all packages.
 
-``python -m medfedaug.nvflare_jobs.simulator.forked_simulator`` imports what server and sites need, waits for
-one line on standard input (`Start`), and then watches over the simulator
-(`medfedaug.nvflare_jobs.simulator.supervised`). It computes nothing itself and has one thread, so that a
-process may be forked from it at any time. The simulator is its first fork. It asks for each site through a
-socket pair that no other process has, and each site is a fork too: where a fresh process would import
-PyTorch, MONAI and NVFlare again, a fork shares their memory.
+``python -m medfedaug.nvflare_jobs.simulator.forked_simulator`` imports the packages of server and sites,
+waits for one line on standard input (`Start`), and then supervises the simulator
+(`medfedaug.nvflare_jobs.simulator.supervised`). It computes nothing itself and has one thread, so that it can
+be forked at any time. The simulator is its first fork. It requests each site through a private socket pair,
+and each site is a fork, too: a fork shares the memory of PyTorch, MONAI and NVFlare, which a fresh process
+would import again.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
+
 from medfedaug.nvflare_jobs.simulator.simulator_process import WORKER, Start
 from medfedaug.nvflare_jobs.simulator.supervised import supervise
 
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _LARGEST = 2**20  # bytes of a request for a site
 
-# What a simulation imports at some time.
 _MODULES = (
     "monai.networks.nets",
     "monai.transforms",
@@ -48,16 +49,12 @@ _MODULES = (
 
 
 def main() -> int:
-    """Prepare, wait, run.
-
-    Returns:
-        The exit code of the simulator; 0 where none was asked for.
-    """
+    """Prepare, wait, run; return the exit code of the simulator, 0 without a request."""
     gc.disable()
     for name in _MODULES:
         importlib.import_module(name)
     gc.enable()
-    line = _first_line()
+    line = _read_line(0, 4096)  # the buffer of sys.stdin would withhold later input
     if not line:
         return 0
     start = Start.from_json(line)
@@ -67,17 +64,16 @@ def main() -> int:
         print(f"server and sites import their packages afresh: {reason}")
         os.execv(sys.executable, start.fresh)
     gc.collect()
-    gc.freeze()  # a fork that collects does not copy what it shares
+    gc.freeze()  # a fork that collects garbage does not copy shared memory
     sites = ForkedSites(start)
     return supervise(start.lock, sites.start_simulator, sites)
 
 
-def _first_line() -> bytes:
-    """Read without `sys.stdin`, whose buffer would hold back what comes later."""
+def _read_line(source: int, size: int) -> bytes:
+    """Read to the end of a line; empty at the end of the file."""
     text = b""
     while not text.endswith(b"\n"):
-        more = os.read(0, 4096)
-        if not more:
+        if not (more := os.read(source, size)):
             return b""
         text += more
     return text
@@ -93,7 +89,7 @@ def _write_to(log: str) -> None:
 
 
 def _no_forks() -> str | None:
-    """The reason why this process may not be forked; ``None`` where it may."""
+    """Return the reason why this process cannot be forked; ``None`` where it can."""
     if threading.active_count() > 1:
         return "an imported package has started a thread"
     with suppress(OSError):
@@ -103,29 +99,29 @@ def _no_forks() -> str | None:
 
 
 class ForkedSites:
-    """Forks the simulator, and a site for each of its requests."""
+    """Fork the simulator, and a site for each of its requests."""
 
     def __init__(self, start: Start) -> None:
         self._start = start
-        self._here, self._there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._requests, self._simulator = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._reports: dict[int, int] = {}
 
     def fileno(self) -> int:
-        """Return the file descriptor at which requests arrive."""
-        return self._here.fileno()
+        """Return the file descriptor of requests."""
+        return self._requests.fileno()
 
     def start_simulator(self) -> int:
         """Fork the simulator."""
         from medfedaug.nvflare_jobs.simulator.short_waits import run_simulator
 
-        there, arguments = self._there, self._start.arguments
-        pid = _fork(lambda: run_simulator(arguments, _Processes(there)), {there.fileno()})
-        there.close()
+        forks, arguments = self._simulator, self._start.arguments
+        pid = _fork(lambda: run_simulator(arguments, _Processes(forks)), {forks.fileno()})
+        forks.close()
         return pid
 
     def answer(self) -> bool:
         """Fork a site."""
-        message, files, _, _ = socket.recv_fds(self._here, _LARGEST, 1)
+        message, files, _, _ = socket.recv_fds(self._requests, _LARGEST, 1)
         if not message:
             return False
         request = json.loads(message)
@@ -137,15 +133,14 @@ class ForkedSites:
 
     def ended(self, pid: int, code: int) -> None:
         """Report the end of a site to the simulator."""
-        report = self._reports.pop(pid, None)
-        if report is not None:
+        if (report := self._reports.pop(pid, None)) is not None:
             with suppress(OSError):  # the simulator is gone
                 os.write(report, b"%d\n" % code)
             os.close(report)
 
 
 def _fork(run: Callable[[], int | None], keep: Collection[int]) -> int:
-    """Run something in a fork, which ends with this process."""
+    """Run a function in a fork, which ends with this process."""
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
@@ -157,21 +152,23 @@ def _run_and_exit(run: Callable[[], int | None], keep: Collection[int], parent: 
     code = 1
     try:
         ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # which died before
+        if os.getppid() != parent:  # it died before
             os._exit(code)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        # The lock and the lifeline above all: a fork must not hold what ends with its parent.
+        # Above all the lock and the lifeline, which must end with the parent.
         for file in [int(name) for name in os.listdir("/proc/self/fd")]:
             if file > 2 and file not in keep:
-                with suppress(OSError):  # the one that listed them
+                with suppress(OSError):  # the descriptor of the listing itself
                     os.close(file)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        os.close(nothing)
-        _seed()
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+        # As in a fresh process; PyTorch's generator starts equally in each.
+        random.seed()
+        np.random.seed()
         code = run() or 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else bool(error.code)
@@ -180,15 +177,7 @@ def _run_and_exit(run: Callable[[], int | None], keep: Collection[int], parent: 
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # what the parent has registered for its own end is not for this process
-
-
-def _seed() -> None:
-    """Draw anew what a fresh process would have drawn; PyTorch's generator starts the same in each."""
-    import numpy as np
-
-    random.seed()
-    np.random.seed()
+        os._exit(code)  # exit handlers belong to the parent
 
 
 def _run_site(request: dict[str, Any], sites: int) -> None:
@@ -198,14 +187,14 @@ def _run_site(request: dict[str, Any], sites: int) -> None:
     for name in request["unset"]:
         os.environ.pop(name, None)
     os.environ.update(request["set"])
-    # The folder of a job's own code; a fresh process would have read it at its start.
+    # The folder of a job's code, which a fresh process would read at its start.
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [path for path in paths if path and path not in sys.path]
     run_site(request["command"], sites)
 
 
 class _Processes:
-    """The module `subprocess` for NVFlare's simulator: sites are forks."""
+    """Module `subprocess` for NVFlare's simulator, where sites are forks."""
 
     TimeoutExpired = subprocess.TimeoutExpired
 
@@ -217,26 +206,23 @@ class _Processes:
         module, *arguments = command[command.index("-m") + 1 :]
         if module != WORKER:
             raise ValueError(f"expected {WORKER}, got {module}")
-        own = os.environ
         request = {
             "command": [module, *arguments],
-            "set": {name: value for name, value in env.items() if own.get(name) != value},
-            "unset": sorted(own.keys() - env.keys()),
+            "set": {name: value for name, value in env.items() if os.environ.get(name) != value},
+            "unset": sorted(os.environ.keys() - env.keys()),
         }
         return SiteProcess(self._forks, json.dumps(request).encode())
 
 
 class SiteProcess:
-    """A site that is a fork of another process: as much of `subprocess.Popen` as the simulator uses."""
+    """A site as a fork of another process, with the part of `subprocess.Popen` that the simulator uses."""
 
     def __init__(self, forks: socket.socket, request: bytes) -> None:
         self._report, write = os.pipe()
         socket.send_fds(forks, [request], [write])
         os.close(write)
-        self.returncode: int | None = None
-        self.pid = int(self._line() or -1)
-        if self.pid < 0:
-            self.returncode = -signal.SIGKILL
+        self.pid = int(_read_line(self._report, 1) or -1)
+        self.returncode: int | None = -signal.SIGKILL if self.pid < 0 else None
 
     def poll(self) -> int | None:
         """Return the exit code; ``None`` while the process runs."""
@@ -249,8 +235,8 @@ class SiteProcess:
         if self.returncode is None:
             if not select.select([self._report], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(WORKER, timeout or 0)
-            # Without a code the parent of all is gone, and has taken this process along.
-            self.returncode = int(self._line() or -signal.SIGKILL)
+            # Without a code the parent of all is gone, and this process with it.
+            self.returncode = int(_read_line(self._report, 1) or -signal.SIGKILL)
             os.close(self._report)
         return self.returncode
 
@@ -265,15 +251,6 @@ class SiteProcess:
     def _send(self, number: signal.Signals) -> None:
         if self.poll() is None:
             os.kill(self.pid, number)
-
-    def _line(self) -> bytes:
-        text = b""
-        while not text.endswith(b"\n"):
-            more = os.read(self._report, 1)
-            if not more:
-                return b""
-            text += more
-        return text
 
 
 if __name__ == "__main__":

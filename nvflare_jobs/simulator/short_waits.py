@@ -1,9 +1,8 @@
-"""Shorten what NVFlare's simulator waits for: it has no settings for these pauses.
+"""Shorten the pauses of NVFlare's simulator, which has no settings for them.
 
-`docs/decisions/fast_start.md` lists each of them, with the change that NVFlare could make. They are pauses
-between two looks at something, or before something is closed: with shorter ones the same is done sooner. The
-adapter replaces names in modules of NVFlare, in processes of a simulation alone, and is written for the
-versions in `VERSIONS`.
+`docs/decisions/fast_start.md` lists each pause, with the change that NVFlare could make. They are pauses
+between two checks, or before something is closed. This adapter replaces names in modules of NVFlare, in
+processes of a simulation alone, for the versions in `VERSIONS`.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from typing import Any
 from nvflare.fuel.f3.mpm import MainProcessMonitor
 from nvflare.private.fed.app.simulator import simulator, simulator_runner, simulator_worker
 
-_LOOK = 0.05  # seconds between two looks of the simulator; NVFlare: 1
-_ENGINE_LOOK = 0.2  # of the server's engine, which sends a message each time; NVFlare: 3
-_ASK_AGAIN = (0.1, 0.5)  # of an idle site, from few sites to many; NVFlare: 0.5
-_SITES_A_SECOND = 50  # so many requests of idle sites a second are no load for the server
+_CHECK = 0.05  # seconds between two checks of the simulator; NVFlare: 1
+_ENGINE_CHECK = 0.2  # between two checks of the server's engine, which sends a message each time; NVFlare: 3
+_ASK_AGAIN = (0.1, 0.5)  # between two requests of an idle site, from few sites to many; NVFlare: 0.5
+_SITES_A_SECOND = 50  # requests of idle sites a second that are no load for the server
 _GRACE = 0.1  # before connections are closed; NVFlare: 3
 
 
 class _Pauses:
-    """The module `time` with pauses of limited length."""
+    """Module `time` with pauses of limited length."""
 
     def __init__(self, longest: float) -> None:
         self._longest = longest
@@ -35,7 +34,7 @@ class _Pauses:
 
 
 class _Runner(simulator_runner.SimulatorRunner):
-    """Runs in this process, which is one of its own already, and looks more often."""
+    """Runs in this process, which is already a separate one, and checks more often."""
 
     def run(self) -> int:
         status: int = MainProcessMonitor.run(
@@ -49,7 +48,7 @@ class _Runner(simulator_runner.SimulatorRunner):
     def setup(self) -> bool:
         ready: bool = super().setup()
         if ready:
-            self.server.check_engine_frequency = _ENGINE_LOOK
+            self.server.check_engine_frequency = _ENGINE_CHECK
         return ready
 
 
@@ -57,11 +56,11 @@ def run_simulator(arguments: list[str], processes: object) -> int:
     """Run NVFlare's simulator in this process."""
     parser = simulator.argparse.ArgumentParser()
     simulator.define_simulator_parser(parser)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     _replace(simulator, "SimulatorRunner", _Runner)
     _replace(simulator_runner, "subprocess", processes)
-    _replace(simulator_runner, "time", _Pauses(_LOOK))
-    code: int = simulator.run_simulator(given)
+    _replace(simulator_runner, "time", _Pauses(_CHECK))
+    code: int = simulator.run_simulator(options)
     return code
 
 
@@ -70,12 +69,12 @@ def run_site(arguments: list[str], sites: int) -> None:
     simulator_worker.sys.argv = arguments
     least, most = _ASK_AGAIN
     _replace(simulator_worker, "time", _Pauses(min(max(least, sites / _SITES_A_SECOND), most)))
-    given = simulator_worker.parse_arguments()
+    args = simulator_worker.parse_arguments()
     MainProcessMonitor.run(
-        main_func=simulator_worker.main, run_dir=given.workspace, shutdown_grace_time=_GRACE, args=given
+        main_func=simulator_worker.main, run_dir=args.workspace, shutdown_grace_time=_GRACE, args=args
     )
 
 
 def _replace(module: object, name: str, value: object) -> None:
-    getattr(module, name)  # an unknown version of NVFlare has another one
+    getattr(module, name)  # fails for an unknown version of NVFlare
     setattr(module, name, value)

@@ -1,4 +1,4 @@
-"""The job in NVFlare's simulator, with one process per site on one machine."""
+"""Run a job in NVFlare's simulator, with one process per site on one machine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LOG_FILE = "nvflare.log"
 
 
 class NVFlareEngine(Engine):
-    """NVFlare's simulator: the server and every site are processes."""
+    """NVFlare's simulator, with a process for the server and for every site."""
 
     name = "nvflare"
     own_processes = tracks = runs_scripts = True
@@ -50,11 +50,11 @@ class NVFlareEngine(Engine):
         """Run a federation; see `Engine.run`. ``work`` also gets the simulator's log."""
         names = [site.name for site in run.sites]
         if run.on_event:
-            reason = no_fast_start()
             text = f"starting NVFlare: a server and {len(names)} sites, a process each"
-            text += f", which import their packages afresh ({reason})" if reason else ""
+            if reason := no_fast_start():
+                text += f", which import their packages afresh ({reason})"
             run.on_event({"event": "stage", "text": text})
-        # The simulator's workspace holds sockets and thousands of small files: not on a user's data disk.
+        # The simulator's workspace has sockets and thousands of small files: not on a user's data disk.
         with tempfile.TemporaryDirectory(prefix="medfedaug-") as folder:
             try:
                 output = run_in_simulator(
@@ -75,10 +75,10 @@ class NVFlareEngine(Engine):
                 )
                 results: dict[str, Any] = json.loads((output / RESULTS).read_text())
             except RunFailed as error:
-                kept = Path(tempfile.mkdtemp(prefix="medfedaug-log-")) / LOG_FILE
-                shutil.copyfile(Path(folder) / LOG_FILE, kept)
-                raise RunFailed(f"{error} [log: {kept}]") from error
-            finally:  # also of a run that failed: its last good models
+                log = Path(tempfile.mkdtemp(prefix="medfedaug-log-")) / LOG_FILE
+                shutil.copyfile(Path(folder) / LOG_FILE, log)
+                raise RunFailed(f"{error} [log: {log}]") from error
+            finally:  # a failed run has its last good models
                 for file in [*output_folder(folder).glob("*"), Path(folder) / LOG_FILE]:
                     if file.exists() and file.name != RESULTS:
                         shutil.move(str(file), work / file.name)
@@ -109,12 +109,12 @@ class NVFlareEngine(Engine):
                 state_dir=state,
                 execution=evaluation.execution,
             )
-            found: dict[str, Any] = json.loads((output / EVALUATION).read_text())
-        return found
+            results: dict[str, Any] = json.loads((output / EVALUATION).read_text())
+        return results
 
 
 def _gather_states(states: Mapping[str, Path], sites: Sequence[str], target: Path) -> None:
-    """Copy what sites keep of several runs to one folder for each site, as at a hospital."""
+    """Copy the sites' states of several runs to one folder for each site, as at a hospital."""
     for folder in dict.fromkeys(states.values()):
         for name in sites:
             for file in sorted((folder / name).glob("*.pt")):
@@ -138,25 +138,24 @@ def run_in_simulator(
     lock: str | Path | None = None,
     script: str | Path | None = None,
 ) -> Path:
-    """Run the job in NVFlare's simulator.
-
-    The job is first exported, as for any other engine, and then given to the simulator.
+    """Export a job, and run it in NVFlare's simulator.
 
     Args:
         config: the run.
-        data_dir: the folder that holds the sites' folders.
-        sites: their names, unseen sites included.
+        data_dir: the folder with the sites' folders.
+        sites: the sites' names, with unseen sites.
         work_dir: an empty folder for the job, the simulator's workspace and its log, `LOG_FILE`.
         device: the sites' device.
         on_event: see `medfedaug.federation.FederationServer`.
-        state_dir: a folder for what server and sites need after a restart; by default in ``work_dir``.
-        resume: continue from what is in ``state_dir``.
+        state_dir: a folder for the state of server and sites; by default in ``work_dir``.
+        resume: whether to continue from ``state_dir``.
         tracking: see `medfedaug.nvflare_jobs.MedFedAugRecipe`.
         execution: see `medfedaug.config.run.Execution`.
-        machine: where every site keeps its prepared images; by default as the environment says.
-        initial: the weights to start from, of a run that was configured with some.
-        lock: a file that is locked as long as a process of the run is alive; by default one in ``work_dir``.
-        script: the file of the run's training loop, if a job has to carry it.
+        machine: settings of the machine, such as the cache of prepared images; by default from the
+            environment.
+        initial: see `medfedaug.nvflare_jobs.MedFedAugRecipe`.
+        lock: a file that is locked while a process of the run is alive; by default in ``work_dir``.
+        script: see `medfedaug.nvflare_jobs.MedFedAugRecipe`.
 
     Returns:
         The folder with ``results.json``, the models and, below ``tracking``, the tracked metrics.
@@ -206,7 +205,7 @@ def run_job(
     """Run any of our jobs in NVFlare's simulator.
 
     Raises:
-        ConfigError: for a site of a name that NVFlare does not take.
+        ConfigError: for a site's name that NVFlare does not take.
         RunFailed: when the job ended without results, with the reason if it is known.
     """
     for site in sites:
@@ -228,9 +227,7 @@ def run_job(
         lock=str(lock or work / "processes.lock"),
         log=str(log),
     )
-    output = output_folder(work)
-    run = output.parent
-    failure = ""
+    output, failure = output_folder(work), ""
     process = SimulatorProcess.start(start, execution.threads)
     try:
         for event in _events(work, sites, process):
@@ -249,38 +246,40 @@ def run_job(
         raise RunFailed(
             f"NVFlare's simulator ended without results (exit code {process.returncode}): {_tail(log)}"
         )
-    if (run / MLFLOW_FILE).is_file():
-        (run / SERVER_TRACKING).mkdir(exist_ok=True)
-        (run / MLFLOW_FILE).rename(run / SERVER_TRACKING / MLFLOW_FILE)
+    if (store := output.parent / MLFLOW_FILE).is_file():
+        tracking = output.parent / SERVER_TRACKING
+        tracking.mkdir(exist_ok=True)
+        store.rename(tracking / MLFLOW_FILE)
     return output
 
 
 def output_folder(work_dir: str | Path, name: str = "server") -> Path:
-    """Return the folder that the server, or a site, wrote in a run of `run_in_simulator`."""
+    """Return the folder of the server, or a site, in a run of `run_in_simulator`."""
     return Path(work_dir) / "workspace" / name / "simulate_job" / JOB_FOLDER
 
 
 def _write_site_settings(workspace: Path) -> None:
-    """Write the sites' own settings, for sites that are all on the user's machine."""
-    settings = workspace / SETTINGS_FILE
-    settings.parent.mkdir(parents=True)
-    # Nothing leaves the machine, so few images are enough; and the user has installed the packages, and has
-    # named the Bundles.
-    packages = sorted({plugin.package for group in plugins.JOB_GROUPS for plugin in plugins.installed(group)})
-    policy = PrivacyPolicy.of_simulation().to_dict()
-    named = {bundle.name: bundle.to_dict() for bundle in bundles.known()}
-    allowed = {"plugins": packages, "bundles": named}
-    settings.write_text(json.dumps({"privacy": policy, **allowed, "simulation": True}))
-    # The server and all sites read this one list.
+    """Write the sites' settings, for sites that are all on the user's machine."""
+    file = workspace / SETTINGS_FILE
+    file.parent.mkdir(parents=True)
+    # The user has installed the packages and named the Bundles.
+    settings = {
+        "privacy": PrivacyPolicy.of_simulation().to_dict(),
+        "plugins": sorted({p.package for group in plugins.JOB_GROUPS for p in plugins.installed(group)}),
+        "bundles": {bundle.name: bundle.to_dict() for bundle in bundles.known()},
+        "simulation": True,
+    }
+    file.write_text(json.dumps(settings))
+    # The server and all sites share this list.
     classes = [*needed_classes(server=True), *needed_classes(server=False)]
     resources = {"format_version": 2, "class_allow_list": classes}
-    settings.with_name("resources.json").write_text(json.dumps(resources, indent=1))
+    file.with_name("resources.json").write_text(json.dumps(resources, indent=1))
 
 
 def _events(
     work: Path, sites: Sequence[str], process: SimulatorProcess, period: float = 0.1
 ) -> Iterator[dict[str, Any]]:
-    """Yield the server's events, and the warnings of all, until the run is over or its process has ended."""
+    """Yield the server's events, and all warnings, until the run is over or its process has ended."""
     server = output_folder(work) / EVENTS
     positions = dict.fromkeys((*(output_folder(work, site) / EVENTS for site in sites), server), 0)
     ended = False
@@ -298,10 +297,7 @@ def _events(
 
 
 def _tail(log: Path) -> str:
-    """The line of the log that most likely has the reason."""
+    """Return the line of the log that most likely has the reason."""
     lines = log.read_text(errors="replace").splitlines()
-    for word in ("CRITICAL", "Error: ", "ERROR"):
-        for line in lines:
-            if word in line:
-                return line.strip()[-300:]
-    return "its log says nothing of an error"
+    errors = (line for word in ("CRITICAL", "Error: ", "ERROR") for line in lines if word in line)
+    return next(errors, "its log says nothing of an error").strip()[-300:]

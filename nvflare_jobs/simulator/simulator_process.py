@@ -1,6 +1,6 @@
-"""Start NVFlare's simulator: in forks of a prepared process, or in fresh processes.
+"""Start NVFlare's simulator, in forks of a prepared process or in fresh processes.
 
-Nothing large is imported here: a command prepares a simulation before it imports PyTorch itself, and both
+This module imports nothing large: a command prepares a simulation before it imports PyTorch itself, and both
 import at the same time.
 """
 
@@ -22,7 +22,7 @@ from typing import IO
 
 FAST_START_VARIABLE = "MEDFEDAUG_FAST_START"
 VERSIONS = ("2.9.0",)
-"""NVFlare's versions that `medfedaug.nvflare_jobs.simulator.short_waits` is written for."""
+"""NVFlare's versions that `medfedaug.nvflare_jobs.simulator.short_waits` supports."""
 WORKER = "nvflare.private.fed.app.simulator.simulator_worker"
 """The module that NVFlare starts for each site."""
 
@@ -39,8 +39,8 @@ class Start:
         job: the folder of the job.
         workspace: the simulator's folder.
         sites: the sites' names.
-        environment: what server and sites read from the environment when they open their data.
-        lock: a file that is locked as long as a process of the simulation is alive.
+        environment: environment variables of server and sites.
+        lock: a file that is locked while a process of the simulation is alive.
         log: the file for their output.
     """
 
@@ -74,7 +74,7 @@ class Start:
 
 
 def no_fast_start() -> str | None:
-    """The reason why server and sites are fresh processes; ``None`` where they may be forks."""
+    """Return the reason why server and sites are fresh processes; ``None`` where they may be forks."""
     if os.environ.get(FAST_START_VARIABLE, "1") == "0":
         return f"{FAST_START_VARIABLE}=0"
     if sys.platform != "linux":
@@ -86,11 +86,11 @@ def no_fast_start() -> str | None:
 
 
 class SimulatorProcess:
-    """The process that watches a simulation, which runs as long as its standard input is open."""
+    """The process that supervises a simulation, and runs as long as its standard input is open."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], output: IO[bytes]) -> None:
         self.environment, self._output = dict(environment), output
-        # In a session of its own: a signal to this process's group is for this one to answer.
+        # In a separate session: this process alone handles a signal to its group.
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -103,38 +103,34 @@ class SimulatorProcess:
     @classmethod
     def start(cls, start: Start, threads: int | None) -> SimulatorProcess:
         """Start a simulation."""
-        if no_fast_start() is not None:
-            environment = {**_environment(threads), **start.environment}
-            with Path(start.log).open("wb") as log:
-                return cls(start.fresh, environment, log)
         environment = _environment(threads)
+        if no_fast_start() is not None:
+            with Path(start.log).open("wb") as log:
+                return cls(start.fresh, {**environment, **start.environment}, log)
         process = _take()
         if process is not None and not process._is_ready(environment):
             process._discard()
             process = None
         process = process or cls.waiting(environment)
-        process._send(replace(start, environment={**process._new(environment), **start.environment}))
+        # Packages set variables when they are imported, after the start of the prepared process.
+        new = {name: value for name, value in environment.items() if name not in process.environment}
+        process._send(replace(start, environment={**new, **start.environment}))
         return process
 
     @classmethod
     def waiting(cls, environment: Mapping[str, str]) -> SimulatorProcess:
-        """Start a process that imports everything, and then waits for a simulation."""
+        """Start a process that imports all packages, and then waits for a simulation."""
         return cls([sys.executable, "-m", _FORKED], environment, tempfile.TemporaryFile())
 
     def _is_ready(self, environment: Mapping[str, str]) -> bool:
-        """Return whether it runs, and has the environment that a process of this one would have."""
-        changed = self.environment.items() - environment.items()
-        return self.returncode is None and not changed
-
-    def _new(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """The variables that were set since it was started: packages do so when they are imported."""
-        return {name: value for name, value in environment.items() if name not in self.environment}
+        """Return whether it runs, and none of its variables has changed."""
+        return self.returncode is None and self.environment.items() <= environment.items()
 
     def _send(self, start: Start) -> None:
         self._log = Path(start.log)
         self._log.touch()
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended, and its output says why
+        with suppress(BrokenPipeError):  # it has ended, and its output has the reason
             self._process.stdin.write(start.to_json().encode() + b"\n")
             self._process.stdin.flush()
 
@@ -144,13 +140,13 @@ class SimulatorProcess:
         return self._process.poll()
 
     def end(self) -> None:
-        """End all that is still there, and wait for it."""
+        """End all remaining processes, and wait for them."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
         self._process.wait()
         if not self._output.closed:
-            if not self._log.stat().st_size:  # it ended before it wrote there
+            if not self._log.stat().st_size:  # it ended before it wrote to its log
                 self._output.seek(0)
                 with self._log.open("wb") as log:
                     shutil.copyfileobj(self._output, log)
@@ -176,10 +172,7 @@ _prepared: SimulatorProcess | None = None
 
 
 def prepare(threads: int | None) -> None:
-    """Let a process import everything, for the next simulation that this process starts.
-
-    Nothing happens where server and sites are fresh processes.
-    """
+    """Start a process that imports all packages, for the next simulation, unless processes are fresh."""
     global _prepared
     discard()
     if no_fast_start() is None:
@@ -189,7 +182,7 @@ def prepare(threads: int | None) -> None:
 
 
 def discard() -> None:
-    """End the process that was prepared, if no simulation has used it."""
+    """End the prepared process, if no simulation has used it."""
     if (process := _take()) is not None:
         process._discard()
 
@@ -197,5 +190,5 @@ def discard() -> None:
 def _take() -> SimulatorProcess | None:
     global _prepared
     with _lock:
-        taken, _prepared = _prepared, None
-    return taken
+        process, _prepared = _prepared, None
+    return process

@@ -1,11 +1,10 @@
-"""Runs a command, and leaves nothing of it behind.
+"""Run a command, and leave none of its processes behind.
 
-Started as a file of its own, ``python supervised.py LOCK COMMAND ...``: it imports nothing large.
+Run this file as ``python supervised.py LOCK COMMAND ...``: it imports nothing large.
 
-NVFlare gives every site's process a session of its own, so that what ends the process of `medfedaug simulate`
-does not reach them. When standard input ends, because that process has closed it or is gone, however it died,
-all processes that the command has started are ended. The file LOCK is locked until none of them is left, so
-that nobody else takes the run's folder beside them.
+NVFlare gives every site's process a separate session, so that a signal to `medfedaug simulate` does not reach
+them. When standard input ends, because that process has closed it or died, all processes of the command are
+killed. The file LOCK is locked until none of them is left, so that nobody else uses the run's folder.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ from filelock import FileLock
 
 _LIFELINE = 0  # standard input
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
-_GRACE = 10.0  # seconds in which sites may end by themselves after the command has
+_GRACE = 10.0  # seconds in which sites may end by themselves after the command
 _PERIOD = 0.05
 
 
-class Asked(Protocol):
-    """Answers requests between two looks at the processes."""
+class RequestHandler(Protocol):
+    """Answers requests while processes are supervised."""
 
     def fileno(self) -> int:
-        """Return the file descriptor at which requests arrive."""
+        """Return the file descriptor of requests."""
 
     def answer(self) -> bool:
-        """Answer one request; false when no more will come."""
+        """Answer one request; return whether more may come."""
 
     def ended(self, pid: int, code: int) -> None:
-        """A process has ended."""
+        """Note the end of a process."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -49,15 +48,12 @@ def main(arguments: Sequence[str]) -> int:
     return supervise(lock, lambda: subprocess.Popen(command, stdin=subprocess.DEVNULL).pid)
 
 
-def supervise(lock: str, start: Callable[[], int], asked: Asked | None = None) -> int:
-    """Start a process, and end when it and all that it has started are gone.
+def supervise(lock: str, start: Callable[[], int], handler: RequestHandler | None = None) -> int:
+    """Start a process, wait until it and all its children have ended, and return its exit code.
 
-    This process has one thread only, so that a process may be forked from it at any time.
-
-    Returns:
-        The exit code of the first process.
+    This process has one thread only, so that it can be forked at any time.
     """
-    # Handled and not ignored, since children would inherit that they are.
+    # Handled and not ignored, since children would inherit ignored signals.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)
     if sys.platform == "linux":  # processes whose parent has died become children of this one
@@ -68,23 +64,23 @@ def supervise(lock: str, start: Callable[[], int], asked: Asked | None = None) -
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     with FileLock(lock), selectors.PollSelector() as selector:
         first, code = start(), None
-        sources: list[int | Asked] = [_LIFELINE, woken, *([asked] if asked else [])]
+        sources: list[int | RequestHandler] = [_LIFELINE, woken, *([handler] if handler else [])]
         for source in sources:
             selector.register(source, selectors.EVENT_READ)
-        deadline = float("inf")  # after which all that is left is ended
+        deadline = float("inf")  # for all remaining processes
         while True:
-            for pid, ended_with in _ended():
+            for pid, exit_code in _ended():
                 if pid == first:
-                    code, deadline = ended_with, min(deadline, time.monotonic() + _GRACE)
-                if asked is not None:
-                    asked.ended(pid, ended_with)
+                    code, deadline = exit_code, min(deadline, time.monotonic() + _GRACE)
+                if handler is not None:
+                    handler.ended(pid, exit_code)
             if code is not None and not _has_children():
                 break
             if time.monotonic() >= deadline:
                 _kill_all()
             for key, _ in selector.select(None if deadline == float("inf") else _PERIOD):
-                if key.fileobj is asked:
-                    more = asked.answer()
+                if key.fileobj is handler:
+                    more = handler.answer()
                 else:
                     more = bool(_read(key.fd))
                     deadline = deadline if more else 0
@@ -101,10 +97,10 @@ def _read(source: int) -> bytes:
 
 
 def _ended() -> Iterator[tuple[int, int]]:
-    """Processes that have ended since the last call, with their exit codes."""
+    """Yield processes that have ended since the last call, with their exit codes."""
     with suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            yield found[0], os.waitstatus_to_exitcode(found[1])
+        while (status := os.waitpid(-1, os.WNOHANG))[0]:
+            yield status[0], os.waitstatus_to_exitcode(status[1])
 
 
 def _has_children() -> bool:

@@ -351,4 +351,8 @@ def test_labels_of_nnu_net_that_are_no_classes_are_not_taken_for_some(run, tmp_p
     (site / "dataset.before.json").unlink()
     code, out, err = run("init", site, "--yes", "--replace")
     assert code == 0, err
-    assert "regions of several labels (whole tumour, core) are not made" in " ".join((out + err).split())
+    assert "regions of several labels (whole tumour, core) are ignored" in " ".join((out + err).split())
+    (site / "dataset.json").write_text(json.dumps({"modality": ["MRI"]}))
+    code, _, err = run("init", site, "--yes", "--replace")
+    assert code == 2
+    assert "'channel_names' or 'modality' does not map indices to names" in " ".join(err.split())

@@ -51,14 +51,14 @@ def config(lead, phantom) -> RunConfig:
 @pytest.fixture
 def hospitals(tmp_path, phantom, lead):
     """Two, each with a copy of its own of the Bundle, which it allows."""
-    found = []
+    sites = []
     for name in ("site_A", "site_B"):
         own = shutil.copytree(lead, tmp_path / f"at {name}/spleen")
         allowed = {"spleen": bundle_reference.AllowedBundle.of(own).to_dict()}
         hospital = Hospital(tmp_path / "kits" / name, phantom / name, **LOOSE, bundles=allowed)
         hospital.bundle, hospital.data = own, phantom / name
-        found.append(hospital)
-    return found
+        sites.append(hospital)
+    return sites
 
 
 def answer(hospital, config):
@@ -143,8 +143,8 @@ ATTACKS = {
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_nothing_of_what_a_job_says_of_a_bundle_is_evaluated(attack, hospitals, config, marker):
-    said = {**config.bundle, **ATTACKS[attack](marker)}
-    job = {**config.to_dict(), "bundle": said}
+    reference = {**config.bundle, **ATTACKS[attack](marker)}
+    job = {**config.to_dict(), "bundle": reference}
     for made in (SiteExecutor, MedFedAugRecipe):
         with pytest.raises(ConfigError, match="bundle") as caught:
             made(config=job)
@@ -237,10 +237,14 @@ def test_export_writes_name_and_hash_and_nothing_else_of_a_bundle(run, lead, tmp
     assert "_target_" not in text
     assert str(lead) not in text
     sent = json.loads((job / "app/config/config_fed_client.json").read_text())
-    said = sent["executors"][0]["executor"]["args"]["config"]
-    assert said["bundle"] == bundle_reference.AllowedBundle.of(lead).reference
-    assert said["classes"] == ["background", "spleen"]
-    assert (said["batch_size"], said["learning_rate"], said["plan"]["spatial_dims"]) == (2, 0.02, 3)
+    config = sent["executors"][0]["executor"]["args"]["config"]
+    assert config["bundle"] == bundle_reference.AllowedBundle.of(lead).reference
+    assert config["classes"] == ["background", "spleen"]
+    assert (config["batch_size"], config["learning_rate"], config["plan"]["spatial_dims"]) == (
+        2,
+        0.02,
+        3,
+    )
 
 
 @pytest.mark.slow
@@ -250,20 +254,20 @@ def test_nvflare_and_one_process_give_the_same_bits(config, phantom, tmp_path):
     server = run_in_process(config, phantom, sites, "cpu")
     output = run_in_simulator(config, phantom, sites, tmp_path, "cpu", execution=Execution(threads=1))
     for file, expected in (("global_model.pt", server.selection.state), ("final_model.pt", server.state)):
-        found = torch.load(output / file, weights_only=True)
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[key], expected[key]) for key in found)
+        state = torch.load(output / file, weights_only=True)
+        assert state.keys() == expected.keys()
+        assert all(torch.equal(state[key], expected[key]) for key in state)
 
 
 # ------------------------------------------------------------------ what runs is what was looked at
 
 
-def losses(folder, said: str):
+def losses(folder, value: str):
     """A module of a Bundle, whose configuration imports it."""
     (folder / "scripts").mkdir(exist_ok=True)
     (folder / "scripts/__init__.py").touch()
     module = folder / "scripts/own_losses.py"
-    module.write_text(f"SAID = {said!r}\n")
+    module.write_text(f"SAID = {value!r}\n")
     return module
 
 
@@ -313,7 +317,7 @@ def test_a_bundle_runs_from_the_bytes_that_were_hashed(lead, tmp_path):
     train["said"] = "$__import__('scripts.own_losses', fromlist=['SAID']).SAID"
     (lead / "configs/train.json").write_text(json.dumps(train))
     allowed = bundle_reference.AllowedBundle.of(lead)
-    found = BundleConfiguration(allowed)
+    configuration = BundleConfiguration(allowed)
     module.write_text("SAID = 'changed since'\n")
     hostile = tmp_path / "hostile.py"
     hostile.write_text("SAID = 'from bytecode'\n")
@@ -324,8 +328,8 @@ def test_a_bundle_runs_from_the_bytes_that_were_hashed(lead, tmp_path):
         importlib.util.cache_from_source(str(module)),
         invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
     )
-    assert found.make("said") == "as it was allowed"
-    assert found.make("bundle_root") != str(lead)
+    assert configuration.make("said") == "as it was allowed"
+    assert configuration.make("bundle_root") != str(lead)
     assert stat.S_IMODE(allowed.verified().stat().st_mode) == 0o700
     with pytest.raises(ConfigError, match="compiled code"):
         allowed.check()
@@ -341,9 +345,9 @@ def test_what_is_not_hashed_is_not_there_when_a_bundle_runs(lead):
     allowed = bundle_reference.AllowedBundle.of(lead)
     (lead / "models/model.pt").write_text("2")
     allowed.check()
-    there = {path.relative_to(allowed.verified()).as_posix() for path in allowed.verified().rglob("*")}
-    assert "configs/train.json" in there
-    assert not there & {"models/model.pt", ".DS_Store", ".git", ".git/hooks/own.py"}
+    names = {path.relative_to(allowed.verified()).as_posix() for path in allowed.verified().rglob("*")}
+    assert "configs/train.json" in names
+    assert not names & {"models/model.pt", ".DS_Store", ".git", ".git/hooks/own.py"}
 
 
 def test_a_hash_of_an_earlier_version_asks_to_allow_the_bundle_again(run, kits, lead, hospitals):

@@ -55,18 +55,18 @@ def test_a_new_field_is_checked_in_one_line(extended):
 
 
 def test_a_new_field_is_in_the_schema_the_documentation_and_the_table(extended):
-    found = json_schema(extended)["properties"]["warmth"]
-    assert found["description"].startswith(TEXT)
-    assert (found["minimum"], found["maximum"], found["default"]) == (0, 40, 20.5)
+    field = json_schema(extended)["properties"]["warmth"]
+    assert field["description"].startswith(TEXT)
+    assert (field["minimum"], field["maximum"], field["default"]) == (0, 40, 20.5)
     assert f"warmth: {TEXT}" in extended.__doc__
     (row,) = [row for row in settings_table(extended) if row[0] == "warmth"]
     assert row == ("warmth", "20.5", f"{TEXT} Cold rooms are slow.")
 
 
 def test_a_new_field_is_plain_json_out_and_in(extended):
-    there = json.loads(json.dumps(extended(warmth=3.5).to_dict()))
-    assert there["warmth"] == 3.5
-    assert extended.from_dict(there) == extended(warmth=3.5)
+    content = json.loads(json.dumps(extended(warmth=3.5).to_dict()))
+    assert content["warmth"] == 3.5
+    assert extended.from_dict(content) == extended(warmth=3.5)
 
 
 def test_a_new_field_is_an_option_and_a_line_of_a_commands_file(extended, tmp_path):

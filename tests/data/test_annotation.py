@@ -1,4 +1,4 @@
-"""Annotated classes of a site: read from `dataset.json`, brought to the federation's, refused by name."""
+"""Annotated classes of a site: read from `dataset.json`, mapped to the federation's, refused by name."""
 
 import json
 import shutil
@@ -18,13 +18,13 @@ CLASSES = ("background", "liver", "spleen", "kidney")
 ROWS = (("training", 2), ("validation", 1), ("test", 1))
 
 
-def write_site(root, name, labels, labelled=None, values=None, seed=0, **more):
+def write_site(root, name, labels, labelled=None, values=None):
     """A site of small volumes, whose label maps have the given values."""
     folder = root / name
     (folder / "images").mkdir(parents=True)
     (folder / "labels").mkdir()
-    R = np.random.RandomState([seed, *name.encode()])
-    content = {"labels": labels, **more} if labels else dict(more)
+    R = np.random.RandomState([0, *name.encode()])
+    content = {"labels": labels} if labels else {}
     if labelled is not None:
         content["labelled"] = labelled
     for split, count in ROWS:
@@ -46,8 +46,13 @@ def rewrite(folder, **changed):
     listing.write_text(json.dumps({**json.loads(listing.read_text()), **changed}))
 
 
+def change_rows(folder, change, *splits):
+    content = json.loads((folder / "dataset.json").read_text())
+    rewrite(folder, **{split: [change(row) for row in content[split]] for split in splits or dict(ROWS)})
+
+
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def written_sites(tmp_path_factory):
     root = tmp_path_factory.mktemp("sites")
     write_site(root, "A", {"0": "background", "1": "liver", "4": "Spleen"}, ["liver", "spleen"], [0, 1, 4])
     write_site(root, "B", {"0": "background", "3": "kidney", "9": "ignore"}, ["kidney"], [0, 3, 9])
@@ -56,16 +61,16 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture
-def sites(made, tmp_path):
-    return shutil.copytree(made, tmp_path / "sites")
+def sites(written_sites, tmp_path):
+    return shutil.copytree(written_sites, tmp_path / "sites")
 
 
 def test_classes_are_the_union_by_name_and_codes_say_what_is_annotated(sites):
-    found = find_sites(sites)
-    task, _, classes = check_federation(found)
+    folders = find_sites(sites)
+    task, _, classes = check_federation(folders)
     assert task == "segmentation"
     assert [name.lower() for name in classes] == list(CLASSES)
-    a, b, c = arrange(found)
+    a, b, c = arrange(folders)
     assert a.annotation == b.annotation == c.annotation
     assert a.classes == classes
     assert [site.annotated() for site in (a, b, c)] == [classes[1:3], classes[3:], ()]
@@ -78,7 +83,7 @@ def test_classes_are_the_union_by_name_and_codes_say_what_is_annotated(sites):
         assert torch.equal(site.load_label(case)[None], labels)
     stored = np.asarray(nib.load(a.cases["training"][0].label).dataobj)
     assert np.array_equal(a.load_label(a.cases["training"][0])[0] == 2, stored == 4)
-    check_voxels(found)
+    check_voxels(folders)
 
 
 def test_a_row_says_otherwise_for_its_own_case(sites):
@@ -124,11 +129,6 @@ def test_errors_name_site_file_class_and_what_to_write(sites):
         open_site(sites / "B").with_classes(("background", "liver", "kidneys"))
 
 
-def change_rows(folder, change, *splits):
-    content = json.loads((folder / "dataset.json").read_text())
-    rewrite(folder, **{split: [change(row) for row in content[split]] for split in splits})
-
-
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
@@ -153,11 +153,11 @@ def test_a_row_may_have_nothing_of_its_own_or_a_label_that_is_null(sites):
         check_voxels(arrange(find_sites(sites)))
     for label in (sites / "A" / "labels").glob("training_*"):
         nib.save(nib.Nifti1Image(np.zeros((16, 16, 3), np.uint8), np.eye(4)), label)
-    found = {site.name: site for site in arrange(find_sites(sites))}
-    assert [found[name].annotated("training") for name in "AB"] == [(), ()]
-    _, code = found["A"].load_target(found["A"].cases["training"][0])
-    decoded = found["A"].annotation.decode(code[None])
-    assert decoded.known.all()  # nothing was outlined, of which nothing is left out
+    a, b, _ = arrange(find_sites(sites))
+    assert a.annotated("training") == b.annotated("training") == ()
+    _, code = a.load_target(a.cases["training"][0])
+    decoded = a.annotation.decode(code[None])
+    assert decoded.known.all()
     assert decoded.annotated.tolist() == [[True, False, False, False]]
 
 
@@ -189,35 +189,26 @@ def test_many_classes_and_sets_are_coded_without_loss():
         assert annotated[0].tolist() == [*one]
 
 
-def test_inspection_tells_spellings_and_classes_that_few_or_none_have_outlined(sites):
+def test_inspection_names_spellings_and_classes_that_few_or_none_have_outlined(sites):
     rewrite(sites / "B", labels={"0": "background", "3": "kidneys", "9": "ignore", "7": "gland"}, labelled=[])
-    listing = json.loads((sites / "B" / "dataset.json").read_text())
-    for split in ("training", "validation", "test"):
-        for row in listing[split]:
-            del row["label"]
-    rewrite(sites / "B", **{split: listing[split] for split in ("training", "validation", "test")})
-    rewrite(
-        sites / "A", labels={"0": "background", "1": "kidney", "4": "spleen"}, labelled=["kidney", "spleen"]
-    )
-    found = {site.name: [odd.reason for odd in site.odd] for site in inspect_sites(sites)}
-    (same, nothing) = [reason for reason in found["B"] if "kidneys" in reason]
+    change_rows(sites / "B", lambda row: {"image": row["image"]})
+    names = ["kidney", "spleen"]
+    rewrite(sites / "A", labels={"0": "background", "1": "kidney", "4": "spleen"}, labelled=names)
+    reasons = {site.name: [odd.reason for odd in site.odd] for site in inspect_sites(sites)}
+    (same, nothing) = [reason for reason in reasons["B"] if "kidneys" in reason]
     assert "'kidneys' may be the 'kidney' of site A" in same
     assert "write 'kidney' in labels and labelled" in same
     assert nothing.startswith("no site has outlined 'kidneys'")
-    assert any(reason.startswith("no site has outlined 'gland'") for reason in found["B"])
-    assert any(reason.startswith("no other site has outlined 'kidney'") for reason in found["A"])
+    assert any(reason.startswith("no site has outlined 'gland'") for reason in reasons["B"])
+    assert any(reason.startswith("no other site has outlined 'kidney'") for reason in reasons["A"])
     assert suggest(inspect_sites(sites)).methods == ("ditto", "condist")
-    assert not any("label map is empty" in reason for reason in (*found["B"], *found["C"]))
+    assert not any("label map is empty" in reason for reason in (*reasons["B"], *reasons["C"]))
 
 
 def test_a_site_without_outlines_need_not_name_classes(sites):
+    change_rows(sites / "B", lambda row: {"image": row["image"]})
     path = sites / "B" / "dataset.json"
     listing = json.loads(path.read_text())
-    del listing["labels"]
-    listing.pop("labelled", None)
-    for split in ("training", "validation", "test"):
-        for row in listing[split]:
-            row.pop("label", None)
-    path.write_text(json.dumps(listing))
+    path.write_text(json.dumps({split: listing[split] for split in dict(ROWS)}))
     reasons = [odd.reason for site in inspect_sites(sites) for odd in site.odd]
     assert not any("foreground" in reason for reason in reasons)

@@ -1,4 +1,4 @@
-"""What all benchmarks have in common: options, missing files, markers, and a run over one."""
+"""Common behaviour of all benchmarks: options, missing files, markers, and a run over one."""
 
 from __future__ import annotations
 

@@ -82,13 +82,13 @@ def test_noise_on_the_statistics_of_fedfa_is_gaussian_and_leaves_no_negative_dev
 
 def test_noise_follows_from_the_seed_of_the_run(office, tmp_path):
     runs = planned(office, "fedfa", ["fedfa.noise=0,0.2", "fedfa.prob=1.0"], seeds=1)
-    for name in ("a", "b"):
-        run_all(runs, OFFICE_PRESET, office, tmp_path / name, device="cpu")
-        torch.rand(7)  # what else draws in this process does not matter
-    models = [[torch.load(tmp_path / n / r.folder / "final_model.pt") for n in "ab"] for r in runs]
-    for a, b in models:
-        assert all(torch.equal(a[key], b[key]) for key in a)
-    assert any(not torch.equal(models[0][0][key], models[1][0][key]) for key in models[0][0])
+    run_all(runs, OFFICE_PRESET, office, tmp_path / "a", device="cpu")
+    torch.rand(7)  # other draws of this process do not matter
+    run_all(runs[1:], OFFICE_PRESET, office, tmp_path / "b", device="cpu")
+    files = [tmp_path / name / run.folder for name, run in (("a", runs[0]), ("a", runs[1]), ("b", runs[1]))]
+    plain, noisy, again = (torch.load(file / "final_model.pt") for file in files)
+    assert all(torch.equal(noisy[key], again[key]) for key in noisy)
+    assert any(not torch.equal(plain[key], noisy[key]) for key in plain)
 
 
 def test_the_local_model_of_each_site_is_tested_at_every_site(office, tmp_path):
@@ -96,9 +96,9 @@ def test_the_local_model_of_each_site_is_tested_at_every_site(office, tmp_path):
     run_all(runs, OFFICE_PRESET, office, tmp_path, device="cpu")
     folder, data = tmp_path / runs[0].folder, tmp_path / runs[0].data_folder("office_caltech_10")
     before = snapshot(folder)
-    found = cross_site(folder, data, "cpu")
+    result = cross_site(folder, data, "cpu")
     record = json.loads((folder / "results.json").read_text())
-    assert found["round"] == record["selected_round"] + 1
+    assert result["round"] == record["selected_round"] + 1
     config = RunConfig.from_dict(record["config"])
 
     def trainer(name: str) -> SiteTrainer:
@@ -111,21 +111,21 @@ def test_the_local_model_of_each_site_is_tested_at_every_site(office, tmp_path):
     source, target = trainer("amazon"), trainer("dslr")
     model = torch.load(folder / "global_model.pt", weights_only=True)
     source.network.load_state_dict(state["rounds"][record["selected_round"]]["network"], strict=False)
-    source.start_round(found["round"], model)
-    source.train(found["round"])
+    source.start_round(result["round"], model)
+    source.train(result["round"])
     network = source.network.eval()
     right = []
     for case in target.folder.cases["test"]:
         pixels = target.evaluation_transform()({"image": target.folder.load_image(case)})["image"]
         right.append(config.classes[int(network(pixels[None]).argmax())] == case.label)
-    assert found["scores"]["amazon"]["dslr"] == pytest.approx(fmean(map(float, right)))
+    assert result["scores"]["amazon"]["dslr"] == pytest.approx(fmean(map(float, right)))
     after = snapshot(folder)
     assert {key: after[key] for key in before} == before
     assert set(after) - set(before) == {str(folder / "cross_site.json")}
-    stale = {**found, "scores": {"amazon": {"dslr": 7.0}}}
+    stale = {**result, "scores": {"amazon": {"dslr": 7.0}}}
     for there, read in ((stale, True), ({**stale, "run": "another"}, False), ({**stale, "round": 99}, False)):
         (folder / "cross_site.json").write_text(json.dumps(there))
-        assert cross_site(folder, data, "cpu") == (stale if read else found)
+        assert cross_site(folder, data, "cpu") == (stale if read else result)
     tables, _ = write_tables(runs, OFFICE_PRESET, tmp_path, across=True)
     assert len(tables["cross_site"].body) == 4
     assert "amazon" in (tmp_path / "cross_site.md").read_text()

@@ -1,4 +1,4 @@
-"""`medfedaug benchmark` on data of one's own: methods x seeds x folds x settings, by options and by file."""
+"""`medfedaug benchmark` on own data: methods x seeds x folds x settings, by options and by file."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def test_a_file_says_what_is_run_options_take_precedence_and_the_whole_is_writte
     assert (record["data"], set(record["test"]["sites"])) == ("own_data", {"A", "B"})
     written = yaml.safe_load((out / "experiment.yml").read_text())
     assert (written["data"], written["out"], written["seeds"]) == ("../data", ".", 1)
-    said = {"rounds": 1, "optimizer": "adam", "batch_size": 8, "fedfa.prob": 0.3}
-    assert written["settings"].items() >= {**said, "network": "basicunet", "intensity": "scale"}.items()
+    settings = {"rounds": 1, "optimizer": "adam", "batch_size": 8, "fedfa.prob": 0.3}
+    assert written["settings"].items() >= {**settings, "network": "basicunet", "intensity": "scale"}.items()
     assert written["vary"] == {"patch_size": [[16, 16]]}
 
 
@@ -114,9 +114,9 @@ def test_what_follows_from_the_task_follows_for_each_run_also_from_the_file(
     data, tmp_path, settings, batches
 ):
     given = {"data": data, "methods": ["fedavg"], "out": tmp_path / "runs", "seeds": 1}
-    asked = make_experiment(None, given, settings)
-    again = make_experiment(write_experiment(asked, asked.preset()), {})
-    for experiment in (asked, again):
+    first = make_experiment(None, given, settings)
+    again = make_experiment(write_experiment(first, first.preset()), {})
+    for experiment in (first, again):
         preset = experiment.preset()
         runs = plan(preset, experiment.root, experiment.methods, seeds=1, axes=experiment.axes())
         assert [run.config.batch_size for run in runs] == batches
@@ -126,9 +126,9 @@ def test_what_varies_of_a_plan_is_not_decided_by_the_planner(data, tmp_path):
     given = {"data": data, "methods": ["fedavg"], "out": tmp_path / "runs", "seeds": 1}
     varied = ["plan=auto", "spatial_dims=2", "patch_size=[32,32],[48,48]", "batch_size=2,16"]
     sites = {name: fingerprint(VolumeFolder.open(data / name), ("background", "lesion")) for name in "AB"}
-    asked = make_experiment(None, given, varied)
-    again = make_experiment(write_experiment(asked, asked.preset()), {})
-    for experiment in (asked, again):
+    first = make_experiment(None, given, varied)
+    again = make_experiment(write_experiment(first, first.preset()), {})
+    for experiment in (first, again):
         runs = plan(experiment.preset(), experiment.root, experiment.methods, seeds=1, axes=experiment.axes())
         made = [make_plan(sites, run.config).configure(run.config) for run in runs]
         sizes = [(config.plan.patch_size, config.batch_size) for config in made]

@@ -37,9 +37,9 @@ def test_each_site_is_left_out_once_and_the_table_holds_its_score(three_sites, t
         scores[name] = results["test"]["unseen"][name]["dice"]
         assert table["seen"][name] == results["test"]["mean"]["dice"]
         for metric in ("dice", "hd95", "nsd"):
-            found = table["metrics"][metric]
-            assert found["unseen"][name] == results["test"]["unseen"][name][metric]
-            assert found["seen"][name] == results["test"]["mean"][metric]
+            by_site = table["metrics"][metric]
+            assert by_site["unseen"][name] == results["test"]["unseen"][name][metric]
+            assert by_site["seen"][name] == results["test"]["mean"][metric]
     assert table["unseen"] == scores
     assert table["mean"] == pytest.approx(sum(scores.values()) / 3)
     assert json.loads((out / HOLDOUT).read_text()) == table
@@ -62,10 +62,10 @@ def test_millimetres_and_pixels_have_no_common_mean(
         return {"test": {"sites": {}, "unseen": {name: scores}, "mean": means}}
 
     monkeypatch.setattr(holdout, "simulate", simulated)
-    found = leave_one_site_out(three_sites, tmp_path / "out", tiny_config(rounds=1), **OPTIONS)["metrics"]
-    assert found["hd95"]["unseen"] == {"A": 4.0, "B": 60.0, "C": None}
-    assert found["hd95"]["mean"] == mean
-    assert found["dice"]["mean"] == 0.5
+    metrics = leave_one_site_out(three_sites, tmp_path / "out", tiny_config(rounds=1), **OPTIONS)["metrics"]
+    assert metrics["hd95"]["unseen"] == {"A": 4.0, "B": 60.0, "C": None}
+    assert metrics["hd95"]["mean"] == mean
+    assert metrics["dice"]["mean"] == 0.5
 
 
 def test_an_unseen_site_of_fedrdn_is_normalised_with_its_own_statistics(three_sites, tiny_config):
@@ -111,6 +111,6 @@ def test_a_finished_run_is_evaluated_with_the_exchange_beside_its_model(
     model = tmp_path / "out" / "global_model.pt"
     exchanged = (tmp_path / "out" / "global_exchange.pt").exists()
     assert exchanged == (methods != "silobn")  # statistics of the site's own images travel nowhere
-    found = evaluate_model(model, three_sites / "B", device="cpu")
-    assert found["sites"]["B"] == results["test"]["unseen"]["B"]
-    assert found["sites"]["B"]["dice"] is not None
+    evaluated = evaluate_model(model, three_sites / "B", device="cpu")
+    assert evaluated["sites"]["B"] == results["test"]["unseen"]["B"]
+    assert evaluated["sites"]["B"]["dice"] is not None

@@ -33,7 +33,7 @@ def test_features_of_the_global_and_of_each_local_model_are_on_the_page(run, fin
     assert code == 0, err
     text = page.read_text(encoding="utf-8")
     headings = re.findall(r"<h3[^>]*>([^<]*)</h3>", text)
-    assert [name for name in SITES if any(f"local model of {name}" in told for told in headings)] == SITES
+    assert [name for name in SITES if any(f"local model of {name}" in text for text in headings)] == SITES
     assert len(re.findall(r"alignment \d\.\d{3}, uniformity -\d\.\d{3}", text)) == 1 + len(SITES)
     assert not (finished / "cross_site.json").exists()
     code, _, err = run("report", finished, "--features", "--out", page)
@@ -43,8 +43,8 @@ def test_features_of_the_global_and_of_each_local_model_are_on_the_page(run, fin
 
 def test_local_features_are_those_of_networks_that_were_trained_on(finished, office):
     record = load_run(finished)
-    found = local_features([record], office, "cpu")[record.path]
-    assert list(found) == SITES
+    by_site = local_features([record], office, "cpu")[record.path]
+    assert list(by_site) == SITES
     (opened, _), *_ = open_model(finished / "global_model.pt", office, config=record.path, device="cpu")
     seen = SiteFeatures()
     cases = opened.folder.cases["test"]
@@ -53,7 +53,7 @@ def test_local_features_are_those_of_networks_that_were_trained_on(finished, off
     torch.testing.assert_close(
         torch.cat(seen.parts), site_features(opened.network, [torch.stack(images)]), check_dtype=False
     )
-    local = found["amazon"]
+    local = by_site["amazon"]
     assert local.sites[: len(seen)] == seen.sites
     assert not torch.allclose(local.parts[0], seen.parts[0])
     classes = torch.tensor([sorted(set(local.labels)).index(label) for label in local.labels])

@@ -87,17 +87,18 @@ def without_data(monkeypatch) -> None:
     sites = [SimpleNamespace(name=name, trains=True) for name in "AB"]
     settings = {"in_channels": 3, "classes": tuple("abc")}
     monkeypatch.setattr(run_list, "open_benchmark", lambda *args, **options: sites)
-    monkeypatch.setattr(run_list, "federation_settings", lambda found: settings)
+    monkeypatch.setattr(run_list, "federation_settings", lambda data: settings)
     monkeypatch.setattr(run_list, "Composition", lambda config: build_methods(config.methods))
 
 
 @pytest.mark.parametrize(("name", "protocol"), RUNNABLE)
 def test_every_run_of_an_entry_can_be_planned(monkeypatch, tmp_path, name, protocol):
     without_data(monkeypatch)
-    asked = make_experiment(None, {"entry": name, "protocol": protocol, "data": tmp_path, "out": tmp_path})
-    first, *also = asked.comparisons()
-    options = {"seeds": 1, "holdout": asked.holdout, "also": also}
-    runs = plan(asked.preset(), tmp_path, first.methods, axes=first.axes, **options)
+    given = {"entry": name, "protocol": protocol, "data": tmp_path, "out": tmp_path}
+    experiment = make_experiment(None, given)
+    first, *also = experiment.comparisons()
+    options = {"seeds": 1, "holdout": experiment.holdout, "also": also}
+    runs = plan(experiment.preset(), tmp_path, first.methods, axes=first.axes, **options)
     rows = [row for row in find_entry(name).published if row.protocol == protocol]
     made = {(run.methods, run.variant, bool(run.held_out)) for run in runs}
     assert {(row.methods, row.variant, row.held_out) for row in rows} <= made
@@ -107,9 +108,9 @@ def test_what_is_given_besides_changes_all_runs_of_an_entry():
     given = {"entry": "fedfa+:table12", "protocol": "domainnet_10", "data": "d", "out": "o"}
     whole = make_experiment(None, given)
     assert whole.methods == ("fedavg", "fedfa")
-    asked = make_experiment(None, {**given, "methods": ["fedavg"]}, ["network=lenet5", "image_size=32"])
-    assert {one.methods for one in asked.comparisons()} == {("fedavg",)}
-    for one in asked.comparisons():
+    experiment = make_experiment(None, {**given, "methods": ["fedavg"]}, ["network=lenet5", "image_size=32"])
+    assert {one.methods for one in experiment.comparisons()} == {("fedavg",)}
+    for one in experiment.comparisons():
         settings = {axis.name: axis.values for axis in one.axes}
         assert settings == {"network": ("lenet5",), "image_size": (32,)}
     with pytest.raises(ConfigError, match=r"fedfa\+:table12 does not compare fedprox"):
@@ -163,9 +164,9 @@ STEPS = runpy.run_path(str(DOCS.parent / "benchmarks/step_times.py"))
     ],
 )
 def test_the_work_of_a_run_is_counted(protocol, settings, trained, scored):
-    found = STEPS["work"](PRESETS[protocol], settings)
-    assert (found.trained, found.scored) == pytest.approx((trained, scored), rel=1e-3)
-    assert found.network.startswith(settings.get("network", PRESETS[protocol].config["network"]))
+    work = STEPS["work"](PRESETS[protocol], settings)
+    assert (work.trained, work.scored) == pytest.approx((trained, scored), rel=1e-3)
+    assert work.network.startswith(settings.get("network", PRESETS[protocol].config["network"]))
 
 
 def test_the_hours_of_a_protocol_are_those_of_its_steps():
@@ -291,14 +292,14 @@ def test_every_entry_starts_on_small_files_in_the_published_layout(
     few = {**preset.data, **few_sites(preset.data)}
     monkeypatch.setitem(PRESETS, protocol, replace(preset, data=few))
     given = {"entry": name, "protocol": protocol, "data": published_files, "out": tmp_path, "seeds": 1}
-    asked = make_experiment(None, given)
-    planned = asked.runs(asked.preset())
+    experiment = make_experiment(None, given)
+    planned = experiment.runs(experiment.preset())
     for network in ("alexnet", "resnet18", "resnet50", "digits_cnn"):
         monkeypatch.setitem(networks._NETWORKS, network, slim)
     monkeypatch.setitem(networks._NETWORKS, "densenet100", slim_dense)
     runs = [smaller(run) for run in {run.folder: run for run in (planned[0], planned[-1])}.values()]
     one = Execution(threads=1)
-    assert run_all(runs, asked.preset(), published_files, tmp_path, device="cpu", execution=one) == {}
+    assert run_all(runs, experiment.preset(), published_files, tmp_path, device="cpu", execution=one) == {}
     assert len(finished(tmp_path)) == len(runs)
     del planned, runs
     gc.collect()  # networks of the published sizes, which tests collect seldom

@@ -40,7 +40,7 @@ def planned(
     with monkeypatch.context() as patch:
         patch.setattr(run_list, "open_benchmark", lambda *args, **options: sites)
         patch.setattr(
-            run_list, "federation_settings", lambda found: {"in_channels": 3, "classes": tuple("abc")}
+            run_list, "federation_settings", lambda sites: {"in_channels": 3, "classes": tuple("abc")}
         )
         patch.setattr(run_list, "Composition", lambda config: build_methods(config.methods))
         return plan(PRESETS[name], root, [methods], seeds=1, axes=[parse_axis(text) for text in axes])[0]
@@ -322,10 +322,10 @@ presets:
 def test_a_table_of_presets_that_is_not_as_described_is_refused_in_a_line(before, after, message):
     assert parse_presets(TABLE)["prostate_mri"].readings == ("Data are split by patient.",)
     assert before in TABLE
-    with pytest.raises(DataError, match=message) as found:
+    with pytest.raises(DataError, match=message) as caught:
         parse_presets(TABLE.replace(before, after))
-    assert "presets.yml" in str(found.value)
-    assert "\n" not in str(found.value)
+    assert "presets.yml" in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_every_note_of_the_table_is_read_by_a_preset():

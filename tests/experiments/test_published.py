@@ -107,8 +107,8 @@ def within(wanted: list[str], there: list[str]) -> bool:
 def test_every_number_is_printed_in_its_row_of_its_table(benchmark):
     for line in lines(benchmark):
         rows = printed(line["paper"], line["table"])
-        found = [there for label, there in rows if label == line["row"]]
-        assert any(within(numbers(line, benchmark), there) for there in found), line
+        its = [there for label, there in rows if label == line["row"]]
+        assert any(within(numbers(line, benchmark), there) for there in its), line
 
 
 @with_papers
@@ -147,14 +147,14 @@ def test_means_are_the_means_of_their_sites():
 def test_the_stages_of_densenet_are_its_blocks_and_transitions():
     rows = [row for row in published_rows(PRESETS["domainnet_10"]) if "densenet100" in row.settings]
     stages = [axis.values[0] for row in rows for axis in map(parse_axis, split_values(row.settings))]
-    whole = max((found for found in stages if isinstance(found, list)), key=len)
+    whole = max((stage for stage in stages if isinstance(stage, list)), key=len)
     net = insert_ffa(build_network("densenet100", in_channels=3, out_channels=10), stages=whole, prob=1.0)
     net.train()
     net(torch.randn(2, 3, 64, 64))  # checks the widths
     layers = ffa_layers(net)
     assert [layer.num_channels for layer in layers.values()] == [24 + 16 * 12, 108, 108 + 16 * 12, 150, 342]
     assert len(rows) == 16
-    assert {name for found in stages if isinstance(found, list) for name in found} == set(whole)
+    assert {name for stage in stages if isinstance(stage, list) for name in stage} == set(whole)
 
 
 def fake_data(monkeypatch, benchmark: str) -> None:
@@ -168,7 +168,7 @@ def fake_data(monkeypatch, benchmark: str) -> None:
     known = known or ("classification", 1 if gray else 3, tuple("abcdefg"))
     monkeypatch.setattr(run_list, "open_benchmark", lambda *args, **options: sites)
     settings = dict(zip(("task", "in_channels", "classes"), known, strict=True))
-    monkeypatch.setattr(run_list, "federation_settings", lambda found: settings)
+    monkeypatch.setattr(run_list, "federation_settings", lambda sites: settings)
 
 
 def plan_every_row(benchmark: str, root: Path) -> None:

@@ -56,9 +56,9 @@ def test_a_sweep_that_was_stopped_continues_and_leaves_finished_runs_alone(offic
     before, events = snapshot(first), []
     assert run_all(runs[::-1], OFFICE_PRESET, office, out, device="cpu", on_event=events.append) == {}
     assert snapshot(first) == before
-    told = [(e["folder"], e["number"], e["made"]) for e in events if e["event"] == "run"]
+    finished = [(e["folder"], e["number"], e["made"]) for e in events if e["event"] == "run"]
     # What is there comes first.
-    assert told == [(str(runs[0].folder), 1, False), (str(runs[1].folder), 2, True)]
+    assert finished == [(str(runs[0].folder), 1, False), (str(runs[1].folder), 2, True)]
     assert [e["round"] for e in events if e["event"] == "resumed"] == [1]
     for run in runs:
         assert scores(out / run.folder) == scores(tmp_path / "whole" / run.folder)

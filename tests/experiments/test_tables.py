@@ -28,8 +28,8 @@ def pretend(
     folder = out / run.folder
     folder.mkdir(parents=True)
     score = {
-        group: {site: {"accuracy": value} for site, value in (found or {}).items()}
-        for group, found in (("sites", values), ("unseen", unseen))
+        group: {site: {"accuracy": value} for site, value in (by_site or {}).items()}
+        for group, by_site in (("sites", values), ("unseen", unseen))
     }
     content = {
         "config": run.config.to_dict(),

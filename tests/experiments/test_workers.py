@@ -25,42 +25,46 @@ from medfedaug.experiments.workers import SlurmJobs, find_workers
 ONE = Execution(threads=1)
 
 
-def found(where, each=(), folder=Path()):
+def workers_of(where, each=(), folder=Path()):
     return find_workers(where, folder, memory=2**20, each=each)
 
 
 def test_a_text_names_the_workers(tmp_path):
     pytest.importorskip("distributed")
-    assert found("1").alone
-    assert found("local:3").number == found("3").number == 3
-    dask = found("dask://head:8786", ["GPU=1"])
+    assert workers_of("1").alone
+    assert workers_of("local:3").number == workers_of("3").number == 3
+    dask = workers_of("dask://head:8786", ["GPU=1"])
     assert (dask.address, dask.resources, dask.elsewhere) == ("tcp://head:8786", {"GPU": 1.0}, True)
     for wrong in ("0", "-1", "local", "local:x", "slurm:", "dask:head", "dask://", "kubernetes", ""):
         with pytest.raises(ConfigError, match="must be a number of processes"):
-            found(wrong)
+            workers_of(wrong)
     with pytest.raises(ConfigError, match="only clusters read it"):
-        found("4", ["mem=1G"])
+        workers_of("4", ["mem=1G"])
     with pytest.raises(ConfigError, match="write NAME=VALUE"):
-        found("dask://head:8786", ["GPU"])
+        workers_of("dask://head:8786", ["GPU"])
     with pytest.raises(ConfigError, match="are numbers"):
-        found("dask://head:8786", ["GPU=two"])
+        workers_of("dask://head:8786", ["GPU=two"])
 
 
 def test_a_missing_package_and_a_missing_cluster_are_named(monkeypatch, office, tmp_path):
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(ConfigError, match=r"needs distributed: pip install 'medfedaug\[cluster\]'"):
-        found("dask://head:8786")
+        workers_of("dask://head:8786")
     monkeypatch.undo()
     pytest.importorskip("distributed")
     monkeypatch.setattr(workers, "_ANSWER", "1s")
     with pytest.raises(ConfigError, match=r"no scheduler of Dask answers at tcp://127\.0\.0\.1:9"):
         run_all(
-            planned(office, seeds=1), OFFICE_PRESET, office, tmp_path, workers=found("dask://127.0.0.1:9")
+            planned(office, seeds=1),
+            OFFICE_PRESET,
+            office,
+            tmp_path,
+            workers=workers_of("dask://127.0.0.1:9"),
         )
     pytest.importorskip("submitit")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="--workers slurm: "):
-        found("slurm", folder=tmp_path)
+        workers_of("slurm", folder=tmp_path)
 
 
 def _local(submitit):
@@ -80,7 +84,7 @@ def test_jobs_of_submitit_give_what_this_process_gives(office, tmp_path, monkeyp
     runs = planned(office, "fedavg fedprox", ["fedprox.mu=1e38"], seeds=1, scale=0.001)
     events = []
     monkeypatch.chdir(tmp_path)  # a relative folder means the same to a worker
-    far = {"workers": found("slurm", folder=Path("far")), "execution": ONE, "on_event": events.append}
+    far = {"workers": workers_of("slurm", folder=Path("far")), "execution": ONE, "on_event": events.append}
     failed = run_all(runs, OFFICE_PRESET, office, "far", **far)
     assert list(failed) == [runs[1].folder]
     assert "0 of 4 needed updates" in failed[runs[1].folder]
@@ -256,7 +260,7 @@ def test_a_sweep_on_slurm_goes_on_after_it_was_killed(office, tmp_path, slurm, o
             OFFICE_PRESET,
             office,
             tmp_path / "new",
-            workers=found("slurm:none", folder=tmp_path / "new"),
+            workers=workers_of("slurm:none", folder=tmp_path / "new"),
         )
 
 

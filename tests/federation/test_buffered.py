@@ -80,7 +80,7 @@ def test_the_models_are_those_of_the_equations(tiny_config, exponent):
         state = server.finish_round()
         for key, value in model.items():
             torch.testing.assert_close(state[key].double(), value, rtol=1e-5, atol=1e-6)
-        late = {site: told["staleness"] for site, told in server.rounds[-1]["sites"].items()}
+        late = {site: numbers["staleness"] for site, numbers in server.rounds[-1]["sites"].items()}
         assert late == {site: round_ - began for site, began in taken}
 
 
@@ -114,7 +114,7 @@ def test_a_slow_site_counts_late_and_nobody_waits_for_it(tiny_config, three_site
     ]
     results = runs[0].results()
     check_record(results)
-    late = [{s: told.get("staleness") for s, told in one["sites"].items()} for one in results["rounds"]]
+    late = [{s: numbers.get("staleness") for s, numbers in one["sites"].items()} for one in results["rounds"]]
     taken = [{site for site, n in one.items() if n is not None} for one in late]
     assert taken[:2] == [{"site_A", "site_B"}] * 2
     assert late[2]["site_C"] == 2

@@ -385,7 +385,7 @@ def test_test_scores_by_round_change_nothing_else(tiny_config, phantom_dir, meth
     first, second = plain.results(), tested.results()
     assert first["test"] == second["test"]
     for before, after in zip(first["rounds"], second["rounds"], strict=True):
-        scores = {site: told.pop("test_dice", ...) for site, told in after["sites"].items()}
+        scores = {site: numbers.pop("test_dice", ...) for site, numbers in after["sites"].items()}
         if after["round"] != 2:
             assert set(scores.values()) == {...}
             assert {s: t["train_loss"] for s, t in before["sites"].items()} == {
@@ -394,8 +394,8 @@ def test_test_scores_by_round_change_nothing_else(tiny_config, phantom_dir, meth
             continue
         assert set(scores) == set(SITES)  # the unseen one, too
         if second["selected_round"] == 2:
-            told = {**second["test"]["sites"], **second["test"]["unseen"]}
-            assert scores == {site: found["dice"] for site, found in told.items()}
+            numbers = {**second["test"]["sites"], **second["test"]["unseen"]}
+            assert scores == {site: found["dice"] for site, found in numbers.items()}
 
 
 def test_a_site_that_gives_no_test_score_of_a_round_is_named_there_alone(tiny_config, make_site, tmp_path):
@@ -408,10 +408,10 @@ def test_a_site_that_gives_no_test_score_of_a_round_is_named_there_alone(tiny_co
             return {**super().ask(request, [s for s in sites if s not in hidden], needed, accept), **hidden}
 
     config = tiny_config(rounds=2, test_every=1, validate_every=2)
-    found = run_in_process(config, tmp_path / "data", list("ABC"), "cpu", carrier=Hiding).results()
-    assert "missing" not in found["test"]
-    assert found["rounds"][0]["missing"] == [{"site": "C", "task": "test", "reason": "busy"}]
-    assert {site for site, told in found["rounds"][0]["sites"].items() if "test_dice" in told} == {"A", "B"}
+    results = run_in_process(config, tmp_path / "data", list("ABC"), "cpu", carrier=Hiding).results()
+    assert "missing" not in results["test"]
+    assert results["rounds"][0]["missing"] == [{"site": "C", "task": "test", "reason": "busy"}]
+    assert {site for site, told in results["rounds"][0]["sites"].items() if "test_dice" in told} == {"A", "B"}
 
 
 def test_a_score_that_nobody_asked_for_selects_no_model(tiny_config):
@@ -453,18 +453,18 @@ def test_a_site_that_has_left_before_the_test_is_named(tiny_config, make_site, t
     server = run_in_process(
         config, tmp_path / "data", list("ABC"), "cpu", execution=execution, carrier=Leaving
     )
-    found = server.results()
-    assert set(found["test"]["sites"]) == {"A", "B"}
-    assert found["test"]["missing"] == {"C": "site C is not connected"}
-    assert found["rounds"][1]["missing"] == [
+    results = server.results()
+    assert set(results["test"]["sites"]) == {"A", "B"}
+    assert results["test"]["missing"] == {"C": "site C is not connected"}
+    assert results["rounds"][1]["missing"] == [
         {"site": "C", "task": "validate", "reason": "site C is not connected"}
     ]
 
 
 def test_what_sites_say_of_their_images_is_kept_over_a_restart(tiny_config, tmp_path):
     def say(server, site, scaling):
-        told = {"input": {"scaling": scaling}}
-        assert server.accept_preparation(site, Reply("prepare", num_samples=10, metrics=told))
+        metrics = {"input": {"scaling": scaling}}
+        assert server.accept_preparation(site, Reply("prepare", num_samples=10, metrics=metrics))
 
     server = FederationServer(tiny_config())
     say(server, "A", "each volume")
@@ -513,7 +513,7 @@ def test_metrics_that_no_json_could_hold_are_dropped(tiny_config):
     deep: dict = {}
     for _ in range(5000):
         deep = {"a": deep}
-    found = clean_metrics(
+    metrics = clean_metrics(
         {
             "loss": 0.5,
             "nan": float("nan"),
@@ -527,7 +527,7 @@ def test_metrics_that_no_json_could_hold_are_dropped(tiny_config):
             "deep": deep,
         }
     )
-    assert found == {"loss": 0.5, "note": "text", "none": None, "cases": {"p1": 0.25}, "deep": {}}
+    assert metrics == {"loss": 0.5, "note": "text", "none": None, "cases": {"p1": 0.25}, "deep": {}}
 
 
 @pytest.mark.parametrize("score", [2.0, -1.0, float("nan"), "0.9", True, 1e30])

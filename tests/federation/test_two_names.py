@@ -23,8 +23,8 @@ def composition(tiny_config, methods, network="dynunet", **changes):
 
 
 def tensors(network, keys):
-    found = network.state_dict(keep_vars=True)
-    return [id(found[key]) for key in keys]
+    state = network.state_dict(keep_vars=True)
+    return [id(state[key]) for key in keys]
 
 
 @pytest.mark.parametrize("network", marked(SEGMENTING))

@@ -1,4 +1,4 @@
-"""The kernels against float64; with a GPU there, or in a process under Triton's interpreter.
+"""The kernels against float64: on a GPU, or in a process under Triton's interpreter.
 
 `test_kernels.py` runs it with the interpreter, `benchmarks/gpu.sh` on a GPU.
 """
@@ -46,24 +46,26 @@ def features(shape, dtype=torch.float32, layout="contiguous"):
     return x.requires_grad_()
 
 
-def same(found, expected, dtype):
+def same(result, expected, dtype):
     scale = 1 + expected.abs().max()
-    assert ((found.double() - expected).abs().max() / scale).item() < TOLERANCE[dtype]
+    assert ((result.double() - expected).abs().max() / scale).item() < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "last", "every second"])
 def test_moments_and_sums(layout):
     x = features(shape := (2, 20, 6, 7), layout=layout)
     grad = torch.randn(shape)
-    found = kernels.moments(x)
+    moments = kernels.moments(x)
     expected = torch.stack(plain.plain_moments(x.double()))
-    same(found, expected, torch.float32)
-    assert (found[1, 0, 0] == 0).all()
-    for one in (grad, torch.ones(()).expand(shape)):
-        sums = kernels.gradient_sums(one, x, found)
-        beside = x.double() - expected[0][..., None, None]
-        wanted = torch.stack([(one * factor).sum(dim=(2, 3)) for factor in (torch.ones_like(beside), beside)])
-        same(sums, wanted, torch.float32)
+    same(moments, expected, torch.float32)
+    assert (moments[1, 0, 0] == 0).all()
+    for gradient in (grad, torch.ones(()).expand(shape)):
+        sums = kernels.gradient_sums(gradient, x, moments)
+        centred = x.double() - expected[0][..., None, None]
+        wanted_value = torch.stack(
+            [(gradient * factor).sum(dim=(2, 3)) for factor in (torch.ones_like(centred), centred)]
+        )
+        same(sums, wanted_value, torch.float32)
 
 
 VARIANTS = {
@@ -88,14 +90,14 @@ def augmented(x, variant="adaptive", threshold=0.0, draw=-1.0):
     grad = torch.randn(x.shape, dtype=double)
     settings = (eps, threshold, weight, fixed)
     out = plain.AugmentAtOnce.apply(x, draws, gammas, buffers, 0.01, *settings)
-    (by_x,) = torch.autograd.grad(out, x, grad.to(x.dtype))
+    (grad_x,) = torch.autograd.grad(out, x, grad.to(x.dtype))
     exact = x.detach().double().requires_grad_()
     moments = torch.stack(plain.plain_moments(exact))
-    wanted, statistics, std = plain.moved(exact, moments, draws.double(), gammas, *settings)
-    (wanted_x,) = torch.autograd.grad(wanted, exact, grad.to(x.dtype).double())
-    same(out, wanted, x.dtype)
-    same(by_x, wanted_x, x.dtype)
-    assert out.dtype == by_x.dtype == x.dtype
+    wanted_value, statistics, std = plain.moved(exact, moments, draws.double(), gammas, *settings)
+    (wanted_x,) = torch.autograd.grad(wanted_value, exact, grad.to(x.dtype).double())
+    same(out, wanted_value, x.dtype)
+    same(grad_x, wanted_x, x.dtype)
+    assert out.dtype == grad_x.dtype == x.dtype
     active = draw < threshold
     expected = statistics.mean(dim=1) if active else (torch.zeros(channels), torch.ones(channels))
     share = 0.01 if active else 0.0
@@ -155,16 +157,16 @@ def interpolated(x, share="random", plain_images=0, affine=True, floor=0.0, hidd
     moments = torch.stack(plain.plain_moments(exact[0]))
     if adapter:
         u = plain._adapted(moments, federation, (*exact[3:], z if z is None else z.double()), 1e-5)
-    wanted, mean, variance = plain.interpolated(
+    wanted_value, mean, variance = plain.interpolated(
         exact[0], moments, u, federation, *exact[1:3], 1e-5, floor, plain_images
     )
-    found, expected = (
+    gradients, expected = (
         torch.autograd.grad(result, [v for v in leaves if v is not None], grad.to(result.dtype))
-        for result, leaves in ((out, inputs), (wanted, exact))
+        for result, leaves in ((out, inputs), (wanted_value, exact))
     )
-    same(out, wanted, x.dtype)
-    for one, other in zip(found, expected, strict=True):
-        same(one, other, x.dtype)
+    same(out, wanted_value, x.dtype)
+    for gradient, reference in zip(gradients, expected, strict=True):
+        same(gradient, reference, x.dtype)
     if plain_images:
         number = plain_images * x[0, 0].numel()
         same(running[0], 0.1 * mean, torch.float32)

@@ -34,9 +34,9 @@ class Compiled:
                 signature[parameter.name], fixed[number,] = "constexpr", value
             else:
                 signature[parameter.name] = TYPES[value.dtype] if isinstance(value, torch.Tensor) else "i32"
-        found = triton.compile(ASTSource(self.kernel, signature, fixed), target=GPUTarget("cuda", 90, 32))
-        assert found.asm["cubin"]
-        assert ".local" not in found.asm["ptx"]  # nothing spills
+        binary = triton.compile(ASTSource(self.kernel, signature, fixed), target=GPUTarget("cuda", 90, 32))
+        assert binary.asm["cubin"]
+        assert ".local" not in binary.asm["ptx"]  # nothing spills
         compiled.add(self.kernel.__name__)
 
 
@@ -46,17 +46,17 @@ for dtype in (torch.float32, torch.bfloat16):
     images, channels, hidden = 16, 512, 32
     x = torch.zeros(images, channels, 8, 8, dtype=dtype)
     numbers, count = torch.zeros(channels), torch.tensor(0)
-    found = kernels.moments(x)
-    sums = kernels.gradient_sums(x, x, found)
+    moments = kernels.moments(x)
+    sums = kernels.gradient_sums(x, x, moments)
     draws = torch.zeros(2 * images * channels + 1)
     settings = 0.0, 1.0, -1.0
-    kernels.augment(x, found, draws, *[numbers] * 4, *[count] * 3, 1e-6, 0.01, *settings)
-    kernels.augment_backward(x, x, found, sums, draws, numbers, numbers, 1e-6, *settings)
-    kernels.interpolate(x, found, *[numbers] * 7, 1e-5, 0.0, 0.1, images // 2)
-    kernels.interpolate_backward(x, x, found, sums, *[numbers] * 4, None, 1e-5, 0.0, images // 2)
+    kernels.augment(x, moments, draws, *[numbers] * 4, *[count] * 3, 1e-6, 0.01, *settings)
+    kernels.augment_backward(x, x, moments, sums, draws, numbers, numbers, 1e-6, *settings)
+    kernels.interpolate(x, moments, *[numbers] * 7, 1e-5, 0.0, 0.1, images // 2)
+    kernels.interpolate_backward(x, x, moments, sums, *[numbers] * 4, None, 1e-5, 0.0, images // 2)
     adapter = torch.zeros(hidden, 2 * channels), torch.zeros(hidden), torch.zeros(2, hidden), torch.zeros(2)
     z = torch.zeros(images, 1)
-    share, kept = kernels.adapted_share(found, numbers, numbers, *adapter, z, 1e-5)
-    kernels.adapted_share_backward(x, found, sums, share, kept, *[numbers] * 3, *adapter, z, 1e-5)
-    kernels.interpolate_adapted(x, found, *[numbers] * 4, *adapter, None, 1e-5)
+    share, hidden_layer = kernels.adapted_share(moments, numbers, numbers, *adapter, z, 1e-5)
+    kernels.adapted_share_backward(x, moments, sums, share, hidden_layer, *[numbers] * 3, *adapter, z, 1e-5)
+    kernels.interpolate_adapted(x, moments, *[numbers] * 4, *adapter, None, 1e-5)
 print(*sorted(compiled))

@@ -16,10 +16,10 @@ def test_agreement_is_the_dice_of_all_pairs_with_their_sums_pooled(shape):
     labels[3] = 0  # and a label map without any
     both = sum(((a == 1) & (b == 1)).sum() for a, b in combinations(labels, 2))
     sizes = sum((a == 1).sum() + (b == 1).sum() for a, b in combinations(labels, 2))
-    found = specific_agreement(torch.from_numpy(labels), 3)
-    assert found[0].item() == pytest.approx(2 * both / sizes, abs=1e-12)
-    assert 0 < found[0] < 1
-    assert torch.isnan(found[1])
+    agreement = specific_agreement(torch.from_numpy(labels), 3)
+    assert agreement[0].item() == pytest.approx(2 * both / sizes, abs=1e-12)
+    assert 0 < agreement[0] < 1
+    assert torch.isnan(agreement[1])
 
 
 def test_label_maps_that_are_the_same_agree_and_small_integers_do_not_overflow():

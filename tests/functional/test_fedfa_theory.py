@@ -40,8 +40,8 @@ def test_the_augmentation_is_the_noise_of_lemma_4_1(features):
     )
     noise_mean, noise_std = torch.randn(2, *SHAPE).double()
     e = noise_std[..., None, None] * sigma_std * normal + noise_mean[..., None, None] * sigma_mean  # Eq. 16
-    found = F.augment_features(features, *GAMMA, noise_mean, noise_std)
-    torch.testing.assert_close(found, features + e, rtol=1e-12, atol=1e-12)
+    moved = F.augment_features(features, *GAMMA, noise_mean, noise_std)
+    torch.testing.assert_close(moved, features + e, rtol=1e-12, atol=1e-12)
 
 
 def test_the_first_order_of_the_regulariser_vanishes_in_the_mean_and_the_second_remains(loss):

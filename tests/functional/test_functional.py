@@ -216,13 +216,13 @@ def reference_histogram(z, bins, tau, low, high):
 
 
 @pytest.mark.parametrize(("bins", "tau"), [(3, 0.01), (8, 0.01), (8, 0.5), (24, 0.01)])
-@pytest.mark.parametrize("given", [False, True])
-def test_soft_histogram_equals_the_printed_equations(bins, tau, given):
+@pytest.mark.parametrize("arguments", [False, True])
+def test_soft_histogram_equals_the_printed_equations(bins, tau, arguments):
     z = torch.randn(50, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     low, high = z.amin(0), z.amax(0)
-    if given:
+    if arguments:
         low, high = low - 0.3, high - 0.2  # the batch leaves the range at its upper end
-    got = F.soft_histogram(z, bins, tau, *((low, high) if given else ()))
+    got = F.soft_histogram(z, bins, tau, *((low, high) if arguments else ()))
     expected = reference_histogram(z.numpy(), bins, tau, low.numpy(), high.numpy())
     np.testing.assert_allclose(got.numpy(), expected, rtol=1e-9, atol=1e-12)
 

@@ -26,7 +26,7 @@ def _run(*command: object, **environment: str) -> str:
 
 
 def test_results_and_derivatives_under_the_interpreter():
-    """In a process of its own: Triton decides as it is imported."""
+    """Run in a new process, since Triton chooses the interpreter at its import."""
     cases = ("-q", "-p", "no:cacheprovider", "--noconftest", FOLDER / "kernel_cases.py")
     printed = _run("-m", "pytest", *cases, TRITON_INTERPRET="1")
     assert " passed" in printed

@@ -80,10 +80,10 @@ def test_one_function_gives_what_the_equations_one_by_one_give(images, eps):
     arguments, weight = noise(x.shape), torch.randn(x.shape, dtype=torch.float64)
     # A gradient that γ asks for, too, takes the equations one by one.
     gammas = (arguments[0], arguments[0].clone().requires_grad_())
-    found = [F.augment_features(x, gamma, *arguments[1:], eps=eps) for gamma in gammas]
-    first = [torch.autograd.grad((y * weight).sum(), x, create_graph=True)[0] for y in found]
+    values = [F.augment_features(x, gamma, *arguments[1:], eps=eps) for gamma in gammas]
+    first = [torch.autograd.grad((y * weight).sum(), x, create_graph=True)[0] for y in values]
     second = [torch.autograd.grad(g.square().sum(), x)[0] for g in first]
-    for at_once, one_by_one in (found, first, second):
+    for at_once, one_by_one in (values, first, second):
         assert bool(torch.isfinite(at_once).all())
         torch.testing.assert_close(at_once, one_by_one, rtol=1e-10, atol=1e-12)
 

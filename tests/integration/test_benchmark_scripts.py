@@ -379,10 +379,10 @@ def test_sites_that_outline_different_structures_are_compared(script, tmp_path):
 def test_steps_are_measured_by_network(script, tmp_path):
     out = tmp_path / "steps.json"
     assert "lenet5, 28 x 28" in script("step_times.py", "--out", out, "--only", "lenet5", "--repeats", 1)
-    found = json.loads(out.read_text())["cpu"]
-    assert "1 thread(s)" in found["hardware"]
-    assert set(found["networks"]) == {"lenet5, 28 x 28, batch 10", "lenet5, 28 x 28, batch 64"}
-    assert all(one["step"] > one["pass"] > 0 for one in found["networks"].values())
+    measured = json.loads(out.read_text())["cpu"]
+    assert "1 thread(s)" in measured["hardware"]
+    assert set(measured["networks"]) == {"lenet5, 28 x 28, batch 10", "lenet5, 28 x 28, batch 64"}
+    assert all(one["step"] > one["pass"] > 0 for one in measured["networks"].values())
 
 
 def test_none_is_left_out():

@@ -57,7 +57,7 @@ def federations(phantom_dir, tmp_path_factory) -> Path:
 
 def installed_closure(names: set[str]) -> set[str]:
     """The installed packages that some packages need."""
-    found: set[str] = set()
+    closure: set[str] = set()
     pending = [("monai", EXTRAS), *((name, set()) for name in names)]
     while pending:
         name, extras = pending.pop()
@@ -66,15 +66,15 @@ def installed_closure(names: set[str]) -> set[str]:
         except PackageNotFoundError:  # of another platform
             continue
         key = re.sub("[-_.]+", "-", name).lower()
-        if key in found and not extras:
+        if key in closure and not extras:
             continue
-        found.add(key)
+        closure.add(key)
         for text in needed:
             requirement = Requirement(text)
             marker = requirement.marker
             if marker is None or any(marker.evaluate({"extra": extra}) for extra in {"", *extras}):
                 pending.append((requirement.name, set(requirement.extras)))
-    return found
+    return closure
 
 
 def environment_with_monai_alone(folder: Path) -> Path:
@@ -119,12 +119,12 @@ def test_a_fresh_environment_with_monai_alone_runs_it_as_the_readme_says(federat
         assert done.returncode == 0, done.stderr[-3000:]
 
     predicted = tmp_path / "predicted"
-    told = ("--model", federations / "runs/fedrdn", "--images", images, "--out", predicted)
-    assert command("predict", *told, "--site", "site_A", "--device", "cpu")[0] == 0
+    options = ("--model", federations / "runs/fedrdn", "--images", images, "--out", predicted)
+    assert command("predict", *options, "--site", "site_A", "--device", "cpu")[0] == 0
     for case in images.iterdir():
-        found, wanted = (nibabel.load(folder / case.name) for folder in (given["PREDICTIONS"], predicted))
-        assert np.array_equal(np.asarray(found.dataobj), np.asarray(wanted.dataobj))
-        assert len(np.unique(found.dataobj)) == 2
+        label, wanted = (nibabel.load(folder / case.name) for folder in (given["PREDICTIONS"], predicted))
+        assert np.array_equal(np.asarray(label.dataobj), np.asarray(wanted.dataobj))
+        assert len(np.unique(label.dataobj)) == 2
 
 
 def test_without_its_packages_onnx_is_refused_before_anything_is_written(federations, tmp_path, monkeypatch):
@@ -148,10 +148,10 @@ def test_the_network_is_there_as_onnx_for_images_of_any_size(federations, tmp_pa
     session = onnxruntime.InferenceSession(str(bundle / "models/model.onnx"))
     for size in ((1, 1, 16, 16), (3, 1, 48, 80)):
         image = torch.rand(size)
-        (found,) = session.run(["pred"], {"image": image.numpy()})
+        (logits,) = session.run(["pred"], {"image": image.numpy()})
         with torch.no_grad():
             wanted = network(image)
-        assert np.abs(found - wanted.numpy()).max() <= 1e-4 * float(wanted.abs().max())
+        assert np.abs(logits - wanted.numpy()).max() <= 1e-4 * float(wanted.abs().max())
 
 
 @pytest.mark.slow

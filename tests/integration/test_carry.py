@@ -31,13 +31,13 @@ SITE = "hospital-a"
 
 def stages() -> dict[str, list[tuple[str, str]]]:
     """The instructions of each stage of the Dockerfile, with their arguments."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    stages_by_name: dict[str, list[tuple[str, str]]] = {}
     for entry in DockerfileParser(str(DEPLOY), cache_content=True).structure:
         if entry["instruction"] == "FROM":
-            found[entry["value"].split(" AS ")[1]] = []
-        elif found and entry["instruction"] != "COMMENT":
-            list(found.values())[-1].append((entry["instruction"], entry["value"]))
-    return found
+            stages_by_name[entry["value"].split(" AS ")[1]] = []
+        elif stages_by_name and entry["instruction"] != "COMMENT":
+            list(stages_by_name.values())[-1].append((entry["instruction"], entry["value"]))
+    return stages_by_name
 
 
 # ------------------------------------------------------------------ image
@@ -56,8 +56,8 @@ def test_the_image_has_the_versions_that_were_tried():
 
 
 def test_constraints_pin_every_requirement_of_the_package_within_its_bounds():
-    found = re.search(r"^dependencies = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.M | re.S)
-    bounds = [Requirement(text) for text in re.findall(r'^    "(.+?)"', found[1], re.M)]
+    listed = re.search(r"^dependencies = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.M | re.S)
+    bounds = [Requirement(text) for text in re.findall(r'^    "(.+?)"', listed[1], re.M)]
     pinned = pins("deploy/constraints.txt")
     assert len(bounds) > 10
     for bound in bounds:
@@ -66,14 +66,14 @@ def test_constraints_pin_every_requirement_of_the_package_within_its_bounds():
 
 
 def test_the_image_runs_as_nobody_in_particular_and_copies_what_exists():
-    found = stages()
+    by_stage = stages()
     for name in ("cpu", "cuda"):
-        users = [value for instruction, value in found[name] if instruction == "USER"]
+        users = [value for instruction, value in by_stage[name] if instruction == "USER"]
         assert users == ["10001"], "the last user of the image"
-        assert [entry for entry in found[name] if entry[0] != "CMD"][-1] == ("USER", "10001")
+        assert [entry for entry in by_stage[name] if entry[0] != "CMD"][-1] == ("USER", "10001")
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     assert ignored[1] == "*"
-    for instruction, value in (entry for entries in found.values() for entry in entries):
+    for instruction, value in (entry for entries in by_stage.values() for entry in entries):
         assert instruction != "ADD"
         if instruction == "COPY" and "--from" not in value:
             *sources, _ = [part for part in value.split() if not part.startswith("--")]
@@ -233,12 +233,12 @@ def test_a_kit_that_is_prepared_and_then_configured_keeps_both(kits, tmp_path, r
     )
     kit = open_kit(prepared)
     assert kit.lacking_components(), "as the page says: configure after this"
-    (found,) = kit.launchers()
-    assert found.endswith(launcher)
+    (path,) = kit.launchers()
+    assert path.endswith(launcher)
 
     code, _, err = run("site-config", "--kit", prepared, "--only-medfedaug", "--forbid-code")
     assert code == 0, err
-    assert kit.launchers() == [found]
+    assert kit.launchers() == [path]
     assert not kit.lacking_components()
     resources = json.loads((prepared / "local/resources.json").read_text())
     assert "medfedaug.nvflare_jobs.executor.SiteExecutor" in resources["class_allow_list"]

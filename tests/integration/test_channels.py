@@ -46,9 +46,9 @@ def test_files_are_channels_each_of_a_scale_of_its_own(make_site):
     assert [case.name for case in apart.cases["training"]] == ["0_flair", "1_flair"]
     assert [path.name for path in apart.cases["test"][0].files] == ["3_flair.nii.gz", "3_t2.nii.gz"]
     for case, (image, label) in zip(apart.cases["training"], stored, strict=True):
-        found, found_label = apart.load_case(case)
-        assert torch.equal(found, image)
-        assert torch.equal(found_label, label)
+        channels, its_label = apart.load_case(case)
+        assert torch.equal(channels, image)
+        assert torch.equal(its_label, label)
         low, high = image.flatten(1).amin(1), image.flatten(1).amax(1)
         expected = (image - low.view(2, 1, 1, 1)) / (high - low).view(2, 1, 1, 1)
         torch.testing.assert_close(apart.load_image(case, "scale"), expected)
@@ -169,11 +169,11 @@ def test_a_site_without_a_channel_trains_and_is_scored(run, hospitals, tmp_path)
     assert set(results["test"]["sites"]) == set("ABC")
     saved = load_statistics(out / "statistics.json")
     assert saved["B"].constant == (1,)
-    code, said, _ = run(
+    code, printed, _ = run(
         "evaluate", "--model", out / "global_model.pt", "--data", hospitals / "B", "--device", "cpu"
     )
     assert code == 0
-    assert f"{results['test']['sites']['B']['dice']:.4f}" in said
+    assert f"{results['test']['sites']['B']['dice']:.4f}" in printed
 
 
 @pytest.mark.slow
@@ -253,10 +253,10 @@ def test_odd_names_of_channels_are_one_line(run, make_site, tmp_path, change, wo
     content = json.loads((folder / "dataset.json").read_text())
     (folder / "dataset.json").write_text(json.dumps({**content, **change}))
     code, _, err = run(*options(folder.parent, tmp_path / "out", "--methods", "fedavg"))
-    said = " ".join(err.split())
+    message = " ".join(err.split())
     assert code == 2
-    assert said.startswith("medfedaug: site B, ")
-    assert words in said
+    assert message.startswith("medfedaug: site B, ")
+    assert words in message
     assert not (tmp_path / "out").exists()
 
 
@@ -275,8 +275,8 @@ def test_a_job_says_the_channels_by_name(run, hospitals, tmp_path):
         *("--classes", "background,lesion"),
     )
     assert code == 0, err
-    found = "".join(path.read_text() for path in (tmp_path / "job").rglob("*.json"))
-    assert '"channel_names": ["FLAIR", "T2"]' in " ".join(found.split()).replace("[ ", "[").replace(" ]", "]")
+    texts = "".join(path.read_text() for path in (tmp_path / "job").rglob("*.json"))
+    assert '"channel_names": ["FLAIR", "T2"]' in " ".join(texts.split()).replace("[ ", "[").replace(" ]", "]")
     config = RunConfig(channel_names=("FLAIR", "T2"), classes=("background", "lesion"), **TINY_NETWORK)
     assert config.in_channels == 2
     trainer = SiteTrainer(config, hospitals / "B", "cpu")

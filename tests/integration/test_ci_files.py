@@ -22,10 +22,10 @@ def steps(job: str) -> str:
 
 
 def python_of(job: str) -> str:
-    (found,) = (
+    (version,) = (
         step["with"]["python-version"] for step in CI[job]["steps"] if "setup-python" in step.get("uses", "")
     )
-    return found
+    return version
 
 
 def test_the_newest_job_runs_ci_run_with_the_first_row_of_the_table():
@@ -61,8 +61,8 @@ def test_the_oldest_job_has_the_last_row_of_the_table_and_runs_its_tests():
 
 
 def test_the_oldest_versions_satisfy_the_bounds_of_the_package():
-    found = re.search(r"^dependencies = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.M | re.S)
-    bounds = {r.name.lower(): r for r in map(Requirement, re.findall(r'^    "(.+?)"', found[1], re.M))}
+    listed = re.search(r"^dependencies = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.M | re.S)
+    bounds = {r.name.lower(): r for r in map(Requirement, re.findall(r'^    "(.+?)"', listed[1], re.M))}
     oldest = {name.lower(): version for name, version in pins(".github/oldest.txt").items()}
     assert oldest.keys() <= bounds.keys()
     for name, version in oldest.items():

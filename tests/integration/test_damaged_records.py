@@ -15,7 +15,7 @@ from running import TINY_OPTIONS, command
 from medfedaug.config.plan import Plan
 from medfedaug.runs.folder import is_json_with
 from medfedaug.utils.event_schema import EVENTS
-from medfedaug.utils.event_text import Teller
+from medfedaug.utils.event_text import EventLines
 
 FEW = 4  # of what takes half a second or more
 
@@ -247,8 +247,8 @@ EVENTS_OF_A_JOB: list[dict[str, object]] = [
 
 
 def test_every_event_with_a_line_has_a_structure():
-    told = {name.removeprefix("_") for name in vars(Teller) if name.startswith("_") and name[1] != "_"}
-    assert told - {"of"} <= set(EVENTS)
+    events = {name.removeprefix("_") for name in vars(EventLines) if name.startswith("_") and name[1] != "_"}
+    assert events - {"of"} <= set(EVENTS)
     assert {event["event"] for event in EVENTS_OF_A_JOB} == set(EVENTS)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 import runpy
 from collections import Counter
@@ -16,6 +17,8 @@ from PIL import Image
 from medfedaug.analysis.grouping import pool_runs
 from medfedaug.analysis.recorded_gains import recorded_gains
 from medfedaug.methods import registry
+from medfedaug.metrics.registry import BUILT_IN_METRICS
+from medfedaug.privacy.job_policy import JobRules
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -65,8 +68,8 @@ def test_the_reference_has_every_public_name():
     missing = set()
     for name in public:
         module, _, own = name.rpartition(".")
-        told = described.get(module)
-        if told is None or (told.strip() and own not in re.split(r",\s*", told.strip())):
+        members = described.get(module)
+        if members is None or (members.strip() and own not in re.split(r",\s*", members.strip())):
             missing.add(name)
     assert not missing
 
@@ -97,6 +100,17 @@ def test_the_lists_and_tables_of_methods_are_those_of_the_classes():
         if path.read_text(encoding="utf-8") != text
     ]
     assert not behind, "write them anew: make catalogue"
+
+
+def test_the_table_of_scores_has_every_metric():
+    table = (DOCS / "analysis.md").read_text(encoding="utf-8").split("\n## Scores\n")[1].split("```")[0]
+    assert set(BUILT_IN_METRICS) == set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
+
+
+def test_the_table_of_rules_for_jobs_has_every_rule():
+    table = (DOCS / "deploy.md").read_text(encoding="utf-8").split("| rule in `jobs` |")[1].split("\n\n")[0]
+    rules = {field.name for field in dataclasses.fields(JobRules)}
+    assert rules <= set(re.findall(r"`(\w+)`", table)), "docs/deploy.md: add a row for the new rule"
 
 
 @pytest.mark.parametrize("term", ["γ", "Own pair", "Unseen site", "Dice"])
@@ -140,14 +154,14 @@ def test_every_number_of_the_readme_is_computed_from_the_committed_runs(recorded
     runs = [run for run in recorded["recorded"](recorded["SHORT"]) if run.methods == ("fedavg",)]
     cameras, seeds = {site for run in runs for site in run.tested}, pool_runs(runs)
     (patients,), (trainings,) = ({row[key] for row in short.values()} for key in ("cases", "trainings"))
-    said = " ".join(readme.split())
+    text = " ".join(readme.split())
     for part in (
         f"{NUMBERS[len(cameras)]} hospitals' retinal cameras, {patients} patients",
         f"(FedAvg, {fmean(seed.mean for seed in seeds):.3f})",
         f"{NUMBERS[int(trainings)].title()} trainings of {runs[0].config['rounds']} rounds",
         f"one training, of {' or '.join(map(str, sorted({*folds.values()})))} folds of 5",
     ):
-        assert part in said
+        assert part in text
     assert {row["trainings"] for row in long.values()} == {"1"}
 
 
@@ -221,13 +235,13 @@ WORDS = {"and", "or", "not"}
 def names_in(path: str) -> str:
     """The names of the functions in a file, and short texts such as names of cases."""
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-    found = []
+    names = []
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
-            found.append(node.name)
+            names.append(node.name)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 80:
-            found.append(node.value)
-    return "\n".join(found)
+            names.append(node.value)
+    return "\n".join(names)
 
 
 def named_tests(page: str) -> Iterator[tuple[str, str]]:
@@ -235,10 +249,10 @@ def named_tests(page: str) -> Iterator[tuple[str, str]]:
     for path in re.findall(r"tests/[\w/]+(?:\.py)?", page):
         if path.removeprefix("tests/").strip("/") and not path.endswith("_"):
             yield path, ""
-    for found in NAMED.finditer(page):
-        yield from ((found["path"], name) for name in re.findall(r"\*([^*]+)\*", found["names"]))
-    for found in SELECTED.finditer(page):
-        yield from ((found["path"], name) for name in set(re.findall(r"\w+", found["names"])) - WORDS)
+    for match in NAMED.finditer(page):
+        yield from ((match["path"], name) for name in re.findall(r"\*([^*]+)\*", match["names"]))
+    for match in SELECTED.finditer(page):
+        yield from ((match["path"], name) for name in set(re.findall(r"\w+", match["names"])) - WORDS)
     # The page says once where the tests are of rows that name no file before them.
     if of_all := re.search(r"(?:All|The) tests are in `(tests/[\w/]+\.py)`", page):
         for cell in re.findall(r"^\|.*\|([^|]+)\|$", page, re.MULTILINE):
@@ -269,8 +283,8 @@ def test_every_test_that_a_page_names_is_there(page):
 
 def test_names_of_tests_are_found_on_the_pages():
     """The check above reads the five ways in which pages name tests."""
-    found = {page.name: list(named_tests(page.read_text(encoding="utf-8"))) for page in PAGES}
-    reliability, threats = found["reliability.md"], found["threats.md"]
+    tests = {page.name: list(named_tests(page.read_text(encoding="utf-8"))) for page in PAGES}
+    reliability, threats = tests["reliability.md"], tests["threats.md"]
     assert ("tests/integration/test_reboot.py", "rebooted") in reliability
     assert ("tests/integration/test_faults.py", "sites_that_raise") in reliability
     assert ("tests/federation/server/test_secure_aggregation.py", "vanish") in reliability

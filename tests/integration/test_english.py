@@ -32,13 +32,13 @@ def public(body: list[ast.stmt], path: str) -> Iterator[tuple[str, str]]:
     """The public names of a module or class with their docstrings, among them strings under assignments."""
     for node, after in pairwise([*body, None]):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found = [(node.name, ast.get_docstring(node) or "")]
+            documented = [(node.name, ast.get_docstring(node) or "")]
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            found = [(one.id, string(after)) for one in targets if isinstance(one, ast.Name)]
+            documented = [(one.id, string(after)) for one in targets if isinstance(one, ast.Name)]
         else:
             continue
-        for name, text in found:
+        for name, text in documented:
             if not name.startswith("_"):
                 yield f"{path}.{name}", text
                 if isinstance(node, ast.ClassDef):
@@ -82,8 +82,8 @@ def test_texts_begin_with_a_verb_or_a_noun(trees, package):
 
 def test_public_names_are_words_of_the_field(trees):
     names = {path for name, tree in trees.items() for path, _ in public(tree.body, name)}
-    found = {path for path in names if RIDDLES & set(words(path.rpartition(".")[2]))}
-    assert not found
+    riddles = {path for path in names if RIDDLES & set(words(path.rpartition(".")[2]))}
+    assert not riddles
 
 
 def words(name: str) -> list[str]:

@@ -22,8 +22,8 @@ def test_two_hospitals_score_models_that_neither_trained_alone_with_settings_of_
             *("site-config", "--kit", system.kit(summary), "--scores", "summary", "--min-images", "2"),
             *("--lend-models",),
         )
-        told = system.medfedaug("doctor", "--kit", system.kit(summary), "--offline")
-        assert "no score of a case leaves" in " ".join(told.replace("│", " ").split())
+        checked = system.medfedaug("doctor", "--kit", system.kit(summary), "--offline")
+        assert "no score of a case leaves" in " ".join(checked.replace("│", " ").split())
         system.start_poc()
         runs = {}
         for methods in ("fedavg", "single"):
@@ -41,24 +41,24 @@ def test_two_hospitals_score_models_that_neither_trained_alone_with_settings_of_
         watched = " ".join(system.medfedaug("watch", system.kit(summary)).split())  # ends, since the job did
         assert "score: " in watched
         assert watched.endswith("the job has ended")
-        found = json.loads((folder / "evaluation.json").read_text())
+        evaluation = json.loads((folder / "evaluation.json").read_text())
         page = system.work / "page.html"
         printed = system.medfedaug("report", folder / "evaluation.json", "--out", page)
     # The same scores as in the tests of the runs, of another model and another process.
     for methods, model in (("fedavg", "global"), ("single", "local")):
         tested = json.loads((runs[methods] / "results.json").read_text())["test"]["sites"]
-        assert found["sites"][detailed][model]["dice"] == pytest.approx(tested[detailed]["dice"])
-        scored, step = found["sites"][summary][model], step_of(tested[summary]["scored_cases"])
+        assert evaluation["sites"][detailed][model]["dice"] == pytest.approx(tested[detailed]["dice"])
+        scored, step = evaluation["sites"][summary][model], step_of(tested[summary]["scored_cases"])
         assert scored["scored_cases"] == tested[summary]["scored_cases"]
         assert scored["dice"] == pytest.approx(step * round(scored["dice"] / step))
-    ours, theirs = found["sites"][summary], found["sites"][detailed]
+    ours, theirs = evaluation["sites"][summary], evaluation["sites"][detailed]
     assert theirs["global"]["dice"] != theirs["local"]["dice"]
     assert ours["global"]["scored_cases"] >= 2
     assert all(entry["cases"] == {} for entry in ours.values())
     assert theirs["global"]["cases"]
     assert ours["global"]["against"]["local"]["difference"] is not None
     # The model of the site that lends it was scored at all others, and those of the others stayed there.
-    assert set(found["cross_site"]["local"][summary]) == set(hospitals)
-    assert set(found["kept"]["local"]) == {detailed}
+    assert set(evaluation["cross_site"]["local"][summary]) == set(hospitals)
+    assert set(evaluation["kept"]["local"]) == {detailed}
     assert f"{summary}, global model: " in printed
     assert "Is the federation worth it for a site?" in page.read_text()

@@ -50,8 +50,8 @@ def troubles(entry: dict) -> dict[str, str]:
     return {t["site"]: t["reason"] for t in (*entry["refused"], *entry["missing"])}
 
 
-def same(found: dict, expected: dict) -> bool:
-    return found.keys() == expected.keys() and all(torch.equal(found[k], expected[k]) for k in found)
+def same(state: dict, expected: dict) -> bool:
+    return state.keys() == expected.keys() and all(torch.equal(state[k], expected[k]) for k in state)
 
 
 # ---------------------------------------------------------------- sites
@@ -114,10 +114,10 @@ def test_buffered_rounds_go_on_without_a_slow_site_and_use_its_update_when_it_co
     output = run_in_simulator(config, four_sites, list("ABCD"), work, "cpu", execution=execution)
     results = json.loads((output / "results.json").read_text())
     late = {
-        (site, entry["round"]): told["staleness"]
+        (site, entry["round"]): metrics["staleness"]
         for entry in results["rounds"]
-        for site, told in entry["sites"].items()
-        if "samples" in told
+        for site, metrics in entry["sites"].items()
+        if "samples" in metrics
     }
     assert all(sum(round_ == n for _, round_ in late) == 2 for n in range(1, 7))
     assert late["C", 4] == 3
@@ -265,16 +265,16 @@ def check_resumed(config, data, sites, state_dir):
     server = run_in_process(config, data, sites, "cpu", state_dir=state_dir, resume=True)
     assert same(server.state, whole.state)
     assert same(server.selection.state, whole.selection.state)
-    found, expected = server.results(), whole.results()
-    assert found.pop("run") != expected.pop("run")
-    for entry in (*found["rounds"], *expected["rounds"]):
+    resumed, expected = server.results(), whole.results()
+    assert resumed.pop("run") != expected.pop("run")
+    for entry in (*resumed["rounds"], *expected["rounds"]):
         entry.pop("seconds")
         for site in entry["sites"].values():
             site.pop("seconds")
     # Sites are sent again what they had been sent once.
-    for entry in (found["rounds"][2], expected["rounds"][2]):
+    for entry in (resumed["rounds"][2], expected["rounds"][2]):
         entry.pop("bytes_down"), entry.pop("bytes")
-    assert found == expected
+    assert resumed == expected
 
 
 def prepare(server, sites) -> None:
@@ -310,9 +310,9 @@ def test_a_site_restarted_between_two_rounds_changes_nothing(phantom_dir, tmp_pa
             make_round(server, members)
         return server
 
-    expected, found = federate(False, tmp_path / "a"), federate(True, tmp_path / "b")
-    assert same(found.state, expected.state)
-    assert all(torch.equal(found.payload[key], expected.payload[key]) for key in expected.payload)
+    expected, restarted = federate(False, tmp_path / "a"), federate(True, tmp_path / "b")
+    assert same(restarted.state, expected.state)
+    assert all(torch.equal(restarted.payload[key], expected.payload[key]) for key in expected.payload)
 
 
 def test_a_round_that_the_server_repeats_gives_the_same_update(phantom_dir, tmp_path, tiny_config):
@@ -567,8 +567,8 @@ def test_a_training_that_is_stopped_is_neither_sent_nor_kept(phantom_dir, tiny_c
     site = Site("site_A", SiteTrainer(server.config, phantom_dir, "cpu"))
     server.accept_preparation("site_A", site.answer(server.prepare()))
     request = server.start_round(["site_A"])
-    asked = iter([False, True])
-    stopped = site.answer(request, should_stop=lambda: next(asked))
+    answers = iter([False, True])
+    stopped = site.answer(request, should_stop=lambda: next(answers))
     assert stopped.error == "site site_A: the training was stopped"
     assert not stopped.weights
     whole = Site("site_A", SiteTrainer(server.config, phantom_dir, "cpu")).answer(request)

@@ -68,11 +68,11 @@ def test_the_scores_of_a_model_that_says_lesion_everywhere_tell_no_volume(
     bias = [key for key, value in state.items() if value.shape == (2,)][-1]
     torch.save({bias: torch.tensor([-50.0, 50.0])}, tmp_path / "everywhere.pt")
     everywhere = InitialWeights.read(tmp_path / "everywhere.pt", state)
-    asked = {"rounds": 1, "learning_rate": 1e-12, "initial": everywhere, "init": everywhere.digest}
+    changes = {"rounds": 1, "learning_rate": 1e-12, "initial": everywhere, "init": everywhere.digest}
 
     # A site that sends the score of each case tells the volume: Dice = 2V / (V + N).
     rules_in_the_simulator(privacy={"min_images": 1, "scores": "cases"}, jobs=FREE)
-    _, results = federate("AB", **asked)
+    _, results = federate("AB", **changes)
     listing = json.loads((tmp_path / "data/A/dataset.json").read_text())["test"][0]
     label = np.asarray(nibabel.load(tmp_path / "data/A" / listing["label"]).dataobj)
     (score,) = results["test"]["sites"]["A"]["cases"].values()
@@ -80,17 +80,17 @@ def test_the_scores_of_a_model_that_says_lesion_everywhere_tell_no_volume(
 
     # What a site sends unless it says otherwise: nothing of a case, and no mean over fewer than `min_images`.
     rules_in_the_simulator(jobs=FREE, privacy={"min_images": 2})
-    output, results = federate("AB", state="careful", **asked)
+    output, results = federate("AB", state="careful", **changes)
     for path in (file for file in output.rglob("*.json*") if file.is_file()):
         assert str(score)[:6] not in path.read_text(), path
-    found = results["test"]["sites"]["A"]
-    assert (found["dice"], found["cases"]) == (None, {})
-    assert "from 2 on" in found["note"]
+    scores = results["test"]["sites"]["A"]
+    assert (scores["dice"], scores["cases"]) == (None, {})
+    assert "from 2 on" in scores["note"]
 
     # And nobody may ask as often as he likes: of two rounds' models one is scored.
     privacy = {"scores": "cases", "min_images": 1, "max_validation_scores": 1}
     rules_in_the_simulator(jobs=FREE, privacy=privacy)
-    _, results = federate("AB", state="counting", **{**asked, "rounds": 2})
+    _, results = federate("AB", state="counting", **{**changes, "rounds": 2})
     first, second = results["rounds"]
     assert "val_dice" in first["sites"]["A"]
     assert "val_dice" not in second["sites"]["A"]

@@ -72,8 +72,8 @@ def test_the_gain_over_training_alone_falls_with_the_pilot(tmp_path):
 
 def test_an_interval_of_half_of_the_possible_gains_is_not_known(tmp_path):
     wide = load(write_table(tmp_path / "t.csv", families=4, each=3, seed=1, noise=0.9, seeds=2))
-    found = GainModel(gain_rows(wide, "norm")).predict(0.05)
-    assert found.interval80 is None
+    gain = GainModel(gain_rows(wide, "norm")).predict(0.05)
+    assert gain.interval80 is None
 
 
 def test_seeds_of_a_federation_count_as_one(tmp_path):
@@ -139,8 +139,8 @@ def rows(families, gain, each=4, seed=0):
     return GainRows(pilot, gains, names, np.array([str(k) for k in range(len(names))]), falls=False)
 
 
-def judged(found):
-    return judge_rows(found, "norm", "fedavg", "mean")
+def judged(table):
+    return judge_rows(table, "norm", "fedavg", "mean")
 
 
 def test_a_law_is_said_and_chance_is_not():
@@ -169,8 +169,8 @@ def test_what_one_family_carries_alone_does_not_beat_the_yardstick():
 
 
 def test_the_interval_score_is_the_width_and_what_is_beyond():
-    found = judged(rows(11, lambda family, pilot: max(pilot, 0.0)))
-    for record in (*found.pilot, *found.yardstick):
+    errors = judged(rows(11, lambda family, pilot: max(pilot, 0.0)))
+    for record in (*errors.pilot, *errors.yardstick):
         for family, inside in record.inside.items():
             assert record.loss[family] == pytest.approx(record.width[family]) or inside < 1
             assert record.loss[family] >= record.width[family]
@@ -183,11 +183,11 @@ def test_few_federations_or_families_show_nothing():
 
 def test_a_table_is_judged_for_each_method_and_level(tmp_path):
     path = write_table(tmp_path / "t.csv", families=11, each=2, seed=3, noise=0.01, seeds=2)
-    found = {(one.methods, one.over, one.level): one for one in judge_table(load(path))}
-    assert {key[:2] for key in found} == {("fedavg", "single"), ("norm", "fedavg"), ("fedfa", "fedavg")}
-    assert len(found) == 9
-    assert found["norm", "fedavg", "mean"].is_said
-    assert not found["fedfa", "fedavg", "mean"].is_said
+    records = {(one.methods, one.over, one.level): one for one in judge_table(load(path))}
+    assert {key[:2] for key in records} == {("fedavg", "single"), ("norm", "fedavg"), ("fedfa", "fedavg")}
+    assert len(records) == 9
+    assert records["norm", "fedavg", "mean"].is_said
+    assert not records["fedfa", "fedavg", "mean"].is_said
     path = write_table(tmp_path / "t.csv", families=11, each=2, seed=3, noise=0.01)
     assert judge_table(load(path)) == []  # no federation has a second seed
 
@@ -199,5 +199,5 @@ def test_the_record_of_the_package_is_that_of_the_table(tmp_path):
         own = find_record("dice", norm)
         assert own == find_record("dice", norm, tmp_path / "record.json")
         assert own.number == number
-    said = {(one.methods, one.level) for one in find_record("dice").claims if one.rule is not None}
-    assert said == {("fedrdn", "site"), ("fedrdn", "mean"), ("pooled", "worst")}
+    ruled = {(one.methods, one.level) for one in find_record("dice").claims if one.rule is not None}
+    assert ruled == {("fedrdn", "site"), ("fedrdn", "mean"), ("pooled", "worst")}

@@ -66,12 +66,12 @@ class Hospital(Site):
 
     def modalities(self) -> dict[str, int]:
         """Numbers of the archive's series by modality, of this hospital's patients."""
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         query = {"Level": "Series", "Query": {"PatientID": f"{self.name}-*"}, "Expand": True}
         for one in requests.post(f"{self.orthanc.url}/tools/find", json=query, timeout=60).json():
             modality = one["MainDicomTags"]["Modality"]
-            found[modality] = found.get(modality, 0) + 1
-        return found
+            counts[modality] = counts.get(modality, 0) + 1
+        return counts
 
 
 def scheduled(system: Deployment, name: str) -> tuple[Path, Mapping]:
@@ -114,18 +114,18 @@ def test_a_week(orthanc, run, tmp_path):
         ours.outline(twice, np.roll(ours.masks[twice], 2, axis=0), "second")
 
         # Monday: the import. Two readers of one patient are a choice, and one patient has no outline.
-        said = ours.load(ours.patients, *OUTLINES, code=1)
+        out = ours.load(ours.patients, *OUTLINES, code=1)
         assert (
-            "has 2 outlines, in 2 series, of lesion; choose with --label-series UID, REGEX or newest" in said
+            "has 2 outlines, in 2 series, of lesion; choose with --label-series UID, REGEX or newest" in out
         )
-        assert "it has no SEG" in said
-        assert "16 of 18 studies in" in said
-        said = ours.load(ours.patients, *CHOSEN, code=1)
-        assert "the newest of 2 outlines, in 2 series, of lesion" in said
-        assert "17 of 18 studies in" in said
-        assert "classes: 0 background, 1 lesion" in said
-        assert "patients: 11 training, 3 validation, 3 test" in said
-        assert "fewer than 10 patients in validation, test: with the default policy" in said
+        assert "it has no SEG" in out
+        assert "16 of 18 studies in" in out
+        out = ours.load(ours.patients, *CHOSEN, code=1)
+        assert "the newest of 2 outlines, in 2 series, of lesion" in out
+        assert "17 of 18 studies in" in out
+        assert "classes: 0 background, 1 lesion" in out
+        assert "patients: 11 training, 3 validation, 3 test" in out
+        assert "fewer than 10 patients in validation, test: with the default policy" in out
         np.testing.assert_array_equal(ours.label(twice), np.roll(ours.masks[twice], 2, axis=0))
         assert "18 of 18 studies in" in other.load(other.patients, *CHOSEN)
 
@@ -147,10 +147,10 @@ def test_a_week(orthanc, run, tmp_path):
         assert ours.modalities() == {**before, "SEG": before["SEG"] + 18, "RTSTRUCT": 18}
         labels = {patient: ours.label(patient) for patient in ours.patients[1:]}
         for options in ((), ("--refresh",)):
-            said = ours.load(ours.patients, *CHOSEN, *options, code=1)
-            assert "changed in the archive" not in said
-            assert "it has no SEG but 1 series that were left out" in said
-            assert "17 of 18 studies in" in said
+            out = ours.load(ours.patients, *CHOSEN, *options, code=1)
+            assert "changed in the archive" not in out
+            assert "it has no SEG but 1 series that were left out" in out
+            assert "17 of 18 studies in" in out
         for patient, label in labels.items():
             np.testing.assert_array_equal(ours.label(patient), label)
         assert bare not in ours.entries
@@ -160,12 +160,12 @@ def test_a_week(orthanc, run, tmp_path):
         mask = np.roll(ours.masks[wrong], 3, axis=1)
         ours.outline(wrong, mask, "corrected")
         case = ours.entries[wrong]["case"]
-        said = ours.load(ours.patients, *CHOSEN, code=1)
-        assert f"changed in the archive: {case}: new SEG series" in said
-        assert "1 of the studies changed in the archive; --refresh takes them again" in said
+        out = ours.load(ours.patients, *CHOSEN, code=1)
+        assert f"changed in the archive: {case}: new SEG series" in out
+        assert "1 of the studies changed in the archive; --refresh takes them again" in out
         np.testing.assert_array_equal(ours.label(wrong), labels[wrong])
-        said = ours.load(ours.patients, *CHOSEN, "--refresh", code=1)
-        assert f"refreshed: {case}: version 2; the earlier one is in" in said
+        out = ours.load(ours.patients, *CHOSEN, "--refresh", code=1)
+        assert f"refreshed: {case}: version 2; the earlier one is in" in out
         np.testing.assert_array_equal(ours.label(wrong), mask)
         assert ours.rows[case]["version"] == 2
         now = data_hashes(run, [ours, other], tmp_path / "after")
@@ -182,9 +182,9 @@ def test_a_week(orthanc, run, tmp_path):
         assert code == 0, err
         assert "1 case" in out
         assert "1 patient withdrawn" in out
-        said = ours.load(ours.patients, *CHOSEN, "--keep-versions", 0, code=1)
-        assert f"failed: {case}: the patient was withdrawn" in said
-        assert "16 of 18 studies in" in said
+        out = ours.load(ours.patients, *CHOSEN, "--keep-versions", 0, code=1)
+        assert f"failed: {case}: the patient was withdrawn" in out
+        assert "16 of 18 studies in" in out
         left = [path for root in (ours.out, ours.state) for path in root.rglob("*")]
         assert not [path for path in left if case in path.name or path.parent.name == "previous"]
         code, out, err = run(*predict, "--out", tmp_path / "again")
@@ -192,6 +192,6 @@ def test_a_week(orthanc, run, tmp_path):
         assert f"{case}: the patient was withdrawn" in " ".join((out + err).split())
         system.stop_kits()
     assert left_running(tmp_path) == []
-    told = [*tmp_path.rglob("events.jsonl")]
-    assert told
-    assert not [path for path in told if f"{OURS}-0" in path.read_text()]
+    events = [*tmp_path.rglob("events.jsonl")]
+    assert events
+    assert not [path for path in events if f"{OURS}-0" in path.read_text()]

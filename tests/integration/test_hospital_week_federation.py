@@ -22,11 +22,11 @@ LIMITS = ("--rounds", "2", "--local-epochs", "1")
 @pytest.fixture
 def system(tmp_path, monkeypatch):
     """Three hospitals with data, none of which is enrolled."""
-    with Deployment(tmp_path / "work", hospitals=(FIRST, SECOND, LATE)) as found:
+    with Deployment(tmp_path / "work", hospitals=(FIRST, SECOND, LATE)) as deployment:
         for name in ("HOME", "PATH", "OMP_NUM_THREADS"):
-            monkeypatch.setenv(name, found.environment[name])
-        found.make_data()
-        yield found
+            monkeypatch.setenv(name, deployment.environment[name])
+        deployment.make_data()
+        yield deployment
     assert left_running(tmp_path) == []
 
 
@@ -34,7 +34,7 @@ def plain(text: str) -> str:
     return " ".join(text.replace("│", " ").split())
 
 
-def said(system, *arguments, code: int = 0) -> str:
+def output(system, *arguments, code: int = 0) -> str:
     """Output of a command as plain text."""
     ended, out, err = command(*arguments)
     assert ended == code, out + err
@@ -52,7 +52,7 @@ def doctor(system, name: str) -> tuple[bool, dict[str, dict]]:
 def numbers(system, name: str) -> dict[str, float]:
     """The numbers of a kit as Prometheus reads them, by name and labels."""
     file = system.work / "kit.prom"
-    said(system, "watch", system.kit(name), "--once", "--prometheus", file)
+    output(system, "watch", system.kit(name), "--once", "--prometheus", file)
     lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
 
@@ -60,18 +60,18 @@ def numbers(system, name: str) -> dict[str, float]:
 def join(system, name: str) -> None:
     """One command a side, the site's settings, and a start that waits for the server."""
     system.enrol(name)
-    configured = said(
+    configured = output(
         *(system, "site-config", "--kit", system.kit(name), "--data", system.data[name]),
         *("--device", "cpu", "--forbid-code", "--only-medfedaug"),
     )
     assert "medfedaug.nvflare_jobs.kit_status.KitStatus" in configured
     assert "allow_log_streaming: false" in configured
-    assert "runs as process" in said(system, "start", system.kit(name), "--timeout", "300")
+    assert "runs as process" in output(system, "start", system.kit(name), "--timeout", "300")
     ready, checks = doctor(system, name)
     assert ready, checks
     assert checks["process"]["found"].endswith("the server answers")
     assert "which the running kit asked" in checks["clock"]["found"]
-    assert said(system, "health", system.kit(name)).endswith("works")
+    assert output(system, "health", system.kit(name)).endswith("works")
 
 
 def run_job(system, name: str, sites: int) -> str:
@@ -80,7 +80,7 @@ def run_job(system, name: str, sites: int) -> str:
 
 def trained(system, job: str) -> set[str]:
     results = json.loads((system.collect(job) / "results.json").read_text())
-    return {site for entry in results["rounds"] for site, told in entry["sites"].items() if "samples" in told}
+    return {site for entry in results["rounds"] for site, own in entry["sites"].items() if "samples" in own}
 
 
 def make_old(folder: Path, days: float) -> None:
@@ -96,10 +96,10 @@ def test_a_week_of_a_federation(system):
     system.hospitals = (FIRST, SECOND)
     system.kits = system.work / "kits"
     here = ("--server", "localhost", "--port", str(system.port))
-    assert "keep it offline" in said(system, "project", *here, "--own-keys", system.work / "project")
+    assert "keep it offline" in output(system, "project", *here, "--own-keys", system.work / "project")
     system.enrol("localhost", "server", kit=SERVER)
-    assert "jobs-storage" in said(system, "site-config", "--kit", system.kit(SERVER), "--only-medfedaug")
-    assert "runs as process" in said(system, "start", system.kit(SERVER))
+    assert "jobs-storage" in output(system, "site-config", "--kit", system.kit(SERVER), "--only-medfedaug")
+    assert "runs as process" in output(system, "start", system.kit(SERVER))
     for person, kind in (("admin@example.org", "admin"), ("lead@example.org", "lead")):
         system.enrol(person, kind)
     for hospital in system.hospitals:
@@ -119,12 +119,12 @@ def test_a_week_of_a_federation(system):
     # Its machine goes down in the middle, and the hospital is told how to come back.
     system.await_event(job, event="round_started", round=1)
     system.switch_off(SECOND)
-    assert said(system, "health", system.kit(SECOND), code=1)
+    assert output(system, "health", system.kit(SECOND), code=1)
     system.await_event(job, event="waiting", timeout=300)
-    assert f"stalled: waiting for {SECOND}" in said(system, "watch", system.kit(SERVER), "--once")
+    assert f"stalled: waiting for {SECOND}" in output(system, "watch", system.kit(SERVER), "--once")
     stalled = [value for name, value in numbers(system, SERVER).items() if 'state="stalled"' in name]
     assert stalled == [1]
-    assert "the server has not answered" not in said(
+    assert "the server has not answered" not in output(
         *(system, "restart", system.kit(SECOND), "--timeout", "300")
     )
     system.wait(job)
@@ -137,12 +137,12 @@ def test_a_week_of_a_federation(system):
     assert not ready
     assert "components.resource_manager" in checks["process"]["found"]
     assert "after a restart" in checks["process"]["found"]
-    assert "runs as process" in said(system, "restart", system.kit(FIRST))
+    assert "runs as process" in output(system, "restart", system.kit(FIRST))
     assert doctor(system, FIRST)[0]
     assert [v for name, v in numbers(system, FIRST).items() if "restart_needed" in name] == [0]
 
     # Thursday: a hospital withdraws, and the others go on.
-    assert said(system, "stop", system.kit(LATE)).endswith("has stopped")
+    assert output(system, "stop", system.kit(LATE)).endswith("has stopped")
     assert find_process(system.kit(LATE)) is None
     assert [v for name, v in numbers(system, LATE).items() if "kit_up" in name] == [0]
     assert ProcessRecord.load(system.kit(LATE)).stopping
@@ -159,13 +159,13 @@ def test_a_week_of_a_federation(system):
     for folder in jobs:
         make_old(folder, days=100)
     make_old(kit / "medfedaug", days=100)
-    would = said(system, "clean", "--kit", kit, "--older-than", "90")
+    would = output(system, "clean", "--kit", kit, "--older-than", "90")
     assert "would go" in would
     assert "ledger" in would
-    left = said(system, "ledger", kit)
-    assert "removed" in said(system, "clean", "--kit", kit, "--older-than", "90", "--yes")
+    left = output(system, "ledger", kit)
+    assert "removed" in output(system, "clean", "--kit", kit, "--older-than", "90", "--yes")
     assert not any(folder.exists() for folder in jobs)
-    assert said(system, "ledger", kit) == left
+    assert output(system, "ledger", kit) == left
     assert doctor(system, FIRST)[0]
     for name in (FIRST, SECOND, SERVER):
-        assert said(system, "stop", system.kit(name)).endswith("has stopped")
+        assert output(system, "stop", system.kit(name)).endswith("has stopped")

@@ -58,9 +58,9 @@ def test_lgg_from_dicom_trains_to_the_bits_of_lgg_from_nifti(run, tmp_path):
         names = "\n".join(f"{site}-{number}" for number in range(len(rows)))
         (tmp_path / f"{site}.csv").write_text(f"PatientID\n{names}\n")
         out = tmp_path / "imported" / site
-        asked = ("--studies", tmp_path / f"{site}.csv", "--labels", "seg", "--out", out)
+        options = ("--studies", tmp_path / f"{site}.csv", "--labels", "seg", "--out", out)
         code, _, err = run(
-            "import", "--folder", tmp_path / "dicom" / site, *asked, "--state", tmp_path / f"{site}.own"
+            "import", "--folder", tmp_path / "dicom" / site, *options, "--state", tmp_path / f"{site}.own"
         )
         assert code == 0, err
         # The same list over the original files, under the names of the imported ones.
@@ -103,12 +103,12 @@ def test_no_planted_tag_is_in_jobs_ledgers_and_pages(run, tiny_config, tmp_path)
             folder = tmp_path / "in" / site / str(number)
             write_segmentation(folder / "seg.dcm", write_slices(folder, voxels, change=change), mask)
         (tmp_path / f"{site}.csv").write_text("PatientID\n" + "\n".join(names) + "\n")
-        asked = ("--studies", tmp_path / f"{site}.csv", "--labels", "seg", "--out", tmp_path / "data" / site)
         code, _, err = run(
-            "import", "--folder", tmp_path / "in" / site, *asked, "--state", tmp_path / "own" / site
+            *("import", "--folder", tmp_path / "in" / site, "--studies", tmp_path / f"{site}.csv"),
+            *("--labels", "seg", "--out", tmp_path / "data" / site, "--state", tmp_path / "own" / site),
         )
         assert code == 0, err
-    code, said, err = run("simulate", "--data", tmp_path / "data", "--out", tmp_path / "made/run", *TRAINING)
+    code, out, err = run("simulate", "--data", tmp_path / "data", "--out", tmp_path / "made/run", *TRAINING)
     assert code == 0, err
     exported = ("export", "--methods", "fedrdn,fedfa", "--out", tmp_path / "made/job", *NETWORK)
     job = run(*exported)
@@ -122,7 +122,7 @@ def test_no_planted_tag_is_in_jobs_ledgers_and_pages(run, tiny_config, tmp_path)
     ledger = run("ledger", sites[0].kit, "--every")
     assert "fedfa" in ledger[1]
     page = run("report", tmp_path / "made/run", "--out", tmp_path / "made/report.html")
-    texts = [(name, text.encode()) for name, text in (("said", said), ("err", err))]
+    texts = [(name, text.encode()) for name, text in (("said", out), ("err", err))]
     texts += [("commands", str(one).encode()) for one in (job, ledger, page)]
     for path in [*(tmp_path / "made").rglob("*"), *(tmp_path / "data").rglob("*")]:
         texts.append((str(path), str(path.relative_to(tmp_path)).encode()))
@@ -131,8 +131,8 @@ def test_no_planted_tag_is_in_jobs_ledgers_and_pages(run, tiny_config, tmp_path)
             texts.append((str(path), gzip.decompress(content) if path.suffix == ".gz" else content))
     assert (tmp_path / "made/run/report.html").is_file()
     assert [*(tmp_path / "made/kits").rglob("ledger.sqlite")]
-    found = {(value, name) for name, text in texts for value in values() if value.encode() in text}
-    assert sorted(found) == []
+    leaks = {(value, name) for name, text in texts for value in values() if value.encode() in text}
+    assert sorted(leaks) == []
 
 
 _MEASURED = """

@@ -88,13 +88,13 @@ def test_only_plain_json_configures_a_job_of_a_running_federation(mode, tmp_path
         honest = system.export("job", "fedavg", "--classes", "background,lesion")
 
         for side, attack in ATTACKS:
-            verdict, said = submit(system, hostile(system, honest, side, attack, laid))
+            verdict, answer = submit(system, hostile(system, honest, side, attack, laid))
             if (side, attack) == ("server", "hocon"):
                 assert verdict == "refused"
-                assert "only JSON may configure a job here" in said
+                assert "only JSON may configure a job here" in answer
                 continue
-            assert verdict == "submitted", said
-            about = system.outcome(said)
+            assert verdict == "submitted", answer
+            about = system.outcome(answer)
             assert "FAILED_TO_RUN" in about, about
             assert "job refused: " in about
             assert SECRET not in about
@@ -105,14 +105,14 @@ def test_only_plain_json_configures_a_job_of_a_running_federation(mode, tmp_path
         (job / "meta.json").unlink()
         text = hocon(meta.replace('"resource_spec"', '"classes": [], "resource_spec"', 1), laid)
         (job / "meta.conf").write_text(text)
-        verdict, said = submit(system, job)
+        verdict, answer = submit(system, job)
         assert verdict == "refused"
-        assert "only JSON may configure a job here" in said
+        assert "only JSON may configure a job here" in answer
 
         assert laid.asked == []
         assert leaked(system) == []
-        verdict, said = submit(system, apart(honest, system.work / "honest/job", system.hospitals))
+        verdict, answer = submit(system, apart(honest, system.work / "honest/job", system.hospitals))
         assert verdict == "submitted"
-        system.wait(said)
-        assert (system.collect(said) / "global_model.pt").is_file()
+        system.wait(answer)
+        assert (system.collect(answer) / "global_model.pt").is_file()
         system.shut_down()

@@ -74,8 +74,8 @@ def labels(folder, *names):
 def test_partial_and_other_labels_are_refused(run, three_classes, tmp_path, names, words):
     labels(three_classes / "B", *names)
     code, _, err = simulate(run, three_classes, tmp_path / "out")
-    said = " ".join(err.split())
+    message = " ".join(err.split())
     assert code == 2
-    assert said.startswith("medfedaug: site B, ")
-    assert words in said
+    assert message.startswith("medfedaug: site B, ")
+    assert words in message
     assert not (tmp_path / "out").exists()

@@ -115,9 +115,9 @@ def test_pooled_training_does_without_a_site_that_cannot_be_validated(run, two_s
     code, _, err = run(*arguments(two_sites, out, *pooled))
     assert code == 2
     ((path, before),) = spoilt
-    said = err.splitlines()[-1]
-    assert "round 2: 1 of 2 needed updates could be used" in said
-    assert f"site B, {path}: has NaN or infinite voxels" in said
+    message = err.splitlines()[-1]
+    assert "round 2: 1 of 2 needed updates could be used" in message
+    assert f"site B, {path}: has NaN or infinite voxels" in message
     # Its training images are there all the same.
     fewer = tmp_path / "fewer"
     path.write_bytes(before)

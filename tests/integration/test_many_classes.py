@@ -91,6 +91,6 @@ def test_labels_above_255_are_trained_on_scored_and_written(run, make_many, tmp_
 
 def test_labels_above_255_are_resized_as_others_are():
     label = torch.tensor(LABELS, dtype=torch.int32).repeat_interleave(4).reshape(1, 4, 4)
-    found = resize_in_plane(label, 8, "nearest-exact")
-    assert found.dtype == torch.int32
-    assert torch.equal(found, label.repeat_interleave(2, 1).repeat_interleave(2, 2))
+    resized = resize_in_plane(label, 8, "nearest-exact")
+    assert resized.dtype == torch.int32
+    assert torch.equal(resized, label.repeat_interleave(2, 1).repeat_interleave(2, 2))

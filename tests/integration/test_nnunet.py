@@ -83,9 +83,9 @@ def trainer(tmp_path, monkeypatch):
     made = runpy.run_path(str(EXAMPLE))["nnUNetTrainerMedFedAug"]
     labels = {"background": 0, "lesion": 1}
     dataset = {"channel_names": {"0": "noNorm"}, "labels": labels, "numTraining": 4, "file_ending": ".nii.gz"}
-    found = made(plans(), "2d", 0, dataset, device=torch.device("cpu"))
-    found.initialize()
-    return found
+    trainer = made(plans(), "2d", 0, dataset, device=torch.device("cpu"))
+    trainer.initialize()
+    return trainer
 
 
 def test_nnunets_own_steps_train_with_both(trainer):
@@ -152,10 +152,10 @@ def test_nnunets_own_trainer_goes_in_rounds_through_nvflare(rounds, run, tmp_pat
 
     import nnunet_rounds
 
-    found = torch.load(out / "global_model.pt", weights_only=True)
+    state = torch.load(out / "global_model.pt", weights_only=True)
     plain = nnunet_rounds.network(3, 1, 2, **network)
-    plain.load_state_dict(found, strict=True)
-    norms = {key: value for key, value in found.items() if ".norm." in key}
+    plain.load_state_dict(state, strict=True)
+    norms = {key: value for key, value in state.items() if ".norm." in key}
     untouched = [
         torch.equal(value, torch.full_like(value, key.endswith("weight"))) for key, value in norms.items()
     ]

@@ -13,7 +13,7 @@ import torch
 from nvflare.apis.fl_context import FLContext
 from reference import same
 from running import assert_complete, command
-from tracked import from_tensorboard, told
+from tracked import from_results, from_tensorboard
 
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.datasets.phantom import make_phantom
@@ -100,8 +100,8 @@ def test_what_a_site_warns_of_is_told_once_to_the_user_and_is_in_its_own_log(sim
     """The last features of this network have four positions, which the layers there warn of at each site."""
     (line,) = (line for line in simulated.err.splitlines() if "FFA layer enc5" in line)
     assert line.startswith("medfedaug: warning: ")
-    told = [json.loads(text) for text in simulated.kept["site_A"].splitlines()]
-    warnings = [event for event in told if event["event"] == "warning"]
+    events = [json.loads(text) for text in simulated.kept["site_A"].splitlines()]
+    warnings = [event for event in events if event["event"] == "warning"]
     (event,) = (event for event in warnings if "enc5" in event["text"])
     assert line.endswith(event["text"])
     log = (simulated.out / LOG_FILE).read_text()
@@ -125,13 +125,13 @@ def test_watch_shows_a_job_from_the_kits_own_files_and_writes_a_page(simulated, 
         assert "round 3 of 3, finished" in out
         assert "Events" in page.read_text()
     events = tmp_path / "site_B/job-1/medfedaug/events.jsonl"
-    told = events.read_text().splitlines(keepends=True)
-    assert json.loads(told[-1]) == {"event": "ended"}
+    lines = events.read_text().splitlines(keepends=True)
+    assert json.loads(lines[-1]) == {"event": "ended"}
     # A job that ended without a test of this site, as an evaluation does or one that was aborted.
-    events.write_text("".join(line for line in told if '"task": "test"' not in line))
+    events.write_text("".join(line for line in lines if '"task": "test"' not in line))
     out = command("watch", tmp_path / "site_B")[1]  # it ends, and so does this
     assert out.endswith("the job has ended\n")
-    events.write_text("".join([told[-1], *told[:-2]]))  # the site came back
+    events.write_text("".join([lines[-1], *lines[:-2]]))  # the site came back
     assert "round 3 of 3, running" in command("watch", tmp_path / "site_B", "--once")[1]
     out = command("watch", tmp_path / "server")[1]  # a job that has ended: all lines at once
     assert "round 3/3  loss" in out
@@ -146,9 +146,9 @@ def test_simulator_gives_the_weights_of_the_in_process_runner_bit_for_bit(simula
     results = json.loads((output / "results.json").read_text())
     server = run_in_process(RunConfig.from_dict(results["config"]), phantom_dir, SITES, "cpu")
     for file, expected in (("global_model.pt", server.selection.state), ("final_model.pt", server.state)):
-        found = torch.load(output / file, weights_only=True)
-        assert found.keys() == expected.keys()
-        different = [key for key in found if not torch.equal(found[key], expected[key])]
+        weights = torch.load(output / file, weights_only=True)
+        assert weights.keys() == expected.keys()
+        different = [key for key in weights if not torch.equal(weights[key], expected[key])]
         assert not different
     other = server.results()
     assert results["test"] == json.loads(json.dumps(other["test"]))
@@ -185,7 +185,7 @@ def test_progress_is_told_as_it_happens(simulated):
 
 def test_what_tensorboard_has_by_site_and_round_are_the_results(simulated):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
-    numbers = told(json.loads((simulated.out / "results.json").read_text()))
+    numbers = from_results(json.loads((simulated.out / "results.json").read_text()))
     assert {site for site, _, _ in numbers} == set(SITES)
     assert {name for _, name, _ in numbers} >= {"train_loss", "val_dice", "seconds", "test_dice"}
     assert {name for _, name, _ in numbers} >= {"test_nsd", "test_nsd/lesion", "test_missed"}
@@ -275,7 +275,7 @@ def test_a_late_site_is_prepared_beside_a_round_and_joins_the_next(tiny_config, 
 
     pair = {"fedrdn/mean": torch.zeros(1), "fedrdn/std": torch.ones(1), "fedrdn/count": torch.ones(1)}
     server = FederationServer(tiny_config("fedrdn", rounds=4))
-    connected, asked, beside, known = ["A", "B"], [], [], []
+    connected, requests, preparing, known = ["A", "B"], [], [], []
     clients = SimpleNamespace(get_clients=lambda: [SimpleNamespace(name=name) for name in connected])
     controller = SimpleNamespace(
         get_client_disconnect_time=lambda name: None, fire_event=lambda *args: None, log_warning=print
@@ -295,9 +295,9 @@ def test_a_late_site_is_prepared_beside_a_round_and_joins_the_next(tiny_config, 
         return reply
 
     def send(request, sites, accept, done=None):
-        asked.append((request.task, request.round, list(sites)))
+        requests.append((request.task, request.round, list(sites)))
         if done is not None:
-            beside.append((accept, done))
+            preparing.append((accept, done))
             return None
         for site in sites:
             accept(site, good(site, request))
@@ -306,7 +306,7 @@ def test_a_late_site_is_prepared_beside_a_round_and_joins_the_next(tiny_config, 
             if request.round == 1:
                 connected.extend(["C", "D"])
             if request.round == 2:  # they were asked before this round, and answer while it goes on
-                (take, over) = beside[0]
+                (take, over) = preparing[0]
                 assert take("C", Reply("prepare", num_samples=2, payload=dict(pair)))
                 assert not take("D", Reply("prepare", error="site D, /data: no such folder"))
                 over(None, None)
@@ -314,7 +314,7 @@ def test_a_late_site_is_prepared_beside_a_round_and_joins_the_next(tiny_config, 
 
     monkeypatch.setattr(carrier, "_send", send)
     protocol.run(server, carrier)
-    assert asked == [
+    assert requests == [
         ("prepare", 0, ["A", "B"]),
         ("train", 1, ["A", "B"]),
         ("prepare", 0, ["C", "D"]),

@@ -20,8 +20,8 @@ def refused(run, data, tmp_path):
         *("simulate", "--data", data, "--out", tmp_path / "out", "--methods", "fedavg", "--rounds", 1),
         *("--engine", "inprocess", "--device", "cpu", "--threads", 1, "--no-report", "--image-size", 32),
     )
-    told = ("A: ", "left out: ")  # of a fault that is seen when voxels are read
-    lines = [line for line in err.splitlines() if not line.startswith(told)]
+    notes = ("A: ", "left out: ")  # of a fault that is seen when voxels are read
+    lines = [line for line in err.splitlines() if not line.startswith(notes)]
     assert code == 2, err
     assert len(lines) == 1, err
     assert lines[0].startswith("medfedaug: ")
@@ -166,9 +166,9 @@ def test_odd_volumes_are_one_line(run, make_site, tmp_path, fault):
     make_site("A")
     change, words = VOLUMES[fault]
     change(make_site("B"))
-    said = refused(run, tmp_path / "data", tmp_path)
-    assert "site B" in said
-    assert words in said
+    message = refused(run, tmp_path / "data", tmp_path)
+    assert "site B" in message
+    assert words in message
 
 
 def test_slices_voxels_and_names_may_be_few_small_and_odd(run, make_site, tmp_path):
@@ -247,7 +247,7 @@ PICTURES = {
     ),
     "floating point": (
         renamed("image", "f.tif", NOISE.convert("F")),
-        "images/f.tif: cannot be read as an image (floating point, of which it is not known what is white",
+        "images/f.tif: cannot be read as an image (floating point, without a known white",
     ),
     "stack": (
         renamed("image", "s.tif", NOISE, save_all=True, append_images=[NOISE]),
@@ -270,7 +270,7 @@ PICTURES = {
     ),
     "label in colour": (
         image_of(grey((1, 0, 1), "RGB"), "labels/0.png"),
-        "labels/0.png: cannot be read as an image (in colour, and label images hold the index of each",
+        "labels/0.png: cannot be read as an image (in colour; label images hold the index of each",
     ),
     "transparent label": (
         image_of(grey((1, 7), "LA"), "labels/0.png"),
@@ -289,9 +289,9 @@ def test_odd_photographs_with_label_images_are_one_line(run, make_pictures, tmp_
     make_pictures("A")
     change, words = PICTURES[fault]
     change(make_pictures("B"))
-    said = refused(run, tmp_path / "pictures", tmp_path)
-    assert "site B" in said
-    assert words in said
+    message = refused(run, tmp_path / "pictures", tmp_path)
+    assert "site B" in message
+    assert words in message
 
 
 def written(text):
@@ -346,9 +346,9 @@ def test_odd_photographs_are_one_line(run, make_photos, tmp_path, fault):
     make_photos("A")
     change, words = PHOTOGRAPHS[fault]
     change(make_photos("B"))
-    said = refused(run, tmp_path / "photos", tmp_path)
-    assert "site B" in said
-    assert words in said
+    message = refused(run, tmp_path / "photos", tmp_path)
+    assert "site B" in message
+    assert words in message
 
 
 def test_folders_without_images_are_no_classes_and_a_class_of_one_site_is_named(run, make_photos, tmp_path):
@@ -365,6 +365,6 @@ def test_folders_without_images_are_no_classes_and_a_class_of_one_site_is_named(
     )
     assert code == 0, err
     assert json.loads((out / "results.json").read_text())["config"]["classes"] == ["bird", "cat", "dog"]
-    said = " ".join(err.split())
-    assert said.count("no other site has the class 'bird'") == 1
-    assert said.count("no other site has the class 'cat'") == 1
+    warnings = " ".join(err.split())
+    assert warnings.count("no other site has the class 'bird'") == 1
+    assert warnings.count("no other site has the class 'cat'") == 1

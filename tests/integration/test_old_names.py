@@ -38,8 +38,8 @@ def test_simulate_is_that_of_the_experiments():
     ],
 )
 def test_the_class_paths_of_jobs_and_kits_of_earlier_releases_are_found(path):
-    found = load_class(f"medfedaug.nvflare_jobs.{path}")
-    assert found.__module__ == f"medfedaug.nvflare_jobs.{path.partition('.')[0]}"
+    loaded = load_class(f"medfedaug.nvflare_jobs.{path}")
+    assert loaded.__module__ == f"medfedaug.nvflare_jobs.{path.partition('.')[0]}"
 
 
 def test_a_process_of_a_kit_finds_a_class_by_its_path_before_anything_else_is_imported():

@@ -23,9 +23,9 @@ def test_no_step_has_grown(monkeypatch, method):
     monkeypatch.syspath_prepend(str(FOLDER))
     from operations import PHASES, operations
 
-    _, found, _ = operations(method)
-    found["step"] = sum(found[phase] for phase in PHASES)
-    assert {key: value for key, value in found.items() if value > RECORDED[method][key]} == {}
+    _, counts, _ = operations(method)
+    counts["step"] = sum(counts[phase] for phase in PHASES)
+    assert {key: value for key, value in counts.items() if value > RECORDED[method][key]} == {}
 
 
 def test_the_methods_stay_near_plain_averaging():

@@ -78,8 +78,8 @@ def test_a_checkout_beside_another_takes_no_part_of_it(tmp_path):
         f"from importlib.util import find_spec; print(*(find_spec(n).origin for n in {names}), sep='\\n')"
     )
     run = [sys.executable, "-c", script]
-    found = subprocess.run(run, check=True, cwd=tmp_path, text=True, capture_output=True).stdout
-    assert all(Path(file).resolve().is_relative_to(tmp_path) for file in found.splitlines()), found
+    files = subprocess.run(run, check=True, cwd=tmp_path, text=True, capture_output=True).stdout
+    assert all(Path(file).resolve().is_relative_to(tmp_path) for file in files.splitlines()), files
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def test_only_nvflare_jobs_imports_nvflare(trees, layer):
 
 def imported_on_import(name: str, tree: ast.AST, known: Collection[str]) -> set[str]:
     """The modules of ours that importing this one imports: not those in functions or under TYPE_CHECKING."""
-    found: set[str] = set()
+    imported: set[str] = set()
     pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()
@@ -140,15 +140,15 @@ def imported_on_import(name: str, tree: ast.AST, known: Collection[str]) -> set[
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             continue
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            imported.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             full = {alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-            found.update(full[n] if full[n] in known else str(node.module) for n in full)
+            imported.update(full[n] if full[n] in known else str(node.module) for n in full)
         pending.extend(ast.iter_child_nodes(node))
     # A module's packages are imported before it; its own are under way already.
     around = {name.rsplit(".", depth)[0] for depth in range(name.count(".") + 1)}
-    parents = {f.rsplit(".", depth)[0] for f in found for depth in range(f.count(".") + 1)}
-    return (parents & set(known)) - (around - found) - {name}
+    parents = {f.rsplit(".", depth)[0] for f in imported for depth in range(f.count(".") + 1)}
+    return (parents & set(known)) - (around - imported) - {name}
 
 
 LONG = {
@@ -162,14 +162,14 @@ LONG = {
 
 
 def test_no_other_function_has_more_than_80_lines(trees):
-    found = {
+    long = {
         (name, node.name)
         for name, tree in trees.items()
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= 80
     }
     named = {(module, function) for module, text in LONG.items() for function in text.split()}
-    known = {("medfedaug.cli" if name.startswith("medfedaug.cli.") else name, f) for name, f in found}
+    known = {("medfedaug.cli" if name.startswith("medfedaug.cli.") else name, f) for name, f in long}
     assert known == named
 
 

@@ -86,13 +86,13 @@ def test_a_class_is_scored_where_it_is_outlined_and_pages_say_so(run):
 
 
 @pytest.mark.parametrize(
-    ("site", "borrowed", "said"),
+    ("site", "borrowed", "remark"),
     [
         ("site_A", STRUCTURES[2:], "is of other sites"),
         ("site_B", (STRUCTURES[0], STRUCTURES[3]), "for training: its Dice there is"),
     ],
 )
-def test_prediction_marks_borrowed_classes(run, phantom, tmp_path, site, borrowed, said):
+def test_prediction_marks_borrowed_classes(run, phantom, tmp_path, site, borrowed, remark):
     images, out = next((phantom / site / "images").iterdir()), tmp_path / "p"
     code, _, err = command("predict", "--model", run, "--images", images, "--site", site, "--out", out)
     assert code == 0, err
@@ -103,7 +103,7 @@ def test_prediction_marks_borrowed_classes(run, phantom, tmp_path, site, borrowe
     notes = record["notes"]
     own = [note for note in notes if f"never outlined at site {site}" in note]
     assert [note.split(" was ")[0] for note in own] == [*borrowed]
-    assert all(said in note for note in own)
+    assert all(remark in note for note in own)
 
 
 def test_a_site_without_outlines_needs_a_method_that_learns_without(phantom, tmp_path):
@@ -158,19 +158,19 @@ def test_what_a_site_has_annotated_is_in_its_ledger_and_on_the_approval_page(pha
     deployment = Deployment(sites)
     server = deployment.run(config)
     assert server.record.labelled == {site: list(own) for site, own in OWNED.items()}
-    for site, found in server.record.test.items():
+    for site, scores in server.record.test.items():
         # Under the cases' pseudonyms, as their other scores are.
         scored = STRUCTURES if site == "site_B" else OWNED[site]
-        assert {*found.get("case_classes", {})} == {*scored}
-        for by_case in found.get("case_classes", {}).values():
-            assert {*by_case} <= {*found["cases"]}
-        assert not any("patient" in case for case in found["cases"])
+        assert {*scores.get("case_classes", {})} == {*scored}
+        for by_case in scores.get("case_classes", {}).values():
+            assert {*by_case} <= {*scores["cases"]}
+        assert not any("patient" in case for case in scores["cases"])
     for site in sites:
         known = ", ".join(OWNED[site.name]) or "none"
-        told = [
+        notes = [
             entry.release.shape for entry in PrivacyLedger(site.kit / "medfedaug/ledger.sqlite").entries()
         ]
-        assert f"annotated classes: {known}" in told
+        assert f"annotated classes: {known}" in notes
         page = summary(open_kit(site.kit).job_book().entries()[0])
         assert any("classes that this site has annotated" in line for line in page)
     counts = {site: reply.num_samples for site, reply in deployment.replies if reply.task == "prepare"}

@@ -76,8 +76,8 @@ def test_noise_covers_as_many_cases_as_a_patient_has(make_site, tiny_config, pat
         assert set(reply.payload) == {"fedrdn/mean", "fedrdn/std", "fedrdn/count"}
         assert "constant_channels" not in reply.metrics["input"]
     else:
-        told = "site A: fedrdn: a patient has 2 training cases, and noise would hide 1 (cases_per_patient of"
-        assert reply.error.startswith(told)
+        words = "site A: fedrdn: a patient has 2 training cases, and noise would hide 1 (cases_per_patient of"
+        assert reply.error.startswith(words)
         assert not reply.payload
 
 
@@ -138,17 +138,17 @@ def test_images_of_a_patient_share_a_budget(of_patients):
 
 def test_a_mean_over_images_of_too_few_patients_stays_at_the_site():
     cases = {f"image {n}": n / 20 for n in range(12)}
-    found = {"dice": 0.5, "nsd": 0.5, "cases": cases, "case_metrics": {"nsd": {**cases, "image 11": None}}}
+    scores = {"dice": 0.5, "nsd": 0.5, "cases": cases, "case_metrics": {"nsd": {**cases, "image 11": None}}}
     patients = {name: n // 2 if n < 4 else n for n, name in enumerate(cases)}
     policy = PrivacyPolicy(min_images=10)
-    alone = released_scores(found, policy, dict.fromkeys(cases, 0))
+    alone = released_scores(scores, policy, dict.fromkeys(cases, 0))
     assert (alone["dice"], alone["nsd"], "scored_cases" in alone) == (None, None, False)
     assert alone["note"].startswith("fewer than 10 patients with a score, and this site sends means from 10")
-    enough = released_scores(found, policy, patients)  # of 10 patients, of whom 9 have an NSD
+    enough = released_scores(scores, policy, patients)  # of 10 patients, of whom 9 have an NSD
     assert enough["dice"] is not None
     assert enough["nsd"] is None
     assert "note" not in enough
-    assert released_scores(found, policy)["nsd"] is not None
+    assert released_scores(scores, policy)["nsd"] is not None
 
 
 class _Summary(SiteExchange):
@@ -238,10 +238,10 @@ def tested_patients(make_site):
 
 def together(patients: dict) -> list[set[str]]:
     """The cases of each patient."""
-    found: dict[int, set[str]] = {}
+    groups: dict[int, set[str]] = {}
     for case, number in patients.items():
-        found.setdefault(number, set()).add(case)
-    return list(found.values())
+        groups.setdefault(number, set()).add(case)
+    return list(groups.values())
 
 
 def test_a_run_records_which_scored_cases_are_of_one_patient_and_no_name(
@@ -286,12 +286,12 @@ def test_the_least_number_of_cases_of_a_job_is_one_of_patients():
 def test_of_patients_only_what_belongs_together_leaves_with_pseudonyms():
     scores = {"dice": 0.5, "cases": {"Zorn_1": 0.1, "Alt_1": 0.2, "Meyer_1": 0.4, "Meyer_2": None}}
     patients = {"Zorn_1": 7, "Alt_1": 0, "Meyer_1": 5, "Meyer_2": 5, "not scored": 9}
-    found = released_scores(scores, PrivacyPolicy(scores="cases"), patients)
-    assert found["patients"].keys() == scores["cases"].keys()
+    released = released_scores(scores, PrivacyPolicy(scores="cases"), patients)
+    assert released["patients"].keys() == scores["cases"].keys()
     assert "patients" not in released_scores(scores, PrivacyPolicy(scores="cases"), {})
     assert "patients" not in released_scores(scores, PrivacyPolicy(min_images=1), patients)
     names = Pseudonyms(b"key")
-    sent = names.scores(found)
+    sent = names.scores(released)
     pseudonyms = {name: names.of(name) for name in scores["cases"]}
     assert {frozenset(cases) for cases in together(sent["patients"])} == {
         frozenset({pseudonyms["Meyer_1"], pseudonyms["Meyer_2"]}),
@@ -318,9 +318,9 @@ def test_a_site_compares_models_patient_by_patient(tested_patients, tiny_config)
             site.scored[model] = _Scored(ScoreRequest("test", model), scores)
         return site._compared("global", "local")
 
-    told = compared(scores="cases")
-    assert (told["difference"], told["p"]) == pytest.approx((expected.difference, expected.p))
-    assert (told["patients"], "cases" in told) == (3, False)
+    detailed = compared(scores="cases")
+    assert (detailed["difference"], detailed["p"]) == pytest.approx((expected.difference, expected.p))
+    assert (detailed["patients"], "cases" in detailed) == (3, False)
     assert compared(min_images=4) == {}
     assert compared(min_images=3).keys() == {"patients", "difference", "low", "high"}  # and no p
 
@@ -328,8 +328,8 @@ def test_a_site_compares_models_patient_by_patient(tested_patients, tiny_config)
 def test_the_page_says_what_a_comparison_is_over():
     """What a site says of it is checked like all else: a number of patients is one, or none."""
 
-    def row(found):
-        entry = {"dice": 0.7, "cases": {}, "against": {"local": _difference("dice", found)}}
+    def row(test):
+        entry = {"dice": 0.7, "cases": {}, "against": {"local": _difference("dice", test)}}
         content = {"metric": "dice", "models": {"global": {"scored": "global"}}}
         (row,) = worth_table({**content, "sites": {"A": {"global": entry, "local": {"dice": 0.6}}}}).rows
         return row

@@ -39,7 +39,7 @@ def test_the_commands_of_a_bundle_run(run, kits, monkeypatch):
     again = json.loads(Path("again.json").read_text())
     assert again["mean"]["mean_dice"] == pytest.approx(results["test"]["mean"]["mean_dice"])
     with monkeypatch.context() as patch:  # as in another process
-        patch.setattr(bundle_reference, "_given", {})
+        patch.setattr(bundle_reference, "_named", {})
         patch.delenv("MEDFEDAUG_BUNDLES")
         code, _, err = run("evaluate", "--model", "runs/spleen", "--data", "data", "--out", "no.json")
         assert code == 2

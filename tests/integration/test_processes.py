@@ -25,14 +25,14 @@ MARK = "MEDFEDAUG_TEST_MARK"
 
 def marked(mark: str) -> list[psutil.Process]:
     """All processes with this mark in their environment."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         try:
             if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+                processes.append(process)
         except (psutil.Error, OSError):
             continue
-    return found
+    return processes
 
 
 def wait_for(condition, what: str, seconds: float = 300):

@@ -29,8 +29,8 @@ SITES = ("site_A", "site_B")
 def test_the_simulator_gives_each_site_a_page_and_the_server_the_fingerprints(tmp_path):
     data = tmp_path / "data"
     make_phantom(data, sites=2, patients=5, shape=(20, 20, 3))
-    found = find_sites(data)
-    config = configure(found, prospect=True)
+    sites = find_sites(data)
+    config = configure(sites, prospect=True)
     recipe = MedFedAugRecipe(config=config, min_clients=2, name="prospect")
     work = tmp_path / "work"
     output = run_job(
@@ -43,12 +43,12 @@ def test_the_simulator_gives_each_site_a_page_and_the_server_the_fingerprints(tm
         execution=Execution(threads=1),
         state_dir=tmp_path / "state",
     )
-    told = json.loads((output / FINGERPRINTS).read_text())
-    assert {*told["sites"]} == {*SITES}
-    assert told["missing"] == {}
-    for site in found:
+    sent = json.loads((output / FINGERPRINTS).read_text())
+    assert {*sent["sites"]} == {*SITES}
+    assert sent["missing"] == {}
+    for site in sites:
         own = fingerprint_of(site).to_dict()["entries"]
-        assert told["sites"][site.name]["entries"] == {
+        assert sent["sites"][site.name]["entries"] == {
             name: pytest.approx(values, abs=2e-6) for name, values in own.items()
         }
         assert {*own} == {*entry_shapes("segmentation", 2, 1)}
@@ -145,8 +145,8 @@ def test_export_announces_the_trainings_of_a_pilot(run, tmp_path):
     code, _, err = run("export", "--prospect", "--pilot", "--classes", "background,lesion", "--out", job)
     assert code == 0, err
     for side, place in (("client", "executors"), ("server", "workflows")):
-        found = json.loads((job / f"app/config/config_fed_{side}.json").read_text())
-        (component,) = found[place]
+        config = json.loads((job / f"app/config/config_fed_{side}.json").read_text())
+        (component,) = config[place]
         args = component.get("executor", component)["args"]["config"]
         assert (args["prospect"], args["pilot"]) == (True, ["fedavg", "single"])
         assert (args["local_epochs"], args["rounds"]) == (4, 10)
@@ -171,10 +171,10 @@ def test_a_pilot_in_the_simulator_is_that_of_this_machine(tmp_path):
         execution=Execution(threads=1),
         state_dir=tmp_path / "state",
     )
-    told = json.loads((output / RECORD).read_text())["pilot"]
-    assert told["rounds"] == here.rounds
+    pilot = json.loads((output / RECORD).read_text())["pilot"]
+    assert pilot["rounds"] == here.rounds
     for site in SITES:
         for methods in ("fedavg", "single"):
             expected = here.scores[methods][site]
-            assert told["sites"][site][methods] == pytest.approx(expected, abs=1e-6)
+            assert pilot["sites"][site][methods] == pytest.approx(expected, abs=1e-6)
     assert "Measured in the pilot" in (output / PAGE).read_text()

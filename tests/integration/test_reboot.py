@@ -58,12 +58,12 @@ def test_the_others_go_on_without_one_that_is_down_and_a_server_that_was_down_le
         system.wait(job)
         results = json.loads((system.collect(job) / "results.json").read_text())
         for entry in results["rounds"][1:]:
-            assert {site for site, told in entry["sites"].items() if "samples" in told} == {
+            assert {site for site, metrics in entry["sites"].items() if "samples" in metrics} == {
                 STAYS,
                 HOSPITALS[2],
             }
             assert entry["missing"]
-            assert all(AWAY in found["reason"] for found in entry["missing"])
+            assert all(AWAY in trouble["reason"] for trouble in entry["missing"])
         assert "not heard from" in results["rounds"][1]["missing"][0]["reason"]
         assert AWAY in results["test"]["missing"]
 

@@ -37,11 +37,11 @@ def simulate(run, data, out, *extra):
 
 def refused(run, tmp_path, *words, data="data"):
     """`simulate` refuses in one line with these words, and leaves nothing."""
-    code, said = simulate(run, tmp_path / data, tmp_path / "out")
-    assert code == 2, said
-    assert "Traceback" not in said
+    code, output = simulate(run, tmp_path / data, tmp_path / "out")
+    assert code == 2, output
+    assert "Traceback" not in output
     for word in words:
-        assert str(word) in said
+        assert str(word) in output
     assert not (tmp_path / "out").exists()
 
 
@@ -190,11 +190,11 @@ def test_photographs_in_two_splits_are_named_once(run, make_photos, tmp_path):
         (folder.parent / f"splits/{name}_test.json").write_text(json.dumps(files[8:]))
     for label in ("cat", "dog"):
         shutil.copy(tmp_path / f"photos/B/{label}/0.png", tmp_path / f"photos/B/{label}/4.png")
-    code, said = simulate(run, tmp_path / "photos", tmp_path / "out", *LENET)
-    assert code == 0, said
-    assert said.count("warning: site B") == 1
-    assert "4.png: the image of a test case is that of a training case" in said
-    assert "and 1 more are in two splits" in said
+    code, output = simulate(run, tmp_path / "photos", tmp_path / "out", *LENET)
+    assert code == 0, output
+    assert output.count("warning: site B") == 1
+    assert "4.png: the image of a test case is that of a training case" in output
+    assert "and 1 more are in two splits" in output
     assert "isthatofatrainingcase" in doctor(run, tmp_path / "photos/B")
 
 
@@ -204,31 +204,33 @@ def test_a_label_map_of_two_images_is_told(make_site):
         warnings.simplefilter("error")
         open_site(folder).check_files()
     edit(folder, lambda c: [row.update(label="labels/1.nii.gz") for row in c["training"] + c["test"]])
-    told = r"site A, .*images/1\.nii\.gz: its label map is that of .*images/0\.nii\.gz, too, and 2 more share"
-    with pytest.warns(MedFedAugWarning, match=told):
+    words = (
+        r"site A, .*images/1\.nii\.gz: its label map is that of .*images/0\.nii\.gz, too, and 2 more share"
+    )
+    with pytest.warns(MedFedAugWarning, match=words):
         open_site(folder).check_files()
 
 
 @pytest.mark.parametrize(
-    ("order", "told"),
+    ("order", "words"),
     [
         (lambda image: image, "training has no image of dog"),
         (lambda image: (image[1] == "cat", image), "training has no image of cat"),
         (lambda image: image[0].split("/")[-1], ""),
     ],
 )
-def test_a_training_list_that_is_sorted_by_class_is_told(make_photos, order, told):
+def test_a_training_list_that_is_sorted_by_class_is_told(make_photos, order, words):
     folder = make_photos("A", per_class=5)
     (folder.parent / "splits").mkdir()
     files = [[f"A/{label}/{i}.png", label] for label in ("cat", "dog") for i in range(5)]
     (folder.parent / "splits/A_train.json").write_text(json.dumps(sorted(files[:4] + files[5:9], key=order)))
     (folder.parent / "splits/A_test.json").write_text(json.dumps([files[4], files[9]]))
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         site = open_site(folder)
     assert [len(cases) for cases in site.cases.values()] == [4, 4, 2]
-    assert len(found) == bool(told)
-    assert told in "".join(str(warning.message) for warning in found)
+    assert len(caught) == bool(words)
+    assert words in "".join(str(warning.message) for warning in caught)
 
 
 def test_classes_of_another_name_or_order_are_refused(run, two_sites, tmp_path):
@@ -238,8 +240,8 @@ def test_classes_of_another_name_or_order_are_refused(run, two_sites, tmp_path):
     refused(run, tmp_path, "site B", "label 0 is 'lesion', and 'background' for site A")
     for name in ("Lesion", "foreground"):
         edit(two_sites[1], lambda c, name=name: c["labels"].update({"0": "background", "1": name}))
-        code, said = simulate(run, tmp_path / "data", tmp_path / name, *TINY_OPTIONS)
-        assert code == 0, said
+        code, output = simulate(run, tmp_path / "data", tmp_path / name, *TINY_OPTIONS)
+        assert code == 0, output
 
 
 def test_a_job_of_other_classes_is_refused_by_the_site(run, two_sites, tmp_path):
@@ -265,8 +267,8 @@ def test_paths_that_climb_out_of_the_sites_folder_are_refused(run, two_sites, tm
     (two_sites[1] / "images/3.nii.gz").rename(tmp_path / "far.nii.gz")
     (two_sites[1] / "images/3.nii.gz").symlink_to(tmp_path / "far.nii.gz")
     edit(two_sites[1], lambda c: c["test"][0].update(image="labels/../images/3.nii.gz"))
-    code, said = simulate(run, tmp_path / "data", tmp_path / "out", *TINY_OPTIONS)
-    assert code == 0, said
+    code, output = simulate(run, tmp_path / "data", tmp_path / "out", *TINY_OPTIONS)
+    assert code == 0, output
 
 
 def test_a_published_list_names_images_below_its_folder(run, make_photos, tmp_path):
@@ -294,11 +296,11 @@ def test_volumes_that_lie_differently_are_named(run, two_sites, tmp_path, affine
     for index in cases:
         for kind in ("images", "labels"):
             place(two_sites[1] / f"{kind}/{index}.nii.gz", affine)
-    code, said = simulate(run, tmp_path / "data", tmp_path / "out", *TINY_OPTIONS)
-    assert code == 0, said
-    assert said.count("warning") == bool(words) * (2 if cases == (1,) else 1)
+    code, output = simulate(run, tmp_path / "data", tmp_path / "out", *TINY_OPTIONS)
+    assert code == 0, output
+    assert output.count("warning") == bool(words) * (2 if cases == (1,) else 1)
     for word in words:
-        assert word in said
+        assert word in output
 
 
 def full_range(folder):
@@ -315,11 +317,11 @@ def test_photographs_of_16_bits_keep_their_range(run, make_photos, tmp_path):
     out = tmp_path / "statistics.json"
     code, _, err = run("statistics", "--data", tmp_path / "photos/A", "--out", out)
     assert code == 0, err
-    found = json.loads(out.read_text())["sites"]["A"]
-    assert found["mean"] == pytest.approx([127.5] * 3, abs=3)
-    assert found["std"] == pytest.approx([255 / 12**0.5] * 3, abs=3)
-    code, said = simulate(run, tmp_path / "photos", tmp_path / "out", *LENET)
-    assert code == 0, said
+    statistics = json.loads(out.read_text())["sites"]["A"]
+    assert statistics["mean"] == pytest.approx([127.5] * 3, abs=3)
+    assert statistics["std"] == pytest.approx([255 / 12**0.5] * 3, abs=3)
+    code, output = simulate(run, tmp_path / "photos", tmp_path / "out", *LENET)
+    assert code == 0, output
 
 
 def test_colour_of_16_bits_keeps_its_range(run, make_photos, tmp_path):

@@ -163,8 +163,8 @@ def test_pages_of_all_versions_stay_and_the_newest_is_the_first(tmp_path):
         folder.mkdir(parents=True)
     (html / "index.html").write_text("pages")
     for version in ("dev", "0.9.0", "0.10.0"):
-        found = PUBLISH.publish(html, pages, version)
-    assert found == ["0.10.0", "0.9.0", "dev"] == json.loads((pages / "versions.json").read_text())
+        versions = PUBLISH.publish(html, pages, version)
+    assert versions == ["0.10.0", "0.9.0", "dev"] == json.loads((pages / "versions.json").read_text())
     assert "url=0.10.0/" in (pages / "index.html").read_text()
     assert (pages / "0.9.0/index.html").is_file()
     assert (pages / ".nojekyll").is_file()

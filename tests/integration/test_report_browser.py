@@ -11,19 +11,19 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the pat
 
 @pytest.mark.parametrize("width", [360, 390, 1100])
 def test_nothing_is_wider_than_the_window(page, tmp_path, width):
-    found = probe(page, tmp_path, width)
-    assert found["width"] == width
-    assert found["scroll"] <= width
-    assert found["beyond"] == []
-    assert found["spilled"] == []
-    assert found["last"] == "Configuration"
+    layout = probe(page, tmp_path, width)
+    assert layout["width"] == width
+    assert layout["scroll"] <= width
+    assert layout["beyond"] == []
+    assert layout["spilled"] == []
+    assert layout["last"] == "Configuration"
 
 
 def test_every_image_is_shown_and_nothing_is_fetched(page, tmp_path):
-    found = probe(page, tmp_path, 390)
-    assert len(found["images"]) >= 6
-    assert all(shown and source.startswith("data:image/") for shown, source in found["images"])
-    assert found["loaded"] == []
+    layout = probe(page, tmp_path, 390)
+    assert len(layout["images"]) >= 6
+    assert all(shown and source.startswith("data:image/") for shown, source in layout["images"])
+    assert layout["loaded"] == []
 
 
 def test_dark_is_dark_and_leaves_pictures_of_patients_as_they_are(page, tmp_path):
@@ -47,9 +47,9 @@ def test_what_is_too_wide_is_noticed(page, tmp_path):
     """The test above can fail."""
     spoilt = tmp_path / "spoilt.html"
     spoilt.write_text(page.read_text().replace("</body>", '<p style="width: 400px">wide</p></body>'))
-    found = probe(spoilt, tmp_path, 390)
-    assert found["scroll"] > 390
-    assert found["beyond"] == ["P"]
+    layout = probe(spoilt, tmp_path, 390)
+    assert layout["scroll"] > 390
+    assert layout["beyond"] == ["P"]
 
 
 def test_the_policy_of_the_page_stops_what_would_fetch(page, tmp_path):

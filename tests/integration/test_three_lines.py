@@ -30,12 +30,13 @@ def unet(**ffa) -> BasicUNet:
 def cases(number: int, size: int = 32) -> list[dict[str, torch.Tensor]]:
     """Images with a bright square, which is the label."""
     generator = torch.Generator().manual_seed(0)
-    found = []
+    samples = []
     for index in range(number):
         label = torch.zeros(1, size, size)
         label[:, index % 4 : index % 4 + 6, 4:10] = 1
-        found.append({"image": label + 0.1 * torch.randn(1, size, size, generator=generator), "label": label})
-    return found
+        image = label + 0.1 * torch.randn(1, size, size, generator=generator)
+        samples.append({"image": image, "label": label})
+    return samples
 
 
 def criterion() -> DiceLoss:
@@ -61,13 +62,13 @@ def trainer(network, loader, **more) -> SupervisedTrainer:
 def drawn(dataset, loader) -> list[set[str]]:
     """Which site's pair each image of a constant 0 was normalised with, in each of six epochs."""
     values = {mean[0] / -std[0]: site for site, (mean, std) in PAIRS.items()}
-    found: list[set[str]] = [set() for _ in range(len(dataset))]
+    sites: list[set[str]] = [set() for _ in range(len(dataset))]
     batches = loader(dataset, batch_size=len(dataset))  # one, since MONAI seeds the draws of each anew
     for _ in range(6):
         (batch,) = batches
         for index, image in enumerate(batch["image"]):
-            found[index].add(values[float(image.flatten()[0])])
-    return found
+            sites[index].add(values[float(image.flatten()[0])])
+    return sites
 
 
 @pytest.mark.parametrize("kind", [Dataset, CacheDataset, PersistentDataset])
@@ -77,9 +78,9 @@ def test_no_cache_keeps_what_fedrdn_drew(kind, loader, tmp_path):
     transform = Compose([ScaleIntensityd("image", minv=None, maxv=None, factor=0.0), FedRDNd("image", PAIRS)])
     torch.manual_seed(0)  # of which MONAI's loader makes the seeds of the draws
     more = {"cache_dir": tmp_path} if kind is PersistentDataset else {}
-    found = drawn(kind(zeros, transform, **more), loader)
-    assert all(len(sites) > 1 for sites in found)
-    assert set().union(*found) == set(PAIRS)
+    by_case = drawn(kind(zeros, transform, **more), loader)
+    assert all(len(sites) > 1 for sites in by_case)
+    assert set().union(*by_case) == set(PAIRS)
 
 
 @pytest.mark.slow  # new processes import everything; forked ones can wait for ever on threads they lack
@@ -176,12 +177,12 @@ def _steps(network, batches) -> None:
         optimiser.step()
 
 
-def _told(network) -> dict[str, torch.Tensor]:
-    found = dict(network.state_dict())
+def _state(network) -> dict[str, torch.Tensor]:
+    state = dict(network.state_dict())
     for name, layer in ffa_layers(network).items():
-        found[f"{name}/mean"], found[f"{name}/std"] = layer.statistics()
-        found[f"{name}/active"] = layer.num_active_batches.clone()
-    return found
+        state[f"{name}/mean"], state[f"{name}/std"] = layer.statistics()
+        state[f"{name}/active"] = layer.num_active_batches.clone()
+    return state
 
 
 def _batches(rows) -> list[dict[str, torch.Tensor]]:
@@ -202,7 +203,7 @@ def _process(rank: int, world: int, folder: Path, parts, prob: float) -> None:
     network = DistributedDataParallel(unet(prob=prob))
     torch.manual_seed(11 + rank)
     _steps(network, _batches(parts[rank]))
-    torch.save(_told(network.module), folder / f"{rank}.pt")
+    torch.save(_state(network.module), folder / f"{rank}.pt")
     # A process may have fewer images than another: one, which has no variance of its own.
     shared = FFALayer(2, prob=1.0, momentum=0.0)
     gradient = _features()[[0, 1, 2] if rank == 0 else [3]].requires_grad_()
@@ -232,7 +233,7 @@ def test_two_processes_have_the_statistics_and_weights_of_one_with_the_same_batc
     network = unet(prob=prob)
     torch.manual_seed(11)
     _steps(network, _batches(list(range(6))))
-    alone = _told(network)
+    alone = _state(network)
     actives = [int(value) for key, value in alone.items() if key.endswith("/active")]
     assert actives == [3] * 5 if prob == 1 else 0 < sum(actives) < 15
     for key, value in alone.items():
@@ -243,8 +244,8 @@ def test_two_processes_have_the_statistics_and_weights_of_one_with_the_same_batc
     layer, features = FFALayer(2, prob=1.0, momentum=0.0), _features().requires_grad_()
     layer(features).square().sum().backward()
     for statistics, _, _ in parts:
-        for found, expected in zip(statistics, layer.statistics(), strict=True):
-            torch.testing.assert_close(found, expected)
+        for value, expected in zip(statistics, layer.statistics(), strict=True):
+            torch.testing.assert_close(value, expected)
     # Each process has the gradients of all processes' losses with respect to its own images.
     torch.testing.assert_close(torch.cat([grad for _, grad, _ in parts]), features.grad)
     alone = FFALayer(2, prob=1.0, momentum=0.0)
@@ -277,8 +278,8 @@ def test_a_trained_network_exports_as_the_plain_one(make):
     plain = torch.export.export(remove_ffa(copy.deepcopy(network)), (x,))
     assert torch.equal(exported.module()(x), network(x))
     operations = [
-        [str(node.target) for node in found.graph.nodes if node.op == "call_function"]
-        for found in (exported, plain)
+        [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+        for program in (exported, plain)
     ]
     assert operations[0] == operations[1]
     assert exported.state_dict.keys() == plain.state_dict.keys()
@@ -293,5 +294,5 @@ def test_a_trained_network_runs_as_onnx(tmp_path):
     x = torch.rand(2, 1, 32, 32)
     torch.onnx.export(network, (x,), tmp_path / "net.onnx", dynamo=True, verbose=False)
     session = runtime.InferenceSession(str(tmp_path / "net.onnx"), providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-    np.testing.assert_allclose(found, network(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+    (logits,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    np.testing.assert_allclose(logits, network(x).detach().numpy(), rtol=1e-4, atol=1e-5)

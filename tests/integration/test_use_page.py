@@ -46,12 +46,12 @@ def test_the_commands_run(tmp_path, monkeypatch):
         "card",
     }
     assert len(done) == 13
-    found = {path.parent.name: json.loads(path.read_text()) for path in Path().glob("*/predictions.json")}
-    assert set(found) == {"one", "all", "averaged", "checked", "first", "later", "seg"}
-    assert len(found["averaged"]["model"]["members"]) == 3
+    pages = {path.parent.name: json.loads(path.read_text()) for path in Path().glob("*/predictions.json")}
+    assert set(pages) == {"one", "all", "averaged", "checked", "first", "later", "seg"}
+    assert len(pages["averaged"]["model"]["members"]) == 3
     assert Path("seg/series.dcm").exists()
-    assert found["later"]["statistics"]["mean"] == found["first"]["statistics"]["mean"]
-    assert found["first"]["statistics"]["of"] == "the 3 images given"
+    assert pages["later"]["statistics"]["mean"] == pages["first"]["statistics"]["mean"]
+    assert pages["first"]["statistics"]["of"] == "the 3 images given"
     pairs = [
         json.loads(Path(name, "configs/inference.json").read_text()) for name in ("bundle", "bundle-new")
     ]
@@ -60,10 +60,10 @@ def test_the_commands_run(tmp_path, monkeypatch):
     _, codes, example = (block.text for block in blocks("docs/use.md", "json"))
     Path("codes.json").write_text(codes)
     assert set(read_segment_codes("codes.json", ("background", "lesion"))) == {"lesion"}
-    confidence = found["one"]["cases"]["patient"]["confidence"]
+    confidence = pages["one"]["cases"]["patient"]["confidence"]
     assert set(confidence) <= {"lesion"}
     confidence.setdefault("lesion", 0.5)  # after one round nothing may be found
-    assert kinds(json.loads(example)) == kinds(found["one"])
+    assert kinds(json.loads(example)) == kinds(pages["one"])
 
 
 @pytest.mark.parametrize(

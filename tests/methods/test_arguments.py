@@ -41,7 +41,7 @@ class Unreadable(Method):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         ({"share": 1.5}, "share must be at most 1, got 1.5"),
         ({"share": True}, "share must be a number, got True"),
@@ -51,17 +51,17 @@ class Unreadable(Method):
         ({"places": "enc1"}, "places .*, got 'enc1'"),
     ],
 )
-def test_wrong_arguments_are_named_with_what_is_needed(given: dict[str, Any], message: str):
+def test_wrong_arguments_are_named_with_what_is_needed(arguments: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=f"^custom: {message}$"):
-        Custom(**given)
+        Custom(**arguments)
 
 
 def test_other_arguments_pass_as_they_are():
     like = np.ones(2)
-    found = Custom(1, 2, [1, "last"], "mean", like, factor=3).given
-    assert found[:4] == (1, 2, [1, "last"], "mean")
-    assert found[4] is like
-    assert found[5] == {"factor": 3}
+    result = Custom(1, 2, [1, "last"], "mean", like, factor=3).given
+    assert result[:4] == (1, 2, [1, "last"], "mean")
+    assert result[4] is like
+    assert result[5] == {"factor": 3}
     assert FedFAh(bins=np.int64(4)).bins == 4
     assert FedProx(np.float32(0.5)).mu == 0.5
     assert Unreadable("anything").share == "anything"

@@ -49,11 +49,11 @@ def test_the_norm_is_its_equation(dims, training):
         rho.copy_(torch.tensor([0.0, 0.3, 1.0]))
     x.requires_grad_()
     reference = copy.deepcopy(norm)
-    found, expected = net(x), mixed(x, reference, rho, training)
-    torch.testing.assert_close(found, expected)
-    along = torch.randn_like(found)
+    result, expected = net(x), mixed(x, reference, rho, training)
+    torch.testing.assert_close(result, expected)
+    along = torch.randn_like(result)
     for one, other in zip(
-        torch.autograd.grad(found, (x, rho, norm.weight), along),
+        torch.autograd.grad(result, (x, rho, norm.weight), along),
         torch.autograd.grad(expected, (x, rho, reference.weight), along),
         strict=True,
     ):
@@ -112,7 +112,7 @@ def test_shares_are_trained_with_the_network_clipped_and_averaged(federate, tmp_
     run = federate("bin", **options)
     rounds, shared = by_hand(run, rate)
     assert_models(run, rounds)
-    found = {key.removeprefix("bin/"): value for key, value in run.server.payload.items()}
-    assert_same(found, shared)
-    assert all(bool(((rho >= 0) & (rho <= 1)).all()) for rho in found.values())
-    assert any(bool((rho < 0.9999).any()) for rho in found.values())
+    values = {key.removeprefix("bin/"): value for key, value in run.server.payload.items()}
+    assert_same(values, shared)
+    assert all(bool(((rho >= 0) & (rho <= 1)).all()) for rho in values.values())
+    assert any(bool((rho < 0.9999).any()) for rho in values.values())

@@ -16,10 +16,10 @@ def test_the_last_layer_is_averaged_over_the_sites_that_have_the_class():
     for site, weight in (("A", 1.0), ("B", 3.0)):
         server.accept(SiteUpdate(site, 1, models[site], {"annotated": annotated[site]}, weight))
     mean = {key: (models["A"][key] + 3 * models["B"][key]) / 4 for key in state}
-    found = server.result(RoundMean(1, state, mean, {"A": 1.0, "B": 3.0}))
+    result = server.result(RoundMean(1, state, mean, {"A": 1.0, "B": 3.0}))
     for key in ("1.weight", "1.bias"):
-        assert torch.allclose(found[key][0], mean[key][0])
-        assert torch.allclose(found[key][1], models["A"][key][1])
-        assert torch.equal(found[key][2], state[key][2])
-    assert torch.equal(found["0.weight"], mean["0.weight"])
+        assert torch.allclose(result[key][0], mean[key][0])
+        assert torch.allclose(result[key][1], models["A"][key][1])
+        assert torch.equal(result[key][2], state[key][2])
+    assert torch.equal(result["0.weight"], mean["0.weight"])
     assert server.summary() == {"sites": [2, 1, 0]}

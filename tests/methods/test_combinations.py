@@ -36,7 +36,7 @@ REFUSED_ALONE = [
     (["volumes_batch_norm", "volumes"], "{} averages the amplitudes of whole images", "fedharmo"),
     (
         ["noise"],
-        "site site_A: {}: there is no form of this exchange to which noise could be added",
+        "site site_A: {}: noise cannot be added to this exchange",
         "bin class_mean dac_sc fedce feddg feddg_ga fedharmo fedmix fednova scaffold",
     ),
     (
@@ -58,7 +58,7 @@ REFUSED_ALONE = [
         SECURE + "what {} exchanges before training is each site's own",
         "feddg fedharmo fedmix fedrdn nyul",
     ),
-    (["secure_aggregation"], SECURE + "{}: what it makes of the sites' values does not follow", "scaffold"),
+    (["secure_aggregation"], SECURE + "{}: its result does not follow", "scaffold"),
     (["secure_aggregation"], SECURE + "these methods send nothing that is added up", "single"),
 ]
 # Settings in which two methods together are another case than each alone, and the outcome.
@@ -92,10 +92,10 @@ EXAMPLES = {
 
 def conflicts(pair: tuple[str, str]) -> set[str]:
     """Words that the one declares to exclude, and the other to require or provide."""
-    found = set()
+    result = set()
     for one, other in (pair, pair[::-1]) if len(set(pair)) > 1 else ():
-        found |= DECLARED[one].excludes & (DECLARED[other].requires | DECLARED[other].provides)
-    return {"method" if word.startswith("method:") else word for word in found}
+        result |= DECLARED[one].excludes & (DECLARED[other].requires | DECLARED[other].provides)
+    return {"method" if word.startswith("method:") else word for word in result}
 
 
 ALLOWED = [pair for pair in pairs() if not conflicts(pair)]
@@ -111,22 +111,22 @@ def refused_alone(name: str, setting: str) -> set[str]:
     """Beginnings of the lines with which a method alone may be refused in a setting; empty for none."""
     method, declared = ALONE[name], DECLARED[name]
     task = "classification" if setting in PHOTOGRAPHS else "segmentation"
-    found = {
+    values = {
         text.format(name)
         for where, text, names in REFUSED_ALONE
         if setting in where and name in names.split()
     }
     if task not in method.tasks:
-        found.add(f"{name} is defined for ")
+        values.add(f"{name} is defined for ")
     if setting.startswith("volumes") and 3 not in method.dimensions:
-        found.add(f"{name} is not defined for volumes")
+        values.add(f"{name} is not defined for volumes")
     if setting in WITH_BATCH_NORM:
-        found |= declared.excludes & {"averaged_buffers"}
+        values |= declared.excludes & {"averaged_buffers"}
     if setting == "max_share":
-        found |= declared.excludes & {"given_shares"}
+        values |= declared.excludes & {"given_shares"}
     if setting == "labels_alone":
-        found |= (declared.requires | declared.provides) & {"soft_labels"}
-    return found
+        values |= (declared.requires | declared.provides) & {"soft_labels"}
+    return values
 
 
 def exchanges(name: str) -> bool:
@@ -156,9 +156,9 @@ def sites(tmp_path_factory):
 
 
 def check(sites: Sites, pair: tuple[str, str], setting: str) -> None:
-    found = outcome(sites, pair, setting)
+    result = outcome(sites, pair, setting)
     words = expected(pair, setting)
-    assert found.startswith(tuple(words)), f"{pair} in {setting}: {found!r}, and not {words}"
+    assert result.startswith(tuple(words)), f"{pair} in {setting}: {result!r}, and not {words}"
 
 
 @pytest.mark.parametrize("word", EXAMPLES)

@@ -106,6 +106,6 @@ def test_what_follows_from_hooks_is_declared_for_every_method():
             return None
 
     assert constraints(Sharing()).requires == {"separate_sites"}
-    found = constraints(Aggregating())
-    assert found.provides == found.excludes == {"method:aggregating", "global_model"}
+    result = constraints(Aggregating())
+    assert result.provides == result.excludes == {"method:aggregating", "global_model"}
     assert not constraints(Method.__new__(type("Plain", (Method,), {"name": "plain"}))).requires

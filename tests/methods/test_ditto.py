@@ -18,9 +18,8 @@ from reference import (
 from running import TINY_ARGS
 from torch import nn
 
-from medfedaug.errors import ConfigError
 from medfedaug.federation import run_in_process
-from medfedaug.methods import Ditto, build_methods
+from medfedaug.methods import Ditto
 from medfedaug.methods.base import SiteContext, Step
 from medfedaug.models.adaptation import UnsavedModule
 
@@ -57,9 +56,9 @@ def test_a_model_of_its_own_is_held_near_the_global_one_of_the_round(federate, t
     selected = run.server.selected_round
     for site in "ABC":
         last = max(r for r in range(1, selected + 1) if site in run.took_part(r))
-        found = run.sites[site].trainer.parts["ditto"].own
+        result = run.sites[site].trainer.parts["ditto"].own
         expected = own[site, last]
-        assert_same({key: found[key] for key in expected}, expected, atol=2e-6)
+        assert_same({key: result[key] for key in expected}, expected, atol=2e-6)
         assert float((expected["head.2.weight"] - rounds[selected - 1].model["head.2.weight"]).norm()) > 1e-3
         assert_tested(run, site, expected, lambda images: images / 255)
         # Outside of the scores the network is the global model.
@@ -82,7 +81,7 @@ def test_the_global_model_is_that_of_the_run_without_ditto_to_the_bit(phantom_di
 
 
 def test_a_site_that_did_not_train_is_scored_with_the_global_model(federate):
-    """And the sites' own scores are those of training alone, where λ = 0 and nothing came from others yet."""
+    """With λ = 0, sites score as in training alone, until the server's first model."""
     options = {"rounds": 1, "sizes": {"A": 5, "B": 10, "D": 5}, "holdout": ("D",)}
     options["network"] = "reference_convolutional"
     run = federate("ditto", settings={"ditto": {"weight": 0.0}}, **options)
@@ -97,9 +96,9 @@ def test_the_personal_pass_has_the_mixed_labels_of_the_batch(federate):
     """One step of MixUp and Ditto: v and w begin alike, so that they end alike."""
     run = federate("mixup,ditto", network="reference_convolutional", rounds=1, sizes={"A": 5, "B": 5})
     for site in "AB":
-        found, sent = run.sites[site].trainer.parts["ditto"].own, run.replies[1][site].weights
+        result, sent = run.sites[site].trainer.parts["ditto"].own, run.replies[1][site].weights
         assert len(run.batches[site, 1]) == 1
-        assert all(torch.allclose(found[key], value, atol=1e-7) for key, value in sent.items())
+        assert all(torch.allclose(result[key], value, atol=1e-7) for key, value in sent.items())
 
 
 class Scale(UnsavedModule):
@@ -123,18 +122,6 @@ def test_a_parameter_that_is_no_entry_is_the_global_models():
     part.end_round()
     assert list(part.own) == ["0.weight", "0.bias"]
     assert not any(torch.equal(part.own[key], value) for key, value in network.state_dict().items())
-
-
-def test_ditto_refuses_what_it_cannot_do(phantom_dir, tiny_config):
-    with pytest.raises(ConfigError, match="weight cannot be negative"):
-        Ditto(-1)
-    for other in ("fedfd_a", "fedfd_prompt", "fedrod", "gperxan"):
-        with pytest.raises(
-            ConfigError, match=f"ditto and {other} cannot be combined: ditto requires complete_state"
-        ):
-            build_methods([{"name": "ditto"}, {"name": other}])
-    with pytest.raises(ConfigError, match="ditto requires averaged_parameters"):
-        run_in_process(tiny_config("ditto,single"), phantom_dir, SITES[:2], "cpu")
 
 
 def test_a_personal_model_that_diverges_is_named(federate):

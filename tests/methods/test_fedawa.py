@@ -9,8 +9,6 @@ import torch
 from reference import UNEVEN, Round, assert_models, copied, descend, entries, mean
 from torch import nn
 
-from medfedaug.errors import ConfigError, RunFailed
-from medfedaug.federation import run_in_process
 from medfedaug.methods import FedAWA
 from medfedaug.methods.base import RoundMean, ServerContext, SiteUpdate
 
@@ -22,11 +20,11 @@ def objective(logits, local, model):
     p = [torch.exp(one) / sum(torch.exp(other) for other in logits) for one in logits]
     tau = [one - model for one in local]
     middle = sum(share * vector for share, vector in zip(p, tau, strict=True))
-    found = 0
+    result = 0
     for share, w, vector in zip(p, local, tau, strict=True):
         cosine = (w * model).sum() / (w.norm() * model.norm())
-        found = found + share * (1 - cosine) + share * (vector - middle).norm()
-    return found
+        result = result + share * (1 - cosine) + share * (vector - middle).norm()
+    return result
 
 
 def adam(logits, local, model, rate, steps):
@@ -101,10 +99,3 @@ def test_equal_models_and_a_restart():
     assert whole.shares["B"] < min(whole.shares["A"], whole.shares["C"])  # the odd one loses
     other.restore(whole.state())
     assert torch.equal(one_round(whole, 3, apart, [[2.0, 1.0]]), one_round(other, 3, apart, [[2.0, 1.0]]))
-
-
-def test_fedawa_refuses_what_it_cannot_do(phantom_dir, tiny_config):
-    with pytest.raises(ConfigError, match="fedawa: rate cannot be negative, got -1"):
-        FedAWA(rate=-1)
-    with pytest.raises((ConfigError, RunFailed), match="fedawa requires averaged_parameters"):
-        run_in_process(tiny_config("fedawa,single"), phantom_dir, SITES, "cpu")

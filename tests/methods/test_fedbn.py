@@ -20,7 +20,7 @@ STATISTICS = ("running_mean", "running_var")
 
 
 def kept(method):
-    """Which entries of `reference_convolutional` stay: its norm layers are the second of each stage."""
+    """Select the entries of `reference_convolutional` that stay; norms are the second layers of stages."""
 
     def keeps(key):
         in_norm = key.startswith("encoder.") and key.split(".")[2] == "1"
@@ -120,7 +120,7 @@ def pixels_of(case):
 
 def statistics_by_hand(network, images, size=6):
     """Means over the batches of their mean and unbiased variance, each layer seeing normalised inputs."""
-    found = {}
+    values = {}
     for x in images.split(size):
         for i, (convolution, norm, _, _) in enumerate(network.encoder):
             x = convolution(x)
@@ -128,10 +128,10 @@ def statistics_by_hand(network, images, size=6):
             count = x.numel() / x.shape[1]
             for entry, value in zip(STATISTICS, (mean_, var * count / (count - 1)), strict=True):
                 key = f"encoder.{i}.1.{entry}"
-                found[key] = found.get(key, 0.0) + value * len(x)
+                values[key] = values.get(key, 0.0) + value * len(x)
             x = (x - mean_[:, None, None]) / (var[:, None, None] + norm.eps).sqrt()
             x = avg_pool2d(torch.tanh(x * norm.weight[:, None, None] + norm.bias[:, None, None]), 2)
-    return {key: value / len(images) for key, value in found.items()}
+    return {key: value / len(images) for key, value in values.items()}
 
 
 @pytest.mark.parametrize("method", ["fedbn", "silobn"])
@@ -155,8 +155,8 @@ def check_scores(run, network):
     classes = run.config.classes
     for case in site.cases["test"]:
         with torch.no_grad():
-            found = network.eval()(pixels_of(case)[None]).argmax()
-        assert run.tested["C"].metrics["cases"][case.name] == float(classes[int(found)] == case.label)
+            result = network.eval()(pixels_of(case)[None]).argmax()
+        assert run.tested["C"].metrics["cases"][case.name] == float(classes[int(result)] == case.label)
 
 
 @pytest.mark.parametrize("method", ["fedbn", "silobn"])
@@ -165,8 +165,8 @@ def test_beside_fedfd_a_too(federate, method, unseen):
     run = federation(federate, method, unseen, ",fedfd_a")
     assert 0 <= run.tested["C"].metrics["accuracy"] <= 1
     plain = federation(federate, method, "none", ",fedfd_a")
-    for found, expected in zip(run.models, plain.models, strict=True):  # it changes nothing for who trains
-        assert all(torch.equal(found[key], value) for key, value in expected.items())
+    for result, expected in zip(run.models, plain.models, strict=True):  # it changes nothing for who trains
+        assert all(torch.equal(result[key], value) for key, value in expected.items())
 
 
 def test_fedbn_keeps_norm_layers_by_type_not_by_name():

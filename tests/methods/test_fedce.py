@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from reference import Round, assert_models, copied, descend, entries, mean, pixels, same
+from reference import Round, assert_models, copied, descend, entries, labels_of, mean, pixels
 from torch.nn.functional import cross_entropy
 
-from medfedaug.data.sites import open_site
-from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation import run_in_process
-from medfedaug.methods import FedCE
 
 SITES = ["site_A", "site_B"]
 MISSED = [("A", "B", "C"), ("A", "C"), ("A", "B", "C"), ("A", "B", "C")]
@@ -18,10 +15,10 @@ MISSED = [("A", "B", "C"), ("A", "C"), ("A", "B", "C"), ("A", "B", "C")]
 
 def of_training_images(run, site, network, state):
     """The mean loss of all training images, in evaluation."""
-    cases = open_site(run.root / site).cases["training"]
-    labels = torch.tensor([run.config.classes.index(case.label) for case in cases])
     with torch.no_grad():
-        return float(cross_entropy(copied(network, state).eval()(pixels(run, site) / 255), labels))
+        return float(
+            cross_entropy(copied(network, state).eval()(pixels(run, site) / 255), labels_of(run, site))
+        )
 
 
 def shares(values):
@@ -94,20 +91,3 @@ def test_what_travels(phantom_dir, tiny_config):
     assert {record["bytes"]["fedce"]["up"] for record in server.rounds} == {2 * 2 * 4}
     assert set(server.payload) == {"fedce/weight/site_A", "fedce/weight/site_B"}
     assert "fedce/error" in server.rounds[1]["sites"]["site_A"]
-
-
-def test_a_run_that_is_interrupted_goes_on_with_its_contributions(phantom_dir, tiny_config, tmp_path):
-    whole = run_in_process(tiny_config("fedce", rounds=2), phantom_dir, SITES, "cpu")
-    state = tmp_path / "state"
-    run_in_process(tiny_config("fedce", rounds=1), phantom_dir, SITES, "cpu", state_dir=state)
-    again = run_in_process(
-        tiny_config("fedce", rounds=2), phantom_dir, SITES, "cpu", state_dir=state, resume=True
-    )
-    assert same(whole.state, again.state)
-
-
-def test_fedce_refuses_what_it_cannot_do(phantom_dir, tiny_config):
-    with pytest.raises(ConfigError, match="fedce: mode"):
-        FedCE(mode="minus")
-    with pytest.raises((ConfigError, RunFailed), match="fedce requires averaged_parameters"):
-        run_in_process(tiny_config("fedce,single"), phantom_dir, SITES, "cpu")

@@ -22,10 +22,10 @@ def test_local_objectives_and_the_servers_correction(federate, weighting):
     zero = {name: torch.zeros_like(p).detach() for name, p in network.named_parameters()}
     weight = {site: n if weighting == "samples" else 1 for site, n in run.server.sites.items()}
     h, g = dict(zero), {site: dict(zero) for site in weight}
-    for round_, asked in enumerate(UNEVEN, start=1):
+    for round_, participants in enumerate(UNEVEN, start=1):
         start = {name: p.detach().clone() for name, p in network.named_parameters()}
         local = []
-        for site in asked:
+        for site in participants:
 
             def term(net, _x, _y, site=site, start=start):
                 return sum(
@@ -36,9 +36,11 @@ def test_local_objectives_and_the_servers_correction(federate, weighting):
             trained = descend(copied(network), run.batches[site, round_], 0.05, term)
             local.append(entries(trained))
             g[site] = {name: g[site][name] - alpha * (local[-1][name] - start[name]) for name in zero}
-        model = mean(local, [weight[site] for site in asked])
+        model = mean(local, [weight[site] for site in participants])
         for name in zero:
-            moved = sum(weight[s] * (one[name] - start[name]) for s, one in zip(asked, local, strict=True))
+            moved = sum(
+                weight[s] * (one[name] - start[name]) for s, one in zip(participants, local, strict=True)
+            )
             h[name] = h[name] - alpha * moved / sum(weight.values())
             model[name] = model[name] - h[name] / alpha
         network = copied(network, model)

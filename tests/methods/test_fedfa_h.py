@@ -53,10 +53,10 @@ def range_in_training(network, images, batch_size):
 
 def by_hand(run, plan, reading="stored"):
     """The global models and histograms, by round, under a reading of the range."""
-    model, target, ranges, found = run.network(), None, {}, []
-    for round_, asked in enumerate(plan, start=1):
+    model, target, ranges, result = run.network(), None, {}, []
+    for round_, participants in enumerate(plan, start=1):
         local, histograms = [], []
-        for site in asked:
+        for site in participants:
             batches = run.batches[site, round_]
             images, _ = images_of(batches, run.server.sites[site])
             network = copied(model)
@@ -86,10 +86,10 @@ def by_hand(run, plan, reading="stored"):
             with torch.no_grad():
                 histograms.append(histogram(features(network, images), *ranges[site, round_]))
             local.append(entries(network))
-        model = copied(model, mean(local, [run.server.sites[site] for site in asked]))
+        model = copied(model, mean(local, [run.server.sites[site] for site in participants]))
         target = sum(histograms) / len(histograms)
-        found.append((entries(model), target))
-    return found
+        result.append((entries(model), target))
+    return result
 
 
 SETTINGS = {"fedfa_h": {"bins": BINS, "tau": TAU, "weight": WEIGHT, "range": "stored"}}
@@ -135,13 +135,13 @@ def test_the_three_readings_of_the_range_are_three_models(federate):
 def test_a_share_of_the_sites_in_each_round(federate):
     run = federate("fedfa_h", settings=SETTINGS, rounds=5, participation=0.67, **NETWORK)
     plan = [run.took_part(round_) for round_ in range(1, 6)]
-    assert all(len(asked) == 2 for asked in plan)
-    assert len({tuple(asked) for asked in plan}) > 1
+    assert all(len(participants) == 2 for participants in plan)
+    assert len({tuple(participants) for participants in plan}) > 1
     check(run, plan)
 
 
 def test_the_term_moves_the_model(federate):
-    """What the tests above compare with differs from FedAvg by far more than they allow."""
+    """The references above differ from FedAvg by far more than the tolerance."""
     with_term = federate("fedfa_h", plan=PLAN[:2], settings=SETTINGS, rounds=2, **NETWORK)
     without = federate("fedavg", plan=PLAN[:2], rounds=2, **NETWORK)
     moved = [(with_term.models[2][key] - value).abs().max() for key, value in without.models[2].items()]
@@ -169,7 +169,7 @@ def test_fedfa_h_histogram_is_equations_11_and_12_over_the_training_set(samples)
     images = torch.rand(5, 1, 32, 32, generator=torch.Generator().manual_seed(1))
     images = images * torch.tensor([1.0, 9.0, 3.0, -4.0, 30.0])[:, None, None, None]
     network, _, site = histogram_site(images, bins=6, tau=0.1, samples=samples, stage=1)
-    found = site.collect()["histogram"].double()
+    result = site.collect()["histogram"].double()
 
     features = {}
     network.down_1.max_pooling.register_forward_hook(lambda m, i, o: features.update(z=o.detach().double()))
@@ -187,7 +187,7 @@ def test_fedfa_h_histogram_is_equations_11_and_12_over_the_training_set(samples)
     expected = torch.softmax(logits, dim=-1).mean(dim=0)
     alive = (z.amax(0) - z.amin(0)) > 1e-2
     assert int(alive.sum()) >= 2
-    torch.testing.assert_close(found[alive], expected[alive], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(result[alive], expected[alive], rtol=1e-3, atol=1e-4)
 
 
 def test_fedfa_h_gives_the_same_histogram_when_it_cannot_keep_the_features(monkeypatch):

@@ -29,7 +29,7 @@ def step_of(network, inputs, targets, criterion):
 
 
 def drawn_payload(network, method, seed=0):
-    """What a server might send: averages of two sites that differ."""
+    """Draw a server's payload: averages of two different sites."""
     server = method.every_round(ServerContext(network, 1))
     generator = torch.Generator().manual_seed(seed)
     payload = {}
@@ -68,7 +68,7 @@ def test_the_loss_is_equation_5(case, distance):
     torch.manual_seed(1)
     step = step_of(network, inputs, targets, criterion)
     site.after_pass(step)
-    found = step.task_loss + site.loss(step)
+    result = step.task_loss + site.loss(step)
 
     kept_of = {}
     find_head(reference).register_forward_pre_hook(lambda m, a: kept_of.update(f=a[0]))
@@ -79,9 +79,9 @@ def test_the_loss_is_equation_5(case, distance):
         diversified = criterion(reference(inputs), targets)
     squares = (f - kept_of["f"]) ** 2
     cafl = squares.sum() / (squares.numel() / f.shape[1]) / (f.shape[1] if distance == "mean" else 1)
-    torch.testing.assert_close(found, 0.7 * plain + 0.3 * diversified + 2.0 * cafl)
+    torch.testing.assert_close(result, 0.7 * plain + 0.3 * diversified + 2.0 * cafl)
     assert float(cafl.detach()) > 0.01
-    ours = torch.autograd.grad(found, next(iter(network.parameters())))[0]
+    ours = torch.autograd.grad(result, next(iter(network.parameters())))[0]
     theirs = torch.autograd.grad(0.7 * plain + 0.3 * diversified + 2.0 * cafl, next(reference.parameters()))[
         0
     ]
@@ -98,9 +98,9 @@ def test_one_pass_of_both_batches_is_the_same_step(monkeypatch, case):
     network = method.prepare_network(network).double().train()
     inputs = torch.randn(shape, dtype=torch.float64)
     targets = torch.randint(0, 2, (shape[0], *(() if case == "classification" else shape[2:])))
-    found = []
+    values = []
     for works in (False, True):
-        monkeypatch.setattr(operators, "_work_on", lambda device, works=works: works)
+        monkeypatch.setattr(operators, "_compiles_on", lambda device, works=works: works)
         trained = copy.deepcopy(network)
         site = method.at_site(SiteContext("A", trained))
         site.apply(drawn_payload(network, method))
@@ -114,14 +114,14 @@ def test_one_pass_of_both_batches_is_the_same_step(monkeypatch, case):
         loss.backward()
         assert passes == ([2 * len(inputs)] if works else [len(inputs)] * 2)
         grads = {key: value.grad for key, value in trained.named_parameters()}
-        found.append({"loss": loss, **grads, **trained.state_dict()})
+        values.append({"loss": loss, **grads, **trained.state_dict()})
         assert len(trained(inputs)) == len(inputs)  # no other pass is doubled
-    for key, value in found[0].items():
-        torch.testing.assert_close(found[1][key], value, rtol=1e-6, atol=1e-9, msg=key)
+    for key, value in values[0].items():
+        torch.testing.assert_close(values[1][key], value, rtol=1e-6, atol=1e-9, msg=key)
 
 
 def test_layers_that_mix_a_batch_keep_two_passes(monkeypatch):
-    monkeypatch.setattr(operators, "_work_on", lambda device: True)
+    monkeypatch.setattr(operators, "_compiles_on", lambda device: True)
     method, network = FedFD(), build_network("resnet18", in_channels=3, out_channels=2)
     network = insert_ffa(method.prepare_network(network), prob=0.0).train()
     site = method.at_site(SiteContext("A", network))
@@ -142,22 +142,6 @@ def test_layers_that_mix_a_batch_keep_two_passes(monkeypatch):
 )
 def test_variants_are_ranges_of_u(mixing, low, high):
     assert FedFD(mixing=mixing, low=-0.1, high=1.1).mix == RandomMix(low, high)
-
-
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        ({"name": "fedfd", "args": {"lambda1": 2}}, "lambda1"),
-        ({"name": "fedfd", "args": {"mixing": "both"}}, "'both'"),
-        ({"name": "fedfd", "args": {"low": 2}}, "above high"),
-        ({"name": "fedfd", "args": {"distance": "max"}}, "'max'"),
-        ({"name": "fedfd_a", "args": {"inference": "mixnorm"}}, "'mixnorm'"),
-        ({"name": "fedfd_a", "args": {"alpha": 2}}, "alpha"),
-    ],
-)
-def test_arguments_out_of_range_are_named(spec, words):
-    with pytest.raises(ConfigError, match=words):
-        build_methods([spec])
 
 
 @pytest.mark.parametrize("methods", ["fedfd", "fedfd_a", "silobn"])
@@ -248,11 +232,11 @@ def test_methods_whose_loss_runs_the_network_again_come_last(tiny_config, phanto
     assert [method.name for method in methods] == ["fedfa_h", "fedfa", "fedfd_a"]
 
 
-@pytest.mark.parametrize("beside", ["", ",silobn"])
-def test_a_federation_mixes_statistics_with_those_of_the_round_before(federate, beside):
+@pytest.mark.parametrize("other", ["", ",silobn"])
+def test_a_federation_mixes_statistics_with_those_of_the_round_before(federate, other):
     settings = {"fedfd": {"lambda1": L1, "lambda2": L2}}
     network = {"network": "reference_convolutional", "local_epochs": 2}
-    run = federate(f"fedfd{beside}", plan=UNEVEN, settings=settings, **network)
+    run = federate(f"fedfd{other}", plan=UNEVEN, settings=settings, **network)
     shared, sent = {0: None}, {}
 
     def train(site, round_, net):
@@ -271,7 +255,7 @@ def test_a_federation_mixes_statistics_with_those_of_the_round_before(federate, 
             for entry in STATISTICS
         }
 
-    keeps = (lambda key: key.endswith(STATISTICS)) if beside else (lambda key: False)
+    keeps = (lambda key: key.endswith(STATISTICS)) if other else (lambda key: False)
     assert_models(run, federated_averaging(run, train, keeps), atol=2e-6)
     assert_same(
         {key.removeprefix("fedfd/"): value for key, value in run.requests[3].payload.items()}, shared[2]

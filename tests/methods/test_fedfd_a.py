@@ -1,4 +1,4 @@
-"""FedFD-A: the adapters, beside what `test_fedfd` shows of FedFD."""
+"""FedFD-A: the adapters; `test_fedfd` tests the rest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from medfedaug.models import instance_adapters
 
 
 def test_adapters_train_in_a_round_and_nothing_else_does_for_them(tiny_config, phantom_dir):
-    """FedFD-A without diversification trains the network exactly as FedAvg, and the adapters beside it."""
+    """FedFD-A without diversification trains the network exactly as FedAvg, and also the adapters."""
 
     def after_two_rounds(methods, settings=None):
         config = tiny_config(methods, settings=settings, optimizer="sgd", learning_rate=0.05)
@@ -106,5 +106,5 @@ def test_each_step_of_the_network_is_followed_by_one_of_the_adapters(federate):
     assert_models(run, rounds, atol=2e-6)
     for round_ in (2, 3):
         for site, (norms, weights) in sent[round_].items():
-            found = {k.removeprefix("fedfd_a/"): v for k, v in run.replies[round_][site].payload.items()}
-            assert_same(found, {**norms, **weights}, atol=5e-6)
+            values = {k.removeprefix("fedfd_a/"): v for k, v in run.replies[round_][site].payload.items()}
+            assert_same(values, {**norms, **weights}, atol=5e-6)

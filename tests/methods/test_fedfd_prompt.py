@@ -52,10 +52,10 @@ def test_prompts_join_the_tokens_and_not_the_state_dict(dims):
     torch.testing.assert_close(net.eval()(x), by_hand(other))
     torch.manual_seed(2)
     with mixing_prompts(net.train(), 0.2, 0.9):
-        found = net(x)
+        result = net(x)
     torch.manual_seed(2)
     u = torch.empty(4, 12, dtype=torch.float64).uniform_(0.2, 0.9)
-    torch.testing.assert_close(found, by_hand(u * own + (1 - u) * other))
+    torch.testing.assert_close(result, by_hand(u * own + (1 - u) * other))
     torch.testing.assert_close(net(x), by_hand(own))
 
 
@@ -71,7 +71,7 @@ def test_the_loss_is_equation_5_and_reaches_the_sites_prompts():
     outputs = network(inputs)
     step = Step(network, inputs, targets, outputs, criterion)
     site.after_pass(step)
-    found = site.loss(step)
+    result = site.loss(step)
 
     features = []
     network.classification_head.register_forward_pre_hook(lambda m, a: features.append(a[0]))
@@ -81,8 +81,8 @@ def test_the_loss_is_equation_5_and_reaches_the_sites_prompts():
     prompts.tokens.data.copy_(0.5 * own + 0.5 * other)
     diversified = criterion(network(inputs), targets)
     cafl = ((features[0] - features[1]) ** 2).mean()
-    torch.testing.assert_close(found, 0.3 * (diversified - plain) + 2.0 * cafl)
-    found.backward()
+    torch.testing.assert_close(result, 0.3 * (diversified - plain) + 2.0 * cafl)
+    result.backward()
     assert float(prompts.tokens.grad.abs().max()) > 0
 
 
@@ -188,5 +188,5 @@ def test_a_federation_mixes_each_sites_prompts_with_the_average(federate):
     assert_models(run, federated_averaging(run, train), atol=5e-6)
     for round_, sites in sent.items():
         for site, expected in sites.items():
-            found = run.replies[round_][site].payload["fedfd_prompt/tokens"]
-            torch.testing.assert_close(found.double(), expected["tokens"], rtol=1e-5, atol=5e-6)
+            result = run.replies[round_][site].payload["fedfd_prompt/tokens"]
+            torch.testing.assert_close(result.double(), expected["tokens"], rtol=1e-5, atol=5e-6)

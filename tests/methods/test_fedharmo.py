@@ -114,14 +114,14 @@ def test_fedharmo_gives_images_the_amplitudes_of_the_sites_average(band):
         x = data[name][0]
         for training in (True, False):
             (transform,) = site.transforms(training=training)
-            found = transform({Keys.IMAGE: x})[Keys.IMAGE]
+            actual = transform({Keys.IMAGE: x})[Keys.IMAGE]
             own = torch.fft.fft2(x.double())
             target = torch.polar(mean, own.angle())
             if band == 0:
                 own[:, 0, 0] = target[:, 0, 0]
                 target = own
             expected = torch.fft.ifft2(target).real
-            torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_fedharmos_amplitudes_are_final_once_they_were_sent():
@@ -137,7 +137,7 @@ def test_fedharmos_amplitudes_are_final_once_they_were_sent():
     restarted.accept("C", other)
     assert torch.equal(restarted.result()["amplitude"], sent["amplitude"])
     for server_ in (server, restarted):
-        with pytest.raises(ValueError, match=r"\(1, 4, 4\) where other sites have \(1, 4, 3\)"):
+        with pytest.raises(ValueError, match=r"\(1, 4, 4\), other sites have \(1, 4, 3\)"):
             server_.check({"amplitude": torch.rand(1, 4, 4)})
     with pytest.raises(ValueError, match="negative"):
         server.check({"amplitude": -one["amplitude"]})
@@ -171,10 +171,10 @@ def test_fedharmos_model_is_evaluated_with_the_amplitudes_it_was_trained_with(
     assert server.results()["bytes_up_before_training"]["fedharmo"] == 2 * size
     server = run_in_process(tiny_config("harmofl"), phantom_dir, sites, "cpu")
     write_run(tmp_path, server)
-    found = evaluate_model(tmp_path / "global_model.pt", phantom_dir, device="cpu")
+    evaluation = evaluate_model(tmp_path / "global_model.pt", phantom_dir, device="cpu")
     test = server.results()["test"]
     expected = {**test["sites"], **test["unseen"]}
-    assert {name: scores["dice"] for name, scores in found["sites"].items()} == {
+    assert {name: scores["dice"] for name, scores in evaluation["sites"].items()} == {
         name: expected[name]["dice"] for name in sites
     }
     saved = torch.load(tmp_path / "global_exchange.pt", weights_only=True)
@@ -185,7 +185,7 @@ def test_fedharmo_is_refused_by_a_site_that_adds_noise(phantom_dir, tiny_config)
     policy = PrivacyPolicy(min_images=1, noise_multiplier=1.0, max_epsilon=10.0)
     trainer = SiteTrainer(tiny_config("fedharmo"), phantom_dir, "cpu", policy=policy)
     trainer.open("site_A")
-    with pytest.raises(PrivacyRefused, match="fedharmo: there is no form of this exchange"):
+    with pytest.raises(PrivacyRefused, match="fedharmo: noise cannot be added to this exchange"):
         trainer.prepare()
     few = SiteTrainer(tiny_config("fedharmo"), phantom_dir, "cpu", policy=PrivacyPolicy(min_images=100))
     few.open("site_A")

@@ -146,9 +146,9 @@ def test_a_simulation_is_the_papers_loop(uneven, tmp_path, engine, momentum):
     assert [len(sites) for sites in taking_part] == [2, 2, 2]
     assert len({tuple(sites) for sites in taking_part}) > 1
     expected = by_hand(config, uneven, taking_part)
-    found = torch.load(tmp_path / "out/final_model.pt", weights_only=True)
+    saved = torch.load(tmp_path / "out/final_model.pt", weights_only=True)
     for key, value in expected.items():
-        torch.testing.assert_close(found[key].double(), value, rtol=0, atol=1e-6)
+        torch.testing.assert_close(saved[key].double(), value, rtol=0, atol=1e-6)
 
 
 def test_as_many_steps_everywhere_is_fedavg(phantom_dir, tiny_config):

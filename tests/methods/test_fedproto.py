@@ -9,12 +9,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from medfedaug.data.sites import find_sites
-from medfedaug.errors import ConfigError
 from medfedaug.experiments.simulate import configure
 from medfedaug.federation import run_in_process
-from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages.tensor_checks import check_tensors
-from medfedaug.methods import FedProto, build_methods
+from medfedaug.methods import FedProto
 from medfedaug.methods.base import ServerContext, SiteContext, Step
 
 WEIGHT = 0.3
@@ -53,8 +51,10 @@ def test_classes_means_are_brought_together(federate, passes):
                 kept = [(features(network.eval(), images), labels)]
         # Of the last local epoch, in training.
         z, y = (torch.cat(part)[-run.server.sites[site] :] for part in zip(*kept, strict=True))
-        found = [torch.stack([one[y == label].sum(0) for label in (0, 1)]) for one in (z, torch.ones(len(z)))]
-        sums.setdefault(round_, {})[site] = (found[0], found[1].double())
+        values = [
+            torch.stack([one[y == label].sum(0) for label in (0, 1)]) for one in (z, torch.ones(len(z)))
+        ]
+        sums.setdefault(round_, {})[site] = (values[0], values[1].double())
 
     assert_models(run, federated_averaging(run, train), atol=2e-6)
     for round_ in (1, 2, 3):
@@ -112,28 +112,6 @@ def test_fedproto_averages_the_features_of_a_class_over_all_images():
         server.check(spoilt)
 
 
-def test_fedproto_sums_the_features_of_the_last_local_epoch():
-    network, site_images = proto_network(), torch.rand(6, 1, 2, 3)
-    labels = torch.tensor([0, 0, 1, 2, 2, 2])
-    site = proto_site(network, site_images, labels)
-    for _ in range(2):  # the second round has nothing of the first
-        site.start_round()
-        expected = torch.zeros(3, 4, dtype=torch.float64)
-        for epoch in range(2):
-            for batch in torch.randperm(6).split(4):
-                images = site_images[batch] + epoch  # as augmentation changes them
-                step = Step(network, images, labels[batch], network(images))
-                site.loss(step)
-                site.after_step(step)
-                if epoch == 1:
-                    expected.index_add_(0, labels[batch], network[:3](images).detach().double())
-        sent = site.collect()
-        torch.testing.assert_close(sent["sums"].double(), expected, rtol=1e-5, atol=1e-6)
-        assert sent["counts"].tolist() == [2.0, 1.0, 3.0]
-    with pytest.raises(ConfigError, match="passes must be 'training' or 'evaluation', got 'both'"):
-        FedProto(passes="both")
-
-
 def test_fedproto_loss_is_the_distance_of_the_batchs_prototypes():
     network = proto_network()
     images, labels = torch.rand(6, 1, 2, 3), torch.tensor([0, 0, 1, 2, 2, 2])
@@ -164,11 +142,7 @@ def test_fedproto_at_its_prototypes_has_no_gradient_and_no_nan():
     assert bool(torch.isfinite(network[1].weight.grad).all())
 
 
-def test_fedproto_is_for_classification(tiny_config, make_photos, tmp_path):
-    with pytest.raises(ConfigError, match="fedproto is defined for classification alone"):
-        Composition(tiny_config("fedproto"))
-    with pytest.raises(ConfigError, match="mixup and fedproto cannot be combined: fedproto requires labels"):
-        build_methods([{"name": "mixup"}, {"name": "fedproto"}])
+def test_fedproto_trains_alone_and_beside_others(make_photos, tmp_path):
     for name in "AB":
         make_photos(name, per_class=6)
     for methods in (("fedproto",), ("single", "fedproto"), ("fedproto", "fedrdn", "fedfa", "fedsam")):

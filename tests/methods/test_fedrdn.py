@@ -21,7 +21,7 @@ SIZE = 16
 
 
 def resized(plane: np.ndarray) -> np.ndarray:
-    """As Pillow shrinks, (H, W)."""
+    """Shrink a plane, (H, W), by Pillow."""
     return np.asarray(
         Image.fromarray(plane).resize((SIZE, SIZE), Image.Resampling.BILINEAR), dtype=np.float64
     )
@@ -36,12 +36,12 @@ def photographs(root, site: str) -> list[np.ndarray]:
 
 
 def volumes(root, site: str) -> list[np.ndarray]:
-    """The same of volumes, (1, H, W, D)."""
+    """The training volumes of a site, (1, H, W, D)."""
     cases = json.loads((root / site / "dataset.json").read_text())["training"]
-    found = [nibabel.load(root / site / case["image"]).get_fdata().astype(np.float32) for case in cases]
+    values = [nibabel.load(root / site / case["image"]).get_fdata().astype(np.float32) for case in cases]
     return [
         np.stack([resized(volume[..., i]) for i in range(volume.shape[-1])], axis=-1)[None]
-        for volume in found
+        for volume in values
     ]
 
 
@@ -111,8 +111,8 @@ def test_training_draws_whole_pairs_and_test_uses_the_sites_own(federate, averag
         images = pixels(run, site)
         choices = [everybodys] if average else [pairs[other] for other in sites]
         # Each image by the pair of one of the sites: both halves of the same.
-        found = batches.assert_images(*((images - mean) / std for mean, std in choices))
-        drawn |= {(site, choice) for choice in found}
+        result = batches.assert_images(*((images - mean) / std for mean, std in choices))
+        drawn |= {(site, choice) for choice in result}
     assert len(drawn) == (3 if average else 9)
 
     def train(site, round_, network):
@@ -132,8 +132,8 @@ def test_a_site_that_joins_late_is_drawn_from_then_on(federate):
     pairs = [statistics(pixels(run, site)) for site in "ABC"]
     for (site, round_), batches in run.batches.items():
         images = pixels(run, site)
-        found = batches.assert_images(*((images - mean) / std for mean, std in pairs))
-        assert set(found) == ({0, 1} if round_ < 3 else {0, 1, 2})
+        result = batches.assert_images(*((images - mean) / std for mean, std in pairs))
+        assert set(result) == ({0, 1} if round_ < 3 else {0, 1, 2})
 
 
 def test_fedrdn_exchange_gives_every_site_all_pairs():

@@ -8,7 +8,6 @@ from reference import UNEVEN, assert_models, federated_averaging, same
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from medfedaug.federation import run_in_process
 from medfedaug.methods.base import Step
 from medfedaug.methods.fedsam import gradients_nearby
 
@@ -39,16 +38,6 @@ def test_each_step_is_along_the_gradient_at_the_worst_weights_nearby(federate, n
                     buffer.copy_(value)
 
     assert_models(run, federated_averaging(run, train))
-
-
-@pytest.mark.parametrize("company", ["", ",fedfa,fedprox,scaffold"])
-def test_fedsam_with_radius_zero_is_its_company_to_the_bit(phantom_dir, tiny_config, company):
-    """The second pass draws the same random numbers and leaves running statistics alone."""
-    plain = run_in_process(tiny_config("fedavg" + company), phantom_dir, SITES, "cpu")
-    flat_config = tiny_config("fedsam" + company, settings={"fedsam": {"rho": 0}})
-    assert same(run_in_process(flat_config, phantom_dir, SITES, "cpu").state, plain.state)
-    sharp = run_in_process(tiny_config("fedsam" + company), phantom_dir, SITES, "cpu")
-    assert not same(sharp.state, plain.state)
 
 
 def test_a_gradient_of_zero_leaves_the_weights_where_they_are():

@@ -11,11 +11,9 @@ from torch import nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 from medfedaug import functional as F
-from medfedaug.errors import ConfigError
 from medfedaug.federation import run_in_process
-from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages.tensor_checks import check_tensors
-from medfedaug.methods import FPL, build_methods
+from medfedaug.methods import FPL
 from medfedaug.methods.base import ServerContext, SiteContext, Step
 from medfedaug.tasks import ClassificationTask
 
@@ -45,12 +43,12 @@ def components(x):
 def test_clusters_are_the_components_of_first_neighbours(count):
     generator = torch.Generator().manual_seed(count)
     x = torch.randn(count, 3, generator=generator, dtype=torch.float64)
-    found = F.first_neighbours(x)
-    assert (found[:, None] == found).tolist() == components(x)
+    result = F.first_neighbours(x)
+    assert (result[:, None] == result).tolist() == components(x)
     # Numbered from 0 as they appear, and whatever the lengths of the vectors.
-    assert list(dict.fromkeys(found.tolist())) == list(range(int(found.max()) + 1))
+    assert list(dict.fromkeys(result.tolist())) == list(range(int(result.max()) + 1))
     lengths = torch.rand(count, 1, generator=generator, dtype=torch.float64) + 0.5
-    assert torch.equal(F.first_neighbours(lengths * x), found)
+    assert torch.equal(F.first_neighbours(lengths * x), result)
 
 
 def test_there_can_be_several_clusters_and_vectors_of_zeros():
@@ -78,9 +76,9 @@ def test_the_contrast_is_equation_8(size):
     z = torch.randn(size, 4, generator=generator, dtype=torch.float64)
     prototypes = torch.randn(6, 4, generator=generator, dtype=torch.float64)
     labels, classes = torch.tensor([0, 2, 2, 0, 2])[:size], torch.tensor([0, 0, 0, 1, 2, 2])
-    found = F.prototype_contrast(z, labels, prototypes, classes, 0.2)
+    result = F.prototype_contrast(z, labels, prototypes, classes, 0.2)
     expected = [contrast(z[i], int(labels[i]), prototypes, classes, 0.2) for i in range(size)]
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(result, torch.tensor(expected, dtype=torch.float64))
     # The paper's temperature lies beyond what the exponentials of half precision hold.
     half = F.prototype_contrast(z.half(), labels, prototypes.half(), classes, 0.02)
     assert half.dtype == torch.float16
@@ -247,24 +245,6 @@ def test_without_weights_it_is_fedavg_to_the_bit(photo_config, tmp_path):
     assert on.rounds[1]["methods"]["fpl"] == {"classes": 2, "clusters": 2}  # three sites: one cluster each
 
 
-def test_segmentation_and_bad_arguments_are_refused_with_the_reason(tiny_config):
-    with pytest.raises(ConfigError, match="fpl is defined for classification alone"):
-        Composition(tiny_config("fpl"))
-    with pytest.raises(ConfigError, match="and fpl cannot be combined: fpl requires labels"):
-        build_methods([{"name": "mixup"}, {"name": "fpl"}])
-    for args in (
-        {"temperature": 0},
-        {"contrastive": -1},
-        {"consistency": -1},
-        {"passes": "both"},
-        {"distance": 1},
-    ):
-        with pytest.raises(ConfigError, match="fpl"):
-            build_methods([{"name": "fpl", "args": args}])
-    with pytest.raises(ConfigError, match="fpl: the network's last layer is not fully connected"):
-        FPL().every_round(ServerContext(nn.Conv2d(1, 2, 1), 1, task=TASK))
-
-
 @pytest.mark.slow
 def test_nvflare_gives_the_weights_of_the_in_process_runner_bit_for_bit(photo_config, tmp_path):
     from medfedaug.nvflare_jobs.simulator.simulator import run_in_simulator
@@ -272,9 +252,9 @@ def test_nvflare_gives_the_weights_of_the_in_process_runner_bit_for_bit(photo_co
     config = photo_config("fpl,fedsr,fedrobust", rounds=3)
     output = run_in_simulator(config, tmp_path / "photos", list("ABC"), tmp_path / "run", "cpu")
     server = run_in_process(config, tmp_path / "photos", list("ABC"), "cpu")
-    found = torch.load(output / "final_model.pt", weights_only=True)
-    assert found.keys() == server.state.keys()
-    assert all(torch.equal(found[key], value) for key, value in server.state.items())
+    saved = torch.load(output / "final_model.pt", weights_only=True)
+    assert saved.keys() == server.state.keys()
+    assert all(torch.equal(saved[key], value) for key, value in server.state.items())
 
 
 PLAN = [tuple("ABCDEF"), tuple("ACDF"), tuple("ABCDEF")]

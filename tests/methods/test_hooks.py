@@ -33,13 +33,13 @@ def hooks(cls) -> set[str]:
 
 def interfaces() -> list[type]:
     """The classes of `base` that a method is made of; what methods are handed (`SiteContext`) is data."""
-    found = [value for value in vars(base).values() if inspect.isclass(value)]
-    own = [cls for cls in found if cls.__module__ == base.__name__ and not dataclasses.is_dataclass(cls)]
+    values = [value for value in vars(base).values() if inspect.isclass(value)]
+    own = [cls for cls in values if cls.__module__ == base.__name__ and not dataclasses.is_dataclass(cls)]
     return [cls for cls in own if hooks(cls)]
 
 
 class Calls:
-    """Which hooks were called, as ``SitePart.loss``."""
+    """Record the called hooks, as ``SitePart.loss``."""
 
     def __init__(self) -> None:
         self.seen: set[str] = set()
@@ -90,11 +90,11 @@ def spying_method(calls: Calls, *, summed: bool = False) -> type[Method]:
     part = calls.spy(SitePart, "Part", state=lambda _: dict(VALUE))
 
     def at_site(_, context):
-        found = part()
-        found.before_training, found.every_round = None if summed else site_exchange(), site_exchange()
-        for exchange in filter(None, (found.before_training, found.every_round)):
+        result = part()
+        result.before_training, result.every_round = None if summed else site_exchange(), site_exchange()
+        for exchange in filter(None, (result.before_training, result.every_round)):
             exchange.context = context
-        return found
+        return result
 
     return calls.spy(
         Method,

@@ -17,7 +17,7 @@ def median(models, sites, weights, start):
 
 
 def test_every_entry_is_the_sites_median(federate):
-    """Of five sites, of four, and of five again; the numbers of samples differ and do not count."""
+    """Rounds of five, four and five sites; their numbers of samples differ and do not count."""
     run = federate("median", PLAN, SITES, network="reference_convolutional")
     assert_models(run, by_hand(run, median))
 
@@ -45,5 +45,5 @@ def test_one_site_alone_cannot_move_a_median_far():
 
     honest = torch.randn(4, 50, dtype=torch.float64)
     for wrong in (1e9, -1e9):
-        found = F.coordinate_median(torch.cat([honest, torch.full((1, 50), wrong, dtype=torch.float64)]))
-        assert bool((found >= honest.min(dim=0).values).all() and (found <= honest.max(dim=0).values).all())
+        result = F.coordinate_median(torch.cat([honest, torch.full((1, 50), wrong, dtype=torch.float64)]))
+        assert bool((result >= honest.min(dim=0).values).all() and (result <= honest.max(dim=0).values).all())

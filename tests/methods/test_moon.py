@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from reference import UNEVEN, assert_models, copied, descend, federated_averaging, same
-from running import TINY_ARGS
 from small_networks import SEGMENTING
 from torch import nn
 
-from medfedaug.errors import ConfigError
 from medfedaug.federation import run_in_process
 from medfedaug.methods import MOON
 from medfedaug.methods.base import Step
@@ -55,9 +53,9 @@ def test_features_are_drawn_to_the_global_model_and_away_from_the_sites_last_one
             with torch.no_grad():
                 near, far = (features(one, x) for one in (received, last))
             near, far = (torch.exp(cosine(seen["z"], z) / TEMPERATURE) for z in (near, far))
-            found = -torch.log(near / (near + far)).mean()
-            values.append((site, round_, float(found.detach())))
-            return WEIGHT * found
+            result = -torch.log(near / (near + far)).mean()
+            values.append((site, round_, float(result.detach())))
+            return WEIGHT * result
 
         descend(network, run.batches[site, round_], 0.05, term)
         handle.remove()
@@ -100,34 +98,13 @@ def test_of_a_feature_map_the_mean_over_space_is_compared():
     x = torch.rand(4, 1, 6, 6)
     step = Step(network, x, x, network(x))
     site.after_pass(step)
-    found = site.loss(step)
+    result = site.loss(step)
     previous = copied(network, site.previous)
     z, near, far = (net[:2](x).mean(dim=(2, 3)) for net in (network, received, previous))
     near, far = torch.exp(cosine(z, near) / 0.5), torch.exp(cosine(z, far) / 0.5)
-    torch.testing.assert_close(found, 2 * -torch.log(near / (near + far)).mean())
+    torch.testing.assert_close(result, 2 * -torch.log(near / (near + far)).mean())
     assert [module.training for module in network] == [True, True, False, True]
     assert all(p.grad is None for p in network.parameters())
-
-
-def test_moon_for_nothing_is_fedavg_to_the_bit(phantom_dir, tiny_config):
-    """Its passes draw nothing and change no statistics, also beside layers that do."""
-    args = {**TINY_ARGS, "dropout": 0.2}
-    settings = {"moon": {"weight": 1e-30}}
-    idle = run_in_process(
-        tiny_config("fedfa,moon,fedbn", settings=settings, network_args=args), phantom_dir, SITES, "cpu"
-    )
-    plain = run_in_process(tiny_config("fedfa,fedbn", network_args=args), phantom_dir, SITES, "cpu")
-    assert same(idle.state, plain.state)
-    assert idle.results()["test"] == plain.results()["test"]
-
-
-def test_moon_refuses_what_it_cannot_do(phantom_dir, tiny_config):
-    with pytest.raises(ConfigError, match="moon: weight cannot be negative, got -1"):
-        MOON(weight=-1)
-    with pytest.raises(ConfigError, match="temperature must be positive, got 0"):
-        MOON(temperature=0)
-    with pytest.raises(ConfigError, match="moon requires averaged_parameters"):
-        run_in_process(tiny_config("moon,single"), phantom_dir, SITES, "cpu")
 
 
 def test_the_features_are_those_of_the_step_beside_a_method_with_another_pass(phantom_dir, tiny_config):
@@ -142,7 +119,7 @@ def test_the_features_are_those_of_the_step_beside_a_method_with_another_pass(ph
 
 @pytest.mark.parametrize("method", ["moon", "ditto"])
 def test_a_network_in_which_a_module_has_two_names_is_trained(phantom_dir, tiny_config, method):
-    """As without the passes under other weights: these leave nothing of them in the network."""
+    """Passes under other weights leave nothing in the network."""
     size = {"rounds": 2, "limit": 1, "network": "dynunet", "image_size": 32}
     size["network_args"] = {**SEGMENTING["dynunet"], "norm": "batch"}
     settings = {"moon": {"weight": 1e-30}} if method == "moon" else None

@@ -44,9 +44,9 @@ def test_no_update_is_longer_than_the_limit(federate, limit):
     settings = {"norm_clip": {"limit": limit}}
     run = federate("norm_clip", PLAN, SITES, settings, network="reference_convolutional")
     assert_models(run, by_hand(run, norm_clip))
-    told = [entry["methods"]["norm_clip"] for entry in run.server.rounds]
-    assert [one["clipped"] for one in told] == clipped
-    assert [one["limit"] for one in told] == pytest.approx(limits, rel=1e-5)
+    reported = [entry["methods"]["norm_clip"] for entry in run.server.rounds]
+    assert [one["clipped"] for one in reported] == clipped
+    assert [one["limit"] for one in reported] == pytest.approx(limits, rel=1e-5)
     assert clipped[0]
 
 

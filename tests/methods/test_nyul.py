@@ -13,7 +13,6 @@ from reference import UNEVEN, assert_models, assert_tested, descend, federated_a
 
 from medfedaug import functional as F
 from medfedaug.data.sites import open_site
-from medfedaug.errors import ConfigError
 from medfedaug.federation import FederationServer, Site, SiteTrainer, run_in_process
 from medfedaug.federation.server.output import write_run
 from medfedaug.methods import build_methods
@@ -29,13 +28,13 @@ def landmarks(image):
     """Percentiles of what is brighter than the darkest voxel in some channel, (C, 11)."""
     flat = image.reshape(len(image), -1)
     inside = flat[:, (flat > flat.min(axis=1, keepdims=True)).any(axis=0)]
-    ordered, found = np.sort(inside, axis=1), []
+    ordered, result = np.sort(inside, axis=1), []
     for share in (0.01, *np.arange(0.1, 0.95, 0.1), 0.99):
         place = share * (ordered.shape[1] - 1)
         below = int(np.floor(place + 1e-9))
         above = min(below + 1, ordered.shape[1] - 1)
-        found.append(ordered[:, below] + (place - below) * (ordered[:, above] - ordered[:, below]))
-    return np.stack(found, axis=1)
+        result.append(ordered[:, below] + (place - below) * (ordered[:, above] - ordered[:, below]))
+    return np.stack(result, axis=1)
 
 
 def standard_scale(images_by_site):
@@ -52,8 +51,8 @@ def standard_scale(images_by_site):
 def standardised(image, scale):
     """Value by value, in each channel: the line whose landmarks are on both sides."""
     marks = landmarks(image)
-    found = np.empty(image.shape)
-    for out, values, own, goal in zip(found, image, marks, scale, strict=True):
+    result = np.empty(image.shape)
+    for out, values, own, goal in zip(result, image, marks, scale, strict=True):
         lines = [j for j in range(len(own) - 1) if own[j + 1] > own[j]]
         if not lines:
             out[...] = 0
@@ -61,7 +60,7 @@ def standardised(image, scale):
         for where, value in np.ndenumerate(values):
             j = max([lines[0], *(k for k in lines if own[k] <= value)])
             out[where] = goal[j] + (value - own[j]) * (goal[j + 1] - goal[j]) / (own[j + 1] - own[j])
-    return found
+    return result
 
 
 def all_standardised(images, scale):
@@ -129,11 +128,11 @@ def test_slices_are_standardised_by_the_landmarks_of_their_volume(federate, volu
         rounds=1,
         intensity=intensity,
     )
-    given = {site: voxels(volumes / site) for site in SITES}
-    scale = standard_scale(given.values())
+    arguments = {site: voxels(volumes / site) for site in SITES}
+    scale = standard_scale(arguments.values())
     for (site, _), batches in run.batches.items():
-        whole = [standardised(volume, scale) for volume in given[site]]
-        alone = [standardised(v[..., z], scale) for v in given[site] for z in (1, 2)]
+        whole = [standardised(volume, scale) for volume in arguments[site]]
+        alone = [standardised(v[..., z], scale) for v in arguments[site] for z in (1, 2)]
         slices = torch.from_numpy(np.stack([v[..., z] for v in whole for z in (1, 2)]))
         batches.assert_images(slices)
         assert np.abs(slices.numpy() - np.stack(alone)).max() > 0.1
@@ -150,21 +149,21 @@ def test_a_channel_without_variation_becomes_zero_and_has_no_vote(federate, make
     images = {site: pixels(run, site) for site in "AB"}
     assert float(images["B"][:, 2].std()) == 0
     scale = standard_scale([one.numpy() for one in images.values()])
-    for site, given in images.items():
-        run.batches[site, 1].assert_images(all_standardised(given, scale))
+    for site, arguments in images.items():
+        run.batches[site, 1].assert_images(all_standardised(arguments, scale))
 
 
 def test_few_grey_levels_leave_no_line_between_equal_landmarks():
     image = np.array([[[0, 1, 1, 1, 1, 1, 1, 5, 9, 9]]], float)
     scale = np.linspace(0, 1, 11)[None] ** 2
-    found = StandardizeHistogram(scale)(torch.from_numpy(image)).double().numpy()
-    np.testing.assert_allclose(found, standardised(image, scale), atol=1e-6)
-    assert np.isfinite(found).all()
-    assert (np.diff(found[0, 0]) >= 0).all()
+    result = StandardizeHistogram(scale)(torch.from_numpy(image)).double().numpy()
+    np.testing.assert_allclose(result, standardised(image, scale), atol=1e-6)
+    assert np.isfinite(result).all()
+    assert (np.diff(result[0, 0]) >= 0).all()
 
 
 def prepared(config, data_dir, policy):
-    """What a site answers before training."""
+    """Return a site's reply before training."""
     trainer = SiteTrainer(config, data_dir, "cpu", policy=policy)
     return Site("site_A", trainer).answer(FederationServer(config).prepare())
 
@@ -175,7 +174,7 @@ def test_landmarks_that_are_none_are_refused():
     expected = transform({"image": image})["image"]
     own = F.histogram_landmarks(image).numpy()
     assert torch.equal(transform({"image": image, "landmarks": own})["image"], expected)
-    with pytest.raises(ValueError, match=r"landmarks of shape \(1, 3\) where \(1, 11\) are needed"):
+    with pytest.raises(ValueError, match=r"landmarks of shape \(1, 3\), expected \(1, 11\)"):
         transform({"image": image, "landmarks": [[10.0, 20.0, 30.0]]})  # a point in the body
     image[0, 3, 3] = torch.nan
     with pytest.raises(ValueError, match="not finite"):
@@ -198,14 +197,14 @@ def test_what_leaves_a_site_passes_its_guard(tiny_config, phantom_dir):
     config = tiny_config("nyul", rounds=1)
     plain = prepared(config, phantom_dir, PrivacyPolicy(min_images=1)).payload
     (key,) = plain
-    found = {}
+    values = {}
     for noise in (1e-7, 1.0):
         policy = PrivacyPolicy(min_images=1, noise_multiplier=noise, max_epsilon=1e30)
-        found[noise] = prepared(config, phantom_dir, policy).payload[key]
-    torch.testing.assert_close(found[1e-7], plain[key], atol=1e-5, rtol=1e-5)
-    assert float((found[1.0] - plain[key]).abs().max()) > 1e-3
-    assert float(found[1.0].min()) >= 0
-    torch.testing.assert_close(found[1.0].sum(dim=1), torch.ones(len(plain[key])))
+        values[noise] = prepared(config, phantom_dir, policy).payload[key]
+    torch.testing.assert_close(values[1e-7], plain[key], atol=1e-5, rtol=1e-5)
+    assert float((values[1.0] - plain[key]).abs().max()) > 1e-3
+    assert float(values[1.0].min()) >= 0
+    torch.testing.assert_close(values[1.0].sum(dim=1), torch.ones(len(plain[key])))
     refused = prepared(config, phantom_dir, PrivacyPolicy(min_images=100))
     assert refused.payload == {}
     assert "nyul's statistics would summarise" in refused.error
@@ -216,10 +215,10 @@ def test_a_model_is_evaluated_with_the_scale_that_it_was_trained_with(tiny_confi
     server = run_in_process(tiny_config("nyul"), phantom_dir, sites, "cpu")
     write_run(tmp_path, server)
     assert torch.load(tmp_path / "global_exchange.pt", weights_only=True).keys() == {"nyul/steps"}
-    found = evaluate_model(tmp_path / "global_model.pt", phantom_dir, device="cpu")
+    evaluation = evaluate_model(tmp_path / "global_model.pt", phantom_dir, device="cpu")
     test = server.results()["test"]
     expected = {**test["sites"], **test["unseen"]}
-    assert {name: scores["dice"] for name, scores in found["sites"].items()} == {
+    assert {name: scores["dice"] for name, scores in evaluation["sites"].items()} == {
         name: expected[name]["dice"] for name in sites
     }
 
@@ -232,5 +231,3 @@ def test_what_is_no_scale_is_refused():
             server.check({"steps": bad})
     server.check({"steps": good})
     server.check({"steps": good * 0})
-    with pytest.raises(ConfigError, match="norm and nyul cannot be combined: nyul provides normalised_input"):
-        build_methods([{"name": "norm"}, {"name": "nyul"}])

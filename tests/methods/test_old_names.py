@@ -22,5 +22,5 @@ def test_a_class_with_an_old_name_is_refused_in_one_line(cls, name):
 
 
 def test_the_page_has_every_old_name():
-    known = {(cls, name) for cls, found in CLASSES.items() for name in found._old}
+    known = {(cls, name) for cls, result in CLASSES.items() for name in result._old}
     assert {pair for pair in NAMES if pair[0] in CLASSES} == known

@@ -9,7 +9,7 @@ from small_networks import build_small, needs_einops
 from torch import nn
 
 from medfedaug.errors import ConfigError
-from medfedaug.federation import SiteTrainer, run_in_process
+from medfedaug.federation import SiteTrainer
 from medfedaug.methods import (
     PartialFed,
 )
@@ -112,13 +112,13 @@ def test_partialfed_follows_the_features_and_not_the_order_of_registration(name,
     network = build_small(name, spatial_dims=dims, in_channels=1, out_channels=2, **args)
     before = {key: value.clone() for key, value in network.state_dict().items()}
     drawn = torch.get_rng_state()
-    found = PartialFed("top_down").local_entries(network)
+    result = PartialFed("top_down").local_entries(network)
     assert torch.equal(torch.get_rng_state(), drawn)
     assert network.training
     assert same(network.state_dict(), before)
     for part in first:
-        assert any(key.startswith(part) for key in found), part
-    assert not [key for key in found if key.startswith(others)]
+        assert any(key.startswith(part) for key in result), part
+    assert not [key for key in result if key.startswith(others)]
     # What is found is what the first stage's features have a gradient from.
     features, (stage, *_) = [], known_stages(network)
     place = network.get_submodule(stage.module)
@@ -132,19 +132,11 @@ def test_partialfed_follows_the_features_and_not_the_order_of_registration(name,
         (features[0] * torch.rand_like(features[0])).sum(), list(parameters.values()), allow_unused=True
     )
     reached = {key for key, g in zip(parameters, gradients, strict=True) if g is not None}
-    assert found & parameters.keys() == reached
-
-
-def test_partialfed_with_norm_layers_is_fedbn_to_the_bit(phantom_dir, tiny_config):
-    plain = run_in_process(tiny_config("fedbn"), phantom_dir, SITES, "cpu")
-    config = tiny_config("partialfed", settings={"partialfed": {"strategy": "norm"}})
-    partial = run_in_process(config, phantom_dir, SITES, "cpu")
-    assert same(partial.state, plain.state)
-    assert partial.results()["test"] == plain.results()["test"]
+    assert result & parameters.keys() == reached
 
 
 def test_partialfed_goes_on_with_what_a_site_did_not_load(phantom_dir, tiny_config, tmp_path):
-    """And finds it again after a restart."""
+    """A restarted site finds its layers again."""
     config = tiny_config("partialfed", settings={"partialfed": {"strategy": "head"}})
     run = "0" * 32
     trainer = SiteTrainer(config, phantom_dir, "cpu", tmp_path)
@@ -175,11 +167,7 @@ def test_partialfed_goes_on_with_what_a_site_did_not_load(phantom_dir, tiny_conf
 
 
 def test_partialfed_refuses_what_it_cannot_do():
-    with pytest.raises(ConfigError, match=r"strategy must be 'norm\+head', .*got 'adaptive'"):
-        PartialFed("adaptive")
-    with pytest.raises(ConfigError, match="stages must be at least 1, got 0"):
-        PartialFed("bottom_up", stages=0)
-    with pytest.raises(ConfigError, match="no stage 9; there are enc1"):
+    with pytest.raises(ConfigError, match="no stage 9; known: enc1"):
         PartialFed("bottom_up", stages=9).local_entries(staged_network())
     with pytest.raises(ConfigError, match="stages of Linear are not known"):
         PartialFed("top_down").local_entries(nn.Linear(2, 1))

@@ -6,12 +6,11 @@ import json
 
 import pytest
 import torch
-from reference import UNEVEN, assert_same, copied, descend, entries, mean, pixels
+from reference import UNEVEN, assert_same, copied, descend, entries, labels_of, mean, pixels
 from torch import nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from medfedaug.data.sites import open_site
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.experiments.simulate import simulate
 from medfedaug.federation import SiteTrainer, run_in_process
@@ -125,14 +124,6 @@ def test_a_loss_that_is_not_finite_is_named(site):
         part.start_round()
 
 
-def test_a_site_that_loads_everything_is_fedavg_to_the_bit(phantom_dir, tiny_config):
-    plain = run_in_process(tiny_config(rounds=3), phantom_dir, SITES, "cpu")
-    config = tiny_config("partialfed_adaptive", rounds=3, settings={"partialfed_adaptive": {"epochs": 0}})
-    same = run_in_process(config, phantom_dir, SITES, "cpu")
-    assert all(torch.equal(same.state[key], plain.state[key]) for key in plain.state)
-    assert same.results()["test"] == plain.results()["test"]
-
-
 def test_a_site_finds_its_weights_and_logits_again(phantom_dir, tiny_config, tmp_path):
     settings = {"partialfed_adaptive": {"epochs": 2, "learning_rate": 0.3}}
     config = tiny_config("partialfed_adaptive,fedbn", settings=settings)
@@ -186,21 +177,8 @@ def test_a_finished_run_is_evaluated_with_each_sites_weights(phantom_dir, tiny_c
     (out / "state").rename(out / "elsewhere")
     with pytest.raises(ConfigError, match="left layers or weights at the sites"):
         evaluate_model(out / "global_model.pt", phantom_dir, device="cpu")
-    found = evaluate_model(out / "global_model.pt", phantom_dir, device="cpu", state=out / "elsewhere")
-    assert found["sites"] == scores
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"epochs": -1}, "epochs cannot be negative"),
-        ({"learning_rate": 0.0}, "learning_rate must be positive"),
-        ({"temperature": -1.0}, "temperature must be positive"),
-    ],
-)
-def test_arguments_out_of_range_are_refused(wrong, message):
-    with pytest.raises(ConfigError, match=message):
-        PartialFedAdaptive(**wrong)
+    evaluation = evaluate_model(out / "global_model.pt", phantom_dir, device="cpu", state=out / "elsewhere")
+    assert evaluation["sites"] == scores
 
 
 def test_it_needs_sites_that_are_apart(tiny_config, phantom_dir):
@@ -224,16 +202,15 @@ def test_sites_learn_what_to_load(federate):
     model, own, logits, loaded = entries(start), {}, {}, set()
     layers = list(dict.fromkeys(key.rpartition(".")[0] for key in model))
     trainable = {name for name, _ in start.named_parameters()}
-    for round_, asked in enumerate(UNEVEN, start=1):
+    for round_, participants in enumerate(UNEVEN, start=1):
         local = []
-        for site in asked:
+        for site in participants:
             batches, begun = run.batches[site, round_], dict(model)
             if site in own:
                 theta = logits.get(site, torch.zeros(len(layers), dtype=torch.float64)).requires_grad_()
                 adam, draws = torch.optim.Adam([theta], lr=RATE), list(batches.first_draws)
                 images = pixels(run, site) / 255
-                cases = open_site(run.root / site).cases["training"]
-                labels = torch.tensor([run.config.classes.index(case.label) for case in cases])
+                labels = labels_of(run, site)
                 network = copied(start).eval()
                 for _ in range(EPOCHS):
                     for x, y in zip(images.split(6), labels.split(6), strict=True):
@@ -256,6 +233,6 @@ def test_sites_learn_what_to_load(federate):
             trained = descend(copied(start, begun), batches, 0.05)
             own[site] = entries(trained)
             local.append(own[site])
-        model = mean(local, [run.server.sites[site] for site in asked])
+        model = mean(local, [run.server.sites[site] for site in participants])
         assert_same(run.models[round_], model, atol=2e-6)
     assert loaded == {True, False}

@@ -7,14 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from reference import UNEVEN, assert_models, federated_averaging, same, step_down
+from reference import UNEVEN, assert_models, federated_averaging, step_down
 from scipy import ndimage
 from torch.nn.functional import cross_entropy
 
 from medfedaug import functional as F
-from medfedaug.errors import ConfigError
-from medfedaug.federation import run_in_process
-from medfedaug.methods import RandConv
 
 SITES = ["site_A", "site_B"]
 KERNELS = (1, 3, 5)
@@ -24,31 +21,31 @@ def convolved(x, weight):
     """Σ_c W_oc ⋆ x_c, channel by channel, with zeros around."""
     x, weight = x.numpy(), weight.double().numpy()
     weight = weight / math.sqrt(x.shape[1] * weight[0, 0].size)
-    found = [
+    values = [
         [
             sum(ndimage.correlate(image[c], row[c], mode="constant") for c in range(len(image)))
             for row in weight
         ]
         for image in x
     ]
-    return torch.from_numpy(np.array(found))
+    return torch.from_numpy(np.array(values))
 
 
 def versions(x, draws, settings):
     """The versions of a batch, from what was drawn for them."""
-    found, draws = [], list(draws)
+    values, draws = [], list(draws)
     while draws:
         share = float(draws.pop(0))
         if settings.get("mixing", True):
             size, weight = KERNELS[int(draws.pop(0))], draws.pop(0)
             assert weight.shape[2:] == (size, size)
-            found.append(share * x + (1 - share) * convolved(x, weight))
+            values.append(share * x + (1 - share) * convolved(x, weight))
         elif share < settings["probability"]:
-            found.append(x)
+            values.append(x)
         else:
             draws.pop(0)
-            found.append(convolved(x, draws.pop(0)))
-    return found
+            values.append(convolved(x, draws.pop(0)))
+    return values
 
 
 @pytest.mark.parametrize(
@@ -69,10 +66,10 @@ def test_three_versions_of_a_batch_agree(federate, settings):
         network.train()
         batches = run.batches[site, round_]
         for (x, y), draws in zip(batches, batches.draws, strict=True):
-            made = versions(x, draws, settings)
-            assert len(made) == (3 if settings["consistency"] else 1)
-            kept.extend(one is x for one in made)
-            logits = [network(one) for one in made]
+            inputs = versions(x, draws, settings)
+            assert len(inputs) == (3 if settings["consistency"] else 1)
+            kept.extend(one is x for one in inputs)
+            logits = [network(one) for one in inputs]
             p = [torch.exp(one) / torch.exp(one).sum(dim=1, keepdim=True) for one in logits]
             mean = sum(p) / len(p)
             spread = sum((one * torch.log(one / mean)).sum(dim=1).mean() for one in p) / len(p)
@@ -99,17 +96,3 @@ def test_the_spread_of_label_maps_is_a_mean_over_voxels():
     by_voxel = [one.movedim(1, -1).reshape(-1, 3) for one in maps]
     torch.testing.assert_close(F.prediction_spread(maps), F.prediction_spread(by_voxel))
     assert F.prediction_spread([maps[0]] * 3).item() == pytest.approx(0, abs=1e-12)
-
-
-def test_images_that_always_stay_are_those_of_fedavg(phantom_dir, tiny_config):
-    settings = {"randconv": {"mixing": False, "probability": 1.0, "consistency": 0.0}}
-    found = run_in_process(tiny_config("randconv", settings=settings), phantom_dir, SITES, "cpu")
-    plain = run_in_process(tiny_config("fedavg"), phantom_dir, SITES, "cpu")
-    assert same(found.state, plain.state)
-
-
-def test_randconv_refuses_what_it_cannot_do():
-    with pytest.raises(ConfigError, match="randconv: probability must be at most 1, got 2"):
-        RandConv(probability=2)
-    with pytest.raises(ConfigError, match=r"kernels are odd numbers from 1, got \[2\]"):
-        RandConv(kernels=[2])

@@ -42,12 +42,6 @@ def test_parse_methods_keeps_order_and_arguments():
         (lambda: build_methods([{"name": "fedfa", "args": {"probability": 1}}]), ["probability", "prob"]),
         (lambda: build_methods([{"name": "fedavg", "args": {"x": 1}}]), ["takes none"]),
         (lambda: build_methods([{"name": "fedfa"}, {"name": "fedfa"}]), ["more than once"]),
-        (lambda: build_methods([{"name": "fedprox", "args": {"mu": -1}}]), ["negative"]),
-        (
-            lambda: build_methods([{"name": "norm"}, {"name": "fedrdn"}]),
-            ["norm and fedrdn", "normalised_input"],
-        ),
-        (lambda: build_methods([{"name": "fedfa_h", "args": {"bins": 1}}]), ["bins"]),
         (lambda: FedFAh(stage=9).every_round(ServerContext(unet(), 1)), ["9", "enc1", "enc5"]),
         (lambda: FedFAh().every_round(ServerContext(nn.Conv2d(1, 1, 1), 1)), ["Conv2d", "not known"]),
     ],

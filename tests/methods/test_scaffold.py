@@ -23,9 +23,9 @@ def test_gradients_are_corrected_and_controls_are_means_of_gradients(federate, w
     weight = {site: n if weighting == "samples" else 1 for site, n in run.server.sites.items()}
     common = {name: torch.zeros_like(p).detach() for name, p in network.named_parameters()}
     own = {site: dict(common) for site in weight}
-    for round_, asked in enumerate(UNEVEN, start=1):
+    for round_, participants in enumerate(UNEVEN, start=1):
         local, change = [], []
-        for site in asked:
+        for site in participants:
             batches = run.batches[site, round_]
 
             def correct(g, site=site, common=common):
@@ -42,7 +42,7 @@ def test_gradients_are_corrected_and_controls_are_means_of_gradients(federate, w
             }
             change.append({name: weight[site] * (after[name] - own[site][name]) for name in names})
             own[site] = after
-        network = copied(network, mean(local, [weight[site] for site in asked]))
+        network = copied(network, mean(local, [weight[site] for site in participants]))
         common = {
             name: common[name] + sum(one[name] for one in change) / sum(weight.values()) for name in names
         }

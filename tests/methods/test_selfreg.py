@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from reference import UNEVEN, assert_models, assert_same, federated_averaging, mean, share_of
 from torch import nn
 from torch.nn.functional import cross_entropy, relu
 
-from medfedaug.errors import ConfigError
 from medfedaug.federation.composition import Composition
 from medfedaug.methods import SelfReg
 from medfedaug.methods.base import SiteContext, Step
@@ -28,12 +26,12 @@ def projected(p, z):
 
 def partner(labels, chance):
     """The n-th image of a class gets the one with the n-th smallest number of that class."""
-    found = [0] * len(labels)
+    values = [0] * len(labels)
     for label in set(labels.tolist()):
         members = [i for i, one in enumerate(labels.tolist()) if one == label]
         for i, other in zip(members, sorted(members, key=lambda k: float(chance[k])), strict=True):
-            found[i] = other
-    return found
+            values[i] = other
+    return values
 
 
 def loss_of(z, outputs, p, y, draws):
@@ -71,9 +69,9 @@ def test_images_are_drawn_to_those_of_their_class(federate):
             for value in p.values():
                 value.requires_grad_()
             loss = loss_of(z, network.head[2](z), p, y, draws) if len(y) > 1 else cross_entropy(network(x), y)
-            found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+            gradients = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
             with torch.no_grad():
-                for value, slope in zip(weights.values(), found, strict=True):
+                for value, slope in zip(weights.values(), gradients, strict=True):
                     if slope is not None:
                         value -= run.config.learning_rate * slope
         sent.setdefault(round_, {})[site] = {key: value.detach() for key, value in p.items()}
@@ -92,8 +90,3 @@ def test_a_batch_of_one_image_adds_nothing():
     x, y = torch.randn(1, 5), torch.tensor([2])
     outputs = network(x)
     assert site.loss(Step(network, x, y, outputs, cross_entropy)) is None
-
-
-def test_a_network_without_a_fully_connected_end_is_refused():
-    with pytest.raises(ConfigError, match="selfreg: the network's last layer is not fully connected"):
-        SelfReg().prepare_network(nn.Conv2d(3, 2, 1))

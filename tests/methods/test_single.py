@@ -17,5 +17,5 @@ def test_every_site_goes_on_with_its_own_model(federate):
                 assert not run.replies[round_][site].weights
             by_round[round_] = copied(network)
         state = run.sites[site].trainer.network.state_dict()  # what it was tested with
-        found = {key: value for key, value in state.items() if value.is_floating_point()}
-        assert_same(found, entries(by_round[selected]))
+        values = {key: value for key, value in state.items() if value.is_floating_point()}
+        assert_same(values, entries(by_round[selected]))

@@ -72,11 +72,11 @@ def test_a_mixed_pass_is_equation_2_with_one_u_a_channel(shape):
     net.train()
     torch.manual_seed(3)
     with interpolating(net, RandomMix(-0.1, 1.1)):
-        found = net(x)
+        result = net(x)
     torch.manual_seed(3)
     u = torch.empty(3, dtype=torch.float64).uniform_(-0.1, 1.1)
     expected = written_out(x, norm, u.expand(shape[0], 3), mean_g, var_g)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(result, expected)
     assert all(torch.equal(before[key], value) for key, value in norm.state_dict().items())
 
 
@@ -104,11 +104,11 @@ def test_features_without_extent_are_mixed_with_the_statistics_of_the_batch():
     x = features((5, 3, 1))[..., 0]
     norm.set_global_statistics(torch.tensor([0.3, -1.0, 2.0]), torch.tensor([0.4, 2.0, 1.5]))
     with interpolating(net, RandomMix(0.25, 0.25)):
-        found = net.train()(x)
+        result = net.train()(x)
     expected = written_out(x.t()[None], norm, torch.full((1, 3), 0.25), norm.global_mean, norm.global_var)[
         0
     ].t()
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(result, expected)
     with interpolating(net, FixedAlpha(1.0)):  # one image at inference has no statistics: the federation's
         one = net(x[:1])
     expected = norm.weight * (x[:1] - norm.global_mean) / (norm.global_var + norm.eps).sqrt() + norm.bias
@@ -120,7 +120,7 @@ def test_instance_aware_statistics_follow_only_what_sampling_does_not_explain():
     mean_g, var_g = torch.tensor([0.0, 5.0]).double(), torch.tensor([1.0, 0.01]).double()
     norm.set_global_statistics(mean_g, var_g)
     x = features((3, 2, 6, 6))
-    found = interpolated(net, InstanceAware(2.0), x)
+    result = interpolated(net, InstanceAware(2.0), x)
     n = 36
     for b in range(3):
         for c in range(2):
@@ -135,7 +135,7 @@ def test_instance_aware_statistics_follow_only_what_sampling_does_not_explain():
             if (var - reference).abs() > for_var:
                 used_var = var - for_var * (var - reference).sign()
             expected = norm.weight[c] * (x[b, c] - used_mean) / used_var.sqrt() + norm.bias[c]
-            torch.testing.assert_close(found[b, c], expected)
+            torch.testing.assert_close(result[b, c], expected)
     calm = interpolated(net, InstanceAware(1e9), x)
     torch.testing.assert_close(calm, interpolated(net, FixedAlpha(0.0), x))
 
@@ -177,7 +177,7 @@ def test_an_adapted_pass_is_equations_6_and_7(noise):
     (adapter,) = instance_adapters(net).values()
     x = features((5, 32, 4, 4))
     torch.manual_seed(7)
-    found = interpolated(net, LearnedAlpha(noise), x)
+    result = interpolated(net, LearnedAlpha(noise), x)
     torch.manual_seed(7)
     z = torch.randn(5, 1, dtype=torch.float64) if noise else torch.zeros(5, 1).double()
     alphas = []
@@ -192,7 +192,7 @@ def test_an_adapted_pass_is_equations_6_and_7(noise):
     assert len(set(alphas)) > 2  # it differs by image
     own = torch.tensor(alphas).double()[:, None].expand(5, 32)
     expected = written_out(x, norm, own, norm.running_mean, norm.running_var)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(result, expected)
 
 
 def test_a_resnet_18_gains_as_many_parameters_as_the_paper_says():
@@ -323,9 +323,9 @@ def test_operators_change_no_result_of_a_norm(monkeypatch, how, wide):
     parameters = [norm.weight, norm.bias]
     parameters += list(norm.adapter.parameters()) if isinstance(how, LearnedAlpha) else []
     monkeypatch.setattr(operators, "_FEW_WEIGHTS", 0 if wide else 10**6)
-    found = []
+    values = []
     for works in (False, True):
-        monkeypatch.setattr(operators, "_work_on", lambda device, works=works: works)
+        monkeypatch.setattr(operators, "_compiles_on", lambda device, works=works: works)
         x = features((4, 20, 6, 5)).requires_grad_()
         leaves = [x, *(parameter.requires_grad_() for parameter in parameters)]
         torch.manual_seed(3)
@@ -334,6 +334,6 @@ def test_operators_change_no_result_of_a_norm(monkeypatch, how, wide):
         grads = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
         again = torch.autograd.grad(sum(grad.square().sum() for grad in grads), leaves, retain_graph=True)
         first = torch.autograd.grad(out.square().sum(), leaves)
-        found.append((out, *grads, *again, *first))
-    for other, ours in zip(*found, strict=True):
+        values.append((out, *grads, *again, *first))
+    for other, ours in zip(*values, strict=True):
         torch.testing.assert_close(ours, other)

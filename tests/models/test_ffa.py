@@ -24,7 +24,7 @@ def features(shape=(4, 3, 6, 5), seed=0, dtype=torch.float64):
 
 
 def replayed_noise(shape, seed):
-    """What an active layer draws after seeding: its activity, then noise for mean and for std."""
+    """Replay the draws of an active layer: its activity, then noise for mean and for std."""
     torch.manual_seed(seed)
     torch.rand(1)
     x = features(shape)
@@ -384,7 +384,7 @@ def test_compiles_to_one_graph():
 
 
 @pytest.mark.parametrize(
-    ("shape", "variance", "told"),
+    ("shape", "variance", "reported"),
     [
         ((2, 2), "adaptive", "2 x 2"),
         ((2, 2, 2), "client", "2 x 2 x 2"),
@@ -392,13 +392,13 @@ def test_compiles_to_one_graph():
         ((1, 1), "random", ""),
     ],
 )
-def test_features_of_few_positions_are_warned_of(shape, variance, told, recwarn):
+def test_features_of_few_positions_are_warned_of(shape, variance, reported, recwarn):
     layer = FFALayer(3, prob=0.0, variance=variance)
     layer.stage = "bottleneck"
     layer(features((4, 3, *shape)))
-    found = [str(warning.message) for warning in recwarn if warning.category is MedFedAugWarning]
-    assert len(found) == bool(told)
-    assert all(f"FFA layer bottleneck: features of {told} positions" in text for text in found)
+    values = [str(warning.message) for warning in recwarn if warning.category is MedFedAugWarning]
+    assert len(values) == bool(reported)
+    assert all(f"FFA layer bottleneck: features of {reported} positions" in text for text in values)
 
 
 @pytest.mark.parametrize("variance", ["adaptive", "direct", "client", "random"])
@@ -410,15 +410,15 @@ def test_a_batch_of_one_image_is_no_active_one(variance, recwarn):
     assert layer.num_active_batches == layer.sampled_std_count / 3 == (3 if active else 0)
     assert torch.equal(outputs[0], features((1, 3, 6, 5), seed=0)) != active
     assert torch.equal(layer.running_mean, torch.zeros(3)) != active
-    told = [str(warning.message) for warning in recwarn if warning.category is MedFedAugWarning]
-    assert bool(told) != active
-    assert all("batch of one image" in text for text in told)
+    reported = [str(warning.message) for warning in recwarn if warning.category is MedFedAugWarning]
+    assert bool(reported) != active
+    assert all("batch of one image" in text for text in reported)
 
 
 @pytest.fixture
 def by_operators(monkeypatch):
     """Let layers on the CPU take the path of a GPU, with the plain versions of the operators."""
-    monkeypatch.setattr(operators, "_work_on", lambda device: True)
+    monkeypatch.setattr(operators, "_compiles_on", lambda device: True)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -372,21 +372,24 @@ def compiled_in_place(net):
     ("wrap", "message"),
     [
         (lambda net: torch.compile(net, backend="eager"), "OptimizedModule is compiled.*compile.insert_ffa"),
-        (compiled_in_place, "UNet is compiled, and would go on without FFA layers"),
+        (compiled_in_place, "UNet is compiled and would ignore FFA layers"),
         (lambda net: nn.Sequential(torch.jit.script(nn.ReLU())), "Sequential is TorchScript"),
-        (nn.DataParallel, r"DataParallel are not known, but those of the UNet .* insert_ffa\(net.module\)"),
+        (
+            nn.DataParallel,
+            r"DataParallel are not known, but the stages of its part UNet .* insert_ffa\(net.module\)",
+        ),
     ],
 )
 def test_what_is_made_of_a_network_says_where_the_layers_go(wrap, message):
-    made = wrap(unet())
-    before = fingerprint(made)
+    wrapped = wrap(unet())
+    before = fingerprint(wrapped)
     with pytest.raises(ValueError, match=message):
-        insert_ffa(made)
-    assert fingerprint(made) == before
+        insert_ffa(wrapped)
+    assert fingerprint(wrapped) == before
 
 
 def test_a_compiled_network_would_go_on_without_layers():
-    """Why it is refused: hooks that come after the first pass are not run, and nothing says so."""
+    """PyTorch ignores hooks that are registered after the first pass, without a warning."""
     torch._dynamo.reset()
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU())
     compiled = torch.compile(net, backend="eager")

@@ -132,15 +132,15 @@ def test_norms_that_interpolate(name):
 @pytest.mark.parametrize("name", ["unet", "densenet"])
 def test_adapters_train_and_decide_in_evaluation(name):
     x = image(1, 2, 64)
-    found = []
+    values = []
     for wrap in (MetaTensor, torch.Tensor.clone):
         torch.manual_seed(0)
         net = insert_instance_adapters(_plain(name))
         torch.manual_seed(1)
         with training_adapters(net) as parameters:
             grads = torch.autograd.grad((net(wrap(x)) ** 2).mean(), parameters)
-        found.append([*grads, net.eval()(wrap(x))])
-    for one, other in zip(*found, strict=True):
+        values.append([*grads, net.eval()(wrap(x))])
+    for one, other in zip(*values, strict=True):
         torch.testing.assert_close(one.as_subclass(torch.Tensor), other)
 
 

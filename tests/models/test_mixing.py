@@ -40,7 +40,7 @@ def test_mixstyle_is_its_equation(spatial_dims):
     x = features(spatial_dims)
     layer = MixStyleLayer(3, prob=1.0, alpha=0.6, eps=1e-6)
     torch.manual_seed(1)
-    found = layer(x)
+    result = layer(x)
     torch.manual_seed(1)
     torch.rand(())
     share = torch.distributions.Beta(0.6, 0.6).sample((4, 1)).double()
@@ -54,7 +54,7 @@ def test_mixstyle_is_its_equation(spatial_dims):
             scale, shift = (share[i] * std + (1 - share[i]) * std2, share[i] * mean + (1 - share[i]) * mean2)
             expected[i, c] = scale * (own - mean) / std + shift
     assert not torch.equal(order, torch.arange(4))
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(result, expected)
 
 
 def test_no_gradient_flows_through_the_mixed_statistics():
@@ -82,29 +82,29 @@ def test_moment_exchange_is_its_equation(moments, spatial_dims):
     layer = MomentExchangeLayer(3, moments=moments, eps=1e-5)
     layer.partners = torch.tensor([2, 0, 3, 1])
     dims = (0,) if moments == "positional" else tuple(range(1, spatial_dims + 1))
-    for found, own, other in zip(layer(x), x, x[layer.partners], strict=True):
+    for result, own, other in zip(layer(x), x, x[layer.partners], strict=True):
 
         def moment(v):
             mean = v.mean(dims, keepdim=True)
             return mean, (((v - mean) ** 2).mean(dims, keepdim=True) + 1e-5).sqrt()
 
         (mean, std), (mean2, std2) = moment(own), moment(other)
-        torch.testing.assert_close(found, std2 * (own - mean) / std + mean2)
+        torch.testing.assert_close(result, std2 * (own - mean) / std + mean2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("make", [MixStyleLayer, MomentExchangeLayer])
 def test_in_half_precision_only_the_result_is_rounded(make, dtype):
-    """Deviations above 255 have variances beyond float16; a mean beside which the deviation is small."""
+    """Deviations above 255 have variances beyond float16; the deviation is small against the mean."""
     layer = make(3)
     layer.prob, layer.partners = 1.0, torch.tensor([2, 0, 3, 1])
     for x in (300 * features().to(dtype), (3 + features() / 100).to(dtype)):
         torch.manual_seed(1)
-        found = layer(x)
+        result = layer(x)
         torch.manual_seed(1)
         exact = layer(x.double())
-        assert found.dtype == dtype
-        torch.testing.assert_close(found, exact.to(dtype), rtol=torch.finfo(dtype).eps, atol=0.002)
+        assert result.dtype == dtype
+        torch.testing.assert_close(result, exact.to(dtype), rtol=torch.finfo(dtype).eps, atol=0.002)
 
 
 def test_partners_of_another_batch_are_refused():

@@ -46,13 +46,16 @@ def in_both(names):
 @pytest.mark.parametrize(("name", "spatial_dims"), in_both(SEGMENTING))
 def test_the_head_gives_what_the_network_gives(name, spatial_dims):
     for args in ({}, {"num_res_units": 0}) if name == "unet" else ({},):
-        net, given = build_small(name, spatial_dims=spatial_dims, in_channels=1, out_channels=3, **args), []
+        net, arguments = (
+            build_small(name, spatial_dims=spatial_dims, in_channels=1, out_channels=3, **args),
+            [],
+        )
         find_head(net.eval()).register_forward_hook(
-            lambda module, inputs, output, to=given: to.append(output)
+            lambda module, inputs, output, to=arguments: to.append(output)
         )
         with torch.no_grad():
             (outputs,) = network_heads(net, net(image(name, spatial_dims)))
-        assert torch.equal(given[-1], outputs)
+        assert torch.equal(arguments[-1], outputs)
 
 
 @pytest.mark.parametrize(("name", "spatial_dims"), in_both(SEGMENTING))

@@ -24,7 +24,7 @@ def changed(method):
 
 
 def replicated(net):
-    """What `torch.nn.parallel.replicate` makes, with weights and buffers twice as large."""
+    """Make a replica as `torch.nn.parallel.replicate` does, with doubled weights and buffers."""
     modules = list(net.modules())
     replicas = {module: module._replicate_for_data_parallel() for module in modules}
     for module, replica in replicas.items():

@@ -310,7 +310,7 @@ def test_skip_connections_are_clean(make, widths):
 
 
 def test_a_call_with_other_weights_leaves_the_networks_own():
-    """Also where one module has two names, as in MONAI's DynUNet."""
+    """One module has two names, as in MONAI's DynUNet."""
     torch.manual_seed(0)
     inner = nn.Linear(3, 3)
     net = nn.Sequential(inner, nn.BatchNorm1d(3), inner)
@@ -320,7 +320,7 @@ def test_a_call_with_other_weights_leaves_the_networks_own():
     other |= {key.replace("0.", "2."): value for key, value in other.items() if key.startswith("0.")}
     x, plain = torch.rand(4, 3), nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
     plain.load_state_dict(other, strict=False)
-    for given in (other, {key: value for key, value in other.items() if not key.startswith("2.")}):
-        torch.testing.assert_close(call_with(net.eval(), given, x), plain.eval()(x))
+    for arguments in (other, {key: value for key, value in other.items() if not key.startswith("2.")}):
+        torch.testing.assert_close(call_with(net.eval(), arguments, x), plain.eval()(x))
         assert all(a is b for a, b in zip(net.parameters(), own, strict=True))
         assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())

@@ -121,7 +121,7 @@ def test_a_site_takes_what_is_faster_on_its_machine_and_says_so(
         return trainer.train(1).weights
 
     with pytest.warns(MedFedAugWarning, match=rf"precision auto: {chosen}, since a step in bfloat16 takes"):
-        found = update("auto")
-    assert all(torch.equal(value, found[key]) for key, value in update(chosen).items())
+        result = update("auto")
+    assert all(torch.equal(value, result[key]) for key, value in update(chosen).items())
     assert len(ratios) == 1
     assert 0 < ratios[0] < float("inf")

@@ -84,7 +84,7 @@ def test_weights_are_halved_per_level_and_add_up_to_one():
 
 @pytest.mark.parametrize("name", DEEP)
 def test_a_plan_gives_a_network_its_heads(name):
-    """As many as asked for by hand: nnU-Net's, whose coarsest level has no weight."""
+    """The number of heads is nnU-Net's, whose coarsest level has no weight."""
     shared = {"spatial_dims": 2, "in_channels": 1, "out_channels": 2}
     net = build_network(name, supervised=True, **shared, **SEGMENTING[name]).train()
     heads = network_heads(net, net(torch.rand(2, 1, 32, 32)))
@@ -104,18 +104,18 @@ def test_arguments_of_the_network_come_before_the_plan():
 
 
 def test_a_plan_that_is_made_supervises_networks_that_have_heads():
-    def made(**changes):
-        found = make_plan(prints_of(A=((32, 32, 32), (1.0, 1.0, 1.0), 12)), asked(memory=0.5, **changes))
-        return found.changes["plan"].deep_supervision, dict(found.reasons)
+    def choose(**changes):
+        result = make_plan(prints_of(A=((32, 32, 32), (1.0, 1.0, 1.0), 12)), asked(memory=0.5, **changes))
+        return result.changes["plan"].deep_supervision, dict(result.reasons)
 
     small = {"network": "dynunet", "network_args": {"filters": [4, 4, 8, 8, 8]}}
-    yes, reasons = made(**small)
+    yes, reasons = choose(**small)
     assert yes
     assert reasons["deep_supervision yes"] == "dynunet has several heads"
-    no, reasons = made(**small, given=["deep_supervision"], plan=Plan())
+    no, reasons = choose(**small, given=["deep_supervision"], plan=Plan())
     assert not no
     assert reasons["deep_supervision no"] == "given"
-    assert not made(**TINY_NETWORK)[0]
+    assert not choose(**TINY_NETWORK)[0]
 
 
 def test_one_head_is_left_alone_and_anything_else_is_refused():
@@ -163,8 +163,8 @@ def test_a_site_trains_on_all_heads(name, phantom_dir):
         trainer.open(site)
         ((images, labels),) = trainer.samples.batches(trainer.samples.training())
         heads = heads_of(name, Composition(config).network.train()(images))
-        told = server.rounds[0]["sites"][site]["train_loss"]
-        assert told == pytest.approx(float(reference(heads, labels)), rel=1e-4)
+        reported = server.rounds[0]["sites"][site]["train_loss"]
+        assert reported == pytest.approx(float(reference(heads, labels)), rel=1e-4)
 
 
 # Methods that run the network again, take gradients elsewhere or by the images, or look at the outputs.

@@ -48,50 +48,27 @@ def deploy(hospital):
     return make
 
 
+# Settings of the job, rules of the site, the refusal, its rule, and the value that stays at the site.
 REFUSED = {
-    "what inverts a patient": (
-        {"batch_size": 1, "local_steps": 1},
-        {},
-        "its batch_size is {}, and the site's rule min_batch_size is 2",
-        "1",
-    ),
-    "few steps": (
-        {"local_steps": 4},
-        {},
-        "its local_steps is {}, and the site's rule min_local_steps is 5",
-        "4",
-    ),
-    "a part of the cases": (
-        {"limit": 2},
-        {},
-        "its limit is {}, and the site's rule allow_limit is false",
-        "2",
-    ),
-    "few cases": ({}, {"min_cases": 10}, "3 cases would train, and the site's rule min_cases is 10", ""),
+    "one sample": ({"batch_size": 1, "local_steps": 1}, {}, "batch_size is {}", "min_batch_size is 2", "1"),
+    "few steps": ({"local_steps": 4}, {}, "local_steps is {}", "min_local_steps is 5", "4"),
+    "a part of the cases": ({"limit": 2}, {}, "limit is {}", "allow_limit is false", "2"),
+    "few cases": ({}, {"min_cases": 10}, "3 cases would train", "min_cases is 10", ""),
     "a method": (
-        {"methods": "fedavg,fedbn"},
-        {"methods": ["fedavg"]},
-        "its method is {}, and the site's rule methods allows fedavg",
-        "fedbn",
+        *({"methods": "fedavg,fedbn"}, {"methods": ["fedavg"]}, "method is {}"),
+        *("methods allows fedavg", "fedbn"),
     ),
     "a network": (
-        {"network": "unet", "network_args": {}},
-        {"networks": ["basicunet"]},
-        "its network is {}, and the site's rule networks allows basicunet",
-        "unet",
+        *({"network": "unet", "network_args": {}}, {"networks": ["basicunet"]}, "network is {}"),
+        *("networks allows basicunet", "unet"),
     ),
     "a task": (
-        {},
-        {"tasks": ["classification"]},
-        "its task is {}, and the site's rule tasks allows classification",
-        "segmentation",
+        *({}, {"tasks": ["classification"]}, "task is {}"),
+        *("tasks allows classification", "segmentation"),
     ),
-    "a large model": ({}, {"max_model_mb": 0.005}, "and the site's rule max_model_mb is 0.005", ""),
+    "a large model": ({}, {"max_model_mb": 0.005}, "MB", "max_model_mb is 0.005", ""),
     "a large exchange": (
-        {"methods": "fedfa"},
-        {"max_payload_mb": 1e-4},
-        "and the site's rule max_payload_mb is 0.0001",
-        "",
+        *({"methods": "fedfa"}, {"max_payload_mb": 1e-4}, "MB in a message", "max_payload_mb is 0.0001", ""),
     ),
 }
 
@@ -123,8 +100,8 @@ def test_no_job_learns_whether_a_file_exists(hospital, tiny_config, tmp_path, ar
 def test_a_job_that_a_site_does_not_allow_is_refused_by_rule_and_its_value_stays_at_the_site(
     hospital, deploy, tiny_config, caplog, case
 ):
-    changes, rules, words, value = REFUSED[case]
-    changes = dict(changes)
+    changes, rules, refusal, rule, value = REFUSED[case]
+    words, changes = f"{refusal}, and the site's rule {rule}", dict(changes)
     site = hospital(**rules)
     told = words.format("…")
     with pytest.raises(RunFailed, match=told):
@@ -350,7 +327,7 @@ def test_an_approval_cannot_be_moved_to_another_configuration(hospital, deploy, 
     book.judge(book.note(config).hash, "approved")
     file = book.folder / f"{job_hash(config.to_dict())}.json"
     file.rename(file.with_name(f"{job_hash(other.to_dict())}.json"))
-    with pytest.raises(RunFailed, match="its content is not that of its name"):
+    with pytest.raises(RunFailed, match="its content does not match its name"):
         deploy(site).run(other)
 
 

@@ -36,9 +36,9 @@ def test_as_monai_does_it_image_by_image(axis):
     samples = [sample(20, 20), sample(16, 24), sample(20, 20), sample(15, 21)]
     augment = FlipRotate(math.pi / 6, axis, LABELLED)
     augment.set_random_state(1)
-    found = augment(samples)
+    augmented = augment(samples)
     assert len(set(augment.flips.tolist())) == 2
-    for before, after, flip, angle in zip(samples, found, augment.flips, augment.angles, strict=True):
+    for before, after, flip, angle in zip(samples, augmented, augment.flips, augment.angles, strict=True):
         for key, mode in LABELLED:
             image = Flip(spatial_axis=axis)(before[key]) if flip else before[key]
             expected = Rotate(float(angle), keep_size=True, mode=mode, padding_mode="zeros")(image.float())
@@ -85,32 +85,32 @@ def training(samples, seed=0):
 
 def test_a_loader_asks_for_whole_batches():
     dataset = training([sample(4, 4, float(i)) for i in range(5)])
-    asked = []
+    requests = []
     whole = dataset.__getitems__
-    dataset.__getitems__ = lambda indices: asked.append(list(indices)) or whole(indices)
+    dataset.__getitems__ = lambda indices: requests.append(list(indices)) or whole(indices)
     batches = list(DataLoader(dataset, batch_size=2, collate_fn=list))
-    assert asked == [[0, 1], [2, 3], [4]]
+    assert requests == [[0, 1], [2, 3], [4]]
     assert [int(s["image"].min()) for batch in batches for s in batch] == [0, 1, 2, 3, 4]
 
 
-def test_together_each_site_has_its_own_draws_and_the_order_is_that_asked_for():
+def test_together_each_site_has_its_own_draws_and_the_order_is_kept():
     parts = [[sample(4, 4, float(i)) for i in chosen] for chosen in (range(3), range(3, 5))]
     together = ConcatenatedDataset([training(part, seed) for seed, part in enumerate(parts)])
-    found = together.__getitems__([4, 0, 3, 2])
-    assert [int(s["image"].min()) for s in found] == [4, 0, 3, 2]
+    samples = together.__getitems__([4, 0, 3, 2])
+    assert [int(s["image"].min()) for s in samples] == [4, 0, 3, 2]
     alone = training(parts[1], 1).__getitems__([1, 0])
-    assert torch.equal(found[0]["image"], alone[0]["image"])
-    assert torch.equal(found[2]["image"], alone[1]["image"])
+    assert torch.equal(samples[0]["image"], alone[0]["image"])
+    assert torch.equal(samples[2]["image"], alone[1]["image"])
 
 
-def volumes(count, size=(12, 10, 8)):
+def volumes(count, dims=3):
     torch.manual_seed(0)
-    found = []
+    samples = []
     for _ in range(count):
-        image = torch.rand(1, *size)
+        image = torch.rand(1, 12, 10, 8)
         image[:, 3:7, 3:7, 2:6] += 1
-        found.append({"image": image / image.max(), "label": (image > 1).to(torch.uint8)})
-    return found
+        samples.append({"image": image / image.max(), "label": (image > 1).to(torch.uint8)})
+    return samples if dims == 3 else [{key: v[..., 4] for key, v in sample.items()} for sample in samples]
 
 
 def test_volumes_are_flipped_and_rotated_slice_by_slice_as_photographs_are():
@@ -128,9 +128,7 @@ def test_volumes_are_flipped_and_rotated_slice_by_slice_as_photographs_are():
 @pytest.mark.parametrize("dims", [2, 3])
 @pytest.mark.parametrize("name", ["intensity", "full"])
 def test_sets_of_monais_transforms_follow_the_seed_and_move_labels_along(name, dims):
-    samples = volumes(12)
-    if dims == 2:
-        samples = [{key: value[..., 4] for key, value in one.items()} for one in samples]
+    samples = volumes(12, dims)
     before = [one["image"].clone() for one in samples]
     augment = MonaiAugmentation(name, dims, ("image", "label"))
     first = augment.set_random_state(3)(samples)
@@ -152,23 +150,22 @@ def test_sets_of_monais_transforms_follow_the_seed_and_move_labels_along(name, d
 @pytest.mark.parametrize("name", ["intensity", "full"])
 def test_the_scale_of_intensities_makes_no_difference(name, dims):
     """Hounsfield units are augmented as strongly as an image scaled to [0, 1]."""
-    samples = volumes(12)
-    if dims == 2:
-        samples = [{key: value[..., 4] for key, value in one.items()} for one in samples]
+    samples = volumes(12, dims)
     stored = [{**one, "image": one["image"] * 3000 - 1000} for one in samples]
     augment = MonaiAugmentation(name, dims, ("image", "label"))
     scaled = augment.set_random_state(3)(samples)
-    found = augment.set_random_state(3)(stored)
-    for a, b in zip(found, scaled, strict=True):
+    units = augment.set_random_state(3)(stored)
+    for a, b in zip(units, scaled, strict=True):
         torch.testing.assert_close((a["image"] + 1000) / 3000, b["image"], rtol=0, atol=2e-3)
         assert torch.equal(a["label"], b["label"])
 
 
 def test_a_channel_that_a_site_lacks_stays_empty():
     samples = [{"image": torch.cat([one["image"], torch.zeros(1, 12, 10, 8)])} for one in volumes(8)]
-    found = MonaiAugmentation("full", 3, ("image",)).set_random_state(1)(samples)
-    assert all(bool((one["image"][1] == 0).all()) for one in found)
-    assert not any(torch.equal(a["image"][0], b["image"][0]) for a, b in zip(found, samples, strict=True))
+    augmented = MonaiAugmentation("full", 3, ("image",)).set_random_state(1)(samples)
+    assert all(bool((one["image"][1] == 0).all()) for one in augmented)
+    pairs = zip(augmented, samples, strict=True)
+    assert not any(torch.equal(a["image"][0], b["image"][0]) for a, b in pairs)
 
 
 def test_a_flat_volume_is_turned_in_its_plane_alone():
@@ -178,9 +175,9 @@ def test_a_flat_volume_is_turned_in_its_plane_alone():
         image[..., 3] = 1
         augment = MonaiAugmentation("full", 3, ("image", "label"), mirrored=())
         label = (image > 0).to(torch.uint8)
-        found = augment.set_random_state(0)([{"image": image, "label": label}] * 20)
-        left = [bool(one["label"][..., [i for i in range(size[2]) if i != 3]].any()) for one in found]
-        moved = [not torch.equal(one["label"], label) for one in found]
+        augmented = augment.set_random_state(0)([{"image": image, "label": label}] * 20)
+        left = [bool(one["label"][..., [i for i in range(size[2]) if i != 3]].any()) for one in augmented]
+        moved = [not torch.equal(one["label"], label) for one in augmented]
         assert any(moved)
         assert any(left) != stays
 

@@ -93,10 +93,10 @@ class Proxy:
             def forward(self, *, half: bool) -> None:
                 url = f"{proxy._target.scheme}://{proxy._target.netloc}{self.path}"
                 wanted = {name: value for name, value in self.headers.items() if name.lower() != "host"}
-                found = requests.get(url, headers=wanted, timeout=60)
-                kept = {"Content-Type": found.headers.get("Content-Type", "")}
-                sent = found.content[: len(found.content) // 2] if half else found.content
-                self.answer(found.status_code, kept, found.content, sent)
+                response = requests.get(url, headers=wanted, timeout=60)
+                kept = {"Content-Type": response.headers.get("Content-Type", "")}
+                sent = response.content[: len(response.content) // 2] if half else response.content
+                self.answer(response.status_code, kept, response.content, sent)
 
             def answer(self, status: int, headers: dict[str, str], body: bytes, sent: bytes) -> None:
                 self.send_response(status)

@@ -69,9 +69,9 @@ def probe(page: Path, folder: Path, width: int, *more: str) -> dict:
     framed.write_text(FRAME % (width, html.escape(page.read_text())))
     document, console = browse(framed, folder, 1200, *more)
     assert not console
-    found = re.search(r'data-probe="([^"]*)"', document)
-    assert found is not None, "the page did not load"
-    return json.loads(html.unescape(found[1]))
+    match = re.search(r'data-probe="([^"]*)"', document)
+    assert match is not None, "the page did not load"
+    return json.loads(html.unescape(match[1]))
 
 
 @pytest.fixture(scope="module")

@@ -53,8 +53,8 @@ _PACKAGES = ("medfedaug", "models", "nvflare_jobs", "transforms")
 
 def drawing_modules() -> set[str]:
     """Find the modules of the package that draw from the operating system; identities (uuid) aside."""
-    found = (path for package in _PACKAGES for path in (ROOT / package).rglob("*.py"))
-    return {str(path.relative_to(ROOT)) for path in found if _DRAWS.search(path.read_text(encoding="utf-8"))}
+    paths = (path for package in _PACKAGES for path in (ROOT / package).rglob("*.py"))
+    return {str(path.relative_to(ROOT)) for path in paths if _DRAWS.search(path.read_text(encoding="utf-8"))}
 
 
 class Recorder:

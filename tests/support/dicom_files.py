@@ -23,29 +23,29 @@ ORIGIN = np.array([-80.0, -90.0, -40.0])
 
 def base(sop: str, study: str, series: str) -> Dataset:
     """A header with a patient, and nothing of an image."""
-    found = Dataset()
-    found.file_meta = FileMetaDataset()
-    found.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    found.SOPClassUID = found.file_meta.MediaStorageSOPClassUID = sop
-    found.SOPInstanceUID = found.file_meta.MediaStorageSOPInstanceUID = generate_uid()
-    found.PatientID, found.PatientName = "PID-4711", "Doe^Jane"
-    found.PatientBirthDate, found.PatientSex = "19500101", "F"
-    found.StudyInstanceUID, found.SeriesInstanceUID = study, series
-    found.StudyDate, found.StudyTime, found.StudyID = "20200101", "120000", "1"
-    found.AccessionNumber, found.ReferringPhysicianName, found.Manufacturer = "", "", "scanner"
-    found.FrameOfReferenceUID, found.PositionReferenceIndicator = f"{study[:60]}.9", ""
-    found.SeriesNumber, found.Modality = 3, "CT"
-    found.ImageType = ["ORIGINAL", "PRIMARY", "AXIAL"]
-    return found
+    header = Dataset()
+    header.file_meta = FileMetaDataset()
+    header.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    header.SOPClassUID = header.file_meta.MediaStorageSOPClassUID = sop
+    header.SOPInstanceUID = header.file_meta.MediaStorageSOPInstanceUID = generate_uid()
+    header.PatientID, header.PatientName = "PID-4711", "Doe^Jane"
+    header.PatientBirthDate, header.PatientSex = "19500101", "F"
+    header.StudyInstanceUID, header.SeriesInstanceUID = study, series
+    header.StudyDate, header.StudyTime, header.StudyID = "20200101", "120000", "1"
+    header.AccessionNumber, header.ReferringPhysicianName, header.Manufacturer = "", "", "scanner"
+    header.FrameOfReferenceUID, header.PositionReferenceIndicator = f"{study[:60]}.9", ""
+    header.SeriesNumber, header.Modality = 3, "CT"
+    header.ImageType = ["ORIGINAL", "PRIMARY", "AXIAL"]
+    return header
 
 
-def put_pixels(found: Dataset, stored: np.ndarray) -> None:
+def put_pixels(header: Dataset, stored: np.ndarray) -> None:
     """Grey values, int16, (rows, columns) or (frames, rows, columns)."""
-    found.SamplesPerPixel, found.PhotometricInterpretation = 1, "MONOCHROME2"
-    found.BitsAllocated = found.BitsStored = 16
-    found.HighBit, found.PixelRepresentation = 15, 1
-    found.Rows, found.Columns = stored.shape[-2:]
-    found.PixelData = np.ascontiguousarray(stored.astype("<i2")).tobytes()
+    header.SamplesPerPixel, header.PhotometricInterpretation = 1, "MONOCHROME2"
+    header.BitsAllocated = header.BitsStored = 16
+    header.HighBit, header.PixelRepresentation = 15, 1
+    header.Rows, header.Columns = stored.shape[-2:]
+    header.PixelData = np.ascontiguousarray(stored.astype("<i2")).tobytes()
 
 
 def write_slices(
@@ -75,23 +75,23 @@ def write_slices(
     for k in np.random.default_rng(0).permutation(voxels.shape[2]):
         if k in skip:
             continue
-        found = base(sop, study, series)
-        found.InstanceNumber = int(k) + 1
+        header = base(sop, study, series)
+        header.InstanceNumber = int(k) + 1
         position = ORIGIN + turned[:, 2] * edges[2] * k + turned[:, 1] * shift * k
-        found.ImagePositionPatient = [f"{v:.6f}" for v in position]
-        found.ImageOrientationPatient = [f"{v:.9f}" for v in (*turned[:, 0], *turned[:, 1])]
-        found.PixelSpacing, found.SliceThickness = [edges[1], edges[0]], edges[2]
-        found.RescaleSlope, found.RescaleIntercept = 1, 0
-        put_pixels(found, voxels[:, :, k].T)
-        if change(found, int(k)) is False:
+        header.ImagePositionPatient = [f"{v:.6f}" for v in position]
+        header.ImageOrientationPatient = [f"{v:.9f}" for v in (*turned[:, 0], *turned[:, 1])]
+        header.PixelSpacing, header.SliceThickness = [edges[1], edges[0]], edges[2]
+        header.RescaleSlope, header.RescaleIntercept = 1, 0
+        put_pixels(header, voxels[:, :, k].T)
+        if change(header, int(k)) is False:
             continue
-        path = folder / name(found, int(k))
+        path = folder / name(header, int(k))
         if syntax != ExplicitVRLittleEndian:
             if syntax.is_compressed and syntax.is_encapsulated:
-                found.compress(syntax)
+                header.compress(syntax)
             else:
-                found.file_meta.TransferSyntaxUID = syntax
-        found.save_as(path, enforce_file_format=True)
+                header.file_meta.TransferSyntaxUID = syntax
+        header.save_as(path, enforce_file_format=True)
         written.append(path)
     return written
 
@@ -107,14 +107,14 @@ def write_frames(
 ) -> Path:
     """An enhanced multi-frame MR object: frame by frame, slice ``k`` of a volume, whose echo time it has."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    found = base(EnhancedMRImageStorage, generate_uid(), generate_uid())
-    found.Modality, found.InstanceNumber, found.NumberOfFrames = "MR", 1, len(order)
-    put_pixels(found, np.stack([volumes[volume][:, :, k].T for volume, k in order]))
+    header = base(EnhancedMRImageStorage, generate_uid(), generate_uid())
+    header.Modality, header.InstanceNumber, header.NumberOfFrames = "MR", 1, len(order)
+    put_pixels(header, np.stack([volumes[volume][:, :, k].T for volume, k in order]))
     shared = Dataset()
     shared.PlaneOrientationSequence = Items([item(ImageOrientationPatient=[1, 0, 0, 0, 1, 0])])
     measures = item(PixelSpacing=[edges[1], edges[0]], SliceThickness=1.0)  # thinner than the step
     shared.PixelMeasuresSequence = Items([measures])
-    found.SharedFunctionalGroupsSequence = Items([shared])
+    header.SharedFunctionalGroupsSequence = Items([shared])
     groups = []
     for volume, k in order:
         slope, intercept = rescale(volume, k)
@@ -127,29 +127,29 @@ def write_frames(
         group.FrameContentSequence = Items([item(StackID="1", InStackPositionNumber=k + 1)])
         group.MREchoSequence = Items([item(EffectiveEchoTime=10.0 * (volume + 1))])
         groups.append(group)
-    found.PerFrameFunctionalGroupsSequence = Items(groups)
-    change(found)
-    found.save_as(path, enforce_file_format=True)
+    header.PerFrameFunctionalGroupsSequence = Items(groups)
+    change(header)
+    header.save_as(path, enforce_file_format=True)
     return path
 
 
 def item(**values: Any) -> Dataset:
-    found = Dataset()
+    dataset = Dataset()
     for name, value in values.items():
-        setattr(found, name, value)
-    return found
+        setattr(dataset, name, value)
+    return dataset
 
 
 def write_object(path: Path, sop: str = SegmentationStorage, **values: Any) -> Path:
     """An object beside images, that has no slices; a SEG has frames of its own."""
-    found = base(sop, values.pop("study", generate_uid()), generate_uid())
+    dataset = base(sop, values.pop("study", generate_uid()), generate_uid())
     for name, value in values.items():
-        setattr(found, name, value)
+        setattr(dataset, name, value)
     if sop == SegmentationStorage:
-        put_pixels(found, np.zeros((2, 4, 4)))
-        found.NumberOfFrames = 2
+        put_pixels(dataset, np.zeros((2, 4, 4)))
+        dataset.NumberOfFrames = 2
     path.parent.mkdir(parents=True, exist_ok=True)
-    found.save_as(path, enforce_file_format=True)
+    dataset.save_as(path, enforce_file_format=True)
     return path
 
 

@@ -1,4 +1,4 @@
-"""A server that keeps to no rule, and an oracle that works out what it could learn from all that it saw."""
+"""A server that keeps to no rule, and an oracle that computes what the server could learn."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from medfedaug.federation.messages.messages import (
 from medfedaug.federation.secure import masks as masks_module
 from medfedaug.federation.secure.agreement import threshold
 from medfedaug.federation.secure.keys import KeyPair, derived
-from medfedaug.federation.secure.masks import Sealing
+from medfedaug.federation.secure.masks import RoundMasking
 from medfedaug.federation.secure.unmasking import ServerMasks
 from medfedaug.privacy import job_hash
 from medfedaug.utils.secure_random import stream
@@ -39,12 +39,12 @@ STEPS = (KEYS, SHARES, TRAIN, CONFIRM, OPEN)
 RUN = "0" * 32
 
 Change = Callable[[Request, str], Iterable[Request]]
-"""The requests that a site is sent in the place of the honest one: none, one, or several in turn."""
+"""Returns the requests in place of the honest one: none, one, or several in turn."""
 
 
 @dataclass
 class Sealed:
-    """A masked update that a site made, with all that the site knows of it."""
+    """A masked update of a site, with all secrets of the site."""
 
     site: str
     model: str
@@ -73,8 +73,8 @@ class Oracle:
     opened: set[bytes] = field(default_factory=set)
 
     def watch(self, monkeypatch) -> None:
-        """Take notes of what sites do: of their own code nothing is left out."""
-        mask, split = Sealing.mask, masks_module.split
+        """Record the secrets of all sites."""
+        mask, split = RoundMasking.mask, masks_module.split
 
         def note_mask(sealing, words, before, after):
             given = words.copy()
@@ -98,11 +98,11 @@ class Oracle:
             return masked
 
         def note_split(secret, count, threshold):
-            found = split(secret, count, threshold)
-            self.shares[secret] = found, threshold
-            return found
+            parts = split(secret, count, threshold)
+            self.shares[secret] = parts, threshold
+            return parts
 
-        monkeypatch.setattr(Sealing, "mask", note_mask)
+        monkeypatch.setattr(RoundMasking, "mask", note_mask)
         monkeypatch.setattr(masks_module, "split", note_split)
 
     def see(self, reply: Reply) -> None:
@@ -111,7 +111,7 @@ class Oracle:
             self.opened.update(value for value in reply.masks.values() if isinstance(value, bytes))
 
     def knows(self, secret: bytes, names: Sequence[str], colluders: Collection[str]) -> bool:
-        """Whether the server can put a secret together."""
+        """Return whether the server can put a secret together."""
         shares, threshold = self.shares[secret]
         seen = {i for i, share in enumerate(shares) if share in self.opened}
         helped = {i for i, name in enumerate(names) if name in colluders}
@@ -163,7 +163,7 @@ class Oracle:
 
 
 def _without(rows: Iterable[Mapping[Any, Fraction]], unknown: Callable[[Any], bool]) -> list[dict]:
-    """What is left of all combinations of rows in which no unknown has a factor."""
+    """Return a basis of the combinations of rows without unknowns."""
     rows = [dict(row) for row in rows]
     while True:
         at = next((i for i, row in enumerate(rows) if any(unknown(k) for k in row)), None)
@@ -189,17 +189,17 @@ def _reduced(row: Mapping[Any, Fraction], pivot: Mapping[Any, Fraction], key: An
     if key not in row:
         return dict(row)
     factor = row[key] / pivot[key]
-    found = {k: row.get(k, Fraction()) - factor * pivot.get(k, Fraction()) for k in {*row, *pivot}}
-    return {k: v for k, v in found.items() if v}
+    result = {k: row.get(k, Fraction()) - factor * pivot.get(k, Fraction()) for k in {*row, *pivot}}
+    return {k: v for k, v in result.items() if v}
 
 
 class HostileServer:
-    """Plays rounds with hospitals, and sends whatever it is told to.
+    """Plays rounds with hospitals, and sends changed requests.
 
     Args:
         hospitals: by name.
         config: of the job.
-        oracle: is given every answer.
+        oracle: gets every answer.
     """
 
     def __init__(self, hospitals: Mapping[str, Hospital], config: RunConfig, oracle: Oracle) -> None:
@@ -217,7 +217,7 @@ class HostileServer:
         self.crash(*self.hospitals)
 
     def crash(self, *names: str) -> None:
-        """End the processes of sites; they are started again in the same job."""
+        """End the processes of sites, and start them again in the same job."""
         for name in names:
             self.hospitals[name].start(self.config, f"job-{self.jobs}")
             reply = self.ask(name, Request(PREPARE, run=RUN))
@@ -231,7 +231,7 @@ class HostileServer:
         return reply
 
     def model(self, seed: int, scale: float = 0.05) -> dict[str, torch.Tensor]:
-        """A model that no site has seen."""
+        """Return a model that no site has seen."""
         generator = torch.Generator().manual_seed(seed)
         state = self.honest.state
         return {k: torch.randn(state[k].shape, generator=generator) * scale for k in self.honest.shared}
@@ -249,7 +249,7 @@ class HostileServer:
         Args:
             model: that the sites are to train.
             change: what is sent in place of each request.
-            sites: that are asked; by default all.
+            sites: the receivers of requests; by default all.
             round_: its number; by default one that was not there yet.
             between: called after each step.
 
@@ -262,12 +262,12 @@ class HostileServer:
         base = Request(TRAIN, self.round, weights=dict(model), run=RUN)
         replies: dict[str, list[Reply]] = {}
 
-        def step(request: Request, asked: Iterable[str], use: Callable[[str, Reply], None]) -> None:
-            found = replies[request.task] = []
-            for name in list(asked):
-                for told in change(request, name) if change is not None else [request]:
-                    reply = self.ask(name, told)
-                    found.append(reply)
+        def step(request: Request, receivers: Iterable[str], use: Callable[[str, Reply], None]) -> None:
+            answers = replies[request.task] = []
+            for name in list(receivers):
+                for sent in change(request, name) if change is not None else [request]:
+                    reply = self.ask(name, sent)
+                    answers.append(reply)
                     # Whoever does not answer, or something else, is left out.
                     with suppress(MedFedAugError, KeyError, AttributeError):
                         use(name, reply)
@@ -298,12 +298,12 @@ def leaves(value: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     """The paths of all fields of a request: of mappings, and of each of their entries, but for long ones."""
     if isinstance(value, Request):
         return [leaf for name in vars(value) for leaf in leaves(getattr(value, name), (name,))]
-    found = [path]
+    paths = [path]
     if isinstance(value, Mapping) and len(path) < 4:
         # Of entries for sites the first two say it all.
         for name in sorted(value)[: 2 if len(value) > 5 or path[-1:] != ("masks",) else None]:
-            found += leaves(value[name], (*path, name))
-    return found
+            paths += leaves(value[name], (*path, name))
+    return paths
 
 
 def get(request: Request, path: Sequence[str]) -> Any:
@@ -333,25 +333,25 @@ def put(request: Request, path: Sequence[str], value: Any) -> Request:
 
 def others(value: Any) -> list[Any]:
     """Values that may stand in the place of one, altered or swapped; as many for every value of a type."""
-    found: list[Any] = []
+    values: list[Any] = []
     if isinstance(value, bytes):
-        found += [bytes([value[0] ^ 1]) + value[1:], b""] if value else [b"x", b"y"]
+        values += [bytes([value[0] ^ 1]) + value[1:], b""] if value else [b"x", b"y"]
     elif isinstance(value, str):
-        found += [TRAIN, "f" * 32]
+        values += [TRAIN, "f" * 32]
     elif isinstance(value, int):
-        found += [value + 1, max(0, value - 1)]
+        values += [value + 1, max(0, value - 1)]
     elif isinstance(value, float):
-        found += [value * 2, 1e-9, float("nan")]
+        values += [value * 2, 1e-9, float("nan")]
     elif isinstance(value, list):
-        found += [value[1:], [*value, *value[:1]], [*value, "Z"]]
+        values += [value[1:], [*value, *value[:1]], [*value, "Z"]]
     elif isinstance(value, torch.Tensor):
-        found += [torch.zeros_like(value), value * 1.001, torch.full_like(value, float("nan"))]
+        values += [torch.zeros_like(value), value * 1.001, torch.full_like(value, float("nan"))]
     elif isinstance(value, Mapping):
         first, second = (*sorted(value), *("" for _ in range(2)))[:2]
-        found.append({**value, "Z": value[first] if first else torch.zeros(1)})
-        found.append({name: value[name] for name in value if name != first})
-        found.append({**value, first: value[second], second: value[first]} if second else {"Y": bytes(32)})
-    return found
+        values.append({**value, "Z": value[first] if first else torch.zeros(1)})
+        values.append({name: value[name] for name in value if name != first})
+        values.append({**value, first: value[second], second: value[first]} if second else {"Y": bytes(32)})
+    return values
 
 
 def colluders(known, floor):

@@ -1,4 +1,4 @@
-"""An archive that speaks DICOMweb and DIMSE, and lies: about whom its objects are, and by what it answers."""
+"""An archive with DICOMweb and DIMSE that lies about the owners of its objects, and by its answers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class HostileArchive:
 
     objects: list[pydicom.Dataset]
     claims: Callable[[dict[str, Any]], object] = lambda row: None
-    sent: Callable[[pydicom.Dataset], pydicom.Dataset | bytes] = lambda found: found
+    sent: Callable[[pydicom.Dataset], pydicom.Dataset | bytes] = lambda dataset: dataset
     lies: list[Lie] = field(default_factory=list)
     found: Callable[[Iterable[pydicom.Dataset]], Iterable[pydicom.Dataset]] = lambda rows: rows
     strangers: Callable[[], Iterable[pydicom.Dataset]] = tuple
@@ -92,9 +92,9 @@ class HostileArchive:
             if all(one[n].value == uid for n, uid in zip(names, uids, strict=False))
         ]
 
-    def content(self, found: pydicom.Dataset) -> bytes:
+    def content(self, dataset: pydicom.Dataset) -> bytes:
         """A file of what is sent."""
-        sent = self.sent(found)
+        sent = self.sent(dataset)
         if isinstance(sent, bytes):
             return sent
         with io.BytesIO() as file:
@@ -141,7 +141,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def rows(self, rows: Iterable[dict[str, Any]]) -> None:
         """Answer a search."""
-        found = [
+        content = [
             {
                 f"{tag_for_keyword(name):08X}": {"vr": dictionary_VR(name), "Value": [value]}
                 for name, value in row.items()
@@ -149,7 +149,7 @@ class Handler(BaseHTTPRequestHandler):
             }
             for row in rows
         ]
-        self.send(json.dumps(found).encode())
+        self.send(json.dumps(content).encode())
 
     def parts(self, contents: Iterable[bytes]) -> None:
         """Answer with objects."""
@@ -223,8 +223,8 @@ class _Dimse:
         level = _BY_DIMSE[query.QueryRetrieveLevel]
         names = ("StudyInstanceUID", "SeriesInstanceUID", "PatientID", "AccessionNumber")
         wanted = {name: str(query.get(name) or "") for name in names}
-        for found in self.archive.found(map(_row, self.archive.rows(level, **wanted))):
-            yield 0xFF00, found
+        for row in self.archive.found(map(_row, self.archive.rows(level, **wanted))):
+            yield 0xFF00, row
 
     def _objects(self, query: pydicom.Dataset) -> Iterator[pydicom.Dataset]:
         yield from self.archive.strangers()
@@ -235,24 +235,24 @@ class _Dimse:
 
     def get(self, event: Any) -> Iterator[Any]:
         yield 60_000  # sub-operations: more than there are ends them with a warning
-        for found in self._objects(event.identifier):
-            yield 0xFF00, found
+        for dataset in self._objects(event.identifier):
+            yield 0xFF00, dataset
 
     def move(self, event: Any) -> Iterator[Any]:
-        found = [*self._objects(event.identifier)]
-        kinds = {(one.SOPClassUID, one.file_meta.TransferSyntaxUID) for one in found}
+        objects = [*self._objects(event.identifier)]
+        kinds = {(one.SOPClassUID, one.file_meta.TransferSyntaxUID) for one in objects}
         contexts = [build_context(*kind) for kind in kinds]
         yield "127.0.0.1", self.archive.receive, {"ae_title": event.move_destination, "contexts": contexts}
-        yield len(found)
-        for one in found:
+        yield len(objects)
+        for one in objects:
             yield 0xFF00, one
 
 
 def _row(values: dict[str, Any]) -> pydicom.Dataset:
-    found = pydicom.Dataset()
+    dataset = pydicom.Dataset()
     for name, value in values.items():
-        setattr(found, name, value)
-    return found
+        setattr(dataset, name, value)
+    return dataset
 
 
 @contextmanager
@@ -280,10 +280,10 @@ def hostile_archive(*paths: Path, **lies: Any) -> Iterator[HostileArchive]:
         server.server_close()
 
 
-def changed(found: pydicom.Dataset, **values: Any) -> pydicom.Dataset:
+def changed(dataset: pydicom.Dataset, **values: Any) -> pydicom.Dataset:
     """A copy of an object with other values, and with the syntax that it has."""
     with io.BytesIO() as file:
-        found.save_as(file, enforce_file_format=True)
+        dataset.save_as(file, enforce_file_format=True)
         file.seek(0)
         copy = pydicom.dcmread(file)
     for name, value in values.items():

@@ -72,9 +72,9 @@ class Site:
         """Import patients, and return what the command said, in one line."""
         listed = self.root / "studies.csv"
         listed.write_text("PatientID\n" + "\n".join(patients) + "\n")
-        found, out, err = self.run("import", *self.source, "--studies", listed, "--out", self.out, *options)
+        status, out, err = self.run("import", *self.source, "--studies", listed, "--out", self.out, *options)
         self.said = " ".join((out + err).split())
-        assert found == code, (found, self.said)
+        assert status == code, (status, self.said)
         return self.said
 
     @property

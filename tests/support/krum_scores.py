@@ -9,11 +9,11 @@ import torch
 def scores(models, parameters, hostile):
     """s(i), with every vector written out."""
     vectors = [np.concatenate([m[key].numpy().ravel() for key in parameters]) for m in models]
-    found = []
+    values = []
     for i, own in enumerate(vectors):
         others = sorted(((own - other) ** 2).sum() for j, other in enumerate(vectors) if j != i)
-        found.append(sum(others[: len(vectors) - hostile - 2]))
-    return found
+        values.append(sum(others[: len(vectors) - hostile - 2]))
+    return values
 
 
 def clamped(model, models, parameters, hostile):

@@ -55,18 +55,18 @@ def write_segmentation(
         for n, label in enumerate(named, 1)
     ]
     pixels = np.stack([mask.transpose(2, 1, 0) for mask in named.values()], axis=-1)
-    found = hd.seg.Segmentation(
+    segmentation = hd.seg.Segmentation(
         sorted_slices(files), pixels, kind, described, hd.UID(), 9, hd.UID(), 1, "t", "t", "1", "t"
     )
     if shuffled:
-        order = np.random.default_rng(1).permutation(found.NumberOfFrames)
-        stored = found.pixel_array[order]
-        found.PixelData = pack_bits(stored) if kind == "BINARY" else stored.tobytes()
-        groups = found.PerFrameFunctionalGroupsSequence
-        found.PerFrameFunctionalGroupsSequence = Items([groups[n] for n in order])
-    change(found)
+        order = np.random.default_rng(1).permutation(segmentation.NumberOfFrames)
+        stored = segmentation.pixel_array[order]
+        segmentation.PixelData = pack_bits(stored) if kind == "BINARY" else stored.tobytes()
+        groups = segmentation.PerFrameFunctionalGroupsSequence
+        segmentation.PerFrameFunctionalGroupsSequence = Items([groups[n] for n in order])
+    change(segmentation)
     path.parent.mkdir(parents=True, exist_ok=True)
-    found.save_as(path)
+    segmentation.save_as(path)
     return path
 
 
@@ -90,22 +90,22 @@ def write_rtstruct(
         change: called with the object before it is written.
     """
     slices = sorted_slices(files)
-    found = base(RTStructureSetStorage, slices[0].StudyInstanceUID, generate_uid())
-    found.Modality, found.PatientID = "RTSTRUCT", slices[0].PatientID
+    structures = base(RTStructureSetStorage, slices[0].StudyInstanceUID, generate_uid())
+    structures.Modality, structures.PatientID = "RTSTRUCT", slices[0].PatientID
     series = item(SeriesInstanceUID=slices[0].SeriesInstanceUID)
     study = item(RTReferencedSeriesSequence=Items([series]))
-    found.ReferencedFrameOfReferenceSequence = Items([item(RTReferencedStudySequence=Items([study]))])
+    structures.ReferencedFrameOfReferenceSequence = Items([item(RTReferencedStudySequence=Items([study]))])
     numbered = [*enumerate(contours.items(), 1)]
-    found.StructureSetROISequence = Items(
+    structures.StructureSetROISequence = Items(
         [item(ROINumber=n, ROIName=name, ROIGenerationAlgorithm=algorithm) for n, (name, _) in numbered]
     )
-    found.ROIContourSequence = Items([])
+    structures.ROIContourSequence = Items([])
     for n, (_, own) in numbered:
         drawn = Items([_drawn(slices[k], points, kind) for k, points in own])
-        found.ROIContourSequence.append(item(ReferencedROINumber=n, ContourSequence=drawn))
-    change(found)
+        structures.ROIContourSequence.append(item(ReferencedROINumber=n, ContourSequence=drawn))
+    change(structures)
     path.parent.mkdir(parents=True, exist_ok=True)
-    found.save_as(path, enforce_file_format=True)
+    structures.save_as(path, enforce_file_format=True)
     return path
 
 

@@ -85,14 +85,14 @@ def ground(reason: str, pair: tuple[str, str]) -> str:
     Raises:
         AssertionError: where two cannot be combined, and the line names others.
     """
-    found = _REFUSAL.fullmatch(reason)
-    if found is None:
+    match = _REFUSAL.fullmatch(reason)
+    if match is None:
         return re.sub(r" \([^)]*\)", "", reason).partition(";")[0]
-    assert {found["first"], found["second"]} == {found["one"], found["other"]}, reason
-    assert {found["one"], found["other"]} & set(pair), reason
-    word = found["word"]
+    assert {match["first"], match["second"]} == {match["one"], match["other"]}, reason
+    assert {match["one"], match["other"]} & set(pair), reason
+    word = match["word"]
     if word not in BESIDE_METHODS:
-        assert {found["one"], found["other"]} == set(pair), reason
+        assert {match["one"], match["other"]} == set(pair), reason
     return "method" if word.startswith("method:") else word
 
 
@@ -169,15 +169,15 @@ class Sites:
         return ""
 
 
-def outcome(found: Sites, pair: tuple[str, str], name: str) -> str:
+def outcome(sites: Sites, pair: tuple[str, str], name: str) -> str:
     """The outcome of a pair in a setting.
 
     Returns:
         ``allowed``; the ground on which the pair is refused; or ``as NAME alone`` where one of the two is
         refused with the same words by itself.
     """
-    reason = found.refusal(pair, name)
+    reason = sites.refusal(pair, name)
     for method in pair if len(set(pair)) > 1 and reason else ():
-        if found.refusal((method, method), name) == reason:
+        if sites.refusal((method, method), name) == reason:
             return f"as {method} alone"
     return ground(reason, pair) if reason else "allowed"

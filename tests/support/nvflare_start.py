@@ -85,12 +85,12 @@ def built(workspace: Workspace, arguments: argparse.Namespace, server: bool, app
 
 def answer(kit: Path, server: bool, apps: list[Path]) -> None:
     workspace, _ = start(kit, server, None)
-    said = [deployed(workspace, app) for app in apps]
+    refusals = [deployed(workspace, app) for app in apps]
     ConfigService.reset()
     workspace, arguments = start(kit, server, JOB)
-    for app, refusal in zip(apps, said, strict=True):
-        told = {"deployed": refusal, "built": built(workspace, arguments, server, app)}
-        print(json.dumps(told), flush=True)
+    for app, refusal in zip(apps, refusals, strict=True):
+        report = {"deployed": refusal, "built": built(workspace, arguments, server, app)}
+        print(json.dumps(report), flush=True)
 
 
 def main() -> None:

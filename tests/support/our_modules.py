@@ -9,9 +9,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def modules() -> dict[str, Path]:
-    found = {}
+    names = {}
     for folder, _, files in os.walk(ROOT / "medfedaug", followlinks=True):
         for path in (Path(folder, file) for file in files if file.endswith(".py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
-            found[".".join(part for part in parts if part != "__init__")] = path.resolve()
-    return dict(sorted(found.items()))
+            names[".".join(part for part in parts if part != "__init__")] = path.resolve()
+    return dict(sorted(names.items()))

@@ -22,7 +22,7 @@ def outside_package(tmp_path, monkeypatch) -> Iterator[Callable[..., Path]]:
         (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
         lines = []
         for group, names in entry_points.items():
-            lines += [f"[{group}]", *(f"{name} = {module}:{found}" for name, found in names.items())]
+            lines += [f"[{group}]", *(f"{name} = {module}:{plugin}" for name, plugin in names.items())]
         (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
         monkeypatch.syspath_prepend(str(site))
         modules.append(module)

@@ -66,8 +66,8 @@ def blocks(page: Path | str, *languages: str, section: str = "") -> Iterator[Blo
         if token.type == "fence":
             language = token.info.strip()
             if (not languages or language in languages) and (not section or section == title):
-                said = before if before["kind"] else whole
-                yield Block(language, token.content, token.map[0] + 1, said["kind"], said["text"])
+                state = before if before["kind"] else whole
+                yield Block(language, token.content, token.map[0] + 1, state["kind"], state["text"])
         elif token.type == "heading_open":
             heading = token.tag
         elif token.type == "inline" and heading:

@@ -33,9 +33,9 @@ def _clean(label: str) -> str:
 
 def _number(cell: str) -> str:
     """``"**82.17 (1.15**)"``, ``"52.42 \\pm 0.4"`` or ``") 77.08 (0.59)"`` as one number with its spread."""
-    found = re.findall(r"\d+\.\d+", cell)
-    assert len(found) <= 2, cell
-    return " ± ".join(found)
+    numbers = re.findall(r"\d+\.\d+", cell)
+    assert len(numbers) <= 2, cell
+    return " ± ".join(numbers)
 
 
 # --- FedFA+: cells between tabulators ---------------------------------------------------------------------
@@ -51,9 +51,9 @@ def _fedfa_plus(text: str, table: str) -> list[Row]:
     lines = [line for line in re.split(r"\nTABLE \d", block)[0].splitlines() if "\t" in line]
     rows = [(_clean(label), cells) for label, *cells in (line.split("\t") for line in lines)]
     return [
-        (label, found)
+        (label, numbers)
         for label, cells in rows
-        if label and (found := list(filter(None, map(_number, cells))))
+        if label and (numbers := list(filter(None, map(_number, cells))))
     ]
 
 
@@ -119,25 +119,25 @@ def _fedrdn(text: str, table: str) -> list[Row]:
 
 def _words(line: str) -> tuple[str, list[str]]:
     line = re.sub(r"\[\d+\]", "", line)
-    found = re.search(r"(?<![\d-])\d+\.\d", line)
-    if found is None:
+    match = re.search(r"(?<![\d-])\d+\.\d", line)
+    if match is None:
         return line, []
-    rest = line[found.start() :]
+    rest = line[match.start() :]
     rest = re.sub(r"\s0\.0\d{3}\b", "", rest)  # p-values
     numbers = re.findall(r"\d+\.\d+(?: ± \d+\.\d+)?", rest)
-    return _clean(line[: found.start()]).replace(" (Ours)", ""), numbers
+    return _clean(line[: match.start()]).replace(" (Ours)", ""), numbers
 
 
 def _sources(rows: list[Row]) -> list[Row]:
     """Rows of a source, a target and a number a method, as rows of a source and a method."""
-    found: dict[str, list[str]] = {}
+    rows_by_method: dict[str, list[str]] = {}
     source = ""
     for label, numbers in rows:
         *new, _target = label.split()
         source = new[0] if new else source
         for method, number in zip(("FedAvg", "+ norm", "+ FedMix", "+ FedRDN"), numbers, strict=True):
-            found.setdefault(f"{source}, {method}", []).append(number)
-    return list(found.items())
+            rows_by_method.setdefault(f"{source}, {method}", []).append(number)
+    return list(rows_by_method.items())
 
 
 # --- FedFD-A: Markdown, parts of which were one cell ------------------------------------------------------
@@ -200,10 +200,10 @@ def _merged(cells: list[str]) -> list[Row]:
     part, augmentation, loss, inference, *values = (cell.split("<br>") for cell in cells)
     name = part[0].split()[0] if part[0] else ""
     count = len(values[0])
-    (told,) = [column for column in (inference, loss, augmentation) if len(column) == count][:1]
+    (labels,) = [column for column in (inference, loss, augmentation) if len(column) == count][:1]
     return [
         (f"{name} {_clean(label)}", [_number(value[index]) for value in values])
-        for index, label in enumerate(told)
+        for index, label in enumerate(labels)
         if any(_number(value[index]) for value in values)
     ]
 
@@ -214,15 +214,15 @@ def _merged(cells: list[str]) -> list[Row]:
 def _fraug(text: str, table: str) -> list[Row]:
     block = re.split(rf"\nTable {table}: ", text)[1]
     header, *lines = [line.split("\t") for line in block.split("\n\n")[1].splitlines()]
-    found: dict[str, list[str]] = {}
+    rows: dict[str, list[str]] = {}
     data = ""
     for line in lines:
         data, site, *numbers = (line[0] or data, *line[1:])
         assert site, line
         methods = [name for name in header[1:] if name]
         for method, number in zip(methods, numbers, strict=True):
-            found.setdefault(f"{data}, {method}", []).append(_number(number))
-    return list(found.items())
+            rows.setdefault(f"{data}, {method}", []).append(_number(number))
+    return list(rows.items())
 
 
 _READERS = {"FedFA": _fedfa, "FedFA+": _fedfa_plus, "FedRDN": _fedrdn, "FedFD-A": _fedfd_a, "FRAug": _fraug}

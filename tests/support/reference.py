@@ -69,6 +69,10 @@ def segmenting(in_channels: int = 3, out_channels: int = 2, **_: Any) -> nn.Modu
     )
 
 
+SEGMENTING_OPTIONS: dict[str, Any] = {"network": "reference_segmenting", "network_args": {}, "batch_size": 2}
+SEGMENTING_OPTIONS |= {"loss": "cross_entropy", "optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0}
+
+
 class Batches(list[tuple[Tensor, Tensor]]):
     """What a site trained on in a round: images, float64, and labels, one pair a step.
 
@@ -123,10 +127,10 @@ class Draws(ExitStack):
     @staticmethod
     def _noting(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def drawn(*args: Any, **kwargs: Any) -> Tensor:
-            found = draw(*args, **kwargs)
+            value = draw(*args, **kwargs)
             if kwargs.get("generator") is None:
-                Draws.current.append(found.detach().clone())
-            return found
+                Draws.current.append(value.detach().clone())
+            return value
 
         return drawn
 
@@ -282,9 +286,19 @@ def assert_tested(
     """The site's test scores are those of a model, whose images are prepared so."""
     network = copied(run.network(), state).eval()
     with torch.no_grad():
-        found = network(prepare(pixels(run, site, "test"))).argmax(1).tolist()
-    for guess, case in zip(found, open_site(run.root / site).cases["test"], strict=True):
+        assert_scores(run, site, network(prepare(pixels(run, site, "test"))))
+
+
+def assert_scores(run: Federation, site: str, logits: Tensor) -> None:
+    """The site's test scores are those of these logits of its test images."""
+    for guess, case in zip(logits.argmax(1).tolist(), open_site(run.root / site).cases["test"], strict=True):
         assert run.tested[site].metrics["cases"][case.name] == float(run.config.classes[guess] == case.label)
+
+
+def labels_of(run: Federation, site: str) -> Tensor:
+    """The labels of a site's training images, in their order."""
+    cases = open_site(run.root / site).cases["training"]
+    return torch.tensor([run.config.classes.index(case.label) for case in cases])
 
 
 def images_of(batches: Batches, count: int) -> tuple[Tensor, Tensor]:
@@ -319,8 +333,8 @@ def descend(
         if term is not None:
             loss = loss + term(network, x, y)
         parameters = dict(network.named_parameters())
-        found = torch.autograd.grad(loss, list(parameters.values()))
-        gradients = dict(zip(parameters, found, strict=True))
+        slopes = torch.autograd.grad(loss, list(parameters.values()))
+        gradients = dict(zip(parameters, slopes, strict=True))
         if correct is not None:
             gradients = correct(gradients)
         with torch.no_grad():
@@ -341,10 +355,10 @@ def step_down(network: nn.Module, loss: Tensor, rate: float) -> None:
 
 def copied(network: nn.Module, state: Mapping[str, Tensor] | None = None) -> nn.Module:
     """A copy of the network, with other entries where they are given."""
-    found = copy.deepcopy(network)
+    result = copy.deepcopy(network)
     if state is not None:
-        found.load_state_dict(dict(state), strict=False)
-    return found
+        result.load_state_dict(dict(state), strict=False)
+    return result
 
 
 def entries(network: nn.Module, keys: Iterable[str] | None = None) -> State:
@@ -363,12 +377,12 @@ def mean(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> St
     }
 
 
-def assert_same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], atol: float = 1e-6) -> None:
+def assert_same(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], atol: float = 1e-6) -> None:
     """Both have the same keys, and the same numbers to so much."""
-    assert set(found) == set(expected)
+    assert set(state) == set(expected)
     for key, value in expected.items():
         torch.testing.assert_close(
-            found[key].double(),
+            state[key].double(),
             value.double(),
             rtol=1e-5,
             atol=atol,
@@ -421,8 +435,8 @@ def federated_averaging(
 def assert_models(run: Federation, rounds: Sequence[Round], atol: float = 1e-6) -> None:
     """Every round's global model is the hand-written one."""
     assert len(rounds) == len(run.models) - 1
-    for found, expected in zip(run.models[1:], rounds, strict=True):
-        assert_same(found, expected.model, atol)
+    for model, expected in zip(run.models[1:], rounds, strict=True):
+        assert_same(model, expected.model, atol)
 
 
 def assert_tested_with_its_own(run: Federation, rounds: Sequence[Round], site: str) -> None:
@@ -430,8 +444,8 @@ def assert_tested_with_its_own(run: Federation, rounds: Sequence[Round], site: s
     selected = run.server.selected_round
     last = max(r for r in range(1, selected + 1) if site in run.took_part(r))
     state = run.sites[site].trainer.network.state_dict()
-    found = {key: value for key, value in state.items() if value.is_floating_point()}
-    assert_same(found, {**rounds[last - 1].local[site], **rounds[selected - 1].model})
+    floats = {key: value for key, value in state.items() if value.is_floating_point()}
+    assert_same(floats, {**rounds[last - 1].local[site], **rounds[selected - 1].model})
 
 
 def assert_steps(
@@ -453,9 +467,9 @@ def share_of(draw: Tensor) -> Tensor:
     return draw[..., 0].double()
 
 
-def same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
+def same(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
     """Whether two state dicts agree to the last bit."""
-    return found.keys() == expected.keys() and all(torch.equal(found[k], expected[k]) for k in found)
+    return state.keys() == expected.keys() and all(torch.equal(state[k], expected[k]) for k in state)
 
 
 class Points:

@@ -35,7 +35,7 @@ def rehearse_poc(work: str | Path, say: Callable[[str], None] = print) -> dict[s
 
     Args:
         work: a new folder.
-        say: told what happens.
+        say: takes a line for each step.
 
     Returns:
         ``{"phases": seconds by name, "results": the job's, "scores": of one hospital,
@@ -83,7 +83,7 @@ def rehearse_provisioned(work: str | Path, say: Callable[[str], None] = print) -
 
     Args:
         work: a new folder.
-        say: told what happens.
+        say: takes a line for each step.
 
     Returns:
         ``{"phases": seconds by name, "results": the job's, "scores": of one hospital, "doctor": what it said,
@@ -132,7 +132,7 @@ def rehearse_own_keys(
 
     Args:
         work: a new folder.
-        say: told what happens.
+        say: takes a line for each step.
         hospitals: those that take part.
 
     Returns:
@@ -169,11 +169,11 @@ def rehearse_prospect(work: str | Path, say: Callable[[str], None] = print) -> d
 
     Args:
         work: a new folder.
-        say: told what happens.
+        say: takes a line for each step.
 
     Returns:
         ``{"phases": seconds by name, "missing": the server's reasons by hospital, "learnt": by hospital the
-        entries of each other hospital that it was told, "files": by hospital the files that the job left in
+        entries of each other hospital that it got, "files": by hospital the files that the job left in
         its kit, "pages": by hospital the text of its page, "ledgers": by hospital its ledger, "folders":
         where the server's, the lead's and each hospital's files are, "data": each hospital's images}``.
 
@@ -224,20 +224,20 @@ def rehearse_prospect(work: str | Path, say: Callable[[str], None] = print) -> d
             "data": {name: str(path) for name, path in system.data.items()},
         }
     for name, others in report["learnt"].items():
-        told = "; ".join(f"of {other}: {', '.join(entries)}" for other, entries in others.items())
-        say(f"{name} learnt {told or 'nothing'}")
+        entries_text = "; ".join(f"of {other}: {', '.join(entries)}" for other, entries in others.items())
+        say(f"{name} learnt {entries_text or 'nothing'}")
     return report
 
 
 def _learnt(kit: Path, own: str) -> dict[str, list[str]]:
     """Names of the numbers that a hospital has of each other one."""
-    found: dict[str, list[str]] = {}
+    learnt: dict[str, list[str]] = {}
     for path in kit.rglob(FINGERPRINTS):
         sites: Mapping[str, Any] = json.loads(path.read_text())["sites"]
-        for site, told in sites.items():
+        for site, content in sites.items():
             if site != own:
-                found[site] = sorted({*told, *told["entries"]} - {"entries"})
-    return found
+                learnt[site] = sorted({*content, *content["entries"]} - {"entries"})
+    return learnt
 
 
 def _texts(kit: Path, name: str) -> str:
@@ -255,8 +255,8 @@ def _job_under_masks(system: Rehearsal) -> dict[str, Any]:
         system.wait(job_id)
     folder = system.collect(job_id)
     ledger = system.medfedaug("ledger", system.kit(HOSPITALS[0]))
-    found = _results(folder)
-    return {"folder": str(folder), "results": found, "page": page, "ledger": ledger, "job": job_id}
+    results = _results(folder)
+    return {"folder": str(folder), "results": results, "page": page, "ledger": ledger, "job": job_id}
 
 
 def _one_job(system: Rehearsal) -> tuple[Path, dict[str, Any]]:

@@ -7,12 +7,12 @@ import psutil
 
 def left_running(work) -> list[psutil.Process]:
     """Processes of a rehearsal in ``work``, by their command line or their environment."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         try:
             text = " ".join([*process.cmdline(), process.environ().get("HOME", "")])
         except (psutil.Error, OSError):
             continue
         if str(work) in text and process.pid != psutil.Process().pid:
-            found.append(process)
-    return found
+            processes.append(process)
+    return processes

@@ -47,7 +47,7 @@ class Rehearsal:
 
     Args:
         work: a folder that does not exist yet, or is empty.
-        say: told what happens, a line at a time.
+        say: takes a line for each step.
         hospitals: those of the project that take part.
 
     Raises:
@@ -132,14 +132,14 @@ class Rehearsal:
 
     def processes(self) -> list[psutil.Process]:
         """The running processes of this rehearsal: all with its private home folder."""
-        found = []
+        running = []
         for process in psutil.process_iter():
             try:
                 if process.environ().get("HOME") == str(self.home) and process.status() != "zombie":
-                    found.append(process)
+                    running.append(process)
             except (psutil.Error, OSError):
                 continue
-        return found
+        return running
 
     # ------------------------------------------------------------------ steps
 
@@ -199,12 +199,12 @@ class Rehearsal:
         sent.mkdir(exist_ok=True)
         part = ("--as", kind)
         options = (*part, "--port", str(self.port), "--requests", requests)
-        told = self.medfedaug("enrol", "request", name, *options)
-        asked = Path(shutil.copy(requests / name / f"{name}.request.zip", sent))
-        signing = (*part, "--project", self.work / "project", "--fingerprint", _read_aloud(told))
-        root = _read_aloud(self.medfedaug("enrol", "sign", asked, *signing))
+        printed = self.medfedaug("enrol", "request", name, *options)
+        request = Path(shutil.copy(requests / name / f"{name}.request.zip", sent))
+        signing = (*part, "--project", self.work / "project", "--fingerprint", _read_aloud(printed))
+        root = _read_aloud(self.medfedaug("enrol", "sign", request, *signing))
         answer = sent / f"{name}.signed.zip"
-        for archive in (asked, answer):
+        for archive in (request, answer):
             _refuse_private_key(archive)
         keeping = ("--requests", requests, "--kit", self.kit(kit or name))
         self.medfedaug("enrol", "accept", answer, "--fingerprint", root, *keeping)
@@ -293,16 +293,16 @@ class Rehearsal:
             return bool(waiting)
 
         _until(waits, timeout, "no job waits for approval")
-        (found,) = waiting
+        (job,) = waiting
         for name in self.hospitals:
-            self._await_job(name, found, timeout)
-            self.medfedaug("approve", self.kit(name), found[:12])
+            self._await_job(name, job, timeout)
+            self.medfedaug("approve", self.kit(name), job[:12])
         return page
 
-    def _await_job(self, name: str, found: str, timeout: float) -> None:
+    def _await_job(self, name: str, job: str, timeout: float) -> None:
         """Wait until a job has come to a hospital."""
         _until(
-            lambda: any(self.kit(name).rglob(f"{JOBS_FOLDER}/{found}.json")),
+            lambda: any(self.kit(name).rglob(f"{JOBS_FOLDER}/{job}.json")),
             timeout,
             f"no job has come to {name}",
         )
@@ -411,14 +411,14 @@ class Rehearsal:
         Raises:
             RunFailed: when it does not in time.
         """
-        found: list[dict[str, Any]] = []
+        events: list[dict[str, Any]] = []
 
         def reported() -> bool:
-            found[:] = [e for e in self.events(job_id) if expected.items() <= e.items()]
-            return bool(found)
+            events[:] = [e for e in self.events(job_id) if expected.items() <= e.items()]
+            return bool(events)
 
         _until(reported, timeout, f"no event {expected}")
-        return found[-1]
+        return events[-1]
 
     def until(self, condition: Callable[[], bool | None], problem: str, timeout: float = 300) -> None:
         """Wait for something.
@@ -452,8 +452,8 @@ class Rehearsal:
 
     def _await_round(self, job_id: str, round_: int, timeout: float) -> None:
         def begun() -> bool:
-            found = self.events(job_id)
-            return any(e["event"] == "round_started" and e["round"] >= round_ for e in found)
+            events = self.events(job_id)
+            return any(e["event"] == "round_started" and e["round"] >= round_ for e in events)
 
         _until(begun, timeout, f"round {round_} did not begin")
 
@@ -550,8 +550,8 @@ class Rehearsal:
 
 def _read_aloud(printed: str) -> str:
     """The fingerprint in what a command printed."""
-    found = re.findall(r"fingerprint(?: of the root)?: ([0-9A-F ]+)", " ".join(printed.split()))
-    return str(found[-1])
+    fingerprints = re.findall(r"fingerprint(?: of the root)?: ([0-9A-F ]+)", " ".join(printed.split()))
+    return str(fingerprints[-1])
 
 
 def _refuse_private_key(archive: Path) -> None:

@@ -76,11 +76,11 @@ class Page(HTMLParser):
 def patients(site_scores, whose=None):
     """`test.sites` or `test.unseen` with the given score of each case, their mean, and whose each case is."""
     known = {s: [v for v in cases.values() if v is not None] for s, cases in site_scores.items()}
-    found = {s: {"dice": sum(known[s]) / len(known[s]), "cases": cases} for s, cases in site_scores.items()}
+    entries = {s: {"dice": sum(known[s]) / len(known[s]), "cases": cases} for s, cases in site_scores.items()}
     for site, cases in site_scores.items() if whose else ():
         numbers = {}  # as a site counts them: anew in each run
-        found[site]["patients"] = {case: numbers.setdefault(whose(case), len(numbers)) for case in cases}
-    return found
+        entries[site]["patients"] = {case: numbers.setdefault(whose(case), len(numbers)) for case in cases}
+    return entries
 
 
 @pytest.fixture

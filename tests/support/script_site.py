@@ -42,7 +42,7 @@ class ScriptSite(Hospital):
             FLContextKey.CURRENT_RUN: job,
             FLContextKey.CURRENT_JOB_ID: job,
             FLContextKey.WORKSPACE_OBJECT: workspace,
-            # NVFlare logs an error, and tells its engine so, where the script has ended before its first task.
+            # NVFlare logs an error through its engine where the script has ended before its first task.
             ReservedKey.ENGINE: SimpleNamespace(
                 get_workspace=lambda: workspace, fire_event=lambda *event: None
             ),

@@ -136,7 +136,7 @@ def _metrics_as_before():
 @pytest.fixture(autouse=True)
 def _allowed_as_before(monkeypatch):
     """Keep a site's limits on its process, which last until it ends, from other tests."""
-    monkeypatch.setattr(content, "_given", dict(content._given))
+    monkeypatch.setattr(content, "_named", dict(content._named))
     yield
     content.restrict(None)
     plugins.restrict(None)
@@ -384,9 +384,9 @@ def thirty_cases(tmp_path_factory) -> Path:
 @pytest.fixture
 def ready_kit(kits, thirty_cases) -> Path:
     """The kit of a hospital that is ready for a job."""
-    found = open_kit(kits / "hospital-a")
-    found.write(found.plan({"data": thirty_cases, "device": "cpu"}, forbid=True))
-    return found.path
+    kit = open_kit(kits / "hospital-a")
+    kit.write(kit.plan({"data": thirty_cases, "device": "cpu"}, forbid=True))
+    return kit.path
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What a run told a tracker, and what its results tell."""
+"""The numbers that a run sent to a tracker, and the numbers of its results."""
 
 from __future__ import annotations
 
@@ -6,66 +6,66 @@ from __future__ import annotations
 Numbers = dict[tuple[str, str, int], float]
 
 
-def told(results: dict) -> Numbers:
-    """The numbers of `results.json`."""
-    found: Numbers = {}
+def from_results(results: dict) -> Numbers:
+    """Return the numbers of `results.json`."""
+    numbers: Numbers = {}
     for entry in results["rounds"]:
         for site, metrics in entry["sites"].items():
             for name, value in metrics.items():
                 if name != "samples" and value is not None:
-                    found[site, name, entry["round"]] = value
+                    numbers[site, name, entry["round"]] = value
     for group in ("sites", "unseen"):
         for site, scores in results["test"][group].items():
             by_class = {f"/{name}": values for name, values in scores["classes"].items()}
             for label, values in {"": scores, **by_class}.items():
                 for name in ("dice", "hd95", "nsd", "missed", *(() if label else ("undivided",))):
                     if values[name] is not None:
-                        found[site, f"test_{name}{label}", results["selected_round"]] = values[name]
-    return found
+                        numbers[site, f"test_{name}{label}", results["selected_round"]] = values[name]
+    return numbers
 
 
 def from_tensorboard(folder) -> Numbers:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found: Numbers = {}
+    numbers: Numbers = {}
     for site in folder.iterdir():
         events = EventAccumulator(str(site))
         events.Reload()
         for tag in events.Tags()["scalars"]:
-            found.update({(site.name, tag, event.step): event.value for event in events.Scalars(tag)})
-    return found
+            numbers.update({(site.name, tag, event.step): event.value for event in events.Scalars(tag)})
+    return numbers
 
 
 def from_mlflow(folder) -> Numbers:
     from mlflow.tracking import MlflowClient
 
-    client, found = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}"), {}
+    client, numbers = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}"), {}
     (experiment,) = client.search_experiments(filter_string="name = 'medfedaug-experiment'")
     for run in client.search_runs([experiment.experiment_id]):
         site = run.info.run_name.split("-")[0]
         for tag in run.data.metrics:
             history = client.get_metric_history(run.info.run_id, tag)
-            found.update({(site, tag, entry.step): entry.value for entry in history})
-    return found
+            numbers.update({(site, tag, entry.step): entry.value for entry in history})
+    return numbers
 
 
 def from_wandb(folder) -> Numbers:
     """The steps of offline runs, which `wandb sync` would send."""
-    found: Numbers = {}
+    numbers: Numbers = {}
     for records in map(wandb_records, sorted(folder.glob("wandb/offline-run-*/run-*.wandb"))):
         (run,) = (record.run for record in records if record.HasField("run"))
         site = run.display_name.split("-")[0]
         for record in records:
             values = {item.key or item.nested_key[0]: float(item.value_json) for item in record.history.item}
-            found.update({(site, k, int(values["_step"])): v for k, v in values.items() if k[0] != "_"})
-    return found
+            numbers.update({(site, k, int(values["_step"])): v for k, v in values.items() if k[0] != "_"})
+    return numbers
 
 
 def wandb_records(path) -> list:
     """The records of a run: chunks in blocks of 32 KiB, each after seven bytes, as in a log of LevelDB."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    data, found, part, at = path.read_bytes(), [], b"", 7
+    data, records, part, at = path.read_bytes(), [], b"", 7
     while at + 7 <= len(data):
         if (left := 32768 - at % 32768) < 7:
             at += left
@@ -74,6 +74,6 @@ def wandb_records(path) -> list:
         part += data[at + 7 : at + 7 + size]
         at += 7 + size
         if kind in (1, 4):  # the whole record, or its last chunk
-            found.append(Record.FromString(part))
+            records.append(Record.FromString(part))
             part = b""
-    return found
+    return records

@@ -112,7 +112,7 @@ def test_faults(make_photos, make_site, tmp_path):
     site = open_site(folder)
     site.cases["training"][0].image.write_bytes(b"nothing")
     with pytest.raises(DataError, match=r"site A, .*cannot be read"):
-        list(site.images("training"))
+        [site.load_image(case) for case in site.cases["training"]]
     make_site("B", root=folder.parent, channels=3)
     with pytest.raises(DataError, match=r"site B.*segmentation, site A for classification"):
         check_federation([open_site(folder), open_site(folder.parent / "B"), open_site(folder, name="C")])

@@ -52,10 +52,10 @@ def test_it_is_the_equation(size, band):
 
 def test_a_volume_is_its_slices():
     volume, mean = images(2, 6, 5, 3), F.amplitude_spectrum(images(2, 6, 5, seed=1))
-    found = F.normalise_amplitude(volume, mean)
+    result = F.normalise_amplitude(volume, mean)
     amplitudes = F.amplitude_spectrum(volume)
     for i in range(3):
-        torch.testing.assert_close(found[..., i], F.normalise_amplitude(volume[..., i], mean))
+        torch.testing.assert_close(result[..., i], F.normalise_amplitude(volume[..., i], mean))
         torch.testing.assert_close(amplitudes[..., i], F.amplitude_spectrum(volume[..., i]))
 
 
@@ -71,9 +71,9 @@ def test_an_image_with_its_own_amplitudes_is_itself():
 @pytest.mark.parametrize("value", [0.0, 3.0])
 def test_a_slice_without_content_stays_without(value):
     mean = F.amplitude_spectrum(images(1, 6, 5))
-    found = F.normalise_amplitude(torch.full((1, 6, 5), value), mean)
+    result = F.normalise_amplitude(torch.full((1, 6, 5), value), mean)
     expected = float(mean[0, 0, 0]) / 30 if value else 0.0
-    torch.testing.assert_close(found, torch.full((1, 6, 5), expected))
+    torch.testing.assert_close(result, torch.full((1, 6, 5), expected))
 
 
 def test_the_size_must_be_that_of_the_amplitudes():

@@ -173,7 +173,7 @@ def test_types_in_and_out_and_no_mutation(kind, dtype):
 
 
 @pytest.mark.parametrize(
-    ("given", "dtype", "expected"),
+    ("arguments", "dtype", "expected"),
     [
         (torch.float32, np.float64, torch.float64),
         (torch.float64, None, torch.float64),
@@ -183,8 +183,8 @@ def test_types_in_and_out_and_no_mutation(kind, dtype):
         (torch.float32, "float16", torch.float16),
     ],
 )
-def test_output_dtype(given, dtype, expected):
-    x = image(4, 4, dtype=given)
+def test_output_dtype(arguments, dtype, expected):
+    x = image(4, 4, dtype=arguments)
     out = FedRDN(SITES, site="A", dtype=dtype)(x)
     assert out.dtype == expected
     np.testing.assert_allclose(out.double().numpy(), normalized(x, "A"), rtol=2e-3, atol=2e-3)

@@ -59,22 +59,22 @@ def test_what_moves_pixels_moves_a_label_map_to_the_nearest(name, sign):
     label = torch.arange(1, 12 * 9 + 1).reshape(1, 12, 9)
     transform = one(name, 7.0, sign)
     transform.randomize()
-    found = transform.move_label(label)
-    assert found.dtype == label.dtype
+    result = transform.move_label(label)
+    assert result.dtype == label.dtype
     expected = sampled(label[0].numpy(), np.asarray(matrix))
     # Rounding at half a pixel goes either way.
-    assert float((found[0].numpy() == expected).mean()) > 0.97
+    assert float((result[0].numpy() == expected).mean()) > 0.97
 
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_translations_are_a_share_of_the_size(sign):
     x = image(1, 20, 20)
     for name, axis in (("translate_x", 1), ("translate_y", 2)):
-        found = one(name, 10.0, sign)(x)
+        result = one(name, 10.0, sign)(x)
         expected = torch.roll(x, -9 * sign, dims=axis)
         lost = slice(20 - 9, None) if sign > 0 else slice(0, 9)
         expected[(slice(None), lost) if axis == 1 else (..., lost)] = 0
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(result, expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -89,8 +89,8 @@ def test_operations_on_intensities_are_what_the_table_says(sign):
         "contrast": ((unit - unit.mean()) * (1 + 0.9 * 0.8 * sign) + unit.mean()).clamp(0, 1),
         "posterize": (unit * 2**5).floor().clamp_max(2**5 - 1) / 2**5,
     }.items():
-        found = one(name, 8.0, sign)(x).double()
-        torch.testing.assert_close((found - low) / (high - low), expected, atol=1e-4, rtol=0, msg=name)
+        result = one(name, 8.0, sign)(x).double()
+        torch.testing.assert_close((result - low) / (high - low), expected, atol=1e-4, rtol=0, msg=name)
 
 
 def test_noise_and_smoothing_have_the_widths_of_the_table():
@@ -129,8 +129,8 @@ def test_without_magnitude_nothing_happens_and_constant_images_are_no_trouble(na
     x = image(3, 8, 6)
     assert torch.equal(RandAugment(3, 0.0, [name])(x), x)
     for constant in (torch.zeros(1, 8, 6), torch.full((1, 8, 6), 4.0)):
-        found = RandAugment(2, 9.0, [name]).set_random_state(0)(constant)
-        assert bool(torch.isfinite(found).all())
+        result = RandAugment(2, 9.0, [name]).set_random_state(0)(constant)
+        assert bool(torch.isfinite(result).all())
     assert torch.equal(RandAugment(0, 9.0, [name])(x), x)
 
 
@@ -183,7 +183,7 @@ def test_operations_and_directions_are_drawn_uniformly():
     for _ in range(600):
         transform.randomize()
         drawn += [(name, strength) for name, strength, _ in transform._drawn]
-    counts = [sum(name == wanted for name, _ in drawn) for wanted in transform.operations]
+    counts = [sum(name == expected for name, _ in drawn) for expected in transform.operations]
     assert sum(counts) == 1200
     # Four standard deviations of a binomial.
     assert max(abs(count - 400) for count in counts) < 4 * math.sqrt(1200 * 2 / 9)

@@ -36,11 +36,11 @@ def test_a_formula_as_text(latex, text):
 def test_all_formulas_of_the_library_are_known():
     """None shows a command of LaTeX."""
     objects = [*built_in_methods().values(), *map(functional.__dict__.get, functional.__all__)]
-    for found in (*objects, *map(models.__dict__.get, models.__all__)):
-        if callable(found):
-            doc = read_docstring(found)
+    for documented in (*objects, *map(models.__dict__.get, models.__all__)):
+        if callable(documented):
+            doc = read_docstring(documented)
             for text in (doc.summary, *doc.paragraphs, *doc.arguments.values(), *doc.sections.values()):
-                assert "\\" not in text, (found, text)
+                assert "\\" not in text, (documented, text)
 
 
 def test_a_method_is_described_with_its_equation(run):

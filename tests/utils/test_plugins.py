@@ -58,9 +58,9 @@ def test_the_pages_method_and_network_run_in_nvflare_and_in_process_to_the_same_
     output = run_in_simulator(config, phantom_dir, SITES, tmp_path, "cpu", execution=Execution(threads=1))
     server = run_in_process(config, phantom_dir, SITES, "cpu")
     for file, expected in (("global_model.pt", server.selection.state), ("final_model.pt", server.state)):
-        found = torch.load(output / file, weights_only=True)
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[key], expected[key]) for key in found)
+        state = torch.load(output / file, weights_only=True)
+        assert state.keys() == expected.keys()
+        assert all(torch.equal(state[key], expected[key]) for key in state)
 
 
 def test_the_pages_method_and_network_run_and_change_the_model(config, phantom_dir):
@@ -146,8 +146,8 @@ def test_the_page_of_a_job_is_of_what_the_site_allows(run, kits, config):
     open_kit(kit).job_book().note(config)
     code, out, _ = run("jobs", kit)
     assert code == 0
-    told = " ".join(out.split())
-    assert "it cannot run here (method 'cautious' of the package lesion-methods is not allowed here" in told
+    page = " ".join(out.split())
+    assert "it cannot run here (method 'cautious' of the package lesion-methods is not allowed here" in page
 
 
 @pytest.fixture

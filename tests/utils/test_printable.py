@@ -32,7 +32,7 @@ from medfedaug.nvflare_jobs.job.executor import SiteExecutor
 from medfedaug.nvflare_jobs.simulator.simulator import LOG_FILE, run_in_simulator
 from medfedaug.privacy import JobBook
 from medfedaug.privacy.job_log import Decision, JobEntry, Origin, job_hash
-from medfedaug.utils.event_text import Teller, follow
+from medfedaug.utils.event_text import EventLines, follow
 from medfedaug.utils.printable import log_printable, printable
 
 # Clears the screen, sets the title, C1, DEL, backspace, new lines of all kinds, directions, no width, markup.
@@ -118,19 +118,19 @@ def evil_settings(cls: type) -> list[tuple[str, object]]:
 
 @pytest.mark.parametrize("cls", [RunConfig, Execution, Plan])
 def test_no_setting_of_a_job_may_hold_such_a_character_and_its_value_is_not_repeated(cls):
-    build = {RunConfig: lambda told: SiteExecutor(config=told), Execution: Execution.from_dict}
-    build[Plan] = lambda told: RunConfig.from_dict({"plan": told})
-    found = evil_settings(cls)
-    for name, value in found:
-        with pytest.raises(ConfigError) as told:
+    build = {RunConfig: lambda values: SiteExecutor(config=values), Execution: Execution.from_dict}
+    build[Plan] = lambda values: RunConfig.from_dict({"plan": values})
+    values = evil_settings(cls)
+    for name, value in values:
+        with pytest.raises(ConfigError) as error:
             build[cls]({name: value})
-        assert_clean(str(told.value))
-        assert re.match(rf"plan: |{name}: ", str(told.value)), (name, str(told.value))
-        assert "evil" not in str(told.value)
+        assert_clean(str(error.value))
+        assert re.match(rf"plan: |{name}: ", str(error.value)), (name, str(error.value))
+        assert "evil" not in str(error.value)
         if cls is RunConfig:
             with pytest.raises(ConfigError):
                 FederationController(config={name: value})
-    assert found
+    assert values
 
 
 def test_letters_of_all_scripts_are_no_such_characters():
@@ -315,9 +315,9 @@ def test_a_site_that_answers_with_such_an_error_forges_no_line_at_the_server(
     assert_clean((tmp_path / "watch.html").read_text())
     folder = tmp_path / "run"
     folder.mkdir()
-    told = json.dumps(server.results())
-    (folder / "results.json").write_text(told)
-    assert_clean(told)
+    results = json.dumps(server.results())
+    (folder / "results.json").write_text(results)
+    assert_clean(results)
 
 
 def texts_replaced(value, by: str):
@@ -370,7 +370,7 @@ def test_no_field_of_an_event_reaches_a_terminal_or_a_page_as_it_is(
     deployment.run(tiny_config("fedrdn", rounds=1))
     own_events = [event for event, _ in follow(next((tmp_path / "kits/site_A").rglob("events.jsonl")))]
     events = [*deployment.events, {"event": "finished"}, *own_events, *RARE]
-    kinds = {name[1:] for name in vars(Teller) if re.fullmatch(r"_[a-z][a-z_]+", name)} - {"of"}
+    kinds = {name[1:] for name in vars(EventLines) if re.fullmatch(r"_[a-z][a-z_]+", name)} - {"of"}
     assert kinds <= {event["event"] for event in events}  # one that is new has its place in RARE
     file = tmp_path / "server/job/medfedaug/events.jsonl"
     file.parent.mkdir(parents=True)

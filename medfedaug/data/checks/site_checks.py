@@ -1,4 +1,4 @@
-"""Check that files and sites agree: class names, label maps, axes, and what others may read."""
+"""Check that files and sites agree: class names, label maps, axes, and files for custom readers."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ _PLANES = {"L": "sagittal", "R": "sagittal", "A": "coronal", "P": "coronal", "S"
 
 
 def check_label_maps(site: SiteFolder) -> None:
-    """Warn where one file is listed as the label map of two images, which a slip in a list may be."""
+    """Warn where one file is listed as the label map of two images, which may be an error in the list."""
     first: dict[Path, Case] = {}
     shared: list[tuple[Case, Case]] = []
     # Slices of one file share its label map.
     cases = [case for case in site.listed_cases if case.index is None]
     labels = [(case, case.label) for case in cases if isinstance(case.label, Path)]
-    places = real_paths(label for _, label in labels)
+    files = real_paths(label for _, label in labels)
     for case, label in labels:
-        one = first.setdefault(places[label], case)
-        if one is not case:
-            shared.append((one, case))
+        other = first.setdefault(files[label], case)
+        if other is not case:
+            shared.append((other, case))
     if shared:
-        one, case = shared[0]
-        told = f"its label map is that of {own(one.image)}, too"
+        other, case = shared[0]
+        problem = f"its label map is that of {own(other.image)}, too"
         if len(shared) > 1:
-            told += f", and {len(shared) - 1} more share one"
-        warn(told, site=site.name, path=case.image, hint="List for each image a label map of its own.")
+            problem += f", and {len(shared) - 1} more share one"
+        warn(problem, site=site.name, path=case.image, hint="List a separate label map for each image.")
 
 
 def compare_axes(site: str, axes: Mapping[str, Path], first: tuple[str, str, Path] | None = None) -> None:
-    """Warn where the axes of volumes point to different sides than those of the first, or of another site."""
+    """Warn where a volume's axes point to other sides than the first volume's, or another site's."""
     if not axes:
         return
     owner, (code, path) = ("", next(iter(axes.items()))) if first is None else (first[0], first[1:])
@@ -42,34 +42,27 @@ def compare_axes(site: str, axes: Mapping[str, Path], first: tuple[str, str, Pat
     for different, volume in axes.items():
         if different == code:
             continue
-        here, there = _PLANES[different[2]], _PLANES[code[2]]
-        told = f"its slices are {here}, those of {other} {there}"
-        if here == there:
-            told = f"its slices are turned against those of {other}"
-        warn(
-            f"{told} (axes to {different}, there to {code})",
-            site=site,
-            path=volume,
-            hint="Bring the volumes to one orientation, for instance with nibabel.as_closest_canonical.",
-        )
+        plane, other_plane = _PLANES[different[2]], _PLANES[code[2]]
+        problem = f"its slices are {plane}, those of {other} {other_plane}"
+        if plane == other_plane:
+            problem = f"its slices are turned against those of {other}"
+        hint = "Bring the volumes to one orientation, for instance with nibabel.as_closest_canonical."
+        warn(f"{problem} (axes to {different}, there to {code})", site=site, path=volume, hint=hint)
         return
 
 
 def check_classes(site: SiteFolder, expected: Sequence[str], whose: str) -> None:
-    """Check that the labels of a site have the same names as elsewhere.
-
-    Capitals, spaces, ``_`` and ``-`` do not matter, and ``foreground`` is any one class.
-    """
+    """Check that a site's classes have the expected names, by `plain_name`; ``foreground`` is any class."""
     if len(site.classes) != len(expected):
-        there = set(map(plain_name, site.classes))
-        fewer = there < set(map(plain_name, expected))
-        lacking = [name for name in expected if fewer and plain_name(name) not in there]
-        told = f", without {', '.join(lacking)}" if lacking else ""
-        # What a site did not annotate would be background there, and be learned as such.
+        names = set(map(plain_name, site.classes))
+        fewer = names < set(map(plain_name, expected))
+        missing = ", ".join(name for name in expected if fewer and plain_name(name) not in names)
+        without = f", without {missing}" if missing else ""
+        # A model would learn a class that the site did not annotate as background.
         raise site.error(
-            f"{len(site.classes)} classes{told}, {whose} has {len(expected)}",
-            hint="All sites need the same classes: annotate what is there of each, and name one that no case "
-            'has, too; or name under "labelled" in dataset.json the classes that the site has annotated.',
+            f"{len(site.classes)} classes{without}, {whose} has {len(expected)}",
+            hint="All sites need the same classes: annotate and name each, also one that no case has; or "
+            'name under "labelled" in dataset.json the classes that the site has annotated.',
         )
     for label, (name, other) in enumerate(zip(site.classes, expected, strict=True)):
         unnamed = len(expected) == 2 and label == 1 and "foreground" in (plain_name(name), plain_name(other))
@@ -81,45 +74,36 @@ def check_classes(site: SiteFolder, expected: Sequence[str], whose: str) -> None
 
 
 def check_known_classes(site: SiteFolder, expected: Sequence[str]) -> None:
-    """Check that a site of photographs has no class that the federation does not know; it may lack some."""
+    """Check that a site of photographs has no other classes than the federation."""
     unknown = sorted(set(site.classes) - set(expected))
     if unknown:
-        raise site.error(
-            f"the class '{own(unknown[0])}' is not among the federation's: {', '.join(expected)}", site.path
-        )
+        problem = f"the class '{own(unknown[0])}' is not among the federation's"
+        raise site.error(f"{problem}: {', '.join(expected)}", site.path)
 
 
-def check_files_alone(site: SiteFolder, who: str) -> None:
-    """Check that who reads a site's files without us gets the channels and label values of the federation."""
+def check_files_alone(site: SiteFolder, reader: str) -> None:
+    """Check that a custom reader of a site's files gets the federation's channels and label values."""
     if site.label_values:
-        raise site.error(
-            f"has label maps with the values {', '.join(map(str, site.label_values))}, and {who} reads files "
-            "as they are",
-            site.path,
-            hint="Write the index of each voxel's class: 0, 1, 2, ...",
-        )
+        values = f"has label maps with the values {', '.join(map(str, site.label_values))}"
+        hint = "Write the index of each voxel's class: 0, 1, 2, ..."
+        raise site.error(f"{values}, and {reader} reads files as they are", site.path, hint=hint)
     if site.channel_places:
-        raise site.error(
-            f"has other channels than the federation, or in another order, and {who} reads files as they are",
-            site.path,
-        )
-    if any(case.index is not None for cases in site.cases.values() for case in cases):
-        raise site.error(f"has its images in archives, and {who} reads files", site.path)
+        channels = "has other channels than the federation, or in another order"
+        raise site.error(f"{channels}, and {reader} reads files as they are", site.path)
+    if any(case.index is not None for case in site.listed_cases):
+        raise site.error(f"has its images in archives, and {reader} reads files", site.path)
 
 
 def check_folders_of_classes(sites: Sequence[SiteFolder]) -> None:
-    """Check that folders whose names `check_classes` takes for one are called alike; a site may lack some."""
-    where: dict[str, list[tuple[str, SiteFolder]]] = defaultdict(list)
+    """Check that folders whose names are equal by `plain_name` have the same name at all sites."""
+    folders: dict[str, list[tuple[str, SiteFolder]]] = defaultdict(list)
     for site in sites:
         for name in site.classes:
-            where[plain_name(name)].append((name, site))
-    for (first, owner), *others in where.values():
+            folders[plain_name(name)].append((name, site))
+    for (first, owner), *others in folders.values():
         for name, site in others:
             if name != first:
-                raise site.error(
-                    f"{name!r} and {first!r} of site {owner.name} would be two classes",
-                    site.path,
-                    hint="Give the folders one name.",
-                )
+                problem = f"{name!r} and {first!r} of site {owner.name} would be two classes"
+                raise site.error(problem, site.path, hint="Give the folders one name.")
         if not others and len(sites) > 1:
             warn(f"no other site has the class {first!r}", site=owner.name, path=owner.path / first)

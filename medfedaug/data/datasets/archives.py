@@ -1,4 +1,4 @@
-"""Sites with many images per file, and readers for the files in which benchmarks are published."""
+"""Sites with many images per file, and readers for the files of published benchmarks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Archive:
     Args:
         images: uint8, (N, H, W) or (N, H, W, 3).
         labels: classes as whole numbers, (N,).
-        owners: to whom each image belongs, where the file says so.
+        owners: owner of each image, where the file names it.
     """
 
     images: np.ndarray
@@ -35,7 +35,7 @@ class Archive:
     owners: Sequence[str] = ()
 
     def cases(self, path: Path, classes: Sequence[str]) -> list[Case]:
-        """Images of the file ``path`` as cases, named after the file and the position."""
+        """Return the images of the file ``path`` as cases, named after the file and the position."""
         return [Case(f"{path.name}/{i}", path, classes[int(label)], i) for i, label in enumerate(self.labels)]
 
 
@@ -47,7 +47,7 @@ class ArchiveSite(SiteFolder):
     """A site whose files hold many images each; `Case.index` is an image's position in its file.
 
     Args:
-        reader: what reads such a file. It is read once and kept for the process.
+        reader: reader of such a file. A file is read once for the process.
     """
 
     reader: Reader
@@ -67,7 +67,7 @@ class ArchiveSite(SiteFolder):
         return 3
 
     def load_image(self, case: Case, intensity: str = "raw") -> torch.Tensor:
-        """The image as uint8 (3, H, W), or with ``"scale"`` as float32 in [0, 1]."""
+        """Return the image as uint8 (3, H, W), or with ``"scale"`` as float32 in [0, 1]."""
         assert case.index is not None
         pixels = self._images(case.image)[case.index]
         if pixels.ndim == 2:
@@ -99,10 +99,10 @@ def read_archive(reader: Reader, path: Path) -> Archive:
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Reads arrays, numbers, text and containers, and refuses the rest, since a pickle can run any code."""
+    """Reads arrays, numbers, text and containers alone, since a pickle can run any code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        module = module.replace("numpy._core", "numpy.core")  # the same, before and after NumPy 2
+        module = module.replace("numpy._core", "numpy.core")  # the name before NumPy 2
         try:
             return _ALLOWED[module, name]
         except KeyError:
@@ -126,10 +126,10 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 
 
 def load_arrays(path: Path) -> Any:
-    """The content of a pickle that holds arrays, numbers, text and containers of them.
+    """Read a pickle of arrays, numbers, text and containers of them.
 
     Raises:
-        pickle.UnpicklingError: when it holds anything else.
+        pickle.UnpicklingError: for any other content.
         OSError: when it cannot be opened.
 
     Example:
@@ -141,25 +141,25 @@ def load_arrays(path: Path) -> Any:
         _pickle.UnpicklingError: holds builtins.print; only arrays are read
     """
     with open(path, "rb") as file:
-        # Python 2 wrote bytes where Python 3 expects text.
+        # Python 2 wrote bytes for text.
         return _ArrayUnpickler(file, encoding="latin1").load()
 
 
 def read_cifar(path: Path) -> Archive:
-    """A batch of CIFAR-10 (Python version): ``data`` (N, 3072), channels first, and ``labels``."""
+    """Read a batch of CIFAR-10 (Python version): ``data`` (N, 3072), channels first, and ``labels``."""
     batch = load_arrays(path)
     images = np.asarray(batch["data"]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return Archive(images, np.asarray(batch["labels"]))
 
 
 def read_pickled_pair(path: Path) -> Archive:
-    """A pickle of (images, labels), as FedBN publishes its digits."""
+    """Read a pickle of (images, labels), as FedBN publishes its digits."""
     images, labels = load_arrays(path)
     return Archive(np.asarray(images), np.asarray(labels).ravel())
 
 
 def read_idx(path: Path) -> Archive:
-    """Images in MNIST's format, with the labels of the file beside them."""
+    """Read images in MNIST's format, and labels from the file of the same name."""
     labels = path.name.replace("images", "labels").replace("idx3", "idx1")
     return Archive(_idx(path), _idx(path.with_name(labels)))
 
@@ -176,50 +176,50 @@ def _idx(path: Path) -> np.ndarray:
 
 
 def read_mat(path: Path) -> Archive:
-    """SVHN or SynthDigits in MATLAB's format: ``X`` (H, W, 3, N), ``y`` (N, 1); SVHN writes 10 for 0."""
+    """Read SVHN or SynthDigits in MATLAB's format: ``X`` (H, W, 3, N), ``y`` (N, 1); SVHN writes 10 for 0."""
     content = _matlab(path)
     return Archive(content["X"].transpose(3, 0, 1, 2), content["y"].ravel().astype(int) % 10)
 
 
 def read_emnist(path: Path) -> Archive:
-    """EMNIST in MATLAB's format: training and test images together, with their writers."""
+    """Read EMNIST in MATLAB's format: training and test images together, with their writers."""
     dataset = _matlab(path)["dataset"][0, 0]
     parts = [dataset[part][0, 0] for part in ("train", "test")]
     images, labels, writers = (
         np.concatenate([part[name] for part in parts]) for name in ("images", "labels", "writers")
     )
-    # MATLAB runs through an image column by column.
+    # MATLAB stores an image column by column.
     images = images.reshape(-1, 28, 28).transpose(0, 2, 1)
     return Archive(images, labels.ravel().astype(int), [f"writer_{writer:04d}" for writer in writers.ravel()])
 
 
 def _matlab(path: Path) -> dict[str, Any]:
-    from scipy.io import loadmat  # imported here: two benchmarks need it
+    from scipy.io import loadmat
 
     with open(path, "rb") as file:
         return dict(loadmat(file))
 
 
 def read_libsvm(path: Path) -> Archive:
-    """USPS as LIBSVM publishes it: ``label index:value ...``, 16 x 16, values -1 to 1, labels 1 to 10."""
+    """Read USPS of LIBSVM: ``label index:value ...``, 16 x 16, values -1 to 1, labels 1 to 10."""
     with bz2.open(path, "rt") as file:
         rows = [line.split() for line in file]
     values = np.zeros((len(rows), 256))
-    for row, into in zip(rows, values, strict=True):
+    for number, row in enumerate(rows):
         for item in row[1:]:
-            place, _, value = item.partition(":")
-            into[int(place) - 1] = float(value)
+            index, _, value = item.partition(":")
+            values[number, int(index) - 1] = float(value)
     images = ((values + 1) / 2 * 255).astype(np.uint8).reshape(-1, 16, 16)
     return Archive(images, np.array([int(row[0]) - 1 for row in rows]))
 
 
 def read_leaf(path: Path) -> Archive:
-    """A JSON file of LEAF's FEMNIST: 28 x 28 values in [0, 1] by writer."""
+    """Read a JSON file of LEAF's FEMNIST: 28 x 28 values in [0, 1] by writer."""
     content = parse_json(path.read_text(encoding="utf-8"))
     images, labels, owners = [], [], []
     for writer in content["users"]:
-        own = content["user_data"][writer]
-        images.append(np.round(np.reshape(np.array(own["x"], float), (-1, 28, 28)) * 255).astype(np.uint8))
-        labels += own["y"]
-        owners += [writer] * len(own["y"])
+        data = content["user_data"][writer]
+        images.append(np.round(np.reshape(np.array(data["x"], float), (-1, 28, 28)) * 255).astype(np.uint8))
+        labels += data["y"]
+        owners += [writer] * len(data["y"])
     return Archive(np.concatenate(images), np.array(labels, int), owners)

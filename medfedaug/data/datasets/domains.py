@@ -1,7 +1,7 @@
 """Photographs, one domain per site: Office-Caltech 10, DomainNet-10, PACS, VLCS, OfficeHome.
 
 Every function takes the folder with the published files and returns its sites;
-`medfedaug.data.benchmarks` lists them, says where the files come from, and checks what is returned.
+`medfedaug.data.benchmarks` lists them with the sources of the files, and checks the sites.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _VLCS = ("bird", "car", "chair", "dog", "person")
 # Shares of each class for training and validation; the rest is for the test.
 _SHARES = {"seeded": (0.6, 0.2), "domainbed": (0.8, 0.1)}
 
-# Listed in PACS's published splits under a name that its archive does not have.
+# In PACS's published splits, but not in its archive.
 _PACS_ERRATA = frozenset({"sketch/dog/n02103406_4068-1.png"})
 
 
@@ -44,12 +44,12 @@ def domainnet_10(root: Path, fraction: float = 0.4, split: str = "published") ->
 
     Args:
         root: the folder.
-        fraction: of the images that could train, above 0 and at most 1.
-        split: ``"published"``: of each training list of n images the first ``int(0.8 · fraction · n)`` are
-            for training and the last ``int(0.2 · n)`` for validation. The default fraction gives the numbers
-            of FedFA+ Table 2 and FedRDN Table 6 (672 and 420 of clipart's 2,103). ``"domainbed"``: the first
-            ``fraction`` of the training list, which has 80 % of a site's images, is for training; every other
-            image of the test list is for validation, the rest for the test.
+        fraction: of the possible training images, above 0 and at most 1.
+        split: ``"published"``: the first ``int(0.8 · fraction · n)`` of a training list of n images train,
+            and the last ``int(0.2 · n)`` validate. The default fraction gives the numbers of FedFA+ Table 2
+            and FedRDN Table 6 (672 and 420 of clipart's 2,103). ``"domainbed"``: the first ``fraction`` of
+            the training list, which has 80 % of a site's images, trains; every other image of the test list
+            validates, the rest test.
     """
     if not 0 < fraction <= 1:
         raise ConfigError(f"fraction must be above 0 and at most 1, got {fraction}")
@@ -74,9 +74,9 @@ def pacs(root: Path, split: str = "seeded") -> list[SiteFolder]:
         root: the folder.
         split: ``"seeded"``: each class is split 60/20/20. ``"domainbed"``: 80/10/10, with as many training
             images as in DomainBed, which uses the other 20 % for validation and tests at other sites.
-            ``"published"``: the authors' ``*_train_kfold.txt`` is for training; every other image of
-            ``*_crossval_kfold.txt`` is for validation, the rest for the test, since the authors' protocol has
-            no test images at a site that trains.
+            ``"published"``: the authors' ``*_train_kfold.txt`` trains; every other image of
+            ``*_crossval_kfold.txt`` validates, the rest test, since the authors' protocol has no test images
+            at a training site.
     """
     check_choice("split", split, (*_SHARES, "published"))
     folder = base_folder(base_folder(root, "PACS", "pacs_data"), "kfold", "pacs_data")
@@ -96,9 +96,9 @@ def vlcs(root: Path, split: str = "published") -> list[SiteFolder]:
 
     Args:
         root: the folder, with ``<site>/{train,crossval,test}/<0 to 4>/*`` or ``<site>/<class>/*``.
-        split: ``"published"``: the folders ``train``, ``crossval`` and ``test`` are for training, validation
-            and test; where there are none, each class is split 60/20/20. ``"domainbed"``: all images of a
-            class, from whichever folder, are split 80/10/10 as for `pacs`.
+        split: ``"published"``: the folders ``train``, ``crossval`` and ``test`` train, validate and test;
+            without them, each class is split 60/20/20. ``"domainbed"``: all images of a class, from all
+            folders, are split 80/10/10 as for `pacs`.
     """
     check_choice("split", split, ("published", "domainbed"))
     root = base_folder(root, "VLCS")
@@ -155,17 +155,14 @@ def _site(folder: Path, name: str, split: Mapping[str, Sequence[Case]]) -> SiteF
 
 
 def _listed(root: Path, site: str, part: str) -> list[Case]:
-    """A list of FedBN: a pickle of (paths, classes) beside the sites' folders, or JSON in ``splits``."""
+    """Read a list of FedBN: a pickle of (paths, classes), or JSON in the folder ``splits``."""
     path = root / f"{site}_{part}.pkl"
     if not path.exists() and (root / "splits").is_dir():
         path = root / "splits" / f"{site}_{part}.json"
     try:
-        entries: Any = (
-            parse_json(path.read_text())
-            if path.suffix == ".json"
-            else list(zip(*load_arrays(path), strict=True))
-        )
-        # Paths begin where FedBN's archive was unpacked; the last three parts are site, class and file.
+        is_json = path.suffix == ".json"
+        entries: Any = parse_json(path.read_text()) if is_json else zip(*load_arrays(path), strict=True)
+        # Paths begin at FedBN's folder; the last three parts are site, class and file.
         parts = [(PurePosixPath(str(image)).parts[-3:], str(label)) for image, label in entries]
     except FileNotFoundError:
         raise
@@ -175,7 +172,7 @@ def _listed(root: Path, site: str, part: str) -> list[Case]:
 
 
 def _kfold(folder: Path, path: Path) -> list[Case]:
-    """A list of PACS, with one line ``site/class/file number`` per image."""
+    """Read a list of PACS, with one line ``site/class/file number`` per image."""
     cases = []
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         image, _, label = line.strip().rpartition(" ")

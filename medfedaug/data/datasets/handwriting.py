@@ -40,14 +40,14 @@ _EACH = (0.8, 0.1)
 def femnist(root: Path, writers: int = 0, min_images: int = 10) -> list[SiteFolder]:
     """FEMNIST as LEAF or FedScale writes it: a site is a writer.
 
-    LEAF's own division by image (``data/train``, ``data/test``) is kept, a tenth of the training images
-    validates; without it (``data/all_data``) each writer is split 80/10/10. So are FedScale's writers of
-    ``client_data_mapping/train.csv``; those of its other lists do not train, and are tested with all their
-    images.
+    LEAF's division by image (``data/train``, ``data/test``) stays, with a tenth of the training images for
+    validation; without it (``data/all_data``) each writer is split 80/10/10. FedScale's writers of
+    ``client_data_mapping/train.csv`` are split alike; writers of its other lists do not train, and are tested
+    with all their images.
 
     Args:
-        root: the folder ``data`` of LEAF's femnist, or the one above; or that of FedScale's femnist.
-        writers: so many of those that train, evenly from all; 0 for all of them.
+        root: LEAF's folder ``femnist`` or ``femnist/data``, or FedScale's folder.
+        writers: number of training writers, evenly from all; 0 for all.
         min_images: writers with fewer are left out.
     """
     if (root / _LISTS).is_dir():
@@ -64,7 +64,7 @@ def femnist(root: Path, writers: int = 0, min_images: int = 10) -> list[SiteFold
     else:
         both = parts["train"].keys() & parts["test"].keys()
         splits = _split({name: parts["train"][name] for name in both}, _TRAINING_AND_VALIDATION)
-        splits = {name: {**own, "test": parts["test"][name]} for name, own in splits.items()}
+        splits = {name: {**split, "test": parts["test"][name]} for name, split in splits.items()}
     return _writers(partial(ArchiveSite, reader=read_leaf), root, splits, writers, min_images)
 
 
@@ -72,18 +72,18 @@ def _fedscale(root: Path, writers: int, min_images: int) -> list[SiteFolder]:
     lists = {path.stem: _listed(root, path) for path in sorted((root / _LISTS).glob("*.csv"))}
     if "train" not in lists:
         raise FileNotFoundError(2, "no such file", str(root / _LISTS / "train.csv"))
-    trained = _split(lists.pop("train"), _EACH)
+    training = _split(lists.pop("train"), _EACH)
     tested = [
-        ImageFolder(name, root, _CHARACTERS, {"training": (), "validation": (), "test": tuple(own)})
-        for found in lists.values()
-        for name, own in found.items()
+        ImageFolder(name, root, _CHARACTERS, {"training": (), "validation": (), "test": tuple(cases)})
+        for by_writer in lists.values()
+        for name, cases in by_writer.items()
     ]
-    return [*_writers(ImageFolder, root, trained, writers, min_images), *tested]
+    return [*_writers(ImageFolder, root, training, writers, min_images), *tested]
 
 
 def _listed(root: Path, path: Path) -> dict[str, list[Case]]:
-    """The cases of a list by its name and the writer's, whose numbers may stand in another list, too."""
-    found: dict[str, list[Case]] = defaultdict(list)
+    """Read the cases of a list, by list and writer: another list may have the same numbers of writers."""
+    by_writer: dict[str, list[Case]] = defaultdict(list)
     labels = range(len(_CHARACTERS))
     with path.open(encoding="utf-8", newline="") as file:
         rows = csv.reader(file)
@@ -91,19 +91,19 @@ def _listed(root: Path, path: Path) -> dict[str, list[Case]]:
             for row in islice(rows, 1, None):
                 writer, image, label = row[0], row[1], labels.index(int(row[-1]))
                 check_below(root, image, writer, path)
-                found[f"{path.stem}_{writer}"].append(Case(image, root / image, _CHARACTERS[label]))
+                by_writer[f"{path.stem}_{writer}"].append(Case(image, root / image, _CHARACTERS[label]))
         except (IndexError, ValueError, csv.Error) as error:
             message = "client_id,sample_path,label_name,label_id with a label from 0 to 61 is needed"
             raise DataError(f"line {rows.line_num}: {message}", path=path) from error
-    return found
+    return by_writer
 
 
 def emnist(root: Path, writers: int = 0, min_images: int = 10) -> list[SiteFolder]:
     """EMNIST ByClass in MATLAB's format, which names the writers: a site is a writer, split 80/10/10.
 
     Args:
-        root: the folder with ``emnist-byclass.mat``, or the one above ``matlab``.
-        writers: so many, evenly from all; 0 for all of them.
+        root: the folder with ``emnist-byclass.mat``, or with ``matlab``.
+        writers: number of writers, evenly from all; 0 for all.
         min_images: writers with fewer are left out.
     """
     path = base_folder(root, "matlab") / "emnist-byclass.mat"
@@ -112,11 +112,11 @@ def emnist(root: Path, writers: int = 0, min_images: int = 10) -> list[SiteFolde
 
 
 def _by_owner(files: Iterable[tuple[Path, Archive]]) -> dict[str, list[Case]]:
-    found: dict[str, list[Case]] = defaultdict(list)
+    by_owner: dict[str, list[Case]] = defaultdict(list)
     for path, archive in files:
         for owner, case in zip(archive.owners, archive.cases(path, _CHARACTERS), strict=True):
-            found[owner].append(case)
-    return found
+            by_owner[owner].append(case)
+    return by_owner
 
 
 def _split(
@@ -140,7 +140,7 @@ def _writers(
     ]
     if writers:
         if not 1 <= writers <= len(names):
-            raise ConfigError(f"{writers} writers were asked for, {len(names)} have {min_images} images")
+            raise ConfigError(f"{writers} writers are more than the {len(names)} with {min_images} images")
         names = [*spread(names, writers)]
     return [
         kind(name, root, _CHARACTERS, {key: tuple(splits[name][key]) for key in SPLITS}) for name in names
@@ -148,11 +148,11 @@ def _writers(
 
 
 def digits(root: Path, synthetic: bool = True) -> list[SiteFolder]:
-    """MNIST, MNIST-M, SVHN, USPS and SynthDigits, one site for each that is present.
+    """MNIST, MNIST-M, SVHN, USPS and SynthDigits, a site for each that is present.
 
-    Each in its authors' files: of the training images every class is divided 80/20 into training and
-    validation, the authors' test images test. Or as FedBN publishes them (``<site>/partitions``,
-    ``<site>/test.pkl``): the parts 0 to 7 train, 8 and 9 validate.
+    In the authors' files, each class of the training images is split 80/20 into training and validation, and
+    the test images test. In FedBN's (``<site>/partitions``, ``<site>/test.pkl``), parts 0 to 7 train, 8 and 9
+    validate.
 
     Args:
         root: the folder.
@@ -160,14 +160,14 @@ def digits(root: Path, synthetic: bool = True) -> list[SiteFolder]:
     """
     root = base_folder(root, "digit_dataset")
     names = [name for name in _COLLECTIONS if synthetic or name != "SynthDigits"]
-    found = [site for name in names if (site := _digits(root / name)) is not None]
-    if not found:
+    sites = [site for name in names if (site := _digits(root / name)) is not None]
+    if not sites:
         raise FileNotFoundError(2, "no collection", str(root / "MNIST"))
-    return found
+    return sites
 
 
 def _digits(folder: Path) -> SiteFolder | None:
-    """A collection as FedBN or its authors publish it; ``None`` where it is not there."""
+    """Open a collection as FedBN or its authors publish it; return ``None`` for a missing one."""
     if (folder / "partitions").is_dir():
         parts = [folder / "partitions" / f"train_part{i}.pkl" for i in range(10)]
         files = {"training": parts[:8], "validation": parts[8:], "test": [folder / "test.pkl"]}
@@ -176,7 +176,7 @@ def _digits(folder: Path) -> SiteFolder | None:
     if published is None:
         return _mnist_m(folder)
     reader, *names = published
-    train, test = ([*filter(Path.is_file, map(folder.joinpath, some))][:1] for some in names)
+    train, test = ([*filter(Path.is_file, map(folder.joinpath, variants))][:1] for variants in names)
     files = {"training": train, "test": test or [folder / names[1][0]]}
     return _collection(folder, reader, files) if train else None
 
@@ -211,7 +211,7 @@ def _mnist_m(folder: Path) -> SiteFolder | None:
 
 
 _IDX = ("{}-images-idx3-ubyte", "{}-images-idx3-ubyte.gz", "{}-images.idx3-ubyte")
-# By collection its reader, and the names that its training and test images may have; MNIST-M has folders.
+# By collection its reader, and possible names of its training and test images; MNIST-M has folders.
 _COLLECTIONS: dict[str, tuple[Reader, Sequence[str], Sequence[str]] | None] = {
     "MNIST": (read_idx, [name.format("train") for name in _IDX], [name.format("t10k") for name in _IDX]),
     "MNIST_M": None,
@@ -224,7 +224,7 @@ _COLLECTIONS: dict[str, tuple[Reader, Sequence[str], Sequence[str]] | None] = {
 BENCHMARKS = {
     "digits": Benchmark(
         digits,
-        "Digits: MNIST, MNIST-M, SVHN, USPS and SynthDigits, those that are there",
+        "Digits: MNIST, MNIST-M, SVHN, USPS and SynthDigits, where present",
         "http://yann.lecun.com/exdb/mnist, http://yaroslav.ganin.net (MNIST-M, SynthDigits), "
         "http://ufldl.stanford.edu/housenumbers, "
         "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets (usps), "
@@ -241,7 +241,7 @@ BENCHMARKS = {
         "https://github.com/TalwalkarLab/leaf/tree/master/data/femnist "
         "(./preprocess.sh -s niid --sf 1.0 -k 0 -t sample), "
         "or https://github.com/SymbioticLab/FedScale (femnist.tar.gz)",
-        "data/{train,test}/*.json or data/all_data/*.json, or client_data_mapping/*.csv and what they list",
+        "data/{train,test}/*.json or data/all_data/*.json, or client_data_mapping/*.csv and the listed files",
     ),
     "emnist": Benchmark(
         emnist,

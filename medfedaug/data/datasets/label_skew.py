@@ -1,4 +1,4 @@
-"""CIFAR-10 and Tiny-ImageNet, distributed to sites with different class proportions."""
+"""CIFAR-10 and Tiny-ImageNet, dealt to sites with different class proportions."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ from medfedaug.errors import ConfigError
 def cifar_10(
     root: Path, clients: int = 100, alpha: float = 0.3, validation: float = 0.1, seed: int = 0
 ) -> list[SiteFolder]:
-    """CIFAR-10: the training images are dealt to the sites, the test images in equal parts.
+    """Deal CIFAR-10 to sites by class, and its test images in equal parts.
 
     Args:
         root: the folder of the Python version, or one of image files, ``train/CLASS/*`` and
-            ``test/CLASS/*``, as copies of the data set are often given. Copies in JPEG are not quite the
-            published images.
+            ``test/CLASS/*``, as in many copies. Copies in JPEG differ slightly from the published images.
         clients: number of sites.
         alpha: see `medfedaug.data.splits.deal_by_dirichlet`; 0.3 and 0.6 in FedFA+.
         validation: share of a site's images that choose the round instead of training. The papers have none.
         seed: of the deal.
 
     Returns:
-        The sites ``client_000``, ...: their test images are a random part of the test set, of the same size
-        at each, so that the mean over sites is the accuracy on the whole test set.
+        The sites ``client_000``, ... with random parts of the test set of one size, so that the mean over
+        sites is the accuracy on the whole test set.
     """
     if (root / "train").is_dir() and (root / "test").is_dir():
         classes = tuple(sorted(folder.name for folder in (root / "train").iterdir() if folder.is_dir()))
@@ -66,7 +65,7 @@ def cifar_10(
 def tiny_imagenet(
     root: Path, clients: int = 100, alpha: float = 0.3, validation: float = 0.1, seed: int = 0
 ) -> list[SiteFolder]:
-    """Tiny-ImageNet, like `cifar_10`; its validation images are the test set, which has no labels."""
+    """Deal Tiny-ImageNet like `cifar_10`; its validation images test, since its test set has no labels."""
     root = base_folder(root, "tiny-imagenet-200")
     classes = tuple((root / "wnids.txt").read_text().split())
     train = [case for name in classes for case in class_cases(root / "train" / name / "images", name)]
@@ -90,18 +89,18 @@ def _deal(
     if not 0 < validation < 1:
         raise ConfigError(f"validation must be between 0 and 1, got {validation}")
     _, labels = np.unique([str(case.label) for case in train], return_inverse=True)
-    dealt = deal_by_dirichlet(labels, clients, alpha, seed)
+    parts = deal_by_dirichlet(labels, clients, alpha, seed)
     rng = np.random.default_rng(derive_seed(benchmark, "test", seed))
     tests = np.array_split(rng.permutation(len(test)), clients)
     width = max(3, len(str(clients - 1)))
     sites = []
-    for number, (own, tested) in enumerate(zip(dealt, tests, strict=True)):
-        own = rng.permutation(own)
-        held = max(1, round(validation * len(own)))
+    for number, (part, test_part) in enumerate(zip(parts, tests, strict=True)):
+        part = rng.permutation(part)
+        held = max(1, round(validation * len(part)))
         split = {
-            "training": tuple(train[i] for i in sorted(own[held:])),
-            "validation": tuple(train[i] for i in sorted(own[:held])),
-            "test": tuple(test[i] for i in sorted(tested)),
+            "training": tuple(train[i] for i in sorted(part[held:])),
+            "validation": tuple(train[i] for i in sorted(part[:held])),
+            "test": tuple(test[i] for i in sorted(test_part)),
         }
         sites.append((f"client_{number:0{width}d}", split))
     return sites
@@ -110,14 +109,14 @@ def _deal(
 BENCHMARKS = {
     "cifar_10": Benchmark(
         cifar_10,
-        "CIFAR-10 dealt to sites with class proportions of their own",
+        "CIFAR-10 dealt to sites with different class proportions",
         "https://www.cs.toronto.edu/~kriz/cifar.html (python version)",
         "cifar-10-batches-py/{batches.meta,data_batch_1,...,data_batch_5,test_batch}, "
         "or as image files: {train,test}/<class>/*",
     ),
     "tiny_imagenet": Benchmark(
         tiny_imagenet,
-        "Tiny-ImageNet, 200 classes, dealt to sites with class proportions of their own",
+        "Tiny-ImageNet, 200 classes, dealt to sites with different class proportions",
         "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
         "tiny-imagenet-200/{wnids.txt,train/<wnid>/images/*.JPEG,val/images/*.JPEG,val/val_annotations.txt}",
     ),

@@ -24,10 +24,10 @@ class LGGSite(VolumeFolder):
     """Patients as folders of TIFF slices, ``<patient>_<number>.tif`` with ``..._mask.tif``."""
 
     listing = ""
-    compares_axes = False  # TIFF says nothing of axes, nor of millimetres
+    compares_axes = False  # TIFF has neither axes nor millimetres
 
     def check_files(self) -> int:
-        """Check that slices have masks, and all of a patient one size, by the headers; one channel, FLAIR."""
+        """Check by headers that slices have masks, and all of a patient one size; return 1 channel, FLAIR."""
         for case in self.listed_cases:
             sizes = set[tuple[int, int]]()
             for slice_ in _slices(case.image):
@@ -42,11 +42,11 @@ class LGGSite(VolumeFolder):
         return 1
 
     def read_files(self, case: Case) -> list[torch.Tensor]:
-        """FLAIR of all slices, float32 (1, H, W, D)."""
+        """Read FLAIR of all slices, float32 (1, H, W, D)."""
         return [self._stack(_slices(case.image))]
 
     def read_label(self, case: Case) -> torch.Tensor:
-        """The masks of all slices, 0 or 1, float32 (1, H, W, D)."""
+        """Read the masks of all slices, 0 or 1, float32 (1, H, W, D)."""
         return (self._stack([_mask(path) for path in _slices(case.image)]) > 0).float()
 
     def _stack(self, paths: list[Path]) -> torch.Tensor:
@@ -62,10 +62,10 @@ def lgg_multisite(root: Path) -> list[SiteFolder]:
     """Five sites, FLAIR, split by patient; an institution with fewer than three patients is an unseen site.
 
     Reads the slices as published (``kaggle_3m/TCGA_<institution>_<patient>_<date>/*.tif``, split 60/20/20),
-    or volumes with a ``dataset.json`` a site, whose split is kept.
+    or volumes with a ``dataset.json`` and its split for each site.
 
     Raises:
-        DataError: for a site with a ``dataset.json`` that is none of the five.
+        DataError: for another site with a ``dataset.json``.
     """
     return listed_sites(root, "LGG", _INSTITUTIONS) or _published(root)
 
@@ -85,7 +85,7 @@ def _published(root: Path) -> list[SiteFolder]:
 
 
 def _slices(folder: Path) -> list[Path]:
-    """A patient's slices from first to last: the numbers have no leading zeros."""
+    """Return a patient's slices from first to last; the numbers have no leading zeros."""
     numbered = [
         (int(match[1]), path)
         for path in folder.iterdir()

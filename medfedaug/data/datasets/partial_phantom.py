@@ -1,4 +1,4 @@
-"""Phantom whose sites have outlined different structures, some slices, or nothing."""
+"""Phantom whose sites outline different structures, some slices, or nothing."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from medfedaug.data.base import SPLITS
 from medfedaug.data.folders import MANIFEST
 
 TRUTH = "truth"
-"""The folder beside the sites' with the same federation, everything outlined, for measuring alone."""
-
+"""Folder with the same federation and full outlines, for measuring alone."""
 _UNKNOWN = 255
 
 
@@ -30,28 +29,28 @@ def annotate_apart(
     sparse: float = 1.0,
     measured: bool = False,
 ) -> dict[str, tuple[str, ...]]:
-    """Take labels away from a phantom, and keep it as it was in the folder `TRUTH`.
+    """Remove labels from a phantom, and keep the original in the folder `TRUTH`.
 
     Args:
         root: the folder of `medfedaug.data.datasets.phantom.make_phantom`.
-        apart: whether each site has about half of the structures outlined: the first site the first ones, the
-            second the same number from the second one on, and so on around.
+        apart: whether each site outlines about half of the structures: the first site the first ones, the
+            second the same number from the second one on, and so on in a circle.
         unlabelled: names of sites that outline nothing.
-        sparse: share of the slices of a training volume that are outlined, evenly spaced; the others are
-            unknown. Validation and test cases are outlined throughout.
+        sparse: share of outlined slices of a training volume, evenly spaced; the others are unknown.
+            Validation and test cases are outlined throughout.
         measured: whether test cases keep all structures, so that borrowed ones are scored.
 
     Returns:
-        The structures that each site has outlined for training.
+        The structures that each site outlines for training.
 
     Raises:
-        ValueError: for an argument that makes no sense, before anything is changed.
+        ValueError: for an argument that makes no sense, before any change.
     """
     folders = sorted(path.parent for path in root.glob("*/dataset.json"))
     lists = {folder.name: json.loads((folder / "dataset.json").read_text()) for folder in folders}
     missing = [name for name in unlabelled if name not in lists]
     if missing:
-        raise ValueError(f"there is no site {missing[0]} to be without labels; there are {', '.join(lists)}")
+        raise ValueError(f"{missing[0]} is no site that could be without labels; sites: {', '.join(lists)}")
     if not 0 < sparse <= 1:
         raise ValueError(f"sparse must be above 0 and up to 1, got {sparse}")
     if len(unlabelled) == len(lists):
@@ -64,41 +63,39 @@ def annotate_apart(
     chosen: dict[str, tuple[str, ...]] = dict.fromkeys(lists, ())
     for folder in folders:
         _keep_truth(folder, root / TRUTH / folder.name)
-        content, own = lists[folder.name], list[tuple[str, str]]()
+        content, outlined = lists[folder.name], list[tuple[str, str]]()
         if folder.name in labelled:
             first = labelled.index(folder.name) if apart else 0
-            own = sorted(structures[(first + i) % len(structures)] for i in range(count))
-        _name(content, own, measured=measured)
-        chosen[folder.name] = tuple(name for _, name in own)
-        if sparse < 1 and own:
+            outlined = sorted(structures[(first + i) % len(structures)] for i in range(count))
+        _name_structures(content, outlined, measured=measured)
+        chosen[folder.name] = tuple(name for _, name in outlined)
+        values = [int(value) for value, _ in outlined]
+        if sparse < 1 and outlined:
             content["ignore"] = _UNKNOWN
         for split in SPLITS:
             for row in content[split]:
                 if measured and split == "test":
                     row["labelled"] = [name for _, name in structures]
                     continue
-                _rewrite(folder, row, [int(value) for value, _ in own], sparse if split == "training" else 1)
+                _rewrite(folder, row, values, sparse if split == "training" else 1)
         (folder / "dataset.json").write_text(json.dumps(content, indent=2) + "\n")
-    manifest = json.loads((root / MANIFEST).read_text())
-    manifest["labelled"] = chosen
-    manifest["sparse"] = sparse
+    manifest = json.loads((root / MANIFEST).read_text()) | {"labelled": chosen, "sparse": sparse}
     (root / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
     return chosen
 
 
-def _name(content: dict[str, Any], own: Sequence[tuple[str, str]], *, measured: bool) -> None:
+def _name_structures(content: dict[str, Any], outlined: Sequence[tuple[str, str]], *, measured: bool) -> None:
     """Name a site's structures in its list; a site without any names no class, unless its test cases do."""
-    if own or measured:
-        content["labelled"] = [name for _, name in own]
+    if outlined or measured:
+        content["labelled"] = [name for _, name in outlined]
     if not measured:
-        background = {"0": content["labels"]["0"]}
-        content |= {"labels": {**background, **dict(own)}} if own else {}
-        if not own:
-            del content["labels"]
+        labels = content.pop("labels")
+        if outlined:
+            content["labels"] = {"0": labels["0"], **dict(outlined)}
 
 
 def _keep_truth(folder: Path, kept: Path) -> None:
-    """Copy a site; its images are links to the same files where the file system has them."""
+    """Copy a site, with links to its images where the file system has links."""
     kept.mkdir(parents=True)
     shutil.copytree(folder / "labels", kept / "labels")
     shutil.copy2(folder / "dataset.json", kept / "dataset.json")

@@ -1,8 +1,8 @@
 """A seeded multi-site MRI phantom: FLAIR-like brains with a bright lesion, seen by different scanners.
 
-Anatomy differs by patient and never by site; the scanner differs by site and hardly by patient. What a method
-gains on it is therefore gained on feature shift alone. It stands in where real data cannot be shipped (demo,
-tests, documentation) and replaces it nowhere else: tissue boundaries and lesions are drawn, not segmented.
+Anatomy differs by patient and never by site; the scanner differs by site and hardly by patient. So a method
+gains on it by handling feature shift alone. The phantom replaces real data in demos, tests and documentation,
+and nowhere else: tissue boundaries and lesions are drawn, not segmented.
 """
 
 from __future__ import annotations
@@ -36,12 +36,10 @@ CLASSES = ("background", "lesion", "ventricles", "deep grey matter", "white matt
 """Classes of the label maps, in the order of the labels."""
 
 SPACINGS = ((1.0, 1.0, 1.0), (3.0, 3.0, 3.0), (1.5, 1.5, 6.0))
-"""Edges of a voxel in mm where the sites' differ: site by site, and from the first again."""
-
-# Dealt out in this order, one patient after the other: 60/20/20, one of each from three patients on, and a
-# patient keeps its split when more patients are added.
+"""Edges of a voxel in mm where sites differ: site by site, and from the first again."""
+# Splits of consecutive patients: 60/20/20, one of each from three patients on; a patient keeps its split when
+# more patients are added.
 _SPLITS = ("training", "validation", "test", "training", "training")
-
 # FLAIR-like signal, fat as 1: scalp and lesion are equally bright, so that no threshold finds the lesion.
 _FAT, _BONE, _FLUID, _GREY, _WHITE = 0.95, 0.08, 0.12, 0.58, 0.44
 
@@ -50,13 +48,13 @@ _SCALP, _SKULL, _MENINGES = 6.0, 6.0, 1.5  # thickness in mm, from the skin inwa
 
 @dataclass(frozen=True)
 class Scanner:
-    """The scanner of one site; every number but the field of view varies a little between patients.
+    """Scanner of one site; every number but the field of view varies slightly between patients.
 
     Attributes:
         field_of_view: in-plane edge of the image, mm.
         coverage: extent of the slice stack, mm.
         gamma: exponent of the tissue contrast (`AdjustContrast`).
-        bias: largest coefficient of the coil's bias field (`RandBiasField`), whose form is the site's own.
+        bias: largest coefficient of the coil's bias field (`RandBiasField`), whose form differs by site.
         blur: in-plane point spread, standard deviation in mm (`GaussianSmooth`).
         noise: standard deviation of the Rician noise, fat signal as 1 (`RandRicianNoise`).
         gain: stored intensity of the fat signal (`ScaleIntensity`).
@@ -75,19 +73,19 @@ class Scanner:
     inverted: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """The numbers, and ``inverted`` where it is."""
+        """Return the numbers, and ``inverted`` where it is true."""
         values = asdict(self)
         return values if self.inverted else {k: v for k, v in values.items() if k != "inverted"}
 
     def shifted(self, shift: float) -> Scanner:
-        r"""The scanner ``shift`` times as far from the middle of all scanners.
+        r"""Return the scanner ``shift`` times as far from the middle of all scanners.
 
         A parameter p becomes :math:`m (p / m)^s`, m the geometric mean of its lowest and highest value; the
-        coil's field :math:`s` times as strong. What would take the lesion out of the image rather than show
-        it differently (field of view, coverage, blur, noise) stays within the values that scanners have.
+        coil's field :math:`s` times as strong. Parameters that could remove the lesion from the image (field
+        of view, coverage, blur, noise) stay within the range of scanners.
 
         Args:
-            shift: s; with 0 all scanners are the same, with 1 they are themselves.
+            shift: s; 0 makes all scanners equal, 1 keeps them.
         """
         if shift == 1:
             return self
@@ -105,12 +103,12 @@ class Scanner:
 
 @dataclass(frozen=True)
 class Structure:
-    """The lesions of a site's patients, and how its readers outline them.
+    """Lesions of a site's patients, and outlines of its readers.
 
     Attributes:
         lesions: number of lesions of a patient who has some.
         size: factor of their radius.
-        outline: distance of the label's border beyond the lesion's, mm; negative inside it.
+        outline: distance of the label's border beyond the lesion, mm; negative inside it.
         prevalence: share of the patients with lesions; the first of each split always has some.
     """
 
@@ -159,7 +157,7 @@ def make_phantom(
     A site is `<out_dir>/site_A/` with `images/`, `labels/` and `dataset.json` in MONAI's decathlon style
     (`training`, `validation`, `test`, split 60/20/20 by patient). `<out_dir>/phantom.json` holds the
     arguments and every site's `Scanner`. The same seed gives the same files, byte for byte; further sites or
-    patients leave the others' images and split as they are.
+    patients change neither images nor splits of the others.
 
     Args:
         out_dir: folder to write, new or empty; it appears only when complete.
@@ -167,17 +165,16 @@ def make_phantom(
         patients: number of patients per site, at least 3 (one for each split).
         shape: voxels of a volume, (left-right, posterior-anterior, slices); without effect with ``spacings``.
         seed: from 0 to 2**32 - 1.
-        classes: the first so many of `CLASSES` are labelled; the images do not depend on it.
-        spacings: edges of a voxel in mm for the first site, the second and so on, and then from the first
-            again, for instance `SPACINGS`: heads are as large as ever, in more voxels or fewer. By default
-            every volume has ``shape``.
-        shift: how far the sites' scanners are apart (`Scanner.shifted`): 0 for the same scanner everywhere,
+        classes: number of `CLASSES` that are labelled, background first; the images do not depend on it.
+        spacings: edges of a voxel in mm, site by site and from the first again, for instance `SPACINGS`:
+            heads keep their size, in more or fewer voxels. By default every volume has ``shape``.
+        shift: distance between the sites' scanners (`Scanner.shifted`): 0 for the same scanner everywhere,
             up to 3; or a number for each site, such as (2, 0, 0, 0) for one odd scanner. The patients do not
             depend on it.
-        inverted: for each site whether its images are inverted, bright where those of the others are dark,
-            as stains and modalities differ; none by default. The patients do not depend on it.
-        scanner_seed: the seed of the scanners; by default ``seed``. With one that stays, other patients come
-            to the same scanners.
+        inverted: for each site whether its images are inverted, bright where other sites' are dark, as stains
+            and modalities differ; none by default. The patients do not depend on it.
+        scanner_seed: the seed of the scanners; by default ``seed``. A fixed one gives new patients the same
+            scanners.
         scanner_values: for each site, numbers of `Scanner` that replace the drawn ones, such as
             ``{"noise": 0.1}``; none by default. The patients do not depend on them.
         structures: for each site, lesions and outlines; one lesion a patient, outlined exactly, by default.
@@ -187,7 +184,7 @@ def make_phantom(
 
     Raises:
         ValueError: an argument is out of range.
-        FileExistsError: `out_dir` is a file or a folder with something in it.
+        FileExistsError: `out_dir` is a file or a folder with content.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -213,9 +210,9 @@ def make_phantom(
         )
     if inverted and len(inverted) != sites:
         raise ValueError(f"inverted must say yes or no for each of the {sites} sites, got {list(inverted)}")
-    for name, given in (("scanner_values", scanner_values), ("structures", structures)):
-        if given and len(given) != sites:
-            raise ValueError(f"{name} must have an entry for each of the {sites} sites, got {len(given)}")
+    for name, entries in (("scanner_values", scanner_values), ("structures", structures)):
+        if entries and len(entries) != sites:
+            raise ValueError(f"{name} must have an entry for each of the {sites} sites, got {len(entries)}")
     numbers = [entry.name for entry in fields(Scanner) if entry.name != "inverted"]
     for values in scanner_values:
         if not all(name in numbers and value > 0 for name, value in values.items()):
@@ -226,13 +223,13 @@ def make_phantom(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FileExistsError(f"{out_dir} exists and is not an empty folder; give a new one")
 
-    inversions = [bool(one) for one in inverted] or [False] * sites
-    of_scanners = seed if scanner_seed is None else scanner_seed
-    given_values = scanner_values or [{}] * sites
-    given_structures = structures or [Structure()] * sites
+    inversions = [bool(value) for value in inverted] or [False] * sites
+    scanner_seed = seed if scanner_seed is None else scanner_seed
+    values_by_site = scanner_values or [{}] * sites
+    structures_by_site = structures or [Structure()] * sites
     scanners = {
         _site_name(k): replace(
-            _scanner(of_scanners, k).shifted(shifts[k]), inverted=inversions[k], **given_values[k]
+            _scanner(scanner_seed, k).shifted(shifts[k]), inverted=inversions[k], **values_by_site[k]
         )
         for k in range(sites)
     }
@@ -241,8 +238,10 @@ def make_phantom(
         root = Path(temporary) / out.name
         for index, (name, scanner) in enumerate(scanners.items()):
             spacing = tuple(map(float, spacings[index % len(spacings)])) if spacings else None
-            grid, seeds = _grid(scanner, shape, spacing), (seed, of_scanners)
-            _write_site(root / name, scanner, given_structures[index], index, patients, grid, seeds, classes)
+            grid, seeds = _grid(scanner, shape, spacing), (seed, scanner_seed)
+            _write_site(
+                root / name, scanner, structures_by_site[index], index, patients, grid, seeds, classes
+            )
         manifest = {
             "seed": seed,
             "arguments": {
@@ -252,14 +251,14 @@ def make_phantom(
                 **({"classes": classes} if classes > 2 else {}),
                 **({"shift": shift} if shift != 1 else {}),
                 **({"inverted": inversions} if any(inversions) else {}),
-                **({"scanner_seed": of_scanners} if of_scanners != seed else {}),
-                **({"scanner_values": [dict(one) for one in scanner_values]} if scanner_values else {}),
-                **({"structures": [asdict(one) for one in structures]} if structures else {}),
+                **({"scanner_seed": scanner_seed} if scanner_seed != seed else {}),
+                **({"scanner_values": [*map(dict, scanner_values)]} if scanner_values else {}),
+                **({"structures": [*map(asdict, structures)]} if structures else {}),
             },
             "sites": {name: scanner.to_dict() for name, scanner in scanners.items()},
         }
         (root / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-        if out.exists():  # empty, but maybe the working directory or a mount: fill it, do not replace it
+        if out.exists():  # empty, but possibly the working directory or a mount: fill it, do not replace it
             for name in (*scanners, MANIFEST):
                 shutil.move(root / name, out / name)
         else:
@@ -276,8 +275,8 @@ def _site_name(index: int) -> str:
 
 
 def _scanner(seed: int, index: int) -> Scanner:
-    # A scrambled Sobol sequence puts any four consecutive sites into different quarters of every range: drawn
-    # independently, two of four sites would often be look-alikes. Point k does not depend on how many follow.
+    # A scrambled Sobol sequence puts any four consecutive sites into different quarters of every range;
+    # independent draws would often make two of four sites alike. Point k does not depend on later points.
     points = torch.quasirandom.SobolEngine(len(_RANGES), scramble=True, seed=seed).draw(index + 1)
     low, high = _RANGES.T
     values: list[Any] = (low * (high / low) ** points[index].double().numpy()).tolist()
@@ -312,20 +311,16 @@ def _write_site(
     axes = [np.arange(n) * spacing[d] + affine[d, 3] for d, n in enumerate(shape)]
     split: dict[str, list[dict[str, str]]] = {key: [] for key in ("training", "validation", "test")}
     for patient in range(patients):
-        R = np.random.RandomState(
-            [seeds[0], site, patient]
-        )  # frozen by numpy: the same numbers in every version
-        # Drawn apart, so that neither anatomy nor noise of a patient depends on the prevalence; the first
-        # patient of each split always has lesions.
+        # Numpy keeps the numbers of `RandomState` in every version.
+        R = np.random.RandomState([seeds[0], site, patient])
+        # A separate draw: neither anatomy nor noise of a patient depends on the prevalence.
         drawn = np.random.RandomState([seeds[0], site, patient, 1]).uniform()
         has_lesions = patient < len(set(_SPLITS)) or drawn < structure.prevalence
         signal, labels = _head(R, axes, structure, has_lesions)
         image = _acquire(signal, scanner, spacing, seeds[1], site, R)
+        label = np.where(labels < classes, labels, 0).astype(np.uint8)
         entry = {}
-        for key, voxels in (
-            ("image", image),
-            ("label", np.where(labels < classes, labels, 0).astype(np.uint8)),
-        ):
+        for key, voxels in (("image", image), ("label", label)):
             entry[key] = f"{key}s/patient_{patient + 1:03d}.nii.gz"
             volume = nib.Nifti1Image(voxels, affine)
             volume.header.set_xyzt_units("mm")
@@ -345,7 +340,7 @@ def _write_site(
 
 
 def _waves(R: np.random.RandomState, axes: Sequence[np.ndarray], wavelength: float) -> np.ndarray:
-    """A smooth random function of position with about unit variance, which does not depend on the grid."""
+    """Sample a smooth random function of position with about unit variance, independent of the grid."""
     number = 12
     k = R.normal(size=(number, 3))
     k *= 2 * np.pi / wavelength * R.uniform(0.7, 1.4, (number, 1)) / np.linalg.norm(k, axis=1, keepdims=True)
@@ -357,12 +352,12 @@ def _waves(R: np.random.RandomState, axes: Sequence[np.ndarray], wavelength: flo
 
 
 def _inside(depth: np.ndarray, width: float = 0.8) -> np.ndarray:
-    """Soft membership from a depth in mm below a surface: 0 outside, 0.5 on it, 1 inside."""
+    """Return the soft membership of a depth in mm below a surface: 0 outside, 0.5 on it, 1 inside."""
     return 1 / (1 + np.exp(-np.clip(depth / width, -30, 30)))
 
 
 def _ellipsoid(points: np.ndarray, centre: ArrayLike, axes: ArrayLike) -> np.ndarray:
-    """Approximate depth below the surface of an ellipsoid, mm."""
+    """Return the approximate depth below the surface of an ellipsoid, mm."""
     unit = (points - np.reshape(centre, (3, 1, 1, 1))) / np.reshape(axes, (3, 1, 1, 1))
     return (1 - np.sqrt((unit**2).sum(0))) * float(np.mean(np.asarray(axes)))
 
@@ -370,7 +365,7 @@ def _ellipsoid(points: np.ndarray, centre: ArrayLike, axes: ArrayLike) -> np.nda
 def _head(
     R: np.random.RandomState, axes: Sequence[np.ndarray], structure: Structure, has_lesions: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One patient's signal (fat as 1) and `CLASSES` on the grid of `axes` (world coordinates, mm)."""
+    """Return one patient's signal (fat as 1) and `CLASSES` on the grid of `axes` (world coordinates, mm)."""
 
     def waves(wavelength: float) -> np.ndarray:
         return _waves(R, axes, wavelength)
@@ -419,7 +414,7 @@ def _head(
         bright = R.uniform(0.66, 0.95) * (1 + 0.06 * waves(14))
         if has_lesions:
             signal += (bright - signal) * lesion
-            border = min(-structure.outline, 0.7 * float(blob.max()))  # something of a lesion is outlined
+            border = min(-structure.outline, 0.7 * float(blob.max()))  # a part of a lesion is always outlined
             outlined |= _inside(blob - border, width) * in_brain * no_fluid > 0.5
 
     signal = _BONE + (signal - _BONE) * _inside(brain)
@@ -432,13 +427,9 @@ def _head(
 def _acquire(
     signal: np.ndarray, scanner: Scanner, spacing: np.ndarray, seed: int, site: int, R: np.random.RandomState
 ) -> np.ndarray:
-    """The stored image, from the site's scanner with a variation of a few per cent between patients."""
-    gamma, blur, noise, gain = R.uniform(0.95, 1.05, 4) * (
-        scanner.gamma,
-        scanner.blur,
-        scanner.noise,
-        scanner.gain,
-    )
+    """Return the stored image of the site's scanner, with a variation of 5 per cent between patients."""
+    means = (scanner.gamma, scanner.blur, scanner.noise, scanner.gain)
+    gamma, blur, noise, gain = R.uniform(0.95, 1.05, 4) * means
     sigma = (blur / spacing[0], blur / spacing[1], 0.0)
     coil = RandBiasField(degree=2, coeff_range=(-scanner.bias, scanner.bias), prob=1.0)
     load = RandBiasField(degree=2, coeff_range=(-0.02, 0.02), prob=1.0)
@@ -447,7 +438,7 @@ def _acquire(
     load.set_random_state(state=R)
     rician.set_random_state(state=R)
     stored: NdarrayOrTensor = torch.as_tensor(signal[None], dtype=torch.float32)
-    for effect in (  # in the order of the physics; no `Compose`, which seeds its transforms anew
+    for effect in (  # in the order of the physics; `Compose` would set new seeds
         AdjustContrast(gamma),
         coil,
         load,

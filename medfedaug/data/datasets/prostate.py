@@ -21,12 +21,12 @@ from medfedaug.errors import ConfigError, DataError
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.validation import check_choice
 
-# The names of the papers' tables, and those of the folders and lists in HarmoFL's code.
+# Names in the papers' tables, and names of folders and lists in HarmoFL's code.
 _SITES = {"BIDMC": "BIDMC", "HK": "HK", "I2CVB": "I2CVB", "BMC": "ISBI_1.5", "RUNMC": "ISBI", "UCL": "UCL"}
 
 _CLASSES = ("background", "prostate")
 _TOP = 0.99  # quantile of a volume's intensities that becomes white
-_FEWEST = 32  # slices that train
+_FEWEST = 32  # training slices
 
 T = TypeVar("T")
 
@@ -35,17 +35,17 @@ T = TypeVar("T")
 class ProstateSite(VolumeFolder):
     """A site of ProstateMRI; a case is a patient, or with `Case.index` one slice of a patient.
 
-    Intensities are those of the papers: a volume is clipped at its 99 % quantile and mapped to whole numbers
-    from 0 to 255. Central gland and peripheral zone, where they are told apart, are one class.
+    As in the papers, a volume is clipped at its 99 % quantile and mapped to whole numbers from 0 to 255.
+    Central gland and peripheral zone are one class.
 
     Args:
-        neighbours: whether a slice comes with the one below and the one above it as three channels.
+        neighbours: whether a slice and its two neighbours are three channels.
     """
 
     neighbours: bool = True
 
     listing = ""
-    compares_axes = False  # the published pairs are meant voxel by voxel
+    compares_axes = False  # the published pairs agree voxel by voxel
 
     @property
     def scaling(self) -> str:
@@ -60,10 +60,10 @@ class ProstateSite(VolumeFolder):
         return 3 if self.neighbours else 1
 
     def load_image(self, case: Case, intensity: str = "raw") -> torch.Tensor:
-        """The volume, (C, H, W, D) with C = 3 neighbours or 1, or of a slice (C, H, W, 1).
+        """Return the volume, (C, H, W, D) with C = 3 neighbours or 1, or a slice (C, H, W, 1).
 
-        The values are 0 to 255, or with ``"scale"`` 0 to 1. At the ends of the stack the missing neighbour is
-        the end itself.
+        The values are 0 to 255, or with ``"scale"`` 0 to 1. A slice at an end of the stack is its own
+        neighbour.
         """
         image = decoded("window", case.files, lambda: _window(self.name, case.image)).float()
         if self.neighbours:
@@ -75,13 +75,13 @@ class ProstateSite(VolumeFolder):
         return image / 255 if intensity == "scale" else image
 
     def read_label(self, case: Case) -> torch.Tensor:
-        """The label map with all parts of the prostate as one, (1, H, W, D) or (1, H, W, 1)."""
+        """Return the label map with all parts of the prostate as one, (1, H, W, D) or (1, H, W, 1)."""
         path = Path(case.label)
         label = decoded("mask", [path], lambda: _mask(self.name, path)).float()
         return label if case.index is None else label[..., case.index, None]
 
 
-# Kept, since slices of one patient are asked for in any order, and each would decode the volume anew.
+# Cached: slices of one patient are read in any order, and each would decode the volume again.
 
 
 @lru_cache(maxsize=32)
@@ -113,13 +113,13 @@ def prostate_mri(
     Args:
         root: the folder that holds the sites' folders.
         split: ``"patient"``: patients split 60/20/20, scored by volume. ``"published"``: the protocol of
-            HarmoFL, FedFA and FedRDN: slices with foreground, the first and last of a volume left out, in the
+            HarmoFL, FedFA and FedRDN: slices with foreground, without the first and last of a volume, in the
             order of the published permutation, 60/20/20: slices of one patient are in training and test. For
             comparison with published numbers only.
         neighbours: three-slice input, as in the papers.
-        fraction: of the training cases. Of published slices at least 32 remain, as in FedFA's code.
-        folds: 0, or in place of the patients' split so many folds (`medfedaug.data.splits.fold_patients`).
-        fold: which of them is tested, counted from 1.
+        fraction: of the training cases. At least 32 published slices remain, as in FedFA's code.
+        folds: number of folds in place of the patients' split (`medfedaug.data.splits.fold_patients`), or 0.
+        fold: number of the test fold, from 1.
         fold_seed: of the shuffle before the patients are dealt to the folds.
     """
     if folds and split != "patient":
@@ -135,9 +135,10 @@ def prostate_mri(
         if split == "published":
             parts = _published_slices(root, name, cases, fraction)
         else:
-            parts = (
-                fold_patients(name, cases, folds, fold, fold_seed) if folds else split_patients(name, cases)
-            )
+            if folds:
+                parts = fold_patients(name, cases, folds, fold, fold_seed)
+            else:
+                parts = split_patients(name, cases)
             parts["training"] = parts["training"][: max(1, round(fraction * len(parts["training"])))]
         splits = {key: tuple(part) for key, part in parts.items()}
         sites.append(ProstateSite(name, folder, _CLASSES, splits, neighbours=neighbours))
@@ -191,10 +192,10 @@ def _published_slices(
 
 
 def slice_splits(shuffled: Sequence[T], fraction: float = 1.0) -> dict[str, Sequence[T]]:
-    """60/20/20 of the slices in the order of the published permutation, as in FedFA's code.
+    """Split slices 60/20/20 in the order of the published permutation, as in FedFA's code.
 
-    The counts are those of FedFA+ Table 2 and FedRDN Table 6 and, for a sixth, FedFA+ Table 4: whole numbers
-    cut off, the last 20 % test, and at least 32 slices train however small the fraction.
+    The counts agree with FedFA+ Table 2 and FedRDN Table 6 and, for a sixth, FedFA+ Table 4: counts are
+    rounded down, the last 20 % test, and at least 32 slices train at any fraction.
 
     >>> {split: len(part) for split, part in slice_splits(range(261)).items()}
     {'training': 156, 'validation': 52, 'test': 52}
@@ -209,15 +210,15 @@ def slice_splits(shuffled: Sequence[T], fraction: float = 1.0) -> dict[str, Sequ
 
 
 def _permutation(root: Path, site: str) -> tuple[Path, list[int]]:
-    places = [
+    paths = [
         folder / f"{name}-index{suffix}"
         for folder in (root, root / "splits", root.parent)
         for name in (_SITES[site], site)
         for suffix in (".npy", ".json")
     ]
-    path = next((place for place in places if place.is_file()), None)
+    path = next(filter(Path.is_file, paths), None)
     if path is None:
-        raise FileNotFoundError(2, "no permutation of the slices", str(places[0]))
+        raise FileNotFoundError(2, "no permutation of the slices", str(paths[0]))
     try:
         order = np.load(path) if path.suffix == ".npy" else np.array(parse_json(path.read_text()))
         return path, [int(i) for i in order]

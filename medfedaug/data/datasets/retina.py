@@ -1,4 +1,4 @@
-"""Retinal vessels: photographs of the retina from five cameras, with masks of their vessels."""
+"""Retinal vessels: photographs of the retina from five cameras, with masks of the vessels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CAMERAS = ("AVWIDE", "CHASEDB1", "DRIVE", "STARE", "VEVIO")
 
 
 def retina_vessels(root: Path) -> list[SiteFolder]:
-    """Five sites of RGB photographs, those that are there, split by patient.
+    """Up to five sites of RGB photographs, split by patient.
 
     DRIVE (Staal et al. 2004; Canon CR5, 45 degrees), STARE (Hoover et al. 2000; TopCon TRV-50, 35 degrees),
     CHASEDB1 (Fraz et al. 2012; Nidek NM-200-D, 30 degrees, both eyes of each child), AVWIDE (Estrada et al.
@@ -20,8 +20,8 @@ def retina_vessels(root: Path) -> list[SiteFolder]:
     Each is a folder with a ``dataset.json`` whose rows name their patients.
 
     Raises:
-        FileNotFoundError: when no site is there.
-        DataError: for a site that is none of the five.
+        FileNotFoundError: without any site.
+        DataError: for another site.
     """
     sites = listed_sites(root, "the retinal vessels", _CAMERAS)
     if not sites:

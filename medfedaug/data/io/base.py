@@ -26,11 +26,11 @@ _COLOURS = 3
 _WHITE = 255
 
 FileState = tuple[str, int | None, int | None]
-"""Absolute path, time of the last change in ns, and size, by which another version of a file is known."""
+"""Absolute path, time of the last change in ns, and size: another version of a file has another state."""
 
 
 def file_state(file: Path) -> FileState:
-    """Return the state of a file; ``None`` as time and size of one that is not there."""
+    """Return the state of a file; a missing file has ``None`` as time and size."""
     if not file.exists():
         return str(file.absolute()), None, None
     status = file.stat()
@@ -45,8 +45,7 @@ class Header:
         shape: voxels along x, y and z.
         channels: values of one voxel.
         affine: (4, 4), from voxel indices to millimetres in RAS; ``None`` where the file does not say.
-        white: the intensity that stands for white in a photograph; ``None`` for a volume, which has no fixed
-            scale.
+        white: the intensity of white in a photograph; ``None`` for a volume, which has no fixed scale.
     """
 
     shape: tuple[int, ...]
@@ -65,12 +64,12 @@ class Header:
 
     @cached_property
     def edges(self) -> tuple[float, ...]:
-        """The edges of a voxel, mm; empty where the file does not say."""
+        """Edges of a voxel, mm; empty where the file does not say."""
         return () if self.affine is None else tuple(np.linalg.norm(self.affine[:3, :3], axis=0).tolist())
 
     @property
     def upright_axes(self) -> str:
-        """`axes`, where each is within 20 degrees of what it is called; else empty."""
+        """`axes`, where each is within 20 degrees of its direction; else empty."""
         if self.affine is None or not all(self.edges):
             return ""
         nearest = np.abs(self.affine[:3, :3] / self.edges).max(axis=0)
@@ -79,22 +78,20 @@ class Header:
     def distance(self, other: Header) -> float:
         """Return the largest distance of a corner from its place in another header of the same shape, mm.
 
-        0 where one of the two does not say where it lies.
+        0 where a header has no affine.
         """
-        if self.affine is None or other.affine is None:
-            return 0.0
-        if np.array_equal(self.affine, other.affine):
+        if self.affine is None or other.affine is None or np.array_equal(self.affine, other.affine):
             return 0.0
         corners = np.array([(*corner, 1) for corner in product(*((0, n - 1) for n in self.shape))])
-        apart = corners @ (self.affine - other.affine).T
-        return float(np.linalg.norm(apart[:, :3], axis=1).max())
+        differences = corners @ (self.affine - other.affine).T
+        return float(np.linalg.norm(differences[:, :3], axis=1).max())
 
 
 def volume_header(shape: Sequence[int], affine: np.ndarray | None) -> Header:
-    """Make the header of a volume, of three axes or of four, the last for its channels.
+    """Make the header of a volume with three axes, or a fourth for channels.
 
     Raises:
-        ValueError: for what is no volume, or lies nowhere.
+        ValueError: for another number of axes, an empty volume, or an unusable affine.
     """
     if len(shape) not in (3, 4):
         raise ValueError(f"{len(shape)}-dimensional, a volume was expected")
@@ -109,7 +106,7 @@ def channels_first(voxels: np.ndarray) -> np.ndarray:
     """Bring the voxels of a volume, (X, Y, Z) or (X, Y, Z, C), to float32 of shape (C, X, Y, Z).
 
     Raises:
-        ValueError: for what is no volume.
+        ValueError: for another number of axes.
     """
     if voxels.ndim not in (3, 4):
         raise ValueError(f"{voxels.ndim}-dimensional, a volume was expected")
@@ -121,15 +118,15 @@ class ImageFormat(ABC):
     """A format of images: volumes, or photographs as volumes of one slice.
 
     Voxels are indexed (x, y, z) as they are stored, and the affine takes these indices to millimetres in RAS,
-    so that one volume gives the same array and the same affine in each format. What reads a file may raise
-    anything, and `ValueError` for what is not a volume; whoever calls it makes one line of it.
+    so that one volume gives the same array and the same affine in each format. A reading method may raise any
+    exception, and `ValueError` for a file without a volume; its caller makes one line of the exception.
 
     Attributes:
         title: name and suffixes, for messages.
         suffixes: endings of its files' names, in small letters, with the dot, the longest first. Files whose
             suffix ends with ``.gz`` are compressed by gzip as a whole.
-        voxel_suffixes: endings of files that hold the voxels beside a header, and are no images themselves.
-        lossy: those of ``suffixes`` whose files do not keep every value.
+        voxel_suffixes: endings of files that hold the voxels of a separate header, and are no images.
+        lossy: suffixes whose files do not keep every value.
         photograph: whether its images have a fixed scale of intensity (`Header.white`), and no millimetres.
     """
 
@@ -139,15 +136,13 @@ class ImageFormat(ABC):
     lossy: tuple[str, ...] = ()
     photograph: bool = False
 
-    # ------------------------------------------------------------------ reading
-
     @abstractmethod
     def read_header(self, path: Path) -> Header:
         """Read a volume's properties, if possible without decoding it."""
 
     @abstractmethod
     def read_volume(self, path: Path) -> np.ndarray:
-        """Read a volume as it is stored, float32 of shape (C, X, Y, Z); of a photograph Z is 1."""
+        """Read a volume as it is stored, float32 of shape (C, X, Y, Z); Z is 1 for a photograph."""
 
     def read_label(self, path: Path) -> np.ndarray:
         """Read a label map, float32 of shape (1, X, Y, Z)."""
@@ -168,15 +163,13 @@ class ImageFormat(ABC):
         """Return the files that hold the voxels of an image."""
         return [path]
 
-    # ------------------------------------------------------------------ writing
-
     def own_suffix(self, image: Path) -> str:
-        """Return the suffix of an image of this format, as it is written."""
+        """Return the suffix of an image of this format, as spelled in its name."""
         known = next(suffix for suffix in self.suffixes if image.name.lower().endswith(suffix))
         return image.name[-len(known) :]
 
     def label_suffix(self, image: Path) -> str:
-        """Return the suffix of the label map of an image: NIfTI's, where the format has no writer."""
+        """Return the suffix of an image's label map: NIfTI's, where the format has no writer."""
         return ".nii.gz"
 
     def parts(self, label: str) -> list[str]:
@@ -184,14 +177,14 @@ class ImageFormat(ABC):
         return [label]
 
     def probability_files(self, label: str, classes: int) -> list[str]:
-        """Return the names of the files with the probabilities of the classes, for a label map of a name."""
+        """Return the names of the files with the probabilities of the classes, for a label map's name."""
         return self.parts(label)
 
     def write_label_map(self, path: Path, image: Path, voxels: np.ndarray, segments: Segments) -> None:
         """Write a label map with the geometry of its image.
 
         Args:
-            path: the file, with the suffix of `label_suffix`; what else is written beside it is kept.
+            path: the file, with the suffix of `label_suffix`; other files written to its folder are kept.
             image: the image, of several files the first.
             voxels: (X, Y, Z), unsigned integers, on the grid of the image.
             segments: the classes, and who predicted them.

@@ -1,4 +1,4 @@
-"""Bounds on the numbers of an image's header, for all formats: beyond them no scanner wrote the header."""
+"""Bounds on the numbers of an image's header, for all formats: no scanner writes numbers beyond them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_edges(edges: Iterable[float]) -> None:
 
 
 def edges_text(edges: Iterable[float]) -> str:
-    """Return edges for a message."""
+    """Format edges for a message."""
     return " x ".join(f"{float(edge):.4g}" for edge in edges)
 
 

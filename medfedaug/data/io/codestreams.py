@@ -1,7 +1,7 @@
-"""Compressed images as JPEG, JPEG-LS and JPEG 2000 write them: walked from marker to marker, never decoded.
+"""Walk over the markers of JPEG, JPEG-LS and JPEG 2000 images, without decoding them.
 
-A decoder takes the size of an image from its compressed data, goes on where they break off, and passes over
-comments. `describe` says the size, and refuses what is not whole; `without_comments` keeps what is decoded.
+A decoder takes the size of an image from its compressed data, goes on where they break off, and skips
+comments. `describe` returns the size, and refuses incomplete data; `without_comments` keeps decoded parts.
 Markers: ITU-T T.81 Annex B (JPEG), T.87 Annex C (JPEG-LS), T.800 Annex A (JPEG 2000).
 """
 
@@ -19,10 +19,10 @@ _SIZE, _TILE, _DATA, _END = 0x51, 0x90, 0x93, 0xD9
 _SCAN, _J2K_COMMENT, _J2K_LENGTHS = 0xDA, 0x64, (0x55, 0x57, 0x58)
 _FRAMES = {*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC}
 _COMMENTS = {0xFE, *range(0xE0, 0xF0)}
-# The end of the coded values of a scan: neither stuffed, nor a restart, nor filled up.
+# The marker that ends the coded values of a scan: no stuffing, no restart, no fill byte.
 _NEXT_MARKER = re.compile(rb"\xff[\x80-\xcf\xd8-\xfe]")
-# Application segments that say how colours are coded: what they begin with, what replaces the
-# numbers that no decoder needs, and the byte that is kept.
+# Application segments with the coding of colours: their first bytes, the bytes that replace numbers which no
+# decoder needs, and the index of the byte to keep.
 _COLOURS = {
     0xE0: (b"JFIF\0", b"\1\1\0\0\1\0\1\0\0", None),
     0xE8: (b"mrfx", b"", 4),
@@ -40,7 +40,7 @@ class Codestream(NamedTuple):
 
 
 class _Segment(NamedTuple):
-    """Marker with its parameters, and after a start of a scan or of tile data the coded values."""
+    """Marker, its parameters, and the coded values of a scan or a tile."""
 
     marker: int
     parameters: bytes
@@ -53,7 +53,7 @@ class _Segment(NamedTuple):
 
 
 def describe(data: bytes) -> Codestream:
-    """Return the size of a compressed image, once it is whole."""
+    """Return the size of a complete compressed image."""
     sizes = [size for segment in _segments(data) if (size := _size(segment)) is not None]
     if len(sizes) != 1:
         raise ReaderError("its compressed pixels do not say how large they are")
@@ -61,10 +61,10 @@ def describe(data: bytes) -> Codestream:
 
 
 def unwrapped(data: bytes) -> bytes:
-    """Return compressed data; of a JP2 file, which some programs write, the content."""
+    """Return compressed data, for a JP2 file its content."""
     at = 0
     while data.startswith(_JP2_START) and at + 8 <= len(data):
-        # A box without a length, the last one, goes on to the end.
+        # The last box may have no length.
         length = int.from_bytes(data[at : at + 4], "big") or len(data) - at
         if data[at + 4 : at + 8] == b"jp2c":
             return data[at + 8 : at + length]
@@ -73,12 +73,11 @@ def unwrapped(data: bytes) -> bytes:
 
 
 def without_comments(data: bytes) -> bytes:
-    """Return a compressed image without comments, application segments, and all that follows its end.
+    """Return a compressed image without comments, application segments, and bytes after its end.
 
-    What says how colours are coded (JFIF, Adobe, HP's of JPEG-LS) is written anew without any other field.
+    Segments with the coding of colours (JFIF, Adobe, HP's of JPEG-LS) lose all their other fields.
     """
-    start = data[:2]
-    return start + b"".join(map(_kept, _segments(data))) + bytes([0xFF, _END])
+    return data[:2] + b"".join(map(_without_comments, _segments(data))) + bytes([0xFF, _END])
 
 
 def _segments(data: bytes) -> Iterator[_Segment]:
@@ -92,7 +91,7 @@ def _segments(data: bytes) -> Iterator[_Segment]:
 def _of_jpeg(data: bytes) -> Iterator[_Segment]:
     at = 2
     while True:
-        while data[at : at + 2] == b"\xff\xff":  # filled up
+        while data[at : at + 2] == b"\xff\xff":  # a fill byte
             at += 1
         marker, parameters = _parameters(data, at)
         if marker == _END:
@@ -120,7 +119,7 @@ def _of_jpeg_2000(data: bytes) -> Iterator[_Segment]:
         if len(parameters) != 8:
             raise _broken_off()
         length = int.from_bytes(parameters[2:6], "big")
-        # Without a length, of the last one alone, the rest of the data is its.
+        # The last tile part may have no length.
         end = at + length if length else data.rfind(bytes([0xFF, _END]))
         if not at + 12 < end <= len(data) - 2:
             raise _broken_off()
@@ -129,7 +128,7 @@ def _of_jpeg_2000(data: bytes) -> Iterator[_Segment]:
 
 
 def _parameters(data: bytes, at: int) -> tuple[int, bytes]:
-    """The marker at a place, and its parameters."""
+    """Read the marker at an index, and its parameters."""
     if len(data) < at + 2:
         raise _broken_off()
     if data[at] != 0xFF:
@@ -143,37 +142,37 @@ def _parameters(data: bytes, at: int) -> tuple[int, bytes]:
 
 
 def _size(segment: _Segment) -> Codestream | None:
-    """The size that a segment says; ``None`` for one that says none."""
-    found = segment.parameters
-    number = lambda at, count: int.from_bytes(found[at : at + count], "big")  # noqa: E731
-    if segment.marker == _SIZE and len(found) > 36:
+    """Read the size from a frame or size segment; ``None`` for another segment."""
+    parameters = segment.parameters
+    number = lambda at, count: int.from_bytes(parameters[at : at + count], "big")  # noqa: E731
+    if segment.marker == _SIZE and len(parameters) > 36:
         rows, columns = number(6, 4) - number(14, 4), number(2, 4) - number(10, 4)
-        return Codestream(rows, columns, samples=number(34, 2), bits=found[36] % 128 + 1)
-    if segment.marker in _FRAMES and len(found) > 5:
-        return Codestream(number(1, 2), number(3, 2), found[5], found[0])
+        return Codestream(rows, columns, samples=number(34, 2), bits=parameters[36] % 128 + 1)
+    if segment.marker in _FRAMES and len(parameters) > 5:
+        return Codestream(number(1, 2), number(3, 2), parameters[5], parameters[0])
     return None
 
 
-def _kept(segment: _Segment) -> bytes:
-    marker, found = segment.marker, segment.parameters
+def _without_comments(segment: _Segment) -> bytes:
+    marker, parameters = segment.marker, segment.parameters
     if marker == _TILE:
         return _tile_without_comments(segment)
-    if marker in _COLOURS and found.startswith(_COLOURS[marker][0]):
-        name, rest, own = _COLOURS[marker]
-        kept = b"" if own is None else found[own : own + 1]
-        return segment._replace(parameters=name + rest + kept).written
-    # Lengths of tile parts and packets would be others without the comments, and no decoder needs them.
+    if marker in _COLOURS and parameters.startswith(_COLOURS[marker][0]):
+        start, rest, index = _COLOURS[marker]
+        value = b"" if index is None else parameters[index : index + 1]
+        return segment._replace(parameters=start + rest + value).written
+    # Lengths of tile parts and packets would be wrong without the comments, and no decoder needs them.
     return b"" if marker in {*_COMMENTS, _J2K_COMMENT, *_J2K_LENGTHS} else segment.written
 
 
 def _tile_without_comments(tile: _Segment) -> bytes:
-    at, kept = 0, b""
+    at, header = 0, b""
     while tile.coded[at : at + 2] != bytes([0xFF, _DATA]):
         marker, parameters = _parameters(tile.coded, at)
         at += 4 + len(parameters)
         if marker not in {_J2K_COMMENT, *_J2K_LENGTHS}:
-            kept += _Segment(marker, parameters).written
-    coded = kept + tile.coded[at:]
+            header += _Segment(marker, parameters).written
+    coded = header + tile.coded[at:]
     length = (len(coded) + 12).to_bytes(4, "big")
     parameters = tile.parameters[:2] + length + tile.parameters[6:]
     return _Segment(tile.marker, parameters, coded).written

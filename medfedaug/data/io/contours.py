@@ -1,4 +1,4 @@
-"""Closed contours of a mask, each one ring: holes are joined to their outer ring by keyholes."""
+"""Closed contours of a mask, with holes joined to their outer ring by keyholes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def closed_contours(mask: np.ndarray) -> list[np.ndarray]:
         mask: (X, Y), true inside.
 
     Returns:
-        Rings, (N, 2) in voxel indices, of which the last point is joined to the first; a voxel is in a ring
-        if its centre is.
+        Rings, (N, 2) in voxel indices, whose last point is joined to the first; a ring contains a voxel if it
+        contains its centre.
 
     Example:
         >>> closed_contours(np.eye(1))[0].tolist()
@@ -26,13 +26,13 @@ def closed_contours(mask: np.ndarray) -> list[np.ndarray]:
     """
     import contourpy
 
-    padded = np.pad(mask.astype(float), 1).T  # so that contours close at the border; rows are y
+    padded = np.pad(mask.astype(float), 1).T  # closes contours at the border; rows are y
     drawn = contourpy.contour_generator(z=padded, fill_type=contourpy.FillType.OuterOffset).filled(0.5, 2.0)
     rings = []
     for points, offsets in zip(*drawn, strict=True):
         # The last point of each ring is the first once more.
         outer, *holes = (points[a : b - 1] - 1 for a, b in pairwise(offsets))
-        # In this order, what is left of a hole is the outer ring, or a hole that is joined to it already.
+        # In this order, the ring left of a hole is the outer ring or a hole already joined to it.
         for hole in sorted(holes, key=lambda ring: float(ring[:, 0].min())):
             outer = _joined(outer, hole)
         rings.append(outer)
@@ -47,9 +47,9 @@ def _joined(ring: np.ndarray, hole: np.ndarray) -> np.ndarray:
     low, high = np.minimum(ring[:, 1], ends[:, 1]), np.maximum(ring[:, 1], ends[:, 1])
     crossing = np.flatnonzero((low <= y) & (y <= high) & (low < high))
     share = (y - ring[crossing, 1]) / (ends[crossing, 1] - ring[crossing, 1])
-    met = ring[crossing, 0] + share * (ends[crossing, 0] - ring[crossing, 0])
-    left = np.flatnonzero(met < x)
-    nearest = left[met[left].argmax()]
-    edge, gate = int(crossing[nearest]), np.array([[met[nearest], y]])
-    round_it = np.concatenate([np.roll(hole, -first, axis=0), hole[first : first + 1]])
-    return np.concatenate([ring[: edge + 1], gate, round_it, gate, ring[edge + 1 :]])
+    crossing_x = ring[crossing, 0] + share * (ends[crossing, 0] - ring[crossing, 0])
+    left = np.flatnonzero(crossing_x < x)
+    nearest = left[crossing_x[left].argmax()]
+    edge, gate = int(crossing[nearest]), np.array([[crossing_x[nearest], y]])
+    loop = np.concatenate([np.roll(hole, -first, axis=0), hole[first : first + 1]])
+    return np.concatenate([ring[: edge + 1], gate, loop, gate, ring[edge + 1 :]])

@@ -1,4 +1,4 @@
-"""DICOM: a folder that holds one series, or one file of it; label maps are DICOM SEG."""
+"""DICOM: a folder with one series, or a file of the series; label maps are DICOM SEG."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Dicom(ImageFormat):
-    """DICOM series, which have folders and files of any name: whatever is of no other format."""
+    """DICOM series, whose folders and files have any name: every path of no other format."""
 
     title = "DICOM"
 
@@ -27,9 +27,10 @@ class Dicom(ImageFormat):
 
     def read_volume(self, path: Path) -> np.ndarray:
         """Read the voxels of a series in the units of its modality."""
-        from medfedaug.data.io.dicom_series import open_series, voxels_of_series
+        from medfedaug.data.io.dicom_pixels import read_slices
+        from medfedaug.data.io.dicom_series import open_series
 
-        return channels_first(voxels_of_series(open_series(path)))
+        return channels_first(read_slices(open_series(path).slices).swapaxes(0, 2))
 
     def voxel_files(self, path: Path) -> list[Path]:
         """Return the files of the series; of a folder that holds no whole series, all files."""

@@ -1,7 +1,7 @@
-"""`check_bounds`: refuse DICOM objects that inflate, or nest, beyond all that images need.
+"""`check_bounds`: refuse DICOM objects that inflate, or nest, beyond the needs of images.
 
-Parsers of DICOM inflate a deflated object as a whole, and follow sequences by recursion: GDCM, by which
-SimpleITK reads, crashes at some ten thousand of them. So an object is looked at before it is parsed.
+Parsers of DICOM inflate a deflated object as a whole, and follow sequences by recursion: SimpleITK's GDCM
+crashes at some ten thousand of them. So an object is checked before it is parsed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from medfedaug.errors import ReaderError
 
 MOST_INFLATED = 2**29
 """Bytes of the largest deflated object, inflated."""
-_MOST_LEVELS = 128  # of sequences and of their items
-_FEW_ITEMS = 500  # that no parser minds, however they are nested
-_MARKS = (b"\xfe\xff\x00\xe0", b"\xff\xfe\xe0\x00")  # of an item, in both orders of bytes
+_MOST_LEVELS = 128  # of sequences and their items
+_FEW_ITEMS = 500  # harmless for parsers in any nesting
+_MARKS = (b"\xfe\xff\x00\xe0", b"\xff\xfe\xe0\x00")  # of an item, in both byte orders
 _UNDEFINED = 0xFFFFFFFF
-_OPEN = 2**63  # the end of what says itself where it ends
+_OPEN = 2**63  # the end of a level of undefined length
 _LONG = {b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"UR", b"UT", b"UV"}
 _BYTES = (b"OB", b"OW")
 _GARBLED = "a damaged DICOM file (its elements do not follow each other)"
@@ -35,16 +35,13 @@ def check_bounds(source: Path | bytes) -> None:
 
     Raises:
         ReaderError: where it inflates to more than `MOST_INFLATED` bytes, nests sequences without end, or is
-            too garbled to say.
+            too garbled to check.
         OSError: where it cannot be opened.
     """
     if isinstance(source, bytes):
         _check(io.BytesIO(source), source)
     elif source.stat().st_size:
-        with (
-            source.open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
-        ):
+        with source.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             _check(file, content)
 
 
@@ -59,12 +56,8 @@ def _check(file: BinaryIO, content: bytes | mmap.mmap) -> None:
     if syntax == DeflatedExplicitVRLittleEndian:
         content, start = _inflated(content[start:]), 0
     if any(_has_many(content, mark) for mark in _MARKS):
-        _check_nesting(
-            content,
-            start,
-            implicit=syntax == ImplicitVRLittleEndian,
-            order=">" if syntax == ExplicitVRBigEndian else "<",
-        )
+        order = ">" if syntax == ExplicitVRBigEndian else "<"
+        _check_nesting(content, start, implicit=syntax == ImplicitVRLittleEndian, order=order)
 
 
 def _has_many(content: bytes | mmap.mmap, mark: bytes) -> bool:
@@ -74,22 +67,18 @@ def _has_many(content: bytes | mmap.mmap, mark: bytes) -> bool:
 
 def _inflated(content: bytes) -> bytes:
     try:
-        found = zlib.decompressobj(-zlib.MAX_WBITS).decompress(content, MOST_INFLATED + 1)
+        inflated = zlib.decompressobj(-zlib.MAX_WBITS).decompress(content, MOST_INFLATED + 1)
     except zlib.error as error:
         raise ReaderError("a damaged DICOM file (it cannot be inflated)") from error
-    if len(found) > MOST_INFLATED:
+    if len(inflated) > MOST_INFLATED:
         raise ReaderError(f"a DICOM file that inflates to more than {MOST_INFLATED >> 20} MiB")
-    return found
+    return inflated
 
 
 def _check_nesting(content: bytes | mmap.mmap, start: int, *, implicit: bool, order: str) -> None:
     """Walk over all elements, without recursion."""
-    tags, length_32, length_16 = (
-        struct.Struct(f"{order}HH"),
-        struct.Struct(f"{order}I"),
-        struct.Struct(f"{order}H"),
-    )
-    levels: list[tuple[int, bool]] = []  # the end of each, where it is known, and its form
+    tags, length_32, length_16 = (struct.Struct(order + form) for form in ("HH", "I", "H"))
+    levels: list[tuple[int, bool]] = []  # the end of each level, and whether its elements have no VR
     place = start
     try:
         while place < len(content):
@@ -137,7 +126,7 @@ def _is_implicit(content: bytes | mmap.mmap, place: int) -> bool:
 def _after_fragments(
     content: bytes | mmap.mmap, place: int, tags: struct.Struct, lengths: struct.Struct
 ) -> int:
-    """The place behind encapsulated pixels."""
+    """Return the index after encapsulated pixels."""
     while tags.unpack_from(content, place) == (0xFFFE, 0xE000):
         place += 8 + lengths.unpack_from(content, place + 4)[0]
     return place + 8

@@ -1,4 +1,4 @@
-"""Headers of DICOM files: `DicomInstance` and its `DicomSlice`s, read once and without the voxels."""
+"""Read headers of DICOM files, once and without the voxels: `DicomInstance` and its `DicomSlice`s."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 import pydicom
-from pydicom.uid import UID
+from pydicom.uid import UID, ImplicitVRLittleEndian
 
 from medfedaug.data.io.bounds import check_edges, check_intercept, check_slope
 from medfedaug.data.io.dicom_bounds import check_bounds
 from medfedaug.data.io.pixel_format import PixelFormat
 from medfedaug.errors import ReaderError, first_line
 
-# What tells the volumes of one series apart, in the order in which it is tried, with the words for it.
-APART = (
+# Attributes that distinguish the volumes of one series, in the order in which they are tried, and their text.
+VOLUME_TAGS = (
     ("EchoTime", "echo time {} ms"),
     ("EchoNumbers", "echo {}"),
     ("DiffusionBValue", "b-value {}"),
@@ -37,7 +37,7 @@ APART = (
     ("AcquisitionTime", "acquired at {}"),
     ("ContentTime", "made at {}"),
 )
-# The same in the functional groups of a frame: the sequence, the attribute in it, and its name above.
+# Their places in the functional groups of a frame: the sequence, the attribute in it, and its name above.
 _FRAME_TAGS = (
     ("MREchoSequence", "EffectiveEchoTime", "EchoTime"),
     ("MRDiffusionSequence", "DiffusionBValue", "DiffusionBValue"),
@@ -55,7 +55,7 @@ _FRAME_TAGS = (
     ("UnassignedPerFrameConvertedAttributesSequence", "TriggerTime", "TriggerTime"),
     ("UnassignedPerFrameConvertedAttributesSequence", "AcquisitionNumber", "AcquisitionNumber"),
 )
-# Numbers that say where a slice lies, and in which units, each with their count.
+# Numbers of the geometry and the intensity scale of a slice: how many each attribute has.
 _NUMBERS = {
     "ImagePositionPatient": 3,
     "ImageOrientationPatient": 6,
@@ -72,10 +72,9 @@ _TAGS = [
     *("PixelRepresentation", "PatientID", "IssuerOfPatientID", "BurnedInAnnotation", "FrameOfReferenceUID"),
     *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence", "DirectoryRecordSequence"),
     *_NUMBERS,
-    *(name for name, _ in APART),
+    *(name for name, _ in VOLUME_TAGS),
 ]
-
-# Objects that hold pixels, or look as if they did, and are not the image of a patient.
+# Objects that are no image of a patient, although some hold pixels.
 _NO_IMAGES = {
     "1.2.840.10008.5.1.4.1.1.66.4": "DICOM SEG",
     "1.2.840.10008.5.1.4.1.1.66.7": "DICOM SEG",
@@ -93,18 +92,18 @@ class DicomSlice:
     """Slice of a series: a file, or a frame of a file that holds many.
 
     Args:
-        frame: its place in the file, from 0.
+        frame: its index in the file.
         instance: SOPInstanceUID of the file.
-        number: InstanceNumber; ``None`` where there is none.
+        number: InstanceNumber.
         channels: values of one voxel.
-        position: of the centre of its first voxel, mm in LPS; ``None`` where the file does not say.
+        position: centre of its first voxel, mm in LPS; ``None`` where the file does not say.
         orientation: the directions of its rows and its columns in LPS, six numbers.
         spacing: between rows and between columns, mm.
         thickness: of the slice, or the distance to the next one, mm.
         rescale: slope and intercept.
-        tags: what may tell it from slices in its place, as pairs of name and value.
-        pixels: kind of its values, in words; slices of one volume are alike.
-        problem: why its header cannot be right, in words; empty for a sound one.
+        tags: values of `VOLUME_TAGS` by name.
+        pixels: text of its `PixelFormat`, which the slices of one volume share.
+        problem: fault of the header; empty for a sound one.
     """
 
     file: Path
@@ -119,7 +118,7 @@ class DicomSlice:
     spacing: tuple[float, ...] | None
     thickness: float | None
     rescale: tuple[float, float]
-    tags: tuple[tuple[str, str], ...]
+    tags: dict[str, str]
     pixels: str = ""
     problem: str = ""
 
@@ -129,11 +128,11 @@ class DicomInstance:
     """Header of one file, without anything that names a patient.
 
     Args:
-        frames: how many images the file holds.
-        slices: one for each of them; none where the object is no image.
+        frames: number of images in the file.
+        slices: one for each image; none where the object is no image.
         burned_in: whether the header says that the pixels hold text.
         frame_of_reference: FrameOfReferenceUID: within one, positions are comparable.
-        person: stands for PatientID and its issuer, in this process alone.
+        person: hash of PatientID and its issuer, valid in this process alone.
     """
 
     path: Path
@@ -154,7 +153,7 @@ class DicomInstance:
 
     @property
     def no_image(self) -> str:
-        """The name of an object that is no image; empty for an image."""
+        """Name of the kind of an object that is no image; empty for an image."""
         if self.slices:
             return ""
         name = UID(self.sop_class).name if self.sop_class else "object without a class"
@@ -162,7 +161,7 @@ class DicomInstance:
 
 
 def is_dicom_file(path: Path) -> bool:
-    """Return whether a file begins as DICOM files do, whatever its name."""
+    """Return whether a file begins like a DICOM file, under any name."""
     try:
         status = path.stat()
         return stat.S_ISREG(status.st_mode) and _begins_as_dicom(path, status.st_mtime_ns, status.st_size)
@@ -174,13 +173,13 @@ def is_dicom_file(path: Path) -> bool:
 def _begins_as_dicom(path: Path, modified: int, size: int) -> bool:
     with path.open("rb") as file:
         begin = file.read(132)
-    # Before there was a preamble, files began with an element of group 8, in either order of bytes.
+    # Files from before the preamble begin with an element of group 8, in either byte order.
     little = begin[:2] in (b"\x02\x00", b"\x08\x00") and begin[3:4] == b"\x00"
     return begin[128:] == b"DICM" or little or begin[:3] == b"\x00\x08\x00"
 
 
 def is_dicomdir(path: Path) -> bool:
-    """Return whether a file is the index of a medium, whatever its name."""
+    """Return whether a file is the index of a medium, under any name."""
     try:
         return read_instance(path).no_image == "DICOMDIR"
     except ReaderError:
@@ -188,7 +187,7 @@ def is_dicomdir(path: Path) -> bool:
 
 
 def read_instance(path: Path) -> DicomInstance:
-    """The header of a file, which is not opened again until it is written anew."""
+    """Read the header of a file, once for each version of the file."""
     try:
         status = path.stat()
     except (OSError, ValueError) as error:
@@ -199,7 +198,7 @@ def read_instance(path: Path) -> DicomInstance:
         raise ReaderError("empty")
     try:
         if not is_dicom_file(path):
-            with path.open("rb"):  # so that one that must not be opened says so
+            with path.open("rb"):  # an unreadable file raises its own error
                 raise ReaderError("no DICOM file")
         return _read_instance(path, status.st_mtime_ns, status.st_size)
     except OSError as error:
@@ -208,30 +207,27 @@ def read_instance(path: Path) -> DicomInstance:
 
 @lru_cache(maxsize=2**15)
 def _read_instance(path: Path, modified: int, size: int) -> DicomInstance:
-    check_bounds(path)  # before any parser sees it: nested sequences crash them
+    check_bounds(path)  # first: nested sequences crash parsers
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of values that are not as the standard has them
+        warnings.simplefilter("ignore")  # of values that break the standard
         try:
             header = pydicom.dcmread(path, stop_before_pixels=True, force=True, specific_tags=_TAGS)
-            return _described(path, header)
+            return _instance(path, header)
         except (OSError, ReaderError):
             raise
         except Exception as error:  # a damaged header fails anywhere in pydicom
             raise ReaderError(f"a damaged DICOM file ({reason_of(error)})") from error
 
 
-def _described(path: Path, header: pydicom.Dataset) -> DicomInstance:
-    sop_class = str(header.get("SOPClassUID", ""))
-    meta = getattr(header, "file_meta", None)
-    if not sop_class and meta is not None:
-        sop_class = str(meta.get("MediaStorageSOPClassUID", ""))
+def _instance(path: Path, header: pydicom.Dataset) -> DicomInstance:
+    meta = header.file_meta
+    sop_class = str(header.get("SOPClassUID", "")) or str(meta.get("MediaStorageSOPClassUID", ""))
     if not sop_class and "Rows" not in header:
-        raise ReaderError("a damaged DICOM file (its header says of nothing what it is)")
+        raise ReaderError("a damaged DICOM file (its header names no kind of object)")
     frames = int(header.get("NumberOfFrames") or 1)
     if frames < 1:
         raise ReaderError(f"a damaged DICOM file ({frames} frames)")
     image = sop_class not in _NO_IMAGES and header.get("Rows") and header.get("Columns")
-    syntax = str(meta.get("TransferSyntaxUID", "")) if meta is not None else ""
     return DicomInstance(
         path=path,
         study=str(header.get("StudyInstanceUID", "")),
@@ -240,7 +236,7 @@ def _described(path: Path, header: pydicom.Dataset) -> DicomInstance:
         description=one_line(header.get("SeriesDescription") or header.get("ProtocolName")),
         modality=one_line(header.get("Modality")),
         sop_class=sop_class,
-        syntax=syntax or "1.2.840.10008.1.2",
+        syntax=str(meta.get("TransferSyntaxUID") or ImplicitVRLittleEndian),
         image_type=tuple(map(str, values_of(header.get("ImageType")))),
         photometric=str(header.get("PhotometricInterpretation", "")),
         frames=frames,
@@ -267,27 +263,25 @@ def _slices(path: Path, header: pydicom.Dataset, frames: int) -> Iterator[DicomS
         spacing=_numbers(header.get("PixelSpacing"), 2),
         thickness=_thickness(header),
         rescale=_rescale(header),
-        tags=_tags((name, header.get(name)) for name, _ in APART),
+        tags=_tags((name, header.get(name)) for name, _ in VOLUME_TAGS),
         pixels=pixels,
         problem=problem or _problem([header]),
     )
     shared = values_of(header.get("SharedFunctionalGroupsSequence"))
     groups = values_of(header.get("PerFrameFunctionalGroupsSequence"))
     if not groups:
-        # Of several frames a position in the header would be that of one.
+        # Among several frames, a position in the header would belong to one.
         yield common if frames == 1 else replace(common, position=None)
         return
     if len(groups) != frames:
         raise ReaderError(f"a damaged DICOM file ({frames} frames, and {len(groups)} of them described)")
     for frame, group in enumerate(groups):
-        # What is said of the frame goes before what is said of all.
-        parts = (group, *shared)
+        parts = (group, *shared)  # an attribute of the frame goes before one of all frames
         measures = first_item("PixelMeasuresSequence", *parts)
         transform = first_item("PixelValueTransformationSequence", *parts)
         place = first_item("PlanePositionSequence", *parts)
         plane = first_item("PlaneOrientationSequence", *parts)
-        known = dict(common.tags)
-        found = _tags((name, first_item(part, *parts).get(key)) for part, key, name in _FRAME_TAGS)
+        frame_tags = _tags((name, first_item(part, *parts).get(key)) for part, key, name in _FRAME_TAGS)
         yield replace(
             common,
             frame=frame,
@@ -296,13 +290,13 @@ def _slices(path: Path, header: pydicom.Dataset, frames: int) -> Iterator[DicomS
             spacing=_numbers(measures.get("PixelSpacing"), 2),
             thickness=_thickness(measures),
             rescale=_rescale(transform),
-            tags=tuple(sorted({**known, **dict(found)}.items())),
+            tags=common.tags | frame_tags,
             problem=problem or _problem([measures, transform, place, plane]),
         )
 
 
 def _pixels(header: pydicom.Dataset) -> tuple[str, str]:
-    """Kind of the values, and what is wrong with their description."""
+    """Return the text of the pixel format, and the fault of its description."""
     try:
         return PixelFormat.of(header).text, ""
     except ReaderError as error:
@@ -310,87 +304,80 @@ def _pixels(header: pydicom.Dataset) -> tuple[str, str]:
 
 
 def _problem(parts: Sequence[pydicom.Dataset]) -> str:
-    """Name the fault of the numbers of a header that place a slice; empty without one."""
+    """Name the fault of a header's geometry or intensity scale; empty without one."""
     for part in parts:
         for name, count in _NUMBERS.items():
             if values_of(part.get(name)) and _numbers(part.get(name), count) is None:
                 return f"its header has a wrong {name}"
         slope, intercept = _rescale(part)
-        spacing = _numbers(part.get("PixelSpacing"), 2)
         try:
             check_slope("RescaleSlope", slope)
             check_intercept("RescaleIntercept", intercept)
-            check_edges(spacing or ())
+            check_edges(_numbers(part.get("PixelSpacing"), 2) or ())
         except ValueError as error:
             return str(error)
     return ""
 
 
-def _rescale(found: pydicom.Dataset) -> tuple[float, float]:
-    """Slope and intercept; no number where the header has a wrong one."""
-    pairs = (("RescaleSlope", 1.0), ("RescaleIntercept", 0.0))
+def _rescale(header: pydicom.Dataset) -> tuple[float, float]:
+    """Return slope and intercept; NaN for a wrong one."""
     slope, intercept = (
-        (_numbers(found.get(name), 1) or (np.nan,))[0] if values_of(found.get(name)) else usual
-        for name, usual in pairs
+        (_numbers(header.get(name), 1) or (np.nan,))[0] if values_of(header.get(name)) else default
+        for name, default in (("RescaleSlope", 1.0), ("RescaleIntercept", 0.0))
     )
     return slope, intercept
 
 
-def _thickness(found: pydicom.Dataset) -> float | None:
+def _thickness(header: pydicom.Dataset) -> float | None:
     for name in ("SpacingBetweenSlices", "SliceThickness"):
-        value = _numbers(found.get(name), 1)
+        value = _numbers(header.get(name), 1)
         if value and value[0]:
             return abs(value[0])
     return None
 
 
-def _tags(pairs: Iterable[tuple[str, Any]]) -> tuple[tuple[str, str], ...]:
-    found = {}
-    for name, value in pairs:
-        if value is not None and value != "":
-            found[name] = one_line("\\".join(map(str, values_of(value))))
-    return tuple(sorted(found.items()))
+def _tags(pairs: Iterable[tuple[str, Any]]) -> dict[str, str]:
+    pairs = [(name, value) for name, value in pairs if value is not None and value != ""]
+    return {name: one_line("\\".join(map(str, values_of(value)))) for name, value in pairs}
 
 
 def _numbers(value: Any, count: int) -> tuple[float, ...] | None:
-    """Return so many finite numbers, or ``None``."""
+    """Return the finite numbers of a value; ``None`` where they are not ``count``."""
     try:
-        found = tuple(float(one) for one in values_of(value))
+        numbers = tuple(map(float, values_of(value)))
     except (TypeError, ValueError):
         return None
-    return found if len(found) == count and np.isfinite(found).all() else None
+    return numbers if len(numbers) == count and np.isfinite(numbers).all() else None
 
 
 def values_of(value: Any) -> list[Any]:
     if value is None or value == "":
         return []
-    return (
-        [value] if isinstance(value, (str, bytes, int, float)) or not hasattr(value, "__iter__") else [*value]
-    )
+    return [value] if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__") else [*value]
 
 
 def first_item(sequence: str, *groups: pydicom.Dataset) -> pydicom.Dataset:
-    """Return the first item of a sequence, in the first of some groups that has one; else an empty one."""
-    found = (values_of(group.get(sequence)) for group in groups)
-    return next((items[0] for items in found if items), pydicom.Dataset())
+    """Return the first item of a sequence, from the first group that has one; else an empty item."""
+    items = (item for group in groups for item in values_of(group.get(sequence))[:1])
+    return next(items, pydicom.Dataset())
 
 
 def items_of(dataset: pydicom.Dataset, sequence: str, *inner: str) -> Iterator[pydicom.Dataset]:
-    """Yield the items of a sequence, or of the innermost of several that are nested."""
+    """Yield the items of a sequence, or of the innermost of nested sequences."""
     for item in dataset.get(sequence) or ():
         yield from items_of(item, *inner) if inner else (item,)
 
 
 def dataset_of(**values: Any) -> pydicom.Dataset:
-    """Make an object, or an item of one, of values by their keywords."""
-    found = pydicom.Dataset()
+    """Make an object, or an item of a sequence, from values by their keywords."""
+    dataset = pydicom.Dataset()
     for name, value in values.items():
-        setattr(found, name, value)
-    return found
+        setattr(dataset, name, value)
+    return dataset
 
 
 def one_line(value: Any) -> str:
-    """A header's value in one line of printable characters."""
+    """Return a header's value as one line of printable characters."""
     text = "" if value is None else str(value)
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 

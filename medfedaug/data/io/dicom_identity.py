@@ -1,8 +1,8 @@
-"""`ModelIdentity`: the model in the DICOM objects that it makes: derived UIDs, equipment, algorithm.
+"""`ModelIdentity`: UIDs, equipment and algorithm in the DICOM objects that a model makes.
 
 A UID is derived from model, site, settings, source and kind of object, so that the same prediction has the
-same UID wherever and whenever it is made, and an archive can be asked whether it has it already. By equipment
-and series, `is_own_object` recognises an object that this software wrote.
+same UID at every place and time, and an archive can say whether it has the object already. By equipment and
+series, `is_own_object` recognises an object that this software wrote.
 """
 
 from __future__ import annotations
@@ -39,25 +39,26 @@ class ObjectKind(Enum):
 
 
 def is_own_series(number: str, description: str) -> bool:
-    """Return whether a series has number and description of those that this software makes.
+    """Return whether a series has a number and a description that this software gives.
 
     Example:
         >>> is_own_series("9000", "medfedaug segmentation"), is_own_series("3", "T1 medfedaug")
         (True, False)
     """
-    told = description.strip().lower()
-    return any(number.strip() == str(k.number) and told.startswith(k.description) for k in ObjectKind)
+    text = description.strip().lower()
+    return any(
+        number.strip() == str(kind.number) and text.startswith(kind.description) for kind in ObjectKind
+    )
 
 
 def is_own_object(dataset: Dataset) -> bool:
-    """Return whether this software, in any version, wrote an object.
+    """Return whether this software, in any version, wrote an object, by its equipment or its series.
 
-    Its equipment, or its series, says so. A copy without identity keeps its equipment, and one whose
-    equipment another program replaced keeps its series. The algorithm of a segment says nothing: a reader who
-    corrects a prediction may keep it.
+    A pseudonymous copy keeps the equipment, and a copy of a program that replaces the equipment keeps the
+    series. The algorithm of a segment proves nothing: a reader who corrects a prediction may keep it.
     """
     equipment = [dataset, *(dataset.get("ContributingEquipmentSequence") or ())]
-    makers = {str(one.get(name) or "").strip().lower() for one in equipment for name in _EQUIPMENT}
+    makers = {str(item.get(name) or "").strip().lower() for item in equipment for name in _EQUIPMENT}
     number, description = (str(dataset.get(name) or "") for name in ("SeriesNumber", "SeriesDescription"))
     return _NAME in makers or is_own_series(number, description)
 
@@ -69,9 +70,9 @@ class ModelIdentity:
     Args:
         sha256: of the model.
         site: whose layers and statistics it used; empty for none.
-        again: a text that makes other objects of the same prediction; empty for the first ones.
-        settings: a digest of what else decides over an object, such as codes of classes; empty for none.
-        test: the test score of the model; it decides over no UID.
+        again: a text that gives the same prediction other UIDs; empty for the first objects.
+        settings: a digest of settings that change an object, such as codes of classes; empty for none.
+        test: the test score of the model, which changes no UID.
         warning: reason not to rely on the model; empty for none.
     """
 
@@ -94,7 +95,7 @@ class ModelIdentity:
         return self._uid(source, kind, part, "series")
 
     def of_series(self, series: DicomSeries, kind: ObjectKind) -> dict[str, Any]:
-        """Return the arguments with which highdicom makes an object of a series: UIDs, numbers, equipment."""
+        """Return highdicom's arguments for an object of a series: UIDs, numbers, equipment."""
         return {
             "series_instance_uid": self.series_uid(series.uid, kind, series.part),
             "series_number": kind.number,
@@ -130,11 +131,11 @@ class ModelIdentity:
     @property
     def parameters(self) -> dict[str, str]:
         """Parameters of the algorithm, by name."""
-        told = {"model": self.sha256, "site": self.site, "test": self.test, "warning": self.warning}
-        return {name: text for name, text in told.items() if text}
+        texts = {"model": self.sha256, "site": self.site, "test": self.test, "warning": self.warning}
+        return {name: text for name, text in texts.items() if text}
 
     def _uid(self, source: str, kind: ObjectKind | None, part: str, level: str) -> str:
         word = kind.word if kind is not None else ""
-        settings = (self.settings,) if self.settings else ()  # without any, a UID stays as it was
-        named = "\n".join((_NAME, self.sha256, self.site, self.again, source, part, word, level, *settings))
-        return f"2.25.{uuid.uuid5(uuid.NAMESPACE_OID, named).int}"
+        settings = (self.settings,) if self.settings else ()  # empty settings change no UID
+        text = "\n".join((_NAME, self.sha256, self.site, self.again, source, part, word, level, *settings))
+        return f"2.25.{uuid.uuid5(uuid.NAMESPACE_OID, text).int}"

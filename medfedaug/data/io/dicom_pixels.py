@@ -1,8 +1,8 @@
-"""Voxels of DICOM files: header and pixels are compared before they are decoded, and the result after.
+"""Read the voxels of DICOM files; check pixels against the header before and after they are decoded.
 
-Decoders trust headers: where pixels are short, GDCM fills up an image with memory of its process. So pydicom
-reads what is not compressed, and RLE. Of other compressed data each image by itself is given to SimpleITK's
-GDCM, in an object that holds its description and nothing else; pydicom's plugins read what GDCM cannot.
+Decoders trust headers: GDCM fills up short pixels with memory of its process. So pydicom reads uncompressed
+pixels and RLE. Images of other compressions go one by one to SimpleITK's GDCM, each in an object that holds
+its description and nothing else; pydicom's plugins read the images that GDCM cannot.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _OVERLAY_BIT = 0x0102
 
 
 def undecodable(instance: DicomInstance) -> str:
-    """Return why the voxels of a file cannot be decoded; empty where they can."""
+    """Return the reason why the voxels of a file cannot be decoded; empty where they can."""
     if instance.frames > len(instance.slices):
         return "all its slices are in one file, which does not say where each lies"
     if instance.syntax in _BY_GDCM:
@@ -47,14 +47,18 @@ def undecodable(instance: DicomInstance) -> str:
         decoder = get_decoder(UID(instance.syntax))
     except NotImplementedError:
         return f"compressed as {name}, which nothing here can read; have it sent uncompressed"
-    return "" if decoder.is_available else _needs(name, decoder.missing_dependencies)
+    if decoder.is_available:
+        return ""
+    requirements = decoder.missing_dependencies[0].rpartition("requires ")[2].split(" and ")
+    packages = " ".join(requirement.partition(">")[0] for requirement in requirements)
+    return f"compressed as {name}, which needs packages that are not installed: pip install {packages}"
 
 
 def read_slices(slices: Sequence[DicomSlice]) -> np.ndarray:
     """Read the voxels of slices in the units of their modality.
 
     Each slice is rescaled by its own slope and intercept, as in PET, or by the modality LUT of its file.
-    Where the lowest value is white (MONOCHROME1), values are inverted first.
+    Values of MONOCHROME1 are inverted first.
 
     Returns:
         (Z, Y, X), or in colour (Z, Y, X, C), float32.
@@ -70,21 +74,21 @@ def read_slices(slices: Sequence[DicomSlice]) -> np.ndarray:
     for file, places in by_file.items():
         number = slices[places[0]].number
         try:
-            found = _intensities(file, [slices[index] for index in places])
+            intensities = _intensities(file, [slices[index] for index in places])
         except ReaderError as error:
             image = f" (image {number})" if number is not None else ""
             raise ReaderError(f"{error}{image}: fetch or export it again; look at {file.name}") from error
         if voxels is None:
-            voxels = np.empty((len(slices), *found.shape[1:]), np.float32)
-        voxels[places] = found
+            voxels = np.empty((len(slices), *intensities.shape[1:]), np.float32)
+        voxels[places] = intensities
     assert voxels is not None
     return voxels
 
 
 def _intensities(file: Path, slices: Sequence[DicomSlice]) -> np.ndarray:
-    """The slices of one file."""
+    """Read slices of one file."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of values that are not as the standard has them
+        warnings.simplefilter("ignore")  # of values that break the standard
         try:
             dataset = pydicom.dcmread(file, force=True)
             stored, form = stored_frames(dataset), PixelFormat.of(dataset)
@@ -99,7 +103,7 @@ def _intensities(file: Path, slices: Sequence[DicomSlice]) -> np.ndarray:
             raise ReaderError(f"its pixels cannot be decoded ({first_line(error)})") from error
     axes = (1,) * (values.ndim - 1)
     slope, intercept = (
-        np.reshape(one, (-1, *axes)) for one in zip(*(p.rescale for p in slices), strict=True)
+        np.reshape(values, (-1, *axes)) for values in zip(*(p.rescale for p in slices), strict=True)
     )
     with np.errstate(over="ignore"):
         result = (values * slope + intercept).astype(np.float32)
@@ -109,7 +113,7 @@ def _intensities(file: Path, slices: Sequence[DicomSlice]) -> np.ndarray:
 
 
 def _by_modality_lut(dataset: Dataset, form: PixelFormat, values: np.ndarray) -> np.ndarray:
-    """Values by the table of a header, PS3.3 C.11.1."""
+    """Map values by the table of a header, PS3.3 C.11.1."""
     table, *more = dataset.ModalityLUTSequence
     entries = int(table.LUTDescriptor[0]) or 2**16
     data = table.LUTData
@@ -121,9 +125,6 @@ def _by_modality_lut(dataset: Dataset, form: PixelFormat, values: np.ndarray) ->
     if form.inverted or form.colour or rescaled:
         raise ReaderError("its header has a modality LUT beside MONOCHROME1, colours or a slope")
     return np.asarray(apply_modality_lut(values.astype(np.int64), dataset), np.float64)
-
-
-# --- Stored values ---------------------------------------------------------------------------------------
 
 
 def stored_frames(dataset: Dataset) -> np.ndarray:
@@ -142,60 +143,62 @@ def stored_frames(dataset: Dataset) -> np.ndarray:
     if form.photometric == "PALETTE COLOR" and dataset.get("SegmentationType") != "LABELMAP":
         raise ReaderError("its pixels are colours of a palette, and no intensities")
     if syntax.is_encapsulated:
-        found = np.stack([_decompressed(image, form, syntax) for image in compressed_frames(dataset)])
+        pixels = np.stack([_decompressed(image, form, syntax) for image in compressed_frames(dataset)])
     else:
         _check_length(dataset, form, frames)
-        found = _by_pydicom(dataset, syntax)
-        found = found[None] if frames == 1 else found
-    found = _values_of_bits(dataset, form, found)
-    if found.shape != (frames, *form.shape):
+        pixels = _by_pydicom(dataset, syntax)
+        pixels = pixels[None] if frames == 1 else pixels
+    pixels = _stored_values(dataset, form, pixels)
+    if pixels.shape != (frames, *form.shape):
         raise ReaderError(
-            f"its pixels are {_sizes(found.shape)}, and its header says {_sizes((frames, *form.shape))}"
+            f"its pixels are {_sizes(pixels.shape)}, and its header says {_sizes((frames, *form.shape))}"
         )
-    if found.min() < form.lowest or found.max() > form.highest:
+    if pixels.min() < form.lowest or pixels.max() > form.highest:
         raise ReaderError(f"its pixels have values beyond the {form.stored} bits of its header (BitsStored)")
-    return found
+    return pixels
 
 
 def syntax_of(dataset: Dataset) -> UID:
-    """Return the transfer syntax of an object as it was read; the standard's default where it has none."""
-    meta = getattr(dataset, "file_meta", None)
-    return UID(str((meta.get("TransferSyntaxUID") if meta is not None else "") or ImplicitVRLittleEndian))
+    """Return the transfer syntax of an object as read; the standard's default where it has none."""
+    return UID(str(dataset.file_meta.get("TransferSyntaxUID") or ImplicitVRLittleEndian))
 
 
 def expected_bytes(dataset: Dataset) -> int:
-    """Return the length of uncompressed pixels by their header, without the byte that fills up an odd one."""
+    """Return the length of uncompressed pixels by their header, without a filling byte."""
     return get_expected_length(dataset, unit="bytes")
 
 
 def compressed_frames(dataset: Dataset) -> list[bytes]:
-    """Return the compressed images of an object, each whole and of the size that the header says."""
+    """Return the compressed images of an object, each whole and of the size in the header."""
     form, frames = PixelFormat.of(dataset), _number_of_frames(dataset)
     tables = dataset.get("ExtendedOffsetTable"), dataset.get("ExtendedOffsetTableLengths")
     offsets = (tables[0], tables[1]) if tables[0] and tables[1] else None
     try:
-        found = [*generate_frames(dataset.PixelData, number_of_frames=frames, extended_offsets=offsets)]
+        encoded = [*generate_frames(dataset.PixelData, number_of_frames=frames, extended_offsets=offsets)]
     except ValueError as error:
         raise ReaderError(f"its compressed pixels are damaged ({first_line(error)})") from error
-    found = [unwrapped(image) for image in found]
-    if len(found) != frames:
+    images = [unwrapped(image) for image in encoded]
+    if len(images) != frames:
         raise ReaderError(
-            f"its pixels hold {len(found)} images, and its header says {frames} (NumberOfFrames)"
+            f"its pixels hold {len(images)} images, and its header says {frames} (NumberOfFrames)"
         )
     if syntax_of(dataset) != RLELossless:
-        for image in found:
+        for image in images:
             _check_codestream(image, form)
-    return found
+    return images
 
 
 def _check_codestream(image: bytes, form: PixelFormat) -> None:
-    found, own = describe(image), (form.columns, form.rows, form.samples)
-    if (found.columns, found.rows, found.samples) != own:
-        said = _sizes((found.columns, found.rows, found.samples))
-        raise ReaderError(f"its compressed pixels are {said}, and its header says {_sizes(own)}")
-    if found.bits > form.allocated:
+    stream = describe(image)
+    sizes = (stream.columns, stream.rows, stream.samples)
+    expected = (form.columns, form.rows, form.samples)
+    if sizes != expected:
         raise ReaderError(
-            f"its compressed pixels have {found.bits} bits, and its header {form.allocated} (BitsAllocated)"
+            f"its compressed pixels are {_sizes(sizes)}, and its header says {_sizes(expected)}"
+        )
+    if stream.bits > form.allocated:
+        raise ReaderError(
+            f"its compressed pixels have {stream.bits} bits, and its header {form.allocated} (BitsAllocated)"
         )
 
 
@@ -205,23 +208,23 @@ def _number_of_frames(dataset: Dataset) -> int:
 
 def _check_length(dataset: Dataset, form: PixelFormat, frames: int) -> None:
     """Check the length of uncompressed pixels; some programs fill them up with zeros."""
-    found, expected = len(dataset.PixelData), expected_bytes(dataset)
+    length, expected = len(dataset.PixelData), expected_bytes(dataset)
     filling = dataset.PixelData[expected:]
-    more = len(filling) > 1 and (any(filling) or len(filling) >= expected // frames)
-    if found < expected or more:
+    excess = len(filling) > 1 and (any(filling) or len(filling) >= expected // frames)
+    if length < expected or excess:
         raise ReaderError(
-            f"its pixels are {found} bytes, and {_sizes((frames, form.columns, form.rows, form.samples))} of "
-            f"{form.allocated} bits are {expected}"
+            f"its pixels are {length} bytes, and {_sizes((frames, form.columns, form.rows, form.samples))} "
+            f"of {form.allocated} bits are {expected}"
         )
 
 
-def _values_of_bits(dataset: Dataset, form: PixelFormat, found: np.ndarray) -> np.ndarray:
-    """Values of the bits that are used; the others repeat the sign, are 0, or hold an overlay."""
-    unused = 8 * found.dtype.itemsize - form.stored
+def _stored_values(dataset: Dataset, form: PixelFormat, pixels: np.ndarray) -> np.ndarray:
+    """Return the values of the stored bits; the other bits repeat the sign, are 0, or hold an overlay."""
+    unused = 8 * pixels.dtype.itemsize - form.stored
     if form.allocated == 1 or not unused:
-        return found
-    values = (found << unused) >> unused
-    same = (found == values) | (found == (values & (2**form.stored - 1)))
+        return pixels
+    values = (pixels << unused) >> unused
+    same = (pixels == values) | (pixels == (values & (2**form.stored - 1)))
     overlay = any(tag.group & 0xFF01 == 0x6000 and tag.element == _OVERLAY_BIT for tag in [*dataset.keys()])
     if not overlay and not same.all():
         raise ReaderError(f"its pixels have values beyond the {form.stored} bits of its header (BitsStored)")
@@ -230,45 +233,41 @@ def _values_of_bits(dataset: Dataset, form: PixelFormat, found: np.ndarray) -> n
 
 def _by_pydicom(dataset: Dataset, syntax: UID) -> np.ndarray:
     options: dict[str, Any] = {"allow_excess_frames": False, "correct_unused_bits": False}
-    found, _ = get_decoder(syntax).as_array(dataset, **options)
-    return found
+    pixels, _ = get_decoder(syntax).as_array(dataset, **options)
+    return pixels
 
 
 def _decompressed(image: bytes, form: PixelFormat, syntax: UID) -> np.ndarray:
-    """One compressed image, as stored."""
-    alone = _alone(image, form, syntax)
-    if syntax in _BY_GDCM:
-        try:
-            return _by_gdcm(alone)
-        except RuntimeError as error:
-            if not get_decoder(syntax).is_available:
-                raise _damaged(syntax) from error
+    """Decode one compressed image to its stored values."""
+    dataset = _image_object(image, form, syntax)
     try:
-        return _by_pydicom(alone, syntax)
+        if syntax in _BY_GDCM:
+            try:
+                return _by_gdcm(dataset)
+            except RuntimeError:
+                if not get_decoder(syntax).is_available:
+                    raise
+        return _by_pydicom(dataset, syntax)
     except RuntimeError as error:
-        raise _damaged(syntax) from error
+        raise ReaderError(f"its pixels cannot be decoded as {syntax.name}") from error
 
 
-def _damaged(syntax: UID) -> ReaderError:
-    return ReaderError(f"its pixels cannot be decoded as {syntax.name}")
-
-
-def _alone(image: bytes, form: PixelFormat, syntax: UID) -> Dataset:
-    """An object that holds one compressed image and its description, and nothing else."""
-    found = Dataset()
-    found.file_meta = FileMetaDataset()
-    found.file_meta.TransferSyntaxUID = syntax
-    found.SOPClassUID, found.SOPInstanceUID = SecondaryCaptureImageStorage, generate_uid()
-    found.Rows, found.Columns, found.SamplesPerPixel = form.rows, form.columns, form.samples
-    found.BitsAllocated, found.BitsStored, found.HighBit = form.allocated, form.stored, form.stored - 1
-    found.PixelRepresentation = int(form.signed)
-    # GDCM would invert it, too.
-    found.PhotometricInterpretation = form.photometric if form.colour else "MONOCHROME2"
+def _image_object(image: bytes, form: PixelFormat, syntax: UID) -> Dataset:
+    """Make an object of one compressed image and its description."""
+    dataset = Dataset()
+    dataset.file_meta = FileMetaDataset()
+    dataset.file_meta.TransferSyntaxUID = syntax
+    dataset.SOPClassUID, dataset.SOPInstanceUID = SecondaryCaptureImageStorage, generate_uid()
+    dataset.Rows, dataset.Columns, dataset.SamplesPerPixel = form.rows, form.columns, form.samples
+    dataset.BitsAllocated, dataset.BitsStored, dataset.HighBit = form.allocated, form.stored, form.stored - 1
+    dataset.PixelRepresentation = int(form.signed)
+    # GDCM would invert MONOCHROME1, too.
+    dataset.PhotometricInterpretation = form.photometric if form.colour else "MONOCHROME2"
     if form.colour:
-        found.PlanarConfiguration = 0
-    found.PixelData = encapsulate([image])
-    found["PixelData"].VR = "OB"
-    return found
+        dataset.PlanarConfiguration = 0
+    dataset.PixelData = encapsulate([image])
+    dataset["PixelData"].VR = "OB"
+    return dataset
 
 
 def _by_gdcm(dataset: Dataset) -> np.ndarray:
@@ -276,19 +275,19 @@ def _by_gdcm(dataset: Dataset) -> np.ndarray:
 
     written = BytesIO()
     pydicom.dcmwrite(written, dataset, enforce_file_format=True)
-    shown = sitk.ProcessObject.GetGlobalWarningDisplay()
+    warnings_shown = sitk.ProcessObject.GetGlobalWarningDisplay()
     sitk.ProcessObject.SetGlobalWarningDisplay(False)
     try:
         with _path_to(written.getbuffer()) as path:
-            found: np.ndarray = sitk.GetArrayFromImage(sitk.ReadImage(path))
+            pixels: np.ndarray = sitk.GetArrayFromImage(sitk.ReadImage(path))
     finally:
-        sitk.ProcessObject.SetGlobalWarningDisplay(shown)
-    return found[0]
+        sitk.ProcessObject.SetGlobalWarningDisplay(warnings_shown)
+    return pixels[0]
 
 
 @contextmanager
 def _path_to(content: memoryview) -> Iterator[str]:
-    """A path by which a library opens content, which lies in memory where the system can do that."""
+    """Yield a path by which a library opens content, which lies in memory where the system can do that."""
     if hasattr(os, "memfd_create"):
         handle = os.memfd_create("image")
         with os.fdopen(handle, "wb") as file:
@@ -296,17 +295,10 @@ def _path_to(content: memoryview) -> Iterator[str]:
             file.flush()
             yield f"/proc/self/fd/{handle}"
     else:
-        with tempfile.NamedTemporaryFile(suffix=".dcm") as other:
-            other.write(content)
-            other.flush()
-            yield other.name
-
-
-def _needs(name: str, missing: Sequence[str]) -> str:
-    package = missing[0].rpartition("requires ")[2] if missing else "a plugin of pydicom"
-    packages = [part.partition(">")[0] for part in package.split(" and ")]
-    remedy = f"pip install {' '.join(packages)}"
-    return f"compressed as {name}, which needs packages that are not installed: {remedy}"
+        with tempfile.NamedTemporaryFile(suffix=".dcm") as temporary:
+            temporary.write(content)
+            temporary.flush()
+            yield temporary.name
 
 
 def _sizes(sizes: Sequence[int]) -> str:

@@ -24,7 +24,7 @@ QUALITY = {
     "components": Code("COMPONENTS", OWN_CODES, "Number of connected components"),
     "agreement": Code("AGREEMENT", OWN_CODES, "Specific agreement of several passes"),
 }
-"""Codes of measures of quality, by their names; the confidence sorts cases, and is no measure of one."""
+"""Codes of quality measures, by name; a confidence sorts cases, and measures none of them."""
 
 
 def write_report(
@@ -38,20 +38,6 @@ def write_report(
     """Write a report (PS3.16, TID 1500): volume of each class, in millilitres, and measures of `QUALITY`."""
     with writing("report", series, "Leave out --report."):
         _report(series, voxels, segmentation, segments, quality).save_as(path, enforce_file_format=True)
-
-
-def _measurements(millilitres: float, quality: Mapping[str, float]) -> list[Any]:
-    import highdicom as hd
-    from pydicom.sr.codedict import codes
-
-    return [
-        hd.sr.Measurement(name=codes.SCT.Volume, value=millilitres, unit=concept(_MILLILITRE)),
-        *(
-            hd.sr.Measurement(name=concept(code), value=round(quality[key], 4), unit=concept(_NO_UNIT))
-            for key, code in QUALITY.items()
-            if key in quality
-        ),
-    ]
 
 
 def _report(
@@ -86,6 +72,12 @@ def _report(
     for number, name in enumerate(segments.classes[1:], start=1):
         coded = segments.codes_of(number)
         region = coded.anatomic_region
+        volume_ml = round(int(counts[number]) * millilitres, 3)
+        measurements = [(codes.SCT.Volume, volume_ml, concept(_MILLILITRE))] + [
+            (concept(code), round(quality[key][name], 4), concept(_NO_UNIT))
+            for key, code in QUALITY.items()
+            if name in quality.get(key, {})
+        ]
         groups.append(
             hd.sr.VolumetricROIMeasurementsAndQualitativeEvaluations(
                 tracking_identifier=hd.sr.TrackingIdentifier(
@@ -105,10 +97,10 @@ def _report(
                     version=__version__,
                     parameters=[f"{key}: {value}" for key, value in model.parameters.items()],
                 ),
-                measurements=_measurements(
-                    round(int(counts[number]) * millilitres, 3),
-                    {key: found[name] for key, found in quality.items() if name in found},
-                ),
+                measurements=[
+                    hd.sr.Measurement(name=measure, value=value, unit=unit)
+                    for measure, value, unit in measurements
+                ],
             )
         )
     content = hd.sr.MeasurementReport(
@@ -117,9 +109,10 @@ def _report(
         imaging_measurements=groups,
         title=codes.DCM.ImagingMeasurementReport,
     )
-    if told := ". ".join(filter(None, [model.warning and f"DO NOT RELY ON IT: {model.warning}", model.test])):
+    warning = f"DO NOT RELY ON IT: {model.warning}" if model.warning else ""
+    if text := ". ".join(filter(None, (warning, model.test))):
         comment = hd.sr.TextContentItem(
-            name=codes.DCM.Comment, value=told, relationship_type=hd.sr.RelationshipTypeValues.CONTAINS
+            name=codes.DCM.Comment, value=text, relationship_type=hd.sr.RelationshipTypeValues.CONTAINS
         )
         content[0].ContentSequence.insert(0, comment)
     return hd.sr.EnhancedSR(

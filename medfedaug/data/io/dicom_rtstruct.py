@@ -28,7 +28,7 @@ def write_rtstruct(path: Path, series: Path, voxels: np.ndarray, segments: Segme
     """Write a label map, (X, Y, Z), as an RTSTRUCT: a region for each class, contours slice by slice.
 
     Contours run half way between voxels, in millimetres of the patient; holes are keyholes
-    (`medfedaug.data.io.contours.closed_contours`). A class that is nowhere is a region without contours.
+    (`medfedaug.data.io.contours.closed_contours`). A class without voxels is a region without contours.
     """
     volume = open_series(series)
     with writing("RTSTRUCT", series, "Leave out --rtstruct."):
@@ -41,25 +41,32 @@ def _structure_set(volume: DicomSeries, voxels: np.ndarray, segments: Segments) 
     if volume.affine is None:
         raise ValueError("its slices do not say where they lie")
     source = pydicom.dcmread(volume.files[0], stop_before_pixels=True)
-    found = hd.SOPClass(
+    structure = hd.SOPClass(
         study_instance_uid=source.StudyInstanceUID,
         sop_class_uid=RTStructureSetStorage,
         modality="RTSTRUCT",
         transfer_syntax_uid=ExplicitVRLittleEndian,
         **segments.model.of_series(volume, ObjectKind.RTSTRUCT),
     )
-    found.copy_patient_and_study_information(source)
-    found.OperatorsName = ""
-    found.FrameOfReferenceUID = source.FrameOfReferenceUID
-    found.PositionReferenceIndicator = source.get("PositionReferenceIndicator", "")
-    found.ApprovalStatus = "UNAPPROVED"
-    found.StructureSetLabel = "medfedaug"
-    found.StructureSetDescription = "Contours of a prediction by a model; not reviewed by a person"
-    found.StructureSetDate, found.StructureSetTime = found.InstanceCreationDate, found.InstanceCreationTime
-    found.ReferencedFrameOfReferenceSequence = [_frame_of_reference(volume, source)]
-    found.StructureSetROISequence, found.ROIContourSequence, found.RTROIObservationsSequence = [], [], []
+    structure.copy_patient_and_study_information(source)
+    structure.OperatorsName = ""
+    structure.FrameOfReferenceUID = source.FrameOfReferenceUID
+    structure.PositionReferenceIndicator = source.get("PositionReferenceIndicator", "")
+    structure.ApprovalStatus = "UNAPPROVED"
+    structure.StructureSetLabel = "medfedaug"
+    structure.StructureSetDescription = "Contours of a prediction by a model; not reviewed by a person"
+    structure.StructureSetDate, structure.StructureSetTime = (
+        structure.InstanceCreationDate,
+        structure.InstanceCreationTime,
+    )
+    structure.ReferencedFrameOfReferenceSequence = [_frame_of_reference(volume, source)]
+    structure.StructureSetROISequence, structure.ROIContourSequence, structure.RTROIObservationsSequence = (
+        [],
+        [],
+        [],
+    )
     for number, name in enumerate(segments.classes[1:], start=1):
-        found.StructureSetROISequence.append(
+        structure.StructureSetROISequence.append(
             dataset_of(
                 ROINumber=number,
                 ReferencedFrameOfReferenceUID=source.FrameOfReferenceUID,
@@ -74,8 +81,8 @@ def _structure_set(volume: DicomSeries, voxels: np.ndarray, segments: Segments) 
         )
         if contours := [*_contours(volume, voxels == number)]:
             region.ContourSequence = contours
-        found.ROIContourSequence.append(region)
-        found.RTROIObservationsSequence.append(
+        structure.ROIContourSequence.append(region)
+        structure.RTROIObservationsSequence.append(
             dataset_of(
                 ObservationNumber=number,
                 ReferencedROINumber=number,
@@ -84,7 +91,7 @@ def _structure_set(volume: DicomSeries, voxels: np.ndarray, segments: Segments) 
                 RTROIIdentificationCodeSequence=[concept(segments.codes_of(number).type)],
             )
         )
-    return found
+    return structure
 
 
 def _frame_of_reference(volume: DicomSeries, source: Dataset) -> Dataset:
@@ -116,7 +123,7 @@ def _contours(volume: DicomSeries, mask: np.ndarray) -> Iterator[Dataset]:
 
 
 def _reference(sop_class: str, piece: DicomSlice, *, frame: bool = False) -> Dataset:
-    found = dataset_of(ReferencedSOPClassUID=sop_class, ReferencedSOPInstanceUID=piece.instance)
+    reference = dataset_of(ReferencedSOPClassUID=sop_class, ReferencedSOPInstanceUID=piece.instance)
     if frame:
-        found.ReferencedFrameNumber = piece.frame + 1
-    return found
+        reference.ReferencedFrameNumber = piece.frame + 1
+    return reference

@@ -1,4 +1,4 @@
-"""DICOM SEG: what was predicted of a DICOM series, in a file that a PACS stores beside it.
+"""DICOM SEG: the prediction of a DICOM series, in a file that a PACS stores with the series.
 
 highdicom writes it, which is an extra: ``pip install 'medfedaug[dicom]'``.
 """
@@ -22,7 +22,7 @@ from medfedaug.data.io.segment_codes import Code, SegmentCodes
 from medfedaug.errors import ConfigError, DataError, first_line
 
 OWN_CODES = "99MEDFEDAUG"
-"""Coding scheme of classes for which no code is given, and of measures that no scheme has."""
+"""Coding scheme of classes without a code, and of measures that no scheme has."""
 _SEG, _CONVERT = "DICOM SEG", "Convert the series to NIfTI."
 _NEEDED = ("PatientID", "StudyInstanceUID", "FrameOfReferenceUID")
 _PLACED = ("ImageOrientationPatient", "PixelSpacing")
@@ -33,8 +33,8 @@ class Segments:
     """Segments of a label map.
 
     Args:
-        codes: of the classes; a class without any has its name in a scheme of this package.
-        notes: texts for the descriptions of the segments of some classes.
+        codes: of the classes; a class without codes has its name in `OWN_CODES`.
+        notes: descriptions of segments, by class.
     """
 
     classes: tuple[str, ...]
@@ -43,15 +43,15 @@ class Segments:
     notes: Mapping[str, str] = field(default_factory=dict)
 
     def codes_of(self, number: int) -> SegmentCodes:
-        """Return the codes of the class with a number; one without any has its name in an own scheme."""
+        """Return the codes of the class with a number."""
         name = self.classes[number]
         category = Code("309825002", "SCT", "Spatial and Relational Concept")
-        own = SegmentCodes(category, Code(f"CLASS{number}", OWN_CODES, name[:64]))
-        return self.codes.get(name, own)
+        default = SegmentCodes(category, Code(f"CLASS{number}", OWN_CODES, name[:64]))
+        return self.codes.get(name, default)
 
 
 def check_highdicom() -> None:
-    """Check that DICOM SEG can be written; else say the command that installs what is missing."""
+    """Check that highdicom is installed; else name the command that installs it."""
     if find_spec("highdicom") is None:
         raise ConfigError(
             "a DICOM series is given, and DICOM SEG is written by highdicom, which is not installed: "
@@ -78,7 +78,7 @@ def write_segmentation(path: Path, series: Path, voxels: np.ndarray, segments: S
     _check(series, volume, slices, voxels.shape)
     step = volume.gap
     if volume.first.frames == 1:
-        for slice_ in slices:  # many files leave open how thick a slice is: then it is as thick as the step
+        for slice_ in slices:  # a slice without a thickness is as thick as the step
             slice_.SliceThickness = slice_.get("SliceThickness") or step
     measures = hd.PixelMeasuresSequence(
         pixel_spacing=list(volume.slices[0].spacing or ()),
@@ -86,63 +86,54 @@ def write_segmentation(path: Path, series: Path, voxels: np.ndarray, segments: S
         spacing_between_slices=step,
     )
     algorithm = segments.model.algorithm()
-    described = [
-        hd.seg.SegmentDescription(
+    descriptions = []
+    for number, name in enumerate(segments.classes[1:], start=1):
+        codes = segments.codes_of(number)
+        description = hd.seg.SegmentDescription(
             segment_number=number,
             segment_label=name[:64],
-            **_coded(segments.codes_of(number)),
+            segmented_property_category=concept(codes.category),
+            segmented_property_type=concept(codes.type),
+            anatomic_regions=[concept(codes.anatomic_region)] if codes.anatomic_region else None,
             algorithm_type=hd.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
             algorithm_identification=algorithm,
             tracking_uid=segments.model.tracking_uid(volume, number),
             tracking_id=name[:64],
         )
-        for number, name in enumerate(segments.classes[1:], start=1)
-    ]
-    for description, name in zip(described, segments.classes[1:], strict=True):
         if name in segments.notes:
             description.SegmentDescription = segments.notes[name]
+        descriptions.append(description)
     fractional = voxels.ndim > 3
     kind = ObjectKind.PROBABILITIES if fractional else ObjectKind.SEGMENTATION
-    # highdicom takes slices, rows, columns; a column is a step along x.
+    # highdicom expects slices, rows, columns; a column is a step along x.
     frames = voxels[..., 1:].transpose(2, 1, 0, 3) if fractional else voxels.transpose(2, 1, 0)
-    if volume.first.frames > 1:  # and of one file its frames, as they are stored
+    if volume.first.frames > 1:  # and the frames of one file in their stored order
         frames = frames[np.argsort([piece.frame for piece in volume.slices])]
     with writing(_SEG, series, _CONVERT):
-        found = hd.seg.Segmentation(
+        hd.seg.Segmentation(
             source_images=slices,
             pixel_array=np.ascontiguousarray(np.clip(frames, 0, 1) if fractional else frames),
             segmentation_type="FRACTIONAL" if fractional else "BINARY",
-            segment_descriptions=described,
+            segment_descriptions=descriptions,
             pixel_measures=measures,
             **segments.model.of_series(volume, kind),
             omit_empty_frames=not fractional and bool(voxels.any()),
-        )
-        found.save_as(path)
+        ).save_as(path)
 
 
 @contextmanager
-def writing(what: str, series: Path, hint: str) -> Iterator[None]:
-    """Make one line of what highdicom refuses, and leave out its warnings of names without carets."""
+def writing(kind: str, series: Path, hint: str) -> Iterator[None]:
+    """Turn an error of highdicom into a `DataError`, and silence its warnings about names without carets."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         try:
             yield
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise _unfit(what, series, first_line(error), hint) from error
-
-
-def _coded(codes: SegmentCodes) -> dict[str, Any]:
-    """Return the arguments of a segment's description that hold codes."""
-    regions = [concept(codes.anatomic_region)] if codes.anatomic_region else None
-    return {
-        "segmented_property_category": concept(codes.category),
-        "segmented_property_type": concept(codes.type),
-        "anatomic_regions": regions,
-    }
+            raise _unfit(kind, series, first_line(error), hint) from error
 
 
 def concept(code: Code) -> Any:
-    """Return a code as highdicom takes it."""
+    """Convert a code for highdicom."""
     import highdicom as hd
 
     return hd.sr.CodedConcept(code.value, code.scheme, code.meaning)
@@ -152,7 +143,7 @@ def _check(series: Path, volume: DicomSeries, slices: Sequence[Any], shape: tupl
     frames = volume.first.frames
     if frames > 1 and frames * len(slices) != len(volume.slices):
         raise _unfit(
-            _SEG, series, "its file holds other frames, too", "Export the series into a file of its own."
+            _SEG, series, "its file holds other frames, too", "Export the series into a separate file."
         )
     if frames > 1 and len(slices) > 1:
         raise _unfit(_SEG, series, "its frames are in several files", "Export the series into one file.")
@@ -165,5 +156,5 @@ def _check(series: Path, volume: DicomSeries, slices: Sequence[Any], shape: tupl
         raise _unfit(_SEG, series, sizes, _CONVERT)
 
 
-def _unfit(what: str, series: Path, reason: str, hint: str) -> DataError:
-    return DataError(f"no {what} can be written for it: {reason}", path=series, hint=hint)
+def _unfit(kind: str, series: Path, reason: str, hint: str) -> DataError:
+    return DataError(f"no {kind} can be written for it: {reason}", path=series, hint=hint)

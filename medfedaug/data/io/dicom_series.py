@@ -1,9 +1,9 @@
-"""DICOM series as archives write them: found in folders, chosen, opened, and named where they are left out.
+"""Find DICOM series in folders, choose among them, and open them.
 
-`scan` walks a folder of any depth and opens every file once, whatever its name, without its voxels. It groups
-the files into volumes: the slices of a series that have one orientation, and one echo, phase or b-value. Each
-`medfedaug.data.io.dicom_volumes.DicomSeries` knows its geometry, and why it cannot be read where it cannot.
-`select` chooses among them, and says of the others why not.
+`scan` walks a folder of any depth and reads the header of every file once, under any name. It groups files
+into volumes: the slices of a series with one orientation, and one echo, phase or b-value. Each
+`medfedaug.data.io.dicom_volumes.DicomSeries` knows its geometry, or the reason why it cannot be read.
+`select` chooses among them, and gives the reason for each series that it leaves out.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from medfedaug.utils.validation import first_of
 if TYPE_CHECKING:
     import SimpleITK as sitk
 
-_SHOWN = 3
+_REASONS = 3  # in a message
 
 
 class LeftOut(NamedTuple):
-    """Files that are no case of anything, and the reason, in words without a full stop."""
+    """File or folder that belongs to no case, and the reason, without a full stop."""
 
     path: Path
     reason: str
@@ -49,7 +49,7 @@ class LeftOut(NamedTuple):
 
 @dataclass(frozen=True)
 class DicomScan:
-    """Content of a folder: volumes by folder and identity, files of other formats, and the rest."""
+    """Content of a folder: volumes by folder and identity, images of other formats, and the rest."""
 
     series: tuple[DicomSeries, ...]
     others: tuple[Path, ...]
@@ -61,7 +61,7 @@ class Selection:
     """Series of a scan that are cases.
 
     Args:
-        unclear: folders or files of which several series could be meant, with the reason.
+        unclear: folders in which several series could be meant, with the reason.
     """
 
     chosen: list[DicomSeries] = field(default_factory=list)
@@ -79,8 +79,8 @@ def scan(
 
     Args:
         root: the folder. Links are followed, and no folder is walked twice.
-        skip: says of a folder why it is left out; ``""`` leaves it out without a word, ``None`` takes it.
-        take: says of a file that it is an image of another format by its name, and not to be opened.
+        skip: returns why a folder is left out; ``""`` leaves it out silently, ``None`` takes it.
+        take: returns whether a file is, by its name, an image of another format; it is not opened.
     """
     instances: list[DicomInstance] = []
     others: list[Path] = []
@@ -92,20 +92,19 @@ def scan(
                 others.append(file)
                 continue
             try:
-                found = read_instance(file)
+                instance = read_instance(file)
             except ReaderError as error:
                 no_images[folder, str(error)].append(file)
                 continue
-            if found.no_image:
-                no_images[folder, found.no_image].append(file)
-                left_out += _not_there(found)
+            if instance.no_image:
+                no_images[folder, instance.no_image].append(file)
+                left_out += _missing_files(instance)
             else:
-                instances.append(found)
+                instances.append(instance)
     for (folder, reason), files in no_images.items():
-        some = first_of([one_line(file.name) for file in files])
-        left_out.append(LeftOut(folder, f"{counted(len(files), 'file')}: {reason} ({some})"))
-    series = _gathered(instances, left_out)
-    return DicomScan(tuple(series), tuple(others), tuple(left_out))
+        names = first_of([one_line(file.name) for file in files])
+        left_out.append(LeftOut(folder, f"{counted(len(files), 'file')}: {reason} ({names})"))
+    return DicomScan(tuple(_volumes(instances, left_out)), tuple(others), tuple(left_out))
 
 
 def _walk(
@@ -113,7 +112,7 @@ def _walk(
 ) -> Iterator[tuple[Path, list[Path]]]:
     try:
         status = folder.stat()
-        inside = sorted(folder.iterdir())
+        paths = sorted(folder.iterdir())
     except OSError as error:
         left_out.append(LeftOut(folder, f"cannot be opened ({reason_of(error)})"))
         return
@@ -121,7 +120,7 @@ def _walk(
         left_out.append(LeftOut(folder, "a link to a folder that is looked at already"))
         return
     seen.add((status.st_dev, status.st_ino))
-    visible = [path for path in inside if not path.name.startswith(".")]
+    visible = [path for path in paths if not path.name.startswith(".")]
     folders = [path for path in visible if path.is_dir()]
     yield folder, [path for path in visible if path not in {*folders}]
     for below in folders:
@@ -132,7 +131,7 @@ def _walk(
             left_out.append(LeftOut(below, reason))
 
 
-def _not_there(index: DicomInstance) -> list[LeftOut]:
+def _missing_files(index: DicomInstance) -> list[LeftOut]:
     """Return the files that a DICOMDIR lists and the folder lacks."""
     if index.no_image != "DICOMDIR":
         return []
@@ -143,8 +142,8 @@ def _not_there(index: DicomInstance) -> list[LeftOut]:
     ]
     if not missing:
         return []
-    some = first_of([*map(one_line, missing)])
-    return [LeftOut(index.path, f"lists {counted(len(missing), 'file')} that are not there ({some})")]
+    names = first_of([*map(one_line, missing)])
+    return [LeftOut(index.path, f"lists {counted(len(missing), 'file')} that are not there ({names})")]
 
 
 def _inside(folder: Path, parts: Sequence[str]) -> Path:
@@ -153,19 +152,14 @@ def _inside(folder: Path, parts: Sequence[str]) -> Path:
     return folder
 
 
-def _gathered(instances: Sequence[DicomInstance], left_out: list[LeftOut]) -> list[DicomSeries]:
-    """Volumes of all files: a series is what lies in one folder, or is spread over several."""
+def _volumes(instances: Sequence[DicomInstance], left_out: list[LeftOut]) -> list[DicomSeries]:
     by_series: dict[tuple[str, str], dict[Path, list[DicomInstance]]] = defaultdict(lambda: defaultdict(list))
     for instance in instances:
         by_series[instance.study, instance.series][instance.path.parent].append(instance)
-    found: list[DicomSeries] = []
+    volumes: list[DicomSeries] = []
     for folders in by_series.values():
-        if len(folders) > 1:
-            folders = _without_copies(folders, left_out)
-        together = _spread(folders)
-        for group in [together] if together else folders.values():
-            found += volumes_of(group)
-    return sorted(found, key=lambda series: (series.folders[0], series.first.number.zfill(6), series.uid))
+        volumes += _volumes_of_series(_without_copies(folders, left_out))
+    return sorted(volumes, key=lambda series: (series.folders[0], series.first.number.zfill(6), series.uid))
 
 
 def _without_copies(
@@ -173,7 +167,7 @@ def _without_copies(
 ) -> dict[Path, list[DicomInstance]]:
     kept: dict[Path, list[DicomInstance]] = {}
     for folder, instances in folders.items():
-        other = next((path for path, found in kept.items() if _copies(instances, found)), None)
+        other = next((path for path, those in kept.items() if _copies(instances, those)), None)
         if other is None:
             kept[folder] = instances
         else:
@@ -182,34 +176,32 @@ def _without_copies(
 
 
 def _copies(some: Sequence[DicomInstance], others: Sequence[DicomInstance]) -> bool:
-    """True where files are the same objects; one is compared, since an identity may be given twice."""
-    mine, theirs = (
-        {piece.instance: found.path for found in group for piece in found.slices[:1]}
+    """Return whether files are the same objects: two are compared, since a UID may be given twice."""
+    first, second = (
+        {piece.instance: instance.path for instance in group for piece in instance.slices[:1]}
         for group in (some, others)
     )
-    if mine.keys() != theirs.keys() or len(mine) < len(some):
+    if first.keys() != second.keys() or len(first) < len(some):
         return False
-    middle = sorted(mine)[len(mine) // 2]
-    return filecmp.cmp(mine[middle], theirs[middle], shallow=False)
+    middle = sorted(first)[len(first) // 2]
+    return filecmp.cmp(first[middle], second[middle], shallow=False)
 
 
-def _spread(folders: dict[Path, list[DicomInstance]]) -> list[DicomInstance] | None:
-    """Return all files of a series that is spread over folders; ``None`` where each folder has its own."""
-    if len(folders) < 2:
-        return None
-    together = [instance for instances in folders.values() for instance in instances]
-    slices = [piece for instance in together for piece in instance.slices]
-    names = {piece.instance for piece in slices}
-    if len(names) < len(together) or any(piece.position is None for piece in slices):
-        return None
-    volumes = volumes_of(together)
-    apart = [volume for instances in folders.values() for volume in volumes_of(instances)]
-    whole = not any(volume.problem for volume in volumes)
-    return together if whole and len(volumes) < len(apart) else None
+def _volumes_of_series(folders: dict[Path, list[DicomInstance]]) -> list[DicomSeries]:
+    """Return the volumes of each folder, or fewer sound ones whose slices are spread over the folders."""
+    by_folder = [volume for instances in folders.values() for volume in volumes_of(instances)]
+    instances = [instance for instances in folders.values() for instance in instances]
+    slices = [piece for instance in instances for piece in instance.slices]
+    repeated = len({piece.instance for piece in slices}) < len(instances)
+    if len(folders) < 2 or repeated or any(piece.position is None for piece in slices):
+        return by_folder
+    volumes = volumes_of(instances)
+    sound = not any(volume.problem for volume in volumes)
+    return volumes if sound and len(volumes) < len(by_folder) else by_folder
 
 
 def compile_series(pattern: str | None, option: str = "--series") -> re.Pattern[str] | None:
-    """A regular expression of a user, which does not mind capitals."""
+    """Compile a user's regular expression, which ignores case."""
     if pattern is None:
         return None
     try:
@@ -221,84 +213,72 @@ def compile_series(pattern: str | None, option: str = "--series") -> re.Pattern[
 def select(series: Sequence[DicomSeries], pattern: str | None = None) -> Selection:
     """Choose one series of each study in each folder.
 
-    Series in folders of their own are each a case. Of several in one folder that are of one study, one is
-    taken: the one that ``pattern`` names, or the only one that is a usual volume, beside localisers,
-    secondary captures and single slices.
+    Among several series of one study in one folder, this is the one that ``pattern`` names, or the only usual
+    volume: no localiser, no secondary capture, no single slice beside a volume.
 
     Args:
         series: of `scan`.
-        pattern: the identity of a series, or a regular expression that is searched for, without minding
-            capitals, in `DicomSeries.searched`.
+        pattern: SeriesInstanceUID, or a regular expression that is searched for, without regard to case, in
+            `DicomSeries.searched`.
     """
-    wanted = compile_series(pattern)
+    expression = compile_series(pattern)
     groups: dict[tuple[tuple[Path, ...], str], list[DicomSeries]] = defaultdict(list)
     for one in series:
         groups[one.folders, one.first.study].append(one)
-    found = Selection()
+    selection = Selection()
     for group in groups.values():
-        if wanted is None:
-            _usual(group, found)
-            continue
-        exact = [one for one in group if one.uid == pattern]
-        meant = exact or [one for one in group if wanted.search(one.searched)]
-        found.left_out += [
-            LeftOut(one.folders[0], f"{one.text}: not what --series names")
-            for one in group
-            if one not in meant
-        ]
-        if len(meant) > 1:
-            found.unclear.append(_unclear(meant, " of the name that --series gives"))
-        found.chosen += meant if len(meant) == 1 else []
-    return found
+        if expression is None:
+            doubts, name = _doubts(group), ""
+        else:
+            exact = [one for one in group if one.uid == pattern]
+            matches = exact or [one for one in group if expression.search(one.searched)]
+            doubts = ["" if one in matches else "not what --series names" for one in group]
+            name = " of the name that --series gives"
+        candidates = []
+        for one, doubt in zip(group, doubts, strict=True):
+            if doubt:
+                selection.left_out.append(LeftOut(one.folders[0], f"{one.text}: {doubt}"))
+            else:
+                candidates.append(one)
+        if len(candidates) > 1:
+            reason = f"{_several(candidates, name)}; choose one with --series REGEX or UID"
+            selection.unclear.append(LeftOut(group[0].folders[0], reason))
+        else:
+            selection.chosen += candidates
+    return selection
 
 
-def _usual(group: Sequence[DicomSeries], found: Selection) -> None:
-    deep = any(len(one.slices) > 1 and not one.doubt for one in group)
+def _doubts(group: Sequence[DicomSeries]) -> list[str]:
+    """Return the reason why each series is no usual volume; empty for a usual one."""
+    volume = any(len(one.slices) > 1 and not one.doubt for one in group)
     doubts = [
-        one.doubt or ("a single slice beside a volume" if deep and len(one.slices) == 1 else "")
+        one.doubt or ("a single slice beside a volume" if volume and len(one.slices) == 1 else "")
         for one in group
     ]
-    meant = [one for one, doubt in zip(group, doubts, strict=True) if not doubt]
-    found.left_out += [
-        LeftOut(one.folders[0], f"{one.text}: {doubt}; --series takes it")
-        for one, doubt in zip(group, doubts, strict=True)
-        if doubt
-    ]
-    if len(meant) == 1:
-        found.chosen += meant
-    elif meant:
-        found.unclear.append(_unclear(meant))
+    return [f"{doubt}; --series takes it" if doubt else "" for doubt in doubts]
 
 
-def _unclear(series: Sequence[DicomSeries], which: str = "") -> LeftOut:
-    return LeftOut(series[0].folders[0], f"{_several(series, which)}; choose one with --series REGEX or UID")
-
-
-def _several(series: Sequence[DicomSeries], which: str = "") -> str:
-    """Describe the contents of a folder that is not one volume."""
-    names = {one.uid for one in series}
-    if len(names) > 1:
-        what = f"holds {len(names)} DICOM series{which}, one was expected"
-    else:
-        what = f"holds {len(series)} volumes of one DICOM series{which}, one was expected"
-    return f"{what}: {'; '.join(one.text for one in series)}"
+def _several(series: Sequence[DicomSeries], name: str = "") -> str:
+    """Describe several volumes where one was expected."""
+    uids = {one.uid for one in series}
+    kind = f"{len(uids)} DICOM series" if len(uids) > 1 else f"{len(series)} volumes of one DICOM series"
+    return f"holds {kind}{name}, one was expected: {'; '.join(one.text for one in series)}"
 
 
 def open_series(path: Path) -> DicomSeries:
-    """The one volume in a folder of any depth; or the one that a file is of, with the files beside it.
+    """Return the only volume in a folder of any depth, or the volume of a file and the files beside it.
 
     Raises:
-        ReaderError: where there is none, where it cannot be read, and where there are several, with what
-            there is.
+        ReaderError: where there is none, several, or one that cannot be read; names the content.
     """
     if path.is_dir():
-        found = scan(path)
-        series = found.series
+        content = scan(path)
+        series = content.series
         if not series:
-            reasons = "; ".join(reason for _, reason in found.left_out[:_SHOWN])
+            reasons = "; ".join(reason for _, reason in content.left_out[:_REASONS])
             raise ReaderError("holds no DICOM series, one was expected" + (f": {reasons}" if reasons else ""))
     else:
-        series = tuple(_beside(path))
+        series = _volumes_with(path)
     if len(series) > 1:
         raise ReaderError(
             f"{_several(series)}; give a file of the one that is meant in place of the folder"
@@ -310,38 +290,38 @@ def open_series(path: Path) -> DicomSeries:
     return series[0]
 
 
-def _beside(path: Path) -> list[DicomSeries]:
-    """The volumes that a file has slices of."""
-    own = read_instance(path)
-    if own.no_image:
-        raise ReaderError(f"no image: {own.no_image}")
+def _volumes_with(path: Path) -> tuple[DicomSeries, ...]:
+    """Return the volumes with slices from a file."""
+    first = read_instance(path)
+    if first.no_image:
+        raise ReaderError(f"no image: {first.no_image}")
     instances = []
     for file in sorted(path.parent.iterdir()):
         if is_dicom_file(file) and not file.name.startswith("."):
             try:
-                found = read_instance(file)
+                instance = read_instance(file)
             except ReaderError:
                 continue
-            if found.slices and (found.study, found.series) == (own.study, own.series):
-                instances.append(found)
+            if instance.slices and (instance.study, instance.series) == (first.study, first.series):
+                instances.append(instance)
     if path not in {instance.path for instance in instances}:
-        instances.append(own)
-    return [one for one in volumes_of(instances) if path in one.files]
+        instances.append(first)
+    return tuple(volume for volume in volumes_of(instances) if path in volume.files)
 
 
 def place_of_series(series: DicomSeries, others: Sequence[DicomSeries]) -> Path | None:
-    """The path by which `open_series` finds a series among others of its scan; ``None`` where none does."""
+    """Return the path by which `open_series` opens one series of a scan; ``None`` where there is none."""
     folder = Path(os.path.commonpath(series.folders))
-    beside = [one for one in others if any(path.is_relative_to(folder) for path in one.folders)]
-    if len(beside) == 1:
+    inside = [one for one in others if any(path.is_relative_to(folder) for path in one.folders)]
+    if len(inside) == 1:
         return folder
     return series.files[0] if len(series.folders) == 1 else None
 
 
 def files_of_series(path: Path) -> list[Path]:
-    """The files of the volume in a folder, or of the one that a file is of, sorted.
+    """Return the files of the volume that `open_series` opens, sorted.
 
-    Of a folder without one whole volume all files, and of another file itself alone.
+    A folder without exactly one whole volume has all its files, and another file itself alone.
     """
     if not path.is_dir() and not is_dicom_file(path):
         return [path]
@@ -351,18 +331,13 @@ def files_of_series(path: Path) -> list[Path]:
         return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
 
 
-def voxels_of_series(series: DicomSeries) -> np.ndarray:
-    """The voxels of a series, (X, Y, Z) or (X, Y, Z, C), float32 in the units of its modality."""
-    return read_slices(series.slices).swapaxes(0, 2)
-
-
 def load_series(series: DicomSeries) -> sitk.Image:
-    """The voxels of a series on its own grid; else as `voxels_of_series`."""
+    """Load the voxels of a series on its grid, float32 in the units of its modality."""
     import SimpleITK as sitk
 
     image = sitk.GetImageFromArray(read_slices(series.slices), isVector=series.channels > 1)
     affine = series.affine
-    # Where the files do not say, indices count as millimetres.
+    # Without a geometry in the files, indices count as millimetres.
     lps = np.diag([-1.0, -1, 1, 1]) @ affine if affine is not None else np.eye(4)
     spacing = np.linalg.norm(lps[:3, :3], axis=0)
     image.SetSpacing(spacing.tolist())

@@ -1,4 +1,4 @@
-"""`DicomSeries`: the slices of a series that make one volume, in their order, or why they make none."""
+"""`DicomSeries`: the slices of a series in the order of their volume, or the reason why they make none."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ from typing import Any
 import numpy as np
 
 from medfedaug.data.io.bounds import plausible_edges
-from medfedaug.data.io.dicom_headers import APART, SECONDARY_CAPTURES, DicomInstance, DicomSlice
+from medfedaug.data.io.dicom_headers import SECONDARY_CAPTURES, VOLUME_TAGS, DicomInstance, DicomSlice
 from medfedaug.data.io.dicom_pixels import undecodable
 from medfedaug.utils.printable import counted
 
-# Of the usual distance between slices: rounding in the headers is far below, a slice that lacks far above.
-_UNEVEN = 0.1
-_ONE_PLACE = 0.01  # mm along the normal: slices that are nearer lie in one place
+_UNEVEN = 0.1  # share of the usual gap: rounding in headers is far below, a missing slice far above
+_ONE_PLACE = 0.01  # mm along the normal: nearer slices lie in one place
 _TILT = 0.5  # degrees
-_SKEW = 0.02  # of directions: their lengths and their cosine, beyond rounding
+_SKEW = 0.02  # deviation of lengths and cosine of directions, beyond rounding
 
 
 @dataclass(frozen=True, eq=False)
 class DicomSeries:
-    """The slices of a series that make one volume, in their order.
+    """Slices of a series that make one volume, in their order.
 
     Args:
         first: the header of one of its files.
-        slices: along the normal of the slices, or by their numbers where they do not say where they lie.
-        part: what tells it from other volumes of the series, in words; empty for the only one.
-        problem: why it cannot be read, in words; empty where it can.
-        remarks: what a user should know about it, a sentence each.
+        slices: along their normal, or by InstanceNumber where they have no positions.
+        part: text that distinguishes it from other volumes of the series; empty for the only one.
+        problem: reason why it cannot be read; empty where it can.
+        remarks: sentences for the user.
         burned_in: whether a header says that its pixels hold text.
     """
 
@@ -50,12 +49,12 @@ class DicomSeries:
 
     @cached_property
     def files(self) -> tuple[Path, ...]:
-        """The files of its slices, each once, in the order of the slices."""
+        """Files of its slices, each once, in the order of the slices."""
         return tuple(dict.fromkeys(piece.file for piece in self.slices))
 
     @cached_property
     def folders(self) -> tuple[Path, ...]:
-        """The folders that its files lie in."""
+        """Folders of its files."""
         return tuple(dict.fromkeys(sorted(file.parent for file in self.files)))
 
     @property
@@ -88,16 +87,16 @@ class DicomSeries:
 
     @property
     def gap(self) -> float:
-        """The distance between slices along their normal, mm; of a single slice its thickness, or 1."""
+        """Distance between slices along their normal, mm; for a single slice its thickness, or 1."""
         first, last = self.slices[0], self.slices[-1]
         if len(self.slices) < 2 or first.position is None or last.position is None:
             return first.thickness or 1.0
-        apart = np.subtract(last.position, first.position) / (len(self.slices) - 1)
-        return float(abs(_normal(first) @ apart))
+        step = np.subtract(last.position, first.position) / (len(self.slices) - 1)
+        return float(abs(_normal(first) @ step))
 
     @property
     def is_secondary_capture(self) -> bool:
-        """Return whether its objects are pictures of a screen or of paper, by their class or ImageType."""
+        """Return whether its images show a screen or paper, by their class or ImageType."""
         return self.first.sop_class in SECONDARY_CAPTURES or "SCREEN SAVE" in self.first.image_type
 
     @property
@@ -107,23 +106,23 @@ class DicomSeries:
 
     @property
     def is_sheared(self) -> bool:
-        """Return whether its slices follow each other obliquely to their normal, as under a tilted gantry."""
+        """Return whether its slices are shifted along their planes, as by a tilted gantry."""
         if self.affine is None:
             return False
         return _tilt(self.affine[:3, 2], np.cross(self.affine[:3, 0], self.affine[:3, 1])) > _TILT
 
     @property
     def searched(self) -> str:
-        """The text that `select` looks for a pattern in: number, description, part, modality, identity."""
-        named = (self.first.number, self.first.description, self.part, self.first.modality, self.uid)
-        return " ".join(filter(None, named))
+        """Text in which `select` searches for a pattern: number, description, part, modality, UID."""
+        words = (self.first.number, self.first.description, self.part, self.first.modality, self.uid)
+        return " ".join(filter(None, words))
 
     @property
     def text(self) -> str:
-        """Describe the series for a list to choose from: description, part and number of slices."""
+        """Describe the series for a list of choices: description, part and number of slices."""
         number = f"series {self.first.number}" if self.first.number else "a series"
-        named = [number, self.first.description, self.part, self.first.modality]
-        return f"{' '.join(filter(None, named))} ({counted(len(self.slices), 'slice')}, UID {self.uid})"
+        words = (number, self.first.description, self.part, self.first.modality)
+        return f"{' '.join(filter(None, words))} ({counted(len(self.slices), 'slice')}, UID {self.uid})"
 
     @property
     def doubt(self) -> str:
@@ -136,41 +135,38 @@ class DicomSeries:
 
 
 def volumes_of(instances: Sequence[DicomInstance]) -> list[DicomSeries]:
-    """The volumes that the files of one series make."""
-    first = instances[0]
-    burned_in = any(instance.burned_in for instance in instances)
-    if wrong := _wrong_header(instances):
-        # It may stand for another place or another kind of image, so no part of the series is sure.
-        slices = [piece for instance in instances for piece in instance.slices]
-        return [DicomSeries(first, tuple(slices), problem=wrong, burned_in=burned_in)]
+    """Return the volumes that the files of one series make."""
+    all_slices = [piece for instance in instances for piece in instance.slices]
+    if problem := _wrong_header(instances):
+        # A wrong header may belong to another place or kind of image: no part of the series is sure.
+        burned_in = any(instance.burned_in for instance in instances)
+        return [DicomSeries(instances[0], tuple(all_slices), problem=problem, burned_in=burned_in)]
     by_path = {instance.path: instance for instance in instances}
     parts: list[tuple[str, list[DicomSlice]]] = []
-    turned = _by_orientation([piece for instance in instances for piece in instance.slices])
-    for slices in turned:
-        name = _orientation_name(slices[0]) if len(turned) > 1 else ""
-        parts += [(", ".join(filter(None, (name, part))), group) for part, group in _apart(slices, [*APART])]
-    found = []
+    orientations = _by_orientation(all_slices)
+    for slices in orientations:
+        name = _orientation_name(slices[0]) if len(orientations) > 1 else ""
+        parts += [(_joined(name, part), group) for part, group in _separated(slices, VOLUME_TAGS)]
+    volumes = []
     for part, slices in parts:
         ordered, problem, remarks = _ordered(slices)
-        own = [by_path[path] for path in dict.fromkeys(piece.file for piece in ordered)]
-        problem = next(filter(None, map(undecodable, own)), "") or _mixed(own, ordered) or problem
-        if any(instance.photometric == "MONOCHROME1" for instance in own):
+        members = [by_path[path] for path in dict.fromkeys(piece.file for piece in ordered)]
+        problem = next(filter(None, map(undecodable, members)), "") or _mixed(members, ordered) or problem
+        if any(instance.photometric == "MONOCHROME1" for instance in members):
             remarks.append("its lowest values are white (MONOCHROME1), and are read as the highest")
-        found.append(
-            DicomSeries(
-                own[0] if own else first,
-                tuple(ordered),
-                part,
-                problem,
-                tuple(remarks),
-                burned_in=any(instance.burned_in for instance in own),
-            )
+        burned_in = any(instance.burned_in for instance in members)
+        volumes.append(
+            DicomSeries(members[0], tuple(ordered), part, problem, tuple(remarks), burned_in=burned_in)
         )
-    return found
+    return volumes
+
+
+def _joined(*texts: str) -> str:
+    return ", ".join(filter(None, texts))
 
 
 def _wrong_header(instances: Sequence[DicomInstance]) -> str:
-    """The first header of a series that cannot be right, and why."""
+    """Return the fault of the first wrong header of a series; empty without one."""
     wrong = next((piece for one in instances for piece in one.slices if piece.problem), None)
     if wrong is not None:
         image = f" (image {wrong.number})" if wrong.number is not None else ""
@@ -181,7 +177,7 @@ def _wrong_header(instances: Sequence[DicomInstance]) -> str:
 
 
 def _mixed(instances: Sequence[DicomInstance], slices: Sequence[DicomSlice]) -> str:
-    """Return the reason why slices are no one volume, however they lie."""
+    """Return the reason why slices make no volume in any geometry; empty where they may make one."""
     kinds = Counter(piece.pixels for piece in slices)
     if len(kinds) > 1:
         listed = "; ".join(f"{count} of {kind}" for kind, count in kinds.most_common())
@@ -193,7 +189,7 @@ def _mixed(instances: Sequence[DicomInstance], slices: Sequence[DicomSlice]) -> 
 
 
 def _by_orientation(slices: Sequence[DicomSlice]) -> list[list[DicomSlice]]:
-    """Slices by their orientation and their channels, the largest group first."""
+    """Group slices by orientation and channels, the largest group first."""
     groups: list[list[DicomSlice]] = []
     for piece in slices:
         for group in groups:
@@ -223,7 +219,7 @@ def _normal(piece: DicomSlice) -> np.ndarray:
 
 
 def _places(slices: Sequence[DicomSlice]) -> list[int]:
-    """Return the places of slices along their normal; slices in one place get one number."""
+    """Number the places of slices along their normal; slices in one place share a number."""
     normal = _normal(slices[0])
     along = [float(normal @ np.asarray(piece.position)) for piece in slices]
     order = np.argsort(along)
@@ -233,38 +229,32 @@ def _places(slices: Sequence[DicomSlice]) -> list[int]:
     return places.tolist()
 
 
-def _apart(slices: list[DicomSlice], tags: Sequence[tuple[str, str]]) -> list[tuple[str, list[DicomSlice]]]:
-    """Slices of one orientation as volumes, where several lie in one place and a header says why."""
+def _most_in_one_place(slices: Sequence[DicomSlice]) -> int:
+    return max(Counter(_places(slices)).values())
+
+
+def _separated(
+    slices: list[DicomSlice], tags: Sequence[tuple[str, str]]
+) -> list[tuple[str, list[DicomSlice]]]:
+    """Separate volumes of one orientation by tags, where several slices lie in one place."""
     if any(piece.position is None for piece in slices):
         return [("", slices)]
-    most = max(Counter(_places(slices)).values())
-    if most == 1:
-        return [("", slices)]
-    for index, (name, words) in enumerate(tags):
+    most = _most_in_one_place(slices)
+    for index, (name, words) in enumerate(tags if most > 1 else ()):
         groups: dict[str, list[DicomSlice]] = defaultdict(list)
         for piece in slices:
-            groups[dict(piece.tags).get(name, "")].append(piece)
-        # A time that each slice has of its own would make volumes of one slice.
-        if not 1 < len(groups) <= most:
+            groups[piece.tags.get(name, "")].append(piece)
+        # More groups than slices in one place: a time that differs by slice would make volumes of one slice.
+        if not 1 < len(groups) <= most or max(map(_most_in_one_place, groups.values())) == most:
             continue
-        if max(max(Counter(_places(group)).values()) for group in groups.values()) == most:
-            continue
-        found = []
+        parts = []
         for value, group in sorted(groups.items(), key=lambda item: _numeric(item[0])):
-            own = words.format(_short(value)) if value else f"without {name}"
-            found += [
-                (", ".join(filter(None, (own, more))), part)
-                for more, part in _apart(group, tags[index + 1 :])
-            ]
-        return found
+            number = _numeric(value)[0]
+            short = f"{number:g}" if np.isfinite(number) else value
+            text = words.format(short) if value else f"without {name}"
+            parts += [(_joined(text, rest), part) for rest, part in _separated(group, tags[index + 1 :])]
+        return parts
     return [("", slices)]
-
-
-def _short(text: str) -> str:
-    try:
-        return f"{float(text):g}"
-    except ValueError:
-        return text
 
 
 def _numeric(text: str) -> tuple[float, str]:
@@ -275,7 +265,7 @@ def _numeric(text: str) -> tuple[float, str]:
 
 
 def _ordered(slices: list[DicomSlice]) -> tuple[list[DicomSlice], str, list[str]]:
-    """Slices in the order in which they make a volume, what is wrong with them, and remarks."""
+    """Return slices in the order of their volume, their fault, and remarks."""
     first = slices[0]
     sizes = Counter((piece.columns, piece.rows) for piece in slices)
     if len(sizes) > 1:
@@ -288,7 +278,6 @@ def _ordered(slices: list[DicomSlice]) -> tuple[list[DicomSlice], str, list[str]
     if first.position is None or first.orientation is None:
         return _by_number(slices)
     normal = _normal(first)
-    length = float(np.linalg.norm(normal))
     directions = np.reshape(first.orientation, (2, 3))
     if np.abs(directions @ directions.T - np.eye(2)).max() > _SKEW:
         return slices, "the directions of its rows and columns are no unit vectors at right angles", []
@@ -312,7 +301,7 @@ def _ordered(slices: list[DicomSlice]) -> tuple[list[DicomSlice], str, list[str]
             f"{np.abs(gaps).max():.4g} mm apart; look at {pair}",
             [],
         )
-    return _on_a_line(ordered, normal / length)
+    return _on_a_line(ordered, normal / float(np.linalg.norm(normal)))
 
 
 def _by_number(slices: list[DicomSlice]) -> tuple[list[DicomSlice], str, list[str]]:
@@ -345,7 +334,7 @@ def _on_a_line(ordered: list[DicomSlice], normal: np.ndarray) -> tuple[list[Dico
 
 
 def _tilt(step: np.ndarray, normal: np.ndarray) -> float:
-    """Degrees between the way from slice to slice and the normal of the slices."""
+    """Return the angle between the step from slice to slice and the normal of the slices, degrees."""
     lengths = float(np.linalg.norm(step) * np.linalg.norm(normal))
     return float(np.rad2deg(np.arccos(min(1.0, abs(step @ normal) / lengths))))
 
@@ -354,8 +343,8 @@ def _place_name(piece: DicomSlice) -> str:
     return piece.file.name if not piece.frame else f"{piece.file.name}, frame {piece.frame + 1}"
 
 
-def _listed(found: Counter[Any]) -> str:
+def _listed(counts: Counter[Any]) -> str:
     return ", ".join(
-        f"{number} of {' x '.join(f'{n:g}' if n != 'none' else 'no spacing' for n in value)}"
-        for value, number in found.most_common()
+        f"{count} of {' x '.join(f'{n:g}' if n != 'none' else 'no spacing' for n in value)}"
+        for value, count in counts.most_common()
     )

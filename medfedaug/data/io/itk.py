@@ -24,7 +24,7 @@ _LONGEST_HEADER = 2**16  # bytes of an NRRD file's
 
 
 class ITKFormat(ImageFormat):
-    """MetaImage and NRRD, each with its voxels in the same file or in one beside the header."""
+    """MetaImage and NRRD, each with its voxels in the file of the header or in another."""
 
     title = "MHA (.mha, .mhd), NRRD (.nrrd, .nhdr)"
     suffixes = (".mha", ".mhd", ".nrrd", ".nhdr")
@@ -59,10 +59,10 @@ class ITKFormat(ImageFormat):
         return self.own_suffix(image)
 
     def parts(self, label: str) -> list[str]:
-        """Return the names of header and voxels: of ``.mhd`` and ``.nhdr`` they are two files."""
-        stem, dot, suffix = label.rpartition(".")
-        beside = _DETACHED.get(suffix.lower())
-        return [label, stem + dot + beside] if beside else [label]
+        """Return the names of header and voxels, two files for ``.mhd`` and ``.nhdr``."""
+        stem, _, suffix = label.rpartition(".")
+        voxels = _DETACHED.get(suffix.lower())
+        return [label, f"{stem}.{voxels}"] if voxels else [label]
 
     def write_label_map(self, path: Path, image: Path, voxels: np.ndarray, segments: Segments) -> None:
         """Write a label map with the image's origin, spacing and direction."""
@@ -95,13 +95,14 @@ def array_of(image: sitk.Image) -> np.ndarray:
 def _save(path: Path, image: Path, voxels: np.ndarray, *, vector: bool) -> None:
     import SimpleITK as sitk
 
-    like, found = _information(image), sitk.GetImageFromArray(voxels, isVector=vector)
-    dimension = like.GetDimension()  # 4 where the last axis holds channels
-    found.SetSpacing(like.GetSpacing()[:3])
-    found.SetOrigin(like.GetOrigin()[:3])
-    found.SetDirection(np.reshape(like.GetDirection(), (dimension, dimension))[:3, :3].ravel().tolist())
+    reader = _information(image)
+    output = sitk.GetImageFromArray(voxels, isVector=vector)
+    dimension = reader.GetDimension()  # 4 where the last axis holds channels
+    output.SetSpacing(reader.GetSpacing()[:3])
+    output.SetOrigin(reader.GetOrigin()[:3])
+    output.SetDirection(np.reshape(reader.GetDirection(), (dimension, dimension))[:3, :3].ravel().tolist())
     try:
-        sitk.WriteImage(found, str(path), useCompression=True)
+        sitk.WriteImage(output, str(path), useCompression=True)
     except RuntimeError as error:
         raise OSError(str(error).strip().splitlines()[-1]) from error
     if path.suffix.lower() in (".nrrd", ".nhdr"):
@@ -109,28 +110,28 @@ def _save(path: Path, image: Path, voxels: np.ndarray, *, vector: bool) -> None:
 
 
 def _keep_geometry(path: Path, image: Path) -> None:
-    """Write an NRRD file's geometry as the image has it.
+    """Copy the image's geometry into an NRRD file byte by byte.
 
-    The format has directions times spacing, which ITK takes apart and puts together again with a rounding.
+    The format stores directions times spacing, which ITK takes apart and multiplies again with a rounding.
     """
     with image.open("rb") as file:
-        like = file.read(_LONGEST_HEADER).replace(b"\r\n", b"\n").partition(b"\n\n")[0].split(b"\n")
-    own = {line.partition(b":")[0].lower(): line for line in like}
-    vectors = _VECTOR.findall(own.get(b"space directions", b""))
-    if len(vectors) != 3 or b"space origin" not in own or b"space" not in own:
+        source = file.read(_LONGEST_HEADER).replace(b"\r\n", b"\n").partition(b"\n\n")[0].split(b"\n")
+    fields = {line.partition(b":")[0].lower(): line for line in source}
+    vectors = _VECTOR.findall(fields.get(b"space directions", b""))
+    if len(vectors) != 3 or b"space origin" not in fields or b"space" not in fields:
         return
     header, end, data = path.read_bytes().partition(b"\n\n")
-    rest = iter(vectors)
+    remaining = iter(vectors)
     lines = []
     for line in header.split(b"\n"):
         name = line.partition(b":")[0].lower()
-        if name == b"space directions":  # beside what stands for the channels
-            line = _VECTOR.sub(lambda _: next(rest), line)
-        lines.append(own[name] if name in (b"space", b"space origin") else line)
+        if name == b"space directions":  # keep ``none``, the direction of channels
+            line = _VECTOR.sub(lambda _: next(remaining), line)
+        lines.append(fields[name] if name in (b"space", b"space origin") else line)
     path.write_bytes(b"\n".join(lines) + end + data)
 
 
-def _information(path: str | Path) -> sitk.ImageFileReader:
+def _information(path: Path) -> sitk.ImageFileReader:
     """Read the header of a file, without its voxels."""
     from SimpleITK import ImageFileReader
 
@@ -141,7 +142,7 @@ def _information(path: str | Path) -> sitk.ImageFileReader:
 
 
 def ras_affine(direction: Sequence[float], spacing: Sequence[float], origin: Sequence[float]) -> np.ndarray:
-    """The affine from voxel indices to RAS coordinates, from ITK's LPS; a fourth dimension is left out."""
+    """Return the affine from voxel indices to RAS, from ITK's LPS; leave out a fourth dimension."""
     dimension = len(spacing)
     rank = min(dimension, 3)
     affine = np.eye(rank + 1)
@@ -152,9 +153,9 @@ def ras_affine(direction: Sequence[float], spacing: Sequence[float], origin: Seq
 
 
 def _reason(error: Exception) -> str:
-    """The message of SimpleITK's exception, without references to its own source code."""
-    said = str(error).partition("ERROR: ")[2] or str(error)
-    return re.sub(r"^\w+\(0x\w+\): ", "", said.strip().split("\n")[0])
+    """Return the message of SimpleITK's exception, without references to its source code."""
+    text = str(error).partition("ERROR: ")[2] or str(error)
+    return re.sub(r"^\w+\(0x\w+\): ", "", text.strip().split("\n")[0])
 
 
 FORMAT = ITKFormat()

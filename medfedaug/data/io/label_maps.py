@@ -1,4 +1,4 @@
-"""Label maps and probabilities as files: on the grid, and in the format, of the image that they belong to."""
+"""Write label maps and probabilities as files, on the grid and in the format of their image."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def label_bits(classes: int) -> int:
-    """Bits of a label: 8, or 16 where there are more than 256 classes.
+    """Return the bits of a label: 8, or 16 for more than 256 classes.
 
     Example:
         >>> label_bits(256), label_bits(257)
@@ -33,9 +33,9 @@ def label_bits(classes: int) -> int:
 def write_label_map(target: Path, image: Path, label: Tensor, segments: Segments) -> None:
     """Write a label map with the geometry of its image; the file is complete or absent.
 
-    NIfTI gets the bytes of the image's own header that say where voxels lie (sform, qform, their codes,
-    units); MHA and NRRD its origin, spacing and direction; a photograph a grey image; a DICOM series
-    a DICOM SEG that refers to its slices; a format that writes none a NIfTI. Labels have `label_bits`.
+    NIfTI gets the bytes of the geometry in the image's header (sform, qform, their codes, units); MHA and
+    NRRD the image's origin, spacing and direction. A photograph gets a grey image, a DICOM series a DICOM SEG
+    that refers to its slices, a format without a writer a NIfTI file. Labels have `label_bits`.
 
     Args:
         target: the file, with the suffix of `medfedaug.data.io.base.ImageFormat.label_suffix`.
@@ -52,18 +52,18 @@ def write_label_map(target: Path, image: Path, label: Tensor, segments: Segments
 
 
 def write_probabilities(target: Path, image: Path, shares: Tensor, segments: Segments) -> None:
-    """Write the probabilities of the classes, (K, X, Y, Z), float32, beside a label map, in its format.
+    """Write the probabilities of the classes, (K, X, Y, Z), float32, in the format of the image.
 
-    NIfTI, MHA and NRRD hold all classes, background first, in float32. A photograph has a file for each,
-    ``NAME_0.png``, ..., in which 65535 is 1. DICOM is a SEG of probabilities of the classes without the
-    background, in steps of 1/255.
+    NIfTI, MHA and NRRD hold all classes, background first, in float32. A photograph has a file for each
+    class, ``NAME_0.png``, ..., in which 65535 is 1. A DICOM SEG holds the classes without the background, in
+    steps of 1/255.
     """
     voxels = np.moveaxis(shares.numpy(), 0, -1)
     _write(target, lambda path: format_of(image).write_probabilities(path, image, voxels, segments))
 
 
 def write_map(target: Path, image: Path, values: Tensor) -> None:
-    """Write numbers, (X, Y, Z), float32, as NIfTI with the geometry of their image, whatever its format."""
+    """Write numbers, (X, Y, Z), float32, as NIfTI with the geometry of their image, which has any format."""
     _write(target, lambda path: format_of(image).write_map(path, image, values.numpy()))
 
 
@@ -76,7 +76,7 @@ def write_object(
     segments: Segments,
     quality: Mapping[str, Mapping[str, float]],
 ) -> None:
-    """Write contours or a report of the label map, (1, X, Y, Z), of a DICOM series, beside its SEG.
+    """Write contours or a report of the label map, (1, X, Y, Z), of a DICOM series and its SEG.
 
     Raises:
         DataError: for a series that lacks what the object needs.
@@ -93,14 +93,14 @@ def write_object(
 
 
 def _write(target: Path, save: Callable[[Path], Any]) -> None:
-    """Let ``save`` write a file, in some formats several, and put it into its place when done."""
+    """Let ``save`` write a file, or the files of a format with several, and move them when complete."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=target.parent) as beside:
-            folder = Path(beside)
+        with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=target.parent) as name:
+            folder = Path(name)
             save(folder / target.name)
-            written = sorted(folder.iterdir(), key=lambda path: path.name == target.name)
-            for path in written:  # the header of a detached volume last
+            # The header of a detached volume comes last.
+            for path in sorted(folder.iterdir(), key=lambda path: path.name == target.name):
                 os.replace(path, target.parent / path.name)
     except OSError as error:
         raise StorageError(target, error) from error

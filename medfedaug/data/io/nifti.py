@@ -15,9 +15,8 @@ from medfedaug.data.io.nifti_header import check_gzip, check_nifti_header, store
 if TYPE_CHECKING:
     import nibabel
 
-# By the code in a NIfTI header. Nothing that reads it through MONAI would see the difference.
-_NO_MILLIMETRES = {1: "metres", 3: "micrometres"}
-# What of a NIfTI header says where the voxels lie. The rest may name a patient, or a file.
+_NO_MILLIMETRES = {1: "metres", 3: "micrometres"}  # codes of units, which MONAI's reader ignores
+# Fields of the geometry. Other fields of a header may name a patient, or a file.
 _GEOMETRY = (
     *("pixdim", "xyzt_units", "qform_code", "sform_code"),
     *("quatern_b", "quatern_c", "quatern_d", "qoffset_x", "qoffset_y", "qoffset_z"),
@@ -32,7 +31,7 @@ class Nifti(ImageFormat):
     suffixes = (".nii.gz", ".nii")
 
     def read_header(self, path: Path) -> Header:
-        """Read the header; a file that seems to be cut short is decoded after all, to be sure."""
+        """Read the header; decode a file that seems to be cut short, to be sure."""
         image = _opened(path)
         voxels = cast(Any, image.dataobj)
         if voxels.dtype.kind not in "biuf":
@@ -40,11 +39,11 @@ class Nifti(ImageFormat):
         promised = voxels.offset + prod(image.shape) * voxels.dtype.itemsize
         if stored_bytes(path) != promised % 2**32:
             np.asanyarray(voxels)  # raises where voxels are missing
-        check_nifti_header(path, image)
+        check_nifti_header(path, image, promised)
         if unit := _NO_MILLIMETRES.get(int(image.header["xyzt_units"]) & 7):
             raise ValueError(f"its header measures in {unit}, and millimetres were expected")
-        says = image.header["sform_code"] > 0 or image.header["qform_code"] > 0
-        return volume_header(image.shape, image.affine if says else None)
+        placed = image.header["sform_code"] > 0 or image.header["qform_code"] > 0
+        return volume_header(image.shape, image.affine if placed else None)
 
     def read_volume(self, path: Path) -> np.ndarray:
         """Read the voxels, after the checksum of a compressed file."""
@@ -56,15 +55,15 @@ class Nifti(ImageFormat):
         return self.own_suffix(image)
 
     def write_map(self, path: Path, image: Path, voxels: np.ndarray) -> None:
-        """Write voxels with the bytes of the image's own header that say where they lie."""
-        like: Any = _opened(image)
-        header = type(like.header)(endianness=like.header.endianness)
+        """Write voxels with the bytes of the geometry in the image's header."""
+        source: Any = _opened(image)
+        header = type(source.header)(endianness=source.header.endianness)
         for name in _GEOMETRY:
-            header[name] = like.header[name]
+            header[name] = source.header[name]
         header.set_data_dtype(voxels.dtype)
-        header.set_data_shape(voxels.shape)  # on which the affine of a header that says nothing depends
-        # With the header's own affine, nothing of it is computed anew.
-        save_nifti(type(like)(voxels, header.get_best_affine(), header), path)
+        header.set_data_shape(voxels.shape)  # the affine of a header without geometry depends on it
+        # The header's own affine keeps nibabel from computing a new one.
+        save_nifti(type(source)(voxels, header.get_best_affine(), header), path)
 
 
 def _opened(path: Path) -> nibabel.Nifti1Image:

@@ -1,4 +1,4 @@
-"""Write NIfTI files whose bytes depend on their content alone."""
+"""Write NIfTI files as bytes that depend on their content alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def pack_nifti(image: Any, file: IO[bytes]) -> None:
 
 
 def save_nifti(image: Any, path: Path) -> None:
-    """Save an image of nibabel; a ``.nii.gz`` by `pack_nifti`, another name as nibabel does."""
+    """Save an image of nibabel: ``.nii.gz`` by `pack_nifti`, another suffix by nibabel."""
     if not path.name.lower().endswith(".nii.gz"):
         import nibabel
 

@@ -1,4 +1,4 @@
-"""The checks that a NIfTI file must pass: readers take a header that contradicts itself without a word."""
+"""Checks of a NIfTI file: readers accept a header that contradicts itself silently."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import gzip
 import struct
 import zlib
 from functools import lru_cache
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,37 +23,40 @@ _SHEAR = 0.02
 _BLOCK = 2**20
 
 
-def check_nifti_header(path: Path, image: nibabel.Nifti1Image) -> None:
-    """Check that a header does not contradict itself, and that its numbers can be those of a scanner.
+def check_nifti_header(path: Path, image: nibabel.Nifti1Image, promised: int) -> None:
+    """Check that a header does not contradict itself, and that a scanner can have written its numbers.
 
-    What readers do not use, and what they use as it stands, is a warning; what makes other voxels of those
-    in the file is an error.
+    A fault that changes the voxels is an error; any other is a warning.
+
+    Args:
+        path: the file.
+        image: the file as nibabel opens it.
+        promised: bytes of a file with the voxels of the header.
     """
     raw = _raw_header(path, image)
     bits, wanted = int(raw["bitpix"]), 8 * int(raw.get_data_dtype().itemsize)
     if bits != wanted:
         raise ValueError(f"its header says {bits} bits a voxel (bitpix), and its datatype has {wanted}")
     slope, inter = float(raw["scl_slope"]), float(raw["scl_inter"])
-    # 0 or NaN as a slope means none, and with it the intercept means none.
+    # Readers do not scale by a slope of 0 or NaN.
     scaled = bool(slope) and slope == slope
     if scaled:
         check_slope("scl_slope", slope)
     if scaled or inter == inter:
         check_intercept("scl_inter", inter)
-    _check_place(path, raw, image)
-    promised = int(cast(Any, image.dataobj).offset) + prod(image.shape) * int(raw.get_data_dtype().itemsize)
-    if (more := _length(path, promised) - promised) > 0:
+    _check_geometry(path, raw, image)
+    if (excess := _length(path, promised) - promised) > 0:
         sides = " x ".join(map(str, image.shape))
-        warn(f"has {more} bytes more than the {sides} voxels of its header: are these all?", path=path)
+        warn(f"has {excess} bytes more than the {sides} voxels of its header: are these all?", path=path)
 
 
-def _check_place(path: Path, raw: Any, image: nibabel.Nifti1Image) -> None:
+def _check_geometry(path: Path, raw: Any, image: nibabel.Nifti1Image) -> None:
     """Check the edges of a voxel, and the angles between the axes."""
-    told = [float(edge) for edge in raw["pixdim"][1:4]][: len(image.shape)]
+    pixdim = [float(edge) for edge in raw["pixdim"][1:4]][: len(image.shape)]
     if raw["sform_code"] <= 0 and raw["qform_code"] <= 0:
-        if not plausible_edges(map(abs, told)):
+        if not plausible_edges(map(abs, pixdim)):
             warn(
-                f"its header has voxels of {edges_text(told)} mm (pixdim), and does not say where they lie",
+                f"its header has voxels of {edges_text(pixdim)} mm (pixdim), and does not say where they lie",
                 path=path,
             )
         return
@@ -63,9 +65,9 @@ def _check_place(path: Path, raw: Any, image: nibabel.Nifti1Image) -> None:
     if not np.isfinite(edges).all() or not edges.all():
         return  # the reader refuses it
     check_edges(edges)
-    if not (np.abs(np.abs(told) - edges[: len(told)]) <= 0.01 * edges[: len(told)]).all():
+    if not (np.abs(np.abs(pixdim) - edges[: len(pixdim)]) <= 0.01 * edges[: len(pixdim)]).all():
         warn(
-            f"its header contradicts itself: voxels of {edges_text(told)} mm (pixdim) and of "
+            f"its header contradicts itself: voxels of {edges_text(pixdim)} mm (pixdim) and of "
             f"{edges_text(edges)} mm (affine), which counts",
             path=path,
         )
@@ -80,16 +82,16 @@ def _check_place(path: Path, raw: Any, image: nibabel.Nifti1Image) -> None:
 
 
 def _raw_header(path: Path, image: nibabel.Nifti1Image) -> Any:
-    """The header as it is in the file; nibabel's own has been put right where it contradicts itself."""
+    """Read the header as it is in the file; nibabel repairs its copy where it contradicts itself."""
     kind = type(image.header)
-    opened = gzip.open if path.name.lower().endswith(".gz") else open
-    with opened(path, "rb") as file:
+    opener = gzip.open if path.name.lower().endswith(".gz") else open
+    with opener(path, "rb") as file:
         block = file.read(kind.template_dtype.itemsize)
     return kind(block, check=False)
 
 
 def stored_bytes(path: Path) -> int:
-    """The size of a file before compression, modulo 2**32, from the last four bytes of gzip."""
+    """Return the size of a file before compression, modulo 2**32, from the last four bytes of gzip."""
     if not path.name.lower().endswith(".gz"):
         return path.stat().st_size % 2**32
     with path.open("rb") as file:
@@ -98,7 +100,7 @@ def stored_bytes(path: Path) -> int:
 
 
 def _length(path: Path, promised: int) -> int:
-    """The bytes of a file before compression; read from all of it only where its end says another number."""
+    """Return the size of a file before compression; read all of it only where its end has another number."""
     if not path.name.lower().endswith(".gz"):
         return path.stat().st_size
     if stored_bytes(path) == promised % 2**32:
@@ -110,13 +112,13 @@ def _length(path: Path, promised: int) -> int:
 def check_gzip(path: Path, state: int) -> int:
     """Check the checksum of a compressed file, once for each version of it (``state``).
 
-    A reader stops at the last voxel, before the checksum that stands behind them.
+    A reader stops at the last voxel, before the checksum.
 
     Returns:
         The bytes before compression.
 
     Raises:
-        ValueError: when the checksum contradicts the content, or no compressed data follow it.
+        ValueError: when the checksum contradicts the content, or other data follow it.
     """
     length = 0
     try:

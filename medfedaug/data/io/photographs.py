@@ -1,4 +1,4 @@
-"""Photographs from files, by Pillow: what their headers say, and their pixels as volumes of one slice.
+"""Photographs, by Pillow: headers, and pixels as volumes of one slice.
 
 A photograph has a fixed scale of intensity, unlike a volume: the format says which number is white.
 """
@@ -28,17 +28,18 @@ _UPRIGHT = (None, 0, 1)  # EXIF orientations
 
 def _check_kind(file: Image.Image) -> None:
     """Check that the pixels' range is known: 8 bits, or unsigned 16 bits."""
-    if file.format == "TIFF" and getattr(file, "n_frames", 1) > 1:
-        raise ValueError(f"a stack of {getattr(file, 'n_frames', 1)} images, and one was expected")
+    frames = getattr(file, "n_frames", 1) if file.format == "TIFF" else 1
+    if frames > 1:
+        raise ValueError(f"a stack of {frames} images, and one was expected")
     sixteen = file.mode.startswith("I;16") or (file.mode == "I" and file.format == "PNG")
     if file.mode == "F" or (file.mode.startswith("I") and not sixteen):
         kind = "floating point" if file.mode == "F" else "whole numbers with a sign or of 32 bits"
-        raise ValueError(f"{kind}, of which it is not known what is white: write it with 8 or 16 bits")
+        raise ValueError(f"{kind}, without a known white: write it with 8 or 16 bits")
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
-    if not path.is_file():  # a pipe would be waited for
+    if not path.is_file():  # reading a pipe would block
         raise ValueError("no file")
     with Image.open(path) as file:
         _check_kind(file)
@@ -49,8 +50,8 @@ def _opened(path: Path) -> Iterator[Image.Image]:
 
 
 def _check_upright(file: Image.Image) -> None:
-    """Refuse an image to be turned: no file says if its label image was drawn before or after the turn."""
-    # In a PNG file EXIF may follow the pixels, for which Pillow would decode them.
+    """Refuse an image that must be turned: its label image may have been drawn before or after the turn."""
+    # In a PNG file EXIF may follow the pixels, which Pillow would decode to reach it.
     known = file.format != "PNG" or "exif" in file.info
     orientation = file.getexif().get(ExifTags.Base.Orientation) if known else None
     if orientation not in _UPRIGHT:
@@ -63,7 +64,7 @@ def _check_opaque(file: Image.Image) -> None:
 
 
 def _volume(pixels: np.ndarray) -> np.ndarray:
-    """From (Y, X) or (Y, X, C) to (C, X, Y, 1)."""
+    """Bring (Y, X) or (Y, X, C) to (C, X, Y, 1)."""
     planes = pixels[..., None] if pixels.ndim == 2 else pixels
     return np.ascontiguousarray(planes.transpose(2, 1, 0)[..., None], dtype=np.float32)
 
@@ -80,7 +81,7 @@ class Photographs(ImageFormat):
         """Read size and kind.
 
         Raises:
-            Exception: whatever Pillow raises, `ValueError` for a kind of image that cannot be used.
+            Exception: of Pillow; `ValueError` for a kind of image that cannot be used.
         """
         with _opened(path) as file:
             deep = file.mode.startswith("I")
@@ -90,8 +91,8 @@ class Photographs(ImageFormat):
     def read_volume(self, path: Path) -> np.ndarray:
         """Read a photograph as it is stored, float32 (C, X, Y, 1), indexed from the left and from above.
 
-        A palette becomes the colours that it stands for, black and white 0 and 255. An alpha channel is left
-        out where nothing is transparent. In colour the upper 8 of 16 bits are read.
+        A palette becomes its colours, black and white 0 and 255. An alpha channel is left out where nothing
+        is transparent. In colour the upper 8 of 16 bits are read.
 
         Raises:
             Exception: as `read_header`, and `ValueError` for transparent pixels.
@@ -105,11 +106,10 @@ class Photographs(ImageFormat):
             return _volume(np.asarray(file.convert("L" if _CHANNELS[file.mode] == 1 else "RGB")))
 
     def read_label(self, path: Path) -> np.ndarray:
-        """Read a label image, float32 (1, X, Y, 1): greys as they are stored, and of black and white 0 and 1.
+        """Read a label image, float32 (1, X, Y, 1): greys as they are stored, black and white as 0 and 1.
 
-        Of a palette the indices count, since its colours only show them; of a palette of greys alone the
-        greys, since some programs write grey images that way, in any order. Colour is taken where its three
-        channels agree.
+        A palette gives its indices, which its colours only show. A palette of greys alone gives the greys,
+        since some programs write grey images that way, in any order. Colours must have three equal channels.
 
         Raises:
             Exception: as `read_volume`, and `ValueError` for colours.
@@ -120,7 +120,7 @@ class Photographs(ImageFormat):
             pixels = np.asarray(file if file.mode != "PA" else file.getchannel("P"))
             if file.mode in ("P", "PA"):
                 colours = np.asarray(file.getpalette("RGB"), np.uint8).reshape(-1, 3)
-                # Also the colours that no pixel has: an image without a lesion has the palette of the others.
+                # All colours of the palette: an image without a lesion has the palette of one with a lesion.
                 grey = pixels.max() < len(colours) and bool((colours == colours[:, :1]).all())
                 return _volume(colours[pixels, 0] if grey else pixels)
             if not file.mode.startswith("I"):
@@ -130,14 +130,12 @@ class Photographs(ImageFormat):
             if pixels.ndim == 3:
                 colour = pixels[..., :3]
                 if not (colour == colour[..., :1]).all():
-                    raise ValueError(
-                        "in colour, and label images hold the index of each pixel's class, in grey"
-                    )
+                    raise ValueError("in colour; label images hold the index of each pixel's class, in grey")
                 pixels = colour[..., 0]
             return _volume(pixels)
 
     def check_photograph(self, path: Path) -> None:
-        """Check that the range of the pixels is known, in formats where it may not be."""
+        """Check that the range of the pixels is known, in formats with more than 8 bits."""
         if path.suffix.lower() in _DEEP:
             status = path.stat()
             _known_kind(path.absolute(), status.st_mtime_ns, status.st_size)

@@ -1,4 +1,4 @@
-"""`PixelFormat`: how the pixels of a DICOM object are stored, by a header that does not contradict itself."""
+"""`PixelFormat`: storage of the pixels of a DICOM object, from a header that does not contradict itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PixelFormat:
     Args:
         samples: values of one pixel.
         allocated: bits of a value in the file.
-        stored: those of them that are used, the lowest.
+        stored: bits in use, the lowest.
     """
 
     rows: int
@@ -37,9 +37,9 @@ class PixelFormat:
 
     @classmethod
     def of(cls, header: Dataset) -> PixelFormat:
-        """Take the description of a header; `ReaderError` where it is missing or contradicts itself."""
+        """Read the description in a header; `ReaderError` where it is missing or contradicts itself."""
         photometric = str(header.get("PhotometricInterpretation") or "")
-        found = cls(
+        form = cls(
             rows=_number(header, "Rows"),
             columns=_number(header, "Columns"),
             samples=_number(header, "SamplesPerPixel"),
@@ -48,24 +48,25 @@ class PixelFormat:
             signed=bool(_number(header, "PixelRepresentation")),
             photometric=photometric,
         )
-        if not found.rows or not found.columns:
-            raise ReaderError(f"its header has {found.columns} x {found.rows} pixels")
-        if found.samples != _SAMPLES.get(photometric):
-            kind = photometric if photometric in _SAMPLES else "of no known kind"  # any text may stand there
+        if not form.rows or not form.columns:
+            raise ReaderError(f"its header has {form.columns} x {form.rows} pixels")
+        if form.samples != _SAMPLES.get(photometric):
+            # The message quotes no free text of a header.
+            kind = photometric if photometric in _SAMPLES else "of no known kind"
             raise ReaderError(
-                f"its header has {found.samples} values a pixel (SamplesPerPixel), and pixels are "
+                f"its header has {form.samples} values a pixel (SamplesPerPixel), and pixels are "
                 f"{kind} (PhotometricInterpretation)"
             )
         highest = _number(header, "HighBit")
-        if found.allocated not in (1, 8, 16, 32) or not 0 < found.stored <= found.allocated:
+        if form.allocated not in (1, 8, 16, 32) or not 0 < form.stored <= form.allocated:
             raise ReaderError(
-                f"its header has {found.stored} bits in {found.allocated} (BitsStored, BitsAllocated)"
+                f"its header has {form.stored} bits in {form.allocated} (BitsStored, BitsAllocated)"
             )
-        if highest != found.stored - 1:
+        if highest != form.stored - 1:
             raise ReaderError(
-                f"its header has {found.stored} bits that end at bit {highest} (BitsStored, HighBit)"
+                f"its header has {form.stored} bits that end at bit {highest} (BitsStored, HighBit)"
             )
-        return found
+        return form
 
     @property
     def colour(self) -> bool:
@@ -79,22 +80,22 @@ class PixelFormat:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of an image as an array: (rows, columns), in colour (rows, columns, samples)."""
+        """Shape of an image as an array: (rows, columns), in colour (rows, columns, samples)."""
         return (self.rows, self.columns, self.samples) if self.colour else (self.rows, self.columns)
 
     @property
     def lowest(self) -> int:
-        """The lowest value of the stored bits."""
+        """Lowest value of the stored bits."""
         return -(2 ** (self.stored - 1)) if self.signed else 0
 
     @property
     def highest(self) -> int:
-        """The highest value of the stored bits."""
+        """Highest value of the stored bits."""
         return 2 ** (self.stored - self.signed) - 1
 
     @property
     def text(self) -> str:
-        """Describe bits and kind of the values, in which slices of a volume are alike."""
+        """Bits and kind of the values, which the slices of a volume share."""
         return f"{self.allocated} bits {'signed' if self.signed else 'unsigned'}, {self.photometric}"
 
 

@@ -17,7 +17,7 @@ from medfedaug.data.io.itk import array_of, ras_affine, read_image
 
 
 class SimpleITKReader(ImageReader):
-    """Reads MHA, NRRD, and a DICOM series by its folder or a file of it, for `monai.transforms.LoadImage`.
+    """Reads MHA, NRRD, and DICOM series by a folder or a file, for `monai.transforms.LoadImage`.
 
     MONAI's `ITKReader` needs the package itk; this one needs SimpleITK. As with MONAI's `NibabelReader` the
     array is indexed (x, y, z) or (x, y, z, channel), and the affine is in RAS.
@@ -33,22 +33,22 @@ class SimpleITKReader(ImageReader):
     """
 
     def verify_suffix(self, filename: Any) -> bool:
-        """Return whether files are DICOM, or of ITK's own formats."""
+        """Return whether files are DICOM, MHA or NRRD."""
         paths = [Path(name) for name in ensure_tuple(filename)]
         return all(path.name.lower().endswith(ITK.suffixes) or is_dicom(path) for path in paths)
 
     def read(self, data: Any, **kwargs: Any) -> sitk.Image:
-        """Read one volume; that of a DICOM series in the units of its modality.
+        """Read one volume, a DICOM series in the units of its modality.
 
         Raises:
-            ValueError: for a file that SimpleITK cannot read, or what is not one whole DICOM series.
+            ValueError: for a file that SimpleITK cannot read, or a path without one whole DICOM series.
         """
         (name,) = ensure_tuple(data)
         path = Path(name)
         return load_series(open_series(path)) if is_dicom(path) else read_image(path)
 
     def get_data(self, img: sitk.Image) -> tuple[np.ndarray, dict[str, Any]]:
-        """The array and its meta data: affine, spatial shape and channel dimension."""
+        """Return the array and its metadata: affine, spatial shape and channel dimension."""
         array, dimension = array_of(img), img.GetDimension()
         affine = ras_affine(img.GetDirection(), img.GetSpacing(), img.GetOrigin())
         return array, {

@@ -36,9 +36,9 @@ class SegmentCodes:
 
 
 def _word(longest: int) -> Check:
-    """Accept a text of some characters that DICOM takes."""
+    """Make a check for a text that DICOM can store, of up to ``longest`` characters."""
 
-    def checked(value: Any, where: str) -> None:
+    def check(value: Any, where: str) -> None:
         text(value, where)
         if not value:
             raise ValueError(f"{where} is empty")
@@ -47,7 +47,7 @@ def _word(longest: int) -> Check:
         if len(value) > longest:
             raise ValueError(f"{where} is too long: DICOM takes {longest} characters")
 
-    return checked
+    return check
 
 
 def _unknown(value: Any, where: str) -> None:
@@ -64,12 +64,12 @@ def read_segment_codes(path: str | Path, classes: Sequence[str]) -> dict[str, Se
     """Read the codes of a run's classes.
 
     Args:
-        path: a JSON file, by class: ``category``, ``type`` and, where wanted, ``anatomic_region``, each with
+        path: a JSON file, by class: ``category``, ``type`` and optionally ``anatomic_region``, each with
             ``value``, ``scheme`` and ``meaning``.
-        classes: of the run, background first; each but the background has codes, and no other.
+        classes: of the run, background first; all but the background must have codes.
 
     Raises:
-        ConfigError: naming the file and the first entry that is missing, unknown or too long.
+        ConfigError: for a missing, unknown or too long entry; names file and entry.
     """
     try:
         content = parse_json(Path(path).read_text(encoding="utf-8"))
@@ -84,5 +84,7 @@ def read_segment_codes(path: str | Path, classes: Sequence[str]) -> dict[str, Se
             raise ConfigError(
                 f"{path}: {name!r} is no class of the run, whose classes are {', '.join(classes[1:])}"
             )
-    coded = {name: {part: Code(**told) for part, told in content[name].items()} for name in classes[1:]}
-    return {name: SegmentCodes(**parts) for name, parts in coded.items()}
+    return {
+        name: SegmentCodes(**{part: Code(**code) for part, code in content[name].items()})
+        for name in classes[1:]
+    }

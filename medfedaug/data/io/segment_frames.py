@@ -1,4 +1,4 @@
-"""Segments of a DICOM SEG, frame by frame: binary, fractional, or as a map of labels."""
+"""Read the segments of a DICOM SEG frame by frame: binary, fractional, or as a label map."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from pydicom import Dataset
 
-from medfedaug.data.io.dicom_headers import first_item
+from medfedaug.data.io.dicom_headers import first_item, items_of
 from medfedaug.data.io.dicom_pixels import stored_frames
 from medfedaug.errors import ReaderError
 
@@ -20,7 +20,7 @@ class SegmentFrame(NamedTuple):
 
     Args:
         pixels: (rows, columns), true in the segment.
-        groups: functional groups of the frame, and of all frames.
+        groups: functional groups of the frame, and the shared ones.
     """
 
     number: int
@@ -29,9 +29,9 @@ class SegmentFrame(NamedTuple):
 
 
 def described_segments(dataset: Dataset) -> dict[int, str]:
-    """Return the labels of the segments by their numbers, without the background of a map of labels."""
-    described = dataset.get("SegmentSequence") or []
-    labels = {int(one.SegmentNumber): str(one.get("SegmentLabel", "")) for one in described}
+    """Return the labels of the segments by their numbers, without the background of a label map."""
+    segments = items_of(dataset, "SegmentSequence")
+    labels = {int(item.SegmentNumber): str(item.get("SegmentLabel", "")) for item in segments}
     return {number: label for number, label in labels.items() if number != _background(dataset)}
 
 
@@ -60,23 +60,22 @@ def segment_frames(dataset: Dataset, threshold: float) -> Iterator[SegmentFrame]
     groups = dataset.get("PerFrameFunctionalGroupsSequence") or []
     if len(groups) != len(stored):
         raise ReaderError("a SEG whose frames are not all described")
-    shared = [*(dataset.get("SharedFunctionalGroupsSequence") or [])][:1]
+    shared = [*items_of(dataset, "SharedFunctionalGroupsSequence")][:1]
     for frame, group in zip(stored, groups, strict=True):
         if kind == "LABELMAP":
             numbers = [int(number) for number in np.unique(frame) if number != _background(dataset)]
-            found = {number: frame == number for number in numbers}
+            masks = {number: frame == number for number in numbers}
         else:
             identity = first_item("SegmentIdentificationSequence", group, *shared)
             limit = threshold * highest if kind == "FRACTIONAL" else 0.5
-            found = {int(identity.ReferencedSegmentNumber): frame >= limit}
-        if unknown := found.keys() - labels.keys():
+            masks = {int(identity.ReferencedSegmentNumber): frame >= limit}
+        if unknown := masks.keys() - labels.keys():
             raise ReaderError(f"a SEG with a segment {min(unknown)} that it does not describe")
-        for number, pixels in found.items():
+        for number, pixels in masks.items():
             yield SegmentFrame(number, pixels, (group, *shared))
 
 
 def _background(dataset: Dataset) -> int | None:
-    """The value of a map of labels that is no segment."""
-    return (
-        int(dataset.get("PixelPaddingValue") or 0) if dataset.get("SegmentationType") == "LABELMAP" else None
-    )
+    """Return the value of the background in a label map; ``None`` for another kind."""
+    is_map = dataset.get("SegmentationType") == "LABELMAP"
+    return int(dataset.get("PixelPaddingValue") or 0) if is_map else None

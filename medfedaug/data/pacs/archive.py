@@ -1,8 +1,7 @@
 """`Archive`: find studies and series in a DICOM archive, fetch a series, store objects.
 
 `medfedaug.data.pacs.dicomweb`, `medfedaug.data.pacs.dimse` and `medfedaug.data.pacs.folder` implement it.
-The texts of their errors name the archive and never a patient, a study or a series: the caller has
-pseudonyms for these.
+Their errors name the archive and never a patient, a study or a series, for which the caller has pseudonyms.
 """
 
 from __future__ import annotations
@@ -29,29 +28,24 @@ if TYPE_CHECKING:
 
 StudyKey = Literal["StudyInstanceUID", "AccessionNumber", "PatientID"]
 STUDY_KEYS: tuple[StudyKey, ...] = ("StudyInstanceUID", "AccessionNumber", "PatientID")
-"""The attributes by which a study is asked for, the most exact first."""
-
+"""Attributes by which a study is queried, the most exact first."""
 STUDY_FIELDS = ("StudyInstanceUID", "PatientID", "IssuerOfPatientID", "AccessionNumber")
-"""The attributes of which a `FoundStudy` is made."""
+"""Attributes of an `ArchiveStudy`."""
 SERIES_FIELDS = (
-    "SeriesInstanceUID",
-    "Modality",
-    "SeriesNumber",
-    "SeriesDescription",
+    *("SeriesInstanceUID", "Modality", "SeriesNumber", "SeriesDescription"),
     "NumberOfSeriesRelatedInstances",
 )
-"""The attributes of which a `FoundSeries` is made; a file has no number of objects."""
-
+"""Attributes of an `ArchiveSeries`; a file has no number of objects."""
 DATES = tuple((f"{kind}Date", f"{kind}Time") for kind in ("Content", "StructureSet", "InstanceCreation"))
 OBJECT_FIELDS = tuple(chain(*DATES))
-"""The attributes that change when an object is written anew under its own UID."""
+"""Attributes that change when an object is replaced under its UID."""
 
 MOST_FOUND = 10_000
 """Studies of a search, and series of a study."""
 MOST_OBJECTS = 100_000
 """Objects of a series."""
 LONGEST_VALUE = 1024
-"""Characters of a value that an archive answers."""
+"""Characters of a value in an answer."""
 
 _UID = re.compile(r"[0-9]+(\.[0-9]+)*")
 _LONGEST_UID = 64
@@ -59,8 +53,8 @@ _COUNT = re.compile(r"[0-9]{1,9}")
 _LIBRARIES = ("dicomweb_client", "highdicom", "pydicom", "pynetdicom", "urllib3")
 
 
-class _Trouble(MedFedAugError):
-    """Trouble with an archive.
+class _ArchiveProblem(MedFedAugError):
+    """Problem with an archive.
 
     Args:
         text: the reason, without a full stop.
@@ -72,7 +66,7 @@ class _Trouble(MedFedAugError):
         super().__init__(text)
 
 
-class ArchiveError(_Trouble):
+class ArchiveError(_ArchiveProblem):
     """The archive cannot be used: it does not answer, or refuses."""
 
 
@@ -80,20 +74,20 @@ class RequestRefused(ArchiveError):
     """The archive answers, and refuses one request; others may succeed."""
 
 
-class OddAnswer(RequestRefused):
-    """The archive answers one request with what nobody can use; others may succeed."""
+class UnusableAnswer(RequestRefused):
+    """The archive answers one request with unusable data; others may succeed."""
 
 
-class FetchError(_Trouble):
+class FetchError(_ArchiveProblem):
     """One series cannot be fetched; others may be."""
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Studies to look for: those with one value of one attribute.
+class StudyQuery:
+    """Query for studies: one attribute and its value.
 
     Raises:
-        ConfigError: for an empty value, or one that an archive takes for several values.
+        ConfigError: for an empty value, or a value that matches several.
     """
 
     key: StudyKey
@@ -107,7 +101,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class FoundStudy:
+class ArchiveStudy:
     """Study in an archive."""
 
     uid: str
@@ -116,8 +110,8 @@ class FoundStudy:
     accession: str = ""
 
     @classmethod
-    def of_values(cls, values: Mapping[str, str]) -> FoundStudy:
-        """Make a study of the values of `STUDY_FIELDS`; all but the UID may be missing."""
+    def of_values(cls, values: Mapping[str, str]) -> ArchiveStudy:
+        """Make a study from values of `STUDY_FIELDS`; all but the UID may be missing."""
         return cls(
             uid=values["StudyInstanceUID"],
             patient=values.get("PatientID", ""),
@@ -127,22 +121,22 @@ class FoundStudy:
 
     @property
     def person(self) -> str:
-        """Identity of the patient, for a pseudonym; a study without PatientID stands for one."""
+        """Identity of the patient, for a pseudonym; without PatientID, each study is a patient."""
         return f"{self.issuer}\\{self.patient}" if self.patient else self.uid
 
-    def matches(self, wanted: Wanted) -> bool:
-        """Return whether the study has the value that was asked for: archives may match loosely."""
-        own = {"StudyInstanceUID": self.uid, "AccessionNumber": self.accession, "PatientID": self.patient}
-        return own[wanted.key].strip() == wanted.value.strip()
+    def matches(self, query: StudyQuery) -> bool:
+        """Return whether the study has the value of a query: archives may match loosely."""
+        values = {"StudyInstanceUID": self.uid, "AccessionNumber": self.accession, "PatientID": self.patient}
+        return values[query.key].strip() == query.value.strip()
 
 
 @dataclass(frozen=True)
-class FoundSeries:
+class ArchiveSeries:
     """Series in an archive, as the archive describes it.
 
     Args:
-        instances: the number of its objects; ``None`` where the archive does not say.
-        localiser: whether ImageType says so; archives that answer over a network do not tell it.
+        instances: number of objects; ``None`` where the archive does not say.
+        localiser: whether ImageType says so; answers over a network lack ImageType.
     """
 
     study: str
@@ -156,8 +150,8 @@ class FoundSeries:
     issuer: str = field(default="", repr=False)
 
     @classmethod
-    def of_values(cls, study: FoundStudy, values: Mapping[str, str]) -> FoundSeries:
-        """Make a series of the values of `SERIES_FIELDS`; all but the UID may be missing."""
+    def of_values(cls, study: ArchiveStudy, values: Mapping[str, str]) -> ArchiveSeries:
+        """Make a series from values of `SERIES_FIELDS`; all but the UID may be missing."""
         count = values.get("NumberOfSeriesRelatedInstances", "")
         return cls(
             study=study.uid,
@@ -173,14 +167,14 @@ class FoundSeries:
 
 
 def known_fields(values: Mapping[str, object] | Dataset, names: Iterable[str]) -> dict[str, str]:
-    """Return the values of attributes as text, without those that are missing or empty."""
-    found = {name: str(values.get(name) or "").strip() for name in names}
-    return {name: value for name, value in found.items() if value}
+    """Return the values of attributes as text; leave out missing and empty ones."""
+    texts = {name: str(values.get(name) or "").strip() for name in names}
+    return {name: text for name, text in texts.items() if text}
 
 
 @settings
 class Access(Settings):
-    """The way to an archive, apart from its address.
+    """Access to an archive, apart from its address.
 
     Raises:
         ConfigError: for values that make no sense, and files that cannot be used.
@@ -200,11 +194,11 @@ class Access(Settings):
     token: str | None = setting(
         None, "Bearer token of HTTP, in place of user and password.", flags=None, secret=True
     )
-    tls: bool = setting(False, "Encrypt DIMSE; a DICOMweb URL says so itself.", flags=("--tls",))
+    tls: bool = setting(False, "Encrypt DIMSE; DICOMweb encrypts where the URL says https.", flags=("--tls",))
     authority: File | None = setting(None, "PEM file of the authority of the archive's certificate.")
-    certificate: File | None = setting(None, "PEM file of the own certificate, where the archive wants one.")
+    certificate: File | None = setting(None, "PEM file of the site's certificate, if the archive wants one.")
     key: File | None = setting(None, "PEM file of its private key, where --certificate does not hold it.")
-    aet: str = setting("MEDFEDAUG", "Own AE title.")
+    aet: str = setting("MEDFEDAUG", "AE title of the site.")
     receive: int | None = setting(None, "Port to receive on by C-MOVE, in place of C-GET.")
     receive_on: str | None = setting(
         None,
@@ -213,13 +207,12 @@ class Access(Settings):
     )
     sender: str | None = setting(
         None,
-        "AET@HOST that sends to --receive, where it is not the AE title and host of --dimse; others are "
-        "refused.",
+        "AET@HOST that sends to --receive, where it differs from --dimse; other senders are refused.",
     )
     connections: int = setting(
         4,
-        "Objects that DICOMweb is asked for at a time, of all series together, where a series did not come "
-        "in one request.",
+        "Parallel DICOMweb requests for single objects, of all series together, after a request for a whole "
+        "series failed.",
         at_least=1,
     )
 
@@ -238,7 +231,7 @@ class Access(Settings):
         self.context()
 
     def context(self, *, server: bool = False) -> ssl.SSLContext:
-        """Make the TLS context of connections, or of the own receiver, which demands a certificate."""
+        """Make the TLS context of connections, or of the receiver, which demands a certificate."""
         purpose = ssl.Purpose.CLIENT_AUTH if server else ssl.Purpose.SERVER_AUTH
         try:
             context = ssl.create_default_context(purpose, cafile=self.authority)
@@ -246,13 +239,12 @@ class Access(Settings):
             raise ConfigError(f"{self.authority}: no certificate of an authority in PEM") from error
         if self.certificate is not None:
             try:
-                # Without a password of its own OpenSSL would ask for one at the terminal.
+                # Without a password argument OpenSSL would prompt for one at the terminal.
                 context.load_cert_chain(self.certificate, self.key, password="")
             except OSError as error:
-                own = self.key or self.certificate
                 raise ConfigError(
-                    f"{self.certificate}: not usable with the private key in {own}; give PEM files that "
-                    "belong together, the key without a password"
+                    f"{self.certificate}: not usable with the private key in {self.key or self.certificate}; "
+                    "give PEM files that belong together, the key without a password"
                 ) from error
         if server:
             context.verify_mode = ssl.CERT_REQUIRED  # nobody but the archive sends
@@ -262,55 +254,55 @@ class Access(Settings):
 class Archive(ABC):
     """Source of DICOM objects.
 
-    Methods may be called from several threads at once. As a context manager it is closed at the end, and
-    DICOM libraries write no values of headers into logs and warnings in the meantime. A search raises
-    `RequestRefused` where the archive refuses it, and `ArchiveError` where the archive does not answer.
+    Methods may be called from several threads at once. Its context manager closes it at the end, and keeps
+    DICOM libraries from logging values of headers. A search raises `RequestRefused` where the archive refuses
+    it, and `ArchiveError` where the archive does not answer.
 
     Attributes:
-        place: where it is, for messages, without user and password.
+        place: address for messages, without user and password.
     """
 
     place: str
     _quiet: AbstractContextManager[None]
 
-    def find_studies(self, wanted: Wanted) -> list[FoundStudy]:
+    def find_studies(self, query: StudyQuery) -> list[ArchiveStudy]:
         """Find the studies that match, sorted by UID."""
-        found = map(FoundStudy.of_values, self._studies(wanted))
-        return sorted((study for study in found if study.matches(wanted)), key=lambda study: study.uid)
+        studies = map(ArchiveStudy.of_values, self._studies(query))
+        return sorted((study for study in studies if study.matches(query)), key=lambda study: study.uid)
 
-    def find_series(self, study: FoundStudy) -> list[FoundSeries]:
+    def find_series(self, study: ArchiveStudy) -> list[ArchiveSeries]:
         """Find all series of a study, sorted by number and UID."""
-        found = (FoundSeries.of_values(study, row) for row in self._series(study))
-        return sorted(found, key=lambda one: (one.number.zfill(9), one.uid))
+        rows = (ArchiveSeries.of_values(study, row) for row in self._series(study))
+        return sorted(rows, key=lambda series: (series.number.zfill(9), series.uid))
 
-    def find_objects(self, series: FoundSeries) -> dict[str, dict[str, str]]:
-        """List the objects of a series: by SOPInstanceUID the values of `OBJECT_FIELDS` that are known."""
+    def find_objects(self, series: ArchiveSeries) -> dict[str, dict[str, str]]:
+        """List the objects of a series: by SOPInstanceUID the known values of `OBJECT_FIELDS`."""
         return {row["SOPInstanceUID"]: known_fields(row, OBJECT_FIELDS) for row in self._objects(series)}
 
     @abstractmethod
-    def _studies(self, wanted: Wanted) -> Iterable[Mapping[str, str]]:
+    def _studies(self, query: StudyQuery) -> Iterable[Mapping[str, str]]:
         """Return values of `STUDY_FIELDS` of studies that may match."""
 
     @abstractmethod
-    def _series(self, study: FoundStudy) -> Iterable[Mapping[str, str]]:
+    def _series(self, study: ArchiveStudy) -> Iterable[Mapping[str, str]]:
         """Return values of `SERIES_FIELDS` of the series of a study."""
 
     @abstractmethod
-    def _objects(self, series: FoundSeries) -> Iterable[Mapping[str, str]]:
+    def _objects(self, series: ArchiveSeries) -> Iterable[Mapping[str, str]]:
         """Return UIDs, and values of `OBJECT_FIELDS`, of the objects of a series."""
 
     @abstractmethod
     def fetch(
-        self, series: FoundSeries, folder: Path, on_instance: Callable[[], object] | None = None
+        self, series: ArchiveSeries, folder: Path, on_instance: Callable[[], object] | None = None
     ) -> list[Path]:
-        """Fetch all objects of a series, each into a file of its own, and return the files, sorted.
+        """Fetch all objects of a series into one file each, and return the files, sorted.
 
-        Files of an earlier call that was interrupted are kept. Their names tell nothing of the header.
+        Files of an interrupted call are kept. Their names contain nothing of the header.
 
         Raises:
             ObjectRefused: where objects are of another patient, study or series than the archive said, or
                 beyond all limits.
-            FetchError: where not all objects came.
+            FetchError: where objects are missing.
             RequestRefused: where the archive refuses to list the objects.
             ArchiveError: where the archive does not answer at all.
         """
@@ -320,7 +312,7 @@ class Archive(ABC):
         """Store objects, each with its ``file_meta``.
 
         Raises:
-            ArchiveError: where the archive does not answer, or refuses an object; those before it are stored.
+            ArchiveError: where the archive does not answer, or refuses an object; earlier ones are stored.
         """
 
     def close(self) -> None:
@@ -339,7 +331,7 @@ class Archive(ABC):
 
 
 def require_pacs(*modules: str) -> None:
-    """Check that packages of the extra ``pacs`` are installed; else say the command that installs them."""
+    """Check that packages of the extra ``pacs`` are installed; else name the command that installs them."""
     missing = [name for name in modules if find_spec(name) is None]
     if missing:
         packages = ", ".join(name.replace("_", "-") for name in missing)
@@ -358,7 +350,7 @@ def valid_uid(text: str) -> bool:
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Keep DICOM libraries from writing values of headers into logs and warnings, in all threads."""
+    """Keep DICOM libraries in all threads from writing values of headers into logs and warnings."""
     loggers = [logging.getLogger(name) for name in _LIBRARIES]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""`find_changes`: differences between what an archive has and what earlier imports took of it."""
+"""`find_changes`: differences between an archive and earlier imports of its studies."""
 
 from __future__ import annotations
 
@@ -10,59 +10,61 @@ from medfedaug.data.pacs.archive import (
     OBJECT_FIELDS,
     Archive,
     ArchiveError,
-    FoundSeries,
-    Wanted,
+    ArchiveSeries,
+    StudyQuery,
     known_fields,
 )
-from medfedaug.data.pacs.choice import NO_STUDY, Planned
+from medfedaug.data.pacs.choice import NO_STUDY, StudyPlan
 from medfedaug.data.pacs.label_objects import LabelObject
 from medfedaug.data.pacs.patience import Patience
 
 _IMAGE, _LABEL, _OTHER = "image", "label", "possible image"
 
-Taken = dict[str, dict[str, Any]]
+SeriesRecords = dict[str, dict[str, Any]]
 
 
-def taken_series(plan: Planned, images: Mapping[str, Sequence[str]], labels: Sequence[LabelObject]) -> Taken:
-    """Describe the series that an import looked at, for the site's own list.
+def describe_series(
+    plan: StudyPlan, images: Mapping[str, Sequence[str]], labels: Sequence[LabelObject]
+) -> SeriesRecords:
+    """Describe the series of an import for the site's list.
 
     Returns:
-        By SeriesInstanceUID the kind and modality; of an image the number of its objects and a hash of their
-        UIDs, since a list of thousands of studies is written anew with each of them; of label objects the
-        dates by SOPInstanceUID.
+        By SeriesInstanceUID the kind and modality; for an image the number of its objects and a hash of their
+        UIDs, since the list of all studies is written again after each; for label objects the dates by
+        SOPInstanceUID.
     """
-    found: Taken = {}
+    records: SeriesRecords = {}
     for one in plan.images:
         kind = _IMAGE if one.uid in images else _OTHER
         uids = {*images.get(one.uid, ())}
-        found[one.uid] = {"kind": kind, "modality": one.modality, "count": len(uids), "uids": _hash(uids)}
+        records[one.uid] = {"kind": kind, "modality": one.modality, "count": len(uids), "uids": _hash(uids)}
     for one in plan.labels:
         objects = {
             label.uid: known_fields(label.dataset, OBJECT_FIELDS)
             for label in labels
             if label.series == one.uid
         }
-        found[one.uid] = {"kind": _LABEL, "modality": one.modality, "objects": objects}
-    return found
+        records[one.uid] = {"kind": _LABEL, "modality": one.modality, "objects": objects}
+    return records
 
 
 def find_changes(
     archive: Archive,
-    plans: Sequence[Planned],
-    wanted: Sequence[Wanted],
+    plans: Sequence[StudyPlan],
+    queries: Sequence[StudyQuery],
     pseudonym: Callable[[str, str], str],
     studies: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, list[str]]:
-    """Compare what an archive has with what earlier imports took.
+    """Compare the studies of an archive with earlier imports.
 
-    Compared are the patient; the series; of an image the number of its objects; of label objects also their
-    UIDs, and their dates where the archive says them. An object that was overwritten under its own UID with
-    the same dates is not seen.
+    The comparison covers the patient, the series, and the number of an image's objects; for label objects
+    also UIDs, and dates where the archive has them. It misses an object that was replaced under its UID with
+    the same dates.
 
     Returns:
-        Differences by case, in words without values of headers; cases without any are left out.
+        Differences by case, as text without values of headers; unchanged cases are left out.
     """
-    found: dict[str, list[str]] = {}
+    changes_by_case: dict[str, list[str]] = {}
     patience = Patience(archive.place, answered=True)
     for plan in plans:
         if plan.study is None or plan.case not in studies:
@@ -73,55 +75,56 @@ def find_changes(
         except ArchiveError as error:
             changes = [f"not compared: {patience.problem(error)}"]
         if changes:
-            found[plan.case] = changes
+            changes_by_case[plan.case] = changes
     unanswered = {plan.case for plan in plans if plan.study is None and plan.problem != NO_STUDY}
-    there = {plan.case for plan in plans if plan.study is not None}
-    asked = {(one.key, one.value) for one in wanted if pseudonym(one.value, "case") not in unanswered}
+    present = {plan.case for plan in plans if plan.study is not None}
+    answered = [query for query in queries if pseudonym(query.value, "case") not in unanswered]
     for case, entry in studies.items():
-        if case not in there and any((key, entry.get(key)) in asked for key in {key for key, _ in asked}):
-            found[case] = ["the study is gone"]
-    return found
+        if case not in present and any(entry.get(query.key) == query.value for query in answered):
+            changes_by_case[case] = ["the study is gone"]
+    return changes_by_case
 
 
-def _changes(archive: Archive, plan: Planned, entry: Mapping[str, Any]) -> list[str]:
-    known: Taken | None = entry.get("series")
-    if known is None:
+def _changes(archive: Archive, plan: StudyPlan, entry: Mapping[str, Any]) -> list[str]:
+    records: SeriesRecords | None = entry.get("series")
+    if records is None:
         return ["imported by a version that did not remember its objects"]
-    now = {one.uid: one for one in (*plan.images, *plan.labels)}
-    new = [one.modality for uid, one in now.items() if uid not in known]
-    gone = [one["modality"] for uid, one in known.items() if uid not in now and one["kind"] != _OTHER]
+    now = {series.uid: series for series in (*plan.images, *plan.labels)}
     changes = ["another patient"] if plan.patient != entry["patient"] else []
+    changes += [f"new {series.modality} series" for uid, series in now.items() if uid not in records]
     changes += [
-        f"{what} {modality} series" for what, some in (("new", new), ("gone", gone)) for modality in some
+        f"gone {record['modality']} series"
+        for uid, record in records.items()
+        if uid not in now and record["kind"] != _OTHER
     ]
-    for uid, one in now.items():
-        if uid in known:
-            changes += _of_series(archive, one, known[uid])
+    for uid, series in now.items():
+        if uid in records:
+            changes += _changes_of_series(archive, series, records[uid])
     return changes
 
 
-def _of_series(archive: Archive, one: FoundSeries, known: Mapping[str, Any]) -> list[str]:
-    if known["kind"] == _OTHER:
+def _changes_of_series(archive: Archive, series: ArchiveSeries, record: Mapping[str, Any]) -> list[str]:
+    if record["kind"] == _OTHER:
         return []
-    if known["kind"] == _IMAGE:
-        count, same = one.instances, one.instances == known["count"]
+    if record["kind"] == _IMAGE:
+        count, same = series.instances, series.instances == record["count"]
         if count is None:  # the archive does not say
-            uids = archive.find_objects(one).keys()
-            count, same = len(uids), _hash(uids) == known["uids"]
-        return [] if same else [f"{one.modality} series of {count} objects, {known['count']} before"]
-    before: Mapping[str, Mapping[str, str]] = known["objects"]
-    now = archive.find_objects(one)
+            uids = archive.find_objects(series).keys()
+            count, same = len(uids), _hash(uids) == record["uids"]
+        return [] if same else [f"{series.modality} series of {count} objects, {record['count']} before"]
+    before: Mapping[str, Mapping[str, str]] = record["objects"]
+    now = archive.find_objects(series)
     counts = {
         "new": len(now.keys() - before.keys()),
         "gone": len(before.keys() - now.keys()),
-        # By dates that both have: an archive may not say all.
+        # By dates that both have: an archive may lack some.
         "rewritten": sum(
             any(now[uid].get(name, date) != date for name, date in dates.items())
             for uid, dates in before.items()
             if uid in now
         ),
     }
-    return [f"{count} {what} {one.modality}" for what, count in counts.items() if count]
+    return [f"{count} {change} {series.modality}" for change, count in counts.items() if count]
 
 
 def _hash(uids: Collection[str]) -> str:

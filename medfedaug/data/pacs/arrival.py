@@ -1,4 +1,4 @@
-"""`Arrival`: the objects of one series as they come from an archive, each into a file of its own."""
+"""`Arrival`: write the objects of one series, as they come from an archive, into one file each."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from medfedaug.data.pacs.archive import FetchError, FoundSeries
+from medfedaug.data.pacs.archive import ArchiveSeries, FetchError
 from medfedaug.data.pacs.object_check import ObjectRefused, SeriesBounds, read_values
 
-_MOST_USELESS = 1000
+_MOST_UNREQUESTED = 1000
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Reason why an object did not come.
+    """Reason why an object is missing.
 
     Args:
         timed_out: whether the archive was silent.
@@ -30,58 +30,58 @@ class Failure:
 
 
 class Arrival:
-    """The objects of a series that are expected, and the folder that they are written to.
+    """Expected objects of a series, and the folder to which they are written.
 
-    Objects that nobody asked for are refused, and objects of others than the archive said are refused with
-    the whole series. Files of an earlier call are kept. A file's name is a digest of the object's UID, so
-    that no archive can choose it. Safe to be used by several threads.
+    Unrequested objects are refused; an object of another patient, study or series is refused with the whole
+    series. Files of an earlier call are kept. A file's name is a digest of the object's UID, so that no
+    archive can choose it. Several threads may use it.
     """
 
     def __init__(
         self,
-        series: FoundSeries,
+        series: ArchiveSeries,
         folder: Path,
         uids: Sequence[str],
         on_instance: Callable[[], object] | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._files = {uid: folder / f"{hashlib.sha256(uid.encode()).hexdigest()[:24]}.dcm" for uid in uids}
-        self._there = {uid for uid, file in self._files.items() if file.is_file()}
+        self._received = {uid for uid, file in self._files.items() if file.is_file()}
         self._on_instance = on_instance or (lambda: None)
         self._lock = threading.Lock()
-        self._bounds, self._useless = SeriesBounds(series), 0
+        self._bounds, self._unrequested = SeriesBounds(series), 0
         self._refused: ObjectRefused | None = None
-        for _ in self._there:
+        for _ in self._received:
             self._on_instance()
 
     @property
     def missing(self) -> list[str]:
-        """UIDs of the objects that did not come yet, sorted."""
+        """UIDs of the missing objects, sorted."""
         with self._lock:
-            return sorted(self._files.keys() - self._there)
+            return sorted(self._files.keys() - self._received)
 
     def has(self, uid: str) -> bool:
         """Return whether an object has come."""
         with self._lock:
-            return uid in self._there
+            return uid in self._received
 
     @property
     def is_refused(self) -> bool:
-        """Return whether nothing of the series is used any more."""
+        """Return whether the whole series is refused."""
         return self._refused is not None
 
     @property
     def is_endless(self) -> bool:
-        """Return whether more came than anybody asked for."""
-        return self._useless > _MOST_USELESS
+        """Return whether the archive sends unrequested objects without end."""
+        return self._unrequested > _MOST_UNREQUESTED
 
     def accept(self, content: bytes) -> bool:
         """Write an object, and return whether it was expected.
 
-        A process that is killed leaves the whole file, or none of its name.
+        A killed process leaves the whole file, or none of its name.
 
         Raises:
-            ObjectRefused: for an object of others than the archive said, and for many that nobody asked for.
+            ObjectRefused: for another patient, study or series, and for too many unrequested objects.
             ReaderError: where it cannot be read.
             OSError: when it cannot be written.
         """
@@ -89,7 +89,7 @@ class Arrival:
         file = self._files.get(values["SOPInstanceUID"])
         with self._lock:
             if file is None or self._refused is not None:
-                self._useless += 1
+                self._unrequested += 1
                 if self.is_endless:
                     self._refused = ObjectRefused(
                         "the archive sends objects without end that nobody asked for"
@@ -103,12 +103,12 @@ class Arrival:
             except ObjectRefused as error:
                 self._refused = error
                 raise
-            if values["SOPInstanceUID"] in self._there:
+            if values["SOPInstanceUID"] in self._received:
                 return True
             unfinished = file.with_suffix(".part")
             unfinished.write_bytes(content)
             os.replace(unfinished, file)
-            self._there.add(values["SOPInstanceUID"])
+            self._received.add(values["SOPInstanceUID"])
         self._on_instance()
         return True
 
@@ -117,8 +117,8 @@ class Arrival:
         if self._refused is not None:
             raise self._refused
         if missing := len(self.missing):
-            said = f" ({failure.reason})" if failure.reason else ""
+            reason = f" ({failure.reason})" if failure.reason else ""
             raise FetchError(
-                f"{missing} of {len(self._files)} objects did not come{said}", timed_out=failure.timed_out
+                f"{missing} of {len(self._files)} objects did not come{reason}", timed_out=failure.timed_out
             )
         return sorted(self._files.values())

@@ -1,4 +1,4 @@
-"""`CaseFiles`: where an import keeps the files of a case, and the list of the cases."""
+"""`CaseFiles`: the files of an import's cases, and the list of the cases."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from medfedaug.utils.files import parse_json, private_folder, remove_unfinished,
 
 @dataclass(frozen=True)
 class CaseFiles:
-    """Files of cases in a site's data folder, and of those that are being fetched.
+    """Files of cases in a site's data folder, and of studies that are being fetched.
 
     Args:
         out: the site's data folder.
-        state: folder of what is the site's own; objects with identity are fetched to it.
+        state: the site's private folder, to which objects with identity are fetched.
     """
 
     out: Path
@@ -48,7 +48,7 @@ class CaseFiles:
 
     @property
     def fetching(self) -> Path:
-        """Folder of all objects that are being fetched, or were when an import failed."""
+        """Folder of all objects that are being fetched, or that a failed import left."""
         return self.state / "fetching"
 
     def dicom(self, case: str) -> Path:
@@ -65,23 +65,23 @@ class CaseFiles:
         return self.out / "labels" / f"{case}.nii.gz"
 
     def whole(self, case: str, settings: ImportSettings) -> bool:
-        """Return whether all files of a case are there."""
+        """Return whether all files of a case exist."""
         files = self.images(case, settings.channels)
         files += [self.label(case)] if settings.labelled else []
         kept = self.dicom(case).is_dir() or not settings.anonymise
         return kept and all(file.is_file() for file in files)
 
     def remove_unfinished(self) -> None:
-        """Remove what a killed process left half-written."""
+        """Remove files that a killed process left unfinished."""
         for kind in ("images", "labels"):
             remove_unfinished(self.out / kind)
 
     def of(self, case: str) -> list[Path]:
-        """Images and label map of a case, as they are, or were before a withdrawal was interrupted."""
-        own = re.compile(rf"{re.escape(case)}(_.+)?\.nii\.gz")
+        """Images and label map of a case; the label map even where an interrupted withdrawal removed it."""
+        pattern = re.compile(rf"{re.escape(case)}(_.+)?\.nii\.gz")
         folders = [self.out / "images", self.out / "labels"]
-        found = [file for folder in folders if folder.is_dir() for file in sorted(folder.iterdir())]
-        return [self.label(case), *(file for file in found if own.fullmatch(file.name))]
+        files = [file for folder in folders if folder.is_dir() for file in sorted(folder.iterdir())]
+        return [self.label(case), *(file for file in files if pattern.fullmatch(file.name))]
 
     def keep(self, case: str, version: int) -> None:
         """Keep the files of a case as an earlier version."""
@@ -94,7 +94,7 @@ class CaseFiles:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other imports and withdrawals from the folder, or raise `ConfigError` where there is one."""
+        """Lock the folder against other imports and withdrawals; `ConfigError` where one has the lock."""
         private_folder(self.state)
         lock = FileLock(self.state / "import.lock", timeout=0)
         try:
@@ -120,13 +120,13 @@ class CaseFiles:
             shutil.rmtree(folder, ignore_errors=True)
 
     def write_listing(self, studies: Mapping[str, dict[str, Any]], settings: ImportSettings) -> None:
-        """Write ``dataset.json``: by patient into training, validation and test, or all as test images.
+        """Write ``dataset.json``: split by patient, or without label maps all as test images.
 
         A patient stays in the split of an earlier list.
 
         Args:
-            studies: by case its ``patient``, and where it has them ``version``, ``notes`` and the ``split``,
-                which is entered where a site trains.
+            studies: by case its ``patient``, and optionally ``version``, ``notes`` and ``split``, which is
+                entered where a site trains.
             settings: of the import.
         """
         cases = [
@@ -154,13 +154,14 @@ class CaseFiles:
     def _row(self, case: Case, settings: ImportSettings, entry: Mapping[str, Any]) -> dict[str, Any]:
         images = [f"images/{file.name}" for file in self.images(case.name, settings.channels)]
         label = {"label": f"labels/{case.name}.nii.gz"} if settings.labelled else {}
-        more = {name: entry[name] for name in ("version", "notes") if entry.get(name)}
-        return {"image": images if settings.channels else images[0], **label, "patient": case.patient, **more}
+        optional = {name: entry[name] for name in ("version", "notes") if entry.get(name)}
+        image = images if settings.channels else images[0]
+        return {"image": image, **label, "patient": case.patient, **optional}
 
     def _split(
         self, cases: Sequence[Case], studies: Mapping[str, Mapping[str, Any]], settings: ImportSettings
     ) -> dict[str, str]:
-        """The split of each patient."""
+        """Return the split of each patient."""
         known = {entry["patient"]: entry["split"] for entry in studies.values() if "split" in entry}
         known = {**known, **self._known_splits()} if settings.labelled else {}
         new = [case for case in cases if case.patient not in known]
@@ -171,15 +172,15 @@ class CaseFiles:
             parts = {"training": new}
         else:
             parts = split_patients(self.out.resolve().name, new)
-        return known | {case.patient: part for part, some in parts.items() for case in some}
+        return known | {case.patient: part for part, members in parts.items() for case in members}
 
     def _known_splits(self) -> dict[str, str]:
-        """The split of each patient of an earlier list; empty where that list had too few to train."""
+        """Return the split of each patient of an earlier list; empty for a list without training cases."""
         if not self.listing.is_file():
             return {}
         content = parse_json(self.listing.read_text(encoding="utf-8"))
-        found = {row["patient"]: part for part in SPLITS for row in content.get(part, ())}
-        return found if "training" in found.values() else {}
+        splits = {row["patient"]: part for part in SPLITS for row in content.get(part, ())}
+        return splits if "training" in splits.values() else {}
 
     def unlist(self, patients: Collection[str]) -> None:
         """Take patients off ``dataset.json``."""

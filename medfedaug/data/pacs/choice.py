@@ -1,4 +1,4 @@
-"""`plan_import`: which series of a study are its image, its channels and its label maps."""
+"""`plan_import`: choose the series of a study that are its image, its channels and its label maps."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 
 from medfedaug.data.io.dicom_identity import is_own_series
 from medfedaug.data.io.dicom_series import compile_series
-from medfedaug.data.pacs.archive import Archive, ArchiveError, FoundSeries, FoundStudy, Wanted
+from medfedaug.data.pacs.archive import Archive, ArchiveError, ArchiveSeries, ArchiveStudy, StudyQuery
 from medfedaug.data.pacs.import_settings import LABELS, NEWEST, ImportSettings
 from medfedaug.data.pacs.patience import Patience
 
 NO_STUDY = "the archive has no such study"
-"""Problem of a study that was looked for and not found."""
-
+"""Problem of a query without a result."""
 _IMAGES = ("CT", "MR", "PT", "NM")
 _BURNED_IN = ("US", "SC", "OT", "XC", "ES")
 _LOCALISER = re.compile(r"locali[sz]er|scout|survey|topogram", re.IGNORECASE)
@@ -22,7 +21,7 @@ _LOCALISER = re.compile(r"locali[sz]er|scout|survey|topogram", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class SeriesRow:
-    """Series of a study in the table of an import, with the decision about it in words."""
+    """Series of a study in the table of an import, with the decision about it."""
 
     modality: str
     number: str
@@ -31,140 +30,138 @@ class SeriesRow:
 
 
 @dataclass
-class Planned:
-    """Series of a study, and what becomes of them.
+class StudyPlan:
+    """Series of a study, and the decisions about them.
 
     Args:
         case: pseudonym of the study.
         patient: pseudonym of the patient.
-        study: as found; ``None`` where nothing was found.
-        images: the image; or each channel in its order; or possible images, of which label objects refer to
-            one.
-        problem: why nothing is imported; empty where something is.
+        study: ``None`` where the search failed.
+        images: the image; or the channels in order; or possible images, of which label objects refer to one.
+        problem: reason why the study is not imported; empty where it is.
     """
 
     case: str
     patient: str
-    study: FoundStudy | None = None
-    images: list[FoundSeries] = field(default_factory=list)
-    labels: list[FoundSeries] = field(default_factory=list)
+    study: ArchiveStudy | None = None
+    images: list[ArchiveSeries] = field(default_factory=list)
+    labels: list[ArchiveSeries] = field(default_factory=list)
     rows: list[SeriesRow] = field(default_factory=list)
     problem: str = ""
 
     @property
     def objects(self) -> int:
         """Number of objects to fetch, as far as the archive says."""
-        return sum(one.instances or 0 for one in (*self.images, *self.labels))
+        return sum(series.instances or 0 for series in (*self.images, *self.labels))
 
 
 def plan_import(
     archive: Archive,
-    wanted: Sequence[Wanted],
+    queries: Sequence[StudyQuery],
     pseudonym: Callable[[str, str], str],
     settings: ImportSettings,
     on_event: Callable[[dict[str, object]], object] = lambda event: None,
-) -> list[Planned]:
-    """Find studies, and choose their series; nothing is fetched.
+) -> list[StudyPlan]:
+    """Find studies, and choose their series, without fetching.
 
-    A search that the archive refuses costs its study.
+    A refused search costs one study.
 
-    ``pseudonym`` is of a name and its kind (``case``, ``patient``), with the site's key; ``on_event`` is
+    ``pseudonym`` takes a name and its kind (``case``, ``patient``), and uses the site's key; ``on_event`` is
     called with ``{"event": "found", "number": ..., "of": ...}`` after each search.
 
     Raises:
         ArchiveError: where the archive cannot be used.
     """
-    found: dict[str, Planned] = {}
+    plans: dict[str, StudyPlan] = {}
     patience = Patience(archive.place)
-    for number, one in enumerate(wanted, 1):
-        lost = pseudonym(one.value, "case")
+    for number, query in enumerate(queries, 1):
+        case = pseudonym(query.value, "case")
         try:
-            studies = archive.find_studies(one)
+            studies = archive.find_studies(query)
             patience.heard()
             for study in studies:
-                found[study.uid] = _planned(study, archive.find_series(study), pseudonym, settings)
+                plans[study.uid] = _plan(study, archive.find_series(study), pseudonym, settings)
         except ArchiveError as error:
-            found[lost] = Planned(lost, "", problem=patience.problem(error))
+            plans[case] = StudyPlan(case, "", problem=patience.problem(error))
         else:
             if not studies:
-                found[lost] = Planned(lost, "", problem=NO_STUDY)
-        on_event({"event": "found", "number": number, "of": len(wanted)})
-    return [*found.values()]
+                plans[case] = StudyPlan(case, "", problem=NO_STUDY)
+        on_event({"event": "found", "number": number, "of": len(queries)})
+    return [*plans.values()]
 
 
-def _planned(
-    study: FoundStudy,
-    series: Sequence[FoundSeries],
+def _plan(
+    study: ArchiveStudy,
+    series: Sequence[ArchiveSeries],
     pseudonym: Callable[[str, str], str],
     settings: ImportSettings,
-) -> Planned:
-    plan = Planned(pseudonym(study.uid, "case"), pseudonym(study.person, "patient"), study)
-    by_channel: dict[str, list[FoundSeries]] = {name: [] for name in settings.channels or [""]}
+) -> StudyPlan:
+    plan = StudyPlan(pseudonym(study.uid, "case"), pseudonym(study.person, "patient"), study)
+    by_channel: dict[str, list[ArchiveSeries]] = {name: [] for name in settings.channels or [""]}
+    left_out = 0
     for one in series:
         if one.modality == LABELS.get(settings.labels):
-            taken, decision = _label_decision(one, settings)
-            plan.labels += [one] if taken else []
+            fetched, decision = _label_decision(one, settings)
+            plan.labels += [one] if fetched else []
+            left_out += not fetched
         else:
             channel, decision = _decision(one, settings)
             if channel is not None:
                 by_channel[channel].append(one)
         plan.rows.append(SeriesRow(one.modality, one.number, one.instances, decision))
-    plan.images = [one for found in by_channel.values() for one in found]
-    others = sum(one.modality == LABELS.get(settings.labels) for one in series) - len(plan.labels)
-    plan.problem = _problem(by_channel, plan.labels, others, settings)
+    plan.images = [one for images in by_channel.values() for one in images]
+    plan.problem = _problem(by_channel, plan.labels, left_out, settings)
     return plan
 
 
-def _label_decision(one: FoundSeries, settings: ImportSettings) -> tuple[bool, str]:
-    """Decide whether a series of label objects is fetched; return the decision in words too."""
+def _label_decision(series: ArchiveSeries, settings: ImportSettings) -> tuple[bool, str]:
+    """Decide whether to fetch a series of label objects; also return the text of the decision."""
     rules = [rule for rule in settings.label_series if rule != NEWEST]
-    if rules and not any(_fits(one, rule) for rule in rules):
+    if rules and not any(_fits(series, rule) for rule in rules):
         return False, "left out: not what --label-series names"
-    if is_own_series(one.number, one.description) and not settings.automatic_labels:
+    if is_own_series(series.number, series.description) and not settings.automatic_labels:
         return False, "left out: a prediction of medfedaug; --automatic-labels takes it"
     return True, "label map" if settings.automatic_labels else "label map, unless it is automatic"
 
 
-def _decision(one: FoundSeries, settings: ImportSettings) -> tuple[str | None, str]:
-    """The channel that a series is, empty for an image without channels, and the decision in words."""
-    if one.modality in _BURNED_IN and not settings.allow_burned_in:
+def _decision(series: ArchiveSeries, settings: ImportSettings) -> tuple[str | None, str]:
+    """Return the channel of a series, empty for an image without channels, and the text of the decision."""
+    if series.modality in _BURNED_IN and not settings.allow_burned_in:
         return None, "left out: may hold text in its pixels; --allow-burned-in takes it"
     if settings.channels:
-        names = [name for name, rule in settings.channels.items() if _fits(one, rule)]
-        if not names:
-            return None, "left out: no --channel names it"
-        return names[0], f"channel {names[0]}"
+        name = next((name for name, rule in settings.channels.items() if _fits(series, rule)), None)
+        return name, "left out: no --channel names it" if name is None else f"channel {name}"
     if settings.series is not None:
-        fits = _fits(one, settings.series)
+        fits = _fits(series, settings.series)
         return ("", "image") if fits else (None, "left out: not what --series names")
-    if one.modality not in _IMAGES:
+    if series.modality not in _IMAGES:
         return None, "left out: no image, or none of CT, MR, PT, NM"
-    if one.localiser or _LOCALISER.search(one.description):
+    if series.localiser or _LOCALISER.search(series.description):
         return None, "left out: a localiser"
     return "", "image"
 
 
-def _fits(one: FoundSeries, rule: str) -> bool:
+def _fits(series: ArchiveSeries, rule: str) -> bool:
     pattern = compile_series(rule)
-    searched = f"{one.number} {one.description} {one.modality}"
-    return one.uid == rule or (pattern is not None and pattern.search(searched) is not None)
+    text = f"{series.number} {series.description} {series.modality}"
+    return series.uid == rule or (pattern is not None and pattern.search(text) is not None)
 
 
 def _problem(
-    by_channel: Mapping[str, Sequence[FoundSeries]],
-    labels: Sequence[FoundSeries],
-    other_labels: int,
+    by_channel: Mapping[str, Sequence[ArchiveSeries]],
+    labels: Sequence[ArchiveSeries],
+    left_out: int,
     settings: ImportSettings,
 ) -> str:
-    for name, found in by_channel.items():
-        what = f"channel {name}" if name else "possible image"
+    for name, series in by_channel.items():
+        kind = f"channel {name}" if name else "possible image"
         hint = "choose with --channel" if name else "choose with --series"
-        if not found:
-            return f"no series is a {what}; {hint}"
-        # Of several images without a rule, label objects refer to one.
-        if len(found) > 1 and (name or settings.series is not None or not labels):
-            return f"{len(found)} series are a {what}, one was expected; {hint}"
+        if not series:
+            return f"no series is a {kind}; {hint}"
+        # Among several images without a rule, label objects refer to one.
+        if len(series) > 1 and (name or settings.series is not None or not labels):
+            return f"{len(series)} series are a {kind}, one was expected; {hint}"
     if settings.labelled and not labels:
-        beside = f" but {other_labels} series that were left out" if other_labels else ""
-        return f"it has no {LABELS[settings.labels]}{beside}"
+        exception = f" but {left_out} series that were left out" if left_out else ""
+        return f"it has no {LABELS[settings.labels]}{exception}"
     return ""

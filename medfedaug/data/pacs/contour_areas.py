@@ -13,8 +13,8 @@ from scipy.sparse.csgraph import connected_components
 
 from medfedaug.errors import ReaderError
 
-_SLIVER = 0.01  # of the smaller area: outlines that touch, or a hole drawn a little beyond its border
-_SAME = 1e-6  # of the larger area: a contour that is listed twice
+_SLIVER = 0.01  # share of the smaller area: outlines that touch, or a hole slightly beyond its border
+_SAME = 1e-6  # share of the larger area: a contour that is listed twice
 
 Contour = tuple[str, np.ndarray]
 """Contour Geometric Type, and points (N, 2)."""
@@ -23,15 +23,15 @@ Contour = tuple[str, np.ndarray]
 def joined_area(contours: Iterable[Contour], crossing: str = "refuse") -> tuple[Any, bool]:
     """Join the contours of a region in one slice.
 
-    Contours of the type CLOSEDPLANAR_XOR are combined by exclusive disjunction, as PS3.3, C.8.8.6.3 says. For
-    several contours of the type CLOSED_PLANAR the standard has no rule. Usual programs read a contour within
-    another one as a hole, and so does this function; a contour that is listed twice counts once. Contours
-    that cross have no common reading: an exclusive disjunction cuts out what both enclose, a union fills a
-    hole that reaches beyond its border.
+    Contours of the type CLOSEDPLANAR_XOR are combined by exclusive disjunction (PS3.3, C.8.8.6.3). For
+    several contours of the type CLOSED_PLANAR the standard has no rule. This function reads a contour within
+    another one as a hole, as usual programs do; a contour that is listed twice counts once. Contours that
+    cross have no common reading: an exclusive disjunction removes their intersection, a union fills a hole
+    that reaches beyond its border.
 
     Args:
         contours: all of the region in the slice; a keyhole touches itself.
-        crossing: ``refuse`` contours that cross, or take what any of them encloses (``union``).
+        crossing: ``refuse`` contours that cross, or unite them (``union``).
 
     Returns:
         The area, a geometry of shapely, and whether contours crossed.
@@ -61,18 +61,15 @@ def joined_area(contours: Iterable[Contour], crossing: str = "refuse") -> tuple[
 
 
 def _exclusive(areas: np.ndarray) -> Any:
-    """Exclusive disjunction of areas: of those that touch one by one, since others cannot share anything."""
+    """Return the exclusive disjunction of areas: one by one where they touch, a union of the rest."""
     first, second, _ = _pairs(areas)
-    families = [reduce(_difference, some) for some in _groups(areas, first, second)]
-    return shapely.union_all(families)
-
-
-def _difference(one: Any, other: Any) -> Any:
-    return one.symmetric_difference(other)
+    return shapely.union_all(
+        [reduce(shapely.symmetric_difference, group) for group in _groups(areas, first, second)]
+    )
 
 
 def _groups(areas: np.ndarray, first: np.ndarray, second: np.ndarray) -> list[np.ndarray]:
-    """Areas that are linked by pairs of indices, directly or through others."""
+    """Group areas that pairs of indices link, directly or through others."""
     links = coo_array((np.ones(len(first)), (first, second)), shape=(len(areas), len(areas)))
     count, group = connected_components(links, directed=False) if len(areas) else (0, np.zeros(0))
     order = np.argsort(group, kind="stable")
@@ -80,14 +77,14 @@ def _groups(areas: np.ndarray, first: np.ndarray, second: np.ndarray) -> list[np
 
 
 def _pairs(areas: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Indices of areas that touch, first and second of each pair, and the size of what they share."""
+    """Return the first and second indices of areas that touch, and the sizes of their intersections."""
     pairs = shapely.STRtree(areas).query(areas, predicate="intersects")
     first, second = pairs[:, pairs[0] < pairs[1]]
     return first, second, shapely.area(shapely.intersection(areas[first], areas[second]))
 
 
 def _distinct(areas: np.ndarray) -> np.ndarray:
-    """Leave out areas that come a second time."""
+    """Leave out repeated areas."""
     first, second, shared = _pairs(areas)
     sizes = shapely.area(areas)
     larger = np.maximum(sizes[first], sizes[second])
@@ -95,11 +92,11 @@ def _distinct(areas: np.ndarray) -> np.ndarray:
 
 
 def _parts(areas: np.ndarray) -> tuple[list[Any], bool]:
-    """Unions of areas that overlap without a hole, directly or through others; and whether some cross."""
+    """Return unions of areas that overlap without a hole, directly or through others, and if some cross."""
     first, second, shared = _pairs(areas)
     sizes = shapely.area(areas)
     smaller = np.minimum(sizes[first], sizes[second])
     share = np.divide(shared, smaller, out=np.zeros_like(shared), where=smaller > 0)
     joined = (share > 0) & (share < 1 - _SLIVER)
     crossed = bool((joined & (share > _SLIVER)).any())
-    return [shapely.union_all(some) for some in _groups(areas, first[joined], second[joined])], crossed
+    return [shapely.union_all(group) for group in _groups(areas, first[joined], second[joined])], crossed

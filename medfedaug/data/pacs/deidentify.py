@@ -1,7 +1,7 @@
-"""`Deidentifier`: DICOM objects without identity: what a list says they keep, and nothing else.
+"""`Deidentifier`: reduce DICOM objects to the attributes of a list.
 
-The list is `medfedaug.data.pacs.kept_attributes`. What table E.1-1 of PS3.15 removes goes, too, list or not:
-dicom-anonymizer ships the table.
+The list is `medfedaug.data.pacs.kept_attributes`. Attributes that table E.1-1 of PS3.15 removes go even where
+the list has them; dicom-anonymizer ships the table.
 """
 
 from __future__ import annotations
@@ -49,32 +49,32 @@ _PROFILE = ("113100", "DCM", "Basic Application Confidentiality Profile")
 
 @cache
 def _removed_by_standard() -> frozenset[int]:
-    """Tags of attributes that table E.1-1 removes, empties or fills with another value."""
+    """Return the tags of attributes that table E.1-1 removes, empties or replaces."""
     table = dicom_anonymization_database_selector(f"dicomfields_{_EDITION}")
     return frozenset(tag[0] << 16 | tag[1] for name in _REMOVED for tag in table[name] if len(tag) == 2)
 
 
 @cache
 def _known_codes() -> dict[tuple[str, str], str]:
-    """Meanings of the codes of the standard's context groups."""
+    """Return the meanings of the codes of the standard's context groups."""
     codes = [code for scheme in _SCHEMES for code in Collection(scheme).concepts.values()]
     return {(code.value, code.scheme_designator): code.meaning for code in codes}
 
 
 class Deidentifier:
-    """Takes identity out of objects, also out of items of sequences.
+    """Removes identity from objects and from the items of their sequences.
 
-    An object keeps the attributes that the list of its class names, each of the type that the standard gives
-    it: numbers, words of a list, and UIDs. A UID has the same successor in every object, so that references
-    hold; the standard's own stay. Codes are those of the standard's context groups, with their meaning there.
-    Segments and regions get the names of classes. Pixels lose what stands beside the values.
+    An object keeps the attributes in the list of its class, each of the type that the standard gives it:
+    numbers, words of a list, and UIDs. A UID has the same successor in every object, so that references hold;
+    UIDs of the standard stay. Codes stay if the standard's context groups have them, with the meaning there.
+    Segments and regions get the names of classes. Pixels keep their values alone.
 
-    Deviations: the list is stricter than the basic profile of PS3.15. An attribute that an object must have
-    is empty, or has a dummy; a sequence that it must have is missing, where the list does not name it.
+    Deviations: the list is stricter than the basic profile of PS3.15. A required attribute is empty, or has a
+    dummy; a required sequence is missing, where the list does not name it.
 
     Args:
-        new_uid: of a UID, the one in its place.
-        name_of: of the name of a segment or a region, the one in its place; ``None`` for a number.
+        new_uid: replaces a UID.
+        name_of: replaces the name of a segment or a region; ``None`` gives it a number.
     """
 
     def __init__(
@@ -95,18 +95,18 @@ class Deidentifier:
         return written
 
     def clean(self, dataset: Dataset, *, patient: str, study: str) -> None:
-        """Take identity out of an object in place.
+        """Remove identity from an object in place.
 
         Raises:
-            ReaderError: for an object of a class that has no list, and for pixels that contradict its header.
-            Exception: whatever pydicom raises for a damaged object.
+            ReaderError: for an object of a class without a list, and for pixels that contradict its header.
+            Exception: of pydicom, for a damaged object.
         """
         kept = kept_attributes(str(dataset.SOPClassUID))
-        named = (("SegmentSequence", "SegmentLabel"), ("StructureSetROISequence", "ROIName"))
+        sequences = (("SegmentSequence", "SegmentLabel"), ("StructureSetROISequence", "ROIName"))
         names = [
-            (one, attribute, self._name_of(str(one.get(attribute, ""))))
-            for sequence, attribute in named
-            for one in items_of(dataset, sequence)
+            (item, attribute, self._name_of(str(item.get(attribute, ""))))
+            for sequence, attribute in sequences
+            for item in items_of(dataset, sequence)
         ]
         if "PixelData" in dataset:
             clean_pixels(dataset)
@@ -114,8 +114,8 @@ class Deidentifier:
             dataset.PhotometricInterpretation = "MONOCHROME2"  # without its palette
         may_hold_text = _may_hold_text(dataset)
         self._clean(dataset, kept)
-        for number, (one, attribute, name) in enumerate(names, 1):
-            setattr(one, attribute, name or f"segment {number}")
+        for number, (item, attribute, name) in enumerate(names, 1):
+            setattr(item, attribute, name or f"segment {number}")
         dataset.SpecificCharacterSet = "ISO_IR 192"
         dataset.PatientID, dataset.PatientName, dataset.StudyID = patient, patient, study[:16]
         dataset.PatientIdentityRemoved = "NO" if may_hold_text else "YES"
@@ -127,7 +127,7 @@ class Deidentifier:
         dataset.preamble = b"\0" * 128
 
     def _clean(self, dataset: Dataset, kept: frozenset[str]) -> None:
-        """Keep the attributes of a list in an object or in an item of one."""
+        """Keep the attributes of a list in an object or an item of a sequence."""
         for tag in [*dataset.keys()]:
             name = dictionary_keyword(tag) if not tag.is_private and dictionary_has_tag(tag) else ""
             if name in EMPTIED:
@@ -138,13 +138,13 @@ class Deidentifier:
                 del dataset[tag]
 
     def _keep(self, element: DataElement, name: str, kept: frozenset[str]) -> bool:
-        """Replace the value of an attribute by one without identity; return whether there is one."""
+        """Remove identity from the value of an attribute; return whether to keep the attribute."""
         if element.VR not in _types_of(element.tag):
             return False
-        if name in LABELS:  # of segments and regions alone, which have names afterwards
+        if name in LABELS:  # of segments and regions, which `clean` names
             element.clear()
             return True
-        if name in ("PixelData", "LUTData"):  # which are looked at by themselves
+        if name in ("PixelData", "LUTData"):  # which other functions clean
             return True
         if int(element.tag) in _removed_by_standard():
             return False
@@ -178,7 +178,7 @@ class Deidentifier:
 
 
 def _types_of(tag: pydicom.tag.BaseTag) -> list[str]:
-    """Value representations that the standard gives an attribute."""
+    """Return the value representations that the standard gives an attribute."""
     return dictionary_VR(tag).split(" or ")
 
 
@@ -191,14 +191,14 @@ def _each(value: Any, new: Callable[[Any], str]) -> Any:
 
 
 def _clean_table(item: Dataset) -> None:
-    """Cut what follows the last entry of a table of values."""
+    """Cut bytes after the last entry of a table of values."""
     entries = int(item.LUTDescriptor[0]) or 2**16
     wide = int(item.LUTDescriptor[2]) > 8 or len(item.LUTData) >= 2 * entries
     item.LUTData = item.LUTData[: entries * (2 if isinstance(item.LUTData, bytes) and wide else 1)]
 
 
 def _clean_code(item: Dataset) -> None:
-    """Make an item one of the standard's codes, with the meaning that it has there, or none at all."""
+    """Replace an item by the standard's code, with its meaning there, or by `_NO_CODE`."""
     value, scheme = str(item.get("CodeValue", "")), str(item.get("CodingSchemeDesignator", ""))
     meaning = _known_codes().get((value, scheme))
     item.clear()
@@ -210,18 +210,18 @@ def _code(value: str, scheme: str, meaning: str) -> Dataset:
 
 
 def _may_hold_text(dataset: Dataset) -> bool:
-    """Return whether pixels may show who the patient is."""
-    said = str(dataset.get("BurnedInAnnotation", "")).strip().upper()
-    return said == "YES" or (said != "NO" and str(dataset.SOPClassUID) in SECONDARY_CAPTURES)
+    """Return whether pixels may identify the patient."""
+    annotation = str(dataset.get("BurnedInAnnotation", "")).strip().upper()
+    return annotation == "YES" or (annotation != "NO" and str(dataset.SOPClassUID) in SECONDARY_CAPTURES)
 
 
 def _file_meta(dataset: Dataset) -> FileMetaDataset:
-    found = FileMetaDataset()
-    found.TransferSyntaxUID = dataset.file_meta.TransferSyntaxUID
-    found.MediaStorageSOPClassUID = dataset.SOPClassUID
-    found.MediaStorageSOPInstanceUID = dataset.SOPInstanceUID
-    found.ImplementationClassUID = PYDICOM_IMPLEMENTATION_UID
-    return found
+    meta = FileMetaDataset()
+    meta.TransferSyntaxUID = dataset.file_meta.TransferSyntaxUID
+    meta.MediaStorageSOPClassUID = dataset.SOPClassUID
+    meta.MediaStorageSOPInstanceUID = dataset.SOPInstanceUID
+    meta.ImplementationClassUID = PYDICOM_IMPLEMENTATION_UID
+    return meta
 
 
 def _write(dataset: Dataset, file: IO[bytes]) -> None:

@@ -30,12 +30,12 @@ from medfedaug.data.pacs.archive import (
     Access,
     Archive,
     ArchiveError,
+    ArchiveSeries,
+    ArchiveStudy,
     FetchError,
-    FoundSeries,
-    FoundStudy,
-    OddAnswer,
     RequestRefused,
-    Wanted,
+    StudyQuery,
+    UnusableAnswer,
     valid_uid,
 )
 from medfedaug.data.pacs.arrival import Arrival, Failure
@@ -52,7 +52,7 @@ class DicomWebArchive(Archive):
     """Archive that is reached by HTTP.
 
     Args:
-        url: of the service, under which ``/studies`` is.
+        url: of the service, without ``/studies``.
         access: user or token, TLS files, time-out, attempts.
     """
 
@@ -73,56 +73,48 @@ class DicomWebArchive(Archive):
                 stacklevel=2,
             )
         self._access = access
-        self._own = threading.local()
+        self._thread = threading.local()
         self._sessions: list[WebSession] = []
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(access.connections)
 
-    # ------------------------------------------------------------------ searching
-
-    def _studies(self, wanted: Wanted) -> list[dict[str, str]]:
-        search = partial(self._client().search_for_studies, search_filters={wanted.key: wanted.value})
+    def _studies(self, query: StudyQuery) -> list[dict[str, str]]:
+        search = partial(self._client().search_for_studies, search_filters={query.key: query.value})
         return self._rows("StudyInstanceUID", search, STUDY_FIELDS, MOST_FOUND)
 
-    def _series(self, study: FoundStudy) -> list[dict[str, str]]:
+    def _series(self, study: ArchiveStudy) -> list[dict[str, str]]:
         search = partial(self._client().search_for_series, study.uid)
         return self._rows("SeriesInstanceUID", search, SERIES_FIELDS, MOST_FOUND)
 
-    def _objects(self, series: FoundSeries, fields: Sequence[str] = OBJECT_FIELDS) -> list[dict[str, str]]:
+    def _objects(self, series: ArchiveSeries, fields: Sequence[str] = OBJECT_FIELDS) -> list[dict[str, str]]:
         search = partial(self._client().search_for_instances, series.study, series.uid)
         return self._rows("SOPInstanceUID", search, fields, MOST_OBJECTS)
 
     def _rows(
-        self,
-        key: str,
-        search: Callable[..., list[dict[str, Any]]],
-        fields: Sequence[str],
-        most: int,
+        self, key: str, search: Callable[..., list[dict[str, Any]]], fields: Sequence[str], most: int
     ) -> list[dict[str, str]]:
         """Return all answers of a search, page by page, until a page has nothing new."""
-        found: dict[str, dict[str, str]] = {}
+        rows: dict[str, dict[str, str]] = {}
         answered = 0
-        with self._asking():
+        with self._requesting():
             for _ in range(_MOST_PAGES):
                 page = search(fields=[*fields] or None, limit=_PAGE, offset=answered)
-                rows = [_texts(row) for row in page if isinstance(row, Mapping)]
-                new = {row[key]: row for row in rows if valid_uid(row.get(key, "")) and row[key] not in found}
-                found.update(new)
+                texts = [_texts(row) for row in page if isinstance(row, Mapping)]
+                new = {row[key]: row for row in texts if valid_uid(row.get(key, "")) and row[key] not in rows}
+                rows.update(new)
                 answered += len(page)
-                if not new:  # so it ends, too, where a server ignores the offset and repeats itself
-                    return list(found.values())
-                if len(found) > most:
+                if not new:  # ends also where a server ignores the offset and repeats a page
+                    return list(rows.values())
+                if len(rows) > most:
                     break
             raise AnswerRefused("answers a search without end")
 
-    # ------------------------------------------------------------------ fetching
-
     def fetch(
-        self, series: FoundSeries, folder: Path, on_instance: Callable[[], object] | None = None
+        self, series: ArchiveSeries, folder: Path, on_instance: Callable[[], object] | None = None
     ) -> list[Path]:
-        """Fetch a series by WADO as it is stored, in one request; objects that are missing then one by one.
+        """Fetch a series by WADO as it is stored, in one request; then request missing objects one by one.
 
-        Of these, at most ``access.connections`` of all series are on their way, and in memory.
+        At most ``access.connections`` of these, of all series, are under way and in memory.
         """
         uids = sorted(row["SOPInstanceUID"] for row in self._objects(series, ()))
         if not uids:
@@ -131,18 +123,18 @@ class DicomWebArchive(Archive):
         address = f"{self.place}/studies/{series.study}/series/{series.uid}"
         failure, before = Failure(), arrival.missing
         if len(before) > 1:
-            failure = self._received(arrival, address)
-        # An object that is broken, or a connection that breaks off, must not cost the others. An archive that
-        # was silent from the first object on was asked as often as `attempts` says.
+            failure = self._receive(arrival, address)
+        # A broken object or connection must not cost the other objects. An archive that sent nothing was
+        # already asked ``attempts`` times.
         silent = failure.timed_out and arrival.missing == before
         if arrival.missing and not silent:
             failure = self._one_by_one(arrival, address)
         return arrival.files(failure)
 
     def _one_by_one(self, arrival: Arrival, series: str) -> Failure:
-        """Fetch the missing objects, each by itself, in several threads; return the gravest failure.
+        """Fetch the missing objects one by one, in several threads; return the gravest failure.
 
-        Where the archive is silent, no more is asked for.
+        Requests end where the archive is silent.
         """
         waiting, over = deque(arrival.missing), threading.Event()
 
@@ -166,21 +158,21 @@ class DicomWebArchive(Archive):
 
         workers = [self._pool.submit(work) for _ in range(self._access.connections)]
         wait(workers)
-        found = [failure for worker in workers for failure in worker.result()]
-        return max(found, key=lambda one: one.timed_out, default=Failure())
+        failures = [failure for worker in workers for failure in worker.result()]
+        return max(failures, key=lambda failure: failure.timed_out, default=Failure())
 
     def _one(self, arrival: Arrival, address: str, uid: str) -> Failure | None:
-        """Fetch one object in as many attempts as are allowed; ``None`` where it came."""
+        """Fetch one object in up to ``attempts`` requests; return ``None`` where it came."""
         for _ in range(self._access.attempts):
-            failure = self._received(arrival, address)
+            failure = self._receive(arrival, address)
             if arrival.has(uid):
                 return None
             if not failure.passing or failure.timed_out:
                 break
         return failure
 
-    def _received(self, arrival: Arrival, address: str) -> Failure:
-        """Take in what comes from an address; the reason where it does not come to its end."""
+    def _receive(self, arrival: Arrival, address: str) -> Failure:
+        """Accept the objects of an address; return the reason why some may be missing."""
         try:
             with self._session().get(
                 address, headers=_OBJECTS, stream=True, timeout=self._access.timeout
@@ -200,12 +192,10 @@ class DicomWebArchive(Archive):
             return Failure(str(error), passing=False)
         return Failure("the archive lists them and does not send them")
 
-    # ------------------------------------------------------------------ storing
-
     def store(self, datasets: Iterable[Dataset]) -> None:
         """Store objects by STOW, one a request."""
         for dataset in datasets:
-            with self._asking("store"):
+            with self._requesting("store"):
                 answer = self._client().store_instances([dataset])
                 failed = [item.get("FailureReason") for item in answer.get("FailedSOPSequence") or []]
                 reason = f" (reason {int(failed[0]):#06x})" if failed and failed[0] is not None else ""
@@ -224,39 +214,39 @@ class DicomWebArchive(Archive):
             for session in self._sessions:
                 session.close()
             self._sessions.clear()
-            self._own = threading.local()
-
-    # ------------------------------------------------------------------ connections
+            self._thread = threading.local()
 
     def _session(self) -> WebSession:
-        session: WebSession | None = getattr(self._own, "session", None)
+        session: WebSession | None = getattr(self._thread, "session", None)
         if session is None:
-            session = self._own.session = WebSession(self.place, self._access)
+            session = self._thread.session = WebSession(self.place, self._access)
             with self._lock:
                 self._sessions.append(session)
         return session
 
     def _client(self) -> DICOMwebClient:
-        client: DICOMwebClient | None = getattr(self._own, "client", None)
+        client: DICOMwebClient | None = getattr(self._thread, "client", None)
         if client is None:
-            client = self._own.client = DICOMwebClient(
+            client = self._thread.client = DICOMwebClient(
                 self.place, session=self._session(), timeout=self._access.timeout, permissive_uid=True
             )
             client.set_http_retry_params(retry=False)
         return client
 
     @contextmanager
-    def _asking(self, what: str = "search") -> Iterator[None]:
-        """Make one line of what goes wrong, without the path, which names a study."""
+    def _requesting(self, action: str = "search") -> Iterator[None]:
+        """Turn errors of a request into one line without the path, which names a study."""
         try:
             yield
         except AnswerRefused as error:
-            raise OddAnswer(f"{self.place} {error}") from error
-        # What is no JSON, or nested without end, is no `RequestException` of a request.
+            raise UnusableAnswer(f"{self.place} {error}") from error
+        # Invalid JSON, and JSON nested without end, raise no `RequestException`.
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise OddAnswer(f"{self.place} answers something else than DICOMweb; check the URL") from error
+            raise UnusableAnswer(
+                f"{self.place} answers something else than DICOMweb; check the URL"
+            ) from error
         except requests.RequestException as error:
-            failure = _failure(error, self.place, what)
+            failure = _failure(error, self.place, action)
             code = error.response.status_code if error.response is not None else HTTPStatus.UNAUTHORIZED
             if code != HTTPStatus.UNAUTHORIZED:
                 raise RequestRefused(failure.reason) from error
@@ -271,22 +261,23 @@ def _is_here(host: str) -> bool:
         return host == "localhost"
 
 
-def _failure(error: requests.RequestException, place: str, what: str = "fetch") -> Failure:
-    """A failed request in words, without its path, which names a study."""
+def _failure(error: requests.RequestException, place: str, action: str = "fetch") -> Failure:
+    """Describe a failed request without its path, which names a study."""
     if isinstance(error, requests.TooManyRedirects):
         return Failure(f"{place} redirects without end", passing=False)
     if error.response is not None:
         code = error.response.status_code
         hint = {401: "; check user and password", 403: "; this user may not", 404: "; check the URL"}
-        said = HTTPStatus(code).phrase if code in {*HTTPStatus} else "unknown"
-        text = f"{place} answers {code} ({said}) to a request to {what}{hint.get(code, '')}"
+        phrase = HTTPStatus(code).phrase if code in {*HTTPStatus} else "unknown"
+        text = f"{place} answers {code} ({phrase}) to a request to {action}{hint.get(code, '')}"
         return Failure(text, passing=code >= HTTPStatus.INTERNAL_SERVER_ERROR)
     if isinstance(error, requests.exceptions.SSLError):
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
             text = f"{place}: its certificate is not trusted; name its authority with --authority FILE"
         else:
-            remedy = "where it wants a certificate, give --certificate and --key"
-            text = f"{place} refuses the encryption; {remedy}"
+            text = (
+                f"{place} refuses the encryption; where it wants a certificate, give --certificate and --key"
+            )
         return Failure(text, passing=False)
     if isinstance(error, requests.exceptions.ChunkedEncodingError):
         return Failure(f"{place} breaks off in the middle")
@@ -297,8 +288,8 @@ def _failure(error: requests.RequestException, place: str, what: str = "fetch") 
 
 
 def _texts(row: Mapping[str, Any]) -> dict[str, str]:
-    """The first value of each attribute of an answer, by its keyword."""
-    found = {}
+    """Return the first value of each attribute of an answer, by its keyword."""
+    texts = {}
     for tag, entry in row.items():
         values = entry.get("Value") if isinstance(entry, Mapping) else None
         name = pydicom.datadict.keyword_for_tag(tag)
@@ -306,5 +297,5 @@ def _texts(row: Mapping[str, Any]) -> dict[str, str]:
             continue
         value = values[0]
         value = value.get("Alphabetic", "") if isinstance(value, Mapping) else value
-        found[name] = str(value if value is not None else "")[:LONGEST_VALUE].strip()
-    return found
+        texts[name] = str(value if value is not None else "")[:LONGEST_VALUE].strip()
+    return texts

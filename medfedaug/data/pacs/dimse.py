@@ -48,12 +48,12 @@ from medfedaug.data.pacs.archive import (
     Access,
     Archive,
     ArchiveError,
+    ArchiveSeries,
+    ArchiveStudy,
     FetchError,
-    FoundSeries,
-    FoundStudy,
-    OddAnswer,
     RequestRefused,
-    Wanted,
+    StudyQuery,
+    UnusableAnswer,
     valid_uid,
 )
 from medfedaug.data.pacs.arrival import Arrival, Failure
@@ -65,7 +65,7 @@ _ADDRESS = re.compile(r"(?P<aet>[^@\\]{1,16})@(?P<host>[^@:]+|\[[0-9a-fA-F:]+\])
 _NATIVE: list[str | UID] = [ExplicitVRLittleEndian, ImplicitVRLittleEndian, ExplicitVRBigEndian]
 _PACKED = [
     DeflatedExplicitVRLittleEndian,
-    *(one for one in ALL_TRANSFER_SYNTAXES if "1.2.4." in one or ".1.2.5" in one),
+    *(syntax for syntax in ALL_TRANSFER_SYNTAXES if "1.2.4." in syntax or ".1.2.5" in syntax),
 ]
 _MOST_CONTEXTS = 128
 _SUCCESS, _PENDING, _WARNING, _CANCELLED = 0x0000, (0xFF00, 0xFF01), 0xB000, 0xFE00
@@ -85,105 +85,101 @@ _REFUSALS = {
 
 
 class DimseArchive(Archive):
-    """Archive that is reached by DICOM's own protocol.
+    """Archive that is reached by DICOM's protocol.
 
-    Objects come by C-GET in the association that asks for them; or, with ``access.receive``, by C-MOVE to a
-    receiver on that port, which talks with the archive alone, and takes nothing but what was asked for.
+    Objects come by C-GET in the association of the request; or, with ``access.receive``, by C-MOVE to a
+    receiver on that port, which accepts requested objects from the archive alone.
 
     Args:
         address: ``AET@HOST:PORT``.
 
     Raises:
-        ConfigError: for an address that is none, or a port that is taken.
+        ConfigError: for an invalid address, or a port in use.
     """
 
     def __init__(self, address: str, access: Access) -> None:
-        found = _ADDRESS.fullmatch(address)
-        if found is None or not 0 < int(found["port"]) < 2**16:
+        match = _ADDRESS.fullmatch(address)
+        if match is None or not 0 < int(match["port"]) < 2**16:
             raise ConfigError(
                 f"--dimse takes AET@HOST:PORT, such as PACS@pacs.example.org:104, not {address!r}"
             )
-        self._aet, self._host, self._port = found["aet"], found["host"].strip("[]"), int(found["port"])
+        self._aet, self._host, self._port = match["aet"], match["host"].strip("[]"), int(match["port"])
         self.place = address
         self._access = access
         self._awaited: dict[str, Arrival] = {}
         self._lock = threading.Lock()
         self._receiver = self._listen(access.receive) if access.receive is not None else None
 
-    # ------------------------------------------------------------------ searching
+    def _studies(self, query: StudyQuery) -> list[dict[str, str]]:
+        return self._find("STUDY", STUDY_FIELDS, MOST_FOUND, **{query.key: query.value})
 
-    def _studies(self, wanted: Wanted) -> list[dict[str, str]]:
-        return self._find("STUDY", STUDY_FIELDS, MOST_FOUND, **{wanted.key: wanted.value})
-
-    def _series(self, study: FoundStudy) -> list[dict[str, str]]:
+    def _series(self, study: ArchiveStudy) -> list[dict[str, str]]:
         return self._find("SERIES", SERIES_FIELDS, MOST_FOUND, StudyInstanceUID=study.uid)
 
-    def _objects(self, series: FoundSeries, fields: Sequence[str] = OBJECT_FIELDS) -> list[dict[str, str]]:
-        where = {"StudyInstanceUID": series.study, "SeriesInstanceUID": series.uid}
-        return self._find("IMAGE", ("SOPInstanceUID", *fields), MOST_OBJECTS, **where)
+    def _objects(self, series: ArchiveSeries, fields: Sequence[str] = OBJECT_FIELDS) -> list[dict[str, str]]:
+        keys = {"StudyInstanceUID": series.study, "SeriesInstanceUID": series.uid}
+        return self._find("IMAGE", ("SOPInstanceUID", *fields), MOST_OBJECTS, **keys)
 
-    def _find(self, level: str, fields: Sequence[str], most: int, **known: str) -> list[dict[str, str]]:
-        """Return values of attributes, of which the first is a UID, of all that has some known values."""
-        query = _query(level, **{**dict.fromkeys(fields), **known})
-        found: dict[str, dict[str, str]] = {}
+    def _find(self, level: str, fields: Sequence[str], most: int, **keys: str) -> list[dict[str, str]]:
+        """Search by keys for the values of fields, of which the first is a UID."""
+        query = _query(level, **{**dict.fromkeys(fields), **keys})
+        rows: dict[str, dict[str, str]] = {}
         model = StudyRootQueryRetrieveInformationModelFind
         traffic = Traffic(_MOST_ANSWER, of_all=True)
         with self._associated([build_context(model)], traffic) as association:
             for number, (status, row) in enumerate(association.send_c_find(query, model)):
                 if number > most or traffic.exceeded:
                     association.abort()
-                    raise OddAnswer(f"{self.place} answers a search without end")
+                    raise UnusableAnswer(f"{self.place} answers a search without end")
                 self._check(status, "search")
                 if status.Status in _PENDING and row is not None and valid_uid(uid := _text(row, fields[0])):
-                    found.setdefault(uid, {name: _text(row, name) for name in fields})
-        return list(found.values())
-
-    # ------------------------------------------------------------------ fetching
+                    rows.setdefault(uid, {name: _text(row, name) for name in fields})
+        return list(rows.values())
 
     def fetch(
-        self, series: FoundSeries, folder: Path, on_instance: Callable[[], object] | None = None
+        self, series: ArchiveSeries, folder: Path, on_instance: Callable[[], object] | None = None
     ) -> list[Path]:
-        """Fetch a series by C-GET or C-MOVE; objects that are missing then are asked for one by one."""
+        """Fetch a series by C-GET or C-MOVE; then request missing objects by their UIDs."""
         rows = self._objects(series, ("SOPClassUID",))
         if not rows:
             raise FetchError("the archive lists no object of it")
         uids = [row["SOPInstanceUID"] for row in rows]
         classes = sorted({row["SOPClassUID"] for row in rows} - {""})
         arrival = Arrival(series, folder, uids, on_instance)
-        wanted = _query("SERIES", StudyInstanceUID=series.study, SeriesInstanceUID=series.uid)
+        query = _query("SERIES", StudyInstanceUID=series.study, SeriesInstanceUID=series.uid)
         with self._awaiting(uids, arrival):
-            failure = self._received(arrival, wanted, classes) if arrival.missing else Failure()
-            wanted.QueryRetrieveLevel = "IMAGE"
+            failure = self._receive(arrival, query, classes) if arrival.missing else Failure()
+            query.QueryRetrieveLevel = "IMAGE"
             for _ in range(self._access.attempts - 1):
                 if not arrival.missing or arrival.is_refused or not failure.passing:
                     break
-                wanted.SOPInstanceUID = arrival.missing
-                failure = self._received(arrival, wanted, classes)
+                query.SOPInstanceUID = arrival.missing
+                failure = self._receive(arrival, query, classes)
         return arrival.files(failure)
 
-    def _received(self, arrival: Arrival, wanted: Dataset, classes: Sequence[str]) -> Failure:
-        """Let the archive send objects; the reason where it does not send all."""
+    def _receive(self, arrival: Arrival, query: Dataset, classes: Sequence[str]) -> Failure:
+        """Let the archive send objects; return the reason why objects are missing."""
         before = len(arrival.missing)
         get = self._receiver is None
         model = (
             StudyRootQueryRetrieveInformationModelGet if get else StudyRootQueryRetrieveInformationModelMove
         )
         contexts = [build_context(model), *(_contexts(classes) if get else [])]
-        kinds = sorted({str(context.abstract_syntax) for context in contexts[1:]})
-        roles = [build_role(one, scp_role=True) for one in kinds]
+        syntaxes = sorted({str(context.abstract_syntax) for context in contexts[1:]})
+        roles = [build_role(syntax, scp_role=True) for syntax in syntaxes]
         handlers = [(evt.EVT_C_STORE, self._keep, [arrival])]
         traffic = Traffic(_MOST_OBJECT)
         try:
             with self._associated(contexts, traffic, roles, handlers) as association:
                 answers = (
-                    association.send_c_get(wanted, model)
+                    association.send_c_get(query, model)
                     if get
-                    else association.send_c_move(wanted, self._access.aet, model)
+                    else association.send_c_move(query, self._access.aet, model)
                 )
                 for number, (status, _) in enumerate(answers):
                     if number > MOST_OBJECTS:
                         association.abort()
-                        raise OddAnswer(f"{self.place} answers without end")
+                        raise UnusableAnswer(f"{self.place} answers without end")
                     if traffic.exceeded:
                         raise FetchError(
                             f"{self.place} sends an object of more than {_MOST_OBJECT >> 20} MiB"
@@ -207,14 +203,14 @@ class DimseArchive(Archive):
                     self._awaited.pop(uid, None)
 
     def _keep_awaited(self, event: Any) -> int:
-        """Take in an object that comes to the receiver."""
+        """Accept an object at the receiver, and return the status."""
         with self._lock:
             arrival = self._awaited.get(str(event.request.AffectedSOPInstanceUID))
         return _NOT_ASKED_FOR if arrival is None else self._keep(event, arrival)
 
     @staticmethod
     def _keep(event: Any, arrival: Arrival) -> int:
-        """Take in an object that the archive sends; its bytes are written as they come."""
+        """Accept an object from the archive, and return the status; its bytes are written unchanged."""
         try:
             return _SUCCESS if arrival.accept(event.encoded_dataset()) else _NOT_ASKED_FOR
         except ObjectRefused:
@@ -236,18 +232,18 @@ class DimseArchive(Archive):
         entity = AE(ae_title=self._access.aet)
         entity.require_called_aet, entity.require_calling_aet = True, [aet]
         entity.supported_contexts = [
-            build_context(one.abstract_syntax, ALL_TRANSFER_SYNTAXES)
-            for one in AllStoragePresentationContexts
-            if one.abstract_syntax is not None
+            build_context(context.abstract_syntax, ALL_TRANSFER_SYNTAXES)
+            for context in AllStoragePresentationContexts
+            if context.abstract_syntax is not None
         ]
         entity.network_timeout = entity.dimse_timeout = self._access.timeout
         address = self._access.receive_on or own_address(self._host, self._port)
-        senders, context = addresses_of(host), self._server_tls()
+        senders, tls = addresses_of(host), self._server_tls()
         try:
             receiver: Any = entity.make_server(
                 (address, port),
                 evt_handlers=[(evt.EVT_C_STORE, self._keep_awaited), *Traffic(_MOST_OBJECT).handlers],
-                ssl_context=context,
+                ssl_context=tls,
                 server_class=Receiver,
             )
         except (OSError, ValueError) as error:
@@ -260,10 +256,8 @@ class DimseArchive(Archive):
         threading.Thread(target=receiver.serve_forever, daemon=True).start()
         return receiver
 
-    # ------------------------------------------------------------------ storing
-
     def store(self, datasets: Iterable[Dataset]) -> None:
-        """Store objects by C-STORE, each in an association for its class and syntax."""
+        """Store objects by C-STORE, each in its association."""
         for dataset in datasets:
             context = build_context(dataset.SOPClassUID, dataset.file_meta.TransferSyntaxUID)
             with self._associated([context], Traffic(_MOST_ANSWER)) as association:
@@ -277,8 +271,6 @@ class DimseArchive(Archive):
         if self._receiver is not None:
             self._receiver.stop()
             self._receiver = None
-
-    # ------------------------------------------------------------------ associations
 
     @contextmanager
     def _associated(
@@ -307,7 +299,7 @@ class DimseArchive(Archive):
             tls_args=(self._access.context(), self._host) if self._access.tls else None,
         )
         if not association.is_established:
-            # pynetdicom overlooks a refusal that came, and closed the connection, before it waits for one.
+            # pynetdicom misses a refusal that closes the connection before it waits for one.
             if association.is_rejected or refusals:
                 raise ArchiveError(
                     f"{self.place} refuses the AE title {self._access.aet}; enter it there, or give --aet"
@@ -330,15 +322,15 @@ class DimseArchive(Archive):
     def _silent(self) -> str:
         return f"{self.place} does not answer in time; give it longer with --timeout"
 
-    def _check(self, status: Dataset, what: str) -> None:
+    def _check(self, status: Dataset, action: str) -> None:
         if "Status" not in status:
             raise ArchiveError(self._silent, timed_out=True)
         code = int(status.Status)
-        # A warning of a retrieval is that some objects did not come, which is counted elsewhere.
+        # A warning of a retrieval means missing objects, which `Arrival` counts.
         if code in (_SUCCESS, *_PENDING, _CANCELLED) or code & 0xF000 == _WARNING:
             return
-        said = _REFUSALS.get(code, f"answers with the status {code:#06x} to a request to {what}")
-        raise RequestRefused(f"{self.place} {said}")
+        reason = _REFUSALS.get(code, f"answers with the status {code:#06x} to a request to {action}")
+        raise RequestRefused(f"{self.place} {reason}")
 
     def _server_tls(self) -> ssl.SSLContext | None:
         if not self._access.tls:
@@ -353,15 +345,16 @@ def _query(level: str, **keys: Any) -> Dataset:
 
 
 def _contexts(classes: Sequence[str]) -> list[PresentationContext]:
-    """Contexts in which an archive can send each object as it stores it."""
-    if not classes:  # an archive that does not say: the usual objects, uncompressed
-        return [build_context(str(one.abstract_syntax), [*_NATIVE]) for one in StoragePresentationContexts]
-    most = (_MOST_CONTEXTS - 1) // len(classes)
-    return [build_context(one, syntax) for one in classes for syntax in [*_NATIVE, *_PACKED][:most]]
+    """Return contexts in which an archive can send each object as it stores it."""
+    if not classes:  # the archive does not say: the usual objects, uncompressed
+        usual = StoragePresentationContexts
+        return [build_context(str(context.abstract_syntax), [*_NATIVE]) for context in usual]
+    syntaxes = [*_NATIVE, *_PACKED][: (_MOST_CONTEXTS - 1) // len(classes)]
+    return [build_context(sop_class, syntax) for sop_class in classes for syntax in syntaxes]
 
 
 def _text(row: Dataset, name: str) -> str:
-    """A value of an answer as text; empty where there is none, or one that cannot be read."""
+    """Return a value of an answer as text; empty for a missing or unreadable one."""
     try:
         value = row.get(name)
     except Exception:  # an odd value fails anywhere in pydicom

@@ -1,4 +1,4 @@
-"""Bounds on what comes by DIMSE: bytes of messages, and who may send to the own receiver."""
+"""Bounds on DIMSE: bytes of messages, and addresses that may send to the receiver."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from medfedaug.errors import ConfigError
 
 
 class Traffic:
-    """Bytes that the other side of an association sends; where it sends too many, the connection is closed.
+    """Count the bytes that the other side of an association sends, and close the connection beyond a bound.
 
     Args:
         most: bytes.
-        of_all: whether all messages count together, and not each by itself.
+        of_all: whether all messages count together, and not one by one.
     """
 
     def __init__(self, most: int, *, of_all: bool = False) -> None:
@@ -41,8 +41,8 @@ class Traffic:
             if total > self._most:
                 self.exceeded = True
                 raise OSError("more than the bound")
-            found: bytearray = receive(count)
-            return found
+            received: bytearray = receive(count)
+            return received
 
         connection.recv = bounded
 
@@ -54,12 +54,12 @@ class Traffic:
 
 
 class Receiver(ThreadedAssociationServer):
-    """Server of the own receiver, which talks with the archive's addresses alone."""
+    """Server of the receiver, which accepts connections from the archive's addresses alone."""
 
     senders: Collection[str] = ()
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Return whether a connection is from the archive; others are closed without a word."""
+        """Return whether a connection is from the archive; others are closed silently."""
         return _plain(client_address[0]) in self.senders
 
     def stop(self) -> None:
@@ -71,14 +71,14 @@ class Receiver(ThreadedAssociationServer):
 def addresses_of(host: str) -> set[str]:
     """Return the addresses of a host."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"{host}: no address is known of this host") from error
-    return {_plain(str(entry[4][0])) for entry in found}
+    return {_plain(str(entry[4][0])) for entry in entries}
 
 
 def own_address(host: str, port: int) -> str:
-    """Return the address of this machine from which a host is reached; nothing is sent."""
+    """Return the address of this machine from which a host is reached, without sending anything."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -91,7 +91,7 @@ def own_address(host: str, port: int) -> str:
 
 
 def _plain(address: str) -> str:
-    """An address as it is compared: without a zone, and IPv4 as such."""
-    found = ipaddress.ip_address(address.partition("%")[0])
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return str(mapped or found)
+    """Return an address for comparison: without a zone, and IPv4 in its form."""
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return str(mapped or parsed)

@@ -1,4 +1,4 @@
-"""`EarlierVersions`: files of a case as they were before the archive had another outline or image."""
+"""`EarlierVersions`: files of a case from before the archive had another outline or image."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class EarlierVersions:
     """Folder with the earlier versions of cases: ``CASE/VERSION`` holds the files that changed after it.
 
     Args:
-        folder: it belongs to the site, beside its own list.
-        out: the site's data folder, below which the files lie.
+        folder: a private folder of the site.
+        out: the site's data folder.
     """
 
     folder: Path
     out: Path
 
     def keep(self, case: str, version: int, files: Iterable[Path]) -> None:
-        """Keep files, which stay where they are until others replace them.
+        """Keep files, which stay in place until others replace them.
 
-        What is kept of this version already stays: an import that was killed may have replaced the file.
+        Kept files of this version stay: a killed import may already have replaced the originals.
         """
         for file in files:
             target = self._of(case, version) / file.relative_to(self.out)
@@ -43,9 +43,9 @@ class EarlierVersions:
                 shutil.copy2(file, target)
 
     def restore_equal(self, case: str, version: int) -> bool:
-        """Put files back whose successors hold the same, and return whether any differs.
+        """Restore files whose successors have the same content, and return whether any differs.
 
-        The site's accounts know an image by the bytes of its file: an image that did not change keeps them.
+        The site's accounts identify an image by the bytes of its file: an unchanged image keeps them.
         """
         folder = self._of(case, version)
         differs = False

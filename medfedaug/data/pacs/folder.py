@@ -1,4 +1,4 @@
-"""`FolderArchive`: DICOM files in a folder of any depth, as an archive, a CD or an export leaves them."""
+"""`FolderArchive`: DICOM files in a folder of any depth, for example of a CD or an export."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from medfedaug.data.pacs.archive import (
     STUDY_FIELDS,
     Archive,
     ArchiveError,
+    ArchiveSeries,
+    ArchiveStudy,
     FetchError,
-    FoundSeries,
-    FoundStudy,
-    Wanted,
+    StudyQuery,
     known_fields,
     valid_uid,
 )
@@ -45,8 +45,7 @@ _Index = dict[tuple[str, str], dict[str, _File]]
 class FolderArchive(Archive):
     """Folder with DICOM files of any names.
 
-    Headers are read once, when a study is first asked for. Files that are no DICOM, or damaged, are passed
-    over.
+    Headers are read once, at the first search. Other files, and damaged ones, are skipped.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -57,20 +56,20 @@ class FolderArchive(Archive):
         self._index: _Index | None = None
         self._lock = threading.Lock()
 
-    def _studies(self, wanted: Wanted) -> Iterable[dict[str, str]]:
-        found: dict[str, dict[str, str]] = {}
+    def _studies(self, query: StudyQuery) -> Iterable[dict[str, str]]:
+        studies: dict[str, dict[str, str]] = {}
         for (study, _), files in self._indexed().items():
-            found.setdefault(study, _first(files))
-        return found.values()
+            studies.setdefault(study, _first(files))
+        return studies.values()
 
-    def _series(self, study: FoundStudy) -> list[dict[str, str]]:
+    def _series(self, study: ArchiveStudy) -> list[dict[str, str]]:
         return [
             {**_first(files), "NumberOfSeriesRelatedInstances": str(len(files))}
             for (uid, _), files in self._indexed().items()
             if uid == study.uid
         ]
 
-    def _objects(self, series: FoundSeries) -> list[dict[str, str]]:
+    def _objects(self, series: ArchiveSeries) -> list[dict[str, str]]:
         files = self._indexed().get((series.study, series.uid), {})
         return [
             {"SOPInstanceUID": uid, **known_fields(_header(file.path, [*OBJECT_FIELDS]), OBJECT_FIELDS)}
@@ -78,9 +77,9 @@ class FolderArchive(Archive):
         ]
 
     def fetch(
-        self, series: FoundSeries, folder: Path, on_instance: Callable[[], object] | None = None
+        self, series: ArchiveSeries, folder: Path, on_instance: Callable[[], object] | None = None
     ) -> list[Path]:
-        """Link the files of a series into a folder; nothing is copied."""
+        """Link the files of a series into a folder, without copies."""
         bounds = SeriesBounds(series)
         folder.mkdir(parents=True, exist_ok=True)
         files = self._indexed().get((series.study, series.uid), {})
@@ -98,11 +97,7 @@ class FolderArchive(Archive):
         return linked
 
     def store(self, datasets: Iterable[Dataset]) -> None:
-        """Refuse: a folder is read alone.
-
-        Raises:
-            ArchiveError: always.
-        """
+        """Raise `ArchiveError`: a folder is only read."""
         raise ArchiveError(f"{self.place} is a folder, which stores nothing; name an archive in its place")
 
     def close(self) -> None:

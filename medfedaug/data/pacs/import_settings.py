@@ -10,14 +10,11 @@ from medfedaug.config.options import Settings, setting, settings
 from medfedaug.errors import ConfigError
 
 BACKGROUND = "background"
-"""Name of the class of voxels that no segment takes."""
-
+"""Class of voxels without a segment."""
 LABELS = {"seg": "SEG", "rtstruct": "RTSTRUCT"}
-"""Kinds of label objects, each with its modality."""
-
+"""Modalities of label objects, by kind."""
 NEWEST = "newest"
-"""The rule of label series that takes the newest of several outlines of one class."""
-
+"""Rule of label series that takes the newest of several outlines of one class."""
 _CHANNEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]*")
 
 
@@ -32,7 +29,7 @@ class ImportSettings(Settings):
         "Series of the image: its UID, or a regular expression for number, description and modality.",
     )
     channels: Mapping[str, str] = setting(
-        dict, "In place of a series, such a rule for each channel, by the channel's name.", flags=None
+        dict, "Rules like that of the series for channels, by the channel's name.", flags=None
     )
     labels: str = setting("none", "Label maps: seg, rtstruct or none.", choices=(*LABELS, "none"))
     segments: Mapping[str, str] = setting(
@@ -40,28 +37,28 @@ class ImportSettings(Settings):
     )
     classes: tuple[str, ...] = setting(
         (BACKGROUND,),
-        "The federation's classes in their order, background first, which number the voxels of label maps; "
-        "by default, and with background alone, those of the segments in the order in which these name them.",
+        "The federation's classes, background first, in the order that numbers the voxels of label maps; by "
+        "default, and with background alone, the classes of the segments in their order.",
     )
     label_series: tuple[str, ...] = setting(
         (),
-        "Rules of which a series of label objects has to fit one: a UID, or a regular expression; and "
-        "newest, which takes the newest of several outlines of one class; without any, several are refused.",
+        "Rules of which a series of label objects must match one: a UID, or a regular expression; and "
+        "newest, which takes the newest of several outlines of one class, in place of refusing them.",
     )
     automatic_labels: bool = setting(
         False,
-        "Take predictions as label maps, too: SEG and RTSTRUCT of the algorithm type AUTOMATIC, and those of "
-        "medfedaug.",
+        "Also take predictions as label maps: SEG and RTSTRUCT of the algorithm type AUTOMATIC, and objects "
+        "of medfedaug.",
         flags=("--automatic-labels",),
     )
     unmapped: str = setting(
         "refuse",
-        "Segments without a class: refuse, or background, which leaves their voxels to it.",
+        "Segments without a class: refuse, or background, which makes their voxels background.",
         choices=("refuse", BACKGROUND),
     )
     crossing: str = setting(
         "refuse",
-        "Contours of one region that cross in a slice: refuse, or union, which takes what any encloses.",
+        "Contours of one region that cross in a slice: refuse, or union, which unites their areas.",
         choices=("refuse", "union"),
     )
     threshold: float = setting(
@@ -78,7 +75,7 @@ class ImportSettings(Settings):
     )
     anonymise: bool = setting(
         False,
-        "Keep the objects, too, without identity, in OUT/dicom: the basic profile of PS3.15; pixels stay.",
+        "Also keep the objects without identity in OUT/dicom, by the basic profile of PS3.15; pixels stay.",
         flags=("--anonymise",),
     )
     allow_burned_in: bool = setting(
@@ -87,18 +84,18 @@ class ImportSettings(Settings):
     parallel: int = setting(2, "Series and studies at a time.", at_least=1)
     refresh: bool = setting(
         False,
-        "Take studies again of which the archive has other images or label maps now; the version before is "
-        "kept in the folder previous of --state.",
+        "Import studies again whose images or label maps changed in the archive; the version before is kept "
+        "in the folder previous of --state.",
         flags=("--refresh",),
     )
     keep_versions: int | None = setting(
         None,
-        "Earlier versions of a case that are kept, by this import and later ones; by default 1.",
+        "Number of earlier versions of a case to keep, also by later imports; by default 1.",
         at_least=0,
     )
 
     def __post_init__(self) -> None:
-        # Imported here: the options of the command are made without the readers of images.
+        # A local import: the command makes its options without the readers of images.
         from medfedaug.data.io.dicom_series import compile_series
 
         compile_series(self.series)
@@ -113,15 +110,15 @@ class ImportSettings(Settings):
         object.__setattr__(self, "classes", self._classes())
 
     def _classes(self) -> tuple[str, ...]:
-        named = [*dict.fromkeys(name for name in self.segments.values() if name != BACKGROUND)]
+        names = [*dict.fromkeys(name for name in self.segments.values() if name != BACKGROUND)]
         if self.classes == (BACKGROUND,):
-            return (BACKGROUND, *(named or ["foreground"]))
+            return (BACKGROUND, *(names or ["foreground"]))
         if self.classes[:1] != (BACKGROUND,) or len({*self.classes}) != len(self.classes):
             raise ConfigError(
                 f"--classes names each class of the federation once, {BACKGROUND} first: "
                 f"--classes {BACKGROUND},tumour,edema"
             )
-        for name in named:
+        for name in names:
             if name not in self.classes:
                 raise ConfigError(
                     f"--segments gives the class {name!r}, and --classes has {', '.join(self.classes)}"
@@ -130,7 +127,7 @@ class ImportSettings(Settings):
 
     @property
     def priority(self) -> list[str]:
-        """Names of the classes in the order in which overlapping voxels are given to them."""
+        """Classes in the order in which they take overlapping voxels."""
         return [*dict.fromkeys([*self.segments.values(), *self.classes[1:]])]
 
     @property

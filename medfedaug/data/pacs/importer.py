@@ -1,4 +1,4 @@
-"""`import_studies`: studies of an archive as a site's data folder, under pseudonyms."""
+"""`import_studies`: import studies of an archive into a site's data folder, under pseudonyms."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from medfedaug.data.io.dicom_series import DicomSeries
-from medfedaug.data.pacs.archive import Archive, ArchiveError, FetchError, FoundSeries, require_pacs
-from medfedaug.data.pacs.archive_changes import taken_series
+from medfedaug.data.pacs.archive import Archive, ArchiveError, ArchiveSeries, FetchError, require_pacs
+from medfedaug.data.pacs.archive_changes import describe_series
 from medfedaug.data.pacs.case_files import CaseFiles
-from medfedaug.data.pacs.choice import Planned
+from medfedaug.data.pacs.choice import StudyPlan
 from medfedaug.data.pacs.import_settings import ImportSettings
 from medfedaug.data.pacs.label_choice import LabelRefused, choose_outlines, possible_outlines
 from medfedaug.data.pacs.label_grid import LabelGrid
@@ -41,7 +41,7 @@ class ImportOutcome:
         problems: reasons why a study was not imported.
         notes: decisions about the label map of a study that this call imported.
         refreshed: versions of the cases that a refresh replaced.
-        set_aside: versions that a refresh took out of the data folder: their studies would be refused now.
+        set_aside: versions that a refresh took out of the data folder, since their studies are now refused.
     """
 
     problems: dict[str, str] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class ImportOutcome:
 
 def import_studies(
     archive: Archive,
-    plans: Sequence[Planned],
+    plans: Sequence[StudyPlan],
     out: Path,
     state: Path,
     settings: ImportSettings,
@@ -61,18 +61,18 @@ def import_studies(
     changed: Collection[str] = (),
     new_uid: Callable[[str], str] | None = None,
 ) -> ImportOutcome:
-    """Fetch and convert the studies of a plan; those that are there already are kept.
+    """Fetch and convert the studies of a plan; skip imported ones.
 
-    With ``settings.refresh``, those that changed are taken again. One that would be refused now is taken out
-    of the data folder; one that cannot be fetched stays. The version before is kept.
+    With ``settings.refresh``, changed studies are imported again. A study that is now refused is taken out of
+    the data folder; one that cannot be fetched stays. The version before is kept.
 
     ``on_event`` is called from several threads with ``start`` (``todo``, ``there``, ``objects``),
-    ``object`` for each that came, ``remark`` (``case``, ``text``), ``imported`` and ``failed``
-    (``case``). ``changed`` are cases of which the archive has something else than what was taken. With
-    ``settings.anonymise``, ``new_uid`` gives the UID in place of another one, with the site's key.
+    ``object`` for each arrival, ``remark`` (``case``, ``text``), ``imported`` and ``failed`` (``case``).
+    ``changed`` are cases that differ from the archive. With ``settings.anonymise``, ``new_uid`` replaces a
+    UID, with the site's key.
 
     Raises:
-        ArchiveError: where the archive cannot be used any more; what is imported stays.
+        ArchiveError: where the archive becomes unusable; imported studies stay.
         ConfigError: where another import writes to the folder, or earlier ones had other settings.
     """
     deidentifier = None
@@ -88,32 +88,26 @@ def import_studies(
         return _Import(archive, files, StudyList(state), settings, on_event, deidentifier).run(plans, changed)
 
 
+@dataclass(eq=False)
 class _Import:
-    """Import into one folder.
+    """Import into one folder, which converts and fetches several studies and series at a time."""
 
-    Several studies are converted at a time, and as many series fetched.
-    """
+    archive: Archive
+    files: CaseFiles
+    studies: StudyList
+    settings: ImportSettings
+    on_event: Callable[[dict[str, object]], object]
+    deidentifier: Deidentifier | None
 
-    def __init__(
-        self,
-        archive: Archive,
-        files: CaseFiles,
-        studies: StudyList,
-        settings: ImportSettings,
-        on_event: Callable[[dict[str, object]], object],
-        deidentifier: Deidentifier | None,
-    ) -> None:
-        self._archive, self._files, self._studies = archive, files, studies
-        self._settings, self._on_event = settings, on_event
-        self._deidentifier = deidentifier
-        self._patience = Patience(archive.place, answered=True)
-        self._given_up = threading.Event()
-        self._fetching = ThreadPoolExecutor(settings.parallel)
-        self._outcome = ImportOutcome()
+    def __post_init__(self) -> None:
+        self.patience = Patience(self.archive.place, answered=True)
+        self.stopped = threading.Event()
+        self.fetching = ThreadPoolExecutor(self.settings.parallel)
+        self.outcome = ImportOutcome()
 
-    def run(self, plans: Sequence[Planned], changed: Collection[str]) -> ImportOutcome:
+    def run(self, plans: Sequence[StudyPlan], changed: Collection[str]) -> ImportOutcome:
         """Import the studies."""
-        settings, files, studies = self._settings, self._files, self._studies
+        settings, files, studies = self.settings, self.files, self.studies
         studies.settle(settings)
         files.remove_unfinished()
         finish_withdrawals(studies, files)
@@ -121,54 +115,51 @@ class _Import:
             if plan.patient in studies.withdrawn:
                 plan.problem = "the patient was withdrawn"
                 files.remove(plan.case)
-        again = {*changed} if settings.refresh else set()
+        refreshed = {*changed} if settings.refresh else set()
         for plan in plans:
-            if plan.problem and plan.study is not None and plan.case in again:
+            if plan.problem and plan.study is not None and plan.case in refreshed:
                 self._take_out(plan)
         sound = [plan for plan in plans if not plan.problem]
-        todo = [
-            plan
-            for plan in sound
-            if plan.case not in studies.studies or plan.case in again or not files.whole(plan.case, settings)
-        ]
-        failed = self._outcome.problems
-        failed.update({plan.case: plan.problem for plan in plans if plan.problem})
+        imported = studies.studies.keys() - refreshed
+        todo = [plan for plan in sound if plan.case not in imported or not files.whole(plan.case, settings)]
+        problems = self.outcome.problems
+        problems.update({plan.case: plan.problem for plan in plans if plan.problem})
         objects = sum(plan.objects for plan in todo)
-        self._on_event(
+        self.on_event(
             {"event": "start", "todo": len(todo), "there": len(sound) - len(todo), "objects": objects}
         )
-        with self._fetching, ThreadPoolExecutor(settings.parallel) as converting:
+        with self.fetching, ThreadPoolExecutor(settings.parallel) as converting:
             futures = [(plan, converting.submit(self._import, plan)) for plan in todo]
             try:
                 for plan, future in futures:
                     if problem := future.result():
-                        failed[plan.case] = problem
+                        problems[plan.case] = problem
             except BaseException:
-                self._given_up.set()
-                for pool in (converting, self._fetching):
+                self.stopped.set()
+                for pool in (converting, self.fetching):
                     pool.shutdown(cancel_futures=True, wait=False)
                 raise
         # Not after an interruption: a split of some patients would bind the others.
         files.write_listing(studies.studies, settings)
-        kept = studies.kept_versions(settings.keep_versions)
+        versions = studies.kept_versions(settings.keep_versions)
         studies.save()
-        files.earlier.trim(kept)
-        return self._outcome
+        files.earlier.trim(versions)
+        return self.outcome
 
-    def _take_out(self, plan: Planned) -> None:
-        """Take a case out of the data folder whose study would be refused now; one in the list is kept."""
-        if plan.case not in self._studies.studies:
-            self._files.unlink(plan.case)  # nobody could withdraw what no list has
-        elif self._files.whole(plan.case, self._settings):
-            version = self._studies.version(plan.case)
-            self._files.set_aside(plan.case, version)
-            self._outcome.set_aside[plan.case] = version
+    def _take_out(self, plan: StudyPlan) -> None:
+        """Take a case with a refused study out of the data folder, a listed one as an earlier version."""
+        if plan.case not in self.studies.studies:
+            self.files.unlink(plan.case)  # a withdrawal needs the list
+        elif self.files.whole(plan.case, self.settings):
+            version = self.studies.version(plan.case)
+            self.files.set_aside(plan.case, version)
+            self.outcome.set_aside[plan.case] = version
 
-    def _import(self, plan: Planned) -> str:
-        """Import one study, and return its problem; empty where there is none."""
-        if self._given_up.is_set():
+    def _import(self, plan: StudyPlan) -> str:
+        """Import one study, and return its problem; empty without one."""
+        if self.stopped.is_set():
             return ""
-        staging = self._files.staging(plan.case)
+        staging = self.files.staging(plan.case)
         private_folder(staging)
         problem = ""
         try:
@@ -178,89 +169,91 @@ class _Import:
             problem = str(error)
             self._take_out(plan)
             if isinstance(error, LabelRefused):
-                self._studies.refuse(plan, error.segments)
+                self.studies.refuse(plan, error.segments)
         except (FetchError, ArchiveError) as error:
-            # Its objects stay, and the next call asks for those that are missing alone.
-            self._on_event({"event": "failed", "case": plan.case})
+            # Its objects stay, and the next call requests the missing ones alone.
+            self.on_event({"event": "failed", "case": plan.case})
             try:
-                return self._patience.problem(error)
+                return self.patience.problem(error)
             except ArchiveError:
-                self._given_up.set()
+                self.stopped.set()
                 raise
-        self._patience.heard()
+        self.patience.heard()
         shutil.rmtree(staging, ignore_errors=True)
-        self._on_event({"event": "failed" if problem else "imported", "case": plan.case})
+        self.on_event({"event": "failed" if problem else "imported", "case": plan.case})
         return problem
 
-    def _convert(self, plan: Planned, staging: Path) -> None:
-        settings = self._settings
-        coming = [self._fetch(one, staging / f"label{n}") for n, one in enumerate(plan.labels)]
+    def _convert(self, plan: StudyPlan, staging: Path) -> None:
+        settings = self.settings
+        fetches = [self._fetch(series, staging / f"label{n}") for n, series in enumerate(plan.labels)]
         images, objects = plan.images, None
         if len(images) > max(1, len(settings.channels)):
-            objects = _label_objects(_came(coming))
+            objects = _label_objects(_fetched(fetches))
             images = [_referred(images, possible_outlines(objects, settings) or objects)]
-        coming += [self._fetch(one, staging / f"image{n}") for n, one in enumerate(images)]
-        found = _came(coming)[: len(plan.labels)]
+        fetches += [self._fetch(series, staging / f"image{n}") for n, series in enumerate(images)]
+        files = _fetched(fetches)
         rules: list[str | None] = [*settings.channels.values()] or [settings.series]
         volumes = [
             open_volume(staging / f"image{n}", rule, allow_burned_in=settings.allow_burned_in)
             for n, rule in enumerate(rules)
         ]
-        for remark in dict.fromkeys(text for one in volumes for text in one.remarks):
-            self._on_event({"event": "remark", "case": plan.case, "text": remark})
-        grid, objects = volumes[0], objects if objects is not None else _label_objects(found)
+        for remark in dict.fromkeys(text for volume in volumes for text in volume.remarks):
+            self.on_event({"event": "remark", "case": plan.case, "text": remark})
+        if objects is None:
+            objects = _label_objects(files[: len(plan.labels)])
+        grid = volumes[0]
         label: np.ndarray | None = None
         notes: list[str] = []
         if settings.labelled:
-            some = possible_outlines(objects, settings) or objects
-            named = set().union(*(one.references for one in some))
-            grid = next((one for one in volumes if one.uid in named), grid)
-            if grid.uid not in named:
+            references = _references(possible_outlines(objects, settings) or objects)
+            grid = next((volume for volume in volumes if volume.uid in references), grid)
+            if grid.uid not in references:
                 raise ReaderError("none of its label maps refers to its image")
             label, notes = _label_map(grid, objects, settings)
-        differs = self._write(plan, volumes, grid, label, _came(coming))
-        instances = {one.uid: [piece.instance for piece in one.slices] for one in volumes}
-        taken = taken_series(plan, instances, objects)
-        self._studies.enter(plan, [one.uid for one in images], taken, notes, differs)
-        self._outcome.notes[plan.case] = notes
+        differs = self._write(plan, volumes, grid, label, files)
+        instances = {volume.uid: [piece.instance for piece in volume.slices] for volume in volumes}
+        records = describe_series(plan, instances, objects)
+        self.studies.enter(plan, [series.uid for series in images], records, notes, differs)
+        self.outcome.notes[plan.case] = notes
         if differs:
-            self._outcome.refreshed[plan.case] = self._studies.version(plan.case)
+            self.outcome.refreshed[plan.case] = self.studies.version(plan.case)
 
     def _write(
         self,
-        plan: Planned,
+        plan: StudyPlan,
         volumes: Sequence[DicomSeries],
         grid: DicomSeries,
         label: np.ndarray | None,
         objects: Sequence[Sequence[Path]],
     ) -> bool | None:
-        """Write the files of a case, and keep those before.
+        """Write the files of a case, and keep the earlier ones.
 
         Returns:
-            Whether they hold something else than those before; ``None`` where there were none.
+            Whether they differ from the earlier ones; ``None`` without earlier ones.
         """
-        files, case = self._files, plan.case
+        files, case = self.files, plan.case
         images = load_on_grid(volumes, grid)
-        there = case in self._studies.studies and files.whole(case, self._settings)
-        version = self._studies.version(case) if there else 0
-        if there:
+        imported = case in self.studies.studies and files.whole(case, self.settings)
+        version = self.studies.version(case) if imported else 0
+        if imported:
             files.keep(case, version)
         assert grid.affine is not None
-        for path, voxels in zip(files.images(case, self._settings.channels), images, strict=True):
+        for path, voxels in zip(files.images(case, self.settings.channels), images, strict=True):
             write_nifti(path, voxels, grid.affine)
         if label is not None:
             write_nifti(files.label(case), label, grid.affine)
-        if self._deidentifier is not None:
-            _keep_objects(self._deidentifier, objects, files.dicom(case), plan)
-        return files.earlier.restore_equal(case, version) if there else None
+        if self.deidentifier is not None:
+            _keep_objects(self.deidentifier, objects, files.dicom(case), plan)
+        return files.earlier.restore_equal(case, version) if imported else None
 
-    def _fetch(self, series: FoundSeries, folder: Path) -> Future[list[Path]]:
-        arrived = {"event": "object"}
-        return self._fetching.submit(self._archive.fetch, series, folder, lambda: self._on_event({**arrived}))
+    def _fetch(self, series: ArchiveSeries, folder: Path) -> Future[list[Path]]:
+        return self.fetching.submit(
+            self.archive.fetch, series, folder, lambda: self.on_event({"event": "object"})
+        )
 
 
 def _keep_objects(
-    deidentifier: Deidentifier, series: Sequence[Sequence[Path]], folder: Path, plan: Planned
+    deidentifier: Deidentifier, series: Sequence[Sequence[Path]], folder: Path, plan: StudyPlan
 ) -> None:
     """Write the objects of a case without identity; a file's name is its new UID."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -269,33 +262,37 @@ def _keep_objects(
             deidentifier.write(files, folder, patient=plan.patient, study=plan.case.removeprefix("case-"))
 
 
-def _came(coming: Sequence[Future[list[Path]]]) -> list[list[Path]]:
-    """The files of several series, once all have come or failed: half a study is kept, too."""
-    wait(coming)
-    return [future.result() for future in coming]
+def _fetched(fetches: Sequence[Future[list[Path]]]) -> list[list[Path]]:
+    """Return the files of several series, once all have come or failed: half a study is kept, too."""
+    wait(fetches)
+    return [fetch.result() for fetch in fetches]
 
 
 def _label_objects(series: Sequence[Sequence[Path]]) -> list[LabelObject]:
-    """Open label objects."""
     return [LabelObject.read(file) for files in series for file in files]
 
 
-def _referred(images: Sequence[FoundSeries], objects: Sequence[LabelObject]) -> FoundSeries:
-    named = set().union(*(one.references for one in objects))
-    found = [one for one in images if one.uid in named]
-    if len(found) != 1:
-        what = "none" if not found else f"{len(found)}"
+def _references(objects: Sequence[LabelObject]) -> set[str]:
+    return set[str]().union(*(item.references for item in objects))
+
+
+def _referred(images: Sequence[ArchiveSeries], objects: Sequence[LabelObject]) -> ArchiveSeries:
+    """Return the image to which label objects refer."""
+    references = _references(objects)
+    referred = [series for series in images if series.uid in references]
+    if len(referred) != 1:
         raise ReaderError(
-            f"its label maps refer to {what} of {len(images)} possible images; choose one with --series"
+            f"its label maps refer to {len(referred) or 'none'} of {len(images)} possible images; choose one "
+            "with --series"
         )
-    return found[0]
+    return referred[0]
 
 
 def _label_map(
     grid: DicomSeries, objects: Sequence[LabelObject], settings: ImportSettings
 ) -> tuple[np.ndarray, list[str]]:
-    """The label map of an image, and what was decided about it."""
-    outlines, notes = choose_outlines([one for one in objects if grid.uid in one.references], settings)
+    """Return the label map of an image, and the decisions about it."""
+    outlines, notes = choose_outlines([item for item in objects if grid.uid in item.references], settings)
     label = LabelGrid(grid, settings)
     for outline in outlines:
         check_references(outline.source.dataset, grid)

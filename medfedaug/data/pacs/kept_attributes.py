@@ -1,8 +1,8 @@
-"""Attributes that an object keeps when its identity is taken out: what training, labels and geometry need.
+"""Attributes that an object without identity keeps, for training, labels and geometry.
 
 A list of attributes to remove never ends: the standard adds some every year, and programs put names into any.
-So these lists say what stays, for each SOP class that is written; all else goes, in items of sequences, too.
-None names an attribute that PS3.15 table E.1-1 removes, but those that get another value (a test compares).
+So these lists name the kept attributes of each SOP class; all others go, also in items of sequences. Of the
+attributes that PS3.15 table E.1-1 removes, they name those alone that get another value (a test compares).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _UNITS = """
     RescaleSlope RescaleIntercept RescaleType Units WindowCenter WindowWidth PresentationLUTShape
     ModalityLUTSequence
 """
-# What scanners set, of which one series can hold several volumes.
+# Settings of scanners, which can differ between the volumes of a series.
 _ACQUISITION = """
     EchoTime EchoNumbers RepetitionTime InversionTime FlipAngle MagneticFieldStrength DiffusionBValue KVP
     ConvolutionKernel TemporalPositionIdentifier TriggerTime FrameReferenceTime AcquisitionNumber StackID
@@ -89,7 +89,7 @@ _TERMS = """
 """
 
 EMPTIED = frozenset(_EMPTIED.split())
-"""Attributes that objects must have, and may have without a value."""
+"""Required attributes that may be empty."""
 
 DUMMIES = {
     "ContentLabel": "REMOVED",
@@ -98,19 +98,19 @@ DUMMIES = {
     "StructureSetLabel": "REMOVED",
     "SegmentAlgorithmName": "REMOVED",
 }
-"""Attributes that objects must have with a value, each with the one that they get."""
+"""Required attributes that get a dummy value."""
 
 TABLE = frozenset(("LUTDescriptor", "LUTData", "ModalityLUTType"))
-"""Attributes of a table that turns stored values into those of a modality."""
+"""Attributes of a table from stored values to values of a modality."""
 
 LABELS = ("SegmentLabel", "ROIName")
-"""Names of segments and regions, which become those of classes."""
+"""Names of segments and regions, which get names of classes."""
 
 PSEUDONYMS = ("ConvolutionKernel", "StackID")
-"""Texts that tell volumes of one series apart, which become pseudonyms."""
+"""Texts that distinguish volumes of one series, which become pseudonyms."""
 
 TERMS = frozenset([*_TERMS.split(), "SCREEN SAVE", "WHOLE BODY", "RECON TOMO", "RECON GATED TOMO"])
-"""Words that an attribute of one word (ImageType, Modality, ...) may keep; others go, name or not."""
+"""Words that an attribute of words (ImageType, Modality, ...) keeps; all others go."""
 
 _IMAGES = (
     *("CTImage", "EnhancedCTImage", "LegacyConvertedEnhancedCTImage"),

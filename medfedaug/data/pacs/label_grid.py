@@ -1,4 +1,4 @@
-"""`LabelGrid`: the label map of an image, filled from DICOM SEG or RTSTRUCT on the image's own voxels."""
+"""`LabelGrid`: the label map of an image, filled from DICOM SEG or RTSTRUCT on the voxels of the image."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from medfedaug.data.pacs.contour_areas import Contour, joined_area
 from medfedaug.data.pacs.import_settings import ImportSettings
 from medfedaug.errors import ReaderError
 
-_NEAR = 0.05  # of a voxel: rounding in headers is below, another grid above
+_NEAR = 0.05  # of a voxel: above rounding in headers, below another grid
 
 
 class LabelGrid:
@@ -31,7 +31,7 @@ class LabelGrid:
             raise ReaderError("the image does not say where it lies, so no label map can be put on it")
         self._series, self._settings = series, settings
         self._inverse = np.linalg.inv(np.diag([-1.0, -1, 1, 1]) @ series.affine)
-        # By the number of a class its place in the order in which overlapping voxels are given away.
+        # Rank of each class in the order of `ImportSettings.priority`.
         self._rank = np.array([settings.priority.index(name) for name in settings.classes[1:]])
         self.voxels = np.zeros(series.shape, np.uint8)
         self.crossed = 0
@@ -40,26 +40,24 @@ class LabelGrid:
         """Add segments of a SEG or an RTSTRUCT.
 
         Raises:
-            ReaderError: for segments that overlap, and for what lies on another grid.
+            ReaderError: for segments that overlap, or lie on another grid.
         """
         rtstruct = dataset.get("Modality") == "RTSTRUCT"
         for name, mask in (self._contours if rtstruct else self._frames)(dataset, classes):
             index = self._settings.classes.index(name)
             before = self.voxels[mask]
-            taken = (before != 0) & (before != index)
-            if taken.any() and self._settings.overlap == "refuse":
+            overlap = (before != 0) & (before != index)
+            if overlap.any() and self._settings.overlap == "refuse":
                 raise ReaderError(
                     "segments of different classes overlap; --overlap priority gives the voxels to the class "
                     "that --segments names first"
                 )
             first = self._rank[np.maximum(before, 1) - 1] < self._rank[index - 1]
-            self.voxels[mask] = np.where(taken & first, before, index)
+            self.voxels[mask] = np.where(overlap & first, before, index)
 
     def _index(self, points: np.ndarray) -> np.ndarray:
-        """Voxel indices of points in millimetres, LPS: (N, 3) to (N, 3)."""
+        """Convert points in millimetres, LPS, to voxel indices: (N, 3) to (N, 3)."""
         return points @ self._inverse[:3, :3].T + self._inverse[:3, 3]
-
-    # ------------------------------------------------------------------ DICOM SEG
 
     def _frames(self, dataset: Dataset, classes: Mapping[int, str]) -> Iterator[tuple[str, np.ndarray]]:
         masks: dict[str, np.ndarray] = {}
@@ -74,26 +72,24 @@ class LabelGrid:
         pixels = frame.pixels
         try:
             first = np.array(first_item("PlanePositionSequence", *frame.groups).ImagePositionPatient, float)
-            turned = first_item("PlaneOrientationSequence", *frame.groups).ImageOrientationPatient
+            orientation = first_item("PlaneOrientationSequence", *frame.groups).ImageOrientationPatient
             spacing = np.array(first_item("PixelMeasuresSequence", *frame.groups).PixelSpacing, float)
         except (AttributeError, TypeError, ValueError) as error:
             raise ReaderError("a SEG whose frames do not say where they lie") from error
-        row, column = np.reshape(np.array(turned, float), (2, 3))
+        row, column = np.reshape(np.array(orientation, float), (2, 3))
         rows, columns = np.nonzero(pixels)
         ends = np.array([[0, 0], [0, pixels.shape[1] - 1], [pixels.shape[0] - 1, 0]])
-        for where in (ends, np.stack([rows, columns], axis=1)):
-            points = first + where[:, 1:] * row * spacing[1] + where[:, :1] * column * spacing[0]
-            found = self._index(points)
-            if not np.isfinite(found).all():
+        for corners in (ends, np.stack([rows, columns], axis=1)):
+            points = first + corners[:, 1:] * row * spacing[1] + corners[:, :1] * column * spacing[0]
+            indices = self._index(points)
+            if not np.isfinite(indices).all():
                 raise ReaderError("a SEG whose frames do not say where they lie")
-            if len(found) and np.abs(found - np.rint(found)).max() > _NEAR:
+            if len(indices) and np.abs(indices - np.rint(indices)).max() > _NEAR:
                 raise ReaderError("a SEG on another grid than its image")
-        cells = np.rint(found).astype(int)
+        cells = np.rint(indices).astype(int)
         if (cells < 0).any() or (cells >= mask.shape).any():
             raise ReaderError("a SEG that reaches beyond its image")
         mask[tuple(cells.T)] = True
-
-    # ------------------------------------------------------------------ RTSTRUCT
 
     def _contours(self, dataset: Dataset, classes: Mapping[int, str]) -> Iterator[tuple[str, np.ndarray]]:
         for roi in items_of(dataset, "ROIContourSequence"):

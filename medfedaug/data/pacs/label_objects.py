@@ -1,4 +1,4 @@
-"""`LabelObject`: a DICOM SEG or RTSTRUCT as an import sees it: segments, their makers, and its date."""
+"""`LabelObject`: segments, authors and date of a DICOM SEG or RTSTRUCT."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ from medfedaug.data.io.segment_frames import described_segments
 from medfedaug.data.pacs.archive import DATES
 from medfedaug.data.pacs.object_check import reading_objects, referenced_series
 
-_LARGE = "64 KB"  # values that are read when they are needed: pixels
-
+_LARGE = "64 KB"  # larger values, such as pixels, are read on access
 _DATES = (*DATES, ("SeriesDate", "SeriesTime"))
 
 
 def class_of(name: str, segments: Mapping[str, str]) -> str | None:
-    """Return the class of a segment, by the first pattern that its name fits, without minding capitals.
+    """Return the class of a segment, by the first pattern that its name matches, without regard to case.
 
     Example:
         >>> class_of("GTV 1", {"gtv*": "tumour"})
         'tumour'
     """
     bare = " ".join(name.split()).lower()
-    return next((found for pattern, found in segments.items() if fnmatchcase(bare, pattern.lower())), None)
+    return next((word for pattern, word in segments.items() if fnmatchcase(bare, pattern.lower())), None)
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Segment:
 
     @property
     def automatic(self) -> bool:
-        """Return whether no person had a hand in it."""
+        """Return whether a program made it alone."""
         return self.algorithm == "AUTOMATIC"
 
 
@@ -58,10 +57,10 @@ class LabelObject:
     """Label object of a study.
 
     Args:
-        dataset: the object; its pixels are read when they are needed.
-        segments: without regions that are points, which enclose no voxel.
-        date: date and time of its content, comparable as text; empty where it does not say, and
-            where nothing was made then.
+        dataset: the object; its pixels are read on access.
+        segments: without regions of points, which enclose no voxel.
+        date: date and time of its content, comparable as text; empty where it is missing or impossible.
+        own: whether this software wrote it.
     """
 
     dataset: Dataset
@@ -81,8 +80,8 @@ class LabelObject:
 
     @property
     def automatic(self) -> bool:
-        """Return whether all of its segments are."""
-        return bool(self.segments) and all(one.automatic for one in self.segments)
+        """Return whether all of its segments are automatic."""
+        return bool(self.segments) and all(segment.automatic for segment in self.segments)
 
     @property
     def uid(self) -> str:
@@ -99,46 +98,46 @@ def _segments(dataset: Dataset) -> Sequence[Segment]:
     if dataset.get("Modality") != "RTSTRUCT":
         return [
             Segment(
-                int(one.SegmentNumber),
-                str(one.get("SegmentLabel", "")),
-                str(one.get("SegmentAlgorithmType") or "").upper(),
+                int(item.SegmentNumber),
+                str(item.get("SegmentLabel", "")),
+                str(item.get("SegmentAlgorithmType") or "").upper(),
             )
-            for one in items_of(dataset, "SegmentSequence")
-            if int(one.SegmentNumber) in described_segments(dataset)
+            for item in items_of(dataset, "SegmentSequence")
+            if int(item.SegmentNumber) in described_segments(dataset)
         ]
-    drawn = {
+    contour_types = {
         int(roi.ReferencedROINumber): {
-            one.get("ContourGeometricType") for one in items_of(roi, "ContourSequence")
+            contour.get("ContourGeometricType") for contour in items_of(roi, "ContourSequence")
         }
         for roi in items_of(dataset, "ROIContourSequence")
     }
     return [
         Segment(
-            int(one.ROINumber),
-            str(one.get("ROIName", "")),
-            str(one.get("ROIGenerationAlgorithm") or "").upper(),
-            empty=not drawn.get(int(one.ROINumber)),
+            int(roi.ROINumber),
+            str(roi.get("ROIName", "")),
+            str(roi.get("ROIGenerationAlgorithm") or "").upper(),
+            empty=not contour_types.get(int(roi.ROINumber)),
         )
-        for one in items_of(dataset, "StructureSetROISequence")
-        if drawn.get(int(one.ROINumber)) != {"POINT"}
+        for roi in items_of(dataset, "StructureSetROISequence")
+        if contour_types.get(int(roi.ROINumber)) != {"POINT"}
     ]
 
 
 def _date(dataset: Dataset) -> str:
-    """The first date of an object, of those that it may have; none where it is no day, or one to come."""
+    """Return the first date of an object; empty for an invalid day, or a future one."""
     for day, time in _DATES:
         if value := str(dataset.get(day) or "").strip():
             clock = str(dataset.get(time) or "").strip().replace(":", "")
             whole, _, fraction = clock.partition(".")
             if not all(part.isdecimal() for part in (whole, fraction) if part):
                 return ""
-            found = _past_day(value)
-            return found and f"{found}{whole:0<6}.{fraction:0<6}"
+            past = _past_day(value)
+            return past and f"{past}{whole:0<6}.{fraction:0<6}"
     return ""
 
 
 def _past_day(value: str) -> str:
-    """A day as YYYYMMDD; empty for what is none, and for one that has begun nowhere on earth."""
+    """Return a day as YYYYMMDD; empty for an invalid one, and for one that has begun nowhere on earth."""
     try:
         day = datetime.strptime(value.replace(".", ""), "%Y%m%d").replace(tzinfo=timezone.utc)
     except ValueError:

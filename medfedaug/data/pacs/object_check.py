@@ -1,10 +1,11 @@
-"""Compare objects that an archive sends with its answer, with the request, and with what they refer to."""
+"""Compare objects of an archive with its answer, with the request, and with the objects they refer to."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 import pydicom
 from pydicom import Dataset
@@ -12,14 +13,14 @@ from pydicom import Dataset
 from medfedaug.data.io.dicom_bounds import check_bounds
 from medfedaug.data.io.dicom_headers import items_of
 from medfedaug.data.io.dicom_series import DicomSeries
-from medfedaug.data.pacs.archive import FoundSeries
+from medfedaug.data.pacs.archive import ArchiveSeries
 from medfedaug.errors import MedFedAugError, ReaderError
 
 OBJECT_TAGS = (
     *("PatientID", "IssuerOfPatientID", "StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID"),
     *("Modality", "Rows", "Columns", "NumberOfFrames", "SamplesPerPixel"),
 )
-"""Attributes of an object that `SeriesBounds` looks at."""
+"""Attributes of an object that `SeriesBounds` checks."""
 _SERIES = ("RTReferencedStudySequence", "RTReferencedSeriesSequence")
 _SOURCES = (
     ("PerFrameFunctionalGroupsSequence", "DerivationImageSequence", "SourceImageSequence"),
@@ -33,14 +34,14 @@ MOST_VOXELS = 2**30
 
 
 class ObjectRefused(ReaderError):
-    """An object is not what the archive said, so nothing of its series is used."""
+    """An object contradicts the archive's answer, so nothing of its series is used."""
 
 
 @contextmanager
 def reading_objects(problem: str = "") -> Iterator[None]:
-    """Make a `ReaderError` of whatever a damaged object leads to: it fails anywhere in the parsers.
+    """Turn any error into a `ReaderError`: a damaged object fails anywhere in the parsers.
 
-    Without a named problem an `OSError` passes, which may be about a file that is written.
+    Without a named problem an `OSError` passes, which may come from a file that is written.
     """
     try:
         yield
@@ -53,7 +54,7 @@ def reading_objects(problem: str = "") -> Iterator[None]:
 
 
 def read_values(content: bytes) -> dict[str, str]:
-    """Read the values of `OBJECT_TAGS`, as text; empty where there are none."""
+    """Read the values of `OBJECT_TAGS` as text; empty for missing ones."""
     with reading_objects():
         check_bounds(content)
         header = pydicom.dcmread(
@@ -63,9 +64,9 @@ def read_values(content: bytes) -> dict[str, str]:
 
 
 class SeriesBounds:
-    """Bounds of the objects of one series: its patient, study and series, and sizes."""
+    """Bounds on the objects of one series: its patient, study and series, and sizes."""
 
-    def __init__(self, series: FoundSeries) -> None:
+    def __init__(self, series: ArchiveSeries) -> None:
         self._series = series
         self._bytes = self._voxels = 0
 
@@ -73,22 +74,23 @@ class SeriesBounds:
         """Check one object, and count it.
 
         Raises:
-            ObjectRefused: where it is of others than the archive said, or where all of them are too large.
+            ObjectRefused: for another patient, study or series, or where all objects are too large.
             ReaderError: where its header does not say its size.
         """
         series = self._series
-        compared = (
+        compared = [
             ("patient", values["PatientID"], series.patient),
             ("study", values["StudyInstanceUID"], series.study),
             ("series", values["SeriesInstanceUID"], series.uid),
-        )
+        ]
         # Answers and objects may lack these.
         optional = (
             ("issuer of the PatientID", values["IssuerOfPatientID"], series.issuer),
             ("modality", values["Modality"], series.modality),
         )
-        for word, found, expected in (*compared, *(one for one in optional if one[1] and one[2])):
-            if found != expected.strip():
+        compared += [(word, value, expected) for word, value, expected in optional if value and expected]
+        for word, value, expected in compared:
+            if value != expected.strip():
                 raise ObjectRefused(
                     f"an object is of another {word} than the archive's answer says; none of them is used, "
                     "and who runs the archive can mend it"
@@ -113,25 +115,18 @@ def _voxels(values: Mapping[str, str]) -> int:
 def check_references(label: Dataset, image: DicomSeries) -> None:
     """Check that a SEG or an RTSTRUCT refers to the objects of its image, in its frame of reference."""
     frame = image.first.frame_of_reference
-    for found in _frames_of_reference(label, image.uid):
-        if frame and found and found != frame:
-            raise ReaderError("a label object lies in another frame of reference than its image")
+    if frame and any(uid not in ("", frame) for uid in _frames_of_reference(label, image.uid)):
+        raise ReaderError("a label object lies in another frame of reference than its image")
+    files = [file for folder in image.folders for file in folder.iterdir()]
     with reading_objects():
-        own = {
-            str(
-                pydicom.dcmread(
-                    file, specific_tags=["SOPInstanceUID"], stop_before_pixels=True
-                ).SOPInstanceUID
-            )
-            for folder in image.folders
-            for file in folder.iterdir()
-        }
-    if not {*_instances(label, image.uid)} <= own:
+        read = partial(pydicom.dcmread, specific_tags=["SOPInstanceUID"], stop_before_pixels=True)
+        instances = {str(read(file).SOPInstanceUID) for file in files}
+    if not {*_instances(label, image.uid)} <= instances:
         raise ReaderError("a label object refers to objects that its image does not have")
 
 
 def _frames_of_reference(label: Dataset, series: str) -> Iterator[str]:
-    """Return the frames of reference in which a label object lies."""
+    """Yield the frames of reference in which a label object lies."""
     if label.get("Modality") != "RTSTRUCT":
         yield str(label.get("FrameOfReferenceUID") or "")
         return
@@ -149,17 +144,17 @@ def referenced_series(label: Dataset) -> list[Dataset]:
 
 
 def _instances(label: Dataset, series: str) -> Iterator[str]:
-    """Return the objects of a series to which a label object refers, of all frames and contours."""
-    others = set[str]()
+    """Yield the objects of a series to which a label object refers, of all frames and contours."""
+    other_series = set[str]()
     for item in referenced_series(label):
         names = ("ReferencedInstanceSequence", "ContourImageSequence")
-        found = {uid for name in names for uid in _uids(items_of(item, name))}
+        uids = {uid for name in names for uid in _uids(items_of(item, name))}
         if item.get("SeriesInstanceUID") == series:
-            yield from found
+            yield from uids
         else:
-            others |= found
+            other_series |= uids
     for path in _SOURCES:
-        yield from (uid for uid in _uids(items_of(label, *path)) if uid not in others)
+        yield from (uid for uid in _uids(items_of(label, *path)) if uid not in other_series)
 
 
 def _uids(items: Iterable[Dataset]) -> Iterator[str]:

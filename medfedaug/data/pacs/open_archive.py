@@ -1,4 +1,4 @@
-"""Open the archive that a user names; its network package is imported with it."""
+"""Open the archive that a user names, and import its network package."""
 
 from __future__ import annotations
 
@@ -16,18 +16,16 @@ def open_archive(
     folder: str | Path | None = None,
     access: Access | None = None,
 ) -> Archive:
-    """Open the one archive that is named.
+    """Open the archive of the one address that is given.
 
     Raises:
-        ConfigError: where none or several are named, for an address that is none, and where a package is
-            missing.
+        ConfigError: for no or several addresses, an invalid one, or a missing package.
     """
-    given = [
-        name for name, value in (("--dicomweb", dicomweb), ("--dimse", dimse), ("--folder", folder)) if value
-    ]
-    if len(given) != 1:
-        what = " and ".join(given) if given else "no archive"
-        raise ConfigError(f"{what} given; give one of --dicomweb URL, --dimse AET@HOST:PORT, --folder DIR")
+    addresses = {"--dicomweb": dicomweb, "--dimse": dimse, "--folder": folder}
+    names = [name for name, value in addresses.items() if value]
+    if len(names) != 1:
+        text = " and ".join(names) or "no archive"
+        raise ConfigError(f"{text} given; give one of --dicomweb URL, --dimse AET@HOST:PORT, --folder DIR")
     access = access or Access()
     if dicomweb:
         require_pacs("dicomweb_client")

@@ -1,23 +1,22 @@
-"""`Patience`: when an archive that does not answer is given up."""
+"""`Patience`: decide when to give up an archive that does not answer."""
 
 from __future__ import annotations
 
 import threading
 
-from medfedaug.data.pacs.archive import ArchiveError, FetchError, OddAnswer, RequestRefused
+from medfedaug.data.pacs.archive import ArchiveError, FetchError, RequestRefused, UnusableAnswer
 
 _MOST = 3
 
 
 class Patience:
-    """Tell failures of one study from an archive that is gone.
+    """Distinguish failures of one study from an archive that is gone.
 
-    An archive is given up when it was silent to so many studies in a row that each cost its time-outs; one
-    that never answered, at once; and one that never answered but with what nobody can use, after as many.
-    Safe to be used by several threads.
+    An archive is given up after three silent studies in a row. One that has never answered is given up at
+    once, and after three unusable answers. Several threads may use it.
 
     Args:
-        answered: whether it has answered before.
+        answered: whether the archive has answered before.
     """
 
     def __init__(self, place: str, *, answered: bool = False) -> None:
@@ -26,16 +25,16 @@ class Patience:
         self._lock = threading.Lock()
 
     def heard(self) -> None:
-        """Note that the archive answers."""
+        """Record that the archive answers."""
         with self._lock:
             self._answered, self._silent = True, 0
 
     def problem(self, error: ArchiveError | FetchError) -> str:
-        """Return the reason why a study failed."""
+        """Return the reason why a study failed; raise where the archive is given up."""
         if not error.timed_out:
             if isinstance(error, ArchiveError) and not isinstance(error, RequestRefused):
                 raise error
-            if isinstance(error, OddAnswer) and not self._answered:
+            if isinstance(error, UnusableAnswer) and not self._answered:
                 with self._lock:
                     self._odd += 1
                     if self._odd >= _MOST:

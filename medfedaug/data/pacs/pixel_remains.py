@@ -1,4 +1,4 @@
-"""`clean_pixels`: pixels of an object without all that is stored beside the values of an image."""
+"""`clean_pixels`: remove everything but the values of an image from the pixels of an object."""
 
 from __future__ import annotations
 
@@ -24,19 +24,18 @@ def clean_pixels(dataset: Dataset) -> None:
         dataset.PixelData = encapsulate([without_comments(image) for image in compressed_frames(dataset)])
     else:
         if not syntax.is_little_endian and dataset["PixelData"].VR == "OW" and dataset.BitsAllocated == 8:
-            # Bytes of each word change places, where no bytes are cut off.
+            # Words of swapped bytes: the bytes after the image are last only in the order of the image.
             dataset.PixelData = np.frombuffer(dataset.PixelData, np.uint16).byteswap().tobytes()
             dataset["PixelData"].VR = "OB"
-        data = _own_bits(
-            dataset, dataset.PixelData[: expected_bytes(dataset)], little=syntax.is_little_endian
-        )
+        data = dataset.PixelData[: expected_bytes(dataset)]
+        data = _without_unused_bits(dataset, data, little=syntax.is_little_endian)
         dataset.PixelData = data + b"\0" * (len(data) % 2)
 
 
 def _write_rle_anew(dataset: Dataset) -> None:
     values = stored_frames(dataset)
     form = PixelFormat.of(dataset)
-    if form.colour:  # as they were decoded
+    if form.colour:  # the decoded values are RGB
         dataset.PhotometricInterpretation, dataset.PlanarConfiguration = "RGB", 0
     kind = f"{'i' if form.signed else 'u'}{form.allocated // 8}"
     dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
@@ -44,8 +43,8 @@ def _write_rle_anew(dataset: Dataset) -> None:
     dataset.compress(RLELossless, generate_instance_uid=False)
 
 
-def _own_bits(dataset: Dataset, data: bytes, *, little: bool) -> bytes:
-    """Pixels whose other bits repeat the sign, or are 0."""
+def _without_unused_bits(dataset: Dataset, data: bytes, *, little: bool) -> bytes:
+    """Return pixels whose unused bits repeat the sign, or are 0."""
     form = PixelFormat.of(dataset)
     if form.allocated == 1:
         count = int(dataset.get("NumberOfFrames") or 1) * form.rows * form.columns

@@ -1,15 +1,15 @@
-"""Studies that a user asks for, from a CSV file."""
+"""Read the studies that a user names in a CSV file."""
 
 from __future__ import annotations
 
 import csv
 from pathlib import Path
 
-from medfedaug.data.pacs.archive import STUDY_KEYS, Wanted
+from medfedaug.data.pacs.archive import STUDY_KEYS, StudyQuery
 from medfedaug.errors import ConfigError
 
 
-def read_studies(path: Path) -> list[Wanted]:
+def read_studies(path: Path) -> list[StudyQuery]:
     """Read the studies of a CSV file with a column of `STUDY_KEYS`, each once, in the order of the file."""
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -23,14 +23,14 @@ def read_studies(path: Path) -> list[Wanted]:
     key = next((name for name in STUDY_KEYS if name in columns), None)
     if key is None:
         raise ConfigError(f"{path}: has no column {', '.join(STUDY_KEYS[:-1])} or {STUDY_KEYS[-1]}")
-    found: dict[Wanted, None] = {}
+    queries: dict[StudyQuery, None] = {}
     for row in rows:
         value = (row.get(key) or "").strip()
         if value:
             try:
-                found[Wanted(key, value)] = None
+                queries[StudyQuery(key, value)] = None
             except ConfigError as error:
                 raise ConfigError(f"{path}, line {rows.line_num}: {error}") from error
-    if not found:
+    if not queries:
         raise ConfigError(f"{path}: names no study")
-    return [*found]
+    return [*queries]

@@ -1,4 +1,4 @@
-"""`StudyList`: the site's own list of imported studies, which says which pseudonym is which study."""
+"""`StudyList`: the site's private list of imported studies, which maps pseudonyms to studies."""
 
 from __future__ import annotations
 
@@ -9,32 +9,31 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from medfedaug.data.pacs.archive import STUDY_KEYS, Wanted
-from medfedaug.data.pacs.choice import Planned
+from medfedaug.data.pacs.archive import StudyQuery
+from medfedaug.data.pacs.choice import StudyPlan
 from medfedaug.data.pacs.import_settings import ImportSettings
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import parse_versioned, write_versioned
 
 _FILE, _KIND, _VERSION = "studies.json", "imported-studies", 1
 _FREE = ("allow_burned_in", "parallel", "refresh", "keep_versions")
-_KEPT = 1  # earlier versions of a case, where no import has said how many
+_KEPT = 1  # earlier versions of a case by default
 _OF_VERSION = ("imported", "series", "notes")
-# What studies were refused for may be chosen later: the imported ones did not need the choice.
+# Choices for refused studies may be made later: imported studies did not need them.
 _LATER = ("overlap", "label_series", "unmapped", "crossing")
 
 
 class StudyList:
-    """Imported studies and withdrawn patients; the file may be read by its owner alone.
+    """Imported studies and withdrawn patients; only its owner may read the file.
 
-    Safe to be used by several threads.
+    Several threads may use it.
 
     Attributes:
         path: the file.
-        studies: by case its patient's pseudonym, identifiers, version, and the objects that were taken.
-        refused: by case its patient's pseudonym, identifiers, and names of the segments for which it was
-            refused.
+        studies: by case its patient's pseudonym, identifiers, version, and imported objects.
+        refused: by case its patient's pseudonym, identifiers, and names of the refused segments.
         withdrawn: by patient the time.
-        caches: folders of prepared images, as long as withdrawn patients are to be removed from them.
+        caches: folders of prepared images from which withdrawn patients are still to be removed.
     """
 
     def __init__(self, state: Path) -> None:
@@ -52,16 +51,15 @@ class StudyList:
         self.caches: list[str] = self._content.setdefault("caches", [])
 
     def settle(self, settings: ImportSettings) -> None:
-        """Bind the list to the settings that decide over voxels; refuse others than those before."""
+        """Bind the list to the settings that decide over voxels; refuse a change of them."""
         choices = _choices(settings)
         before = self._content.get("settings")
         if before is not None and self.studies:
             # A list of an earlier version lacks some; its studies had the defaults.
-            untold = _choices(ImportSettings(segments=dict(before.get("segments", ()))))
-            before = {**untold, **before}
-            unset = {name: untold[name] for name in _LATER}
-            chosen = {name: choices[name] for name in _LATER if before[name] == unset[name]}
-            if {**before, **chosen} != choices:
+            defaults = _choices(ImportSettings(segments=dict(before.get("segments", ()))))
+            before = {**defaults, **before}
+            later = {name: choices[name] for name in _LATER if before[name] == defaults[name]}
+            if {**before, **later} != choices:
                 raise ConfigError(
                     f"{self.path.parent}: its studies were imported with other settings; "
                     "give the same ones, or another --out"
@@ -70,19 +68,19 @@ class StudyList:
 
     def enter(
         self,
-        plan: Planned,
+        plan: StudyPlan,
         images: Sequence[str],
-        taken: Mapping[str, Any],
+        series: Mapping[str, Any],
         notes: Sequence[str],
         differs: bool | None,
     ) -> None:
-        """Enter an imported study; where its files, or else its objects, differ, it is another version."""
+        """Enter an imported study, as a new version where its files, or else its objects, differ."""
         if plan.study is None:
             return
         with self._lock:
             before = self.studies.get(plan.case, {})
             version, previous = before.get("version", 1), before.get("previous", [])
-            if before and (before.get("series") != taken if differs is None else differs):
+            if before and (before.get("series") != series if differs is None else differs):
                 earlier = {name: before.get(name) for name in _OF_VERSION}
                 previous = [*previous, {"version": version, **earlier}]
                 version += 1
@@ -92,41 +90,37 @@ class StudyList:
                 "SeriesInstanceUID": [*images],
                 "version": version,
                 "imported": _now(),
-                "series": taken,
+                "series": series,
                 "notes": [*notes],
                 "previous": previous,
             }
             self.refused.pop(plan.case, None)
             self.save()
 
-    def kept_versions(self, given: int | None) -> int:
-        """Return how many earlier versions of a case stay; later imports keep to the number ``given``."""
-        if given is not None:
-            self._content["keep_versions"] = given
+    def kept_versions(self, number: int | None) -> int:
+        """Return the number of earlier versions of a case to keep; a given number holds for later imports."""
+        if number is not None:
+            self._content["keep_versions"] = number
         kept = self._content.get("keep_versions")
         return _KEPT if kept is None else int(kept)
 
-    def refuse(self, plan: Planned, segments: Sequence[str]) -> None:
+    def refuse(self, plan: StudyPlan, segments: Sequence[str]) -> None:
         """Enter the names of the segments for which a study was refused: messages do not show them."""
         with self._lock:
             self.refused[plan.case] = {**_identifiers(plan), "segments": [*segments]}
             self.save()
 
     def version(self, case: str) -> int:
-        """Return the version of a case; 1 for an import by a version that did not count."""
+        """Return the version of a case; 1 for an import by a release that did not count."""
         return int(self.studies[case].get("version", 1))
 
-    def patients_of(self, wanted: Sequence[Wanted]) -> set[str]:
-        """Return the patients of whom a study, imported or refused, has one of some values."""
-        values = {(one.key, one.value) for one in wanted}
-        return {
-            entry["patient"]
-            for entry in (*self.studies.values(), *self.refused.values())
-            if any((key, entry.get(key)) in values for key in STUDY_KEYS)
-        }
+    def patients_of(self, query: StudyQuery) -> set[str]:
+        """Return the patients with a study, imported or refused, that matches a query."""
+        entries = (*self.studies.values(), *self.refused.values())
+        return {entry["patient"] for entry in entries if entry.get(query.key) == query.value}
 
     def withdraw(self, patients: Sequence[str], caches: Sequence[Path] = ()) -> None:
-        """Record that patients are withdrawn, and are to be removed from caches, too."""
+        """Record that patients are withdrawn, and are to be removed from caches."""
         now = _now()
         for patient in patients:
             self.withdrawn.setdefault(patient, now)
@@ -140,8 +134,8 @@ class StudyList:
         write_versioned(self.path, _KIND, _VERSION, content, private=True)
 
 
-def _identifiers(plan: Planned) -> dict[str, str]:
-    """The patient's pseudonym, and the values by which a withdrawal may name the study."""
+def _identifiers(plan: StudyPlan) -> dict[str, str]:
+    """Return the patient's pseudonym, and the values by which a withdrawal may name the study."""
     study = plan.study
     assert study is not None
     return {
@@ -153,17 +147,14 @@ def _identifiers(plan: Planned) -> dict[str, str]:
 
 
 def _choices(settings: ImportSettings) -> dict[str, Any]:
-    """Settings that decide over voxels, as JSON keeps them."""
-    # Pairs in place of mappings: the order of segments decides over overlaps.
-    return {
-        key: [[*pair] for pair in value.items()]
-        if isinstance(value, dict)
-        else [*value]
-        if isinstance(value, tuple)
-        else value
-        for key, value in asdict(settings).items()
-        if key not in _FREE
-    }
+    """Return the settings that decide over voxels, as JSON keeps them."""
+    choices = {key: value for key, value in asdict(settings).items() if key not in _FREE}
+    for key, value in choices.items():
+        if isinstance(value, dict):  # as pairs: the order of segments decides over overlaps
+            choices[key] = [[*pair] for pair in value.items()]
+        elif isinstance(value, tuple):
+            choices[key] = [*value]
+    return choices
 
 
 def _now() -> str:

@@ -1,4 +1,4 @@
-"""Volumes of fetched series: opened, brought to one grid, written as NIfTI."""
+"""Open the volumes of fetched series, bring them to one grid, and write them as NIfTI."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _SAME_PLACE = 1e-3  # of a voxel
 
 
 def open_volume(folder: Path, rule: str | None, *, allow_burned_in: bool) -> DicomSeries:
-    """Open the one volume of a fetched series.
+    """Open the only volume of a fetched series.
 
     Raises:
-        ReaderError: where it is no volume, or must not be taken; names no value of a header but sizes.
+        ReaderError: where it is no volume, or may not be used; names no value of a header but sizes.
     """
-    found = scan(folder)
-    used = {file for one in found.series for file in one.files}
-    if others := len([file for file in folder.iterdir() if file not in used]):
-        # No gap would tell that the first or the last slice is missing.
-        raise ReaderError(f"{others} of its objects cannot be read, or are no images")
-    chosen = [*found.series] if len(found.series) == 1 else select(found.series, rule).chosen
+    volumes = scan(folder).series
+    used = {file for volume in volumes for file in volume.files}
+    if unused := len([file for file in folder.iterdir() if file not in used]):
+        # A missing first or last slice leaves no gap.
+        raise ReaderError(f"{unused} of its objects cannot be read, or are no images")
+    chosen = [*volumes] if len(volumes) == 1 else select(volumes, rule).chosen
     if len(chosen) != 1:
-        raise ReaderError(f"the series holds {len(found.series)} volumes, one was expected")
+        raise ReaderError(f"the series holds {len(volumes)} volumes, one was expected")
     series = chosen[0]
     if rule is None and series.is_localiser:
         raise ReaderError("it is a localiser (ImageType); --series takes it")
@@ -52,25 +52,25 @@ def open_volume(folder: Path, rule: str | None, *, allow_burned_in: bool) -> Dic
 def load_on_grid(channels: Sequence[DicomSeries], grid: DicomSeries) -> list[np.ndarray]:
     """Load volumes, each (X, Y, Z) or in colour (X, Y, Z, 3), on the grid of one of them.
 
-    One on the same grid keeps its voxels; others are interpolated linearly, and have their lowest value
-    outside of what they show.
+    A volume on the same grid keeps its voxels; others are interpolated linearly, with their lowest value
+    outside of their field of view.
     """
-    frames = {one.first.frame_of_reference for one in channels} - {""}
+    frames = {series.first.frame_of_reference for series in channels} - {""}
     if len(frames) > 1:
         raise ReaderError("its channels lie in different frames of reference; register them first")
     try:
         target = load_series(grid)
-        images = [target if one is grid else load_series(one) for one in channels]
+        images = [target if series is grid else load_series(series) for series in channels]
     except ReaderError as error:
         raise ReaderError(_unnamed(str(error))) from error
     if len(images) > 1 and any(image.GetNumberOfComponentsPerPixel() > 1 for image in images):
         raise ReaderError("a channel is in colour; import it by itself")
-    voxels = [sitk.GetArrayFromImage(_on(image, target)).T for image in images]
-    return [np.moveaxis(one, 0, -1) if one.ndim > target.GetDimension() else one for one in voxels]
+    arrays = [sitk.GetArrayFromImage(_on(image, target)).T for image in images]
+    return [np.moveaxis(array, 0, -1) if array.ndim > target.GetDimension() else array for array in arrays]
 
 
 def _unnamed(problem: str) -> str:
-    """A problem without the name of a file, which an archive may have made of a patient's."""
+    """Return a problem without the name of a file, which may contain a patient's name."""
     return problem.partition("; look at")[0]
 
 
@@ -92,16 +92,15 @@ def _same_grid(one: sitk.Image, other: sitk.Image) -> bool:
 
 
 def write_nifti(path: Path, voxels: np.ndarray, affine: np.ndarray) -> None:
-    """Write voxels, (X, Y, Z) or (X, Y, Z, C), as NIfTI, whole or not at all, for their owner alone.
+    """Write voxels, (X, Y, Z) or (X, Y, Z, C), atomically as NIfTI, readable for their owner alone.
 
-    Whole numbers of 16 bits are written as such. The same voxels give the same bytes.
+    Whole numbers of 16 bits are written as integers. The same voxels give the same bytes.
     """
     private_folder(path.parent)
     if voxels.dtype.kind == "f" and _whole(voxels):
         voxels = voxels.astype(np.int16)
     image = nibabel.Nifti1Image(voxels, affine)
     image.header.set_xyzt_units("mm")
-
     write_atomic(path, partial(pack_nifti, image), private=True)
 
 

@@ -1,10 +1,11 @@
-"""`WebSession`: HTTP with one archive alone, and with bounds on all that it answers."""
+"""`WebSession`: HTTP with one archive alone, and with bounds on its answers."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from email.message import Message
+from functools import partial
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
@@ -26,14 +27,14 @@ _BUSY = (408, 429, 502, 503, 504)
 
 
 class AnswerRefused(requests.RequestException):
-    """The archive does what nobody can use, or what could do harm: a text to follow its name."""
+    """The archive's answer is unusable, or could do harm; the text follows the archive's name."""
 
 
 class WebSession(requests.Session):
     """Session with one archive.
 
-    Redirects are followed to the same scheme, host and port alone, and never for what is stored. Answers that
-    are compressed, too long, too slow, or a web page raise `AnswerRefused`.
+    Redirects are followed to the same scheme, host and port alone, and never for a request to store. Answers
+    that are compressed, too long, too slow, or a web page raise `AnswerRefused`.
     """
 
     def __init__(self, url: str, access: Access) -> None:
@@ -41,8 +42,8 @@ class WebSession(requests.Session):
         self._origin = _origin(url)
         self.max_redirects = 5
         self.headers["Accept-Encoding"] = "identity"
-        # A busy archive is asked again, later each time, or when it says so itself.
-        waiting = _Waiting(
+        # A busy archive is asked again after a growing delay, or at the time of its answer.
+        retry = _BoundedRetry(
             longest=access.timeout,
             total=access.attempts - 1,
             backoff_factor=0.5,
@@ -51,11 +52,11 @@ class WebSession(requests.Session):
             allowed_methods={"GET"},
         )
         for scheme in ("http://", "https://"):
-            self.mount(scheme, _BoundedAdapter(max_retries=waiting))
+            self.mount(scheme, _BoundedAdapter(max_retries=retry))
         if access.user is not None:
             self.auth = (access.user, access.password or "")
         if access.token is not None:
-            self.auth = _Token(access.token)
+            self.auth = partial(_with_token, access.token)  # goes before the entry of a file `.netrc`
         if access.authority is not None:
             self.verify = str(access.authority)
         if access.certificate is not None:
@@ -65,13 +66,13 @@ class WebSession(requests.Session):
     def merge_environment_settings(
         self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any
     ) -> dict[str, Any]:
-        """Let the own authority count, also where the environment names another (REQUESTS_CA_BUNDLE)."""
-        own = self.verify if verify is None else verify
-        found: dict[str, Any] = super().merge_environment_settings(url, proxies, stream, own, cert)
-        return found
+        """Prefer the authority of `Access` to the one of the environment (REQUESTS_CA_BUNDLE)."""
+        verify = self.verify if verify is None else verify
+        merged: dict[str, Any] = super().merge_environment_settings(url, proxies, stream, verify, cert)
+        return merged
 
     def get_redirect_target(self, response: requests.Response) -> str | None:
-        """Return where an answer redirects to; ``None`` where it does not."""
+        """Return the target of a redirection; ``None`` without one."""
         target: str | None = super().get_redirect_target(response)
         if target is None:
             return None
@@ -88,7 +89,7 @@ class WebSession(requests.Session):
 
 
 def _origin(url: str, target: str = "") -> tuple[str, str | None, int | None]:
-    """Scheme, host and port of a target, as the answer of a URL names it; empty for one that is none."""
+    """Return scheme, host and port of a target in an answer of a URL; empty for an invalid one."""
     try:
         parts = urlsplit(urljoin(url, target))
         return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
@@ -116,7 +117,7 @@ class _BoundedAdapter(HTTPAdapter):
 
 
 class _Body:
-    """Body of an answer, bounded in bytes and in seconds of silence; all but its stream is urllib3's."""
+    """Body of an answer with bounds on bytes and silence; all but its stream is urllib3's."""
 
     def __init__(self, raw: Any, most: int, timeout: float) -> None:
         self._raw, self._most, self._timeout = raw, most, timeout
@@ -125,7 +126,7 @@ class _Body:
         return getattr(self._raw, name)
 
     def stream(self, amount: int = _CHUNK, decode_content: bool | None = None) -> Iterator[bytes]:
-        """Return the body in pieces, as they come."""
+        """Yield the body in pieces, as they come."""
         total = since = 0
         begin = time.monotonic()
         while piece := self._raw.read1(amount, decode_content=False):
@@ -139,36 +140,30 @@ class _Body:
             yield piece
 
 
-class _Token(requests.auth.AuthBase):
-    """A bearer token, which goes before what a file `.netrc` says."""
-
-    def __init__(self, token: str) -> None:
-        self._token = token
-
-    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        request.headers["Authorization"] = f"Bearer {self._token}"
-        return request
+def _with_token(token: str, request: requests.PreparedRequest) -> requests.PreparedRequest:
+    request.headers["Authorization"] = f"Bearer {token}"
+    return request
 
 
-class _Waiting(Retry):
-    """Waits before another attempt, as long as the archive says, and no longer than it may be silent."""
+class _BoundedRetry(Retry):
+    """Waits before another attempt for the archive's ``Retry-After``, at most ``longest`` seconds."""
 
     def __init__(self, longest: float = 60.0, **settings: Any) -> None:
         self.longest = longest
         super().__init__(**settings)
 
-    def new(self, **changed: Any) -> _Waiting:
+    def new(self, **changed: Any) -> _BoundedRetry:
         """Return a copy with some settings changed."""
         return super().new(longest=self.longest, **changed)
 
     def get_retry_after(self, response: Any) -> float | None:
         """Return the seconds of the header ``Retry-After``, at most ``longest``."""
-        asked = super().get_retry_after(response)
-        return None if asked is None else min(asked, self.longest)
+        seconds = super().get_retry_after(response)
+        return None if seconds is None else min(seconds, self.longest)
 
 
 def parts_of(response: requests.Response) -> Iterator[bytes]:
-    """Return the objects of an answer, each as its bytes come.
+    """Yield the bytes of the objects of an answer.
 
     Raises:
         AnswerRefused: for an answer without objects, and for an object that is too large.
@@ -176,7 +171,11 @@ def parts_of(response: requests.Response) -> Iterator[bytes]:
     """
     kind = _media_type(response)
     if kind == "application/dicom":
-        yield _whole(response)
+        content = bytearray()
+        for piece in response.iter_content(_CHUNK):
+            content += piece
+            _check_size(content)
+        yield bytes(content)
         return
     header = Message()
     header["Content-Type"] = response.headers.get("Content-Type", "")
@@ -194,19 +193,14 @@ def parts_of(response: requests.Response) -> Iterator[bytes]:
             del content[: end + len(delimiter)]
             start, begun = 0, True
         start = max(0, len(content) - len(delimiter))
-        if len(content) > _MOST_OBJECT:
-            raise AnswerRefused(f"sends an object of more than {_MOST_OBJECT >> 20} MiB")
+        _check_size(content)
     if not begun or not content.startswith(b"--"):
         raise requests.exceptions.ChunkedEncodingError("no delimiter at the end")
 
 
-def _whole(response: requests.Response) -> bytes:
-    content = bytearray()
-    for piece in response.iter_content(_CHUNK):
-        content += piece
-        if len(content) > _MOST_OBJECT:
-            raise AnswerRefused(f"sends an object of more than {_MOST_OBJECT >> 20} MiB")
-    return bytes(content)
+def _check_size(content: bytearray) -> None:
+    if len(content) > _MOST_OBJECT:
+        raise AnswerRefused(f"sends an object of more than {_MOST_OBJECT >> 20} MiB")
 
 
 def _media_type(response: requests.Response) -> str:

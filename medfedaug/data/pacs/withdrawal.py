@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from medfedaug.data.pacs.archive import FoundStudy, Wanted
+from medfedaug.data.pacs.archive import ArchiveStudy, StudyQuery
 from medfedaug.data.pacs.case_files import CaseFiles
 from medfedaug.data.pacs.folder import FolderArchive
 from medfedaug.data.pacs.study_list import StudyList
@@ -16,29 +16,27 @@ from medfedaug.errors import ConfigError
 
 @dataclass(frozen=True)
 class Withdrawal:
-    """Number of removed cases by pseudonym of the patient, and of values that belong to no imported study."""
+    """Number of removed cases by pseudonym of the patient, and number of queries without a study."""
 
     removed: dict[str, int]
     unmatched: int
 
 
 def withdraw(
-    wanted: Sequence[Wanted],
+    queries: Sequence[StudyQuery],
     out: Path,
     state: Path,
     pseudonym: Callable[[str, str], str],
     caches: Sequence[Path] = (),
 ) -> Withdrawal:
-    """Remove the patients whose studies are named, and record it.
+    """Remove the patients of the named studies, and record the withdrawal.
 
-    Images, label maps, objects, prepared images and entries of lists are removed, and what a failed import
-    has fetched.
-
-    The record, which has pseudonyms and times alone, comes first: where the process is killed, the next
-    import or withdrawal finishes it. A later import leaves the patients out.
+    This removes images, label maps, objects, prepared images, entries of lists, and objects of failed
+    imports. The record, which has pseudonyms and times alone, comes first: after a killed process, the next
+    import or withdrawal finishes the removal. A later import leaves the patients out.
 
     Raises:
-        ConfigError: where there is no list, or an import writes to the folder.
+        ConfigError: where the list is missing, or an import writes to the folder.
     """
     files = CaseFiles(out, state)
     if not StudyList(state).path.is_file():
@@ -46,16 +44,16 @@ def withdraw(
     with files.locked():
         studies = StudyList(state)
         patients: set[str] = set()
-        fetched: list[FoundStudy] = []
+        fetched: list[ArchiveStudy] = []
         unmatched = 0
         archive = FolderArchive(files.fetching) if files.fetching.is_dir() else None
-        for one in wanted:
-            found = archive.find_studies(one) if archive is not None else []
-            of_value = studies.patients_of([one]) | {pseudonym(study.person, "patient") for study in found}
-            if not of_value and not _is_withdrawn(one, studies, pseudonym):
+        for query in queries:
+            matches = archive.find_studies(query) if archive is not None else []
+            persons = studies.patients_of(query) | {pseudonym(study.person, "patient") for study in matches}
+            if not persons and not _is_withdrawn(query, studies, pseudonym):
                 unmatched += 1
-            patients |= of_value
-            fetched += found
+            patients |= persons
+            fetched += matches
         studies.withdraw(sorted(patients), [path.resolve() for path in caches])
         for study in fetched:
             files.remove(pseudonym(study.uid, "case"))
@@ -63,14 +61,14 @@ def withdraw(
         return Withdrawal(removed, unmatched)
 
 
-def _is_withdrawn(wanted: Wanted, studies: StudyList, pseudonym: Callable[[str, str], str]) -> bool:
-    """Return whether a value names a patient who was withdrawn: of these the pseudonym alone is kept."""
-    person = FoundStudy("", wanted.value).person
-    return wanted.key == "PatientID" and pseudonym(person, "patient") in studies.withdrawn
+def _is_withdrawn(query: StudyQuery, studies: StudyList, pseudonym: Callable[[str, str], str]) -> bool:
+    """Return whether a query names a withdrawn patient, of whom the list keeps the pseudonym alone."""
+    person = ArchiveStudy("", query.value).person
+    return query.key == "PatientID" and pseudonym(person, "patient") in studies.withdrawn
 
 
 def finish_withdrawals(studies: StudyList, files: CaseFiles) -> dict[str, int]:
-    """Remove the listed cases of withdrawn patients, record it, and count them by the pseudonym."""
+    """Remove the listed cases of withdrawn patients, and count them by the pseudonym."""
     patients = {case: entry["patient"] for case, entry in studies.studies.items()}
     gone = {case: patient for case, patient in patients.items() if patient in studies.withdrawn}
     files.unlist({*gone.values()})
@@ -81,7 +79,7 @@ def finish_withdrawals(studies: StudyList, files: CaseFiles) -> dict[str, int]:
     for case, patient in gone.items():
         files.remove(case)
         removed[patient] += 1
-    # Last: as long as a case is in the list, its removal is not done.
+    # Last: a case in the list is not yet removed.
     for case in gone:
         del studies.studies[case]
     refused = [case for case, entry in studies.refused.items() if entry["patient"] in studies.withdrawn]

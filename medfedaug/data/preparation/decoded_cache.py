@@ -1,4 +1,4 @@
-"""Decoded images kept in memory, for many runs over the same files in one process."""
+"""Decoded images in memory, for many runs over the same files in one process."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ if TYPE_CHECKING:
 
 
 class DecodedMemory:
-    """Tensors by file, up to a number of bytes.
-
-    What is kept stays: a run reads its files in the same order again and again, so that a tensor that
-    replaced the oldest one would be replaced itself before it is needed again.
+    """Tensors by file, up to a number of bytes; none is replaced, since runs read files in one order.
 
     Attributes:
-        decodings: how often something had to be decoded.
-        num_bytes: the size of what is kept.
+        decodings: number of calls that decoded.
+        num_bytes: size of the tensors.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -30,16 +27,15 @@ class DecodedMemory:
         self._kept: dict[tuple[object, ...], Tensor] = {}
 
     def get(self, key: tuple[object, ...], load: Callable[[], Tensor]) -> Tensor:
-        """The tensor kept under ``key``, otherwise ``load()``."""
+        """Return the tensor of ``key``, or ``load()``."""
         if key in self._kept:
             return self._kept[key]
         value = load()
         self.decodings += 1
-        size = value.numel() * value.element_size()
-        if self.num_bytes + size <= self.max_bytes:
-            # Cloned, or a view would keep all that it is a view of.
-            self._kept[key] = value if value.untyped_storage().nbytes() == size else value.clone()
-            self.num_bytes += size
+        if self.num_bytes + value.nbytes <= self.max_bytes:
+            # Cloned, since a view would keep the whole tensor in memory.
+            self._kept[key] = value if value.untyped_storage().nbytes() == value.nbytes else value.clone()
+            self.num_bytes += value.nbytes
         return value
 
 
@@ -48,7 +44,7 @@ _active: ContextVar[DecodedMemory | None] = ContextVar("decoded_memory", default
 
 @contextmanager
 def keep_decoded(max_bytes: int) -> Iterator[DecodedMemory]:
-    """A context in which all sites of this process share decoded images, up to so many bytes.
+    """Share decoded images between all sites of this process in a context, up to a number of bytes.
 
     Example:
         >>> with keep_decoded(2**20) as memory:
@@ -64,12 +60,12 @@ def keep_decoded(max_bytes: int) -> Iterator[DecodedMemory]:
 
 
 def decoded(kind: str, files: Sequence[Path], load: Callable[[], Tensor]) -> Tensor:
-    """``load()``, or its earlier result for this kind of use and these files; it must not be changed."""
+    """Return ``load()``, or its earlier result for this kind of use and files; it must not be changed."""
     memory = _active.get()
     if memory is None:
         return load()
     try:
         states = file_states(files)
     except OSError:
-        return load()  # which says what is wrong with the file
+        return load()  # which raises an error that names the file
     return memory.get((kind, *states), load)

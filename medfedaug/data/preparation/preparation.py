@@ -1,10 +1,10 @@
-"""Turn, cut and resample a volume as the plan says, and return results to the grid of its file."""
+"""Turn, cut and resample a volume by a plan, and return results to the grid of its file."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import nibabel
 import numpy as np
@@ -18,10 +18,10 @@ from medfedaug.functional import foreground_voxels, histogram_landmarks
 from medfedaug.statistics import image_moments
 
 LANDMARKS = "landmarks"
-"""The key of an image's `medfedaug.functional.histogram_landmarks`, where a method needs them."""
+"""Key of an image's `medfedaug.functional.histogram_landmarks`, where a method needs them."""
 
 MOST_NUMBERS = 2**29
-"""Largest resampled image, 2 GiB: 512 x 512 x 2,000 voxels of a computed tomogram are fewer."""
+"""Limit on the numbers of a resampled image, 2 GiB; 512 x 512 x 2,000 voxels of a CT are fewer."""
 
 _NEAREST = "nearest-exact"
 _PREFIXES = {"image": "", "foreground": "foreground_"}
@@ -32,11 +32,11 @@ class Placement:
     """Place of a prepared volume in the grid of its file.
 
     Args:
-        axes: the stored axis that each prepared axis comes from.
+        axes: the stored axis of each prepared axis.
         flips: whether each prepared axis runs against the stored one.
         stored: voxels along the stored axes.
-        low: where the box that is kept begins along each prepared axis, before resampling.
-        high: where it ends.
+        low: start of the kept box along each prepared axis, before resampling.
+        high: end of the kept box.
         size: voxels along each prepared axis.
 
     Example:
@@ -54,35 +54,35 @@ class Placement:
     size: tuple[int, ...]
 
     def cut(self, volume: Tensor) -> Tensor:
-        """The stored volume, (C, X, Y, Z), with its axes turned, in the box that is kept."""
+        """Turn the axes of the stored volume, (C, X, Y, Z), and cut the kept box."""
         return self.turned(volume)[self._box]
 
     def turned(self, volume: Tensor) -> Tensor:
-        """The stored volume, (C, X, Y, Z), with its axes turned."""
+        """Turn the axes of the stored volume, (C, X, Y, Z)."""
         turned = volume.permute(0, *(axis + 1 for axis in self.axes))
         return turned.flip([axis + 1 for axis, flip in enumerate(self.flips) if flip])
 
     def forward(self, volume: Tensor, *, label: bool = False) -> Tensor:
-        """A volume from the file's grid, (C, X, Y, Z), on the plan's; a label map keeps its dtype."""
+        """Bring a volume, (C, X, Y, Z), from the file's grid to the plan's; a label map keeps its dtype."""
         return self.resampled(self.cut(volume), label=label)
 
     def resampled(self, cut: Tensor, *, label: bool = False) -> Tensor:
-        """The volume that `cut` gives, with the voxels of the plan's grid."""
+        """Resample the result of `cut` to the plan's grid."""
         return _resampled(cut, self.size, label)
 
     def resized_back(self, volume: Tensor) -> Tensor:
-        """A volume from the plan's grid with the voxels of the file's, in the box that is kept."""
+        """Resample a volume from the plan's grid to the file's voxels, within the kept box."""
         return _resampled(volume, tuple(b - a for a, b in zip(self.low, self.high, strict=True)))
 
     def put_back(self, box: Tensor) -> Tensor:
-        """The box as `resized_back` gives it, in the grid of the file; 0 where the plan has cut away."""
+        """Place the result of `resized_back` in the grid of the file, with 0 outside the kept box."""
         whole = box.new_zeros(len(box), *(self.stored[axis] for axis in self.axes))
         whole[self._box] = box
         whole = whole.flip([axis + 1 for axis, flip in enumerate(self.flips) if flip])
         return whole.permute(0, *(1 + self.axes.index(axis) for axis in range(3)))
 
     def back(self, volume: Tensor) -> Tensor:
-        """A volume from the plan's grid on the file's."""
+        """Bring a volume from the plan's grid to the file's."""
         return self.put_back(self.resized_back(volume))
 
     def to_tensor(self) -> Tensor:
@@ -91,7 +91,7 @@ class Placement:
 
     @classmethod
     def from_tensor(cls, values: Tensor) -> Placement:
-        """The inverse of `to_tensor`."""
+        """Invert `to_tensor`."""
         axes, flips, *rest = (tuple(row) for row in values.tolist())
         return cls(axes, tuple(map(bool, flips)), *rest)
 
@@ -103,12 +103,12 @@ class Placement:
 class Preparation:
     """Preparation of images after the scaling of their intensities: plan and image size.
 
-    Turned to the plan's orientation, cut to the foreground, normalised by modality, resampled to the plan's
-    spacing, resized in plane to ``image_size``. Resampling keeps the edges of the volume where they are: n
-    voxels of e mm become round(n·e/s), at least one, of about s mm.
+    The steps are: turn to the plan's orientation, cut to the foreground, normalise by modality, resample to
+    the plan's spacing, resize in plane to ``image_size``. Resampling keeps the edges of the volume in place:
+    n voxels of e mm become round(n·e/s), at least one, of about s mm.
 
     Attributes:
-        landmarks: whether the landmarks of every training image are kept beside it.
+        landmarks: whether the landmarks of every training image are stored with it.
     """
 
     def __init__(self, plan: Plan | None = None, image_size: int | None = None) -> None:
@@ -118,8 +118,8 @@ class Preparation:
         """Compute the placement of a volume, (C, X, Y, Z); ``None`` where the plan moves no voxel.
 
         Raises:
-            ValueError: when the plan needs to know where the voxels lie and the file does not say, or
-                resampling would make more than `MOST_NUMBERS` of the image.
+            ValueError: when the plan needs geometry that the file lacks, or the resampled image would have
+                more than `MOST_NUMBERS` numbers.
         """
         plan = self.plan
         if not plan.moves_voxels:
@@ -139,70 +139,60 @@ class Preparation:
         low, high = place.low, place.high
         if plan.crop == "foreground":
             low, high = _foreground_box(place.turned(image))
-        lengths = tuple(b - a for a, b in zip(low, high, strict=True))
-        size = lengths
+        lengths = size = tuple(b - a for a, b in zip(low, high, strict=True))
         if plan.spacing is not None:
-            size = tuple(
-                max(1, round(n * edges[axis] / goal))
-                for n, axis, goal in zip(lengths, axes, plan.spacing, strict=True)
-            )
-            # The plan may be the server's, and a site's process is to survive it.
+            grid = zip(lengths, axes, plan.spacing, strict=True)
+            size = tuple(max(1, round(n * edges[axis] / edge)) for n, axis, edge in grid)
+            # The plan may be a server's, and must not exhaust the memory of a site.
             if size != lengths and image.shape[0] * math.prod(size) > MOST_NUMBERS:
-                told, spacing = " x ".join(map(str, size)), " x ".join(f"{goal:g}" for goal in plan.spacing)
+                spacing, text = " x ".join(f"{edge:g}" for edge in plan.spacing), " x ".join(map(str, size))
                 raise ValueError(
-                    f"resampled to {spacing} mm it would have {told} voxels, and at most {MOST_NUMBERS:,} "
+                    f"resampled to {spacing} mm it would have {text} voxels, and at most {MOST_NUMBERS:,} "
                     "numbers are prepared of one case"
                 )
-        return Placement(axes, flips, stored, low, high, size)
+        return replace(place, low=low, high=high, size=size)
 
     def on_grid(self, image: Tensor, placement: Placement | None) -> Tensor:
-        """The image on the plan's grid, normalised where the plan says so, before it is resized in plane."""
+        """Return the normalised image on the plan's grid, before it is resized in plane."""
+        cut = placement.cut(image) if placement else image
         if self.plan.normalises:
-            normalise = ModalityNormalisation(self.plan, len(image))
-            image = normalise(placement.cut(image) if placement else image)
-            return placement.resampled(image) if placement else image
-        return placement.forward(image) if placement else image
+            cut = ModalityNormalisation(self.plan, len(image))(cut)
+        return placement.resampled(cut) if placement else cut
 
     def image(self, image: Tensor, placement: Placement | None) -> Tensor:
-        """The image as the network's task sees it, (C, *spatial)."""
+        """Return the prepared image, (C, *spatial)."""
         return resize_in_plane(self.on_grid(image, placement), self.image_size)
 
     def label(self, label: Tensor, placement: Placement | None) -> Tensor:
-        """The label map on the same grid, (1, *spatial)."""
+        """Return the label map on the grid of `image`, (1, *spatial)."""
         moved = placement.forward(label, label=True) if placement else label
         return resize_in_plane(moved, self.image_size, _NEAREST)
 
     def moments(self, image: Tensor, over: str = "image") -> dict[str, Tensor]:
-        """Mean and deviation of a prepared image (`medfedaug.statistics.image_moments`).
+        """Compute mean and deviation (`medfedaug.statistics.image_moments`) of an image, (C, *spatial).
 
-        Args:
-            image: (C, *spatial).
-            over: ``"image"``, or ``"foreground"``: `medfedaug.functional.foreground_voxels`, or all where
-                there are none.
+        Both are over the ``"image"``, or over its ``"foreground"`` (`medfedaug.functional.foreground_voxels`)
+        where it has any.
         """
         inside = image[:, foreground_voxels(image)] if over == "foreground" else image
         return image_moments(inside if inside.numel() else image)
 
     def of_whole(self, image: Tensor) -> dict[str, Tensor]:
-        """Compute moments and landmarks of a whole prepared image, (C, *spatial), whose samples may be parts.
-
-        Returns:
-            The `moments` over either, which `kept_moments` finds again, and landmarks where they are needed.
-        """
-        found = {
+        """Compute a prepared image's `moments` over either, and its landmarks where needed."""
+        values = {
             prefix + key: value
             for over, prefix in _PREFIXES.items()
             for key, value in self.moments(image, over).items()
         }
-        return {**found, LANDMARKS: histogram_landmarks(image)} if self.landmarks else found
+        return {**values, LANDMARKS: histogram_landmarks(image)} if self.landmarks else values
 
     @staticmethod
     def kept_moments(read: Callable[[str], Tensor], over: str = "image") -> dict[str, Tensor]:
-        """The `moments` of an image, of what was kept of it (`of_whole`)."""
+        """Read the `moments` of an image from the stored result of `of_whole`."""
         return {key: read(_PREFIXES[over] + key) for key in ("mean", "std")}
 
     def __repr__(self) -> str:
-        """Settings that change the result, for the names of cached files."""
+        """Return the settings that change the result, for the names of cached files."""
         plan, more = self.plan, f", {LANDMARKS}" if self.landmarks else ""
         if plan.normalises:
             more = f", {plan.normalisation}, {plan.ct_intensities}{more}"
@@ -218,15 +208,12 @@ def _turn(affine: np.ndarray, orientation: str) -> tuple[tuple[int, ...], tuple[
 
 
 def _foreground_box(image: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The box of the voxels that are brighter in any channel than the darkest, as half-open ranges."""
-    seen = foreground_voxels(image)
-    found: list[Tensor] = []
-    for axis in range(3):
-        others = [other for other in range(3) if other != axis]
-        found.append(seen.amax(dim=others).nonzero().flatten())
-    if not all(len(indices) for indices in found):
-        return (0, 0, 0), tuple(seen.shape)
-    return tuple(int(i[0]) for i in found), tuple(int(i[-1]) + 1 for i in found)
+    """Return the box of the foreground as starts and ends; the whole image without foreground."""
+    inside = foreground_voxels(image)
+    indices = [inside.amax(dim=tuple({0, 1, 2} - {axis})).nonzero().flatten() for axis in range(3)]
+    if not all(map(len, indices)):
+        return (0, 0, 0), tuple(inside.shape)
+    return tuple(int(i[0]) for i in indices), tuple(int(i[-1]) + 1 for i in indices)
 
 
 def _resampled(volume: Tensor, size: tuple[int, ...], label: bool = False) -> Tensor:
@@ -234,11 +221,11 @@ def _resampled(volume: Tensor, size: tuple[int, ...], label: bool = False) -> Te
         return volume
     if not label:
         return torch.nn.functional.interpolate(volume[None], size, mode="trilinear", align_corners=False)[0]
-    # The class with the largest share of a voxel: the nearest one would move edges by half a voxel.
-    best = torch.zeros(1, *size)
-    found = torch.zeros(1, *size, dtype=volume.dtype)
+    # The class with the largest share of a voxel; the nearest class would move edges by half a voxel.
+    largest = torch.zeros(1, *size)
+    label_map = torch.zeros(1, *size, dtype=volume.dtype)
     for value in torch.unique(volume).tolist():
         share = _resampled((volume == value).float(), size)
-        found = torch.where(share > best, torch.tensor(value, dtype=volume.dtype), found)
-        best = torch.maximum(best, share)
-    return found
+        label_map = torch.where(share > largest, torch.tensor(value, dtype=volume.dtype), label_map)
+        largest = torch.maximum(largest, share)
+    return label_map

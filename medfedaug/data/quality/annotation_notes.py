@@ -1,4 +1,4 @@
-"""Notes on the classes of sites that have annotated different ones: spellings, and classes of few sites."""
+"""Notes on the classes of partially annotated sites: spellings, and classes of few sites."""
 
 from __future__ import annotations
 
@@ -10,44 +10,43 @@ from medfedaug.data.base import SiteFolder, plain_name
 from medfedaug.data.dataset_json import named_classes
 
 _ALIKE = 0.75
-"""Names with a ratio of `difflib` from here on may mean one structure."""
+"""Ratio of `difflib` from which two names may mean one structure."""
 
 
 def annotation_notes(sites: Sequence[SiteFolder]) -> Iterator[tuple[str, str]]:
     """Yield a site and a note for each class that may have two names, or that few sites have annotated."""
     named = {site.name: {plain_name(name): name for name in named_classes(site)} for site in sites}
-    known = {site.name: {plain_name(name) for name in site.annotated("training")} for site in sites}
+    trained = {site.name: set(map(plain_name, site.annotated("training"))) for site in sites}
+    tested = {site.name: set(map(plain_name, site.annotated("test"))) for site in sites}
     first: dict[str, str] = {}
     for site, names in named.items():
         for plain in names:
             first.setdefault(plain, site)
-    for one, other in combinations(first, 2):
-        here, there = first[other], first[one]
-        if here != there and _alike(one, other):  # a site tells its own classes apart
-            theirs = named[there][one]
-            reason = (
-                f"its class {named[here][other]!r} may be the {theirs!r} of site {there}, and names decide: "
-                f"where both are one structure, write {theirs!r} in labels and labelled"
+    for plain, other in combinations(first, 2):
+        owner, site = first[plain], first[other]
+        if owner != site and _similar(plain, other):
+            name = named[owner][plain]
+            yield (
+                site,
+                f"its class {named[site][other]!r} may be the {name!r} of site {owner}, and names decide: "
+                f"where both are one structure, write {name!r} in labels and labelled",
             )
-            yield here, reason
     for plain, site in first.items():
-        having, name = [other for other, own in known.items() if plain in own], named[site][plain]
-        if not having:
-            reason = (
+        name = named[site][plain]
+        trainers, testers = ([s for s, names in part.items() if plain in names] for part in (trained, tested))
+        if not trainers:
+            yield (
+                site,
                 f"no site has outlined {name!r}: nothing is learned of it, and the model never finds it; "
-                "outline it at one site, or take it out of labels"
+                "outline it at one site, or take it out of labels",
             )
-            yield site, reason
-        elif len(having) == 1 and len(sites) > 1:
-            tested = [s.name for s in sites if plain in {plain_name(own) for own in s.annotated("test")}]
-            measured = f"it is scored at {', '.join(tested) or 'no site'}"
-            unknown = (
-                ", and how well it is found at other sites is not known" if len(tested) < len(sites) else ""
-            )
-            yield having[0], f"no other site has outlined {name!r} for training: {measured}{unknown}"
+        elif len(trainers) == 1 and len(sites) > 1:
+            scored = f"it is scored at {', '.join(testers) or 'no site'}"
+            unknown = ", and its score at other sites is not known" if len(testers) < len(sites) else ""
+            yield trainers[0], f"no other site has outlined {name!r} for training: {scored}{unknown}"
 
 
-def _alike(one: str, other: str) -> bool:
-    """True of names of the same words in another order, or that differ by few letters."""
-    words = sorted(one.split()) == sorted(other.split())
-    return words or SequenceMatcher(None, one, other).ratio() >= _ALIKE
+def _similar(name: str, other: str) -> bool:
+    """Return whether names have the same words in another order, or differ by few letters."""
+    same_words = sorted(name.split()) == sorted(other.split())
+    return same_words or SequenceMatcher(None, name, other).ratio() >= _ALIKE

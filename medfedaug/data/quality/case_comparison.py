@@ -1,7 +1,7 @@
 """Compare each case with the others of its site: label maps that do not fit, foreign images, near copies.
 
-Every rule is a median and a median absolute deviation over the site's cases. `benchmarks/planted_errors.py`
-plants errors and counts them, and the false alarms on data without any.
+Every rule uses a median and a median absolute deviation over the site's cases. `benchmarks/planted_errors.py`
+counts detected planted errors, and false alarms on data without errors.
 """
 
 from __future__ import annotations
@@ -16,41 +16,42 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 
 FEWEST = 8
-"""Cases of a site from which on they are compared."""
+"""Smallest number of cases to compare."""
 
-_FAR = 5.0  # robust deviations from the median; chosen on the phantom, as all limits here
-_LOW = 0.4  # of the usual contrast, from which a label map does not fit
-_STEADY = 2.0  # the usual contrast over its deviation; below it labels do not stand out
+_FAR = 5.0  # robust deviations from the median; all limits here were chosen on the phantom
+_LOW = 0.4  # of the usual contrast, below which a label map does not fit
+_STEADY = 2.0  # ratio of the usual contrast to its deviation, below which labels do not stand out
 _GAIN = 0.1  # of the usual contrast, by which a flipped label map fits better
 _MOVED = 0.6  # voxels between an outline and the edges in the image
 _WHOLE = 0.95  # share of the image from which a label map covers everything
-_ALIKE = 0.7  # correlation of two small pictures, one of them moved, from which they are copies
+_ALIKE = 0.7  # correlation of two moved small pictures from which they are copies
 _CURVE = np.linspace(0.02, 0.98, 25)
 _SAMPLE = 50_000  # voxels of an image for its quantiles
 _PICTURE = (4, 64, 64)  # slices, rows and columns
-_DETAIL = 9  # of its pixels, around which a picture's brightness and contrast are taken away
-_FAINT = 0.02  # of an image's deviation, below which a detail is none
-_MOVE = 2  # of its pixels, by which a copy may be moved
+_DETAIL = 9  # pixels of the window that normalises a small picture's brightness and contrast
+_FAINT = 0.02  # of an image's deviation, below which details are suppressed
+_MOVE = 2  # pixels by which a copy may be moved
 _NEAR = 0.4  # correlation of two small pictures from which other sizes are tried
 _SIZES = (0.98, 1, 1.02)  # of a copy
-_RING = 5  # voxels around a label, of which its contrast is
+_RING = 5  # voxels around a label, to which its contrast is measured
 _STEPS = np.arange(-4, 5)  # voxels by which a label map is moved
-_SHORTEST = 8  # voxels along an axis in which something is flipped or moved
+_SHORTEST = 8  # voxels along an axis for a flip or a move
 _AXES = "xyz"
 
 
 @dataclass(frozen=True)
 class CaseMeasures:
-    """Numbers of a case that are compared with those of others; rows are channels.
+    """Numbers of a case for comparison with other cases; rows are channels.
 
     Attributes:
-        contrast: mean of the labelled voxels above that of a ring around them, in deviations of all, (C,).
-        flipped: the same after the label map is flipped along x, y and z, (C, 3); NaN along a short axis.
+        contrast: mean of the labelled voxels minus the mean of a ring around them, in deviations of the
+            image, (C,).
+        flipped: contrast after the label map is flipped along x, y and z, (C, 3); NaN along a short axis.
         edges: mean of -∇²I under the label map, moved by -4 to 4 voxels along x and y, (C, 2, 9), or NaN. It
             is largest where the outline lies on the edges, since Σ ∇L·∇I = -Σ L ∇²I.
         share: share of the image that is labelled.
         place: centre of the labelled voxels along x, y and z, as a share of the image, (3,).
-        curve: quantiles of the image, of which the middle is 0 and the range 1, (C, Q).
+        curve: quantiles of the image, scaled to [0, 1], (C, Q).
         picture: details of the image in few voxels (`small_picture`).
     """
 
@@ -64,11 +65,9 @@ class CaseMeasures:
 
 
 def measure_case(image: Tensor, label: Tensor) -> CaseMeasures | None:
-    """Measure a case; ``None`` where nothing is labelled.
+    """Measure a case, image (C, X, Y) or (C, X, Y, Z) and label map alike; ``None`` without foreground.
 
-    Args:
-        image: (C, X, Y) or (C, X, Y, Z).
-        label: (1, X, Y) or (1, X, Y, Z), integer; all classes but the background count as one.
+    All classes but the background count as one.
     """
     voxels = image.float().reshape(*image.shape[:3], -1).numpy()
     whole = (label.reshape(*label.shape[1:3], -1) > 0).numpy()
@@ -89,8 +88,8 @@ def measure_case(image: Tensor, label: Tensor) -> CaseMeasures | None:
     means /= np.maximum(means.sum(axis=0, dtype=np.float64), 1).astype(np.float32)
 
     def contrast(axis: int | None = None) -> np.ndarray:
-        seen = voxels if axis is None else np.flip(voxels, axis + 1)
-        labelled, around = (seen[around_label].reshape(len(voxels), -1) @ means).T
+        image = voxels if axis is None else np.flip(voxels, axis + 1)
+        labelled, around = (image[around_label].reshape(len(voxels), -1) @ means).T
         return (labelled - around) / spread
 
     long = [axis for axis, size in enumerate(whole.shape) if size >= _SHORTEST]
@@ -112,7 +111,7 @@ def measure_case(image: Tensor, label: Tensor) -> CaseMeasures | None:
 
 
 def row_quantiles(rows: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """Quantiles of each row, (C, Q) float64, as `numpy.quantile` has them, and twice as fast.
+    """Compute the quantiles of each row, (C, Q) float64, like `numpy.quantile` and twice as fast.
 
     Example:
         >>> row_quantiles(np.array([[3.0, 1.0, 2.0]]), np.array([0.25, 1.0])).tolist()
@@ -123,10 +122,10 @@ def row_quantiles(rows: np.ndarray, shares: np.ndarray) -> np.ndarray:
 
 
 def _widened(inside: np.ndarray, by: int) -> np.ndarray:
-    """A mask with all voxels within a square around its own, in the plane, by windows of doubled length."""
+    """Dilate a mask by a square in the plane, by windows of doubled length."""
     for axis in (0, 1):
-        around = [(by, by) if one == axis else (0, 0) for one in range(inside.ndim)]
-        wide, span = np.moveaxis(np.pad(inside, around), axis, 0), 1
+        margin = [(by, by) if other == axis else (0, 0) for other in range(inside.ndim)]
+        wide, span = np.moveaxis(np.pad(inside, margin), axis, 0), 1
         while span < 2 * by + 1:
             step = min(span, 2 * by + 1 - span)
             wide, span = wide[:-step] | wide[step:], span + step
@@ -135,7 +134,8 @@ def _widened(inside: np.ndarray, by: int) -> np.ndarray:
 
 
 def _edges(voxels: np.ndarray, inside: np.ndarray, long: Sequence[int]) -> np.ndarray:
-    found = np.full((len(voxels), 2, len(_STEPS)), np.nan)
+    """Compute `CaseMeasures.edges`."""
+    sums = np.full((len(voxels), 2, len(_STEPS)), np.nan)
     reach = int(_STEPS[-1])
     margin = ((reach, reach), (reach, reach), (0, 0))
     labelled = np.pad(inside, margin)
@@ -146,24 +146,24 @@ def _edges(voxels: np.ndarray, inside: np.ndarray, long: Sequence[int]) -> np.nd
         curved = np.pad(np.ascontiguousarray(_curvature(image)), margin, mode="edge").ravel()
         for axis in set(long) & {0, 1}:
             for index, step in enumerate(far + _STEPS * strides[axis]):
-                found[channel, axis, index] = mean @ curved[step : step + len(mean)]
-    return found
+                sums[channel, axis, index] = mean @ curved[step : step + len(mean)]
+    return sums
 
 
 def _curvature(image: np.ndarray) -> np.ndarray:
-    """-∇²I in the plane of an image that is smoothed there: slices are further apart than edges reach."""
+    """Compute -∇²I of an image that is smoothed, in the plane alone, since slices lie far apart."""
     planes = np.ascontiguousarray(np.moveaxis(image, 2, 0))
     turned = [np.ascontiguousarray(np.swapaxes(_along(planes, order), 1, 2)) for order in (0, 2)]
     return -(_along(turned[0], 2) + _along(turned[1], 0)).T
 
 
 def _along(values: np.ndarray, order: int) -> np.ndarray:
-    """A derivative of values, smoothed along their last axis, in which it is several times faster."""
+    """Compute a smoothed derivative along the last axis, where it is several times faster."""
     return gaussian_filter1d(values, 1.0, axis=-1, order=order)
 
 
 def _offset(case: CaseMeasures, channel: int, axis: int, sign: float) -> float:
-    """Voxels by which the label map is to be moved to the edges; NaN where they show no peak."""
+    """Return the voxels from the label map to the edges; NaN without a peak."""
     if axis > 1:
         return np.nan
     sums = sign * case.edges[channel, axis]
@@ -176,10 +176,9 @@ def _offset(case: CaseMeasures, channel: int, axis: int, sign: float) -> float:
 
 
 def small_picture(image: Tensor) -> np.ndarray:
-    """Return the details of an image in few voxels, without brightness and contrast of their surroundings.
+    """Return the details of an image, (Z, X, Y) of a fixed size, normalised by their surroundings.
 
-    Returns:
-        (Z', X', Y'), of one size for all volumes; Z' is 1 for photographs.
+    Z is 1 for photographs.
     """
     slices = image.float().reshape(*image.shape[:3], -1).mean(dim=0).permute(2, 0, 1)
     size = (_PICTURE[0] if len(slices) > 1 else 1, *_PICTURE[1:])
@@ -194,10 +193,7 @@ def small_picture(image: Tensor) -> np.ndarray:
 
 
 def odd_cases(cases: Sequence[CaseMeasures]) -> Iterator[tuple[int, str, str]]:
-    """Find the cases that are unlike the others of a site.
-
-    Args:
-        cases: of one site, all with the same channels; none is found in fewer than `FEWEST`.
+    """Find the outliers among at least `FEWEST` cases of a site with the same channels.
 
     Yields:
         The case's index, ``"label"`` or ``"intensity"``, and the reason.
@@ -218,29 +214,25 @@ def odd_cases(cases: Sequence[CaseMeasures]) -> Iterator[tuple[int, str, str]]:
             yield int(index), "label", f"the label map fits the image better, flipped along {name}"
         offset = np.array([_offset(case, channel, axis, sign) for case in cases])
         moved = offset - (np.nanmedian(offset) if np.isfinite(offset).any() else 0.0)
-        for index in np.flatnonzero((np.abs(moved) > _MOVED) & (np.abs(_far(offset)) > _FAR)):
+        for index in np.flatnonzero((np.abs(moved) > _MOVED) & (np.abs(_robust_score(offset)) > _FAR)):
             text = f"the label map fits the edges better, moved by {moved[index]:+.1f} voxels along {name}"
             yield int(index), "label", text
         place = np.array([case.place[axis] for case in cases])
-        for index in np.flatnonzero(np.abs(_far(place)) > _FAR):
+        for index in np.flatnonzero(np.abs(_robust_score(place)) > _FAR):
             yield int(index), "label", f"the label map lies elsewhere along {name} than those of other cases"
     size = np.log([case.share for case in cases])
-    for index in np.flatnonzero(np.abs(_far(size)) > _FAR):
+    for index in np.flatnonzero(np.abs(_robust_score(size)) > _FAR):
         share, others = cases[int(index)].share, np.exp(np.median(size))
-        text = f"{share:.2g} of the image are labelled, in others {others:.2g}"
-        yield int(index), "label", text
+        yield int(index), "label", f"{share:.2g} of the image are labelled, in others {others:.2g}"
     curves = np.stack([case.curve for case in cases])
     apart = np.abs(curves - np.median(curves, axis=0)).mean(axis=(1, 2))
-    for index in np.flatnonzero(_far(apart) > _FAR):
-        yield (
-            int(index),
-            "intensity",
-            "its intensities are spread unlike those of other cases: another modality?",
-        )
+    for index in np.flatnonzero(_robust_score(apart) > _FAR):
+        text = "its intensities are spread unlike those of other cases: another modality?"
+        yield int(index), "intensity", text
 
 
 def odd_site(cases: Sequence[CaseMeasures]) -> Iterator[str]:
-    """Find that all label maps of a site are flipped or moved, by most of its cases."""
+    """Find an error of most label maps of a site: flipped or moved."""
     if len(cases) < FEWEST:
         return
     channel, sign, usual, contrast = _contrasts(cases)
@@ -255,66 +247,66 @@ def odd_site(cases: Sequence[CaseMeasures]) -> Iterator[str]:
 
 
 def near_copies(pictures: Sequence[np.ndarray]) -> Iterator[tuple[int, int]]:
-    """Find pairs of images of a site that are the same but for intensities, noise, a little size and place.
+    """Find pairs of images that differ by intensities, noise, small moves and small changes of size alone.
 
-    Two are compared by the correlation of their details, at the best of small moves. A detail counts the less
-    the more the site's images share it, as the rim of a camera's field of view.
+    Pairs are compared by the correlation of their details, at the best of small moves. Details that many of
+    the site's images share, such as the rim of a camera's field of view, have low weights.
     """
     if len(pictures) < FEWEST:
         return
     depth = max(map(len, pictures))
-    whole = np.stack([np.broadcast_to(one, (depth, *_PICTURE[1:])) for one in pictures])
+    whole = np.stack([np.broadcast_to(picture, (depth, *_PICTURE[1:])) for picture in pictures])
     shared = whole.mean(axis=0) ** 2 / np.maximum((whole**2).mean(axis=0), 1e-12)
     rows = (whole * (1 - shared)).reshape(len(whole), -1)
     rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
-    for one, picture in enumerate(rows.reshape(whole.shape)):
-        others = rows[one + 1 :]
-        near = np.flatnonzero(_alike(picture, others) > _NEAR)
+    for index, picture in enumerate(rows.reshape(whole.shape)):
+        others = rows[index + 1 :]
+        near = np.flatnonzero(_correlation(picture, others) > _NEAR)
         if len(near):
-            alike = np.max([_alike(_scaled(picture, size), others[near]) for size in _SIZES], axis=0)
+            alike = np.max([_correlation(_scaled(picture, size), others[near]) for size in _SIZES], axis=0)
             for other in near[alike > _ALIKE]:
-                yield one, one + 1 + int(other)
+                yield index, index + 1 + int(other)
 
 
-def _alike(picture: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The correlation of a picture with each of others, at the best of small moves."""
+def _correlation(picture: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return the correlation of a picture with each row, at the best of small moves."""
     wide = np.pad(picture, [(0, 0), (_MOVE, _MOVE), (_MOVE, _MOVE)], mode="wrap")
     moved = sliding_window_view(wide, picture.shape[1:], axis=(1, 2))
-    found = rows @ np.moveaxis(moved, 0, 2).reshape(-1, rows.shape[1]).T
-    return np.asarray(found.max(axis=1))
+    products = rows @ np.moveaxis(moved, 0, 2).reshape(-1, rows.shape[1]).T
+    return np.asarray(products.max(axis=1))
 
 
 def _scaled(picture: np.ndarray, size: float) -> np.ndarray:
-    """A picture enlarged about its centre, of norm 1."""
+    """Enlarge a picture about its centre, to norm 1."""
     if size == 1:
         return picture
     middle = (np.array(picture.shape) - 1) / 2
     shrunk = np.array([1, 1 / size, 1 / size])
-    found = affine_transform(picture, shrunk, middle * (1 - shrunk), order=1)
-    return np.asarray(found / max(float(np.linalg.norm(found)), 1e-12))
+    enlarged = affine_transform(picture, shrunk, middle * (1 - shrunk), order=1)
+    return np.asarray(enlarged / max(float(np.linalg.norm(enlarged)), 1e-12))
 
 
 def _contrasts(cases: Sequence[CaseMeasures]) -> tuple[int, float, float, np.ndarray]:
-    """The channel in which labels stand out most steadily, the sign of it, the usual contrast, and each."""
-    found = np.stack([case.contrast for case in cases])
-    middle = np.median(found, axis=0)
-    channel = int(np.argmax(np.abs(middle) / _spread(found)))
+    """Return the channel with the steadiest contrast, its sign, the usual contrast, and each case's."""
+    contrasts = np.stack([case.contrast for case in cases])
+    middle = np.median(contrasts, axis=0)
+    channel = int(np.argmax(np.abs(middle) / _spread(contrasts)))
     sign = 1.0 if middle[channel] >= 0 else -1.0
-    return channel, sign, abs(float(middle[channel])), sign * found[:, channel]
+    return channel, sign, abs(float(middle[channel])), sign * contrasts[:, channel]
 
 
 def _spread(values: np.ndarray) -> np.ndarray:
-    """The deviation of normal values that have this median absolute one."""
+    """Estimate the standard deviation of normal values from the median absolute deviation."""
     apart = np.abs(values - np.nanmedian(values, axis=0))
     return np.maximum(1.4826 * np.nanmedian(apart, axis=0), 1e-6)
 
 
-def _far(values: np.ndarray) -> np.ndarray:
+def _robust_score(values: np.ndarray) -> np.ndarray:
     if not np.isfinite(values).any():
         return np.zeros_like(values)
     return (values - np.nanmedian(values)) / _spread(values)
 
 
 def _error(values: np.ndarray) -> float:
-    """The standard error of a median."""
+    """Return the standard error of a median."""
     return float(1.2533 * _spread(values) / np.sqrt(len(values)))

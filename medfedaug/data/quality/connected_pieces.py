@@ -1,4 +1,4 @@
-"""`connected_pieces`: the number of pieces of a mask."""
+"""`connected_pieces`: count the pieces of a mask."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from scipy import ndimage
 
 
 def connected_pieces(mask: np.ndarray) -> int:
-    """Count the pieces of a mask, whose voxels touch by a face, an edge or a corner.
-
-    Args:
-        mask: boolean, of any number of axes.
+    """Count the pieces of a boolean mask, whose voxels touch by a face, an edge or a corner.
 
     Example:
         >>> connected_pieces(np.eye(3, dtype=bool))

@@ -1,10 +1,10 @@
-"""Check that the sites' files are those that a run began with, or was made with."""
+"""Check that the sites' files have not changed since a run began or finished."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,34 +15,31 @@ from medfedaug.errors import DataError
 Fingerprint = dict[str, dict[str, str]]
 """Size and hash of each file, by site and file."""
 
-# Of a larger file, pieces are read: both ends, and between them at even distances.
+# Above the first size, pieces of a file are hashed, evenly spaced and including both ends.
 _WHOLE, _PIECES, _PIECE = 2**24, 64, 2**16
 
 
 def fingerprint_files(sites: Sequence[SiteFolder]) -> Fingerprint:
-    """Sizes and hashes of the images and label maps of the sites' training cases.
+    """Return sizes and hashes of the images and label maps of the sites' training cases.
 
-    Cases for validation and test change no weight: one of them that could not be read may be mended before a
-    run is continued.
+    Cases for validation and test change no weight, and may be repaired before a run is continued.
 
-    Of a file above 16 MiB, 64 pieces of 64 KiB are hashed, the first and the last among them: a change of the
-    same length between them is not seen, unless the file is compressed.
+    Of a file above 16 MiB, 64 pieces of 64 KiB are hashed, with both ends: a change of the same length
+    between the pieces is not detected, unless the file is compressed.
     """
-    return {site.name: _files(site, "training") for site in sites}
+    return {site.name: _hashes(site, "training") for site in sites}
 
 
 def fingerprint_sites(sites: Sequence[SiteFolder]) -> dict[str, str]:
-    """Hash, for each site, the files of all its cases and their splits.
+    """Hash, for each site, the files of all its cases and their splits, as `fingerprint_files` does.
 
-    For a finished run: its scores are of the test cases, and its round was selected by the validation cases.
-    Files are read as by `fingerprint_files`.
+    The results of a finished run follow from the validation and test cases, too.
     """
-    found = (
-        (site, [(split, *file) for split in SPLITS for file in _files(site, split).items()]) for site in sites
-    )
-    return {
-        site.name: hashlib.blake2b(repr(files).encode(), digest_size=8).hexdigest() for site, files in found
-    }
+    hashes = {}
+    for site in sites:
+        files = [(split, *file) for split in SPLITS for file in _hashes(site, split).items()]
+        hashes[site.name] = hashlib.blake2b(repr(files).encode(), digest_size=8).hexdigest()
+    return hashes
 
 
 def check_unchanged(began: Mapping[str, Mapping[str, str]], now: Fingerprint, data: Path) -> None:
@@ -57,45 +54,30 @@ def check_unchanged(began: Mapping[str, Mapping[str, str]], now: Fingerprint, da
         before, after = began[site], now[site]
         for file in sorted({*before, *after}):
             if before.get(file) != after.get(file):
-                what = (
-                    "is new" if file not in before else "is missing" if file not in after else "has changed"
+                change = "is new" if file not in before else "has changed" if file in after else "is missing"
+                raise DataError(
+                    f"{change} since the run began", site=site, path=data / site / file, hint=hint
                 )
-                raise DataError(f"{what} since the run began", site=site, path=data / site / file, hint=hint)
 
 
-def check_made_with(made: Mapping[str, str], now: Mapping[str, str], run: Path, data: Path) -> None:
-    """Check that a finished run was made with the files that are there.
-
-    Raises:
-        DataError: naming the first site whose files are others, or that is missing or new.
-    """
-    for site in sorted({*made, *now}):
-        if made.get(site) != now.get(site):
-            what = "is new" if site not in made else "is not there" if site not in now else "has other files"
-            raise DataError(
-                f"{what} since the finished run in {run} was made",
-                site=site,
-                path=data / site,
-                hint="Restore what was there (results.json there has a hash of the files), or choose another "
-                "folder for the results",
+def check_same_files(recorded: Mapping[str, str], now: Mapping[str, str], run: Path, data: Path) -> None:
+    """Check that the sites' files are the files of a finished run."""
+    for site in sorted({*recorded, *now}):
+        if recorded.get(site) != now.get(site):
+            change = (
+                "is new" if site not in recorded else "has other files" if site in now else "is not there"
             )
+            problem = f"{change} since the finished run in {run} was made"
+            hint = "Restore the files (results.json has their hash), or choose another folder for the results"
+            raise DataError(problem, site=site, path=data / site, hint=hint)
 
 
-def _files(site: SiteFolder, split: str) -> dict[str, str]:
-    """Size and hash of each file of the images and label maps of a split, sorted by name."""
-    return dict(sorted(_hashes(site, split)))
-
-
-def _hashes(site: SiteFolder, split: str) -> Iterator[tuple[str, str]]:
-    named = {
-        path for case in site.cases[split] for path in (*case.files, case.label) if isinstance(path, Path)
-    }
-    for path in named:
-        for file in files_of(path):
-            if file.is_file():
-                status = file.stat()
-                hashed = _hash(file.absolute(), status.st_size, status.st_mtime_ns)
-                yield os.path.relpath(file, site.path), hashed
+def _hashes(site: SiteFolder, split: str) -> dict[str, str]:
+    """Return size and hash of each file of the images and label maps of a split, sorted by name."""
+    paths = (path for case in site.cases[split] for path in (*case.files, case.label))
+    files = {file for path in paths if isinstance(path, Path) for file in files_of(path) if file.is_file()}
+    states = {os.path.relpath(file, site.path): (file.absolute(), file.stat()) for file in files}
+    return {name: _hash(file, s.st_size, s.st_mtime_ns) for name, (file, s) in sorted(states.items())}
 
 
 @lru_cache(maxsize=2**16)  # the runs of a sweep have the same files

@@ -1,4 +1,4 @@
-"""`ImageFingerprint`: means over a site's patients of numbers that decide what a federation gains."""
+"""`ImageFingerprint`: means over a site's patients of numbers that predict a federation's gain."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from medfedaug.errors import DataError
 from medfedaug.statistics import ChannelStatistics, image_moments
 
 SAMPLE = 200
-"""Training cases of a site that are looked at, about so many, drawn over its patients."""
+"""Approximate number of training cases of a fingerprint, drawn over the site's patients."""
 
 _PLANES = 32
-"""Planes of a volume whose texture is looked at."""
+"""Number of planes of a volume whose texture is measured."""
 
 _LAPLACIAN = torch.tensor([[1.0, -2.0, 1.0], [-2.0, 4.0, -2.0], [1.0, -2.0, 1.0]], dtype=torch.float64)
 
@@ -34,13 +34,10 @@ class Quantity:
 
     Attributes:
         per: ``"channel"`` of the image, ``"class"`` but the background, or ``"case"``.
-        low: lower end of the range; a value below counts as it.
-        high: upper end.
+        low: lower end of the range, at which values are clipped, as at the upper one.
         is_log: whether the logarithm is averaged.
-        unit: for the page.
-        text: its meaning.
-        reason: why a site sends it.
-        squared: whether the mean of the square is sent too, for the deviation within the site.
+        reason: purpose, for the people who release it.
+        squared: whether the site also sends the mean of the square, for the deviation between its cases.
         present: whether the mean is over the cases with the class alone.
     """
 
@@ -107,14 +104,10 @@ QUANTITIES: Mapping[str, Quantity] = {
         reason="resolution: thickness of slices",
     ),
     "extent": Quantity(
-        *("case", 1, 5000, True, "mm"),
-        text="extent of the image in the plane",
-        reason="field of view",
+        *("case", 1, 5000, True, "mm"), text="extent of the image in the plane", reason="field of view"
     ),
     "present": Quantity(
-        *("class", 0, 1, False, ""),
-        text="share of the cases with the class",
-        reason="prevalence",
+        *("class", 0, 1, False, ""), text="share of the cases with the class", reason="prevalence"
     ),
     "size": Quantity(
         *("class", 1e-6, 1, True, "of the image"),
@@ -129,8 +122,7 @@ QUANTITIES: Mapping[str, Quantity] = {
         present=True,
     ),
 }
-"""Numbers of a case that a fingerprint has means of; those of a class are of segmentation alone."""
-
+"""Numbers of a case that a fingerprint averages; numbers of a class need segmentation."""
 
 _PLAIN = ("site", "task", "channels", "cases", "looked_at", "patients", "test_patients", "noise")
 
@@ -140,19 +132,14 @@ class ImageFingerprint:
     """Means over a site's training images and labels, each in a public range.
 
     Attributes:
-        site: its name.
-        task: ``"segmentation"`` or ``"classification"``.
-        classes: their names, background first where the task is segmentation.
-        channels: the number of channels.
-        cases: training cases, all of the site's.
-        looked_at: of so many of them the numbers are means.
-        patients: number of those who train.
-        test_patients: number of those who are tested.
-        entries: by name the means in [0, 1] (`entry_shapes`).
-        noise: standard deviation of the noise in each mean; 0 where none was added.
-        scanners: those that the site names; none by default.
-        annotated: the classes that every training case shows in full, where these may not be all: of another
-            one, presence, size and pieces say nothing.
+        classes: names of the classes, background first for segmentation.
+        cases: number of training cases of the site.
+        looked_at: number of training cases in the means.
+        patients: number of patients in training.
+        entries: means in [0, 1] by name (`entry_shapes`).
+        noise: standard deviation of the noise in each mean; 0 without noise.
+        annotated: the classes that every training case shows in full; ``None`` for all. Presence, size and
+            pieces of another class have no meaning.
     """
 
     site: str
@@ -169,13 +156,13 @@ class ImageFingerprint:
     annotated: tuple[str, ...] | None = None
 
     @property
-    def tells(self) -> np.ndarray:
-        """Mask of the classes, without the background, that the label maps show, boolean."""
+    def annotated_mask(self) -> np.ndarray:
+        """Return whether every training case shows a class in full, of each class but the background."""
         known = self.classes if self.annotated is None else self.annotated
         return np.array([name in known for name in self.classes[1:]])
 
     def scaled(self, name: str) -> np.ndarray:
-        """Return the mean of a quantity in [0, 1], over the cases with the class where it is about these."""
+        """Return the mean of a quantity in [0, 1], for a `Quantity.present` over the cases with the class."""
         values = self.entries[name].double().numpy()
         if QUANTITIES[name].present:
             present = self.entries["present"].double().numpy()
@@ -183,7 +170,7 @@ class ImageFingerprint:
         return values
 
     def value(self, name: str) -> np.ndarray:
-        """Return the mean of a quantity in its unit, the geometric one where logarithms are averaged."""
+        """Return the mean of a quantity in its unit; the geometric mean for logarithms."""
         return QUANTITIES[name].restored(self.scaled(name))
 
     def spread(self, name: str) -> np.ndarray:
@@ -194,121 +181,108 @@ class ImageFingerprint:
 
     @property
     def statistics(self) -> ChannelStatistics:
-        """The pair of each channel (FedRDN Eq. 5-6)."""
+        """Return the channel statistics (FedRDN Eq. 5-6)."""
         mean, std = (torch.from_numpy(self.value(name)) for name in ("mean", "std"))
         return ChannelStatistics(mean, std, self.looked_at)
 
     @property
     def knows_geometry(self) -> bool:
-        """Return whether nearly all files give the size of a voxel."""
+        """Return whether more than 90 % of the files give the size of a voxel."""
         return float(self.entries["geometry"]) > 0.9
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON types."""
-        plain = {name: getattr(self, name) for name in _PLAIN}
-        entries = {
+        """Return JSON types."""
+        values = {name: getattr(self, name) for name in _PLAIN}
+        values["classes"] = list(self.classes)
+        values["entries"] = {
             name: [round(v, 6) for v in value.flatten().tolist()] for name, value in self.entries.items()
         }
-        return {
-            **plain,
-            "classes": list(self.classes),
-            "entries": entries,
-            **({"scanners": dict(self.scanners)} if self.scanners else {}),
-            **({} if self.annotated is None else {"annotated": list(self.annotated)}),
-        }
+        if self.scanners:
+            values["scanners"] = dict(self.scanners)
+        if self.annotated is not None:
+            values["annotated"] = list(self.annotated)
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ImageFingerprint:
         """Invert `to_dict`.
 
         Raises:
-            ValueError: when an entry, a count, a scanner or a class cannot be of such a site.
+            ValueError: for an invalid entry, count, scanner or class.
         """
+        owner = f"the fingerprint of {values['site']}"
         classes, channels = tuple(values["classes"]), int(values["channels"])
         shapes = entry_shapes(values["task"], len(classes), channels)
         if set(values["entries"]) != set(shapes):
-            raise ValueError(
-                f"the fingerprint of {values['site']} has other entries than {', '.join(shapes)}"
-            )
+            raise ValueError(f"{owner} has other entries than {', '.join(shapes)}")
         entries = {
             name: torch.tensor(values["entries"][name], dtype=torch.float64).reshape(shape)
             for name, shape in shapes.items()
         }
         for name, value in entries.items():
             if not bool(((value >= 0) & (value <= 1)).all()):  # NaN too
-                raise ValueError(f"the fingerprint of {values['site']} has a {name} outside 0 to 1")
+                raise ValueError(f"{owner} has a {name} outside 0 to 1")
         for name in ("cases", "looked_at", "patients", "test_patients"):
             if type(values[name]) is not int or values[name] < 0:
-                raise ValueError(f"the fingerprint of {values['site']} has no number of {name}")
-        rest = {name: values[name] for name in _PLAIN if name != "channels"}
-        scanners = check_scanners(values.get("scanners", {}))
+                raise ValueError(f"{owner} has no number of {name}")
         annotated = values.get("annotated")
         if annotated is not None:
             if not isinstance(annotated, list) or not set(annotated) <= set(classes[1:]):
-                raise ValueError(f"the fingerprint of {values['site']} has annotated other classes")
+                raise ValueError(f"{owner} has annotated other classes")
             annotated = tuple(annotated)
-        return cls(
-            **rest,
-            classes=classes,
-            channels=channels,
-            entries=entries,
-            scanners=scanners,
-            annotated=annotated,
-        )
+        checked = {name: values[name] for name in _PLAIN} | {"channels": channels}
+        checked |= {"classes": classes, "entries": entries, "annotated": annotated}
+        return cls(**checked, scanners=check_scanners(values.get("scanners", {})))
 
 
 def entry_shapes(task: str, num_classes: int, channels: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of the entries of a fingerprint.
+    """Return the shapes of the entries of a fingerprint.
 
     Example:
         >>> entry_shapes("classification", 3, 1)["shares"]
         (3,)
     """
-    found: dict[str, tuple[int, ...]] = {} if task == "segmentation" else {"shares": (num_classes,)}
+    shapes: dict[str, tuple[int, ...]] = {} if task == "segmentation" else {"shares": (num_classes,)}
     lengths = {"channel": channels, "class": num_classes - 1, "case": 1}
     for name, quantity in QUANTITIES.items():
         if quantity.per == "class" and task != "segmentation":
             continue
-        found[name] = (lengths[quantity.per],)
+        shapes[name] = (lengths[quantity.per],)
         if quantity.squared:
-            found[f"{name}_square"] = found[name]
-    return found
+            shapes[f"{name}_square"] = shapes[name]
+    return shapes
 
 
 def fingerprint_of(
-    site: SiteFolder, limit: int | None = SAMPLE, on_case: Callable[[int, int], None] | None = None
+    site: SiteFolder, cases: Sequence[Case] | None = None, on_case: Callable[[int, int], None] | None = None
 ) -> ImageFingerprint:
-    """Compute the fingerprint of a site, one image in memory at a time; every patient has the same weight.
+    """Compute the fingerprint of a site from training cases, by default `sample_cases`.
+
+    One image is in memory at a time, and all patients have equal weights.
 
     Raises:
-        DataError: when the site has no training case, or one cannot be read.
+        DataError: when the site has no training case, or an image cannot be read.
     """
-    return fingerprint_of_cases(site, sampled(site, limit), on_case)
-
-
-def fingerprint_of_cases(
-    site: SiteFolder, chosen: Sequence[Case], on_case: Callable[[int, int], None] | None = None
-) -> ImageFingerprint:
-    """Compute the fingerprint of a site from some of its training cases, as `fingerprint_of` does."""
+    cases = sample_cases(site) if cases is None else cases
     means: dict[str, Tensor] = {}
-    for done, (case, weight) in enumerate(zip(chosen, weights_by_patient(chosen), strict=True), start=1):
+    for done, (case, weight) in enumerate(zip(cases, weights_by_patient(cases), strict=True), start=1):
         for name, value in case_numbers(site, case).items():
             means[name] = means.get(name, 0) + weight * value
         if on_case is not None:
-            on_case(done, len(chosen))
-    return described(site, means, len(chosen))
+            on_case(done, len(cases))
+    return from_means(site, means, len(cases))
 
 
-def sampled(site: SiteFolder, limit: int | None = SAMPLE, least: int = 1) -> tuple[Case, ...]:
-    """The training cases that are looked at: see `medfedaug.data.base.drawn_over_patients`."""
-    chosen = drawn_over_patients(site.cases["training"], limit, least)
-    if not chosen:
+def sample_cases(site: SiteFolder, limit: int | None = SAMPLE, least: int = 1) -> tuple[Case, ...]:
+    """Choose training cases for a fingerprint, by `medfedaug.data.base.drawn_over_patients`."""
+    cases = drawn_over_patients(site.cases["training"], limit, least)
+    if not cases:
         raise DataError("has no training case, of which a fingerprint could be made", site=site.name)
-    return chosen
+    return cases
 
 
-def described(site: SiteFolder, entries: Mapping[str, Tensor], looked_at: int) -> ImageFingerprint:
-    """Add to the entries the site's numbers of cases and patients."""
+def from_means(site: SiteFolder, entries: Mapping[str, Tensor], looked_at: int) -> ImageFingerprint:
+    """Build a fingerprint from its entries and the site's numbers of cases and patients."""
     return ImageFingerprint(
         site=site.name,
         task=site.task,
@@ -324,29 +298,29 @@ def described(site: SiteFolder, entries: Mapping[str, Tensor], looked_at: int) -
 
 
 def case_numbers(site: SiteFolder, case: Case) -> dict[str, Tensor]:
-    """Return the entries of a fingerprint (`entry_shapes`) of one case alone, float64 in [0, 1]."""
-    found: dict[str, Tensor] = {}
+    """Return the entries of a fingerprint (`entry_shapes`) of a single case, float64 in [0, 1]."""
     edges: Sequence[float] = ()
     if isinstance(site, VolumeFolder):
         image, label = site.load_case(case, "scale")
         edges = site.check_case(case).edges
-        found |= _of_label(label, len(site.classes))
+        entries = _label_entries(label, len(site.classes))
     else:
         image = site.load_image(case, "scale")
-        found["shares"] = torch.tensor([name == case.label for name in site.classes], dtype=torch.float64)
+        shares = torch.tensor([name == case.label for name in site.classes], dtype=torch.float64)
+        entries = {"shares": shares}
     values = convert_to_tensor(image, track_meta=False)
     moments = {name: value.double() for name, value in image_moments(values).items()}
     numbers = {**moments, **_texture(_planes(values, edges)), **_geometry(image.shape[1:], edges)}
     for name, value in numbers.items():
         quantity = QUANTITIES[name]
-        found[name] = quantity.scaled(value)
+        entries[name] = quantity.scaled(value)
         if quantity.squared:
-            found[f"{name}_square"] = found[name].square()
-    return found
+            entries[f"{name}_square"] = entries[name].square()
+    return entries
 
 
-def _of_label(label: Tensor, classes: int) -> dict[str, Tensor]:
-    """Presence, size and pieces of each class but the background; 0 where the case has none of a class."""
+def _label_entries(label: Tensor, classes: int) -> dict[str, Tensor]:
+    """Return presence, size and pieces of each class but the background; 0 for an absent class."""
     shares = torch.bincount(label.flatten().long(), minlength=classes)[:classes].double() / label.numel()
     present = (shares[1:] > 0).double()
     mask = label[0].numpy()
@@ -357,9 +331,9 @@ def _of_label(label: Tensor, classes: int) -> dict[str, Tensor]:
 
 
 def _planes(values: Tensor, edges: Sequence[float]) -> Tensor:
-    """At most `_PLANES` planes of an image, evenly from all, float64 of shape (C, D, H, W).
+    """Return at most `_PLANES` planes of an image, evenly from all, float64 of shape (C, D, H, W).
 
-    A plane has the two axes with the shortest edges, or the first two where edges are not known.
+    A plane has the two axes with the shortest edges, or the first two axes without edges.
     """
     order = np.argsort(np.asarray(edges), kind="stable") if len(edges) == values.dim() - 1 else range(2)
     first = [int(axis) + 1 for axis in order[:2]]
@@ -369,13 +343,13 @@ def _planes(values: Tensor, edges: Sequence[float]) -> Tensor:
 
 
 def _texture(planes: Tensor) -> dict[str, Tensor]:
-    """Noise and roughness of each channel, (C,), of planes (C, D, H, W).
+    """Return noise and roughness of each channel, (C,), of planes (C, D, H, W).
 
     Noise is the median absolute value of Immerkær's difference of two Laplacians (Computer Vision and Image
     Understanding 64, 1996), divided by 6 · 0.6745, over the voxels that are not the darkest of the image.
 
     Deviations:
-        Immerkær takes the mean; the median is moved less by edges.
+        Immerkær takes the mean; edges change the median less.
     """
     variance = planes.flatten(1).var(dim=1, correction=0)
     noise, rough = [], []
@@ -385,35 +359,29 @@ def _texture(planes: Tensor) -> dict[str, Tensor]:
         if min(channel.shape[1:]) < 3:
             noise.append(power.new_zeros(()))
             continue
-        found = torch.nn.functional.conv2d(channel[:, None], _LAPLACIAN[None, None])[:, 0].abs()
-        seen = found[channel[:, 1:-1, 1:-1] > channel.min()]
-        noise.append(seen.median() / (6 * 0.6745) if len(seen) else power.new_zeros(()))
+        filtered = torch.nn.functional.conv2d(channel[:, None], _LAPLACIAN[None, None])[:, 0].abs()
+        inside = filtered[channel[:, 1:-1, 1:-1] > channel.min()]
+        noise.append(inside.median() / (6 * 0.6745) if len(inside) else power.new_zeros(()))
     return {"noise": torch.stack(noise), "roughness": torch.stack(rough)}
 
 
 def _geometry(shape: Sequence[int], edges: Sequence[float]) -> dict[str, Tensor]:
-    """Edge, thickness and extent, (1,) each; the lower ends of their ranges where the file does not say."""
-    if len(edges) != len(shape) or min(edges, default=0) <= 0:
-        return {
-            "geometry": torch.zeros(1, dtype=torch.float64),
-            **{
-                name: torch.full((1,), QUANTITIES[name].low, dtype=torch.float64)
-                for name in ("edge", "thickness", "extent")
-            },
+    """Return edge, thickness and extent, (1,) each; the lower ends of their ranges without geometry."""
+    numbers = {name: QUANTITIES[name].low for name in ("geometry", "edge", "thickness", "extent")}
+    if len(edges) == len(shape) and min(edges, default=0) > 0:
+        order = np.argsort(np.asarray(edges), kind="stable")
+        plane = order[:2]
+        numbers = {
+            "geometry": 1.0,
+            "edge": math.sqrt(math.prod(edges[axis] for axis in plane)),
+            "thickness": edges[order[-1]],
+            "extent": math.sqrt(math.prod(edges[axis] * shape[axis] for axis in plane)),
         }
-    order = np.argsort(np.asarray(edges), kind="stable")
-    plane = order[:2]
-    numbers = {
-        "geometry": 1.0,
-        "edge": math.sqrt(math.prod(edges[axis] for axis in plane)),
-        "thickness": edges[order[-1]],
-        "extent": math.sqrt(math.prod(edges[axis] * shape[axis] for axis in plane)),
-    }
     return {name: torch.tensor([value], dtype=torch.float64) for name, value in numbers.items()}
 
 
 def as_rows(name: str, value: Tensor) -> Tensor:
-    """Bring an entry to rows that add up to 1: a number t becomes (1 − t, t)."""
+    """Turn an entry into rows that add up to 1: a number t becomes (1 − t, t)."""
     return value if name == "shares" else torch.stack([1 - value, value], dim=-1)
 
 

@@ -1,16 +1,17 @@
-"""`inspect_site`: a look at all of a site's data before training, which no odd file ends."""
+"""`inspect_site`: inspect all data of a site before training; no file ends the inspection."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from medfedaug.data.base import SPLITS, Case, SiteFolder, plain_name
+from medfedaug.data.base import SPLITS, Case, SiteFolder, by_patient
 from medfedaug.data.benchmarks import is_federation, open_federation
 from medfedaug.data.checks.duplicates import find_copies
 from medfedaug.data.folders import is_site, site_folders
@@ -32,22 +33,22 @@ from medfedaug.functional import foreground_voxels
 from medfedaug.statistics import image_moments
 
 QUANTILES = (np.arange(400) + 0.5) / 400
-"""Quantiles of an image's intensities that are kept."""
+"""Shares of the quantiles of an image's intensities."""
 
 _VOXELS = 200_000  # of an image, evenly from all, for its quantiles
 _EDGES = (0.01, 50.0)  # mm; from a microscope's slide scanner to a scout image
-_ONE_CASE = 2**34  # bytes: the files of a case are decoded once, whoever asks for them
-_DARK = 0.5  # share of the foreground on voxels without signal from which it is odd
+_ONE_CASE = 2**34  # bytes of memory, so that the files of a case are decoded once
+_DARK = 0.5  # share of the foreground without signal from which it is odd
 
 
 @dataclass(frozen=True)
-class Odd:
-    """Finding that a user should look at.
+class Finding:
+    """Problem for a user to look at.
 
     Attributes:
         kind: ``"file"``, ``"label"``, ``"spacing"``, ``"channels"``, ``"intensity"`` or ``"split"``.
-        case: the case's name; empty where it is about the whole site.
-        reason: what is odd, in one line that may name files.
+        case: name of the case; empty for the whole site.
+        reason: one line, which may name files.
     """
 
     kind: str
@@ -60,27 +61,22 @@ class SiteInspection:
     """Findings at a site.
 
     Attributes:
-        name: the site.
         task: ``"segmentation"`` or ``"classification"``; empty for a site that cannot be opened.
-        classes: their names.
-        scaling: how `SiteFolder.load_image` scales.
-        splits: cases by split.
-        patients: how many there are, each case without a name of a patient being one.
-        shapes: how many images have which shape.
-        edges: how many have which edges of a voxel, mm, rounded; none where the files do not say.
-        axes: how many have axes that point where; none where the files do not say.
-        channels: how many have how many channels.
-        channel_names: the names of their channels in order, where they are named.
+        splits: number of cases by split.
+        patients: number of patients; a case without a patient's name stands for one.
+        shapes: number of images by shape.
+        edges: number of images by edges of a voxel, mm, rounded; empty without geometry.
+        axes: number of images by directions of the axes; empty without geometry.
+        channels: number of images by number of channels.
         voxels: share of the voxels of each class, mean over the cases that have annotated it; of photographs,
             share of the images.
-        present: how many cases have any of each class.
-        at_border: cases whose foreground reaches the edge of the image.
+        present: number of cases with each class.
+        at_border: number of cases whose foreground reaches the edge of the image.
         pairs: mean and deviation of each channel of each training image as a run sees it, (N, C, 2); of test
-            images where the site does not train.
+            images for an unseen site.
         stored: quantiles of these images as stored, (N, C, Q).
-        seen: the same as a run sees them.
-        odd: what a user should look at.
-        annotated: the classes that it has annotated for training, where these may not be all.
+        seen: quantiles of these images as a run sees them, (N, C, Q).
+        annotated: the classes that the site has annotated for training; ``None`` for all.
     """
 
     name: str
@@ -100,13 +96,12 @@ class SiteInspection:
     pairs: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 2)))
     stored: np.ndarray = field(default_factory=lambda: np.empty((0, 0, len(QUANTILES))))
     seen: np.ndarray = field(default_factory=lambda: np.empty((0, 0, len(QUANTILES))))
-    odd: list[Odd] = field(default_factory=list)
+    odd: list[Finding] = field(default_factory=list)
     annotated: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True)
-class _Image:
-    """Numbers of an image: (C, 2) and (C, Q) twice."""
+class _ImageNumbers(NamedTuple):
+    """Numbers of an image as in `SiteInspection`, of shapes (C, 2), (C, Q) and (C, Q)."""
 
     pairs: np.ndarray
     stored: np.ndarray
@@ -116,10 +111,10 @@ class _Image:
 def inspect_sites(
     data: str | Path, limit: int | None = None, intensity: str = "scale"
 ) -> list[SiteInspection]:
-    """Look at all sites below a folder, or at the one whose folder it is.
+    """Inspect all sites below a folder, or the site of the folder.
 
     Raises:
-        DataError: where there is no site. What is wrong with one is in its `SiteInspection.odd`.
+        DataError: where there is no site; problems of a site are in `SiteInspection.odd`.
     """
     root = Path(data)
     if is_federation(root):
@@ -127,210 +122,197 @@ def inspect_sites(
     else:
         folders = [root] if root.is_dir() and is_site(root) else list(site_folders(root))
     opened: list[SiteFolder] = []
-    found: list[SiteInspection] = []
+    inspections: dict[str, SiteInspection] = {}
     for folder in folders:
         try:
             site = folder if isinstance(folder, SiteFolder) else open_site(folder, limit=limit, check=False)
         except DataError as error:
             name = folder.name if isinstance(folder, SiteFolder) else folder.resolve().name
-            found.append(SiteInspection(name, odd=[Odd("file", "", str(error))]))
+            inspections[name] = SiteInspection(name, odd=[Finding("file", "", str(error))])
             continue
         opened.append(site)
-        found.append(inspect_site(site, intensity))
-    for (first, owner, one), (split, site, case) in find_copies(opened, apart=True):
-        reason = f"the image of this {split} case is that of the {first} case {one.name} of site {owner.name}"
-        next(entry for entry in found if entry.name == site.name).odd.append(Odd("split", case.name, reason))
+        inspections[site.name] = inspect_site(site, intensity)
+    for (first, owner, original), (split, site, case) in find_copies(opened, apart=True):
+        whose = f"that of the {first} case {original.name} of site {owner.name}"
+        finding = Finding("split", case.name, f"the image of this {split} case is {whose}")
+        inspections[site.name].odd.append(finding)
     if any(site.partial for site in opened):
         for name, reason in annotation_notes(opened):
-            next(entry for entry in found if entry.name == name).odd.append(Odd("label", "", reason))
-    return found
+            inspections[name].odd.append(Finding("label", "", reason))
+    return list(inspections.values())
 
 
 def inspect_site(site: SiteFolder, intensity: str = "scale") -> SiteInspection:
-    """Look at every case of a site, one image in memory at a time."""
-    found = SiteInspection(
+    """Inspect every case of a site, one image in memory at a time."""
+    inspection = SiteInspection(
         site.name,
         site.task,
         site.classes,
         site.scaling,
         splits={split: len(site.cases[split]) for split in SPLITS},
+        patients=len(by_patient(site.listed_cases)),
         channel_names=site.channel_names,
         annotated=site.annotated("training") if site.partial else None,
     )
     cases = [(split, case) for split in SPLITS for case in site.cases[split]]
-    named = {case.patient for _, case in cases if case.patient}
-    found.patients = len(named) + sum(not case.patient for _, case in cases)
-    _check_splits(site, found)
-    measured: list[tuple[str, _Image]] = []
+    _check_splits(site, inspection)
+    measured: list[tuple[str, _ImageNumbers]] = []
     shares: list[np.ndarray] = []
     measures: list[tuple[str, Case, CaseMeasures]] = []
-    of_statistics = "training" if site.trains else "test"
+    measured_split = "training" if site.trains else "test"
     for split, case in cases:
         try:
             with keep_decoded(_ONE_CASE):
-                image, share, compared = _look(site, case, found)
-                if split == of_statistics:
+                image, share, measure = _read_case(site, case, inspection)
+                if split == measured_split:
                     measured.append((case.name, _measure(site, case, image, intensity)))
         except DataError as error:
-            found.odd.append(Odd("file", case.name, str(error)))
+            inspection.odd.append(Finding("file", case.name, str(error)))
             continue
         shares.append(share)
-        if compared is not None:
-            measures.append((split, case, compared))
-    _sum_up(found, measured, shares)
-    _check_channel_names(found)
-    _compare_cases(found, measures)
-    if site.scaling != "fixed" and len(found.stored):
-        _check_scales(found, [name for name, image in measured if len(image.pairs) == found.pairs.shape[1]])
-    return found
+        if measure is not None:
+            measures.append((split, case, measure))
+    _summarise(inspection, measured, shares)
+    _check_channel_names(inspection)
+    _compare_cases(inspection, measures)
+    if site.scaling != "fixed" and len(inspection.stored):
+        channels = inspection.pairs.shape[1]
+        _check_scales(inspection, [name for name, image in measured if len(image.pairs) == channels])
+    return inspection
 
 
-def _compare_cases(found: SiteInspection, measures: Sequence[tuple[str, Case, CaseMeasures]]) -> None:
-    """Name what is odd beside the other cases of the site, of those with the usual channels."""
-    usual = Counter(len(one.contrast) for *_, one in measures).most_common(1)
+def _compare_cases(inspection: SiteInspection, measures: Sequence[tuple[str, Case, CaseMeasures]]) -> None:
+    """Compare the cases with the usual number of channels, and add those that stand out."""
+    usual = Counter(len(measure.contrast) for *_, measure in measures).most_common(1)
     alike = [entry for entry in measures if len(entry[2].contrast) == usual[0][0]]
-    compared = [one for *_, one in alike]
-    of_set: dict[tuple[str, ...] | None, list[int]] = {}
-    for index, (_, case, _) in enumerate(alike):  # outlines of other structures lie elsewhere
-        of_set.setdefault(case.annotated, []).append(index)
-    for chosen in of_set.values():
-        some = [compared[index] for index in chosen]
-        for index, kind, reason in odd_cases(some):
-            found.odd.append(Odd(kind, alike[chosen[index]][1].name, reason))
-        found.odd += [Odd("label", "", reason) for reason in odd_site(some)]
-    named = {(odd.case, odd.kind) for odd in found.odd}
-    for one, other in near_copies([each.picture for each in compared]):
+    by_classes: dict[tuple[str, ...] | None, list[tuple[Case, CaseMeasures]]] = defaultdict(list)
+    for _, case, measure in alike:  # outlines of other structures lie elsewhere
+        by_classes[case.annotated].append((case, measure))
+    for entries in by_classes.values():
+        compared = [measure for _, measure in entries]
+        for index, kind, reason in odd_cases(compared):
+            inspection.odd.append(Finding(kind, entries[index][0].name, reason))
+        inspection.odd += [Finding("label", "", reason) for reason in odd_site(compared)]
+    copies = {finding.case for finding in inspection.odd if finding.kind == "split"}
+    for one, other in near_copies([measure.picture for *_, measure in alike]):
         (first, case, _), (second, copy, _) = alike[one], alike[other]
-        of_one_patient = bool(case.patient) and case.patient == copy.patient
-        if (copy.name, "split") not in named and (first != second or not of_one_patient):
+        same_patient = bool(case.patient) and case.patient == copy.patient
+        if copy.name not in copies and (first != second or not same_patient):
             reason = f"its image looks like that of the {first} case {case.name}, but for its scale"
-            found.odd.append(Odd("split", copy.name, reason))
+            inspection.odd.append(Finding("split", copy.name, reason))
 
 
-def _check_channel_names(found: SiteInspection) -> None:
-    """The list of channels and the images must have as many."""
-    named = len(found.channel_names)
-    if named and (other := {number: count for number, count in found.channels.items() if number != named}):
-        others = ", ".join(f"{count} with {number}" for number, count in sorted(other.items()))
-        reason = (
-            f"dataset.json names {named} channels ({', '.join(found.channel_names)}), and images are {others}"
-        )
-        found.odd.append(Odd("channels", "", reason))
+def _check_channel_names(inspection: SiteInspection) -> None:
+    """Check that the list of channels and the images have equally many."""
+    number, names = len(inspection.channel_names), ", ".join(inspection.channel_names)
+    others = [f"{count} with {n}" for n, count in sorted(inspection.channels.items()) if n != number]
+    if number and others:
+        reason = f"dataset.json names {number} channels ({names}), and images are {', '.join(others)}"
+        inspection.odd.append(Finding("channels", "", reason))
 
 
-def _check_scales(found: SiteInspection, names: Sequence[str]) -> None:
-    """The volumes of a site should lie on one scale of intensity."""
+def _check_scales(inspection: SiteInspection, names: Sequence[str]) -> None:
+    """Check that the volumes of a site lie on one scale of intensity."""
     low, high = (np.searchsorted(QUANTILES, share) for share in (0.01, 0.99))
-    ranges = found.stored[..., high] - found.stored[..., low]
-    if (uneven := most_uneven(found.name, names, ranges.tolist())) is not None:
+    ranges = inspection.stored[..., high] - inspection.stored[..., low]
+    if (uneven := most_uneven(inspection.name, names, ranges.tolist())) is not None:
         reason = f"its volumes lie on wildly different scales of intensity ({uneven}): use --intensity scale"
-        found.odd.append(Odd("intensity", "", reason))
+        inspection.odd.append(Finding("intensity", "", reason))
 
 
-def _check_splits(site: SiteFolder, found: SiteInspection) -> None:
+def _check_splits(site: SiteFolder, inspection: SiteInspection) -> None:
     try:
         site.check_splits()
     except DataError as error:
-        found.odd.append(Odd("split", "", str(error)))
-    for (first, _, one), (split, _, case) in find_copies([site], apart=False):
-        reason = f"the image of this {split} case is that of the {first} case {one.name}"
-        found.odd.append(Odd("split", case.name, reason))
+        inspection.odd.append(Finding("split", "", str(error)))
+    for (first, _, original), (split, _, case) in find_copies([site], apart=False):
+        reason = f"the image of this {split} case is that of the {first} case {original.name}"
+        inspection.odd.append(Finding("split", case.name, reason))
 
 
-def _look(
-    site: SiteFolder, case: Case, found: SiteInspection
+def _read_case(
+    site: SiteFolder, case: Case, inspection: SiteInspection
 ) -> tuple[torch.Tensor, np.ndarray, CaseMeasures | None]:
-    """Read a case: its image, the shares of its classes, values for comparison with others."""
-    compared = None
+    """Return the image, the share of each class, and values for comparison with other cases."""
+    measure = None
     if isinstance(site, VolumeFolder):
         header = site.check_case(case)
         if header.edges:
-            found.edges[tuple(round(edge, 3) for edge in header.edges)] += 1
-            found.axes[header.axes] += 1
-            wrong = [edge for edge in header.edges if not _EDGES[0] <= edge <= _EDGES[1]]
-            if wrong:
-                reason = (
-                    f"the edge of a voxel is {wrong[0]:.3g} mm; expected {_EDGES[0]:g} to {_EDGES[1]:g} mm"
-                )
-                found.odd.append(Odd("spacing", case.name, reason))
+            inspection.edges[tuple(round(edge, 3) for edge in header.edges)] += 1
+            inspection.axes[header.axes] += 1
+            least, most = _EDGES
+            if wrong := [edge for edge in header.edges if not least <= edge <= most]:
+                reason = f"the edge of a voxel is {wrong[0]:.3g} mm; expected {least:g} to {most:g} mm"
+                inspection.odd.append(Finding("spacing", case.name, reason))
         image, label = site.load_case(case)
-        chosen = site.annotated_set(case, [plain_name(name) for name in site.classes])
-        share = np.where(chosen, 0.0, np.nan)  # what is not annotated may be there
+        # A class that is not annotated may be present.
+        share = np.where(site.annotated_set(case, site.classes), 0.0, np.nan)
         if case.annotated != ():
-            share += _look_at_label(image, label, site.classes, case, found)
-            compared = measure_case(image, label)
+            share += _check_label(image, label, site.classes, case, inspection)
+            measure = measure_case(image, label)
     else:
         image = site.load_image(case)
         share = np.array([name == case.label for name in site.classes], np.float64)
-    return _counted(site, case, image, found), share, compared
-
-
-def _counted(site: SiteFolder, case: Case, image: torch.Tensor, found: SiteInspection) -> torch.Tensor:
-    found.shapes[tuple(image.shape[1:])] += 1
-    found.channels[image.shape[0]] += 1
+    inspection.shapes[tuple(image.shape[1:])] += 1
+    inspection.channels[image.shape[0]] += 1
     low, high = torch.aminmax(image.flatten(1), dim=1)
     if bool((low == high).all()):
         raise site.error(f"is constant: every pixel is {low[0]:g}", case.image)
-    return image
+    return image, share, measure
 
 
-def _look_at_label(
-    image: torch.Tensor, label: torch.Tensor, classes: Sequence[str], case: Case, found: SiteInspection
+def _check_label(
+    image: torch.Tensor, label: torch.Tensor, classes: Sequence[str], case: Case, inspection: SiteInspection
 ) -> np.ndarray:
+    """Check the foreground of a label map, and return the share of each class."""
     counts = torch.bincount(label.flatten().long(), minlength=len(classes)).double().numpy()
     foreground = label[0] > 0
     if not bool(foreground.any()):
-        found.odd.append(Odd("label", case.name, "the label map is empty: no voxel has a class"))
+        inspection.odd.append(Finding("label", case.name, "the label map is empty: no voxel has a class"))
         return counts / counts.sum()
     share = float((~foreground_voxels(image))[foreground].double().mean())
     if share > _DARK:
         reason = f"{share:.0%} of the labelled voxels have no signal: does the label map belong to the image?"
-        found.odd.append(Odd("label", case.name, reason))
+        inspection.odd.append(Finding("label", case.name, reason))
     axes = [axis for axis, length in enumerate(foreground.shape) if length > 1]
-    found.at_border += any(bool(foreground.select(axis, end).any()) for axis in axes for end in (0, -1))
+    inspection.at_border += any(bool(foreground.select(axis, end).any()) for axis in axes for end in (0, -1))
     return counts / counts.sum()
 
 
-def _measure(site: SiteFolder, case: Case, image: torch.Tensor, intensity: str) -> _Image:
+def _measure(site: SiteFolder, case: Case, image: torch.Tensor, intensity: str) -> _ImageNumbers:
     voxels = image.flatten(1)
     low, high = (edge.double().numpy() for edge in torch.aminmax(voxels, dim=1))
     slope, offset = np.ones_like(low), np.zeros_like(low)
-    if intensity == "scale":  # a straight line for each channel, whoever scales it
+    if intensity == "scale":  # every scaling is a straight line for each channel
         scaled = site.load_image(case, "scale").flatten(1)
         bottom, top = (edge.double().numpy() for edge in torch.aminmax(scaled, dim=1))
         slope = np.divide(top - bottom, high - low, out=np.zeros_like(low), where=high > low)
         offset = bottom - slope * low
-    moments = image_moments(image)
-    some = voxels[:, :: max(1, voxels.shape[1] // _VOXELS)]
-    stored = row_quantiles(some.numpy(), QUANTILES)
-    mean, std = moments["mean"].numpy(), moments["std"].numpy()
+    stored = row_quantiles(voxels[:, :: max(1, voxels.shape[1] // _VOXELS)].numpy(), QUANTILES)
+    mean, std = (value.numpy() for value in image_moments(image).values())
     pairs = np.stack([mean * slope + offset, std * slope], axis=1)
-    return _Image(pairs, stored, stored * slope[:, None] + offset[:, None])
+    return _ImageNumbers(pairs, stored, stored * slope[:, None] + offset[:, None])
 
 
-def _sum_up(
-    found: SiteInspection, measured: Sequence[tuple[str, _Image]], shares: Sequence[np.ndarray]
+def _summarise(
+    inspection: SiteInspection, measured: Sequence[tuple[str, _ImageNumbers]], shares: Sequence[np.ndarray]
 ) -> None:
     if shares:
-        for name, column in zip(found.classes, np.stack(shares).T, strict=True):
+        for name, column in zip(inspection.classes, np.stack(shares).T, strict=True):
             if len(known := column[~np.isnan(column)]):
-                found.voxels[name] = float(known.mean())
-                found.present[name] = int((known > 0).sum())
+                inspection.voxels[name] = float(known.mean())
+                inspection.present[name] = int((known > 0).sum())
     if not measured:
         return
-    usual = found.channels.most_common(1)[0][0]
+    usual = inspection.channels.most_common(1)[0][0]
     for name, image in measured:
         if len(image.pairs) != usual:
             reason = f"{len(image.pairs)} channels, while most images have {usual}"
-            found.odd.append(Odd("channels", name, reason))
-    kept = [image for _, image in measured if len(image.pairs) == usual]
-    if kept:
-        found.pairs = np.stack([image.pairs for image in kept])
-        found.stored = np.stack([image.stored for image in kept])
-        found.seen = np.stack([image.seen for image in kept])
-        low, high = found.stored.min(axis=(0, 2)), found.stored.max(axis=(0, 2))
+            inspection.odd.append(Finding("channels", name, reason))
+    if images := [image for _, image in measured if len(image.pairs) == usual]:
+        inspection.pairs, inspection.stored, inspection.seen = map(np.stack, zip(*images, strict=True))
+        low, high = inspection.stored.min(axis=(0, 2)), inspection.stored.max(axis=(0, 2))
         for channel in np.flatnonzero(low == high):
-            reason = (
-                f"channel {channel} is {low[channel]:g} in every image: nothing can be learnt from it here"
-            )
-            found.odd.append(Odd("channels", "", reason))
+            value = f"channel {channel} is {low[channel]:g} in every image"
+            reason = f"{value}: nothing can be learnt from it here"
+            inspection.odd.append(Finding("channels", "", reason))

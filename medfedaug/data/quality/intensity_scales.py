@@ -12,9 +12,9 @@ from medfedaug.data.base import SiteFolder, spread
 from medfedaug.errors import DataError
 
 WILD = 5.0
-"""Ratio of ranges from which a site's volumes are called uneven; those of LGG differ by up to 1.7."""
+"""Ratio of ranges from which a site's volumes are uneven; the ratio in LGG is at most 1.7."""
 
-_LOOKED_AT = 20  # volumes of a site, evenly from its list
+_CASES = 20  # volumes of a site, evenly from its list
 _VOXELS = 200_000  # of a volume, evenly from all
 
 
@@ -34,7 +34,7 @@ class UnevenScales:
 
     @property
     def ratio(self) -> float:
-        """The ratio of the larger range to the smaller one."""
+        """Return the ratio of the larger range to the smaller one."""
         return self.ranges[1] / self.ranges[0]
 
     def __str__(self) -> str:
@@ -42,62 +42,55 @@ class UnevenScales:
         return f"{self.narrow} covers {low:.3g}, {self.wide} {high:.3g}, {self.ratio:.3g} times as much"
 
     def sentence(self, intensity: str = "raw") -> str:
-        """The finding and the remedy in one line.
-
-        Args:
-            intensity: ``"scale"`` where each volume is scaled already, ``"z_score"`` where a plan normalises
-                each by itself, ``"raw"`` where neither is.
-        """
-        found = f"{self.site}: its volumes lie on wildly different scales of intensity ({self})"
+        """Return the finding and the remedy for ``"raw"``, ``"scale"`` or a plan's ``"z_score"``."""
+        finding = f"{self.site}: its volumes lie on wildly different scales of intensity ({self})"
         if intensity == "scale":
-            return f"{found}; --intensity scale, as here, brings each to [0, 1]."
+            return f"{finding}; --intensity scale, as here, brings each to [0, 1]."
         if intensity == "z_score":
-            return f"{found}; the plan's normalisation brings each to mean 0 and deviation 1."
-        return f"{found}. Statistics of them all fit none of them: use --intensity scale."
+            return f"{finding}; the plan's normalisation brings each to mean 0 and deviation 1."
+        return f"{finding}. Statistics of them all fit none of them: use --intensity scale."
 
 
 def find_uneven_scales(site: SiteFolder) -> UnevenScales | None:
-    """The most different volumes of a site, if their ranges differ by a factor of `WILD` or more.
+    """Return the most different volumes of a site, if their ranges differ by a factor of `WILD` or more.
 
-    The range of a volume runs from its 1st to its 99th percentile, since one hot voxel, or metal in a CT,
-    says nothing of a scale. Of several channels, the one that differs most counts.
+    The range of a volume runs from its 1st to its 99th percentile, without hot voxels and the metal in a CT.
+    The most different of several channels counts.
     """
     if site.scaling == "fixed":
         return None
-    cases = spread(site.cases["training"] or site.cases["test"], _LOOKED_AT)
+    cases = spread(site.cases["training"] or site.cases["test"], _CASES)
     ranges = torch.stack([_ranges(site.load_image(case)) for case in cases])  # (cases, C)
     return most_uneven(site.name, [case.name for case in cases], ranges.tolist())
 
 
 def most_uneven(site: str, cases: Sequence[str], ranges: Sequence[Sequence[float]]) -> UnevenScales | None:
-    """The two volumes whose ranges differ most, if by a factor of `WILD` or more."""
-    worst: UnevenScales | None = None
+    """Return the two volumes whose ranges differ most, if by a factor of `WILD` or more."""
+    uneven = []
     for channel in zip(*ranges, strict=True):
-        # A channel that is constant in a volume, as where a sequence was not taken, has no scale.
-        known = [(float(value), case) for value, case in zip(channel, cases, strict=True) if value > 0]
-        if not known:
-            continue
-        (low, narrow), (high, wide) = min(known), max(known)
-        found = UnevenScales(site, narrow, wide, (low, high), len(cases))
-        if found.ratio >= WILD and (worst is None or found.ratio > worst.ratio):
-            worst = found
-    return worst
+        # A constant channel, such as a missing sequence, has no scale.
+        positive = [(float(value), case) for value, case in zip(channel, cases, strict=True) if value > 0]
+        if positive:
+            (low, narrow), (high, wide) = min(positive), max(positive)
+            uneven.append(UnevenScales(site, narrow, wide, (low, high), len(cases)))
+    worst = max(uneven, key=lambda scales: scales.ratio, default=None)
+    return worst if worst is not None and worst.ratio >= WILD else None
 
 
 def uneven_sites(sites: Iterable[SiteFolder]) -> dict[str, UnevenScales]:
-    """The sites whose volumes have different scales, by name; sites that cannot be read are left out."""
-    found = {}
+    """Return the uneven scales of sites by name; skip sites that cannot be read."""
+    uneven = {}
     for site in sites:
-        with suppress(DataError):  # it is told where the site is asked for its images
+        with suppress(DataError):  # a run raises it when it reads the site's images
             if (scales := find_uneven_scales(site)) is not None:
-                found[site.name] = scales
-    return found
+                uneven[site.name] = scales
+    return uneven
 
 
 def _ranges(image: torch.Tensor) -> torch.Tensor:
-    """The ranges of the channels, (C,): 1st to 99th percentile, or all if nearly all voxels are equal."""
+    """Return the channels' ranges, (C,): 1st to 99th percentile, or all if nearly all voxels are equal."""
     voxels = image.flatten(1).float()
     low, high = torch.aminmax(voxels, dim=1)
-    some = voxels[:, :: max(1, voxels.shape[1] // _VOXELS)]
-    bottom, top = torch.quantile(some, torch.tensor([0.01, 0.99]), dim=1)
+    sample = voxels[:, :: max(1, voxels.shape[1] // _VOXELS)]
+    bottom, top = torch.quantile(sample, torch.tensor([0.01, 0.99]), dim=1)
     return torch.where(top > bottom, top - bottom, high - low)

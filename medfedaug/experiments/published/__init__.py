@@ -1,6 +1,6 @@
-"""Numbers that the papers print, to be shown beside ours.
+"""Numbers that the papers print, for comparison with ours.
 
-One CSV file per data set, beside this module, with one line per row of a paper's table:
+This folder has one CSV file per data set, with one line per row of a paper's table:
 
 ============== =========================================================================================
 ``protocol``   the preset that the row is compared with
@@ -8,15 +8,15 @@ One CSV file per data set, beside this module, with one line per row of a paper'
 ``table``      number of the table, or the section whose text has the number
 ``row``        label of the row as printed; where methods are columns, the row's and the column's
 ``methods``    the combination, as ``--methods`` takes it
-``settings``   what differs from the protocol, as ``--set`` takes it
+``settings``   differences from the protocol, as ``--set`` takes them
 ``held_out``   ``yes`` where each site's score is that of the run without this site
 ``trained_at`` the site whose local model is tested, in tables across sites
 a site's name  score at this site, in per cent as printed, ``90.40 ± 0.97`` where the paper has a spread
 ``mean``       the paper's average over the sites
-``note``       what a reader must know of this row
+``note``       remark for the reader
 ============== =========================================================================================
 
-A number that a paper or its successor prints again is listed once, where the sites' scores stand beside it.
+A number that a paper or its successor prints again is listed once, with the sites' scores.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PrintedScore:
 
     Args:
         score: as a share of 1.
-        spread: the deviation over the paper's seeds, as a share of 1, where it is printed.
+        spread: the deviation over the paper's seeds, as a share of 1, if printed.
     """
 
     score: float
@@ -57,16 +57,16 @@ class Published:
     """Row of a paper's table.
 
     Args:
-        protocol: name of the preset that it is compared with.
+        protocol: name of the preset for the comparison.
         methods: the combination, as ``--methods`` takes it.
         source: paper and table.
         row: the row's label.
-        sites: the score of each site, where the paper gives it.
-        mean: the paper's average over the sites; ``None`` where it has none.
-        settings: those that differ from the preset, as ``--set`` takes them.
-        held_out: whether each site's score is that of the run without it.
-        trained_at: the site whose local model was tested; empty for the global model.
-        note: what a reader must know of this row.
+        sites: the score of each site, if printed.
+        mean: the paper's average over the sites, if printed.
+        settings: differences from the preset, as ``--set`` takes them.
+        held_out: whether each site's score is of the run without it.
+        trained_at: the site of the tested local model; empty for the global model.
+        note: remark for the reader.
     """
 
     protocol: str
@@ -82,13 +82,13 @@ class Published:
 
     @property
     def variant(self) -> str:
-        """The settings as `medfedaug.experiments.run_list` names them."""
+        """Return the settings as `medfedaug.experiments.run_list` names them."""
         axes = [parse_axis(text) for text in split_values(self.settings) if text]
         return ",".join(f"{axis.name}={shown(value)}" for axis in axes for value in axis.values)
 
 
 def published_rows(preset: Preset) -> tuple[Published, ...]:
-    """The published rows for a preset; an empty list if there are none."""
+    """Return the published rows for a preset."""
     return tuple(row for row in _of_benchmark(preset.benchmark) if row.protocol == preset.name)
 
 
@@ -99,14 +99,14 @@ def _of_benchmark(benchmark: str) -> tuple[Published, ...]:
 
 
 def parse_published(text: str, benchmark: str) -> tuple[Published, ...]:
-    """The rows of a file.
+    """Read the rows of a file.
 
     Args:
         text: its content.
-        benchmark: the data set that its protocols must be of.
+        benchmark: the data set of its protocols.
 
     Raises:
-        DataError: for a file that is not as described above, naming the line.
+        DataError: for a file of another form, naming the line.
     """
     path = f"{benchmark}.csv"
     header, *lines = [*csv.reader(text.splitlines())] or [[]]
@@ -162,7 +162,7 @@ def _row(cells: Mapping[str, str], sites: list[str], benchmark: str) -> Publishe
 def _score(text: str) -> PrintedScore | None:
     if not text:
         return None
-    found = re.fullmatch(r"(\d+\.\d+)(?: ± (\d+\.\d+))?", text)
-    if not found or not 0 < float(found[1]) <= 100:
+    match = re.fullmatch(r"(\d+\.\d+)(?: ± (\d+\.\d+))?", text)
+    if not match or not 0 < float(match[1]) <= 100:
         raise ValueError(f"{text!r} is no score in per cent")
-    return PrintedScore(float(found[1]) / 100, None if found[2] is None else float(found[2]) / 100)
+    return PrintedScore(float(match[1]) / 100, None if match[2] is None else float(match[2]) / 100)

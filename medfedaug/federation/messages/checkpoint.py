@@ -1,4 +1,4 @@
-"""Files that survive a restart, one for the server and one per site, written completely or not at all."""
+"""Files that survive a restart, one for the server and one per site, each written atomically."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ CHECKPOINT_FORMAT: str = version_mark(_KIND, _VERSION)["format"]
 
 
 def server_checkpoint(state_dir: str | Path, name: str = "medfedaug") -> Path:
-    """The path of the server's checkpoint of the run ``name``. The folders of the sites are beside it."""
+    """Return the path of the server's checkpoint of the run ``name``, next to the folders of the sites."""
     return Path(state_dir) / "server" / f"{name}.pt"
 
 
 def save_checkpoint(path: Path, content: dict[str, Any], *, private: bool = False) -> None:
-    """Write ``content`` (tensors and plain Python types). The old file remains until the new one is complete.
+    """Write ``content``, tensors and plain Python types, atomically.
 
     Raises:
-        StorageError: when it cannot be written, for instance on a full disk; the old file is then intact.
+        StorageError: when it cannot be written; the old file is then intact.
     """
     whole = {**version_mark(_KIND, _VERSION), **content}
     try:
@@ -39,10 +39,10 @@ def save_checkpoint(path: Path, content: dict[str, Any], *, private: bool = Fals
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a file of `save_checkpoint`. Nothing in the file is executed.
+    """Read a file of `save_checkpoint` without executing anything in it.
 
     Raises:
-        ConfigError: when there is no such file, or it is not a checkpoint of this release.
+        ConfigError: when the file is missing, or is not a checkpoint of this release.
     """
     try:
         content = load_tensors(path)
@@ -57,18 +57,17 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def check_same_run(path: Path, saved: Mapping[str, Any], config: RunConfig) -> None:
-    """Check that a checkpoint is of the run that is to be continued.
+    """Check that a checkpoint belongs to this run.
 
-    Only the purpose and the number of rounds may differ, and the latter not with a schedule, which has
-    decided over the learning rates of the rounds that are over, nor with a method that goes by it.
+    Only the purpose and the number of rounds may differ. The latter may not with a schedule, which has set
+    the learning rates of past rounds, nor with a method that depends on it.
     """
-    # Through `RunConfig`, so that a setting that came with a later release has its default.
-    asked, before = config.to_dict(), RunConfig.from_dict(recorded_settings(saved)).to_dict()
-    planned = config.schedule != "constant" or any(
+    # Through `RunConfig`, so that settings of later releases have their defaults.
+    now, before = config.to_dict(), RunConfig.from_dict(recorded_settings(saved)).to_dict()
+    fixed = config.schedule != "constant" or any(
         "fixed_rounds" in method.requires for method in build_methods(config.methods)
     )
-    free = {"purpose"} if planned else {"purpose", "rounds"}
-    differing = sorted(name for name in {*asked} - free if asked[name] != before[name])
-    if differing:
+    free = {"purpose"} if fixed else {"purpose", "rounds"}
+    if differing := sorted(name for name in {*now} - free if now[name] != before[name]):
         name = differing[0]
-        raise ConfigError(f"{path} is of a run with another {name}: {before[name]}, asked for {asked[name]}")
+        raise ConfigError(f"{path} is of a run with another {name}: {before[name]}, asked for {now[name]}")

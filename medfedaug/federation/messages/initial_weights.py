@@ -1,4 +1,4 @@
-"""The weights that a run starts from, where they are given."""
+"""Initial weights of a run from a user's file."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from medfedaug.models.weights import fit_weights, read_weights
 INITIAL, INITIAL_FILE = "initial", "initial_weights.safetensors"
 """The prefix of the entries in `Request.once`, and the name of the file in a job."""
 
-_TOLD = 40  # names of entries in `results.json`, at most
+_MOST_NAMES = 40  # names of entries in `results.json`
 _HEADER = 4 * 2**20  # bytes of names and shapes in a file, at most
 
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """Given entries of the network's state dict, which replace the random initial ones.
+    """Entries of the network's state dict that replace the random initial ones.
 
-    The server starts from them. The sites receive the shared ones with the model of the first round, and
-    those that stay at the sites once, together with the results of the exchanges before training.
+    The server starts from them. The sites receive the shared entries with the model of the first round, and
+    the entries that stay at the sites once, with the results of the exchanges before training.
 
     Args:
-        entries: by name, float32.
-        report: which entries of the given file were used, and why others were not, ready for JSON.
+        entries: float32 entries by name.
+        report: the used entries of the file, and the reasons for unused ones, as JSON types.
     """
 
     entries: dict[str, Tensor]
@@ -41,51 +41,51 @@ class InitialWeights:
 
     @classmethod
     def read(cls, path: str | Path, state: Mapping[str, Tensor]) -> InitialWeights:
-        """The entries of a user's file that fit a network (`medfedaug.models.weights`).
+        """Read the entries of a user's file that fit a network (`medfedaug.models.weights`).
 
         Raises:
-            ConfigError: when the file holds no state dict, nothing of it fits, or it is not finite.
+            ConfigError: when the file holds no state dict, no entry fits, or one is not finite.
         """
-        given = read_weights(path)
-        fit = fit_weights(given, state)
+        weights = read_weights(path)
+        fit = fit_weights(weights, state)
         name = Path(path).name
         if not fit.entries:
             raise ConfigError(
-                f"{path}: none of its {len(given)} entries fits the network: the file has for instance "
-                f"{next(iter(given))}, the network {next(iter(state))}"
+                f"{path}: none of its {len(weights)} entries fits the network: the file has for instance "
+                f"{next(iter(weights))}, the network {next(iter(state))}"
             )
-        spoilt = [key for key, value in fit.entries.items() if not bool(torch.isfinite(value).all())]
-        if spoilt:
-            raise ConfigError(f"{path}: NaN or infinite values in {spoilt[0]}")
+        for key, value in fit.entries.items():
+            if not bool(torch.isfinite(value).all()):
+                raise ConfigError(f"{path}: NaN or infinite values in {key}")
         report = {
             "file": name,
             "loaded": len(fit.entries),
-            "of": fit.of,
-            "skipped": dict(list(fit.skipped.items())[:_TOLD]),
-            "missing": fit.missing[:_TOLD],
+            "of": fit.total,
+            "skipped": dict(list(fit.skipped.items())[:_MOST_NAMES]),
+            "missing": fit.missing[:_MOST_NAMES],
         }
-        if 2 * len(fit.entries) < fit.of:
-            warn(f"{name}: only {len(fit.entries)} of {fit.of} entries of the network are started from it")
+        if 2 * len(fit.entries) < fit.total:
+            warn(f"{name}: only {len(fit.entries)} of {fit.total} entries of the network are started from it")
         return cls(fit.entries, report)
 
     def summary(self) -> list[str]:
-        """The report in words, a line for each entry that was not used."""
+        """Return the report as text, with a line for each unused entry."""
         loaded, of, file = (self.report[name] for name in ("loaded", "of", "file"))
-        told = f"{loaded} of {of} entries of the network from {file}"
-        return [told, *(f"  not used: {name} ({why})" for name, why in self.report["skipped"].items())]
+        first = f"{loaded} of {of} entries of the network from {file}"
+        return [first, *(f"  not used: {name} ({why})" for name, why in self.report["skipped"].items())]
 
     @property
     def digest(self) -> str:
-        """A fingerprint of names and values, for `medfedaug.config.run.RunConfig.init`."""
+        """The hash of names and values, for `medfedaug.config.run.RunConfig.init`."""
         text = entries_hash(self.entries)
-        # In groups, as it is read, and as NVFlare does not take it for a secret in the job.
+        # In groups, for readers, and so that NVFlare does not take it for a secret in the job.
         return " ".join(text[i : i + 8] for i in range(0, len(text), 8))
 
     def put_into(self, state: Mapping[str, Tensor], digest: str | None) -> dict[str, Tensor]:
-        """The state dict of a network with the entries in it.
+        """Return the state dict of a network with these entries.
 
         Raises:
-            ConfigError: when these are other weights than the run's, or not of its network.
+            ConfigError: when the weights are not those of the run, or not of its network.
         """
         if self.digest != digest:
             raise ConfigError("the initial weights are not those that the run was configured with")
@@ -95,27 +95,26 @@ class InitialWeights:
         return {**state, **{name: value.clone() for name, value in self.entries.items()}}
 
     def kept(self, keys: Collection[str]) -> dict[str, Tensor]:
-        """The entries that stay at the sites, with the prefix for `Request.once`."""
+        """Return the entries that stay at the sites, with the prefix for `Request.once`."""
         return {f"{INITIAL}/{name}": value for name, value in self.entries.items() if name in keys}
 
     def save(self, path: Path) -> None:
-        """Write them for a job, as safetensors: a format that holds numbers and no code."""
+        """Write the weights for a job, as safetensors, which hold no code."""
         save_file(self.entries, path, {"report": json.dumps(self.report)})
 
     @classmethod
     def load(cls, path: Path, state: Mapping[str, Tensor]) -> InitialWeights:
-        """The inverse of `save`, at the server of a job.
+        """Read a file of `save` at the server of a job.
 
         Raises:
             ConfigError: when the file is missing, larger than the network, or not of its entries.
         """
-        room = sum(value.nbytes for value in state.values()) + _HEADER
+        most = sum(value.nbytes for value in state.values()) + _HEADER
         try:
-            if path.stat().st_size > room:
+            if path.stat().st_size > most:
                 raise ConfigError(f"{path.name}: larger than the run's network")
             with safe_open(path, "pt") as file:
-                names = list(file.keys())
-                entries = {name: file.get_tensor(name) for name in names}
+                entries = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                 report = json.loads((file.metadata() or {}).get("report", "{}"))
         except (OSError, ValueError, SafetensorError) as error:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""`PrivacyGuard`, which stands between a site's methods and everything that they send."""
+"""`PrivacyGuard`: policy, noise and ledger between a site's methods and their messages."""
 
 from __future__ import annotations
 
@@ -24,35 +24,62 @@ from medfedaug.privacy.policy import SUMMARY, PrivacyPolicy
 _log = logging.getLogger(__name__)
 
 
-class PrivacyGuard:
-    """Stands between a site's methods and everything that they send.
+def spend_budget(
+    site: str,
+    policy: PrivacyPolicy,
+    ledger: PrivacyLedger,
+    what: str,
+    noise: float,
+    identities: Callable[[], Collection[bytes]],
+    *,
+    releases: int = 1,
+    rate: float = 1.0,
+) -> float:
+    """Enter releases with noise in a site's ledger; return ε of all its releases.
 
-    Without noise it lets `SiteExchange.collect` pass if the site has enough cases. With noise it never
-    calls that: before a round's training, `observe` takes what each case contributes, brings it into the
-    policy's public bounds, averages and adds noise; `collect` gives what the method makes of that.
+    Raises:
+        PrivacyRefused: when they would exceed the budget of the policy, or the ledger cannot be used.
+    """
+    assert policy.max_epsilon is not None
+    try:
+        epsilon = ledger.spend(noise, policy.delta, policy.max_epsilon, identities(), releases, rate)
+    except ConfigError as error:
+        raise PrivacyRefused(site, str(error)) from error
+    if epsilon is None:
+        limit = f"ε = {policy.max_epsilon:g} (δ = {policy.delta:g})"
+        raise PrivacyRefused(site, f"privacy budget spent: {what} would exceed {limit}")
+    return epsilon
+
+
+class PrivacyGuard:
+    """Applies a site's policy to all payloads of its methods.
+
+    Without noise it passes the result of `SiteExchange.collect` if the site has enough cases. With noise it
+    never calls that: before a round's training, `observe` clips the contribution of each case to the
+    policy's public bounds, averages and adds noise; `collect` returns the method's payload of the noisy mean.
 
     The mechanism. The values of one exchange fall into J blocks of diameter Dⱼ, which clipping enforces: a
     number between its bounds (D = high − low), a histogram of one channel (D = √2, between two bins). In
     units of Dⱼ one case moves the whole vector by at most √J, and the mean over n cases, when one patient
     with at most m cases is replaced by another, by Δ₂ = m√J/n. Each number of block j gets Gaussian noise
-    of standard deviation z·Dⱼ·Δ₂: a Gaussian mechanism of noise multiplier z. Bringing the noisy mean back
-    within its bounds, and all that follows, spends nothing.
+    of standard deviation z·Dⱼ·Δ₂: a Gaussian mechanism of noise multiplier z. Clipping the noisy mean to its
+    bounds, and all further processing, spends nothing.
 
     Args:
-        site: its name, for messages.
-        policy: its policy.
-        cases: n, the number of its training cases. Replacing a patient does not change it: it is public.
-        ledger: the account of the site's releases; by default one that lasts as long as this guard.
-        unsent_state: whether the network or the transforms hold what was made from the site's images and
-            never sent: normalisation layers that stay, statistics of one's own.
-        generator: of the noise; the operating system's by default, since noise that follows from the seed of
-            a run, or from any 32 bits, can be subtracted. A run with noise therefore never repeats.
+        site: the site's name, for messages.
+        policy: the site's policy.
+        cases: n, the number of training cases. Replacing a patient does not change it: it is public.
+        ledger: the ledger of the site's releases; by default one that lasts as long as this guard.
+        unsent_state: whether the network or the transforms hold values from the site's images that are never
+            sent: normalisation layers that stay at the site, its own statistics.
+        generator: the generator of the noise, by default the operating system's: noise from the seed of a
+            run, or from any 32 bits, could be subtracted. A run with noise therefore never repeats.
         per_patient: the number of training cases of each patient, by the site's own list; by default one.
-            With noise none has more than the policy's ``cases_per_patient``, of which the noise follows.
-        identities: of the training cases, by which the ledger knows them.
+            With noise no patient has more than the policy's ``cases_per_patient``, which sets the noise.
+        identities: returns the ledger's identities of the training cases.
 
     Attributes:
-        samples: the training cases that a method's last payload is about, where it is not about all.
+        samples: the training cases of a method's last payload, if it does not cover all.
     """
 
     def __init__(
@@ -76,17 +103,19 @@ class PrivacyGuard:
         if policy.adds_noise:
             require_opacus()
 
-    def check(self, name: str, exchange: SiteExchange) -> None:
-        """Check that the policy allows this exchange at all; called before any work is done.
+    def _refused(self, reason: str) -> PrivacyRefused:
+        return PrivacyRefused(self.site, reason)
 
-        Counted are patients: those of the exchange's sample, or, where a value is about any k cases, as few
-        as those with the most cases that have k together.
+    def check(self, name: str, exchange: SiteExchange) -> None:
+        """Check, before any work, that the policy allows this exchange.
+
+        Counts the patients of the exchange's sample, or for values over any k cases the fewest patients that
+        have k cases together.
         """
         if exchange.of_losses and not self.policy.losses:
-            raise PrivacyRefused(
-                self.site,
+            raise self._refused(
                 f"{name} sends losses over training images, and losses stay at this site (losses of its "
-                "privacy policy; medfedaug site-config --losses)",
+                "privacy policy; medfedaug site-config --losses)"
             )
         sample = exchange.sample()
         if sample is None:
@@ -95,23 +124,21 @@ class PrivacyGuard:
             summarised = len({case.owner for case in sample})
         if summarised < self.policy.min_images:
             what = "images" if max(self.per_patient, default=1) == 1 else f"patient{'s' * (summarised != 1)}"
-            raise PrivacyRefused(
-                self.site,
+            raise self._refused(
                 f"{name}'s statistics would summarise {summarised} {what}, and this site sends them from "
-                f"{self.policy.min_images} on (min_images of its privacy policy)",
+                f"{self.policy.min_images} on (min_images of its privacy policy)"
             )
         if self.policy.noise_multiplier:
             self._check_patients(name)
             self._contributions(name, exchange)
         elif self.policy.sgd_noise_multiplier:
-            raise PrivacyRefused(
-                self.site,
+            raise self._refused(
                 f"{name}: its statistics would leave without noise beside weights with noise "
-                "(noise_multiplier of its privacy policy)",
+                "(noise_multiplier of its privacy policy)"
             )
 
     def _patients(self, cases: int | None) -> int:
-        """The fewest patients who may have so many of the training cases; of all without a number."""
+        """Return the fewest patients that have so many training cases; all patients without a number."""
         if cases is None or not self.per_patient:
             return len(self.per_patient)
         reached = accumulate(sorted(self.per_patient, reverse=True))
@@ -120,10 +147,9 @@ class PrivacyGuard:
     def _check_patients(self, name: str) -> None:
         most = max(self.per_patient, default=1)
         if most > self.policy.cases_per_patient:
-            raise PrivacyRefused(
-                self.site,
+            raise self._refused(
                 f"{name}: a patient has {most} training cases, and noise would hide "
-                f"{self.policy.cases_per_patient} (cases_per_patient of its privacy policy)",
+                f"{self.policy.cases_per_patient} (cases_per_patient of its privacy policy)"
             )
 
     def train(self, steps: int, rate: float) -> None:
@@ -134,7 +160,7 @@ class PrivacyGuard:
         1 − (1 − q)ᵐ.
 
         Args:
-            steps: their number.
+            steps: the number of steps.
             rate: q.
         """
         policy, most = self.policy, self.policy.cases_per_patient
@@ -148,21 +174,11 @@ class PrivacyGuard:
         )
 
     def _spend(self, what: str, noise: float, releases: int = 1, rate: float = 1.0) -> float:
-        policy = self.policy
-        assert policy.max_epsilon is not None
-        try:
-            budget = (noise, policy.delta, policy.max_epsilon)
-            epsilon = self.ledger.spend(*budget, self.identities(), releases, rate)
-        except ConfigError as error:
-            raise PrivacyRefused(self.site, str(error)) from error
-        if epsilon is None:
-            raise PrivacyRefused(
-                self.site,
-                f"privacy budget spent: {what} would exceed ε = {policy.max_epsilon:g} "
-                f"(δ = {policy.delta:g})",
-            )
-        self._epsilon = epsilon
-        return epsilon
+        site, policy, identities = self.site, self.policy, self.identities
+        self._epsilon = spend_budget(
+            site, policy, self.ledger, what, noise, identities, releases=releases, rate=rate
+        )
+        return self._epsilon
 
     def _contributions(self, name: str, exchange: SiteExchange) -> Contributions:
         try:
@@ -171,20 +187,18 @@ class PrivacyGuard:
                 if kind != HISTOGRAM:
                     self.policy.bounds(kind)
         except ConfigError as error:
-            raise PrivacyRefused(self.site, f"{name}: {error}") from error
+            raise self._refused(f"{name}: {error}") from error
         if contributions.through_network and self.unsent_state:
-            raise PrivacyRefused(
-                self.site,
+            raise self._refused(
                 f"{name}: noise would not cover its statistics, since layers or normalisation that stay at "
-                "the site let one patient move what all others contribute; run it without them",
+                "the site let one patient move what all others contribute; run it without them"
             )
         return contributions
 
     def observe(self, name: str, exchange: SiteExchange) -> None:
         """Make the noisy mean of an exchange and enter it in the ledger; without noise, do nothing.
 
-        Must be called while the network is as the server sent it. Trained on, it would depend on every
-        case, and so would what each of them contributes.
+        Call it before training: contributions through a trained network depend on all cases.
         """
         policy = self.policy
         self.check(name, exchange)
@@ -204,14 +218,14 @@ class PrivacyGuard:
         total: Payload = {}
         for values in contributions.values:
             if set(values) != set(kinds):
-                raise PrivacyRefused(self.site, f"{name} contributes entries that it did not declare")
+                raise self._refused(f"{name} contributes entries that it did not declare")
             count += 1
             for key, value in values.items():
                 clipped = self._inside(kinds[key], value)
                 total[key] = total[key] + clipped if key in total else clipped
         if count != self.cases:
-            # The sensitivity is one over this number.
-            raise PrivacyRefused(self.site, f"{name} has contributions of {count} of {self.cases} cases")
+            # The sensitivity depends on this number.
+            raise self._refused(f"{name} has contributions of {count} of {self.cases} cases")
         blocks = sum(v.numel() if kinds[k] != HISTOGRAM else v[..., 0].numel() for k, v in total.items())
         sensitivity = min(self.policy.cases_per_patient, count) * math.sqrt(blocks) / count
         means: Payload = {}
@@ -229,7 +243,7 @@ class PrivacyGuard:
         return high - low
 
     def _inside(self, kind: str, value: Tensor) -> Tensor:
-        """The nearest value within the bounds of its kind, float64 and on the CPU; NaN becomes the middle."""
+        """Clip a value to the bounds of its kind, as float64 on the CPU; NaN becomes the middle."""
         value = value.detach().to("cpu", torch.float64)
         if kind == HISTOGRAM:
             return _onto_simplex(value)
@@ -244,59 +258,59 @@ class PrivacyGuard:
                 self.samples[name] = sample
             return exchange.collect()
         if name not in self._means:
-            raise PrivacyRefused(self.site, f"{name}: nothing was observed since the last release")
+            raise self._refused(f"{name}: nothing was observed since the last release")
         return exchange.privatised(self._means.pop(name), self.cases)
 
     def scanners(self) -> Scanners:
-        """Return the scanners that the policy names; none by default."""
+        """Return the scanners named by the policy; none by default."""
         return dict(self.policy.scanners)
 
     def description(self, cases: Sequence[int]) -> dict[str, Any]:
-        """Return the site's description of itself, with counts of its own where the policy lets them out.
+        """Return the site's description of itself, with its counts if the policy allows them.
 
         Args:
             cases: the number of cases of each patient.
         """
-        told = self.policy.description
+        description = self.policy.description
         if self.policy.scores != SUMMARY or len(cases) >= self.policy.min_images:
-            patients, studies = told.patients or len(cases), told.studies or sum(cases)
-            told = dataclasses.replace(told, patients=patients or None, studies=studies or None)
-        return told.to_dict()
+            patients, studies = description.patients or len(cases), description.studies or sum(cases)
+            description = dataclasses.replace(description, patients=patients or None, studies=studies or None)
+        return description.to_dict()
 
     def pending(self) -> dict[str, Payload]:
-        """The noisy means that were observed and not collected yet."""
+        """Return the observed noisy means that are not collected yet."""
         return dict(self._means)
 
     def take_pending(self, means: dict[str, Payload]) -> None:
-        """Put back what `pending` returned, in a new process: their noise is in the ledger."""
+        """Restore a result of `pending` in a new process; its noise is in the ledger."""
         self._means = dict(means)
 
     def _covered(self) -> str:
         on = "statistics and weights" if self.policy.sgd_noise_multiplier else "statistics alone"
         weights = [] if self.policy.sgd_noise_multiplier else ["model weights"]
-        # With noise on scores these have an ε of their own, and so have losses, where any leave.
+        # Noise on scores has a separate ε, which also covers losses.
         scores = [] if self.policy.score_noise_multiplier else ["losses and scores"]
-        others = ", ".join([*weights, *scores])
-        return f"on {on}: {others} are not covered" if others else f"on {on}"
+        uncovered = ", ".join([*weights, *scores])
+        return f"on {on}: {uncovered} are not covered" if uncovered else f"on {on}"
 
     def metrics(self) -> dict[str, float]:
-        """ε and δ of all that the site's ledger holds, once this job has released anything with noise.
+        """Return ε and δ of the site's ledger, after this job's first release with noise.
 
-        ``privacy/weights`` is 1 where the weights are in it.
+        ``privacy/weights`` is 1 if ε covers the weights.
         """
         if self._epsilon is None:
             return {}
-        found = {"privacy/epsilon": self._epsilon, "privacy/delta": self.policy.delta}
-        return {**found, "privacy/weights": 1.0} if self.policy.sgd_noise_multiplier else found
+        metrics = {"privacy/epsilon": self._epsilon, "privacy/delta": self.policy.delta}
+        return {**metrics, "privacy/weights": 1.0} if self.policy.sgd_noise_multiplier else metrics
 
 
 def _onto_simplex(values: Tensor) -> Tensor:
-    """The nearest histograms along the last axis; uniform ones where a value is not finite."""
+    """Project onto histograms along the last axis; uniform for values that are not finite."""
     bins = values.shape[-1]
     finite = values.isfinite().all(dim=-1, keepdim=True)
     values = torch.where(finite, values, torch.ones_like(values) / bins)
-    # The projection takes the same amount off every bin and cuts at zero; which amount, the largest bins
-    # that stay positive decide. The same shift of all bins changes nothing, and keeps rounding small.
+    # The projection subtracts one amount from every bin and cuts at zero; the bins that stay positive decide
+    # the amount. A common shift of all bins changes nothing, and keeps rounding small.
     values = values - values.amax(dim=-1, keepdim=True)
     largest = values.sort(dim=-1, descending=True).values
     excess = (largest.cumsum(dim=-1) - 1.0) / torch.arange(1, bins + 1, dtype=values.dtype)

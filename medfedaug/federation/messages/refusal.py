@@ -1,4 +1,4 @@
-"""Errors while a site's reply is used: whatever they are, they concern that site alone."""
+"""Errors in the use of a site's reply, which concern that site alone."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ _LONGEST_REASON = 1_000
 
 
 def raise_error(reply: Reply) -> None:
-    """Raise what a site said in place of an answer.
+    """Raise the error that a site sent in place of an answer.
 
     Raises:
-        MedFedAugError: with the site's own text, in one line and no longer than a line may be: it goes into
-            log, record and checkpoint, whatever a site sends.
+        MedFedAugError: with the site's text in one line of limited length, for log, record and checkpoint.
     """
     if reply.error:
         raise MedFedAugError(" ".join(str(reply.error)[:_LONGEST_REASON].split()))
 
 
 def refusal(site: str, use: Callable[[], None]) -> str | None:
-    """The reason why a reply could not be used, or ``None`` if it was used."""
+    """Use a reply; return the reason if it could not be used, otherwise ``None``."""
     try:
         use()
     except MedFedAugError as error:

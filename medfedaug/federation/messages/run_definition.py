@@ -1,4 +1,4 @@
-"""`Definition`: where a run's network, task and optimiser come from."""
+"""`Definition`: the origin of a run's network, task and optimiser."""
 
 from __future__ import annotations
 
@@ -24,40 +24,39 @@ class Definition(Protocol):
     """Momentum of the optimiser; 0 if it has none."""
 
     def network(self) -> nn.Module:
-        """The network, with random weights, without the methods' layers."""
+        """Build the network with random weights, without the methods' layers."""
         ...
 
     def channels(self, network: nn.Module) -> int:
-        """The channels of the images that the network sees."""
+        """Return the number of channels of the network's images."""
         ...
 
     def task(self, config: RunConfig, *, normalised: bool) -> Task:
-        """The task."""
+        """Build the task."""
         ...
 
     def optimiser(self, parameters: Iterable[Tensor], rate: float) -> torch.optim.Optimizer:
-        """The optimiser for some parameters, at a learning rate."""
+        """Build the optimiser of some parameters with a learning rate."""
         ...
 
 
 class ConfiguredRun:
-    """The definition of a run whose settings name network, loss and optimiser."""
+    """Definition of a run whose settings name network, loss and optimiser."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         self.momentum = config.momentum if config.optimizer == "sgd" else 0.0
 
     def network(self) -> nn.Module:
-        """The network that the settings name."""
+        """Build the network of the settings."""
         config, arguments = self.config, network_arguments(self.config)
         try:
             return build_network(**arguments)
         except ConfigError:
             raise
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"network {config.network}: {error}") from error
-        except Exception as error:  # each network checks its arguments in its own way, or not at all
-            raise ConfigError(f"network {config.network}: {first_line(error)}") from error
+        except Exception as error:  # networks check their arguments in various ways, or not at all
+            text = error if isinstance(error, (TypeError, ValueError)) else first_line(error)
+            raise ConfigError(f"network {config.network}: {text}") from error
 
     def channels(self, network: nn.Module) -> int:
         """Return the number of the data's channels."""
@@ -68,7 +67,7 @@ class ConfiguredRun:
         return make_task(config, normalised=normalised)
 
     def optimiser(self, parameters: Iterable[Tensor], rate: float) -> torch.optim.Optimizer:
-        """Adam, or stochastic gradient descent."""
+        """Build Adam or stochastic gradient descent."""
         decay = self.config.weight_decay
         if self.config.optimizer == "sgd":
             return torch.optim.SGD(parameters, lr=rate, momentum=self.config.momentum, weight_decay=decay)
@@ -76,7 +75,7 @@ class ConfiguredRun:
 
 
 def define(config: RunConfig) -> Definition:
-    """The definition of a run."""
+    """Return the definition of a run."""
     if not config.bundle:
         return ConfiguredRun(config)
     definition: Definition = _bundles().BundleDefinition.of(config)
@@ -85,12 +84,12 @@ def define(config: RunConfig) -> Definition:
 
 def bundle_run_settings(bundle: AllowedBundle) -> dict[str, Any]:
     """See `medfedaug.tasks.bundle.definition.bundle_settings`."""
-    found: dict[str, Any] = _bundles().bundle_settings(bundle)
-    return found
+    settings: dict[str, Any] = _bundles().bundle_settings(bundle)
+    return settings
 
 
 def _bundles() -> Any:
-    # Imported here: it needs pytorch-ignite, which is not there without the extra "bundle".
+    # Imported here: it needs pytorch-ignite of the extra "bundle".
     try:
         from medfedaug.tasks.bundle import definition
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""The models that the server of an evaluation asks a site to score."""
+"""Scoring requests of an evaluation's server."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from medfedaug.utils.validation import check_keys
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Models that a site is asked to score.
+class ScoringSpec:
+    """The model that a site has to score.
 
     Args:
         run: the name of the run in the evaluation.
         model: the name of the model: ``global``, ``personal``, ``local``, or ``local of A`` for the model of
-            the site A at another one.
-        own: whether the site scores with what it keeps of the run, as in the test after training; otherwise
-            with the model as it is sent.
-        against: the names of models that were scored before, with which it is compared case by case.
+            site A at another site.
+        own: whether the site adds its kept state of the run, as in the test after training.
+        against: the names of models that were scored before, for a comparison case by case.
     """
 
     run: str
@@ -29,12 +28,8 @@ class Asked:
     against: tuple[str, ...] = ()
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Asked:
-        """Read a request.
-
-        Raises:
-            ConfigError: for anything else.
-        """
+    def from_dict(cls, values: Mapping[str, Any]) -> ScoringSpec:
+        """Read a request."""
         check_keys("scoring: unknown keys", values, [entry.name for entry in fields(cls)])
         try:
             return cls(**{**values, "against": tuple(values.get("against", ()))})

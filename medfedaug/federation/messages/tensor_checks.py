@@ -1,4 +1,4 @@
-"""Tensors and models that are sound: shapes, dtypes, finite values, variances, and how far a step goes."""
+"""Checks of tensors and models: shapes, dtypes, finite values, variances, length of a step."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from torch import Tensor, nn
 from medfedaug.errors import UpdateRefused
 from medfedaug.methods.base import Shapes
 
-# Larger than any intensity of a scanner and any weight that still trains, and far within float32.
+# Above all intensities of scanners and weights of a working network, and far within float32.
 LARGEST = 1e10
-# No sound training moves the weights by more than this many times their own norm.
+# The largest step of a sound training, as a multiple of the norm of the weights.
 _LARGEST_MOVE = 100.0
 _NOBODY_KNOWS = (
     ". With fewer than three updates nobody can say who is wrong: this site, or one that moved the model "
     "before"
 )
-# A list, since `is_floating_point` is also true of 8-bit formats, of which PyTorch computes almost nothing.
+# `is_floating_point` also accepts 8-bit formats, for which PyTorch has almost no operators.
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 class StateDictValidator:
-    """Checks the entries that a site sends of its model.
+    """Checks the sent entries of a site's model.
 
     Args:
-        network: the global network, with every method's layers in it.
+        network: the global network, with every method's layers.
         sent: the entries of its state dict that a site sends.
     """
 
@@ -37,57 +37,48 @@ class StateDictValidator:
         self.shapes: Shapes = {key: tuple(state[key].shape) for key in sent}
         self.parameters = {name for name, _ in network.named_parameters()} & set(sent)
         self.variances = _variances(network) & set(sent)
-        self.buffers = self.shapes.keys() - self.parameters
+        self._kinds = {"parameters": self.parameters, "buffers": self.shapes.keys() - self.parameters}
         self.norm = max(_length(state[key] for key in self.parameters), 1.0)
-        """The norm of the parameters as the network is given, at least 1."""
+        """The norm of the network's initial parameters, at least 1."""
 
     def check(
-        self,
-        site: str,
-        weights: Mapping[str, Tensor],
-        state: Mapping[str, Tensor],
-        *,
-        buffers: bool = False,
+        self, site: str, weights: Mapping[str, Tensor], state: Mapping[str, Tensor], *, buffers: bool = False
     ) -> None:
         """Check a model after a round.
 
         Args:
-            site: whose it is.
-            weights: its entries.
+            site: the site's name.
+            weights: the entries of its model.
             state: the global model at the beginning of the round.
-            buffers: whether buffers are compared with those of the global model. Not in the first round, in
-                which running statistics come from nothing, nor where other sites' updates are a better
-                measure (`medfedaug.federation.server.outlier_checks.judge_steps`).
+            buffers: whether buffers are compared with those of the global model. The first round has no
+                running statistics to compare with, and a comparison with other sites is better
+                (`medfedaug.federation.server.outlier_checks.judge_steps`).
         """
         self.check_values(site, weights)
-        moved = self.steps(weights, state)
-        self._check_step(site, "parameters", self.parameters, moved, state)
+        steps = self.steps(weights, state)
+        self._check_step(site, "parameters", steps, state)
         if buffers:
-            self.check_buffers(site, moved, state)
+            self.check_buffers(site, steps, state)
 
     def check_values(self, site: str, weights: Mapping[str, Tensor]) -> None:
-        """Check a model's entries, without regard to any other model."""
+        """Check a model's entries, without a comparison."""
         check_tensors(site, weights, self.shapes)
         for key in sorted(self.variances):
             if bool((weights[key] < 0).any()):
                 raise UpdateRefused(site, key, expected="a variance, 0 or above", got="a negative one")
 
     def check_buffers(self, site: str, steps: Mapping[str, float], state: Mapping[str, Tensor]) -> None:
-        """Compare how far buffers moved with those of the global model, where there is no better measure.
-
-        Raises:
-            UpdateRefused: as `check`; of a site, it says that the model may be what is wrong.
-        """
-        self._check_step(site, "buffers", self.buffers, steps, state, _NOBODY_KNOWS if site else "")
+        """Compare the step of buffers with the buffers of the global model."""
+        self._check_step(site, "buffers", steps, state, _NOBODY_KNOWS if site else "")
 
     def steps(self, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, float]:
-        """Measure the step of a checked model from the round's beginning: parameters and buffers apart.
+        """Return the lengths of a checked model's step, of parameters and of buffers.
 
-        Of a variance the square root is taken, so that one length stands for means and deviations.
+        Variances count by their square roots, so that one length covers means and deviations.
         """
         return {
             what: _length(self._root(k, weights[k]) - self._root(k, state[k]) for k in sorted(keys))
-            for what, keys in (("parameters", self.parameters), ("buffers", self.buffers))
+            for what, keys in self._kinds.items()
         }
 
     def carried(
@@ -99,24 +90,25 @@ class StateDictValidator:
     ) -> dict[str, Tensor]:
         """Carry the step of a checked model over to a later global model, and shorten it.
 
-        w + s (wₖ − w₀) for parameters. Running statistics are averages and no steps: they go from those of
+        w + s (wₖ − w₀) for parameters. Running statistics are averages and no steps: they move from those of
         the later model towards the site's, by the same factor.
 
         Args:
             weights: wₖ, the model's entries.
-            start: w₀, the global model that it was trained from.
-            state: w, the global model now.
+            start: w₀, the global model from which the site trained.
+            state: w, the present global model.
             factor: s, from 0 to 1.
         """
-        steps = {key: weights[key].double() - start[key].double() for key in self.parameters}
-        moved = {key: state[key].double() + factor * step for key, step in steps.items()}
-        parameters = {key: value.to(weights[key].dtype) for key, value in moved.items()}
+        parameters = {}
+        for key in self.parameters:
+            step = weights[key].double() - start[key].double()
+            parameters[key] = (state[key].double() + factor * step).to(weights[key].dtype)
         return {**self.shortened(weights, state, {"parameters": 1, "buffers": factor}), **parameters}
 
     def shortened(
         self, weights: Mapping[str, Tensor], state: Mapping[str, Tensor], factors: Mapping[str, float]
     ) -> dict[str, Tensor]:
-        """Shorten the step of a checked model, so that `steps` is so many times as long."""
+        """Multiply the steps of a checked model by factors."""
         return {key: self._between(key, state[key], value, factors) for key, value in weights.items()}
 
     def _between(self, key: str, start: Tensor, end: Tensor, factors: Mapping[str, float]) -> Tensor:
@@ -128,31 +120,26 @@ class StateDictValidator:
         return (moved.square() if key in self.variances else moved).to(end.dtype)
 
     def _check_step(
-        self,
-        site: str,
-        what: str,
-        keys: Iterable[str],
-        moved: Mapping[str, float],
-        state: Mapping[str, Tensor],
-        doubt: str = "",
+        self, site: str, what: str, steps: Mapping[str, float], state: Mapping[str, Tensor], doubt: str = ""
     ) -> None:
-        """Entries may not move too far, taken together."""
-        allowed = _LARGEST_MOVE * max(_length(self._root(key, state[key]) for key in keys), 1.0)
-        if moved[what] > allowed:
+        """Check the length of a step of parameters or buffers."""
+        norm = _length(self._root(key, state[key]) for key in self._kinds[what])
+        allowed = _LARGEST_MOVE * max(norm, 1.0)
+        if steps[what] > allowed:
             expected = f"a step of norm up to {allowed:.4g}"
-            raise UpdateRefused(site, what, expected=expected, got=f"{moved[what]:.4g}{doubt}")
+            raise UpdateRefused(site, what, expected=expected, got=f"{steps[what]:.4g}{doubt}")
 
     def _root(self, key: str, value: Tensor) -> Tensor:
         return value.sqrt() if key in self.variances else value
 
 
 def _length(tensors: Iterable[Tensor]) -> float:
-    """The Euclidean norm of all entries together."""
+    """Return the Euclidean norm of all tensors together."""
     return math.hypot(*(float(tensor.norm()) for tensor in tensors))
 
 
 def check_tensors(site: str, tensors: Mapping[str, Any], shapes: Shapes) -> None:
-    """Check that keys and shapes are as expected, and values floating point, finite and below `LARGEST`."""
+    """Check keys and shapes, and that values are floating point, finite and below `LARGEST`."""
     for key in tensors:
         if key not in shapes:
             raise UpdateRefused(site, repr(key)[:80], expected="no such entry", got="one")
@@ -161,14 +148,14 @@ def check_tensors(site: str, tensors: Mapping[str, Any], shapes: Shapes) -> None
         if not isinstance(value, Tensor):
             got = "none" if value is None else type(value).__name__
             raise UpdateRefused(site, key, expected=f"a tensor of shape {tuple(shape)}", got=got)
-        # Compared before anything is added: (1,) would otherwise broadcast silently into (4,).
+        # Otherwise (1,) would broadcast silently into (4,).
         if not fits(tuple(value.shape), shape):
             raise UpdateRefused(site, key, expected=f"shape {tuple(shape)}", got=f"{tuple(value.shape)}")
         _check_value(site, key, value)
 
 
 def check_values(site: str, tensors: Mapping[str, Any]) -> None:
-    """Check tensors as `check_tensors` does, without keys and shapes known in advance."""
+    """Check tensors like `check_tensors`, without expected keys and shapes."""
     for key, value in tensors.items():
         if not isinstance(value, Tensor):
             raise UpdateRefused(site, repr(key)[:80], expected="a tensor", got=type(value).__name__)
@@ -191,19 +178,19 @@ def _check_value(site: str, key: str, value: Tensor) -> None:
         raise UpdateRefused(site, key, expected=f"values up to {LARGEST:g}", got=f"{max(-low, high):g}")
 
 
-def fits(found: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
-    """Return whether a shape is as expected. ``None`` in ``expected`` is any length except zero.
+def fits(shape: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
+    """Return whether a shape is as expected; ``None`` in ``expected`` stands for any positive length.
 
     >>> fits((3, 4), (None, 4)), fits((0, 4), (None, 4)), fits((3, 4), (None, 5))
     (True, False, False)
     """
-    return len(found) == len(expected) and all(
-        n > 0 if wanted is None else n == wanted for n, wanted in zip(found, expected, strict=True)
+    return len(shape) == len(expected) and all(
+        n > 0 if wanted is None else n == wanted for n, wanted in zip(shape, expected, strict=True)
     )
 
 
 def _variances(network: nn.Module) -> set[str]:
-    """The keys of norm layers' running variances, found by module type."""
+    """Return the keys of norm layers' running variances, by module type."""
     return {
         f"{prefix}.running_var" if prefix else "running_var"
         for prefix, module in network.named_modules()

@@ -1,4 +1,4 @@
-"""The trainings of a pilot: a few methods one after the other, from the settings of one job."""
+"""The trainings of a pilot: several methods one after the other, with the settings of one job."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from medfedaug.errors import ConfigError
 from medfedaug.metrics.convergence import ATTEMPTS
 
 
-def pilot_training(job: RunConfig, told: Mapping[str, Any]) -> RunConfig:
-    """Return a training of a job's pilot, which server and sites derive alike.
-
-    Raises:
-        ConfigError: for anything else than the job announced.
-    """
-    methods, rounds = told.get("methods"), told.get("rounds")
-    if {*told} != {"methods", "rounds"} or type(methods) is not str or methods not in job.pilot:
-        raise ConfigError(f"a training of the pilot is of {', '.join(job.pilot)}, got {str(dict(told))[:80]}")
+def pilot_training(job: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
+    """Return a training of a job's pilot, if the job announced it; server and sites derive the same."""
+    methods, rounds = settings.get("methods"), settings.get("rounds")
+    if {*settings} != {"methods", "rounds"} or type(methods) is not str or methods not in job.pilot:
+        raise ConfigError(
+            f"a training of the pilot is of {', '.join(job.pilot)}, got {str(dict(settings))[:80]}"
+        )
     allowed = [times * job.rounds for times in ATTEMPTS]
     if type(rounds) is not int or rounds not in allowed:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The server's part of a plan that is made of the sites' fingerprints, before anything else."""
+"""The server's part of a plan from the sites' fingerprints."""
 
 from __future__ import annotations
 
@@ -11,41 +11,27 @@ from medfedaug.errors import RunFailed, UpdateRefused
 from medfedaug.federation.messages.messages import FINGERPRINT, Reply, Request, own_entries
 from medfedaug.federation.messages.refusal import raise_error, refusal
 from medfedaug.federation.messages.tensor_checks import check_tensors
-from medfedaug.federation.planning.fingerprint import (
-    PLAN,
-    check_fingerprint,
-    fingerprint_shapes,
-)
+from medfedaug.federation.planning.fingerprint import PLAN, check_fingerprint, fingerprint_shapes
 from medfedaug.federation.planning.planner import Planned, make_plan
 from medfedaug.methods.base import Payload
 
 
 class Planning:
-    """Gathers fingerprints and makes the plan.
+    """Gathers fingerprints and makes the plan of a run; ``settings`` are those of `FederationServer`."""
 
-    Args:
-        config: the run as it was asked for.
-        run: its identity.
-        told: settings of a training that is one of several of its job.
-    """
-
-    def __init__(self, config: RunConfig, run: str, told: Mapping[str, Any] | None = None) -> None:
-        self.asked, self.run, self._told = config, run, dict(told or {})
+    def __init__(self, config: RunConfig, run: str, settings: Mapping[str, Any] | None = None) -> None:
+        self.config, self.run, self._settings = config, run, dict(settings or {})
         self.sites: dict[str, Payload] = {}
         self.refused: dict[str, str] = {}
         self.result: Planned | None = None
-        self._lock = threading.Lock()  # sites answer in threads of their own
+        self._lock = threading.Lock()  # sites answer in separate threads
 
     def request(self) -> Request:
         """Ask a site for its fingerprint."""
         return Request(FINGERPRINT, run=self.run)
 
     def accept(self, site: str, reply: Reply) -> bool:
-        """Take in a fingerprint; one of a site that does not train is empty.
-
-        Returns:
-            Whether it could be used.
-        """
+        """Accept a fingerprint, empty from a site that does not train; return whether it could be used."""
 
         def check() -> None:
             raise_error(reply)
@@ -57,7 +43,7 @@ class Planning:
                 check_fingerprint(site, payload)
                 accepted.update({key: value.float() for key, value in payload.items()})
 
-        shapes = fingerprint_shapes(self.asked.num_classes, self.asked.in_channels)
+        shapes = fingerprint_shapes(self.config.num_classes, self.config.in_channels)
         accepted: Payload = {}
         reason = refusal(site, check)
         with self._lock:
@@ -71,30 +57,30 @@ class Planning:
         """Make the plan.
 
         Raises:
-            RunFailed: when there are fewer, with the sites' reasons.
-            ConfigError: when no plan can be made of them.
+            RunFailed: when fewer sites than needed sent a fingerprint, with their reasons.
+            ConfigError: when no plan is possible.
         """
         if len(self.sites) < max(needed, 1) or (self.refused and not needed):
-            reasons = "; ".join(f"{reason}" for _, reason in sorted(self.refused.items()))
+            reasons = "; ".join(reason for _, reason in sorted(self.refused.items()))
             raise RunFailed(f"no plan could be made: {reasons or 'no site sent a fingerprint'}")
-        self.result = make_plan(self.sites, self.asked)
+        self.result = make_plan(self.sites, self.config)
 
     def configured(self) -> RunConfig:
-        """The run with its plan."""
-        return self.asked if self.result is None else self.result.configure(self.asked)
+        """Return the run with its plan."""
+        return self.config if self.result is None else self.result.configure(self.config)
 
     def saved(self) -> dict[str, Any]:
         """Return the planning's part of a checkpoint."""
         return {} if self.result is None else {"sites": self.sites, **self.result.to_dict()}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Take in what `saved` gave."""
+        """Restore a result of `saved`."""
         if saved:
             self.sites, self.result = dict(saved["sites"]), Planned.from_dict(saved)
 
     def planned(self) -> dict[str, Any]:
-        """The settings that sites are told, as JSON types; empty where the job's are the run's."""
-        return self.result.to_dict()["changes"] if self.result is not None else self._told
+        """Return the settings for the sites, as JSON types; empty if they are those of the job."""
+        return self.result.to_dict()["changes"] if self.result is not None else self._settings
 
     def to_results(self) -> dict[str, Any]:
         """Return the planning's part of a run's record."""
@@ -105,4 +91,4 @@ class Planning:
             for site, payload in sorted(self.sites.items())
         }
         reasons = self.result.to_dict()["reasons"]
-        return {"planned": {"asked": self.asked.to_dict(), "reasons": reasons, "fingerprints": fingerprints}}
+        return {"planned": {"asked": self.config.to_dict(), "reasons": reasons, "fingerprints": fingerprints}}

@@ -1,21 +1,21 @@
-"""From the fingerprints of a federation's sites to a plan, by rules that are written beside each step.
+"""Plan of a federation from its sites' fingerprints, by rules with a reason for each step.
 
-The rules follow nnU-Net (Isensee et al., Nature Methods 2021, supplementary note 2) where they can be
-followed without images: the median spacing is the target, an axis that is much coarser and much shorter in
-voxels gets the 10 % quantile, the patch is the median volume on that grid cut down until training fits into
-memory, and the batch grows only when the patch covers the volume.
+The rules follow nnU-Net (Isensee et al., Nature Methods 2021, supplementary note 2) as far as possible
+without images: the median spacing is the target, an axis that is much coarser and much shorter in voxels gets
+the 10 % quantile, the patch is the median volume on that grid, reduced until training fits into memory, and
+the batch grows only if the patch covers the volume.
 
 Differences from nnU-Net:
 
 - No case leaves a site. nnU-Net resamples the size of each case to the target and takes the median; here each
-  site takes the median of its cases' extents in mm, which is the same for one target, and the sites' medians
-  are summarised by their weighted median. Sizes in voxels are never mixed with the edges of another protocol.
-- Memory is not compared with constants measured on one GPU: the tensors that the network keeps for the
-  backward pass are counted for the patch itself.
-- Networks stay as they are asked for. A patch is a multiple of what the network needs along each axis; of
-  `unet` and `dynunet`, whose depth is an argument, strides follow from the patch.
-- There is no cascade. Intensities are clipped to the weighted medians of the sites' own quantiles, where
-  nnU-Net has quantiles of all cases' voxels; where channels have no names, they are those of ``--intensity``.
+  site takes the median of its cases' extents in mm, which is equivalent for one target, and the plan uses the
+  weighted median of the sites' medians. Sizes in voxels are never mixed with the edges of another protocol.
+- Memory is not compared with constants measured on one GPU: the planner counts the tensors that the network
+  keeps for the backward pass of the patch.
+- The job chooses the network. A patch is a multiple of the network's divisor along each axis; the depth of
+  `unet` and `dynunet` is an argument, and their strides follow from the patch.
+- There is no cascade. Intensities are clipped to the weighted medians of the sites' quantiles, where nnU-Net
+  has quantiles of all cases' voxels; for channels without names, ``--intensity`` applies.
 """
 
 from __future__ import annotations
@@ -39,12 +39,10 @@ from medfedaug.models import build_network
 from medfedaug.models.networks import supervises
 from medfedaug.models.sizes import size_multiple
 
-__all__ = ["Planned", "make_plan", "training_bytes"]
-
-_ANISOTROPIC = 3.0  # the coarsest spacing over the finest, from which on the coarse axis is treated apart
-_LARGEST_SHARE = 0.45  # of a site in medians over the sites: no one site is more than half
-_ALIKE = 0.01  # edges that differ by less are the same
-_FEW_SLICES = 8  # volumes with fewer are planned as slices
+_ANISOTROPIC = 3.0  # least ratio of spacings for separate treatment of the coarse axis
+_LARGEST_SHARE = 0.45  # of a site in medians over sites, so that no site exceeds a half
+_ALIKE = 0.01  # relative tolerance of equal edges
+_FEW_SLICES = 8  # volumes with fewer slices get a plan in 2D
 _MOST_SAMPLES, _MOST_PATCHES = 16, 8
 _USUAL_MULTIPLE = 16
 _SMALLEST_FEATURE_MAP = 4
@@ -52,7 +50,7 @@ _MOST_POOLINGS = 5
 _FIRST_WIDTH, _MOST_CHANNELS = 32, 320
 _BY_CHANNEL = ("normalisation", "ct_intensities")
 
-_built: dict[str, torch.nn.Module] = {}  # the last one: most patches that are tried are for one network
+_built: dict[str, torch.nn.Module] = {}  # the last network: most tried patches use the same
 
 
 @dataclass(frozen=True)
@@ -60,21 +58,21 @@ class Planned:
     """A plan with its reasons.
 
     Args:
-        changes: fields of `medfedaug.config.run.RunConfig` and their values: the plan, and where they follow
-            from it the batch size and arguments of the network.
-        reasons: pairs of what was decided and why.
+        changes: changed fields of `medfedaug.config.run.RunConfig`: the plan, the batch size and, if they
+            depend on the patch, arguments of the network.
+        reasons: pairs of a decision and its reason.
     """
 
     changes: dict[str, Any]
     reasons: list[tuple[str, str]]
 
     def configure(self, config: RunConfig) -> RunConfig:
-        """The run with this plan."""
+        """Return the run with this plan."""
         return replace(config, **self.changes, planning={})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Planned:
-        """The inverse of `to_dict`."""
+        """Read a result of `to_dict`."""
         changes = {k: Plan.from_dict(v) if k == "plan" else v for k, v in values["changes"].items()}
         return cls(changes, [(what, why) for what, why in values["reasons"]])
 
@@ -85,30 +83,30 @@ class Planned:
 
 
 def make_plan(sites: Mapping[str, Payload], config: RunConfig) -> Planned:
-    """Make a plan of the sites' fingerprints.
+    """Make a plan from the sites' fingerprints.
 
     Args:
         sites: `medfedaug.federation.planning.fingerprint.fingerprint` of each site that trains, by name.
-        config: the run. ``planning`` holds the ``memory`` in GiB that a training step may take, and under
-            ``given`` the fields of plan and run that stay as they are.
+        config: the run. ``planning`` holds the ``memory`` in GiB for a training step, and under ``given`` the
+            fixed fields of plan and run.
 
     Returns:
-        The plan; the same for the same fingerprints, in whatever order.
+        The plan, independent of the order of the fingerprints.
 
     Raises:
-        ConfigError: when there is no fingerprint, or not even the smallest patch fits into the memory.
+        ConfigError: when there is no fingerprint, or the smallest patch does not fit into the memory.
     """
     if not sites:
         raise ConfigError("no site sent a fingerprint to make a plan of")
     decided = _Decisions(config)
-    prints = [found for _, found in sorted(sites.items())]
-    claimed = {site: float(found["cases"][0]) for site, found in sorted(sites.items())}
+    prints = [payload for _, payload in sorted(sites.items())]
+    claimed = {site: float(payload["cases"][0]) for site, payload in sorted(sites.items())}
     # Of two sites nobody can tell which one exaggerates.
     cases = list(capped_weights(claimed, _LARGEST_SHARE if len(sites) > 2 else None).values())
-    located = all(bool((found["spacing"] > 0).all()) for found in prints)
+    located = all(bool((payload["spacing"] > 0).all()) for payload in prints)
     if not located:
-        prints = [_in_voxels(found) for found in prints]
-    extent = _median([found["extent"][1] for found in prints], cases)
+        prints = [_in_voxels(payload) for payload in prints]
+    extent = _median([payload["extent"][1] for payload in prints], cases)
     target, target_why = _spacing(prints, cases, extent)
     size = extent / target
     summary = f"{len(sites)} sites with {sum(claimed.values()):.0f} training cases; "
@@ -118,8 +116,9 @@ def make_plan(sites: Mapping[str, Payload], config: RunConfig) -> Planned:
         summary += f"the median volume has {_by(size)} voxels; some do not say of what size"
     decided.reasons.append(("fingerprint", summary))
     dims, orientation = _axes_of_plan(decided, size, target, located=located)
-    # Fingerprints are along R, A and S, and all that follows is along the axes of the plan.
-    order = _axes(orientation or "RAS")
+    # Fingerprints have the axes R, A and S; from here on the plan's axes apply.
+    axes = nibabel.orientations.axcodes2ornt(tuple(orientation or "RAS"))[:, 0]
+    order = [int(axis) for axis in axes]
     extent, target = extent[order], target[order]
     spacing, why = None, "some volumes do not say how large their voxels are"
     if located:
@@ -149,11 +148,7 @@ def make_plan(sites: Mapping[str, Payload], config: RunConfig) -> Planned:
 
 
 class _Decisions:
-    """Decisions over the fields of a plan, each with its reason; what is given stays.
-
-    Args:
-        config: the run.
-    """
+    """Decisions over the fields of a plan, each with its reason; given fields stay."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -164,15 +159,15 @@ class _Decisions:
         """Decide over a field of the plan."""
         if name in self.given:
             value, why = getattr(self.config.plan, name), "given"
-        shown = _shown(value, joined=", " if name in _BY_CHANNEL else " x ")
-        self.reasons.append((f"{name} {shown}", why))
+        text = _text(value, separator=", " if name in _BY_CHANNEL else " x ")
+        self.reasons.append((f"{name} {text}", why))
         return value
 
 
 def _axes_of_plan(
     decided: _Decisions, size: torch.Tensor, target: torch.Tensor, *, located: bool
 ) -> tuple[int, str | None]:
-    """Decide over slices or volumes, and over their orientation."""
+    """Decide over slices or volumes, and their orientation."""
     slices = round(float(size.min()))
     flat = slices < _FEW_SLICES
     number = f"fewer than {_FEW_SLICES}" if flat else f"at least {_FEW_SLICES}"
@@ -185,7 +180,7 @@ def _axes_of_plan(
 
 
 def _sizes(decided: _Decisions, fields: Mapping[str, Any], goal: list[int]) -> dict[str, Any]:
-    """Decide over patch and batch by the memory of a training step; return the changes of the run."""
+    """Decide over patch and batch by the memory of a training step; return the run's changes."""
     config, given, dims = decided.config, decided.given, int(fields["spatial_dims"])
     memory = float(config.planning.get("memory", PLAN_MEMORY))
     supervised = supervises(config.network)
@@ -204,8 +199,8 @@ def _sizes(decided: _Decisions, fields: Mapping[str, Any], goal: list[int]) -> d
         covered = all(p >= n for p, n in zip(patch, goal, strict=True))
         why = "the smallest, for the sake of the patch"
         if covered or dims == 2:
-            one, two = (_bytes(config, args, dims, patch, count) for count in (1, 2))
-            batch = max(batch, min(_MOST_SAMPLES, 1 + int((limit - one) / (two - one))))
+            single, double = (_bytes(config, args, dims, patch, count) for count in (1, 2))
+            batch = max(batch, min(_MOST_SAMPLES, 1 + int((limit - single) / (double - single))))
             why = "as large as memory allows"
             why += ", since a patch covers the volume" if covered else f", at most {_MOST_SAMPLES}"
     decided.reasons.append((f"batch_size {batch}", why))
@@ -228,7 +223,7 @@ def _sizes(decided: _Decisions, fields: Mapping[str, Any], goal: list[int]) -> d
 def _normalisation(
     prints: Sequence[Payload], cases: list[float], config: RunConfig, *, located: bool
 ) -> tuple[tuple[str, ...] | None, tuple[float, ...] | None, str]:
-    """The normalisation of each channel by its name, the numbers that ``ct`` needs, and why."""
+    """Return the normalisation of each channel by its name, the numbers for ``ct``, and the reason."""
     names = config.channel_names
     if config.intensity != RunConfig().intensity:
         return None, None, f"--intensity {config.intensity} is asked for"
@@ -237,18 +232,18 @@ def _normalisation(
     if not located:
         return None, None, "some images do not say how large their voxels are, as photographs"
     words, numbers, lacking = [], [], []
-    # Half of the sites may have outlined lungs alone, and their range would clip another one's bones.
+    # Some sites may have outlined only lungs, whose range would clip the bones of others.
     wide = outlines_differ(prints)
     for index, name in enumerate(names):
-        rows = [(found["ct"][index], number) for found, number in zip(prints, cases, strict=True)]
+        rows = [(summary["ct"][index], number) for summary, number in zip(prints, cases, strict=True)]
         known = [(row, number) for row, number in rows if row[0] < row[1] and row[3] > 0]
         if is_ct(name) and known:
             words.append("ct")
-            found = _median(*map(list, zip(*known, strict=True)))
+            summary = _median(*map(list, zip(*known, strict=True)))
             if wide:
                 ends = torch.stack([row[:2] for row, _ in known])
-                found[0], found[1] = ends[:, 0].min(), ends[:, 1].max()
-            numbers += [round(float(value), 4) for value in found]
+                summary[0], summary[1] = ends[:, 0].min(), ends[:, 1].max()
+            numbers += [round(float(value), 4) for value in summary]
         else:
             words.append("z_score")
             lacking += [name] if is_ct(name) else []
@@ -272,32 +267,25 @@ def _orientation(dims: int, size: torch.Tensor, edges: torch.Tensor) -> tuple[st
     return "".join("RAS"[axis] for axis in (*others, last)), f"{why}, and slices are cut across the last axis"
 
 
-def _axes(orientation: str) -> list[int]:
-    """The axis of RAS along which each axis lies, in either direction."""
-    found = nibabel.orientations.axcodes2ornt(tuple(orientation))[:, 0]
-    return [int(axis) for axis in found]
-
-
-def _in_voxels(found: Payload) -> Payload:
-    """A fingerprint whose unit of length is the site's own voxel."""
-    edges = found["spacing"]
+def _in_voxels(fingerprint: Payload) -> Payload:
+    """Convert a fingerprint to lengths in the site's own voxels."""
+    edges = fingerprint["spacing"]
     known = edges.where(edges > 0, 1.0)
-    return {**found, "extent": found["extent"] / known, "spacing": torch.ones_like(edges)}
+    return {**fingerprint, "extent": fingerprint["extent"] / known, "spacing": torch.ones_like(edges)}
 
 
 def _spacing(prints: Sequence[Payload], cases: list[float], extent: torch.Tensor) -> tuple[torch.Tensor, str]:
-    """The spacing that volumes are brought to, (3,), and why; ``extent`` is the median one.
+    """Return the target spacing, (3,), and its reason, for the median ``extent``.
 
-    The rule for anisotropic data, of two conditions, is that of nnU-Net's
-    ``determine_fullres_target_spacing``.
+    The rule for anisotropic data with its two conditions is nnU-Net's ``determine_fullres_target_spacing``.
     """
-    target = _median([found["spacing"][1] for found in prints], cases)
+    target = _median([payload["spacing"][1] for payload in prints], cases)
     why = "the median over the sites of their own medians, weighted by cases"
     size, axis = extent / target, int(target.argmax())
     others = [a for a in range(3) if a != axis]
     coarse = float(target[axis]) > _ANISOTROPIC * float(target[others].max())
     if coarse and float(size[axis]) * _ANISOTROPIC < float(size[others].min()):
-        fine = _median([found["spacing"][0] for found in prints], cases)
+        fine = _median([payload["spacing"][0] for payload in prints], cases)
         target[axis] = max(float(fine[axis]), float(target[others].max()))
         why += f"; along {'xyz'[axis]}, more than {_ANISOTROPIC:g} times coarser, the 10 % quantile"
     return target.apply_(lambda edge: round(edge, 4)), why
@@ -306,31 +294,31 @@ def _spacing(prints: Sequence[Payload], cases: list[float], extent: torch.Tensor
 def _interpolated(
     sites: Mapping[str, Payload], order: list[int], target: torch.Tensor
 ) -> list[tuple[str, str]]:
-    """Name the sites between whose slices the plan makes up others, or of which it leaves some out."""
-    found = []
+    """Return reasons for the sites whose slices the plan strongly interpolates or reduces."""
+    reasons = []
     for site, entry in sorted(sites.items()):
-        own = entry["spacing"][1].double()[order]
-        for axis, factor in enumerate((own / target).tolist()):
+        median = entry["spacing"][1].double()[order]
+        for axis, factor in enumerate((median / target).tolist()):
             if not 1 / _ANISOTROPIC < factor < _ANISOTROPIC:
                 does = "makes up" if factor > 1 else "gives up"
-                many, edges = max(factor, 1 / factor), ",".join(f"{edge:.4g}" for edge in own.tolist())
+                many, edges = max(factor, 1 / factor), ",".join(f"{edge:.4g}" for edge in median.tolist())
                 why = (
-                    f"{does} detail along {'xyz'[axis]}: its median voxel has {own[axis]:.4g} mm, the plan "
-                    f"{target[axis]:.4g} mm, a factor of {many:.2g}; --spacing {edges} would keep it"
+                    f"{does} detail along {'xyz'[axis]}: its median voxel has {median[axis]:.4g} mm, the "
+                    f"plan {target[axis]:.4g} mm, a factor of {many:.2g}; --spacing {edges} would keep it"
                 )
-                found.append((f"resampling of {site}", why))
-    return found
+                reasons.append((f"resampling of {site}", why))
+    return reasons
 
 
 def training_bytes(network: torch.nn.Module, shape: tuple[int, ...]) -> int:
-    """Bytes that a training step takes: weights, gradients, Adam's moments, features for the backward pass.
+    """Return the bytes of a training step: weights, gradients, Adam's moments, features of the backward pass.
 
-    The gradient of the largest feature map is there beside all features, since the backward pass begins near
-    it. What libraries take once, about a third of a GiB in a process on a CPU, is not counted.
+    Counts the gradient of the largest feature map in addition to all features, since the backward pass begins
+    near it. Excludes the constant memory of libraries, about a third of a GiB in a process on a CPU.
 
     Args:
-        network: on the meta device, where nothing is computed.
-        shape: of a batch, (B, C, *spatial).
+        network: a network on the meta device.
+        shape: the shape of a batch, (B, C, *spatial).
     """
     kept: dict[int, Any] = {}
 
@@ -367,7 +355,7 @@ def _network(config: RunConfig, args: dict[str, Any], dims: int, patch: Sequence
         _built[key] = _build(config, args, dims)
         return _built[key]
     except ConfigError:
-        # Some networks are made for images of one size.
+        # Some networks have a fixed image size.
         multiple = [-(-n // _USUAL_MULTIPLE) * _USUAL_MULTIPLE for n in patch]
         return _build(config, args, dims, image_size=tuple(multiple))
 
@@ -388,13 +376,13 @@ def _build(config: RunConfig, args: dict[str, Any], dims: int, **more: Any) -> t
 def _patch(
     goal: list[int], config: RunConfig, dims: int, args: dict[str, Any], limit: float, batch: int
 ) -> tuple[tuple[int, ...], dict[str, Any], str]:
-    """Cut the longest axis, relative to the volume, until a training step fits."""
+    """Reduce the longest axis, relative to the volume, until a training step fits."""
     size, per_voxel = list(goal), 0.0
     while True:
         fitted = _with_depth(config, size, args)
         multiple = size_multiple(_network(config, fitted, dims, size), dims)
         patch = tuple(max(m, -(-n // m) * m) for n, m in zip(size, multiple, strict=True))
-        # Counted where it may fit by what a voxel took before: to count is slow.
+        # Counting is slow: skipped if the last bytes per voxel do not fit.
         fits = per_voxel * math.prod(patch) * batch <= limit
         if fits:
             needed = _bytes(config, fitted, dims, patch, batch)
@@ -413,13 +401,8 @@ def _patch(
 
 
 def _with_depth(config: RunConfig, size: list[int], args: dict[str, Any]) -> dict[str, Any]:
-    """Strides of a network whose depth is an argument: an axis is halved while four voxels are left."""
-    if (
-        config.network not in ("unet", "dynunet")
-        or "strides" in args
-        or "channels" in args
-        or "filters" in args
-    ):
+    """Return arguments with strides for a network of variable depth, which halve axes down to four voxels."""
+    if config.network not in ("unet", "dynunet") or args.keys() & {"strides", "channels", "filters"}:
         return args
     left, strides = list(size), []
     for _ in range(_MOST_POOLINGS):
@@ -442,7 +425,7 @@ def _with_depth(config: RunConfig, size: list[int], args: dict[str, Any]) -> dic
 
 
 def _median(values: list[torch.Tensor], weights: list[float]) -> torch.Tensor:
-    """The weighted median of each component: the smallest value that half of the weight does not exceed."""
+    """Return the weighted median of each component: the least value with half of the weight up to it."""
     table, weight = torch.stack(values).double(), torch.tensor(weights, dtype=torch.float64)
     order = table.argsort(dim=0)
     shares = weight[order].cumsum(dim=0) / weight.sum()
@@ -454,9 +437,9 @@ def _by(values: Any) -> str:
     return " x ".join(f"{float(value):.4g}" for value in values)
 
 
-def _shown(value: Any, joined: str) -> str:
+def _text(value: Any, separator: str) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if not isinstance(value, tuple):
         return "none" if value is None else str(value)
-    return joined.join(entry if isinstance(entry, str) else f"{float(entry):.4g}" for entry in value)
+    return separator.join(entry if isinstance(entry, str) else f"{float(entry):.4g}" for entry in value)

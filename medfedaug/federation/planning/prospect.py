@@ -1,10 +1,10 @@
-"""Exchange of fingerprints before anything is trained: the site's and the server's half."""
+"""Exchange of fingerprints before any training: the site's and the server's half."""
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import compress
 from typing import Any
 
@@ -17,11 +17,11 @@ from medfedaug.data.quality.image_fingerprint import (
     ImageFingerprint,
     as_rows,
     case_numbers,
-    described,
     entry_shapes,
-    fingerprint_of_cases,
+    fingerprint_of,
+    from_means,
     from_rows,
-    sampled,
+    sample_cases,
 )
 from medfedaug.errors import RunFailed, UpdateRefused
 from medfedaug.federation.messages.messages import PROSPECT, Reply, Request, namespaced, own_entries
@@ -30,65 +30,58 @@ from medfedaug.federation.messages.refusal import raise_error, refusal
 from medfedaug.federation.messages.tensor_checks import check_tensors
 from medfedaug.methods.base import HISTOGRAM, Bounds, Contributions, Payload, Shapes, SiteExchange
 from medfedaug.privacy.policy import SUMMARY, PrivacyPolicy
+from medfedaug.utils.validation import is_number
 
 _COUNTS = ("cases", "looked_at", "patients", "test_patients")
 _MOST = 2**31
 
 
 class ProspectExchange(SiteExchange):
-    """A fingerprint as the site's guard sees it: a mean over patients.
-
-    Without noise it is of a sample of the cases; with noise of all, since the guard averages them itself.
-
-    Args:
-        site: the site's folder.
-        limit: about so many cases are looked at without noise; ``None`` for all, as with noise.
-        least: the fewest patients that a value may be about.
-    """
+    """Exchange of a fingerprint, a mean over patients: of about ``limit`` cases, or with noise of all."""
 
     def __init__(self, site: SiteFolder, limit: int | None = SAMPLE, least: int = 1) -> None:
-        self.site, self.chosen = site, sampled(site, limit, least)
+        self.site, self.chosen = site, sample_cases(site, limit, least)
 
     def sample(self) -> Sequence[Case]:
-        """Return the cases that are looked at."""
+        """Return the sampled cases."""
         return self.chosen
 
     def collect(self) -> Payload:
         """See `medfedaug.data.quality.image_fingerprint.fingerprint_of`."""
-        found = fingerprint_of_cases(self.site, self.chosen)
-        return {name: value.float() for name, value in found.entries.items()}
+        fingerprint = fingerprint_of(self.site, self.chosen)
+        return {name: value.float() for name, value in fingerprint.entries.items()}
 
     def contributions(self, bounds: Bounds) -> Contributions:
-        """Numbers of each case as rows that add up to 1: their ranges are public, and need no bounds."""
+        """Return the numbers of each case as rows that add up to 1, which need no bounds."""
         classes, channels = len(self.site.classes), self.channels
         kinds = dict.fromkeys(entry_shapes(self.site.task, classes, channels), HISTOGRAM)
-        return Contributions(kinds, self._rows())
+        rows = (
+            {name: as_rows(name, value) for name, value in case_numbers(self.site, case).items()}
+            for case in self.site.cases["training"]
+        )
+        return Contributions(kinds, rows)
 
     @property
     def channels(self) -> int:
         """The number of channels of the first training case."""
         return self.site.load_image(self.site.cases["training"][0]).shape[0]
 
-    def _rows(self) -> Iterator[Payload]:
-        for case in self.site.cases["training"]:
-            yield {name: as_rows(name, value) for name, value in case_numbers(self.site, case).items()}
-
     def privatised(self, means: Payload, cases: int) -> Payload:
-        """The noisy means."""
+        """Return the noisy means."""
         return {
-            # Of a row of one number `contiguous` keeps the stride of two, which cannot be hashed as bytes.
+            # For a single number `contiguous` keeps a stride that prevents hashing as bytes.
             name: from_rows(name, value).float().clone(memory_format=torch.contiguous_format)
             for name, value in means.items()
         }
 
     def apply(self, payload: Payload) -> None:
-        """Do nothing: the others' fingerprints come by another way."""
+        """Do nothing: the others' fingerprints arrive in a later request."""
 
 
 def noise_of(policy: PrivacyPolicy, payload: Payload, cases: int) -> float:
     r"""Return the deviation of the noise in each number: z times the sensitivity of the guard's mean.
 
-    Both rows of a number get noise of deviation :math:`\sqrt 2 z \Delta`, and half their difference stays.
+    Both rows of a number get noise of deviation :math:`\sqrt 2 z \Delta`; half of their difference is used.
     """
     if not policy.noise_multiplier or not cases:
         return 0.0
@@ -98,9 +91,9 @@ def noise_of(policy: PrivacyPolicy, payload: Payload, cases: int) -> float:
 
 
 def site_prospect(site: SiteFolder, guard: PrivacyGuard) -> Reply:
-    """Answer with the site's fingerprint, through its guard; empty of a site that does not train.
+    """Answer with the site's fingerprint, through its guard; empty from a site that does not train.
 
-    Counts that the site's policy keeps back are 0, and scanners that it does not name are left out.
+    Withheld counts are 0, and scanners are listed only if the policy names them.
     """
     reply = Reply(PROSPECT)
     if not site.trains:
@@ -109,32 +102,32 @@ def site_prospect(site: SiteFolder, guard: PrivacyGuard) -> Reply:
     exchange = ProspectExchange(site, None if policy.noise_multiplier else SAMPLE, policy.min_images)
     guard.observe(PROSPECT, exchange)
     payload = guard.collect(PROSPECT, exchange)
-    found = described(site, payload, len(exchange.chosen))
+    fingerprint = from_means(site, payload, len(exchange.chosen))
     least = 0 if policy.scores != SUMMARY else policy.min_images
-    counts = {name: getattr(found, name) for name in _COUNTS}
+    counts = {name: getattr(fingerprint, name) for name in _COUNTS}
     reply.payload = namespaced(payload, PROSPECT)
     reply.metrics = {name: count if count >= least else 0 for name, count in counts.items()}
     if scanners := guard.scanners():
         reply.metrics["scanners"] = scanners
-    if found.annotated is not None:
-        reply.metrics["annotated"] = list(found.annotated)
+    if fingerprint.annotated is not None:
+        reply.metrics["annotated"] = list(fingerprint.annotated)
     reply.metrics["noise"] = noise_of(policy, payload, len(site.cases["training"]))
-    reply.num_samples = found.cases
+    reply.num_samples = fingerprint.cases
     return reply
 
 
 class Prospecting:
-    """Gathers fingerprints at the server, and tells each site those of all."""
+    """Gathers fingerprints at the server, and sends every site the full set."""
 
     def __init__(self, config: RunConfig, run: str) -> None:
         self.config, self.run = config, run
         self.sites: dict[str, ImageFingerprint] = {}
         self.missing: dict[str, str] = {}
-        self._lock = threading.Lock()  # sites answer in threads of their own
+        self._lock = threading.Lock()  # sites answer in separate threads
 
     @property
     def shapes(self) -> Shapes:
-        """The shapes of what a site sends."""
+        """The shapes of a site's payload."""
         return entry_shapes(self.config.task, len(self.config.classes), self.config.in_channels)
 
     def request(self) -> Request:
@@ -142,11 +135,7 @@ class Prospecting:
         return Request(PROSPECT, run=self.run)
 
     def accept(self, site: str, reply: Reply) -> bool:
-        """Take in a fingerprint; one of a site that does not train is empty.
-
-        Returns:
-            Whether it could be used.
-        """
+        """Accept a fingerprint, empty from a site that does not train; return whether it could be used."""
 
         def use() -> None:
             raise_error(reply)
@@ -165,59 +154,59 @@ class Prospecting:
             return reason is None
 
     def finish(self) -> None:
-        """Check that there is something to compare."""
+        """Check that at least two sites sent a fingerprint."""
         if len(self.sites) < 2:
             reasons = "; ".join(reason for _, reason in sorted(self.missing.items()))
             raise RunFailed(
                 f"a prospect needs two sites or more, got {len(self.sites)}: {reasons or 'no answer'}"
             )
 
-    def telling(self) -> Request:
-        """Tell the sites all fingerprints."""
+    def full_set(self) -> Request:
+        """Send the sites all fingerprints."""
         once: Payload = {}
-        for site, found in self.sites.items():
-            entries = {name: value.float() for name, value in found.entries.items()}
-            counts = [float(getattr(found, name)) for name in (*_COUNTS, "noise")]
+        for site, fingerprint in self.sites.items():
+            entries = {name: value.float() for name, value in fingerprint.entries.items()}
+            counts = [float(getattr(fingerprint, name)) for name in (*_COUNTS, "noise")]
             entries["counts"] = torch.tensor(counts, dtype=torch.float64)
-            entries["tells"] = torch.from_numpy(found.tells).double()
+            entries["tells"] = torch.from_numpy(fingerprint.annotated_mask).double()
             once.update({f"{PROSPECT}/{name}/{site}": value for name, value in entries.items()})
-        scanners = {site: dict(found.scanners) for site, found in self.sites.items() if found.scanners}
+        scanners = {
+            site: dict(fingerprint.scanners)
+            for site, fingerprint in self.sites.items()
+            if fingerprint.scanners
+        }
         return Request(PROSPECT, run=self.run, once=once, scanners=scanners)
-
-    def accept_receipt(self, site: str, reply: Reply) -> bool:
-        """Accept that a site has received them."""
-        return not reply.error
 
 
 def received(config: RunConfig, request: Request) -> list[ImageFingerprint]:
-    """The fingerprints that the server tells, checked as the server checks them."""
+    """Return the fingerprints in the server's request, with the server's checks."""
     by_site: dict[str, Payload] = {}
     for key, value in own_entries(request.once, PROSPECT).items():
         name, _, site = key.partition("/")
         by_site.setdefault(site, {})[name] = value
     shapes: dict[str, Any] = entry_shapes(config.task, len(config.classes), config.in_channels)
-    found = []
+    fingerprints = []
     for site, payload in sorted(by_site.items()):
         more = {"counts": (len(_COUNTS) + 1,), "tells": (len(config.classes) - 1,)}
         check_tensors(site, payload, {**shapes, **more})
         tells = payload.pop("tells") > 0
         *counts, noise = payload.pop("counts").tolist()
         metrics = {name: int(count) for name, count in zip(_COUNTS, counts, strict=True)}
-        described = {**metrics, "noise": noise, "scanners": request.scanners.get(site, {})}
+        numbers = {**metrics, "noise": noise, "scanners": request.scanners.get(site, {})}
         if not bool(tells.all()):
-            described["annotated"] = list(compress(config.classes[1:], tells.tolist()))
-        found.append(_fingerprint(site, config, payload, described))
-    return found
+            numbers["annotated"] = list(compress(config.classes[1:], tells.tolist()))
+        fingerprints.append(_fingerprint(site, config, payload, numbers))
+    return fingerprints
 
 
 def _fingerprint(
     site: str, config: RunConfig, payload: Payload, metrics: Mapping[str, Any]
 ) -> ImageFingerprint:
-    """Put together what another one sent."""
-    noise = metrics.get("noise")
-    if isinstance(noise, bool) or not isinstance(noise, (int, float)) or not 0 <= noise < math.inf:
+    """Build a fingerprint from a message."""
+    noise: Any = metrics.get("noise")
+    if not is_number(noise) or noise < 0:
         raise UpdateRefused(site, f"{PROSPECT}/noise", expected="a deviation", got="another value")
-    described = {
+    values = {
         **{name: metrics.get(name) for name in _COUNTS},
         **{"site": site, "task": config.task, "channels": config.in_channels, "classes": config.classes},
         "noise": float(noise),
@@ -226,9 +215,9 @@ def _fingerprint(
         "entries": {name: value.double().flatten().tolist() for name, value in payload.items()},
     }
     try:
-        found = ImageFingerprint.from_dict(described)
+        fingerprint = ImageFingerprint.from_dict(values)
     except (ValueError, TypeError) as error:
         raise UpdateRefused(site, PROSPECT, expected="numbers of a fingerprint", got="others") from error
-    if max(getattr(found, name) for name in _COUNTS) > _MOST:
+    if max(getattr(fingerprint, name) for name in _COUNTS) > _MOST:
         raise UpdateRefused(site, PROSPECT, expected=f"at most {_MOST} cases", got="more")
-    return found
+    return fingerprint

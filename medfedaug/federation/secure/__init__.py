@@ -1,4 +1,4 @@
-"""Secure aggregation: the server learns the sum of what several sites send, and of no site alone.
+"""Secure aggregation: the server learns the sum over several sites, and nothing of a single site.
 
-``docs/threats.md`` says what it stops and what it takes away.
+``docs/threats.md`` describes its protection and its limits.
 """

@@ -1,7 +1,7 @@
-"""Derive, at both ends of secure aggregation, the signed text and the purpose of masks from messages.
+"""Values that both ends of secure aggregation derive from messages: signed bytes, purposes of masks.
 
-``docs/decisions/secure_aggregation.md`` is the protocol. Bonawitz et al., "Practical Secure Aggregation for
-Privacy-Preserving Machine Learning", CCS 2017.
+``docs/decisions/secure_aggregation.md`` describes the protocol. Bonawitz et al., "Practical Secure
+Aggregation for Privacy-Preserving Machine Learning", CCS 2017.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from medfedaug.methods.base import Payload
 from medfedaug.utils.secure_random import KEY_BYTES
 
 LEAST_SITES = 3
-"""Least number of sites: of two sites each would know the other's numbers from the sum."""
+"""Least number of sites: of two sites each could compute the other's numbers from the sum."""
 
 _DIGEST_BYTES = 32
 _PREFIX = b"medfedaug secure aggregation, "
 
 Shares = Mapping[str, Mapping[str, bytes]]
-"""By the site that dealt them, and the site that they are for."""
+"""Shares by dealing site and receiving site."""
 
 
 def threshold(sites: int) -> int:
-    """Return the number of the sites that exchange keys which must answer in the end: two thirds.
+    """Return the number of sites that must answer in the end: two thirds of those with keys.
 
     >>> [threshold(sites) for sites in (3, 4, 5, 6, 16)]
     [2, 3, 4, 4, 11]
@@ -40,39 +40,39 @@ def threshold(sites: int) -> int:
 
 
 def request_digest(request: Request, once: Payload) -> bytes:
-    """Hash all of a training request that decides over what a site trains."""
+    """Hash everything in a training request that decides over the training."""
     content = [request.round, request.run, request.selected_round, request.planned]
-    found = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
-    # A site has put the entries that came once into the model, from which a server has left them out.
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
+    # A site has added the frozen entries to the model, and the server has left them out.
     trained = {key: value for key, value in request.weights.items() if f"{FROZEN}/{key}" not in once}
     for tensors in (trained, once, request.payload):
-        found.update(_tensors_digest(tensors))
-    return found.digest()
+        digest.update(_tensors_digest(tensors))
+    return digest.digest()
 
 
 def _tensors_digest(tensors: Mapping[str, Any]) -> bytes:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for key in sorted(tensors):
         value = tensors[key]
         if not isinstance(value, Tensor):
             raise ValueError(f"{key} is no tensor")
         head = [key, str(value.dtype), list(value.shape)]
-        found.update(json.dumps(head).encode())
+        digest.update(json.dumps(head).encode())
         # As bytes, since NumPy has no bfloat16.
-        found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.digest()
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.digest()
 
 
 @dataclass(frozen=True)
 class Training:
-    """The training that the sites of a round agree on before any of them says more than its keys.
+    """The training on which the sites of a round agree before they deal shares.
 
     Args:
         run: the identity of the run.
         round: the round.
-        config: the hash of the job's configuration, as each site has it itself.
-        request: the hash of the training request to come (`request_digest`).
-        weights: of the sites that the round asks, in the mean of the models.
+        config: the hash of the job's configuration, computed by each site.
+        request: the hash of the coming training request (`request_digest`).
+        weights: the weights of the round's sites in the mean of the models.
     """
 
     run: str
@@ -83,7 +83,7 @@ class Training:
 
     @cached_property
     def digest(self) -> bytes:
-        """The hash of all of it."""
+        """The hash of all fields."""
         content = [self.run, self.round, self.config, self.request.hex(), dict(self.weights)]
         return hashlib.sha256(_PREFIX + json.dumps(content, sort_keys=True).encode()).digest()
 
@@ -93,7 +93,7 @@ class Training:
 
     @staticmethod
     def read(masks: Mapping[str, Any]) -> tuple[bytes, dict[str, float]]:
-        """Return what a server says of the training to come: the hash of its request, and the weights."""
+        """Return the server's announcement of a training: the hash of its request, and the weights."""
         request, weights = masks.get("request"), masks.get("weights")
         if not isinstance(request, bytes) or len(request) != _DIGEST_BYTES or not isinstance(weights, dict):
             raise ValueError("no training")
@@ -105,34 +105,29 @@ class Training:
 
 @dataclass(frozen=True)
 class PublicKeys:
-    """The two public keys of a site for one round.
-
-    Args:
-        cipher: for the shares that other sites send it.
-        mask: for the masks that it has in common with other sites.
-    """
+    """The public keys of a site for one round: for shares from other sites, and for common masks."""
 
     cipher: bytes
     mask: bytes
 
     def message(self, training: Training, site: str) -> bytes:
-        """Return the bytes that the site signs: its keys, for this training alone."""
+        """Return the bytes that the site signs: its keys, bound to this training."""
         content = [training.digest.hex(), site, self.cipher.hex(), self.mask.hex()]
         return _PREFIX + b"keys: " + json.dumps(content).encode()
 
     @classmethod
     def of(cls, content: Mapping[str, object]) -> PublicKeys:
-        """Return the keys in a message."""
-        found = content.get("cipher"), content.get("mask")
-        for key in found:
+        """Read the keys of a message."""
+        keys = content.get("cipher"), content.get("mask")
+        for key in keys:
             if not isinstance(key, bytes) or len(key) != KEY_BYTES:
                 raise ValueError("no public keys")
-        return cls(*found)  # type: ignore[arg-type]
+        return cls(*keys)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Values on which all sites of a round must agree: with other values, masks do not cancel out."""
+    """Values on which all sites of a round must agree, so that masks cancel out."""
 
     training: Training
     keys: Mapping[str, PublicKeys]
@@ -148,13 +143,13 @@ class Agreement:
         return sorted(self.keys)
 
     def purpose(self, what: str, *more: object) -> bytes:
-        """Return what a key is for: no other training, no other sites, no other pair."""
+        """Return the purpose of a key, bound to training, sites and pair."""
         keys = [[site, self.keys[site].cipher.hex(), self.keys[site].mask.hex()] for site in self.names]
         content = json.dumps([what, self.training.digest.hex(), keys, *more], sort_keys=True)
         return _PREFIX + b"purpose: " + hashlib.sha256(content.encode()).digest()
 
     def masking(self, shares: Shares) -> bytes:
-        """Return the purpose of masks: also the sites that dealt shares, and these shares."""
+        """Return the purpose of masks, bound to all dealt shares."""
         dealt = {site: {to: text.hex() for to, text in texts.items()} for site, texts in shares.items()}
         return self.purpose("masks", dealt)
 

@@ -1,4 +1,4 @@
-"""`SumHistory`: the sums that a site has helped to open, so that no difference of them is of few sites."""
+"""`SumHistory`: the opened sums of a site, so that no difference of sums covers few sites."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 import os
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ HISTORY_FILE = "sums.sqlite"
 """File of a site's history of sums, below its state folder."""
 
 NEAR = 0.1
-"""Two models are nearly equal if they are closer to each other than this part of a site's own update."""
+"""Two models are nearly equal if their distance is below this fraction of a site's update."""
 
 _BUCKETS = 256
 _VERSION = 1
@@ -44,10 +45,11 @@ class SumRules:
     """Rules for the sums that a site takes part in.
 
     Args:
-        least: the least number of sites in a sum, the site too, and in a difference of sums.
-        known: the names of the federation's sites; ``None`` for those whose certificates the site has seen.
+        least: the least number of sites in a sum, this one included, and in a difference of sums.
+        known: the names of the federation's sites; ``None`` for all sites with a certificate seen so far.
         share: the share of the known sites that must take part.
-        most_sets: how many different sets of sites the sums of one job may be over; ``None`` for any number.
+        most_sets: the largest number of different sets of sites in the sums of one job; ``None`` for no
+            limit.
     """
 
     least: int = 2
@@ -56,18 +58,18 @@ class SumRules:
     most_sets: int | None = None
 
     def floor(self, known: int) -> int:
-        """Return how many of so many known sites must take part."""
-        # Rounded: a third of 3 sites three times is 3.
+        """Return the number of known sites that must take part."""
+        # Rounded, against floating point errors of the product.
         return math.ceil(round(self.share * known, 9))
 
 
 @dataclass(frozen=True)
 class ModelSketch:
-    """A short image of a model, whose distance from another is about that of the models.
+    """A sketch of a model; distances of sketches approximate those of models.
 
     Args:
-        layout: the hash of names and shapes; models of another layout are not compared.
-        step: how far the site's training moved the model.
+        layout: the hash of names and shapes; models of different layouts are not compared.
+        step: the length of the site's training step.
         image: sums, with random signs, of random parts of the model's numbers (a count sketch).
     """
 
@@ -80,33 +82,33 @@ class ModelSketch:
         """Make the sketch of a model.
 
         Args:
-            key: decides over signs and parts; who knows it can make different models look alike.
+            key: the key of signs and parts, which must stay secret: with it, different models can look alike.
             before: the model that the site received.
             after: the same entries after its training.
         """
         names = sorted(after)
         layout = json.dumps([[name, list(after[name].shape)] for name in names])
         image, squares = np.zeros(_BUCKETS), 0.0
-        for name in names:  # one after the other, since a model may be large
+        for name in names:  # one by one, to save memory
             first, second = (
                 tensors[name].detach().to("cpu").double().reshape(-1) for tensors in (before, after)
             )
             squares += float((second - first).square().sum())
-            own_key = hashlib.sha256(key + name.encode()).digest()
-            words = stream(own_key, -(-len(first) // 4)).view("<u2")[: len(first)]
+            entry_key = hashlib.sha256(key + name.encode()).digest()
+            words = stream(entry_key, -(-len(first) // 4)).view("<u2")[: len(first)]
             signed = np.where(words & _BUCKETS, first, -first)
             image += np.bincount(words & (_BUCKETS - 1), weights=signed, minlength=_BUCKETS)
         return cls(hashlib.sha256(layout.encode()).hexdigest(), math.sqrt(squares), image)
 
     def is_near(self, other: ModelSketch) -> bool:
-        """Tell whether two models are so close that a site's training moves both alike."""
+        """Return whether two models are so close that training moves both alike."""
         apart = float(np.linalg.norm(self.image - other.image))
         return self.layout == other.layout and not apart > NEAR * max(self.step, other.step)
 
 
 @dataclass(frozen=True)
 class OpenedSum:
-    """A sum that a site has helped to open, or is about to."""
+    """A sum that a site has helped to open, or is about to open."""
 
     job: str
     round: int
@@ -114,16 +116,16 @@ class OpenedSum:
     sketch: ModelSketch
 
     def is_near(self, other: OpenedSum) -> bool:
-        """Tell whether two sums are about nearly the same updates: of one round, or of nearly one model."""
+        """Return whether two sums hold similar updates: of one round, or of nearly equal models."""
         return (self.job, self.round) == (other.job, other.round) or self.sketch.is_near(other.sketch)
 
 
 class SumHistory:
-    """The sums that a site has helped to open, and the other sites that it has met, over jobs and restarts.
+    """The opened sums of a site, and the other sites that it knows, over jobs and restarts.
 
     Args:
-        path: an SQLite file; jobs that run at the same time take turns by a lock beside it. ``None`` keeps
-            the history in memory, for a simulation.
+        path: an SQLite file, with a lock file for simultaneous jobs; ``None`` keeps the history in memory,
+            for a simulation.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
@@ -142,24 +144,20 @@ class SumHistory:
         return bytes(key)
 
     def meet(self, project: str, names: Iterable[str]) -> frozenset[str]:
-        """Enter sites whose certificates were in order.
-
-        Returns:
-            All sites of the project that this site has met.
-        """
+        """Enter sites with valid certificates, and return all known sites of the project."""
         with self._opened() as connection:
             rows = [(project, name, time.time()) for name in names]
             connection.executemany("INSERT OR IGNORE INTO sites VALUES (?, ?, ?)", rows)
-            found = connection.execute("SELECT name FROM sites WHERE project = ?", (project,)).fetchall()
-        return frozenset(name for (name,) in found)
+            names = connection.execute("SELECT name FROM sites WHERE project = ?", (project,)).fetchall()
+        return frozenset(name for (name,) in names)
 
     def check(self, new: OpenedSum, rules: SumRules) -> None:
-        """Check that a sum may be opened after all that were opened before."""
+        """Check that a sum may be opened, given all earlier sums."""
         with self._opened() as connection:
             _check(connection, new, rules)
 
     def enter(self, new: OpenedSum, rules: SumRules) -> None:
-        """Check a sum as `check` does, and enter it, before anything leaves that opens it.
+        """Check and enter a sum, before anything leaves that opens it.
 
         Raises:
             ValueError: with the reason; nothing is then entered.
@@ -196,7 +194,7 @@ class SumHistory:
 
 
 def _create(path: Path) -> None:
-    """Make a new history, whole or not at all: an empty file would stand for one that was lost."""
+    """Make a new history atomically: an empty file would pass for a lost history."""
     fresh = path.with_name(f".{path.name}.new")
     fresh.unlink(missing_ok=True)
     try:
@@ -224,16 +222,16 @@ def _check(connection: sqlite3.Connection, new: OpenedSum, rules: SumRules) -> N
         )
         for job, round_, sites, layout, step, image in rows
     ]
-    near = [one for one in before if one.is_near(new)]
-    few = _smallest_part([*(one.sites for one in near), new.sites])
-    # Sums over one set alone have no difference; how many sites they are of is checked elsewhere.
-    if any(one.sites != new.sites for one in near) and few < rules.least:
+    near = [opened for opened in before if opened.is_near(new)]
+    few = _smallest_part([*(opened.sites for opened in near), new.sites])
+    # Sums over the same set have no difference; the size of the set is checked elsewhere.
+    if any(opened.sites != new.sites for opened in near) and few < rules.least:
         raise ValueError(
             "the sum of nearly the same model was opened for other sites before "
             f"({counted(len(near), 'time')}), and the difference would be of {few} of them, where "
             f"{rules.least} are needed; ask the same sites again"
         )
-    sets = {new.sites, *(one.sites for one in before if one.job == new.job)}
+    sets = {new.sites, *(opened.sites for opened in before if opened.job == new.job)}
     if rules.most_sets is not None and len(sets) > rules.most_sets:
         raise ValueError(
             f"the sums of this job would be over {len(sets)} different sets of sites, and its rule "
@@ -242,12 +240,9 @@ def _check(connection: sqlite3.Connection, new: OpenedSum, rules: SumRules) -> N
 
 
 def _smallest_part(sets: Sequence[Collection[str]]) -> int:
-    """Return the size of the smallest group of sites that are in the same sets.
+    """Return the size of the smallest group of sites that belong to the same sets.
 
-    Whatever is computed of the sums over these sets has the same factor for all sites of a group.
+    Every linear combination of the sums over these sets has one factor for all sites of a group.
     """
-    parts: dict[tuple[bool, ...], int] = {}
-    for site in set().union(*sets):
-        member = tuple(site in one for one in sets)
-        parts[member] = parts.get(member, 0) + 1
-    return min(parts.values())
+    groups = Counter(tuple(site in members for members in sets) for site in set().union(*sets))
+    return min(groups.values())

@@ -1,4 +1,4 @@
-"""Prove the owner of public keys: signatures with the certificates of the sites' kits."""
+"""Signatures with the certificates of the sites' kits, which prove the owner of public keys."""
 
 from __future__ import annotations
 
@@ -21,34 +21,33 @@ _PADDING = PSS(mgf=MGF1(SHA256()), salt_length=PSS.DIGEST_LENGTH)
 
 
 class Identity:
-    """No identity: nothing is signed and everything believed. For sites that are all on one machine.
+    """Identity without signatures, for simulations on one machine.
 
     Attributes:
-        project: names the project whose root has issued the certificates.
+        project: the fingerprint of the project's root certificate; empty without one.
     """
 
     project = ""
 
     def sign(self, message: bytes) -> dict[str, bytes]:
-        """Sign a message of this site, and return what is sent with it."""
+        """Return the signature of a message, to be sent with it."""
         return {}
 
     def check(self, site: str, message: bytes, signed: Mapping[str, Any], what: str = "keys") -> None:
-        """Check that a message is of the site."""
+        """Check that a message comes from a site."""
 
 
 class Certificates(Identity):
-    """Signatures with the RSA keys of NVFlare's kits, whose certificates the project's root has issued.
+    """Signatures with the RSA keys of NVFlare's kits, certified by the project's root.
 
-    A server cannot put its own keys in the place of a site's: it has no certificate of that name. Who has the
-    private key of the root can make such certificates.
+    A server cannot replace a site's keys by its own, since it has no certificate of that name. The owner of
+    the root's private key can make such certificates.
 
     Args:
-        certificate: the site's own, PEM.
-        key: its private key, PEM.
+        certificate: the site's certificate, PEM.
+        key: the site's private key, PEM.
         root: the project's certificate, PEM.
-        strangers: names that are no sites although the root has issued certificates for them, such as the
-            server's.
+        strangers: certified names that belong to no site, such as the server's.
     """
 
     def __init__(self, certificate: Path, key: Path, root: Path, strangers: Collection[str] = ()) -> None:
@@ -69,16 +68,16 @@ class Certificates(Identity):
         self.project = self._root.fingerprint(SHA256()).hex()
 
     def sign(self, message: bytes) -> dict[str, bytes]:
-        """The site's certificate, and its signature (RSA-PSS with SHA-256)."""
+        """Return the site's certificate, and its signature (RSA-PSS with SHA-256)."""
         return {"certificate": self._certificate, "signature": self._key.sign(message, _PADDING, SHA256())}
 
     def check(self, site: str, message: bytes, signed: Mapping[str, Any], what: str = "keys") -> None:
         """Check certificate and signature."""
-        found, signature = signed.get("certificate"), signed.get("signature")
-        if not isinstance(found, bytes) or not isinstance(signature, bytes):
+        pem, signature = signed.get("certificate"), signed.get("signature")
+        if not isinstance(pem, bytes) or not isinstance(signature, bytes):
             raise MedFedAugError(f"the {what} of site {site} are not signed")
         try:
-            certificate = x509.load_pem_x509_certificate(found)
+            certificate = x509.load_pem_x509_certificate(pem)
             certificate.verify_directly_issued_by(self._root)
         except (ValueError, TypeError, InvalidSignature) as error:
             raise MedFedAugError(
@@ -88,7 +87,7 @@ class Certificates(Identity):
         if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
             raise MedFedAugError(f"the certificate of site {site} has expired, or is not valid yet")
         names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-        # NVFlare writes the role of an administrator there, and nothing for a site.
+        # NVFlare writes an administrator's role to this field, and nothing for a site.
         administrator = certificate.subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME)
         if [name.value for name in names] != [site] or administrator or site in self.strangers:
             raise MedFedAugError(

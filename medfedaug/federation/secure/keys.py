@@ -1,4 +1,4 @@
-"""Key agreement and sealed messages, all by the library `cryptography`."""
+"""Key agreement and encrypted messages, by the library `cryptography`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NONCE_BYTES = 12
 
 
 class KeyPair:
-    """A key of X25519 (RFC 7748).
+    """A key pair of X25519 (RFC 7748).
 
     Args:
         secret: the private key, 32 bytes; by default a new one.
@@ -38,23 +38,23 @@ class KeyPair:
         return self._key.public_key().public_bytes_raw()
 
     def agree(self, public: bytes, purpose: bytes) -> bytes:
-        """The 32 bytes that both ends derive, each from its own private key and the other's public one."""
+        """Return the 32 bytes that both ends derive from a private key and the other's public key."""
         return derived(self._key.exchange(X25519PublicKey.from_public_bytes(public)), purpose)
 
 
 def derived(secret: bytes, purpose: bytes) -> bytes:
-    """A key from a secret, by HKDF with SHA-256 (RFC 5869)."""
+    """Derive a key from a secret, by HKDF with SHA-256 (RFC 5869)."""
     return HKDF(SHA256(), KEY_BYTES, salt=None, info=purpose).derive(secret)
 
 
 def sealed(key: bytes, text: bytes) -> bytes:
-    """A message that only who has the key can read or change unnoticed (ChaCha20-Poly1305, RFC 8439)."""
+    """Encrypt and authenticate a message (ChaCha20-Poly1305, RFC 8439)."""
     nonce = os.urandom(_NONCE_BYTES)
     return nonce + ChaCha20Poly1305(key).encrypt(nonce, text, None)
 
 
 def opened(key: bytes, message: bytes) -> bytes:
-    """The inverse of `sealed`.
+    """Decrypt a message of `sealed`.
 
     Raises:
         ValueError: when the message was not sealed with this key, or was changed.

@@ -1,4 +1,4 @@
-"""Layout of the numbers that a round adds up under secure aggregation, modulo 2^64."""
+"""Layout of the sums of a round under secure aggregation, modulo 2^64."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class _Entry:
 
 
 class SumLayout:
-    """The order of all numbers that the sites of a round add up: weights first, then the methods' terms.
+    """The order of all added numbers of a site: weights first, then the methods' terms.
 
-    Each site k sends round(2^36 αₖ xₖ) modulo 2^64, with a share αₖ that is nₖ / Σn for what is weighted as
-    the models are, and 1/K for what counts every site alike, over the K sites that agreed on masks. The sum
-    of the sites that answered, divided by the sum of their shares, is their mean. Rounding moves it by at
-    most 2^-37 for each of these sites, divided by the sum of their shares. Of statistics, whose squares may
-    cancel out but for a small variance, a second word has 36 bits more.
+    Each site k sends round(2^36 αₖ xₖ) modulo 2^64. Its share αₖ is nₖ / Σn for entries that are weighted
+    like models, and 1/K for entries that count every site alike, over the K sites that agreed on masks. The
+    sum over the answering sites, divided by the sum of their shares, is their mean. Rounding moves it by at
+    most 2^-37 per site, divided by the sum of their shares. Statistics have a second word with 36 more bits,
+    since a variance may be a small difference of squares.
 
     Args:
-        methods: those of the run.
-        context: of the server's halves, which say what they can make of means.
+        methods: the run's methods.
+        context: the context of the methods' server halves.
         sent: the entries of the network that a site sends.
         max_share: see `medfedaug.config.run.RunConfig`.
     """
@@ -102,19 +102,19 @@ class SumLayout:
         total: float,
         sites: int,
     ) -> Words:
-        """A site's numbers, ready to be masked and added up.
+        """Encode a site's numbers for masking.
 
         Args:
-            site: its name, for messages.
-            weights: its model's entries.
-            payload: what its methods exchange, with keys ``<method>/<key>``.
-            weight: its weight among those of the models.
+            site: the site's name, for messages.
+            weights: the model's entries.
+            payload: the methods' exchange, with keys ``<method>/<key>``.
+            weight: the weight of the site's model.
             total: the sum of these weights over the sites that agreed on masks.
-            sites: their number.
+            sites: the number of these sites.
 
         Raises:
             MedFedAugError: for a number that is not finite or too large, and for a weight above the total.
-                The message has no number of the model: it would leave without a mask.
+                The message contains no number of the model, since it leaves without a mask.
         """
         if not 0 < weight <= total < math.inf:
             raise MedFedAugError(
@@ -138,7 +138,7 @@ class SumLayout:
             for _ in range(1 + entry.fine):
                 left = left * 2.0**FRACTION_BITS
                 whole = left.round()
-                # A term that does not fit would become the same word for all values, and drop out of the sum.
+                # A term that does not fit would saturate.
                 assert _largest(whole) <= _LARGEST_WORD, "shares are at most 1"
                 words[position : position + entry.size] = whole.to(torch.int64).numpy().view(np.uint64)
                 position += entry.size
@@ -148,11 +148,7 @@ class SumLayout:
     def decode(
         self, words: Words, weighted: float, alike: float
     ) -> tuple[dict[str, Tensor], dict[str, Payload]]:
-        """The means over the sites whose numbers were added up.
-
-        Returns:
-            The mean of the models' entries, float32; and by method the means of its terms, float64.
-        """
+        """Return the means over the added sites: the model in float32, and terms by method in float64."""
         whole = torch.from_numpy(words.view(np.int64)).double() / 2.0**FRACTION_BITS
         means: dict[str, Tensor] = {}
         position = 0
@@ -175,12 +171,8 @@ def _check_aggregator(method: Method, context: ServerContext) -> None:
     aggregator = method.aggregator(context)
     if aggregator is None:
         return
-    single = [
-        hook
-        for hook in ("accept", "weigh")
-        if getattr(type(aggregator), hook) is not getattr(Aggregator, hook)
-    ]
-    if single:
+    kind = type(aggregator)
+    if kind.accept is not Aggregator.accept or kind.weigh is not Aggregator.weigh:
         raise ConfigError(
             f"secure aggregation: {method.name} makes the global model from each site's own, and the server "
             "learns sums alone"

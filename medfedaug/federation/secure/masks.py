@@ -1,11 +1,11 @@
-"""The site's half of secure aggregation: keys, shares, a masked sum, and what takes the masks off again."""
+"""The site's half of secure aggregation: keys, shares, masked numbers, and shares for unmasking the sum."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from typing import Any
 
@@ -30,24 +30,19 @@ from medfedaug.utils.secure_random import Words, stream
 
 
 class OutOfTurn(MedFedAugError):
-    """A request that was answered already: it is not answered again, and changes nothing."""
+    """Repetition of an answered request, which is refused and changes nothing."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """Facts about a round's training that a site knows by itself, whatever the server says.
-
-    Args:
-        weight: its weight in the mean of the models.
-        config: the hash of the job's configuration.
-    """
+    """A site's weight and configuration hash, computed independently of the server."""
 
     weight: float
     config: str
 
 
 class _Step(IntEnum):
-    """Progress of a site with a set of keys. Each step is taken once."""
+    """Progress of a site with a set of keys; each step is taken once."""
 
     KEYS = 0
     DEALT = 1
@@ -58,7 +53,7 @@ class _Step(IntEnum):
 
 @dataclass
 class _Round:
-    """State of a site in a round, in memory alone: a restarted site has lost it."""
+    """State of a site in a round, in memory only; a restart loses it."""
 
     training: Training
     step: _Step = _Step.KEYS
@@ -68,7 +63,7 @@ class _Round:
     agreement: Agreement | None = None
     certificates: dict[str, Any] = field(default_factory=dict)
     dealt: dict[str, bytes] = field(default_factory=dict)
-    # Of the sites that dealt shares, its own too: shares of the key of its masks and of its seed.
+    # By dealing site, this one included: shares of its mask key and of its seed.
     held: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
     own: tuple[bytes, bytes] = (b"", b"")
     purpose: bytes = b""
@@ -86,28 +81,28 @@ class _Round:
 
 
 class SiteMasks:
-    """Site's half of secure aggregation: the server learns the sum of several sites and of none alone.
+    """The site's half of secure aggregation: the server learns only the sum of several sites.
 
-    Bonawitz et al. (CCS 2017) against active adversaries, with keys of their own for every round. Each pair
-    of sites agrees on a mask that one of them adds and the other subtracts, and each site adds one of its
-    own. Keys of the first and seeds of the second are dealt among the sites in shares. In the end every site
-    says of each other one either its share of the seed, if that site's numbers were added up, or of the key,
-    if they never came; and only after two thirds of the sites have signed whose numbers were added up.
+    Bonawitz et al. (CCS 2017) against active adversaries, with new keys for every round. Each pair of sites
+    agrees on a mask that one of them adds and the other subtracts, and each site adds a mask of its own. The
+    sites deal shares of the keys of the first and the seeds of the second. Finally every site reveals for
+    each other site either its share of the seed, if that site's numbers were added up, or of the key, if they
+    never arrived; and only after two thirds of the sites have signed the list of added sites.
 
-    The keys of a round serve one training. Any request that fails voids them, and so does the end of the
-    process, since they are in memory alone.
+    The keys of a round serve one training. A failed request voids them, and so does the end of the process,
+    since they are only in memory.
 
     Args:
-        site: its name.
-        identity: signs what it says and checks what other sites say.
-        rules: which sums it takes part in.
-        history: the sums that it has helped to open, over jobs and restarts.
+        site: the site's name.
+        identity: opens the identity that signs the site's messages and checks those of other sites.
+        rules: the site's rules for sums.
+        history: the sums that the site has helped to open, over jobs and restarts.
         job: the identifier of the job.
 
     Deviations:
-        The paper's sites agree on keys alone. These agree, with the same signatures, on all that they are
-        asked to train (`medfedaug.federation.secure.agreement.Training`): a server that gives a site another
-        model reads the update of the others from the sum (Pasquini et al., CCS 2022).
+        The paper's sites agree only on keys. Here they also agree, with the same signatures, on the whole
+        training (`medfedaug.federation.secure.agreement.Training`): a server that gives one site another
+        model could read the update of the others from the sum (Pasquini et al., CCS 2022).
     """
 
     def __init__(
@@ -126,7 +121,7 @@ class SiteMasks:
 
     @property
     def signer(self) -> Identity:
-        """Reads the site's certificates when they are first needed."""
+        """The site's identity, opened at the first use."""
         if self._signer is None:
             try:
                 self._signer = self._identity()
@@ -135,11 +130,11 @@ class SiteMasks:
         return self._signer
 
     def void(self) -> None:
-        """Forget the keys of the round: nothing more is said with them."""
+        """Forget the keys of the round."""
         self._round = None
 
     def answer(self, request: Request, member: Member) -> dict[str, Any]:
-        """Answer a request for keys, for shares, for a signature, or for what takes the masks off."""
+        """Answer a request for keys, shares, a signature, or shares for unmasking."""
         with self._voiding():
             if request.task == KEYS:
                 return self._send_keys(request, member)
@@ -160,78 +155,75 @@ class SiteMasks:
         try:
             digest, weights = Training.read(request.masks)
         except ValueError as error:
-            raise self._refused("the server did not say what is to be trained") from error
-        found = weights.get(self.site)
-        if found is None:
+            raise self._refused("the server announced no training") from error
+        weight = weights.get(self.site)
+        if weight is None:
             raise self._refused("the server asks it for keys, and it is none of the sites that it names")
-        if found != member.weight:
-            raise self._refused(f"the server gives it the weight {found:g}, and its own is {member.weight:g}")
+        if weight != member.weight:
+            raise self._refused(
+                f"the server gives it the weight {weight:g}, and its own is {member.weight:g}"
+            )
         training = Training(request.run, request.round, member.config, digest, weights)
-        now = self._round = _Round(training)
-        signed = self.signer.sign(now.public.message(training, self.site))
-        return {
-            "cipher": now.public.cipher,
-            "mask": now.public.mask,
-            "agreed": training.digest,
-            **signed,
-        }
+        round_ = self._round = _Round(training)
+        signed = self.signer.sign(round_.public.message(training, self.site))
+        return {**asdict(round_.public), "agreed": training.digest, **signed}
 
     def _deal(self, request: Request) -> dict[str, Any]:
-        now = self._current(request, _Step.KEYS, "shares were dealt already in this round")
-        keys = self._checked(now, _mapping(request.masks.get("keys")))
+        round_ = self._current(request, _Step.KEYS, "shares were dealt already in this round")
+        keys = self._checked(round_, _mapping(request.masks.get("keys")))
         self._check_sites("keys", keys, LEAST_SITES)
-        now.agreement = agreement = Agreement(now.training, keys)
-        parts = [split(secret, len(keys), agreement.threshold) for secret in (now.mask.secret, now.seed)]
+        round_.agreement = agreement = Agreement(round_.training, keys)
+        parts = [
+            split(secret, len(keys), agreement.threshold) for secret in (round_.mask.secret, round_.seed)
+        ]
         for number, name in enumerate(agreement.names):
             shares = parts[0][number], parts[1][number]
             if name == self.site:
-                now.own = shares
+                round_.own = shares
             else:
-                key = now.cipher.agree(keys[name].cipher, agreement.purpose("shares", self.site, name))
-                now.dealt[name] = sealed(key, b"".join(shares))
-        now.step = _Step.DEALT
-        return dict(now.dealt)
+                key = round_.cipher.agree(keys[name].cipher, agreement.purpose("shares", self.site, name))
+                round_.dealt[name] = sealed(key, b"".join(shares))
+        round_.step = _Step.DEALT
+        return dict(round_.dealt)
 
-    def _checked(self, now: _Round, announced: Mapping[str, Any]) -> dict[str, PublicKeys]:
+    def _checked(self, round_: _Round, announced: Mapping[str, Any]) -> dict[str, PublicKeys]:
         keys: dict[str, PublicKeys] = {}
         for name in sorted(announced):
-            said = _mapping(announced[name])
+            sent = _mapping(announced[name])
             try:
-                keys[name] = PublicKeys.of(said)
+                keys[name] = PublicKeys.of(sent)
             except ValueError as error:
                 raise self._refused(f"the keys of site {name} are none") from error
-            if name not in now.training.weights:
+            if name not in round_.training.weights:
                 raise self._refused(f"site {name} is none of the sites that agreed on this training")
             if name == self.site:
                 continue
-            if said.get("agreed") != now.training.digest:
+            if sent.get("agreed") != round_.training.digest:
                 raise self._refused(
                     f"site {name} agreed to another training: another model, exchange, round or "
                     "configuration, or other sites and weights than this site received"
                 )
-            self._verify(name, keys[name].message(now.training, name), said, "keys")
-            now.certificates[name] = said.get("certificate")
-        if keys.get(self.site) != now.public:
+            self._verify(name, keys[name].message(round_.training, name), sent, "keys")
+            round_.certificates[name] = sent.get("certificate")
+        if keys.get(self.site) != round_.public:
             raise self._refused("the server passed on other keys than this site's")
         return keys
 
-    def sealing(self, request: Request, member: Member, once: Payload) -> Sealing:
-        """Take what a site needs to mask its numbers, before it trains: nothing is then done in vain.
+    def masking(self, request: Request, member: Member, once: Payload) -> RoundMasking:
+        """Prepare the masks of a training, before it begins.
 
         Raises:
-            MedFedAugError: when this is not the training that the sites agreed on, or the server does not
-                tell what it needs.
+            MedFedAugError: when the training is not the agreed one, or the server's shares do not fit.
         """
         with self._voiding():
-            return self._sealing(request, member, once)
+            return self._masking(request, member, once)
 
-    def _sealing(self, request: Request, member: Member, once: Payload) -> Sealing:
-        now = self._current(
+    def _masking(self, request: Request, member: Member, once: Payload) -> RoundMasking:
+        round_ = self._current(
             request, _Step.DEALT, "this round's keys were used already, or no shares were dealt"
         )
-        # Used up from here on, whatever happens.
-        now.step = _Step.TRAINING
-        training, agreement = now.training, now.agreed
+        round_.step = _Step.TRAINING  # used up, even if a check fails
+        training, agreement = round_.training, round_.agreed
         try:
             digest = request_digest(request, once)
         except ValueError as error:
@@ -243,82 +235,84 @@ class SiteMasks:
         if member.weight != training.weights[self.site]:
             raise self._refused("its weight in the mean is not the one that the sites agreed on")
         shares = {name: _texts(part) for name, part in _mapping(request.masks.get("shares")).items()}
-        if shares.get(self.site) != now.dealt or not shares.keys() <= agreement.keys.keys():
+        if shares.get(self.site) != round_.dealt or not shares.keys() <= agreement.keys.keys():
             raise self._refused("the server passed on other shares than the sites'")
         self._check_sites("shares", shares, max(LEAST_SITES, agreement.threshold))
-        now.held = {self.site: now.own}
+        round_.held = {self.site: round_.own}
         for name in sorted(shares.keys() - {self.site}):
-            key = now.cipher.agree(agreement.keys[name].cipher, agreement.purpose("shares", name, self.site))
+            key = round_.cipher.agree(
+                agreement.keys[name].cipher, agreement.purpose("shares", name, self.site)
+            )
             try:
                 text = opened(key, shares[name].get(self.site, b""))
                 if len(text) != 2 * SHARE_BYTES:
                     raise ValueError
             except ValueError as error:
                 raise self._refused(f"the shares of site {name} cannot be read") from error
-            now.held[name] = text[:SHARE_BYTES], text[SHARE_BYTES:]
-        now.purpose = agreement.masking(shares)
-        return Sealing(self, now, member.weight, training.total(shares), sorted(shares))
+            round_.held[name] = text[:SHARE_BYTES], text[SHARE_BYTES:]
+        round_.purpose = agreement.masking(shares)
+        return RoundMasking(self, round_, member.weight, training.total(shares), sorted(shares))
 
     def _confirm(self, request: Request) -> dict[str, Any]:
-        now = self._current(request, _Step.MASKED, "it signed already whose numbers were added up")
+        round_ = self._current(request, _Step.MASKED, "it signed already whose numbers were added up")
         summed = self._summed(request)
-        if self.site not in summed or not summed <= now.held.keys():
+        if self.site not in summed or not summed <= round_.held.keys():
             raise self._refused("it is not one of the sites whose numbers were added up")
-        self._check_sites("numbers", summed, now.agreed.threshold)
+        self._check_sites("numbers", summed, round_.agreed.threshold)
         try:
-            self.history.check(self._sum(now, summed), self.rules)
+            self.history.check(self._sum(round_, summed), self.rules)
         except ValueError as error:
             raise self._refused(str(error)) from error
-        now.summed, now.step = summed, _Step.CONFIRMED
-        signed = self.signer.sign(sum_message(now.purpose, self.site, summed))
-        # The others have the certificate, which came with the keys.
+        round_.summed, round_.step = summed, _Step.CONFIRMED
+        signed = self.signer.sign(sum_message(round_.purpose, self.site, summed))
+        # The keys came with the certificate.
         return {name: value for name, value in signed.items() if name == "signature"}
 
     def _open(self, request: Request) -> dict[str, Any]:
-        now = self._current(request, _Step.CONFIRMED, "")
-        if self._summed(request) != now.summed:
+        round_ = self._current(request, _Step.CONFIRMED, "")
+        if self._summed(request) != round_.summed:
             raise self._refused("it is not one of the sites whose numbers were added up, as it signed them")
         signed = _mapping(request.masks.get("signed"))
-        if not signed.keys() <= now.summed:
+        if not signed.keys() <= round_.summed:
             raise self._refused("sites have signed the sum whose numbers are not in it")
-        self._check_count("signatures", len(signed), now.agreed.threshold)
+        self._check_count("signatures", len(signed), round_.agreed.threshold)
         for name in sorted(signed.keys() - {self.site}):
-            said = {**_mapping(signed[name]), "certificate": now.certificates[name]}
-            self._verify(name, sum_message(now.purpose, name, now.summed), said, "summed names")
+            sent = {**_mapping(signed[name]), "certificate": round_.certificates[name]}
+            self._verify(name, sum_message(round_.purpose, name, round_.summed), sent, "summed names")
         try:
-            self.history.enter(self._sum(now, now.summed), self.rules)
+            self.history.enter(self._sum(round_, round_.summed), self.rules)
         except ValueError as error:
             raise self._refused(str(error)) from error
         self.void()
-        return {name: shares[int(name in now.summed)] for name, shares in sorted(now.held.items())}
+        return {name: shares[int(name in round_.summed)] for name, shares in sorted(round_.held.items())}
 
-    def _sum(self, now: _Round, summed: frozenset[str]) -> OpenedSum:
-        assert now.sketch is not None
-        return OpenedSum(self.job, now.training.round, summed, now.sketch)
+    def _sum(self, round_: _Round, summed: frozenset[str]) -> OpenedSum:
+        assert round_.sketch is not None
+        return OpenedSum(self.job, round_.training.round, summed, round_.sketch)
 
     def _summed(self, request: Request) -> frozenset[str]:
-        found = request.masks.get("summed")
-        names = [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
+        listed = request.masks.get("summed")
+        names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
         return frozenset(names)
 
     def _current(self, request: Request, step: _Step, already: str) -> _Round:
-        now = self._round
-        if now is None or (now.training.run, now.training.round) != (request.run, request.round):
+        round_ = self._round
+        if round_ is None or (round_.training.run, round_.training.round) != (request.run, request.round):
             raise self._refused("it has no keys for this round; it is back in the next one")
-        if already and now.step > step:
+        if already and round_.step > step:
             raise OutOfTurn(f"site {self.site}: secure aggregation: {already}")
-        if now.step != step:
+        if round_.step != step:
             raise self._refused(f"{request.task} came before the steps that go before it")
-        return now
+        return round_
 
-    def _verify(self, name: str, message: bytes, said: Mapping[str, Any], what: str) -> None:
+    def _verify(self, name: str, message: bytes, signed: Mapping[str, Any], what: str) -> None:
         try:
-            self.signer.check(name, message, said, what)
+            self.signer.check(name, message, signed, what)
         except MedFedAugError as error:
             raise self._refused(str(error)) from error
 
     def _check_sites(self, what: str, names: Collection[str], needed: int) -> None:
-        """Check that as many sites take part as this site asks for, of those that it knows and in all."""
+        """Check that enough sites take part, in all and of the known ones."""
         self._check_count(what, len(names), max(self.rules.least, needed))
         if not self.rules.share:
             return
@@ -326,29 +320,29 @@ class SiteMasks:
             known = frozenset({self.site, *self.rules.known})
         else:
             known = self.history.meet(self.signer.project, {self.site, *names})
-        found, floor = len(known & set(names)), self.rules.floor(len(known))
-        if found < floor:
+        present, floor = len(known & set(names)), self.rules.floor(len(known))
+        if present < floor:
             raise self._refused(
-                f"there are {what} of {found} of the {len(known)} sites that it knows, and {floor} are "
+                f"there are {what} of {present} of the {len(known)} sites that it knows, and {floor} are "
                 "needed (known_sites and min_known_share of its job rules)"
             )
 
-    def _check_count(self, what: str, found: int, needed: int) -> None:
-        if found < needed:
-            raise self._refused(f"there are {what} of {found} sites, and {needed} are needed")
+    def _check_count(self, what: str, count: int, needed: int) -> None:
+        if count < needed:
+            raise self._refused(f"there are {what} of {count} sites, and {needed} are needed")
 
     def _refused(self, reason: str) -> MedFedAugError:
         return MedFedAugError(f"site {self.site}: secure aggregation: {reason}")
 
 
 @dataclass
-class Sealing:
-    """Masks for one site's numbers of one round, which can be put on once.
+class RoundMasking:
+    """Masks for one site's numbers of one round, for a single use.
 
     Attributes:
-        weight: of the site in the mean of the models.
+        weight: the site's weight in the mean of the models.
         total: the sum of the weights of the sites that dealt shares.
-        sites: those that dealt shares, this one too.
+        sites: the sites that dealt shares, this one included.
     """
 
     _masks: SiteMasks
@@ -358,19 +352,19 @@ class Sealing:
     sites: list[str]
 
     def mask(self, words: Words, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Words:
-        """Add the site's own mask, and add or subtract those that it has in common with other sites."""
-        now = self._round
-        assert now.step == _Step.TRAINING
-        now.sketch = ModelSketch.of(self._masks.history.key, before, after)
-        masked = words + stream(derived(now.seed, now.purpose), len(words))
+        """Add the site's own mask, and add or subtract the masks shared with other sites."""
+        round_ = self._round
+        assert round_.step == _Step.TRAINING
+        round_.sketch = ModelSketch.of(self._masks.history.key, before, after)
+        masked = words + stream(derived(round_.seed, round_.purpose), len(words))
         for name in self.sites:
             if name != self._masks.site:
-                key = now.mask.agree(now.agreed.keys[name].mask, now.purpose)
+                key = round_.mask.agree(round_.agreed.keys[name].mask, round_.purpose)
                 if name > self._masks.site:
                     masked += stream(key, len(words))
                 else:
                     masked -= stream(key, len(words))
-        now.step = _Step.MASKED
+        round_.step = _Step.MASKED
         return masked
 
 

@@ -1,8 +1,7 @@
-"""Shamir's secret sharing: any `threshold` of the shares give the secret, and fewer say nothing about it.
+"""Shamir's secret sharing: any `threshold` of the shares give the secret, and fewer reveal nothing of it.
 
-Shamir, "How to share a secret", Communications of the ACM 22 (1979). Over the prime field of 2^521 − 1, which
-is so much larger than a secret of 32 bytes that shares which do not belong together are noticed: what they
-give is no secret of 32 bytes, but for one case in 2^265.
+Shamir, "How to share a secret", Communications of the ACM 22 (1979). Over the prime field of 2^521 − 1, so
+that shares that do not belong together give a secret of 32 bytes only once in 2^265.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _PRIME = 2**521 - 1
 
 
 def split(secret: bytes, count: int, threshold: int) -> list[bytes]:
-    """The shares of a secret, the values at 1, 2, ... of a random polynomial that is the secret at 0."""
+    """Split a secret: values at 1, 2, ... of a random polynomial with the secret at 0."""
     if len(secret) != SECRET_BYTES or not 1 <= threshold <= count:
         raise ValueError(f"{len(secret)} bytes cannot be split into {count} shares, {threshold} needed")
     polynomial = [int.from_bytes(secret, "big"), *(secrets.randbelow(_PRIME) for _ in range(threshold - 1))]
@@ -31,10 +30,7 @@ def split(secret: bytes, count: int, threshold: int) -> list[bytes]:
 
 
 def join(shares: Mapping[int, bytes]) -> bytes:
-    """The secret, from as many shares as the threshold was.
-
-    Args:
-        shares: by their number, from 1 on.
+    """Return the secret, from at least `threshold` shares by number, from 1 on.
 
     Raises:
         ValueError: when they do not belong together, or are too few.

@@ -1,4 +1,4 @@
-"""The server's half of secure aggregation: passes keys and shares on, adds up, and takes the masks off."""
+"""The server's half of secure aggregation: forwards keys and shares, adds up and unmasks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,7 @@ import numpy as np
 from medfedaug.errors import RunFailed, UpdateRefused
 from medfedaug.federation.messages.messages import CONFIRM, KEYS, OPEN, SHARES, Reply, Request
 from medfedaug.federation.messages.refusal import raise_error
-from medfedaug.federation.secure.agreement import (
-    LEAST_SITES,
-    Agreement,
-    PublicKeys,
-    Training,
-    request_digest,
-)
+from medfedaug.federation.secure.agreement import LEAST_SITES, Agreement, PublicKeys, Training, request_digest
 from medfedaug.federation.secure.keys import KeyPair, derived
 from medfedaug.federation.secure.sharing import SHARE_BYTES, join
 from medfedaug.methods.base import Payload
@@ -25,12 +19,12 @@ from medfedaug.utils.secure_random import Words, stream
 
 
 class ServerMasks:
-    """Passes on what the sites of a round say to each other, and adds up their masked numbers.
+    """Forwards the messages of a round's sites to each other, and adds up their masked numbers.
 
     Attributes:
-        bytes_up: bytes of keys, shares and signatures that the sites of this round sent.
-        bytes_down: the same that they received.
-        recovered: sites of this round whose masks had to be removed, since their numbers never came.
+        bytes_up: bytes of keys, shares and signatures sent by the sites of this round.
+        bytes_down: bytes of keys, shares and signatures sent to them.
+        recovered: sites of this round whose masks were reconstructed, since their numbers never arrived.
     """
 
     def __init__(self, size: int, config: str = "") -> None:
@@ -45,21 +39,19 @@ class ServerMasks:
         self._sum: Words = np.zeros(self.size, dtype=np.uint64)
         self.summed: list[str] = []
         self._signed: dict[str, dict[str, bytes]] = {}
-        self._said: dict[str, dict[str, bytes]] = {}
+        self._opened: dict[str, dict[str, bytes]] = {}
         self.bytes_up = self.bytes_down = 0
         self.recovered: list[str] = []
 
-    # ------------------------------------------------------------------ before training
-
     def keys(self, training: Request, once: Payload, weights: Mapping[str, float]) -> Request:
-        """Begin a round, say what is to be trained, and ask its sites for keys."""
+        """Begin a round: announce the training, and ask its sites for keys."""
         digest = request_digest(training, once)
         weights = {site: float(weight) for site, weight in weights.items()}
         self._begin(Training(training.run, training.round, self.config, digest, weights))
         return self._request(KEYS, request=digest, weights=weights)
 
     def accept_keys(self, site: str, reply: Reply) -> None:
-        """Take a site's keys."""
+        """Accept a site's keys."""
         raise_error(reply)
         try:
             PublicKeys.of(reply.masks)
@@ -74,7 +66,7 @@ class ServerMasks:
         self.bytes_up += _size(sent)
 
     def shares(self) -> Request:
-        """Pass the keys on, and ask for shares."""
+        """Forward the keys, and ask for shares."""
         keys = {site: PublicKeys.of(sent) for site, sent in self._keys.items()}
         self._agreement = Agreement(self._training, keys)
         self.bytes_down += len(self._keys) * sum(_size(sent) for sent in self._keys.values())
@@ -86,7 +78,7 @@ class ServerMasks:
         return sorted(self._keys)
 
     def accept_shares(self, site: str, reply: Reply) -> None:
-        """Take what a site dealt to the others."""
+        """Accept a site's shares for the others."""
         raise_error(reply)
         texts = {to: text for to, text in reply.masks.items() if isinstance(text, bytes)}
         others = self._keys.keys() - {site}
@@ -103,23 +95,21 @@ class ServerMasks:
         return sorted(self._dealt)
 
     def training(self, request: Request) -> Request:
-        """The request of the round with the shares that sites need to mask what they send."""
+        """Return the request of the round with the shares that sites need for their masks."""
         self.bytes_down += len(self._dealt) * sum(_size(texts) for texts in self._dealt.values())
         return replace(request, masks={"shares": self._dealt})
 
-    # ------------------------------------------------------------------ after it
-
     def add(self, site: str, words: Words) -> None:
-        """Add a site's masked numbers, which have been checked."""
+        """Add a site's checked masked numbers."""
         self._sum += words
         self.summed.append(site)
 
     def confirmation(self) -> Request:
-        """Say whose numbers were added up, and ask these sites to sign it."""
+        """Ask the added sites to sign the list of added sites."""
         return self._request(CONFIRM, summed=sorted(self.summed))
 
     def accept_confirmation(self, site: str, reply: Reply) -> None:
-        """Take a site's signature of whose numbers were added up."""
+        """Accept a site's signature of the list of added sites."""
         raise_error(reply)
         if site not in self.summed:
             raise UpdateRefused(site, "signature", expected="of a site in the sum", got="of another")
@@ -128,35 +118,35 @@ class ServerMasks:
 
     @property
     def with_signature(self) -> list[str]:
-        """The sites that signed whose numbers were added up."""
+        """The sites that signed the list of added sites."""
         return sorted(self._signed)
 
     def opening(self) -> Request:
-        """Pass the signatures on, and ask for what takes the masks off the sum."""
+        """Forward the signatures, and ask for the shares that unmask the sum."""
         self.bytes_down += len(self._signed) * sum(_size(signed) for signed in self._signed.values())
         return self._request(OPEN, summed=sorted(self.summed), signed=self._signed)
 
     def accept_opening(self, site: str, reply: Reply) -> None:
-        """Take a site's shares of what takes the masks off."""
+        """Accept a site's shares for unmasking."""
         raise_error(reply)
-        said = {of: share for of, share in reply.masks.items() if isinstance(share, bytes)}
-        if site not in self.summed or said.keys() != self._dealt.keys():
-            raise UpdateRefused(site, "opening", expected="a share for each site", got=str(len(said)))
-        if any(len(share) != SHARE_BYTES for share in said.values()):
+        shares = {of: share for of, share in reply.masks.items() if isinstance(share, bytes)}
+        if site not in self.summed or shares.keys() != self._dealt.keys():
+            raise UpdateRefused(site, "opening", expected="a share for each site", got=str(len(shares)))
+        if any(len(share) != SHARE_BYTES for share in shares.values()):
             raise UpdateRefused(site, "opening", expected=f"shares of {SHARE_BYTES} bytes", got="others")
-        self._said[site] = said
-        self.bytes_up += _size(said)
+        self._opened[site] = shares
+        self.bytes_up += _size(shares)
 
     def total(self) -> tuple[Words, float]:
-        """The sum without masks, and the sum of the weights by which the sites divided their own.
+        """Return the unmasked sum, and the sum of the weights of the sites that dealt shares.
 
         Raises:
-            RunFailed: when too few sites said what takes the masks off, or it does not fit.
+            RunFailed: when too few sites opened the sum, or their shares do not fit.
         """
-        needed, found = self._agreement.threshold, sorted(self._said)
-        if len(found) < needed:
+        needed, opening = self._agreement.threshold, sorted(self._opened)
+        if len(opening) < needed:
             raise RunFailed(
-                f"round {self._training.round}: secure aggregation: {len(found)} sites opened the sum, and "
+                f"round {self._training.round}: secure aggregation: {len(opening)} sites opened the sum, and "
                 f"{needed} of {len(self._keys)} are needed"
             )
         purpose = self._agreement.masking(self._dealt)
@@ -172,15 +162,15 @@ class ServerMasks:
                 )
             for site in self.summed:
                 mask = stream(pair.agree(self._agreement.keys[site].mask, purpose), self.size)
-                # What this site has added or subtracted (`Sealing.mask`).
+                # This site has added or subtracted it (`RoundMasking.mask`).
                 words = words - mask if gone > site else words + mask
         return words, self._training.total(self._dealt)
 
     def _secret(self, site: str, what: str) -> bytes:
         numbers = {name: number for number, name in enumerate(self._agreement.names, start=1)}
-        chosen = sorted(self._said)[: self._agreement.threshold]
+        chosen = sorted(self._opened)[: self._agreement.threshold]
         try:
-            return join({numbers[name]: self._said[name][site] for name in chosen})
+            return join({numbers[name]: self._opened[name][site] for name in chosen})
         except ValueError as error:
             raise RunFailed(
                 f"round {self._training.round}: secure aggregation: {what} of site {site} cannot be put "
@@ -189,7 +179,7 @@ class ServerMasks:
 
     @property
     def least_answers(self) -> int:
-        """The number of sites without which the sum of this round cannot be had, as far as it is known."""
+        """The least number of answers that unmask the sum of this round, as far as known."""
         return max(LEAST_SITES, self._agreement.threshold)
 
     @property

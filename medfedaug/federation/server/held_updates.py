@@ -1,4 +1,4 @@
-"""The updates of a round that wait for the others: in memory, and in temporary files where they are large."""
+"""Updates held until the end of a round: in memory, and large ones in temporary files."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch
 from medfedaug.federation.messages.messages import Reply, num_bytes
 
 MOST_IN_MEMORY = 2**31
-"""Bytes of updates that are held in memory; the tensors of further ones are mapped from a temporary file."""
+"""Bytes of updates held in memory; tensors of further updates are mapped from temporary files."""
 
 
 class HeldUpdates:
     """Updates by site, from their arrival to the end of the round.
 
-    Beyond `MOST_IN_MEMORY` tensors are written to a file in the system's temporary folder (``TMPDIR``) and
-    mapped from it, so that the system may drop their pages. The file's name is removed at once: nothing is
-    left of it when the process ends, however that happens. On a full disk they stay in memory.
+    Beyond `MOST_IN_MEMORY`, tensors are mapped from a file in the system's temporary folder (``TMPDIR``), so
+    that the system may drop their pages. The file is unlinked at once and disappears with the process. On a
+    full disk the tensors stay in memory.
     """
 
     def __init__(self) -> None:
@@ -31,14 +31,14 @@ class HeldUpdates:
         size = num_bytes(reply.weights) + num_bytes(reply.payload)
         tensors = (*reply.weights.values(), *reply.payload.values())
         if self._bytes + size > MOST_IN_MEMORY and all(tensor.device.type == "cpu" for tensor in tensors):
-            with suppress(OSError, RuntimeError):  # PyTorch has errors of its own for a full disk
+            with suppress(OSError, RuntimeError):  # PyTorch raises RuntimeError on a full disk
                 reply.weights, reply.payload = _mapped(reply)
                 size = 0
         self._bytes += size
         self._replies[site] = reply
 
     def take(self) -> dict[str, Reply]:
-        """Return all held updates, in the order of the sites' names, and hold none any more."""
+        """Return and release all updates, in the order of the sites' names."""
         replies, self._replies, self._bytes = self._replies, {}, 0
         return dict(sorted(replies.items()))
 
@@ -48,7 +48,7 @@ def _mapped(reply: Reply) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tens
     try:
         with os.fdopen(descriptor, "wb") as file:
             torch.save({"weights": dict(reply.weights), "payload": dict(reply.payload)}, file)
-        found = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        tensors = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     finally:
         os.unlink(path)
-    return found["weights"], found["payload"]
+    return tensors["weights"], tensors["payload"]

@@ -1,4 +1,4 @@
-"""Result of the exchange before training, and the sites that have it."""
+"""Result of the exchange before training, and the sites that have received it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from medfedaug.methods.base import Payload
 
 
-class OnceShared:
-    """Sent to a site once, and again after it has changed, since another site has joined.
+class InitialExchange:
+    """Sends the result to each site once, and again after another site has joined and changed it.
 
-    A site has it when it has answered a request with it: a request may be lost, and a process may end before
-    it has written what it received.
+    A site has the result once it has answered a request with it: a request may be lost, and a process may
+    end before it has written the result.
 
     Attributes:
         payload: the methods' entries, keys ``<method>/<key>``.
@@ -22,26 +22,25 @@ class OnceShared:
         self.payload: Payload = {}
         self.ready = False
         self._version = 0
-        self._asked: dict[str, int] = {}
+        self._sent: dict[str, int] = {}
         self._known: dict[str, int] = {}
 
     def site_joined(self) -> None:
-        """Mark everything that was sent before as out of date."""
+        """Mark every earlier result as out of date."""
         self._version += 1
 
     def due(self, sites: Iterable[str]) -> Payload:
-        """Return the exchange for a request to these sites: nothing where all of them have it."""
+        """Return the result for a request to these sites; empty if all of them have it."""
         sites = list(sites)
-        self._asked.update(dict.fromkeys(sites, self._version))
-        # Popped: until they answer, it is not known what they have.
-        fresh = [site for site in sites if self._known.pop(site, None) != self._version]
-        return self.payload if fresh else {}
+        self._sent.update(dict.fromkeys(sites, self._version))
+        # Popped: until they answer, the server does not know which result they have.
+        outdated = [site for site in sites if self._known.pop(site, None) != self._version]
+        return self.payload if outdated else {}
 
     def answered(self, site: str) -> None:
-        """A site has answered the last request that it was sent."""
-        self._known[site] = self._asked.get(site, 0)
+        """Record that a site has answered its last request."""
+        self._known[site] = self._sent.get(site, 0)
 
     def restore(self, payload: Payload) -> None:
-        """Continue after a restart: sites may have lost what they were sent, and are sent it again."""
-        self.payload, self.ready = payload, True
-        self._known = {}
+        """Continue after a restart, and send the result again: sites may have lost it."""
+        self.payload, self.ready, self._known = payload, True, {}

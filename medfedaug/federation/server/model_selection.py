@@ -13,15 +13,15 @@ from medfedaug.methods.base import Payload
 
 
 class Selection:
-    """The global model with the best unweighted mean of the sites' validation scores; the first of equals.
+    """The first global model with the best unweighted mean of the sites' validation scores.
 
-    Two models are compared over the sites that scored both: a round in which a hard site did not answer, or
-    was not asked, is no better for it. Where no site scored both, their means are compared.
+    Two models are compared over the sites that scored both: a round without the score of a hard site must
+    not gain from that. If no site scored both, their means are compared.
 
     Attributes:
-        round: the round of this model, 0 if there is none yet.
+        round: the round of this model; 0 before the first.
         state: its state dict.
-        payload: the methods' exchange that belongs to it.
+        payload: the methods' exchange of its round.
     """
 
     def __init__(self, *, higher_is_better: bool = True) -> None:
@@ -34,7 +34,7 @@ class Selection:
     def offer(
         self, round_: int, scores: Mapping[str, float], state: Mapping[str, Tensor], payload: Payload
     ) -> None:
-        """Take a model if it is better than the best so far."""
+        """Select a model if it is better than the best so far."""
         if scores and (not self._scores or self._better(scores)):
             self._scores = dict(scores)
             self.take(round_, state, payload)
@@ -46,7 +46,7 @@ class Selection:
         return self._sign * fmean(new) > self._sign * fmean(best)
 
     def take(self, round_: int, state: Mapping[str, Tensor], payload: Payload) -> None:
-        """Take a model without a score."""
+        """Select a model without a score."""
         self.round = round_
         self.state = {key: value.clone() for key, value in state.items()}
         self.payload = dict(payload)
@@ -63,7 +63,7 @@ class Selection:
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Restore what `saved` returned."""
         self.round = saved["selected_round"]
-        # Version 0.2.0 wrote the mean alone, which is then compared with means.
+        # Version 0.2.0 wrote only the mean.
         mean = saved.get("best", -math.inf)
         self._scores = saved.get("selected_scores", {"": self._sign * mean} if math.isfinite(mean) else {})
         self.state, self.payload = saved["selected_model"], saved["selected_payload"]

@@ -1,4 +1,4 @@
-"""The files of a finished run: models and ``results.json``, each written completely or not at all."""
+"""The files of a finished run: models and ``results.json``, each written atomically."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ from medfedaug.federation.job_folder import (
     file_hashes,
 )
 from medfedaug.federation.server.server import FederationServer
-from medfedaug.methods.base import Payload
 from medfedaug.statistics import save_statistics
 from medfedaug.utils.files import write_atomic, write_json
 
 
 def write_run(folder: str | Path, server: FederationServer) -> None:
-    """Write ``results.json``, and what `write_files` does."""
+    """Write ``results.json`` and the files of `write_files`."""
     folder = Path(folder)
     results = write_files(folder, server)
     write_json(folder / RESULTS, {**results, HASHES: file_hashes(folder)})
 
 
 def write_files(folder: Path, server: FederationServer) -> dict[str, Any]:
-    """Write the selected model, the last model and the statistics that were exchanged.
+    """Write the selected model, the last model and the exchanged statistics.
 
     Returns:
         The content of ``results.json``, for the caller to complete and write.
@@ -43,18 +42,13 @@ def write_files(folder: Path, server: FederationServer) -> dict[str, Any]:
 
 
 def write_models(folder: Path, server: FederationServer) -> None:
-    """Write the selected model, if there is one, and the last model, each with its exchange."""
+    """Write the selected model, if any, and the last model, each with its exchange."""
     best = server.selection
-    if best.round:
-        write_state(folder / GLOBAL_MODEL, best.state)
-        _write_exchange(folder / GLOBAL_MODEL, server.payload_for_inference(best.payload))
-    write_state(folder / FINAL_MODEL, server.state)
-    _write_exchange(folder / FINAL_MODEL, server.payload_for_inference(server.payload))
-
-
-def _write_exchange(model: Path, payload: Payload) -> None:
-    if payload:
-        write_state(exchange_file(model), payload)
+    models = {GLOBAL_MODEL: (best.state, best.payload)} if best.round else {}
+    for name, (state, payload) in {**models, FINAL_MODEL: (server.state, server.payload)}.items():
+        write_state(folder / name, state)
+        if exchange := server.payload_for_inference(payload):
+            write_state(exchange_file(folder / name), exchange)
 
 
 def write_state(path: Path, state: dict[str, Tensor]) -> None:

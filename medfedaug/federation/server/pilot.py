@@ -1,4 +1,4 @@
-"""`pilot_trainings`: the server's half of a pilot, one federation after the other."""
+"""`pilot_trainings`: the server's half of a pilot, one training after the other."""
 
 from __future__ import annotations
 
@@ -14,24 +14,21 @@ if TYPE_CHECKING:
 
 
 def pilot_trainings(server: FederationServer) -> Iterator[FederationServer]:
-    """Yield the trainings that a job announced; each is to be run to its end before the next is taken.
+    """Yield the trainings of a job's pilot; run each to its end before taking the next.
 
     The first method is trained again, with twice the rounds, while its validation score rises
-    (`medfedaug.metrics.convergence.longer`). The others get the rounds of its last training. The results of
-    each method's last training are kept in `FederationServer.pilot`.
+    (`medfedaug.metrics.convergence.longer`). The other methods get the rounds of its last training.
+    `FederationServer.pilot` keeps the results of each method's last training.
     """
     job, rounds = server.config, server.config.rounds
     first = job.pilot[0] if job.pilot else ""
     for methods in job.pilot:
         wanted: int | None = rounds
         while wanted is not None:
-            rounds, told = wanted, {"methods": methods, "rounds": wanted}
-            training = server.another(pilot_training(job, told), told)
+            rounds, settings = wanted, {"methods": methods, "rounds": wanted}
+            training = server.another(pilot_training(job, settings), settings)
             yield training
             server.pilot[methods] = training.results()
-            wanted = longer(_validation(training), job.rounds) if methods == first else None
-
-
-def _validation(training: FederationServer) -> list[float | None]:
-    """Mean validation score of each round."""
-    return [mean_score(training.record.scores_of(entry).values()) for entry in training.rounds]
+            scores = (training.record.scores_of(entry) for entry in training.rounds)
+            validation = [mean_score(by_site.values()) for by_site in scores]
+            wanted = longer(validation, job.rounds) if methods == first else None

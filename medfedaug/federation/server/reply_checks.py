@@ -1,4 +1,4 @@
-"""The checks that a site's reply must pass before the server uses it. An error concerns only that site."""
+"""Checks that a site's reply must pass before the server uses it. An error concerns only that site."""
 
 from __future__ import annotations
 
@@ -21,35 +21,24 @@ from medfedaug.methods.base import Payload, ServerExchange
 from medfedaug.metrics.registry import UNITS, score_of
 
 _LONGEST_NAME = 500
-# Metrics of an update; and scores, by case and metric, of a site with more cases than any that is known.
+# Of an update, and of a site with more cases than any real one.
 _MOST_METRICS, _MOST_SCORES = 1_000, 1_000_000
-# Along one axis of an image, and in all of an exchange whose size the sites decide.
+# Along one axis of an image, and in an exchange whose size the sites decide.
 _LONGEST_SIDE, _MOST_NUMBERS = 2**14, 2**26
 _MOST_SAMPLES = 2**31
 
 
-class Acceptance:
-    """Checks replies. Nothing of a reply is added up before all its checks have passed.
+class ReplyChecks:
+    """Checks a whole reply before the server adds up any part of it."""
 
-    Args:
-        network: the global network, with every method's layers in it.
-        shared: the entries of its state dict that are averaged.
-        aggregation: knows the methods' exchanges before training and of every round.
-    """
-
-    def __init__(
-        self,
-        network: nn.Module,
-        shared: list[str],
-        aggregation: Aggregation,
-    ) -> None:
+    def __init__(self, network: nn.Module, shared: list[str], aggregation: Aggregation) -> None:
         self.model, self.masked = StateDictValidator(network, shared), aggregation.layout
         self.once, self.every_round = aggregation.once, aggregation.every_round
 
     def preparation(self, site: str, reply: Reply) -> None:
         """Check an answer to a request to prepare."""
         raise_error(reply)
-        description = accepted_description(reply.metrics)  # with lists and texts, which others have not
+        description = accepted_description(reply.metrics)
         reply.metrics = {**clean_metrics(reply.metrics), DESCRIPTION: description}
         _check_count(site, reply.num_samples, 0, _MOST_SAMPLES)
         if reply.num_samples:
@@ -63,18 +52,18 @@ class Acceptance:
         samples: int | None,
         state: Mapping[str, Tensor],
         *,
-        others: bool = False,
+        compared: bool = False,
     ) -> None:
-        """Check an update of a round.
+        """Check an update of a round, and drop metrics that cannot be recorded.
 
         Args:
-            site: who sent it.
-            reply: the reply; metrics that cannot be recorded are dropped from it.
-            round_: the round of the request that the site was sent.
+            site: the sender.
+            reply: the update.
+            round_: the round of the site's request.
             samples: the number of training samples that the site has reported; ``None`` for a site that does
                 not train.
-            state: the global model that this request brought.
-            others: whether other sites' updates will tell how far running statistics may move.
+            state: the global model in the request.
+            compared: whether running statistics will be compared with those of other sites.
         """
         raise_error(reply)
         if samples is None:
@@ -87,38 +76,38 @@ class Acceptance:
         if self.masked is not None:
             _check_masked(site, reply, self.masked.size)
             return
-        self.model.check(site, reply.weights, state, buffers=round_ > 1 and not others)
+        self.model.check(site, reply.weights, state, buffers=round_ > 1 and not compared)
         _check_payload(site, reply.payload, self.every_round, samples)
 
     def steps(self, reply: Reply, state: Mapping[str, Tensor]) -> dict[str, float] | None:
-        """Measure the steps of a checked update; ``None`` under masks, where nobody can."""
+        """Measure the steps of a checked update; ``None`` under masks."""
         return None if self.masked is not None else self.model.steps(reply.weights, state)
 
     def carry(
         self, reply: Reply, start: Mapping[str, Tensor], state: Mapping[str, Tensor], factor: float
     ) -> None:
-        """Make a checked update that began at an earlier model one of the present model."""
+        """Carry a checked update of an earlier model over to the present model."""
         reply.weights = self.model.carried(reply.weights, start, state, factor)
 
     def doubt(
         self, site: str, steps: Mapping[str, float] | None, round_: int, state: Mapping[str, Tensor]
     ) -> str | None:
-        """Return the reason to refuse an update where too few others come to compare its steps with."""
+        """Return the reason to refuse an update if too few others arrive for a comparison of steps."""
         if steps is None or round_ == 1:
             return None
         return refusal(site, lambda: self.model.check_buffers(site, steps, state))
 
-    def scores(self, site: str, reply: Reply, asked: Collection[str]) -> None:
-        """Check a reply that holds a site's scores."""
+    def scores(self, site: str, reply: Reply, sites: Collection[str]) -> None:
+        """Check the scores of one of the sites that were asked."""
         raise_error(reply)
-        if site not in asked:
+        if site not in sites:
             raise UpdateRefused(site, "scores", expected="a site that was asked", got="another")
         _check_entries(site, reply.metrics, _MOST_SCORES)
-        reply.metrics = clean_metrics(reply.metrics, depth=2)  # by metric, and there by case
+        reply.metrics = clean_metrics(reply.metrics, depth=2)  # by metric and case
 
 
 def accepted_description(metrics: Any) -> dict[str, Any]:
-    """Return a site's description of itself; empty where it sent none or nonsense: the job goes on."""
+    """Return a site's description of itself; empty if it is missing or malformed: the job goes on."""
     try:
         return SiteDescription.from_dict(metrics[DESCRIPTION]).to_dict()
     except (ConfigError, LookupError, TypeError, ValueError):
@@ -126,17 +115,16 @@ def accepted_description(metrics: Any) -> dict[str, Any]:
 
 
 def clean_metrics(metrics: Any, depth: int = 1) -> dict[str, Any]:
-    """The part of a site's metrics that ``results.json`` can hold: finite numbers, and short texts as notes.
+    """Return the metrics that ``results.json`` can hold: finite numbers, short texts, mappings of both.
 
-    Mappings inside, such as the scores by case, are treated in the same way. Everything else is dropped: no
-    metric is important enough to end a round.
+    Everything else is dropped: no metric is important enough to end a round.
     """
     kept: dict[str, Any] = {}
     entries = islice(metrics.items(), _MOST_SCORES) if isinstance(metrics, Mapping) else ()
     for key, value in entries:
         if not isinstance(key, str) or len(key) > _LONGEST_NAME:
             continue
-        # True and false among them; a whole number may be too large for `isfinite`.
+        # Includes booleans; `isfinite` fails on very large integers.
         number = isinstance(value, int) and abs(value) < 2**63
         number = number or (isinstance(value, float) and math.isfinite(value))
         text = isinstance(value, str) and len(value) <= _LONGEST_NAME
@@ -150,53 +138,55 @@ def clean_metrics(metrics: Any, depth: int = 1) -> dict[str, Any]:
 def accepted_scores(
     metrics: Mapping[str, Any], names: Sequence[str], classes: Sequence[str]
 ) -> dict[str, Any]:
-    """A site's test scores as they stand in ``results.json``."""
+    """Return a site's test scores in the form of ``results.json``."""
     notes = {key: metrics[key] for key in ("note", "unit") if isinstance(metrics.get(key), str)}
     by_class, by_metric = _mapping(metrics.get("classes")), _mapping(metrics.get("case_metrics"))
-    found: dict[str, Any] = {**notes, names[0]: None, **_scores(metrics, names)}
-    if found.get("unit", UNITS[0]) not in UNITS:
-        del found["unit"]
+    scores: dict[str, Any] = {**notes, names[0]: None, **_scores(metrics, names)}
+    if scores.get("unit", UNITS[0]) not in UNITS:
+        del scores["unit"]
     if is_count(metrics.get("scored_cases")):
-        found["scored_cases"] = metrics["scored_cases"]
+        scores["scored_cases"] = metrics["scored_cases"]
     if by_class:
-        found["classes"] = {
+        scores["classes"] = {
             name: _class_scores(_mapping(by_class[name]), names) for name in classes if name in by_class
         }
-    found["cases"] = _by_case(names[0], metrics.get("cases"))
-    # A number stands for a patient: of anything else, each case stands for one.
-    told = _mapping(metrics.get("patients"))
-    if patients := {case: told[case] for case in found["cases"] if is_count(told.get(case))}:
-        found["patients"] = patients
+    scores["cases"] = _by_case(names[0], metrics.get("cases"))
+    # Patients are numbered; a case without a number counts as a patient.
+    numbers = _mapping(metrics.get("patients"))
+    if patients := {case: numbers[case] for case in scores["cases"] if is_count(numbers.get(case))}:
+        scores["patients"] = patients
     if by_case := _mapping(metrics.get("case_classes")):
-        found["case_classes"] = {
+        scores["case_classes"] = {
             name: _by_case(names[0], by_case[name]) for name in classes if name in by_case
         }
     if by_metric:
-        found["case_metrics"] = {name: _by_case(name, by_metric[name]) for name in names if name in by_metric}
-    return found
+        scores["case_metrics"] = {
+            name: _by_case(name, by_metric[name]) for name in names if name in by_metric
+        }
+    return scores
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _scores(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    known: dict[str, Any] = {name: score_of(name, found[name]) for name in names if name in found}
-    return known | {name: found[name] for name in ("missed", "undivided") if is_count(found.get(name))}
+def _scores(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    known: dict[str, Any] = {name: score_of(name, values[name]) for name in names if name in values}
+    return known | {name: values[name] for name in ("missed", "undivided") if is_count(values.get(name))}
 
 
-def _class_scores(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def _class_scores(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     ends = {
-        f"{name}_{end}": score_of(name, found[f"{name}_{end}"])
+        f"{name}_{end}": score_of(name, values[f"{name}_{end}"])
         for name in names
         for end in ("low", "high")
-        if f"{name}_{end}" in found
+        if f"{name}_{end}" in values
     }
-    return _scores(found, names) | ends
+    return _scores(values, names) | ends
 
 
 def is_count(value: Any) -> bool:
-    """Return whether a value is a count."""
+    """Return whether a value is a non-negative integer."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
@@ -205,25 +195,25 @@ def _by_case(name: str, scores: Any) -> dict[str, float | None]:
 
 
 def _check_masked(site: str, reply: Reply, size: int) -> None:
-    """Check an update under masks, of which nothing else can be told."""
+    """Check an update under masks, whose values cannot be checked."""
     if reply.weights or reply.payload or set(reply.masks) != {MASKED}:
         raise UpdateRefused(site, "update", expected="masked numbers alone", got="something else")
-    found = reply.masks[MASKED]
-    if not isinstance(found, Tensor) or found.dtype != torch.int64 or tuple(found.shape) != (size,):
+    words = reply.masks[MASKED]
+    if not isinstance(words, Tensor) or words.dtype != torch.int64 or tuple(words.shape) != (size,):
         raise UpdateRefused(site, MASKED, expected=f"{size} whole numbers of 64 bits", got="something else")
 
 
-def _check_count(site: str, found: Any, least: int, most: int) -> None:
-    if not isinstance(found, int) or isinstance(found, bool) or not least <= found <= most:
-        raise UpdateRefused(site, "num_samples", expected=f"{least} to {most}", got=str(found)[:80])
+def _check_count(site: str, count: Any, least: int, most: int) -> None:
+    if not isinstance(count, int) or isinstance(count, bool) or not least <= count <= most:
+        raise UpdateRefused(site, "num_samples", expected=f"{least} to {most}", got=str(count)[:80])
 
 
 def _check_entries(site: str, metrics: Any, most: int) -> None:
-    """Check the number of all entries, whatever is nested in what; no more of them are looked at."""
+    """Check the number of all entries, at any depth; stop at the first one too many."""
     count, pending = 0, [metrics]
     while pending:
-        found = pending.pop()
-        for value in found.values() if isinstance(found, Mapping) else ():
+        entry = pending.pop()
+        for value in entry.values() if isinstance(entry, Mapping) else ():
             count += 1
             if count > most:
                 raise UpdateRefused(site, "metrics", expected=f"up to {most} entries", got="more")
@@ -234,7 +224,7 @@ def _check_entries(site: str, metrics: Any, most: int) -> None:
 def _check_payload(
     site: str, payload: Payload, exchanges: Mapping[str, ServerExchange], samples: int
 ) -> None:
-    """Check what a site's methods exchange."""
+    """Check the payload of a site's methods."""
     shapes: dict[str, tuple[int | None, ...]] = {}
     for name, exchange in exchanges.items():
         shapes.update({f"{name}/{key}": shape for key, shape in exchange.shapes.items()})
@@ -246,13 +236,13 @@ def _check_payload(
 
 
 def _check_size(
-    site: str, key: str, found: tuple[int, ...], expected: tuple[int | None, ...], samples: int
+    site: str, key: str, shape: tuple[int, ...], expected: tuple[int | None, ...], samples: int
 ) -> None:
-    """Check the lengths that the sites decide: a server that gathers them would run out of memory."""
-    for axis, (length, wanted) in enumerate(zip(found, expected, strict=True)):
+    """Limit the lengths that the sites decide, so that the server has memory for all."""
+    for axis, (length, wanted) in enumerate(zip(shape, expected, strict=True)):
         most = _LONGEST_SIDE if axis else samples
         if wanted is None and length > most:
             what = f"up to {most} {'along an axis' if axis else 'rows, one for each sample'}"
             raise UpdateRefused(site, key, expected=what, got=str(length))
-    if None in expected and math.prod(found) > _MOST_NUMBERS:
-        raise UpdateRefused(site, key, expected=f"up to {_MOST_NUMBERS} numbers", got=str(math.prod(found)))
+    if None in expected and math.prod(shape) > _MOST_NUMBERS:
+        raise UpdateRefused(site, key, expected=f"up to {_MOST_NUMBERS} numbers", got=str(math.prod(shape)))

@@ -1,4 +1,4 @@
-"""The next global model from a sum over sites whose own updates nobody sees."""
+"""Next global model from the masked sum over sites."""
 
 from __future__ import annotations
 
@@ -10,25 +10,23 @@ from torch import Tensor
 
 from medfedaug.errors import RunFailed, UpdateRefused
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.messages.messages import MASKED, Reply, namespaced
+from medfedaug.federation.messages.messages import MASKED, Reply
 from medfedaug.federation.messages.tensor_checks import StateDictValidator
 from medfedaug.federation.secure.layout import SumLayout
 from medfedaug.federation.secure.unmasking import ServerMasks
 from medfedaug.federation.server.aggregation import Aggregation
-from medfedaug.methods.base import Payload, RoundMean, ServerContext
-from medfedaug.models.substitution import shared_by_name
+from medfedaug.methods.base import Payload, ServerContext
 
 
 class SecureAggregation(Aggregation):
-    """The mean of the sites' models, and what methods make of means over sites.
+    """The mean of the sites' models and of their methods' terms, from masked sums.
 
-    What is checked of every update without masks is checked of the mean here: shapes, variances, how far the
-    model moves, and the methods' own checks. Nobody can tell whose update a bad mean is the fault of, so it
-    ends the run.
+    The mean passes the checks of single updates: shapes, variances, length of the step, the methods' own
+    checks. A bad mean ends the run, since nobody can tell whose update is at fault.
 
     Args:
         composition: methods and network.
-        context: what the methods are given about the federation.
+        context: the methods' context on the federation.
         config: the hash of the run's configuration.
     """
 
@@ -53,14 +51,14 @@ class SecureAggregation(Aggregation):
         self.weights[site] = weight
 
     def compare(self, state: Mapping[str, Tensor]) -> dict[str, str]:
-        """Nothing can be compared."""
+        """Return no site: masked updates cannot be compared."""
         return {}
 
     def finish_round(self, round_: int, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Payload]:
-        """Take the masks off the sum, check the mean, and make the next model of it.
+        """Unmask the sum, check the mean, and compute the next model.
 
         Raises:
-            RunFailed: when the masks do not come off, or the mean cannot be used.
+            RunFailed: when the masks cannot be removed, or the mean cannot be used.
         """
         words, total = self.masks.total()
         sites = len(self.weights)
@@ -69,7 +67,7 @@ class SecureAggregation(Aggregation):
             start = {key: state[key].cpu() for key in model}
             self.model.check("", model, start, buffers=round_ > 1)
             for name, exchange in self.every_round.items():
-                # A mean of what passes these checks passes them too.
+                # The checks hold for a mean of valid payloads.
                 exchange.check({key: means[name][key] for key in exchange.shapes})
                 exchange.accept_mean(means[name], sites)
         except (UpdateRefused, ValueError) as error:
@@ -78,18 +76,13 @@ class SecureAggregation(Aggregation):
                 f"({str(error).removeprefix('site , ')}); under secure aggregation nobody can tell whose "
                 "fault it is"
             ) from error
-        shared: Mapping[str, Tensor] = {key: value.to(state[key].device) for key, value in model.items()}
-        for aggregator in self.aggregators.values():
-            previous = {key: state[key] for key in self.sent}
-            shared = aggregator.result(RoundMean(round_, previous, shared, self.weights))
-        results: Payload = {}
-        for name, exchange in self.every_round.items():
-            results.update(namespaced(exchange.result(), name))
-        return shared_by_name(self._network, {**state, **shared}), results
+        return self._next(round_, {k: v.to(state[k].device) for k, v in model.items()}, state)
 
     def summaries(self) -> dict[str, dict[str, Any]]:
-        """A few numbers about the round, by method, and about the masks."""
-        masks = self.masks
-        told: dict[str, Any] = {"summed": sorted(self.weights), "recovered": masks.recovered}
-        told["bytes"] = {"up": masks.bytes_up, "down": masks.bytes_down}
-        return {**super().summaries(), "masks": told}
+        """Return a few numbers about the round, by method, and about the masks."""
+        masks = {
+            "summed": sorted(self.weights),
+            "recovered": self.masks.recovered,
+            "bytes": {"up": self.masks.bytes_up, "down": self.masks.bytes_down},
+        }
+        return {**super().summaries(), "masks": masks}

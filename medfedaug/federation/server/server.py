@@ -1,11 +1,11 @@
-"""The server of a federation, independent of the engine."""
+"""The server of a federation, for every engine."""
 
 from __future__ import annotations
 
 import threading
 import time
 import uuid
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,9 @@ from medfedaug.federation.planning.plan_request import Planning
 from medfedaug.federation.planning.prospect import Prospecting
 from medfedaug.federation.server.aggregation import Aggregation
 from medfedaug.federation.server.history import RunHistory
-from medfedaug.federation.server.initial_exchange import OnceShared
+from medfedaug.federation.server.initial_exchange import InitialExchange
 from medfedaug.federation.server.model_selection import Selection
-from medfedaug.federation.server.reply_checks import Acceptance
+from medfedaug.federation.server.reply_checks import ReplyChecks
 from medfedaug.federation.server.secure_aggregation import SecureAggregation
 from medfedaug.federation.server.starting_models import StartingModels
 from medfedaug.federation.server.step_comparison import StepComparison
@@ -57,26 +57,25 @@ from medfedaug.utils.versions import software_versions
 class FederationServer:
     """The server: makes every request to the sites, and handles every reply.
 
-    `medfedaug.federation.protocol.run` defines the order of the calls. `Acceptance` checks replies,
-    `Aggregation` computes the next model, `Selection` keeps the best model, and `RunHistory` records what
-    happened.
+    `medfedaug.federation.protocol.run` defines the order of the calls. `ReplyChecks` checks replies,
+    `Aggregation` computes the next model, `Selection` keeps the best model, and `RunHistory` records the run.
 
-    If a site fails, it is left out of the round or test in which it failed, by name and with the reason, and
-    is asked again in the next round. A round needs `needed` good updates.
+    The server leaves a failed site out of the round or test, records its name and the reason, and asks it
+    again in the next round. A round needs `needed` good updates.
 
     The sites score the model of a round when they receive it with the request of the next round. A separate
     request scores the last model.
 
     Args:
         config: the run.
-        on_event: called with a small dictionary whenever something happened that a user may want to see.
-        execution: how many good updates a round needs.
-        travels: whether anything is sent between sites and server; false where all images are in one place.
-        initial: the weights to start from, if the run was configured with given ones.
-        told: settings that the sites are told of a training that is one of several of its job.
+        on_event: called with a small dictionary for every event that a user may want to see.
+        execution: the number of good updates that a round needs.
+        travels: whether sites and server exchange messages; false if all images are in one place.
+        initial: the weights to start from, for a run that was configured with initial weights.
+        settings: the settings of this training, if it is one of several of its job; sent to the sites.
 
     Attributes:
-        run: the identity of the run, which does not change when the run is resumed.
+        run: the identity of the run; a resumed run keeps it.
         sites: the sites that train, with their number of samples.
         unseen: the sites that are only tested.
         left_out: sites that could not be prepared, with the reason.
@@ -86,10 +85,10 @@ class FederationServer:
         payload: the result of the methods' exchange in the last round.
         statistics: the sites' channel statistics, if a method exchanged them.
         pilot: the results of the trainings of a pilot, by methods.
-        carried: the carrier's own part of a checkpoint, for a run that is continued.
+        carried: the carrier's part of the checkpoint of a resumed run.
 
     Raises:
-        ConfigError: when methods and network do not go together.
+        ConfigError: when methods and network cannot be combined.
     """
 
     def __init__(
@@ -100,12 +99,12 @@ class FederationServer:
         *,
         travels: bool = True,
         initial: InitialWeights | None = None,
-        told: Mapping[str, Any] | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.execution, self.travels = execution or Execution(), travels
         self.participation = Participation(config, self.execution)
         self.run, self._on_event = uuid.uuid4().hex, on_event
-        self.planning = Planning(config, self.run, told)
+        self.planning = Planning(config, self.run, settings)
         self.prospecting = Prospecting(config, self.run)
         self.sites: dict[str, int] = {}
         self.unseen: list[str] = []
@@ -116,15 +115,15 @@ class FederationServer:
         self.statistics: dict[str, ChannelStatistics] = {}
         self.carried: dict[str, Any] = {}
         self._starts = StartingModels()
-        self._once, self._initial, self._initial_kept = OnceShared(), initial, Payload()
+        self._once, self._initial, self._initial_kept = InitialExchange(), initial, Payload()
         self._started = time.perf_counter()
-        self._selected = False  # until the last round was validated
-        self._needed_now = 0  # by the current round: sites that join during a round are not asked in it
-        self._lock = threading.Lock()  # sites answer in threads of their own
+        self._selected = False  # True once the last round is validated
+        self._needed_now = 0  # by the current round; sites that join during a round wait for the next
+        self._lock = threading.Lock()  # sites answer in separate threads
         self._compose(config)
 
     def _compose(self, config: RunConfig) -> None:
-        """Put together what a run of this configuration consists of."""
+        """Build the network, the methods and the checks of a configuration."""
         self.config = config
         composition = Composition(config)
         if self.travels:
@@ -149,7 +148,7 @@ class FederationServer:
                 steps=StepComparison(model, config.max_step) if config.max_step else None,
             )
         self.participation.least = self.aggregation.min_updates
-        self.acceptance = Acceptance(composition.network, composition.sent, self.aggregation)
+        self.reply_checks = ReplyChecks(composition.network, composition.sent, self.aggregation)
         self.selection = Selection(higher_is_better=METRICS[task.metric].higher_is_better)
         self.record = RunHistory(
             task.metrics, composition.input, task.scored_classes, self._on_event, travels=self.travels
@@ -161,38 +160,31 @@ class FederationServer:
         self._find_frozen()
 
     def _find_frozen(self) -> None:
-        """Take the entries that no site trains out of the model, to send them once."""
+        """Separate the entries that no site trains, which the server sends once."""
         sent = {*self.sent}
         self._frozen = namespaced({k: self.state[k] for k in self.shared if k not in sent}, FROZEN)
         self._frozen_hash = entries_hash(self._frozen)
 
-    def another(self, config: RunConfig, told: Mapping[str, Any]) -> FederationServer:
-        """Make the server of another training of the same job.
-
-        Args:
-            config: the training.
-            told: its settings, from which the sites derive the same configuration.
-        """
-        return FederationServer(config, self._on_event, self.execution, travels=self.travels, told=told)
+    def another(self, config: RunConfig, settings: Mapping[str, Any]) -> FederationServer:
+        """Make the server of another training of the job, with the settings for its sites."""
+        return FederationServer(
+            config, self._on_event, self.execution, travels=self.travels, settings=settings
+        )
 
     def adopt_plan(self) -> None:
-        """Continue with the planned run, after all sites have sent their fingerprints.
-
-        Raises:
-            MedFedAugError: when no plan can be made.
-        """
+        """Continue with the planned run, after all sites have sent their fingerprints."""
         self.planning.finish(self.execution.min_sites)
         self._compose(self.planning.configured())
         self.record.tell("planned", reasons=self.planning.to_results()["planned"]["reasons"])
 
     @property
     def known(self) -> set[str]:
-        """The sites that were prepared, both those that train and those that are only tested."""
+        """The prepared sites: training sites and sites that are only tested."""
         return {*self.sites, *self.unseen}
 
     @property
     def needed(self) -> int:
-        """The number of good updates that the next round needs: ``min_sites``, or all that a round takes."""
+        """The number of good updates that the next round needs: ``min_sites``, or all of a round."""
         return self.participation.needed(len(self.sites))
 
     @property
@@ -202,7 +194,7 @@ class FederationServer:
 
     @property
     def trained(self) -> bool:
-        """Return whether no round follows: all were made, or validation no longer rises (``patience``)."""
+        """Return whether all rounds are done, or validation no longer rises (``patience``)."""
         return self.round >= self.config.rounds or bool(self.stalled)
 
     def _find_stalled(self) -> str:
@@ -224,13 +216,7 @@ class FederationServer:
         return {trouble["site"] for trouble in self.rounds[-1]["missing"]}
 
     def no_answer(self, task: str, site: str, reason: str) -> None:
-        """Record that a site did not answer a request, or not with a usable reply.
-
-        Args:
-            task: the request's.
-            site: its name.
-            reason: why, for the log and for ``results.json``.
-        """
+        """Record that a site gave no usable reply to a request, with the reason."""
         with self._lock:
             if task == TRAIN:
                 self._starts.answered(site)
@@ -253,21 +239,21 @@ class FederationServer:
     def prepare(self) -> Request:
         """Ask a site how much data it has and what the methods exchange before training."""
         if self.config.init and not self.record.init:
-            raise ConfigError("the run starts from given weights, and they are not there: --init FILE")
+            raise ConfigError("the run starts from given weights, and none were given: --init FILE")
         return Request(PREPARE, run=self.run, planned=self.planning.planned())
 
     def accept_preparation(self, site: str, reply: Reply) -> bool:
         """Accept a site's answer to `prepare`, before the first round or during a later one.
 
         Returns:
-            Whether the site takes part. If not, the reason is in `left_out`.
+            Whether the site takes part; otherwise `left_out` has the reason.
         """
         with self._lock:
             if site in self.known:
                 return False
 
             def use() -> None:
-                self.acceptance.preparation(site, reply)
+                self.reply_checks.preparation(site, reply)
                 if reply.num_samples:
                     self.aggregation.prepare(site, reply, self.participation.weight(reply.num_samples))
 
@@ -289,11 +275,7 @@ class FederationServer:
             return True
 
     def finish_preparation(self) -> None:
-        """Check, after all sites have answered, that enough of them can train.
-
-        Raises:
-            RunFailed: when fewer sites can train than the federation needs.
-        """
+        """Check, after all sites have answered, that enough of them can train."""
         with self._lock:
             for site, reason in self.aggregation.compare_before().items():
                 del self.sites[site]
@@ -305,7 +287,7 @@ class FederationServer:
 
     @property
     def exchanged_once(self) -> Payload:
-        """Return the exchange before training, as every site of a round has it with the round's request."""
+        """The exchange before training, which every site of a round has."""
         return self._once.payload
 
     def _share_once(self) -> None:
@@ -313,24 +295,20 @@ class FederationServer:
         self.statistics.update(self.aggregation.channel_statistics())
 
     def payload_for_inference(self, payload: Payload) -> Payload:
-        """The exchange that a model of a round needs at inference, including that from before training."""
+        """The exchange that a model of a round needs at inference, with the exchange before training."""
         return {**self.aggregation.needed_at_inference(self._once.payload), **payload}
 
     def choose_sites(self, available: Collection[str] | None = None) -> list[str]:
-        """The sites that the next round asks: all training sites, or a share of them drawn by seed and round.
+        """Choose the sites of the next round: all training sites, or a share drawn by seed and round.
 
         Args:
-            available: the sites that are known to be connected; by default all.
+            available: the connected sites; by default all.
         """
         sites = sorted(self.sites if available is None else self.sites.keys() & set(available))
         return self.participation.choose(sites, len(self.sites), self.round + 1)
 
     def start_round(self, targets: Iterable[str] | None = None) -> Request:
-        """Begin the next round.
-
-        Args:
-            targets: the sites that receive the request; by default those of `choose_sites`.
-        """
+        """Begin the next round with a request to some sites, by default to those of `choose_sites`."""
         targets = list(targets) if targets is not None else self.choose_sites()
         self.round += 1
         self._started, self._needed_now = time.perf_counter(), self.needed
@@ -338,21 +316,20 @@ class FederationServer:
             site: self.participation.weight(self.sites[site]) for site in targets if site in self.sites
         }
         self.aggregation.start_round(weights)
-        once = self._once.due(targets)
-        request = self._request(TRAIN, self.round, self.state, self.payload, once)
+        request = self._request(TRAIN, self.round, self.state, self.payload, self._once.due(targets))
         if self.config.buffer:
-            self._starts.asked(targets, self.round, request.weights)
+            self._starts.add(targets, self.round, request.weights)
         self.record.start_round(request, targets, self.config.rounds)
         return request
 
     def accept(self, site: str, reply: Reply) -> bool:
-        """Take in a site's update of the current round, or refuse it.
+        """Accept a site's update of the current round, or refuse it and record the reason.
 
         In buffered rounds the update may have begun in an earlier round. Its step is then carried over to the
         present model.
 
         Returns:
-            Whether the update was used. If not, the reason is recorded under ``refused``.
+            Whether the update was used.
         """
         with self._lock:
             round_, start = self._starts.of(site) or (self.round, self.state)
@@ -362,13 +339,13 @@ class FederationServer:
             def use() -> None:
                 if site in self.aggregation.weights:
                     raise UpdateRefused(site, "update", expected="one update a round", got="a second one")
-                others = len(self.sites) >= LEAST_SITES
-                samples = self.sites.get(site)
-                self.acceptance.update(site, reply, round_, samples, start, others=others)
+                self.reply_checks.update(
+                    site, reply, round_, self.sites.get(site), start, compared=len(self.sites) >= LEAST_SITES
+                )
                 if late:
-                    self.acceptance.carry(reply, start, self.state, (1 + late) ** -self.config.staleness)
-                steps = self.acceptance.steps(reply, self.state)
-                doubt = self.acceptance.doubt(site, steps, self.round, self.state)
+                    self.reply_checks.carry(reply, start, self.state, (1 + late) ** -self.config.staleness)
+                steps = self.reply_checks.steps(reply, self.state)
+                doubt = self.reply_checks.doubt(site, steps, self.round, self.state)
                 weight = self.participation.weight(reply.num_samples)
                 self.aggregation.add(site, reply, weight, steps, doubt)
 
@@ -382,7 +359,7 @@ class FederationServer:
             return reason is None
 
     def finish_round(self) -> dict[str, Tensor]:
-        """Decide whether the previous round's model is the best so far, and average the accepted updates.
+        """Compare the previous round's model with the best so far, and average the accepted updates.
 
         Returns:
             The full state dict of the new global model.
@@ -414,7 +391,7 @@ class FederationServer:
         return self.state
 
     def _select(self, round_: int) -> None:
-        """Decide whether the model of a round, which is still the global model, is the best so far."""
+        """Compare the global model, which is the model of this round, with the best so far."""
         scores = self.record.validation(round_)
         self.record.suspect(round_, scores)
         self.selection.offer(round_, scores, self.state, self.payload)
@@ -424,26 +401,22 @@ class FederationServer:
         return self._request(VALIDATE, self.round, self.state, self.payload, self._once.payload)
 
     def accept_validation(self, site: str, reply: Reply) -> bool:
-        """Accept a site's score of the last model.
+        """Accept a site's score of the last model; return whether it could be used."""
 
-        Returns:
-            Whether it could be used.
-        """
-        if not self._accept_scores(VALIDATE, site, reply, self.sites):
-            return False
-        with self._lock:
+        def record() -> None:
             score = reply.metrics.get(self.record.metric)
             self.record.scored(site, "val", score)
             if score is None:
                 self.record.unscored(site, reply.metrics.get("note"))
-        return True
+
+        return self._accept_scores(VALIDATE, site, reply, self.sites, record)
 
     def finish_validation(self) -> None:
-        """Decide which round is the best."""
+        """Select the best round."""
         self._select(self.round)
         self._selected = True
         if not self.selection.round:
-            # No validation case of any site has foreground, so no round is better than another.
+            # No validation case has foreground, so no round is better than another.
             self.selection.take(self.round, self.state, self.payload)
 
     def test(self) -> Request:
@@ -452,38 +425,31 @@ class FederationServer:
         return self._request(TEST, chosen.round, chosen.state, chosen.payload, self._once.payload)
 
     def test_round(self) -> Request:
-        """Ask all sites to score the model of the round on their test cases, whichever will be selected."""
+        """Ask all sites to score the model of this round on their test cases."""
         return self._request(TEST, self.round, self.state, self.payload, self._once.payload)
 
     def accept_round_test(self, site: str, reply: Reply) -> bool:
-        """Accept a site's test score of the round's model.
+        """Accept a site's test score of the round's model; return whether it could be used."""
 
-        Returns:
-            Whether it could be used.
-        """
-        if not self._accept_scores(TEST, site, reply, self.known):
-            return False
-        with self._lock:
+        def record() -> None:
             self.record.scored(site, "test", reply.metrics.get(self.record.metric))
-        return True
+
+        return self._accept_scores(TEST, site, reply, self.known, record)
 
     def accept_test(self, site: str, reply: Reply) -> bool:
-        """Accept a site's test scores.
+        """Accept a site's test scores; return whether they could be used."""
+        return self._accept_scores(TEST, site, reply, self.known, lambda: self.record.tested(site, reply))
 
-        Returns:
-            Whether they could be used.
-        """
-        if not self._accept_scores(TEST, site, reply, self.known):
-            return False
-        with self._lock:
-            self.record.tested(site, reply)
-        return True
-
-    def _accept_scores(self, task: str, site: str, reply: Reply, asked: Collection[str]) -> bool:
-        reason = refusal(site, lambda: self.acceptance.scores(site, reply, asked))
+    def _accept_scores(
+        self, task: str, site: str, reply: Reply, sites: Collection[str], record: Callable[[], None]
+    ) -> bool:
+        reason = refusal(site, lambda: self.reply_checks.scores(site, reply, sites))
         if reason is not None:
             self.no_answer(task, site, reason)
-        return reason is None
+            return False
+        with self._lock:
+            record()
+        return True
 
     def _request(
         self, task: str, round_: int, state: dict[str, Tensor], payload: Payload, once: Payload
@@ -518,23 +484,14 @@ class FederationServer:
             "test": self.record.scores(self.sites, self.unseen),
         }
 
-    @property
-    def has_aggregators(self) -> bool:
-        """Return whether a method computes the global model from the sites' mean."""
-        return bool(self.aggregation.aggregators)
-
     def move_models(self, device: torch.device) -> None:
-        """Keep the models on this device. Updates must then be on it too."""
+        """Keep the models on this device, where updates must then be too."""
         self.state = {key: value.to(device) for key, value in self.state.items()}
         self.selection.state = {key: value.to(device) for key, value in self.selection.state.items()}
         self._starts.move(device)
 
     def save(self, path: Path, carried: Mapping[str, Any] | None = None) -> None:
-        """Write everything that later rounds need. Call it between two rounds.
-
-        Args:
-            path: the file.
-            carried: what the carrier needs to continue.
+        """Write a checkpoint between two rounds, with the carrier's part ``carried``.
 
         Raises:
             StorageError: when it cannot be written; the previous checkpoint is then intact.
@@ -542,7 +499,7 @@ class FederationServer:
         save_checkpoint(
             path,
             {
-                "config": self.planning.asked.to_dict(),
+                "config": self.planning.config.to_dict(),
                 "planning": self.planning.saved(),
                 "run": self.run,
                 "sites": dict(self.sites),
@@ -563,10 +520,10 @@ class FederationServer:
         """Continue from a checkpoint, in a new server.
 
         Raises:
-            ConfigError: when there is none, or it is of another run.
+            ConfigError: when the checkpoint is missing, or is of another run.
         """
         saved = load_checkpoint(path)
-        check_same_run(path, saved, self.planning.asked)
+        check_same_run(path, saved, self.planning.config)
         self.planning.restore(saved.get("planning", {}))
         if self.planning.result is not None:
             self._compose(self.planning.configured())

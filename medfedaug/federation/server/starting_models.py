@@ -1,4 +1,4 @@
-"""The global models from which trainings that are under way began."""
+"""Global models from which unfinished trainings began."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from torch import Tensor
 
 
 class StartingModels:
-    """Keeps the model of each round whose request a site has not answered, for buffered rounds.
+    """Keeps the model of each unanswered training request, for buffered rounds.
 
     Attributes:
-        rounds: the round of the request that each such site has.
+        rounds: the round of each site's unanswered request.
     """
 
     def __init__(self) -> None:
         self.rounds: dict[str, int] = {}
         self._models: dict[int, Mapping[str, Tensor]] = {}
 
-    def asked(self, sites: Iterable[str], round_: int, model: Mapping[str, Tensor]) -> None:
-        """Note that sites train from a model."""
+    def add(self, sites: Iterable[str], round_: int, model: Mapping[str, Tensor]) -> None:
+        """Keep the model from which sites train, and drop models that no site needs."""
         self.rounds.update(dict.fromkeys(sites, round_))
         needed = {*self.rounds.values()}
         self._models = {r: kept for r, kept in {**self._models, round_: model}.items() if r in needed}
 
     def answered(self, site: str) -> None:
-        """Note that a site trains no longer, since its answer is here, or never comes."""
+        """Note that a site has answered, or never will."""
         self.rounds.pop(site, None)
 
     def of(self, site: str) -> tuple[int, Mapping[str, Tensor]] | None:
-        """Return the round of a site's request and its model; ``None`` for a site that was not asked."""
+        """Return the round and the model of a site's request; ``None`` without a request."""
         round_ = self.rounds.get(site)
         return None if round_ is None else (round_, self._models[round_])
 
@@ -41,11 +41,11 @@ class StartingModels:
             self._models[round_] = {key: value.to(device) for key, value in model.items()}
 
     def state(self) -> dict[str, Any]:
-        """Return the part of a checkpoint; empty where nothing is under way."""
+        """Return the part of a checkpoint; empty without an unanswered request."""
         models = {round_: dict(model) for round_, model in self._models.items()}
         return {"starts": {"rounds": self.rounds, "models": models}} if self.rounds else {}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
-        found = saved.get("starts", {"rounds": {}, "models": {}})
-        self.rounds, self._models = dict(found["rounds"]), dict(found["models"])
+        starts = saved.get("starts", {"rounds": {}, "models": {}})
+        self.rounds, self._models = dict(starts["rounds"]), dict(starts["models"])

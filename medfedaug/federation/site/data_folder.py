@@ -15,15 +15,15 @@ from medfedaug.privacy.site_settings import DATA_VARIABLE
 
 
 def resolve_data_folder(site: str, data_dir: str | Path | None = None) -> Path:
-    """The folder of a site's data: never from the job, always from the site.
+    """Return the folder of a site's data, which the site defines, never the job.
 
     Args:
         site: the site's name.
-        data_dir: the site's folder, or one that holds a folder of the site's name, or that of a benchmark
+        data_dir: the site's folder, a parent of a folder of the site's name, or the folder of a benchmark
             (`medfedaug.data.benchmarks`); by default the environment variable ``MEDFEDAUG_DATA``.
 
     Raises:
-        DataError: when neither is there.
+        DataError: when the folder is missing.
     """
     root = data_dir or os.environ.get(DATA_VARIABLE)
     if not root:
@@ -35,7 +35,7 @@ def resolve_data_folder(site: str, data_dir: str | Path | None = None) -> Path:
         raise DataError("the data folder is missing", site=site, path=root, hint=hint)
     if is_federation(Path(root)):
         return Path(root)
-    # The more specific first: a folder of sites of images looks like a site with the sites as its classes.
+    # The subfolder first: a folder of sites looks like one site with the sites as classes.
     for folder in (Path(root) / site, Path(root)):
         if folder.is_dir() and is_site(folder):
             return folder
@@ -45,10 +45,10 @@ def resolve_data_folder(site: str, data_dir: str | Path | None = None) -> Path:
 
 
 def open_own_data(site: str, config: RunConfig, data_dir: str | Path | None = None) -> SiteFolder:
-    """A site's data as a run sees them, their files checked.
+    """Open a site's data for a run, and check their files.
 
     Raises:
-        DataError: naming site and file, where they cannot be used, or have other channels than the run.
+        DataError: naming site and file, when the data cannot be used, or have other channels than the run.
     """
     folder = open_site(resolve_data_folder(site, data_dir), name=site, limit=config.limit)
     folder = folder.with_channels(config.channel_names).with_classes(config.classes)
@@ -57,7 +57,7 @@ def open_own_data(site: str, config: RunConfig, data_dir: str | Path | None = No
 
 
 def check_channels(folder: SiteFolder, config: RunConfig) -> None:
-    """Check the files of a site's data (`SiteFolder.check_files`), and that they have a run's channels."""
+    """Check the files of a site's data (`SiteFolder.check_files`), and their number of channels."""
     channels = folder.check_files()
     if channels != config.in_channels:
         raise DataError(

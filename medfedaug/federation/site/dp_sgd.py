@@ -1,4 +1,4 @@
-"""DP-SGD: local training whose weights say little about any one case."""
+"""DP-SGD: local training whose weights reveal little about any one case."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from medfedaug.errors import ConfigError, MedFedAugError, first_line, withheld
-from medfedaug.federation.site.interrupted_round import HalfRound
+from medfedaug.federation.site.interrupted_round import RoundCheckpoint
 from medfedaug.federation.site.local_training import LocalRound, LocalTraining
 from medfedaug.federation.site.samples import SiteSamples, TrainingSamples
 from medfedaug.methods.base import STEP_HOOKS, Method, overridden
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# What a method does with images, gradients and weights: nothing bounds what one case changes there.
+# Hooks on images, gradients and weights, where the influence of one case has no bound.
 _HOOKS = ("personalise", "scoring", "start_round", "end_round", *STEP_HOOKS)
 
 
@@ -41,27 +41,26 @@ class PrivateTraining(LocalTraining):
     .. math:: g = \frac{1}{qn}\Bigl(\sum_{i \in S} g_i \min(1, C/\lVert g_i\rVert) + \sigma C\,\xi\Bigr),
         \qquad \xi \sim N(0, I)
 
-    over a set S that each of the n cases is in with probability q, on its own and anew in every step, with
-    one random sample (slice, patch) of a case, whose gradient is g_i. So a case, whatever the number of its
+    over a set S that contains each of the n cases independently with probability q, anew in every step. g_i
+    is the gradient of one random sample (slice, patch) of case i. So a case, whatever the number of its
     samples, moves a step by at most C / (qn). q is the batch size divided by n, at most 1. An epoch has
-    ⌈n / batch size⌉ steps, in which a case is drawn once on average. The optimiser of the run takes g in
-    place of its gradient.
+    ⌈n / batch size⌉ steps, which draw each case once on average. The run's optimiser uses g as its gradient.
 
     **Why a case moves the sum by no more than C.** Each drawn case passes through the network alone, with
-    draws r_i of its own for augmentation, patch and dropout, which begin at a new seed from the operating
-    system. So g_i is a function of the model, the case and r_i, and of no other case. r_i is drawn
-    independently of which cases there are. Given all r_i, a case that is added or removed adds or removes
-    its own term, of norm C at most, and changes no other: the step is a sampled Gaussian mechanism of
-    sensitivity C. Since that holds for every value of the r_i, and their distribution does not depend on the
-    data, it holds for the mixture over them. Nobody needs to be kept from knowing the r_i. S and ξ must stay
-    secret; they come from the operating system too. Had all cases one stream of draws from the seed of the
-    run, one more case would shift those of all that follow. A run therefore never repeats.
+    separate draws r_i for augmentation, patch and dropout from a new seed of the operating system. So g_i
+    depends on the model, the case and r_i, and on no other case. The distribution of r_i does not depend on
+    the set of cases. Given all r_i, adding or removing a case adds or removes its own term, of norm at most
+    C, and changes no other: the step is a sampled Gaussian mechanism of sensitivity C. Since that holds for
+    every value of the r_i, and their distribution does not depend on the data, it holds for the mixture over
+    them. The r_i need not be secret. S and ξ must be; they come from the operating system too. With one
+    stream of draws from the run's seed, one more case would shift the draws of all later ones. A run
+    therefore never repeats.
 
-    **Nothing but g follows from the cases.** A gradient that is not finite is 0, and so is that of a case on
-    which transforms, network or loss fail, or for which memory does not suffice: the site's own log counts
-    them, and the round goes on. Losses are not looked at. The number of steps, and the number that the
-    server weighs the site by, follow from the number of cases, and not from that of their slices. The
-    network's buffers are put back after every case. The time that a round takes is not covered.
+    **Nothing but g depends on the cases.** A gradient that is not finite counts as 0, and so does the
+    gradient of a case on which transforms, network or loss fail, or memory is exhausted: the site's own log
+    counts them, and the round goes on. Losses are ignored. The number of steps and the site's weight depend
+    on the number of cases, not on the number of their slices. The network's buffers are restored after every
+    case. The duration of a round is not covered.
 
     Args:
         model: the site's; see `LocalTraining`.
@@ -71,19 +70,19 @@ class PrivateTraining(LocalTraining):
             budget does not allow them.
 
     Attributes:
-        random: draws sets, samples and seeds; the operating system's.
+        random: draws sets, samples and seeds from the operating system.
 
     Raises:
-        ConfigError: where one case changes what another one adds, or more than the gradient: batch norm,
-            methods with terms, steps, layers or mixtures of their own, or that normalise with the site's own
-            statistics without noise, and low precision.
+        ConfigError: when a case changes more than its own gradient: batch norm, methods with terms, steps,
+            layers or mixtures, methods that normalise with the site's own statistics without noise, and low
+            precision.
 
     Deviations:
-        The paper draws samples, here cases, since a patient is a case and not a slice. The loss of each
-        case is taken alone: MONAI's overlap losses would otherwise be over the whole batch. Opacus, whose
-        account this follows, computes the gradients of single images in one pass of a batch. That takes each
-        layer's word for it that the images of a batch do not meet, needs a formula for each kind of layer,
-        and was 1.1 to 6 times slower for U-Nets on a CPU.
+        The paper draws samples; here cases are drawn, since a patient is a case and not a slice. The loss of
+        each case is computed alone: MONAI's overlap losses would otherwise be over the whole batch. Opacus,
+        whose accounting this follows, computes the gradients of single images in one pass of a batch. That
+        relies on each layer to keep the images of a batch apart, needs a formula for each kind of layer, and
+        was 1.1 to 6 times slower for U-Nets on a CPU.
     """
 
     private: ClassVar[bool] = True
@@ -113,7 +112,7 @@ class PrivateTraining(LocalTraining):
                 raise self._refused(
                     f"nothing bounds what one case changes in the local training of {method.name}"
                 )
-            if part.uses_unsent_statistics:  # one case moves the inputs, and so the gradients, of all others
+            if part.uses_unsent_statistics:  # one case moves the gradients of all others
                 raise self._refused(
                     f"{method.name} normalises with statistics of all the site's images, which one case "
                     "changes: take fedrdn, whose statistics get noise, or leave it out"
@@ -128,12 +127,9 @@ class PrivateTraining(LocalTraining):
         )
 
     def try_out(self, samples: SiteSamples) -> None:
-        """Compute a gradient of noise, as of a case.
-
-        The noise has the shape that the site's images mostly have, so that one case decides nothing.
-        """
+        """Compute a gradient of noise in the most frequent shape of the site's images."""
         training, task = _training(samples), self.task
-        # Without the transforms of methods, which may wait for what they exchange.
+        # Without the methods' transforms, which may need their exchange.
         before, after, seed = Compose(list(task.transforms())), Compose([]), self.random.getrandbits(32)
         dataset = TrainingDataset(training, before, task.augmentation(), after, seed)
         self._try_out(lambda: task.collate(dataset.transformed([training.noise()])))
@@ -152,11 +148,11 @@ class PrivateTraining(LocalTraining):
             self.network.zero_grad(set_to_none=True)
 
     def count(self, samples: SiteSamples) -> int:
-        """The number of cases: how many slices a case has is not public."""
+        """Return the number of cases: the number of slices is not public."""
         return len(_training(samples).stored)
 
     def batches(self, samples: SiteSamples, dataset: Any, seed: int) -> Any:
-        """The sets of cases of an epoch, which follow from no seed."""
+        """Return the sets of cases of an epoch, drawn without a seed."""
         training = _training(samples)
         if not isinstance(dataset, TrainingDataset):
             raise self._refused("the images are not those of this site alone")
@@ -167,26 +163,26 @@ class PrivateTraining(LocalTraining):
         loader: Any,
         round_: LocalRound,
         should_stop: Callable[[], bool] = lambda: False,
-        half: HalfRound | None = None,
+        checkpoint: RoundCheckpoint | None = None,
     ) -> list[float]:
-        """Train, after what it spends was entered.
+        """Enter the round in the ledger, then train.
 
-        A round that goes on from its middle was entered when it began, and nothing of it has been sent. Its
-        other steps draw new sets and new noise, so that the update is one of as many steps as were entered.
+        A resumed round was entered when it began, and nothing of it has been sent. Its remaining steps draw
+        new sets and new noise, so that the update has as many steps as were entered.
 
         Returns:
-            No loss: nothing bounds what a case changes in it.
+            An empty list: a case's influence on a loss has no bound.
 
         Raises:
-            ConfigError: before anything was spent, where the network cannot be trained so.
+            ConfigError: when the network cannot be trained with DP-SGD; nothing is then spent.
             MedFedAugError: when the training was stopped.
         """
         self._try_out(loader.noise)
-        steps, half = round_.steps or round_.epochs * len(loader), half or HalfRound.none()
+        steps, checkpoint = round_.steps or round_.epochs * len(loader), checkpoint or RoundCheckpoint.none()
         trained = [p for p in self.network.parameters() if p.requires_grad]
         optimiser = self.optimiser(trained, round_.number)
         roots = {"network": self.network, "optimiser": optimiser}
-        taken = half.resume(roots, None, self.device)  # in the place of losses, of which nothing is known
+        taken = checkpoint.resume(roots, None, self.device)  # placeholders of losses
         if not taken:
             self.spend(steps, loader.rate)
         self.network.train()
@@ -199,14 +195,14 @@ class PrivateTraining(LocalTraining):
                     drawn += 1
                     try:
                         self._add(case, total, trained)
-                    except Exception as error:  # of whatever kind, it would tell that this case is there
+                    except Exception as error:  # of any kind: it would reveal the case
                         failed, reason = failed + 1, first_line(error)
                 for parameter, clipped in zip(trained, total, strict=True):
                     noise = secret_normal(parameter.shape).to(clipped) * (self.noise * self.clip)
                     parameter.grad = ((clipped + noise) / loader.expected).to(parameter.dtype)
                 optimiser.step()
                 taken.append(torch.zeros(()))
-                half.step(roots, taken, [], self.device)
+                checkpoint.step(roots, taken, [], self.device)
         self.network.zero_grad(set_to_none=True)
         if failed:
             _log.warning(
@@ -217,16 +213,12 @@ class PrivateTraining(LocalTraining):
         return []
 
     def _add(self, case: Callable[[], Sample], total: list[Tensor], trained: list[nn.Parameter]) -> None:
-        """Add the clipped gradient of one case.
-
-        Raises:
-            Exception: where there is none; nothing was added then.
-        """
+        """Add the clipped gradient of one case; add nothing if an exception is raised."""
         with self._own_buffers():
             self._reseed()
             self._pass(case())
         gradients = [None if p.grad is None else p.grad.double() for p in trained]
-        # In float64, in which squares of float32 cannot overflow.
+        # Squares of float32 cannot overflow in float64.
         square = float(sum(float(g.square().sum()) for g in gradients if g is not None))
         if not math.isfinite(square):
             raise MedFedAugError("its gradient is not finite")
@@ -236,7 +228,7 @@ class PrivateTraining(LocalTraining):
                 clipped.add_(gradient, alpha=scale)
 
     def _reseed(self) -> None:
-        """Let all generators begin anew: torch's for dropout, NumPy's and Python's for other packages."""
+        """Reseed all global generators: torch's for dropout, NumPy's and Python's for other packages."""
         torch.default_generator.manual_seed(self.random.getrandbits(63))
         if self.device.type == "cuda":
             with torch.cuda.device(self.device):
@@ -245,7 +237,7 @@ class PrivateTraining(LocalTraining):
         random.seed(self.random.getrandbits(64))
 
     def _pass(self, batch: Sample) -> None:
-        """Compute the gradient of one case, whose samples are all of the batch."""
+        """Compute the gradient of one case, which is the whole batch."""
         self.network.train()
         self.network.zero_grad(set_to_none=True)
         inputs, targets = on_device(batch, self.device)
@@ -253,7 +245,7 @@ class PrivateTraining(LocalTraining):
 
     @contextmanager
     def _own_buffers(self) -> Iterator[None]:
-        """Within it a pass may change the network's buffers, which then are as before."""
+        """Restore the network's buffers on exit."""
         before = {name: value.clone() for name, value in self.network.named_buffers()}
         try:
             yield
@@ -265,31 +257,23 @@ class PrivateTraining(LocalTraining):
 
 def _training(samples: SiteSamples) -> TrainingSamples:
     training = samples.training()
-    assert isinstance(training, TrainingSamples)  # others come with a loop of one's own
+    assert isinstance(training, TrainingSamples)  # others come with a custom loop
     return training
 
 
 @contextmanager
 def _own_global_random_numbers() -> Iterator[None]:
-    """Within it NumPy's and Python's own generators may be seeded, which then are as before."""
-    of_numpy, of_python = np.random.get_state(), random.getstate()
+    """Restore the states of NumPy's and Python's global generators on exit."""
+    numpy_state, python_state = np.random.get_state(), random.getstate()
     try:
         yield
     finally:
-        np.random.set_state(of_numpy)
-        random.setstate(of_python)
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
 
 
 class _CaseDraws:
-    """Draws the cases of a step, each with one random sample and random numbers of its own.
-
-    Args:
-        samples: of all cases.
-        dataset: the same, transformed.
-        collate: makes a batch.
-        size: the number of cases that a step has on average.
-        random: draws.
-    """
+    """Draws about ``size`` cases for a step, each with one random sample and separate random numbers."""
 
     def __init__(
         self,
@@ -306,13 +290,13 @@ class _CaseDraws:
         self._steps = -(-cases // size)
 
     def __len__(self) -> int:
-        """The steps of an epoch."""
+        """Return the number of steps of an epoch."""
         return self._steps
 
     def draw(self) -> list[Callable[[], Sample]]:
-        """Draw a batch of each case of a step; a case without any sample is in none."""
-        drawn = [one for one in self.ranges if self.random.random() < self.rate and len(one)]
-        return [lambda one=one: self._batch(one) for one in drawn]  # type: ignore[misc]
+        """Draw the cases of a step, each as a function that makes its batch; skip cases without samples."""
+        drawn = [case for case in self.ranges if self.random.random() < self.rate and len(case)]
+        return [lambda case=case: self._batch(case) for case in drawn]  # type: ignore[misc]
 
     def _batch(self, case: range) -> Sample:
         index, seed = self.random.choice(case), self.random.getrandbits(32)
@@ -320,5 +304,5 @@ class _CaseDraws:
         return self.collate([self.dataset[index]])
 
     def noise(self) -> Sample:
-        """A batch of noise in the place of a case's."""
+        """Return a batch of noise."""
         return self.collate(self.dataset.transformed([self.samples.noise()]))

@@ -1,4 +1,4 @@
-"""The site's half of an evaluation: it scores models of finished runs, and compares them on its own cases."""
+"""The site's half of an evaluation: scores of finished runs' models, and comparisons on its own cases."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from medfedaug.federation.messages.messages import (
     namespaced,
     own_entries,
 )
-from medfedaug.federation.messages.scoring import Asked
-from medfedaug.federation.site.gate import Door
+from medfedaug.federation.messages.scoring import ScoringSpec
+from medfedaug.federation.site.gate import Gate
 from medfedaug.federation.site.release_log import ScoreRequest
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
@@ -28,18 +28,16 @@ from medfedaug.metrics.registry import METRICS
 from medfedaug.metrics.significance import compare_patients, patient_means
 from medfedaug.utils.event_text import OnEvent
 
-_NO_MODEL = "the model needs layers that each site keeps, and this site has none"
-
 
 class EvaluationSite:
     """A site in an evaluation: a request in, a reply out, also after an error.
 
-    It keeps the scores of its cases, which may not leave it, for the comparisons that later requests ask for.
+    It keeps the scores of its cases, which may not leave it, for later comparisons.
 
     Args:
         name: the site's name in the federation.
-        trainers: one for each run of the evaluation, by the run's name there.
-        door: what the site checks before it answers and before it sends; by default nothing.
+        trainers: a trainer for each run, by the run's name in the evaluation.
+        gate: see `Site`.
         on_event: see `Site`.
     """
 
@@ -47,19 +45,19 @@ class EvaluationSite:
         self,
         name: str,
         trainers: Mapping[str, SiteTrainer],
-        door: Door | None = None,
+        gate: Gate | None = None,
         on_event: OnEvent | None = None,
     ) -> None:
         self.name = name
         scored: dict[str, _Scored] = {}
         self.runs = {
-            key: _EvaluatedSite(name, trainer, scored, door, on_event) for key, trainer in trainers.items()
+            key: _EvaluatedSite(name, trainer, scored, gate, on_event) for key, trainer in trainers.items()
         }
 
     def answer(self, request: Request, should_stop: Callable[[], bool] | None = None) -> Reply:
-        """Do what the server asks."""
+        """Answer a request."""
         try:
-            run = self.runs[Asked.from_dict(request.scoring).run]
+            run = self.runs[ScoringSpec.from_dict(request.scoring).run]
         except (ConfigError, KeyError) as error:
             return Reply(request.task, error=f"site {self.name}: {error}")
         return run.answer(request, should_stop)
@@ -67,9 +65,9 @@ class EvaluationSite:
 
 @dataclass(frozen=True)
 class _Scored:
-    """A model that was scored in this job: what it is known by, and the scores of its cases."""
+    """A scored model of this job, with the scores of its cases."""
 
-    asked: ScoreRequest
+    request: ScoreRequest
     cases: dict[str, float]
 
 
@@ -83,15 +81,15 @@ class _EvaluatedSite(Site):
         name: str,
         trainer: SiteTrainer,
         scored: dict[str, _Scored],
-        door: Door | None = None,
+        gate: Gate | None = None,
         on_event: OnEvent | None = None,
     ) -> None:
-        super().__init__(name, trainer, door, on_event)
+        super().__init__(name, trainer, gate, on_event)
         self.scored = scored
 
     def _do(self, request: Request, should_stop: Callable[[], bool] | None) -> Reply:
         reply, started = Reply(request.task, request.round), time.perf_counter()
-        asked, trainer = Asked.from_dict(request.scoring), self.trainer
+        spec, trainer = ScoringSpec.from_dict(request.scoring), self.trainer
         trainer.saves_each_round = False
         if request.task == LEND:
             if not trainer.policy.lend_models:
@@ -104,37 +102,31 @@ class _EvaluatedSite(Site):
         if not trainer.folder.cases["test"]:
             raise DataError("no case in the split 'test'", site=self.name, path=trainer.folder.path)
         trainer.receive(request.weights, request.payload, request.once)
-        model = self.door.asked(request, trainer, "")
-        self.door.check_scores(model, trainer)
-        if asked.own:
-            found = trainer.evaluate_round("test", request.round)
+        model = self.gate.identify(request, trainer, "")
+        self.gate.check_scores(model, trainer)
+        if spec.own:
+            scores = trainer.evaluate_round("test", request.round)
         else:
-            found = _score_given(trainer, request.weights, request.method_states)
-            self._ready = False  # the network has had another site's model in it
-        left = self.door.release(model, found, trainer)
-        known = {case: score for case, score in found["cases"].items() if score is not None}
-        self.scored[asked.model] = _Scored(model, known)
+            scores = _score_given(trainer, request.weights, request.method_states)
+            self._ready = False  # the network has held another site's model
+        released = self.gate.release(model, scores, trainer)
+        cases = {case: score for case, score in scores["cases"].items() if score is not None}
+        self.scored[spec.model] = _Scored(model, cases)
         against: dict[str, Any] = {}
-        for other in asked.against:
+        for other in spec.against:
             try:
-                against[other] = self._compared(asked.model, other)
+                if difference := self._compared(spec.model, other):
+                    against[other] = difference
             except PrivacyRefused as error:
-                left.setdefault("note", f"not compared with the {other} model: {error}")
-        reply.metrics = {
-            **left,
-            "against": {other: difference for other, difference in against.items() if difference},
-            "seconds": time.perf_counter() - started,
-        }
+                released.setdefault("note", f"not compared with the {other} model: {error}")
+        reply.metrics = {**released, "against": against, "seconds": time.perf_counter() - started}
         return reply
 
     def _compared(self, model: str, other: str) -> dict[str, Any]:
-        """Return the part that leaves of the difference between two models, on cases with scores of both.
-
-        A patient's score is the mean over the patient's cases.
-        """
+        """Return the released difference of two models on common cases, by means over patients."""
         if other not in self.scored:
             return {}
-        asked, ours, theirs = self.scored[model].asked, self.scored[model].cases, self.scored[other].cases
+        request, ours, theirs = self.scored[model].request, self.scored[model].cases, self.scored[other].cases
         pairs = {case: (ours[case], theirs[case]) for case in sorted(ours.keys() & theirs.keys())}
         patients = self.trainer.folder.patients("test")
         scores = [*patient_means(pairs, lambda case: patients.get(case, case)).values()]
@@ -144,11 +136,11 @@ class _EvaluatedSite(Site):
         higher = METRICS[metric].higher_is_better
         test = compare_patients(*zip(*scores, strict=True), higher_is_better=higher)
         unit = "patients" if patients else "cases"
-        return self.door.compare(asked, self.scored[other].asked.model, test, unit, self.trainer)
+        return self.gate.compare(request, self.scored[other].request.model, test, unit, self.trainer)
 
 
 def _lend(trainer: SiteTrainer, round_: int) -> tuple[dict[str, Tensor], Payload]:
-    """The model that the site is scored with: all entries of its network, and what methods keep for it."""
+    """Return the site's personal model: all entries of its network, and the methods' state."""
     trained = trainer.memory.latest(round_) or (trainer.composition.epochs_before_test and trainer.trains)
     if not trained or not trainer.recall_round(round_):
         raise DataError("has no model of its own in this run", site=trainer.name)
@@ -162,11 +154,11 @@ def _lend(trainer: SiteTrainer, round_: int) -> tuple[dict[str, Tensor], Payload
 
 
 def _score_given(trainer: SiteTrainer, weights: Mapping[str, Tensor], lent: Payload) -> dict[str, Any]:
-    """Score a model with nothing of this site's but the statistics of its images."""
+    """Score a model with the statistics of this site's images alone."""
     state = trainer.network.state_dict()
     lacking = [key for key in trainer.kept_keys if state[key].is_floating_point() and key not in weights]
     if lacking and not trainer.complete_network():
-        return {trainer.task.metric: None, "cases": {}, "note": _NO_MODEL}
+        return trainer.no_scores()
     trainer.network.load_state_dict(
         {key: weights[key] for key in state.keys() & weights.keys()}, strict=False
     )

@@ -1,4 +1,4 @@
-"""`Door`: what a site does between the server and its own trainer, before and after each request."""
+"""`Gate`: hooks before and after each server request: admission, limits, pseudonyms, ledger."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from medfedaug.federation.messages.messages import (
     Reply,
     Request,
     by_method,
+    digest_of,
     num_bytes,
     split_frozen,
 )
@@ -36,7 +37,7 @@ from medfedaug.federation.secure.identity import Identity
 from medfedaug.federation.secure.masks import SiteMasks
 from medfedaug.federation.site.data_folder import resolve_data_folder
 from medfedaug.federation.site.job_text import without_job_text
-from medfedaug.federation.site.release_log import Account, ScoreRequest, digest_of, enter_message
+from medfedaug.federation.site.release_log import Account, ScoreRequest, enter_message
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.metrics.significance import PatientTest
 from medfedaug.privacy import (
@@ -52,97 +53,81 @@ from medfedaug.privacy import (
 from medfedaug.privacy.job_log import APPROVED, REFUSED, job_hash
 from medfedaug.privacy.sent_numbers import sent_numbers
 
-__all__ = ["ROUND", "Door", "GuardedDoor"]
-
 _log = logging.getLogger(__name__)
 
 ROUND = "round "
-"""Begins the place of a validation score: see `medfedaug.federation.site.release_log.ScoreRequest`."""
+"""Prefix of the place of a validation score (`medfedaug.federation.site.release_log.ScoreRequest`)."""
 
 _PERIOD = 1.0
-"""Seconds between two looks whether a job was approved."""
+"""Seconds between two checks of a job's approval."""
 
 
-class Door:
-    """Lets everything pass, for sites that are all on one machine, which nothing leaves."""
+class Gate:
+    """No-op gate for simulations on one machine."""
 
     def masks(self, site: str) -> SiteMasks:
-        """Return the site's half of secure aggregation, where nothing needs a signature."""
+        """Return the site's half of secure aggregation, without signatures."""
         return SiteMasks(site)
 
     def admit(self, config: RunConfig, should_stop: Callable[[], bool]) -> None:
-        """Called before anything is built for a configuration."""
+        """Admit a configuration before anything is built for it."""
 
     def opened(self, trainer: SiteTrainer) -> None:
-        """Called when the trainer has the site's data and the network."""
+        """Check the opened data and network."""
 
     def incoming(self, request: Request) -> None:
-        """Called with each request, before anything is done with it."""
+        """Check a request before its use."""
 
-    def met(self, request: Request, trainer: SiteTrainer) -> None:
-        """Called in a training job when the trainer has received the model of a request."""
+    def model_received(self, request: Request, trainer: SiteTrainer) -> None:
+        """Record the received model of a training job."""
 
-    def asked(self, request: Request, trainer: SiteTrainer, place: str) -> ScoreRequest:
-        """Name the model of a request whose scores are asked for, after the trainer has received it."""
+    def identify(self, request: Request, trainer: SiteTrainer, place: str) -> ScoreRequest:
+        """Identify the received model whose scores a request asks for."""
         return ScoreRequest("validation" if place.startswith(ROUND) else "test", "", place)
 
-    def check_scores(self, asked: ScoreRequest, trainer: SiteTrainer) -> None:
-        """Called before a model is scored.
+    def check_scores(self, request: ScoreRequest, trainer: SiteTrainer) -> None:
+        """Check, before scoring a model, that scores may leave."""
 
-        Raises:
-            MedFedAugError: when nothing of its scores would be sent.
-        """
-
-    def release(self, asked: ScoreRequest, found: Mapping[str, Any], trainer: SiteTrainer) -> dict[str, Any]:
-        """Called with the scores of a model.
-
-        Raises:
-            MedFedAugError: when nothing of them is sent.
-        """
-        folder, split = trainer.folder, asked.split
-        return released_scores(found, trainer.policy, folder.patients(split), class_labels(folder, split))
+    def release(
+        self, request: ScoreRequest, scores: Mapping[str, Any], trainer: SiteTrainer
+    ) -> dict[str, Any]:
+        """Return the part of a model's scores that may leave."""
+        folder, split = trainer.folder, request.split
+        return released_scores(scores, trainer.policy, folder.patients(split), class_labels(folder, split))
 
     def compare(
-        self, asked: ScoreRequest, other: str, test: PatientTest, unit: str, trainer: SiteTrainer
+        self, request: ScoreRequest, other: str, test: PatientTest, unit: str, trainer: SiteTrainer
     ) -> dict[str, Any]:
-        """Called with the comparison of two models.
-
-        Raises:
-            MedFedAugError: when nothing of it is sent.
-        """
+        """Return the part of a comparison of two models that may leave."""
         return released_difference(test, trainer.policy, unit)
 
     def outgoing(self, reply: Reply, trainer: SiteTrainer) -> Reply:
-        """Called with each answer.
-
-        Raises:
-            MedFedAugError: when nothing of it is sent.
-        """
+        """Check and record a reply before it is sent."""
         return reply
 
     def ended(self) -> None:
-        """Called when the job has ended for this site."""
+        """Record that the job has ended for this site."""
 
-    def explained(self, site: str, task: str, error: Exception, trainer: SiteTrainer) -> str:
-        """Describe an error to the server in place of an answer, in one line."""
+    def error_text(self, site: str, task: str, error: Exception, trainer: SiteTrainer) -> str:
+        """Describe an error to the server in one line."""
         if isinstance(error, MedFedAugError):
             return str(error)
         return f"site {site}: {_reason(error)!r}"[:500]
 
 
-class GuardedDoor(Door):
-    """The door of a site in a real federation.
+class GuardedGate(Gate):
+    """The gate of a site in a real federation.
 
     Args:
         site: the site's name.
-        rules: which jobs the site takes part in.
-        pseudonyms: what stands for the names of its cases and files in all that leaves it.
-        book: the jobs that the site has seen.
+        rules: the site's rules for jobs.
+        pseudonyms: pseudonyms of cases and files for everything that leaves the site.
+        book: the site's record of jobs.
         job: the job's identifier.
-        approve: the command with which the site's administrator approves a job, without its hash.
-        identity: opens what the site signs its keys with under secure aggregation.
-        origin: where the job comes from, for the record.
-        history: the sums under secure aggregation that the site has helped to open.
+        approve: the administrator's command for the approval of a job, without its hash.
+        identity: opens the site's certificate for secure aggregation.
+        origin: the origin of the job, for the record.
+        history: the opened sums of secure aggregation.
     """
 
     def __init__(
@@ -164,7 +149,7 @@ class GuardedDoor(Door):
         self._accounts: dict[SiteTrainer, Account] = {}  # an evaluation has one for each run
 
     def masks(self, site: str) -> SiteMasks:
-        """Keys are signed and checked, and sums are of as many sites as the rules ask for."""
+        """Sign and check keys, and apply the site's rules for sums."""
         rules = SumRules(
             least=self.rules.min_summed,
             known=self.rules.known_sites,
@@ -174,12 +159,12 @@ class GuardedDoor(Door):
         return SiteMasks(site, self.identity, rules, self.history, self.job)
 
     def admit(self, config: RunConfig, should_stop: Callable[[], bool]) -> None:
-        """Check Bundle, rules and verdict, count the job, and wait for its approval if that is a rule."""
+        """Check Bundle, rules and verdict, count the job, and wait for its approval if required."""
         if config in self._admitted:
             return
         self._check_bundle(config)
         self.rules.check(self.site, config)
-        # Before the configuration is noted: those of jobs beyond the limit would fill the book.
+        # Before the configuration is recorded, so that refused jobs cannot fill the book.
         self.book.check(self.site, config, self.job, self.rules.max_jobs_per_day)
         entry = self._check_verdict(config)
         if self.rules.approve and entry.verdict != APPROVED:
@@ -188,12 +173,12 @@ class GuardedDoor(Door):
         self._admitted.append(config)
 
     def _account_of(self, config: RunConfig) -> str:
-        """The job whose budget of scores a run uses: each training of a pilot is one, as in the book."""
+        """Return the job whose budget of scores a run uses; each training of a pilot has its own."""
         of_pilot = bool(self._admitted and self._admitted[0].pilot and config != self._admitted[0])
         return f"{self.job}.{job_hash(config.to_dict())[:8]}" if of_pilot else self.job
 
     def ended(self) -> None:
-        """Enter in the book that the job has ended, and beside the images what the ledger holds now."""
+        """Record the end of the job, and the ledger's state next to the images."""
         if self._admitted:
             self.book.end(self.job)
         for account in self._accounts.values():
@@ -208,10 +193,10 @@ class GuardedDoor(Door):
 
     def _wait(self, entry: JobEntry, should_stop: Callable[[], bool]) -> None:
         short, most = entry.hash[:12], self.rules.max_waiting
-        for forgotten in self.book.limit_waiting(most):
+        for oldest in self.book.limit_waiting(most):
             _log.warning(
                 "site %s: %s configurations wait for approval, and one more came: %s, the oldest, is refused",
-                *(self.site, most, forgotten.hash[:12]),
+                *(self.site, most, oldest.hash[:12]),
             )
         _log.warning(
             "site %s: job %s waits until it is approved here: %s %s",
@@ -243,14 +228,12 @@ class GuardedDoor(Door):
             )
 
     def opened(self, trainer: SiteTrainer) -> None:
-        """Check the size of the model, and the training cases: their number, and against earlier releases."""
+        """Check the size of the model, and the number and earlier releases of the training cases."""
         self.rules.check_model(self.site, num_bytes(trainer.network.state_dict()) / 1e6)
         if trainer.trains:
             self.rules.check_cases(self.site, trainer.folder.cases_of_patients("training"))
-        job = self._account_of(trainer.config)
-        account = Account(
-            self.site, job, trainer.ledger, trainer.policy, trainer.folder, trainer.config.rounds
-        )
+        job, rounds = self._account_of(trainer.config), trainer.config.rounds
+        account = Account(self.site, job, trainer.ledger, trainer.policy, trainer.folder, rounds)
         account.bind()
         self._accounts[trainer] = account
         trainer.release_loss = account.release_loss
@@ -258,7 +241,7 @@ class GuardedDoor(Door):
             account.check_cases("training")
 
     def incoming(self, request: Request) -> None:
-        """Check the sizes of a request, and that the job has not been refused since it was admitted."""
+        """Check the sizes of a request, and that the job has not been refused since its admission."""
         for config in self._admitted:
             self._check_verdict(config)
         frozen, exchanged = split_frozen(request.once)
@@ -266,95 +249,103 @@ class GuardedDoor(Door):
         self.rules.check_model(self.site, num_bytes(request.method_states) / 1e6)
         self.rules.check_payload(self.site, num_bytes({**exchanged, **request.payload}) / 1e6)
 
-    def met(self, request: Request, trainer: SiteTrainer) -> None:
-        """Enter the model in the ledger, so that an evaluation may have it scored."""
+    def model_received(self, request: Request, trainer: SiteTrainer) -> None:
+        """Enter the model in the ledger, so that an evaluation may score it."""
         if request.task == TRAIN:
             self._accounts[trainer].check_updates()
         trained = request.round - 1 if request.task == TRAIN else request.round
-        if trained > 0:  # before the first round it may be whatever somebody chose
+        if trained > 0:  # the initial model may be anything
             trainer.ledger.meet(_identities(request, trainer), self._account_of(trainer.config))
 
-    def asked(self, request: Request, trainer: SiteTrainer, place: str) -> ScoreRequest:
-        """Name the model by a hash of all that decides over its scores."""
+    def identify(self, request: Request, trainer: SiteTrainer, place: str) -> ScoreRequest:
+        """Identify the model by a hash of everything that decides over its scores."""
         if request.task == VALIDATE and not trainer.config.validates(request.round):
             raise PrivacyRefused(self.site, f"the model of round {request.round} is not to be scored")
         payload = {**split_frozen(trainer.memory.once)[1], **request.payload}
-        told = [
+        content = [
             *(job_hash(trainer.config.to_dict()), digest_of(request.weights), digest_of(payload)),
             *(digest_of(request.method_states), request.scoring.get("own")),
-            # Under other rules the answer is another one.
+            # Other rules give other answers.
             *(trainer.policy.scores, trainer.policy.min_images, trainer.policy.score_noise_multiplier),
         ]
-        asked = super().asked(request, trainer, place)
-        return replace(asked, model=_sha256(told), identity="" if place else _brought(request, trainer))
+        identified = super().identify(request, trainer, place)
+        return replace(
+            identified,
+            model=_sha256(content),
+            identity="" if place else _evaluated_identity(request, trainer),
+        )
 
-    def check_scores(self, asked: ScoreRequest, trainer: SiteTrainer) -> None:
-        """Keep to the budget of scores, and to the number of answers that may fail."""
-        self._accounts[trainer].check_scores(asked)
+    def check_scores(self, request: ScoreRequest, trainer: SiteTrainer) -> None:
+        """Check the budget of scores, and the number of failed answers."""
+        self._accounts[trainer].check_scores(request)
 
-    def release(self, asked: ScoreRequest, found: Mapping[str, Any], trainer: SiteTrainer) -> dict[str, Any]:
-        """Keep to the budget of scores, round them, and enter them in the ledger."""
-        return self._accounts[trainer].release(asked, found)
+    def release(
+        self, request: ScoreRequest, scores: Mapping[str, Any], trainer: SiteTrainer
+    ) -> dict[str, Any]:
+        """Check the budget of scores, round them, and enter them in the ledger."""
+        return self._accounts[trainer].release(request, scores)
 
     def compare(
-        self, asked: ScoreRequest, other: str, test: PatientTest, unit: str, trainer: SiteTrainer
+        self, request: ScoreRequest, other: str, test: PatientTest, unit: str, trainer: SiteTrainer
     ) -> dict[str, Any]:
-        """Keep to the budget of scores, round the difference, and enter it in the ledger."""
-        return self._accounts[trainer].compare(asked, other, test, unit)
+        """Check the budget of scores, round the difference, and enter it in the ledger."""
+        return self._accounts[trainer].compare(request, other, test, unit)
 
     def outgoing(self, reply: Reply, trainer: SiteTrainer) -> Reply:
-        """Check what is sent, put pseudonyms in the place of names, and enter it in the ledger."""
+        """Check a reply, replace names by pseudonyms, and enter it in the ledger."""
         self.rules.check_payload(self.site, num_bytes(reply.payload) / 1e6)
         reply.metrics = sent_numbers(reply.task, reply.metrics)
-        if reply.task not in (FINGERPRINT, PROSPECT, PREPARE):  # whose cases are numbers of cases
+        if reply.task not in (FINGERPRINT, PROSPECT, PREPARE):  # their `cases` are counts
             reply.metrics = self.pseudonyms.scores(reply.metrics)
         self._accounts[trainer].enter(reply, trainer.guard.samples)
         return reply
 
-    def explained(self, site: str, task: str, error: Exception, trainer: SiteTrainer) -> str:
-        """An error of ours without names and without text of the job, and of any other its kind alone."""
+    def error_text(self, site: str, task: str, error: Exception, trainer: SiteTrainer) -> str:
+        """Return our errors without names and text of the job, and only the type of any other error."""
         if isinstance(error, MedFedAugError):
-            told = self.pseudonyms.text(error, site, _data(site, trainer))
-            told = without_job_text(told, trainer.config.to_dict(), self._own_text(site, trainer))
-            if told != str(error):
-                _log.error("%s [the server is told: %s]", error, told)
+            text = self.pseudonyms.text(error, site, _data(site, trainer))
+            text = without_job_text(text, trainer.config.to_dict(), self._own_text(site, trainer))
+            if text != str(error):
+                _log.error("%s [sent to the server: %s]", error, text)
         else:
-            told = f"site {site}: {type(_reason(error)).__name__} in {task}; the site's own log says more"
+            text = f"site {site}: {type(_reason(error)).__name__} in {task}; the site's own log says more"
         try:
             failed = task in (TRAIN, VALIDATE, TEST) and not isinstance(error, (JobRefused, PrivacyRefused))
-            enter_message(trainer.ledger, self.site, self.job, told, failed=failed)
-        except MedFedAugError as problem:  # which may be what the message is about
-            _log.error("site %s: not in the ledger: %s (%s)", site, told, problem)
-        return told
+            enter_message(trainer.ledger, self.site, self.job, text, failed=failed)
+        except MedFedAugError as problem:  # possibly the same error
+            _log.error("site %s: not in the ledger: %s (%s)", site, text, problem)
+        return text
 
     def _own_text(self, site: str, trainer: SiteTrainer) -> Iterator[str]:
-        """Return the text that a message may hold although the job has it too."""
+        """Yield the site's own text, which messages may hold even if the job has it too."""
         yield from (site, self.site, *(bundle.name for bundle in known()))
         for names in (self.rules.methods, self.rules.networks, self.rules.tasks, self.rules.loops):
             yield from names or ()
-        found = getattr(trainer, "folder", None)
-        if isinstance(found, SiteFolder):
-            yield from (*found.classes, *found.channel_names)
+        folder = getattr(trainer, "folder", None)
+        if isinstance(folder, SiteFolder):
+            yield from (*folder.classes, *folder.channel_names)
 
 
 def _identities(request: Request, trainer: SiteTrainer) -> list[str]:
-    """The hashes by which an evaluation may bring the model that a request of a training job has.
+    """Return the hashes by which an evaluation may name the model of a training request.
 
-    A finished run keeps with its model the exchange of each round, and that from before training of the
-    methods that need it at inference, which only the server knows.
+    A finished run keeps with its model the exchange of its round, and of some methods the exchange before
+    training; only the server knows of which.
     """
     once, payload = by_method(trainer.memory.once), by_method(request.payload)
     once.pop(INITIAL, None)
     once.pop(FROZEN, None)
-    own = {name: digest_of(values) for name, values in payload.items()}
+    hashes = {name: digest_of(values) for name, values in payload.items()}
     both = {name: digest_of({**values, **payload.get(name, {})}) for name, values in once.items()}
-    chosen = chain.from_iterable(combinations(both, count) for count in range(len(both) + 1))
-    return [_identity(request, trainer, {**own, **{name: both[name] for name in names}}) for names in chosen]
+    subsets = chain.from_iterable(combinations(both, count) for count in range(len(both) + 1))
+    return [
+        _identity(request, trainer, {**hashes, **{name: both[name] for name in names}}) for names in subsets
+    ]
 
 
-def _brought(request: Request, trainer: SiteTrainer) -> str:
-    """The hash by which the ledger may know a model that an evaluation brings; empty for the site's own."""
-    if request.method_states:  # by another site, with what a method keeps there
+def _evaluated_identity(request: Request, trainer: SiteTrainer) -> str:
+    """Return the hash by which the ledger may know an evaluation's model; empty for the site's own."""
+    if request.method_states:  # by another site, with its methods' state
         return "lent"
     payload = {**request.once, **request.payload}
     if not request.weights and not payload:
@@ -367,23 +358,23 @@ def _identity(request: Request, trainer: SiteTrainer, exchanged: Mapping[str, st
     return _sha256([config, request.run, digest_of(request.weights), sorted(exchanged.items())])
 
 
-def _sha256(told: list[Any]) -> str:
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+def _sha256(content: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def _data(site: str, trainer: SiteTrainer) -> SiteFolder | Path | None:
-    """The site's data, or where they are as long as they could not be opened."""
-    found = getattr(trainer, "folder", trainer.data)
-    if isinstance(found, SiteFolder):
-        return found
+    """Return the site's data, or their path before they are open."""
+    data = getattr(trainer, "folder", trainer.data)
+    if isinstance(data, SiteFolder):
+        return data
     try:
-        return resolve_data_folder(site, found)
+        return resolve_data_folder(site, data)
     except DataError:
         return None
 
 
 def _reason(error: BaseException) -> BaseException:
-    """The error inside a transform: MONAI's own error names the transform, but not the reason."""
+    """Return the cause of MONAI's error on a transform, which does not name the reason."""
     while isinstance(error, RuntimeError) and error.__cause__ is not None:
         error = error.__cause__
     return error

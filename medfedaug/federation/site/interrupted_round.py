@@ -1,8 +1,7 @@
-"""A round of local training that is under way, on disk: a site that went down goes on from there."""
+"""Checkpoint of an unfinished round of local training, from which a restarted site resumes."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from medfedaug._version import __version__
 from medfedaug.errors import ConfigError, StorageError, warn
 from medfedaug.federation.messages.checkpoint import load_checkpoint, save_checkpoint
 from medfedaug.federation.site.training_state import (
@@ -22,48 +20,50 @@ from medfedaug.federation.site.training_state import (
     capture,
     find_generators,
     generator_state,
+    random_state,
     restore,
     set_generator_state,
+    set_random_state,
 )
 
 
-class HalfRound:
-    """Writes the state of a round's training every few minutes, and finds it again after a restart.
+class RoundCheckpoint:
+    """Writes the state of a round's training every few minutes, and loads it after a restart.
 
-    The state is that of the network, the optimiser, the methods, all random numbers and the order of the
-    data, after a number of steps. It is found again only for the same round with the same received model.
+    The state holds the network, the optimiser, the methods, all random generators and the order of the data
+    after a number of steps. It is valid only for the same round with the same received model.
 
     Args:
         path: the file; ``None`` keeps nothing.
-        minutes: between two writes; 0 keeps nothing.
+        minutes: minutes between two writes; 0 keeps nothing.
         key: equal for two rounds that begin alike.
+
+    Attributes:
+        extra: other values that belong to the state; after a restart the saved ones.
+        steps_before: the number of steps in the loaded state.
     """
 
     def __init__(self, path: Path | None, minutes: float, key: str) -> None:
         self.path, self.seconds, self.key = path, 60.0 * minutes, key
-        self.beside: dict[str, Any] = {}
-        """What else belongs to the state; of a found one as it was."""
         self.steps_before = 0
-        """The number of steps that were found."""
         self._last = time.monotonic()
         self._generators: list[Any] = []
-        self._found = self._load()
-        if self._found:
-            self.beside = self._found["beside"]
+        self._saved = self._load()
+        self.extra: dict[str, Any] = self._saved.get("beside", {})
 
     @classmethod
-    def none(cls) -> HalfRound:
-        """Return an object that keeps nothing of a round."""
+    def none(cls) -> RoundCheckpoint:
+        """Return an object that keeps nothing."""
         return cls(None, 0.0, "")
 
     @property
-    def found(self) -> bool:
-        """Return whether the round goes on where it was interrupted."""
-        return bool(self._found)
+    def resumed(self) -> bool:
+        """Return whether the round continues after an interruption."""
+        return bool(self._saved)
 
     @property
     def keeps(self) -> bool:
-        """Return whether anything is written."""
+        """Return whether the object writes a file."""
         return self.path is not None and self.seconds > 0
 
     def _load(self) -> dict[str, Any]:
@@ -80,16 +80,12 @@ class HalfRound:
         return {}
 
     def resume(self, roots: Mapping[str, Any], data: Any, device: torch.device) -> list[Tensor]:
-        """Put the state that was found in its place.
-
-        Returns:
-            The losses of the steps that are done; none if nothing was found.
-        """
-        self._generators = list(find_generators(data)) if self.keeps or self._found else []
+        """Restore the loaded state, if any; return the losses of its steps."""
+        self._generators = list(find_generators(data)) if self.keeps or self._saved else []
         self._last = time.monotonic()
-        if not self._found:
+        if not self._saved:
             return []
-        saved = self._found
+        saved = self._saved
         try:
             if len(self._generators) != len(saved["data"]):
                 raise StateMismatch("the data set has other random numbers")
@@ -99,33 +95,30 @@ class HalfRound:
             raise
         for generator, state in zip(self._generators, saved["data"], strict=True):
             set_generator_state(generator, state)
-        torch.set_rng_state(saved["random"][0])
-        if device.type == "cuda":
-            torch.cuda.set_rng_state(saved["random"][1], device)
+        set_random_state(saved["random"], device)
         losses = list(saved["losses"].to(device).unbind())
         self.steps_before = len(losses)
         return losses
 
     def numbered(self, batches: Iterable[Any]) -> Iterator[tuple[Any, list[Any]]]:
-        """Each batch, with the random numbers of the data after it: batches may be made ahead."""
+        """Yield each batch with the data's random generators after it, since batches may be made ahead."""
         for batch in batches:
-            yield batch, [generator_state(one) for one in self._generators] if self.keeps else []
+            yield batch, [generator_state(generator) for generator in self._generators] if self.keeps else []
 
     def step(
         self, roots: Mapping[str, Any], losses: Sequence[Tensor], data: list[Any], device: torch.device
     ) -> None:
-        """A step is done: write the state, if it is time to. A full disk ends nothing."""
+        """Write the state after a step, if it is due. A full disk does not end the training."""
         if not self.keeps or time.monotonic() - self._last < self.seconds:
             return
         assert self.path is not None
-        on_device = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
         content = {
             "key": self.key,
-            "beside": self.beside,
+            "beside": self.extra,
             "state": capture(roots),
             "losses": torch.stack(list(losses)).detach().cpu(),
             "data": data,
-            "random": [torch.get_rng_state(), *on_device],
+            "random": random_state(device),
         }
         try:
             save_checkpoint(self.path, content, private=True)
@@ -134,12 +127,12 @@ class HalfRound:
         self._last = time.monotonic()
 
     def discard(self) -> None:
-        """Remove the file, for good: what goes on from it a second time would repeat noise of the first."""
-        self._found = {}
+        """Remove the file durably: a second continuation would repeat the noise of the first."""
+        self._saved = {}
         if self.path is None or not self.path.exists():
             return
         self.path.unlink()
-        with suppress(OSError):  # a file system that cannot has no order of its own either
+        with suppress(OSError):  # some file systems cannot sync a folder
             folder = os.open(self.path.parent, os.O_RDONLY)
             try:
                 os.fsync(folder)
@@ -147,38 +140,19 @@ class HalfRound:
                 os.close(folder)
 
 
-def digest(*parts: Any) -> str:
-    """A hash of tensors by name, and of anything else by its text."""
-    found = hashlib.sha256(__version__.encode())
-    for part in parts:
-        if not isinstance(part, Mapping):
-            found.update(repr(part).encode() + b"\0")
-            continue
-        for key in sorted(part):
-            value = part[key]
-            found.update(repr(key).encode() + b"\0")
-            if isinstance(value, Tensor):
-                plain = value.detach().cpu().contiguous()
-                found.update(repr((str(plain.dtype), tuple(plain.shape))).encode())
-                found.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
-            else:
-                found.update(repr(value).encode() + b"\0")
-    return found.hexdigest()
-
-
 def keeps_order(loader: Any) -> bool:
-    """Return whether the order of a loader's batches follows from its generator alone."""
+    """Return whether a loader's generator alone decides the order of its batches."""
     return isinstance(loader, DataLoader) and not loader.num_workers and loader.generator is not None
 
 
 def remaining_batches(loader: DataLoader[Any], epochs: Iterable[int], done: int) -> Iterator[Any]:
-    """The batches of some epochs after those that are done, which are not made."""
+    """Yield the remaining batches of some epochs; skip the finished ones without making them."""
     for epoch in epochs:
         before = min(max(done - epoch * len(loader), 0), len(loader))
         if not before:
             yield from loader
             continue
-        iter(loader)  # draws what a loader draws as an epoch begins
+        iter(loader)  # makes the random draws of an epoch's beginning
         assert loader.batch_sampler is not None
         assert loader.collate_fn is not None
         for number, indices in enumerate(loader.batch_sampler):

@@ -1,7 +1,7 @@
-"""Removal of a job's own text from what a site tells the server.
+"""Removal of a job's text from a site's messages to the server.
 
-A message of a site may quote the job: a class, the name of a network, an argument. A job whose text came from
-the site itself would so be given the site's secrets. The site's log has the whole message.
+A site's message may quote the job: a class, the name of a network, an argument. A hostile job could so make
+the site confirm guesses of its secrets. The site's log has the whole message.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from medfedaug.models.networks import built_in_networks
 from medfedaug.utils import plugins
 
 _WITHHELD = "…"
-# Of longer texts, pieces of this length are recognised, since messages shorten what they quote.
+# Pieces of this length of longer texts are recognised, since messages shorten quotations.
 _PIECE = 12
 _QUOTED_ONLY = 3
-"""Texts up to this length stand for themselves only in quotation marks: a class may be called `a`."""
+"""Texts up to this length are replaced only in quotation marks: a class may be called `a`."""
 _LONGEST_KEY, _MOST = 40, 1000
 
 
 def without_job_text(text: str, config: Mapping[str, Any], own: Iterable[str] = ()) -> str:
-    """A message with `…` in the place of all values of the job's configuration, and of its longer keys.
+    """Replace all values of the job's configuration, and its longer keys, by `…`.
 
-    Names that are installed here stay (settings, methods, networks), and so does the site's own text.
+    Installed names (settings, methods, networks) and the site's own text stay.
 
     Args:
         text: the message.
-        config: of the job, as plain JSON types.
-        own: text of the site's own, such as its name and what its rules allow.
+        config: the job's configuration, as plain JSON types.
+        own: the site's own text, such as its name and its rules.
 
     Example:
         >>> without_job_text("class 'lesion' of fedavg is odd", {"classes": ["lesion"], "method": "fedavg"})
@@ -51,10 +51,11 @@ def without_job_text(text: str, config: Mapping[str, Any], own: Iterable[str] = 
         edges = ("(?<=['\"])", "(?=['\"])") if len(form) <= _QUOTED_ONLY else (r"(?<!\w)", r"(?!\w)")
         for match in re.finditer(re.escape(form).join(edges), text):
             marked[match.start() : match.end()] = [True] * len(match.group())
-    for start, end in _spans(text, known):
-        marked[start:end] = [False] * (end - start)
-    shown = "".join("\0" if hidden else character for character, hidden in zip(text, marked, strict=True))
-    return re.sub("\0+", _WITHHELD, shown)[:_MOST]
+    for word in filter(None, known):
+        for match in re.finditer(rf"(?<![\w.]){re.escape(word)}(?![\w])", text):
+            marked[match.start() : match.end()] = [False] * len(match.group())
+    visible = "".join("\0" if hidden else character for character, hidden in zip(text, marked, strict=True))
+    return re.sub("\0+", _WITHHELD, visible)[:_MOST]
 
 
 def _known_names() -> set[str]:
@@ -77,17 +78,9 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _forms(text: str) -> Iterator[str]:
-    """A text as messages quote it."""
+    """Yield the forms in which messages quote a text."""
     yield text
     yield repr(text)[1:-1]
     yield json.dumps(text)[1:-1]
     yield " ".join(text.split())
     yield "".join(character if character.isprintable() else "?" for character in text)
-
-
-def _spans(text: str, words: Iterable[str]) -> Iterator[tuple[int, int]]:
-    """Return the spans of known words that stand by themselves."""
-    for word in words:
-        if word and word in text:
-            for match in re.finditer(rf"(?<![\w.]){re.escape(word)}(?![\w])", text):
-                yield match.span()

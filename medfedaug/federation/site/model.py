@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from medfedaug.federation.site.data_folder import open_own_data
 from medfedaug.federation.site.local_training import learning_rate
 from medfedaug.federation.site.request_checks import check_received
 from medfedaug.federation.site.samples import SiteSamples
-from medfedaug.federation.site.script_components import Brought, OwnSamples, own_scores
+from medfedaug.federation.site.script_components import ScriptComponents, ScriptSamples, script_scores
 from medfedaug.federation.site.state import LocalState
 from medfedaug.federation.site.step_graph import CapturedNetwork, Capturing, of_device, why_plain
 from medfedaug.methods.base import Payload, SiteContext, SitePart
@@ -37,23 +38,23 @@ from medfedaug.tasks import EvaluationCase, Sample
 class SiteModel:
     """The network of a run at one site, with the site's images and the methods' site halves.
 
-    It does what scoring and prediction need: `open` it, `receive` a global model, `recall` what the site
-    keeps with it, then use `network` within `scoring`, or `evaluate`. Nothing is trained, sent or written;
-    `medfedaug.federation.site.trainer.SiteTrainer` does that.
+    For scoring and prediction: `open` it, `receive` a global model, `recall` the site's state, then use
+    `network` within `scoring`, or `evaluate`. `medfedaug.federation.site.trainer.SiteTrainer` trains, sends
+    and writes.
 
     Args:
         config: the run.
-        data: see `medfedaug.federation.resolve_data_folder`, or the site's data if they are already open.
+        data: see `medfedaug.federation.resolve_data_folder`, or the site's open data.
         device: ``"cpu"``, ``"cuda"``, ... or ``"auto"``: CUDA if available.
         threads: CPU threads; 0 leaves PyTorch's choice.
         machine: where the site keeps its prepared images.
-        statistics: of the site, in place of those of its images.
+        statistics: channel statistics in place of those of the site's images.
 
     Attributes:
         name: the site's name.
         folder: its data.
         trains: whether it has training cases in this run.
-        composition: network and methods as the run puts them together.
+        composition: the run's network and methods.
         network: the network with all methods' layers, on the device.
         task: samples, loss and scores of the run.
         parts: the methods' site halves, by name.
@@ -86,19 +87,19 @@ class SiteModel:
         self.name, self.round = "", 0
         self.samples: SiteSamples | None = None
         self._given_statistics = statistics
-        self._script = Brought()
+        self._script = ScriptComponents()
         self._set_aside: dict[str, Tensor] = {}
-        self._personalised = False  # since the model was received
+        self._personalised = False  # since `receive`
 
     def open(self, name: str) -> None:
-        """Open the data folder and build the network with the methods' layers, anew if it was open.
+        """Open the data folder and build the network with the methods' layers.
 
         Raises:
             DataError: when the data cannot be used.
             ConfigError: when methods, network and data cannot be combined.
         """
         self.name = name
-        data = self.data  # given open data have been checked
+        data = self.data  # open data are already checked
         self.folder = data if isinstance(data, SiteFolder) else open_own_data(name, self.config, data)
         if self.config.unlabelled_weight == 0:
             self.folder = self.folder.without_unlabelled()
@@ -106,10 +107,10 @@ class SiteModel:
         self._begin()
 
     def _begin(self) -> None:
-        self._build(Brought())
+        self._build(ScriptComponents())
 
-    def _build(self, script: Brought) -> None:
-        """Put together network, methods and samples, around what a training script brings."""
+    def _build(self, script: ScriptComponents) -> None:
+        """Build network, methods and samples, with the components of a training script."""
         if self.threads:
             torch.set_num_threads(min(self.threads, os.cpu_count() or 1))
         if self.machine.deterministic:
@@ -126,7 +127,7 @@ class SiteModel:
         self.kept_keys, self.shared = composition.kept_keys, composition.shared
         self.parts: dict[str, SitePart] = {}
         samples = self._samples_of(script)
-        if self.samples is not None:  # built anew after an error: prepared images are still valid
+        if self.samples is not None:  # rebuilt after an error: prepared images are still valid
             samples.take_prepared(self.samples)
         self.samples = samples
         context = self._context(samples)
@@ -134,18 +135,14 @@ class SiteModel:
         reason = why_plain(self.device, composition.methods)
         self._passes = Capturing("passes of inference", self.name, self.device, self.machine.graphs, reason)
         if self.config.precision == "bfloat16":
-            run_in_bfloat16(self.network)  # after the methods, whose own hooks on the network see float32
+            run_in_bfloat16(self.network)  # after the methods, whose hooks on the network see float32
 
-    def _samples_of(self, script: Brought) -> SiteSamples:
-        place: dict[str, Any] = {
-            "folder": self.folder,
-            "task": self.task,
-            "config": self.config,
-            "device": self.device,
-            "parts": self.parts,
-            "machine": self.machine,
-        }
-        return SiteSamples(**place) if script.samples is None else OwnSamples(**place, own=script.samples)
+    def _samples_of(self, script: ScriptComponents) -> SiteSamples:
+        make: Callable[..., SiteSamples] = SiteSamples
+        if script.samples is not None:
+            make = partial(ScriptSamples, samples=script.samples)
+        site = {"folder": self.folder, "parts": self.parts, "device": self.device}
+        return make(**site, task=self.task, config=self.config, machine=self.machine)
 
     def _context(self, samples: SiteSamples) -> SiteContext:
         """The context of all methods at this site."""
@@ -155,7 +152,7 @@ class SiteModel:
             self.network,
             statistics=self.statistics,
             num_samples=lambda: len(samples.training()),
-            samples_by_case=lambda: [len(one) for one in samples.by_case()],
+            samples_by_case=lambda: [len(of_case) for of_case in samples.by_case()],
             cases_by_class=lambda: [*Counter(case.label for case in self.folder.cases["training"]).values()],
             training_images=lambda: samples.images(samples.training()),
             training_batches=lambda: samples.batches(samples.training()),
@@ -178,49 +175,46 @@ class SiteModel:
         )
 
     def training_loss(self, what: str, weights: Payload | None = None) -> float:
-        """The mean of the task's loss over the training images, in evaluation mode.
+        """Return the mean of the task's loss over the training images, in evaluation mode.
 
         Args:
-            what: the loss by name, for a site that limits what it sends of it.
+            what: the name of the loss, for a site that limits its release.
             weights: in place of the network's own.
         """
         return self._mean_loss(self._samples.training(), weights)
 
     @torch.no_grad()
     def _mean_loss(self, samples: Sequence[Sample], weights: Payload | None = None) -> float:
-        found = []
+        losses = []
         with evaluating(self.network):
             for inputs, targets in self._samples.batches(samples):
                 loss = self.task.loss(call_with(self.network, weights or {}, inputs), targets).double()
-                found.append(torch.stack([loss * len(inputs), torch.full_like(loss, len(inputs))]))
-        total, count = torch.stack(found).sum(dim=0)
+                losses.append(torch.stack([loss * len(inputs), torch.full_like(loss, len(inputs))]))
+        total, count = torch.stack(losses).sum(dim=0)
         return float(total / count)
 
     def statistics(self, over: str = "image") -> ChannelStatistics:
-        """The site's channel statistics; see `SiteSamples.statistics`."""
-        given = self._given_statistics or self._script.statistics
-        return given or self._samples.statistics(over)
+        """Return the site's channel statistics; see `SiteSamples.statistics`."""
+        statistics = self._given_statistics or self._script.statistics
+        return statistics or self._samples.statistics(over)
 
     @property
     def _samples(self) -> SiteSamples:
-        assert self.samples is not None, "open comes first"
+        assert self.samples is not None, "call open first"
         return self.samples
 
     def receive(
-        self,
-        weights: Mapping[str, Tensor],
-        payload: Payload | None = None,
-        once: Payload | None = None,
+        self, weights: Mapping[str, Tensor], payload: Payload | None = None, once: Payload | None = None
     ) -> None:
-        """Load the global model's shared entries, and give each method what the server computed.
+        """Load the global model's shared entries, and apply the methods' payloads.
 
         Args:
-            weights: the shared entries; none for the model that was received before.
-            payload: what the methods exchange in every round, with keys ``<method>/<key>``.
-            once: what they exchanged before training, with the same kind of keys.
+            weights: the shared entries; empty to keep the last received model.
+            payload: the exchange of every round, with keys ``<method>/<key>``.
+            once: the exchange before training, with the same kind of keys.
 
         Raises:
-            MedFedAugError: when a check of it fails; nothing is then loaded.
+            MedFedAugError: when a check fails; nothing is then loaded.
         """
         payload, once = payload or {}, once or {}
         check_received(
@@ -243,10 +237,10 @@ class SiteModel:
                 part.before_training.apply(entries)
 
     def recall(self, kept: LocalState | None) -> bool:
-        """Load what the site kept with the received model, or what methods have for a site without it.
+        """Load the site's state for the received model, or the methods' defaults without it.
 
         Returns:
-            Whether the network is complete. It is not if sites keep layers and this site has none.
+            Whether the network is complete; it is not if sites keep layers and this site has none.
         """
         self._restore(kept)
         return self._complete(has_own=kept is not None)
@@ -275,19 +269,19 @@ class SiteModel:
             self._personalised = True
 
     def complete_network(self) -> bool:
-        """Load what methods know of kept entries, until a state is recalled. Returns whether that is all."""
+        """Load the methods' defaults of kept entries until a recall; return whether none is missing."""
         state, known = self.network.state_dict(), {}
         self._set_aside = self._set_aside or {key: state[key].clone() for key in self.kept_keys}
         for part in self.parts.values():
-            found = part.default_local_entries().items()
-            known.update({key: value for key, value in found if key in self.kept_keys})
+            entries = part.default_local_entries().items()
+            known.update({key: value for key, value in entries if key in self.kept_keys})
         self.network.load_state_dict(known, strict=False)
         # Integer entries count batches and have no effect in evaluation.
         return all(key in known for key in self.kept_keys if state[key].is_floating_point())
 
     @contextmanager
     def scoring(self) -> Iterator[None]:
-        """Within it the network is the one that the methods score and predict with at this site."""
+        """Use the network with which the methods score and predict at this site."""
         with ExitStack() as contexts:
             for part in self.parts.values():
                 contexts.enter_context(part.scoring())
@@ -296,32 +290,32 @@ class SiteModel:
     def evaluate(self, split: str, *, full: bool) -> dict[str, Any]:
         """Score the recalled model on the site's cases of a split."""
         with self.scoring():
-            if (own := self._script.score) is None:
+            if (scorer := self._script.score) is None:
                 return self.score(self._samples.evaluation(split), full)
-            return own_scores(own, self.network, self.folder, split, self.task.metric)
+            return script_scores(scorer, self.network, self.folder, split, self.task.metric)
 
     def score(self, cases: Iterable[EvaluationCase], full: bool = False) -> dict[str, Any]:
-        """Score the network as it is."""
+        """Score the present network."""
         transform, size = self.evaluation_transform(), self.config.batch_size
         return self.task.evaluate(self.inference(), cases, transform, self.device, size, full)
 
     def inference(self) -> torch.nn.Module:
-        """The network to infer with, whose passes are captured where the machine has it so.
+        """Return the network for inference, with captured passes if the machine uses CUDA graphs.
 
-        It serves as long as the weights stay at their place in memory.
+        It is valid as long as the weights stay at their place in memory.
         """
-        on = self._passes.on
-        return CapturedNetwork(self.network, self._passes, self.parts) if on else self.network
+        captured = self._passes.on
+        return CapturedNetwork(self.network, self._passes, self.parts) if captured else self.network
 
     def pass_own_images(self) -> None:
-        """Run the network over the images that the site has to go by: see `SiteContext`."""
+        """Run the network over the site's training images, or its test images; see `SiteContext`."""
         split = "training" if self.folder.cases["training"] else "test"
         cases = self.task.evaluation_cases(self.folder, split, labelled=False)
         transform, size = self.evaluation_transform(), self.config.batch_size
         self.network.eval()
         for _ in self.task.outputs(self.network, cases, transform, self.device, size):
-            pass  # layers collect statistics of what passes
+            pass  # layers collect statistics of their inputs
 
     def evaluation_transform(self) -> Compose:
-        """The transforms of an image in evaluation, before the network."""
+        """Return the transforms of an image before the network in evaluation."""
         return self._samples.transform(training=False)

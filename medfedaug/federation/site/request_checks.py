@@ -1,4 +1,4 @@
-"""The checks that a server's message must pass before a site uses anything of it."""
+"""Checks that a server's message must pass before a site uses it."""
 
 from __future__ import annotations
 
@@ -22,25 +22,22 @@ def check_received(
     payload: Payload,
     once: Payload,
 ) -> None:
-    """Check what the server sent as it checks what sites send: shapes, types, finite values, variances."""
-    exchanged = {"once": once, "payload": payload}
-    missing = sorted(set(shared) - set(weights)) if weights else []
-    if missing:
+    """Check the server's message like a site's reply: shapes, types, finite values, variances."""
+    if weights and (missing := sorted(set(shared) - set(weights))):
         raise MedFedAugError(f"site {site}: the global model lacks {missing[0]}")
     method = ""
     try:
         if weights:
             model = StateDictValidator(network, shared)
             model.check_values(site, {key: weights[key] for key in shared})
-        for kind in ("once", "payload"):
-            check_values(site, exchanged[kind])
+        check_values(site, once)
+        check_values(site, payload)
         for method, part in parts.items():
-            for kind, exchange in (("once", part.before_training), ("payload", part.every_round)):
-                entries = own_entries(exchanged[kind], method)
-                if exchange is not None and entries:
+            for sent, exchange in ((once, part.before_training), (payload, part.every_round)):
+                if exchange is not None and (entries := own_entries(sent, method)):
                     exchange.check(entries)
     except UpdateRefused as error:
-        told = str(error).removeprefix(f"site {site}, ")
-        raise MedFedAugError(f"site {site}: refused what the server sent: {told}") from error
+        text = str(error).removeprefix(f"site {site}, ")
+        raise MedFedAugError(f"site {site}: refused what the server sent: {text}") from error
     except (KeyError, ValueError) as error:
         raise MedFedAugError(f"site {site}: refused what the server sent for {method}: {error}") from error

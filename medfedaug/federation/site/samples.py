@@ -23,24 +23,24 @@ from medfedaug.data.preparation.preparation import LANDMARKS, Placement
 from medfedaug.data.sites import checked_statistics
 from medfedaug.methods.base import SitePart
 from medfedaug.sampling.augmentation import TrainingDataset
-from medfedaug.sampling.prefetch import ahead, on_device
+from medfedaug.sampling.prefetch import on_device, prefetch
 from medfedaug.statistics import ChannelStatistics, average_moments
 from medfedaug.tasks import EvaluationCase, Sample, Task
 
-# Of what is free on a GPU, training and validation images may take so much: the rest is for the network.
+# Of the free memory of a GPU; the rest is for the network.
 _SHARE_FOR_IMAGES = 0.25
 
 
 class TrainingSamples(Sequence[Sample]):
-    """The training samples of some cases, read when they are asked for.
+    """The training samples of some cases, read lazily.
 
-    Each item of a case (a photograph, a slice, a volume) gives `Task.samples_per_item` samples: all of it, or
-    patches of it. ``samples[i]`` is always the same patch; `draw` cuts another one.
+    Each item of a case (a photograph, a slice, a volume) gives `Task.samples_per_item` samples: the whole
+    item, or patches. ``samples[i]`` is always the same patch; `draw` cuts a random one.
 
     Args:
-        task: what it makes of a case.
-        stored: the cases as they are kept, with their names.
-        seed: decides, with the names, over the patches of ``samples[i]``.
+        task: the task.
+        stored: the stored cases, with their names.
+        seed: seed, with the names, of the patches of ``samples[i]``.
     """
 
     def __init__(self, task: Task, stored: Sequence[tuple[str, StoredCase]], seed: int = 0) -> None:
@@ -64,15 +64,15 @@ class TrainingSamples(Sequence[Sample]):
         return self.task.fixed(self._read(case, within, random), random)
 
     def draw(self, index: int, random: np.random.RandomState) -> Sample:
-        """The sample, with a new random patch."""
+        """Return a sample with a new random patch."""
         return self._read(*self._find(index), random)
 
     def ranges(self) -> list[range]:
-        """The numbers of the samples of each case."""
+        """Return the indices of the samples of each case."""
         return [range(int(a), int(b)) for a, b in pairwise(self._ends)]
 
     def noise(self) -> Sample:
-        """A sample of noise, with the shape that the samples of most cases have, and a random label."""
+        """Return a sample of noise in the most frequent shape of the cases, with a random label."""
         by_shape: dict[tuple[int, ...], list[StoredCase]] = {}
         for _, case in self.stored:
             items, *shape = case.shape(Keys.IMAGE)
@@ -83,38 +83,38 @@ class TrainingSamples(Sequence[Sample]):
         image, label = (stored.read(key, 0, window) for key in (Keys.IMAGE, Keys.LABEL))
         noise = (255 * torch.rand(image.shape)).to(image)
         labels = torch.randint(self.task.num_classes, label.shape).to(label)
-        found: Sample = {Keys.IMAGE: noise, Keys.LABEL: labels}
+        sample: Sample = {Keys.IMAGE: noise, Keys.LABEL: labels}
         if self.task.preparation.landmarks:
-            found[LANDMARKS] = self.task.preparation.of_whole(noise.float())[LANDMARKS]
-        return found
+            sample[LANDMARKS] = self.task.preparation.of_whole(noise.float())[LANDMARKS]
+        return sample
 
     def _find(self, index: int) -> tuple[int, int]:
-        """The case of a sample, and its number among those of the case."""
+        """Return the case of a sample, and the sample's index within the case."""
         case = int(np.searchsorted(self._ends, index, side="right")) - 1
         return case, index - int(self._ends[case])
 
     def _read(self, case: int, within: int, random: np.random.RandomState) -> Sample:
         stored, item = self.stored[case][1], within // self.task.samples_per_item
         window = self.task.window(stored, item, random)
-        found: Sample = {key: stored.read(key, item, window) for key in (Keys.IMAGE, Keys.LABEL)}
+        sample: Sample = {key: stored.read(key, item, window) for key in (Keys.IMAGE, Keys.LABEL)}
         if self.task.preparation.landmarks:
-            found[LANDMARKS] = stored.read(LANDMARKS)
-        return found
+            sample[LANDMARKS] = stored.read(LANDMARKS)
+        return sample
 
 
 class SiteSamples:
     """The samples of one site.
 
-    Images are decoded and prepared at the first call. Then they stay: up to a number of bytes in memory (on a
-    GPU while there is room there), the rest in files.
+    Images are decoded and prepared once, and then kept: up to a limit in memory (on a GPU as long as it has
+    room), the rest in files.
 
     Args:
         folder: the site's data.
         task: makes samples of cases.
         config: batch size and image size.
-        device: of the network.
-        parts: the methods' halves at the site, by name: their transforms follow the task's.
-        machine: how much is kept in memory, and where the rest is.
+        device: the network's device.
+        parts: the methods' halves at the site, by name; their transforms follow the task's.
+        machine: the limit of memory, and the folder of the files.
     """
 
     def __init__(
@@ -132,16 +132,16 @@ class SiteSamples:
         self.cache = CaseCache(machine, self._placed)
         self._training: TrainingSamples | None = None
         self._statistics: dict[str, ChannelStatistics] = {}
-        self._room = 0.0  # bytes of images that may lie on the GPU; on a CPU they are where they belong
+        self._room = 0.0  # bytes for images on the GPU
         if device.type == "cuda":
             self._room = _SHARE_FOR_IMAGES * torch.cuda.mem_get_info(device)[0]
 
     def take_prepared(self, other: SiteSamples) -> None:
-        """Take over what another one of the same site has prepared."""
+        """Take over the prepared images of another object of the same site."""
         self.cache, self._room = other.cache, other._room
 
     def statistics(self, over: str = "image") -> ChannelStatistics:
-        """The site's channel statistics over its training images, or where it has none its test images."""
+        """Return the channel statistics of the training images, or of the test images if there are none."""
         if over not in self._statistics:
             folder = self.folder
             self._statistics[over] = (
@@ -152,7 +152,7 @@ class SiteSamples:
         return self._statistics[over]
 
     def summary(self, *, statistics: bool) -> dict[str, str]:
-        """Return the description of this site's images for the record of a run."""
+        """Describe this site's images for the record of a run."""
         missing = self.folder.missing_channels
         constant = [i for i in self.statistics().constant if i not in missing] if statistics else []
         count = max(self.config.in_channels, *(i + 1 for i in constant), 0)
@@ -162,26 +162,23 @@ class SiteSamples:
         return {
             "scaling": self.folder.scaling,
             **partial,
-            **{key: ", ".join(names[i] for i in found) for key, found in channels.items() if found},
+            **{key: ", ".join(names[i] for i in indices) for key, indices in channels.items() if indices},
         }
 
     def case_moments(self, over: str = "image") -> Iterator[dict[str, Tensor]]:
-        """Mean and deviation of each training image, (C,) each, before the methods' transforms."""
+        """Yield mean and deviation of each training image, (C,) each, before the methods' transforms."""
         for case in self.folder.cases["training"]:
             yield self.task.preparation.kept_moments(self._stored(case).read, over)
 
     def noise_batch(self, size: int, seed: int) -> Any:
-        """A batch of noise in the shape of most training samples.
-
-        It has no transforms of methods, which may wait for what they exchange.
-        """
+        """Return a batch of noise in the most frequent shape, without the methods' transforms."""
         before, after = Compose(list(self.task.transforms())), Compose([])
         samples = self._of_folder()
         dataset = TrainingDataset(samples, before, self.task.augmentation(), after, seed)
         return self.task.collate(dataset.transformed([samples.noise() for _ in range(size)]))
 
     def case_landmarks(self) -> Iterator[Tensor]:
-        """The landmarks of each training image, (C, 11), before the methods' transforms."""
+        """Yield the landmarks of each training image, (C, 11), before the methods' transforms."""
         return (self._stored(case).read(LANDMARKS) for case in self.folder.cases["training"])
 
     def _stored(self, case: Case) -> StoredCase:
@@ -189,8 +186,8 @@ class SiteSamples:
         return self.cache.get(key, lambda: self.task.prepared(self.folder, case), case.files)
 
     def by_case(self) -> list[Sequence[Sample]]:
-        """The training samples of each training case; a case may have none."""
-        return [TrainingSamples(self.task, [one], self.config.seed) for one in self._of_folder().stored]
+        """Return the samples of each training case; a case may have none."""
+        return [TrainingSamples(self.task, [stored], self.config.seed) for stored in self._of_folder().stored]
 
     def training(self) -> Sequence[Sample]:
         """Return all training samples."""
@@ -199,32 +196,30 @@ class SiteSamples:
     def _of_folder(self) -> TrainingSamples:
         if self._training is None:
             stored = [(case.name, self._stored(case)) for case in self.folder.cases["training"]]
-            found = TrainingSamples(self.task, stored, self.config.seed)
-            if self.folder.trains and not found:
+            samples = TrainingSamples(self.task, stored, self.config.seed)
+            if self.folder.trains and not samples:
                 raise self.task.nothing_to_train(self.folder)
-            self._training = found  # asked for several times a round, and made by opening all cases
+            self._training = samples  # needed several times a round, and made by opening all cases
         return self._training
 
     def of_cases(self, cases: Sequence[Case]) -> TrainingSamples:
-        """Make the training samples of some cases, of any split; they are not kept."""
+        """Make the training samples of some cases, of any split, without keeping them."""
         return TrainingSamples.of(self.task, self.folder, cases, self.config.seed)
 
     def evaluation(self, split: str) -> Iterator[EvaluationCase]:
-        """The cases of a split, one at a time: those of validation, which every round needs, are kept."""
+        """Yield the cases of a split; keep validation cases, which every round needs."""
         for case in self.folder.cases[split]:
-            yield self._validation_case(case) if split == "validation" else self._test_case(case)
+            kept = split == "validation"
+            yield self._kept_case(case) if kept else self.task.evaluation_case(self.folder, case)
 
-    def _test_case(self, case: Case) -> EvaluationCase:
-        return self.task.evaluation_case(self.folder, case)
-
-    def _validation_case(self, case: Case) -> EvaluationCase:
+    def _kept_case(self, case: Case) -> EvaluationCase:
         def make() -> dict[str, Tensor]:
-            found = self._test_case(case)
-            tensors: dict[str, Tensor] = {Keys.IMAGE: found.image, Keys.LABEL: found.label}
-            if found.affine is not None:
-                tensors["affine"] = found.affine
-            if found.placement is not None:
-                tensors["placement"] = found.placement.to_tensor()
+            loaded = self.task.evaluation_case(self.folder, case)
+            tensors: dict[str, Tensor] = {Keys.IMAGE: loaded.image, Keys.LABEL: loaded.label}
+            if loaded.affine is not None:
+                tensors["affine"] = loaded.affine
+            if loaded.placement is not None:
+                tensors["placement"] = loaded.placement.to_tensor()
             return tensors
 
         stored = self.cache.get(("validation", self.task.key, *self.folder.identity(case)), make, case.files)
@@ -234,26 +229,26 @@ class SiteSamples:
         return EvaluationCase(case.name, image, label, affine, placement, case.owner)
 
     def transform(self, *, training: bool) -> Compose:
-        """The transforms of an image before the network, without random augmentation."""
+        """Return the transforms of an image before the network, without random augmentation."""
         return Compose([*self.task.transforms(), *self._method_transforms(training)])
 
     def batch_transform(self) -> Compose:
-        """The transforms of `batches`."""
+        """Return the transforms of `batches`."""
         return self.transform(training=False)
 
     def batches(self, samples: Sequence[Sample]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Images as the network sees them in evaluation, on its device, and their targets."""
+        """Yield batches of images, transformed for evaluation and on the network's device, with targets."""
         dataset = Dataset(samples, self.batch_transform())
         loader = DataLoader(dataset, batch_size=self.config.batch_size, collate_fn=self.task.collate)
-        for batch in ahead(loader, self.machine.ahead, self.device):
+        for batch in prefetch(loader, self.machine.ahead, self.device):
             yield on_device(batch, self.device)
 
     def images(self, samples: Sequence[Sample]) -> Iterator[Tensor]:
-        """The images of `batches`."""
+        """Yield the images of `batches`."""
         return (inputs for inputs, _ in self.batches(samples))
 
     def dataset(self, seed: int) -> TorchDataset[Any]:
-        """The training samples, transformed and augmented with random draws from ``seed``."""
+        """Return the training samples, transformed and augmented with random draws from ``seed``."""
         before, after = list(self.task.transforms()), self._method_transforms(training=True)
         if self.task.methods_first:
             before, after = [*before, *after], []
@@ -262,13 +257,13 @@ class SiteSamples:
         )
 
     def loader(self, dataset: Any, seed: int) -> DataLoader:
-        """Shuffled batches of a data set; the order follows from ``seed``."""
+        """Return shuffled batches of a data set, in an order from ``seed``."""
         size = self.config.batch_size
         return DataLoader(
             dataset,
             batch_size=size,
             shuffle=True,
-            # One image left over makes no batch: batch norm over feature vectors has no variance then.
+            # A single remaining image is dropped: batch norm over feature vectors needs two.
             drop_last=len(dataset) > size and len(dataset) % size == 1,
             generator=torch.Generator().manual_seed(seed),
             collate_fn=self.task.collate,
@@ -278,7 +273,7 @@ class SiteSamples:
         return [t for part in self.parts.values() for t in part.transforms(training=training)]
 
     def _placed(self, name: str, value: Tensor) -> Tensor:
-        """An image or its label, on the GPU while there is room."""
+        """Move an image or its label to the GPU if there is room."""
         if name not in (Keys.IMAGE, Keys.LABEL) or value.nbytes > self._room:
             return value
         self._room -= value.nbytes

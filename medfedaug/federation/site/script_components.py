@@ -29,17 +29,17 @@ Score = Callable[[nn.Module, str], Mapping[str, float | None]]
 
 
 @dataclass(frozen=True)
-class Brought:
-    """Components that a script brings.
+class ScriptComponents:
+    """Components of a training script; ``None`` stands for the job's own.
 
     Args:
-        network: the script's network; ``None`` for the job's.
-        methods: names of the methods that the script was written for; ``None`` for any.
-        statistics: of the site's images as the script prepares them, in place of those of ``samples``.
-        samples: the training samples as the script prepares them, without random augmentation and before the
-            methods' transform; ``None`` for those of the job's own pipeline.
-        score: scores a network on validation or test cases; ``None`` for the job's own scores.
-        criterion: the script's loss, of outputs and targets, for methods that use it; ``None`` for the job's.
+        network: the script's network.
+        methods: the names of the methods that the script was written for; ``None`` for any.
+        statistics: channel statistics of the prepared images, in place of those of ``samples``.
+        samples: the prepared training samples, without random augmentation and before the methods'
+            transform.
+        score: scores a network on validation or test cases.
+        criterion: the script's loss, of outputs and targets, for methods that use it.
     """
 
     network: nn.Module | None = None
@@ -59,8 +59,8 @@ class Brought:
             )
 
 
-class _AsTheyAre(Sequence[Sample]):
-    """Samples of which nothing is drawn."""
+class _FixedSamples(Sequence[Sample]):
+    """Samples without random patches."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:
         self.samples = samples
@@ -72,89 +72,86 @@ class _AsTheyAre(Sequence[Sample]):
         return self.samples[index]
 
     def draw(self, index: int, random: np.random.RandomState) -> Sample:
-        """The sample as it is."""
+        """Return the sample."""
         return self.samples[index]
 
 
-class OwnSamples(SiteSamples):
-    """The samples of a site whose training images a script prepares itself.
+class ScriptSamples(SiteSamples):
+    """The samples of a site whose training images a script prepares."""
 
-    Args:
-        own: the samples, as the script prepares them.
-        **site: see `SiteSamples`.
-    """
-
-    def __init__(self, *, own: Sequence[Sample], **site: Any) -> None:
+    def __init__(self, *, samples: Sequence[Sample], **site: Any) -> None:
         super().__init__(**site)
-        self._own = own
+        self._own = samples
 
     def training(self) -> Sequence[Sample]:
-        """The script's samples."""
+        """Return the script's samples."""
         return self._own
 
     def by_case(self) -> list[Sequence[Sample]]:
-        """The samples of each training case, which have to be one for each case, in their order."""
+        """Return one sample for each training case, in their order."""
         cases = len(self.folder.cases["training"])
         if len(self._own) != cases:
             raise ConfigError(
                 f"site {self.folder.name}: the script has {len(self._own)} samples of {cases} cases, and "
-                "what is sent about single cases needs one sample of each, in their order"
+                "exchanges about single cases need one sample of each, in their order"
             )
         return [[sample] for sample in self._own]
 
     def case_moments(self, over: str = "image") -> Iterator[dict[str, Tensor]]:
-        """Mean and deviation of each image that the script prepares, (C,) each."""
-        if over != "image":
-            raise ConfigError(f"statistics over the {over} need the job's own pipeline, and not a script's")
+        """Yield mean and deviation of each image that the script prepares, (C,) each."""
+        _check_over(over)
         for samples in self.by_case():
             yield image_moments(plain_tensor(samples[0][Keys.IMAGE]))
 
     def case_landmarks(self) -> Iterator[Tensor]:
-        """The landmarks of each image that the script prepares, (C, 11)."""
+        """Yield the landmarks of each image that the script prepares, (C, 11)."""
         return (histogram_landmarks(plain_tensor(sample[Keys.IMAGE])) for (sample,) in self.by_case())
 
     def statistics(self, over: str = "image") -> ChannelStatistics:
-        """The channel statistics of the images that the script prepares."""
-        if over != "image":
-            raise ConfigError(f"statistics over the {over} need the job's own pipeline, and not a script's")
+        """Return the channel statistics of the images that the script prepares."""
+        _check_over(over)
         if over not in self._statistics:
             images = (plain_tensor(sample[Keys.IMAGE]) for sample in self._own)
             self._statistics[over] = average_moments(map(image_moments, images))
         return self._statistics[over]
 
     def dataset(self, seed: int) -> TrainingDataset:
-        """The script's samples, with the methods' transforms of a round."""
+        """Return the script's samples, with the methods' transforms of a round."""
         after = Compose(self._method_transforms(training=True))
-        return TrainingDataset(_AsTheyAre(self._own), Compose(), None, after, seed)
+        return TrainingDataset(_FixedSamples(self._own), Compose(), None, after, seed)
 
     def batch_transform(self) -> Compose:
-        """The methods' transforms alone: the script has done the rest."""
+        """Return the methods' transforms alone."""
         return Compose(self._method_transforms(training=False))
 
 
-def own_scores(
+def _check_over(over: str) -> None:
+    if over != "image":
+        raise ConfigError(f"statistics over the {over} need the job's own pipeline, and not a script's")
+
+
+def script_scores(
     score: Score, network: nn.Module, folder: SiteFolder, split: str, metric: str
 ) -> dict[str, Any]:
-    """Convert a script's own scores for a federation: see `medfedaug.tasks.Task.evaluate`.
+    """Convert a script's own scores to those of `medfedaug.tasks.Task.evaluate`; NaN becomes ``None``.
 
     Raises:
-        MedFedAugError: for a case that is not one of the site's, and a score that the metric cannot have. NaN
-            stands for none, as MONAI's metrics give it where a case has nothing to score.
+        MedFedAugError: for an unknown case, and a score that the metric cannot have.
     """
     names = {case.name for case in folder.cases[split]}
     network.eval()
     with torch.no_grad():
-        told = {name: None if s is None else float(s) for name, s in score(network, split).items()}
-    found = {name: None if s is None or math.isnan(s) else s for name, s in told.items()}
-    if strange := sorted(found.keys() - names):
+        values = {name: None if s is None else float(s) for name, s in score(network, split).items()}
+    scores = {name: None if s is None or math.isnan(s) else s for name, s in values.items()}
+    if strange := sorted(scores.keys() - names):
         raise MedFedAugError(
             f"site {folder.name}: the script scores {strange[0]!r}, which is no {split} case of the site; "
             "scores go by the names that files() gives"
         )
-    known = [value for value in found.values() if value is not None]
+    known = [value for value in scores.values() if value is not None]
     if wrong := [value for value in known if score_of(metric, value) is None]:
         raise MedFedAugError(
             f"site {folder.name}: the script gives a case the score {wrong[0]:g}, and {metric} is between 0 "
             f"and {METRICS[metric].largest:g}"
         )
-    return {metric: fmean(known) if known else None, "cases": found}
+    return {metric: fmean(known) if known else None, "cases": scores}

@@ -1,9 +1,9 @@
-"""A training loop of a user's own in the place of the federation's, and what a site lends it.
+"""Custom training loop of a script in place of the federation's loop.
 
-The loop runs in a script, in a thread of its own; the site answers the server's requests in another. Of the
-two only one works at a time: the site waits while the script trains, and the script while the site receives,
-scores and sends. What the two share is a `Desk`, where the script brings its network and takes what methods
-need of a loop (`LoopTraining`). An engine says how they wait for each other (`ForeignLoop`).
+The script runs in one thread, and the site answers the server's requests in another. Only one of them works
+at a time: the site waits while the script trains, and the script waits while the site receives, scores and
+sends. They share a `ScriptSession`, where the script passes its network and gets the methods' part of a
+training (`LoopTraining`). An engine defines how they wait for each other (`CustomLoop`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from medfedaug.config.run import RunConfig
 from medfedaug.data.checks.site_checks import check_files_alone, check_known_classes
 from medfedaug.errors import ConfigError, DataError, MedFedAugError
-from medfedaug.federation.site.interrupted_round import HalfRound
+from medfedaug.federation.site.interrupted_round import RoundCheckpoint
 from medfedaug.federation.site.local_training import LocalRound, LocalTraining
-from medfedaug.federation.site.script_components import Brought
+from medfedaug.federation.site.script_components import ScriptComponents
 from medfedaug.methods.base import SitePart, Step
 from medfedaug.tasks.base import plain_tensor
 
@@ -31,41 +31,37 @@ if TYPE_CHECKING:
     from medfedaug.federation.site.trainer import SiteTrainer
 
 
-class Desk:
-    """Meeting point of a site and a script.
+class ScriptSession:
+    """Session of a script at a site.
 
     Args:
-        site: whose side is built around what the script brings, in the script's thread.
+        site: the trainer, which is built with the script's components, in the script's thread.
 
     Attributes:
-        brought: what the script gave to `join`.
-        error: why the script could not take part, if it asked and could not.
+        components: the script's components, passed to `join`.
+        error: the error with which the script failed to take part, if any.
     """
 
     def __init__(self, site: SiteTrainer) -> None:
-        self.site, self.brought = site, Brought()
+        self.site, self.components = site, ScriptComponents()
         self.error: Exception | None = None
 
     @property
     def config(self) -> RunConfig:
-        """The job's settings. The places of its classes are the labels of photographs."""
+        """The job's settings; the indices of its classes are the labels of photographs."""
         return self.site.config
 
     @property
     def training(self) -> LoopTraining:
-        """The methods' part, once the script has joined."""
+        """The methods' part of the training, after `join`."""
         assert isinstance(self.site.training, LoopTraining)
         return self.site.training
 
     def files(self, split: str) -> list[dict[str, Any]]:
-        """The cases of a split as MONAI's transforms take them.
-
-        Returns:
-            For each case ``name``, ``image``, a path or the list of the paths of its channels, and ``label``,
-            a path or the index of the class among the federation's.
+        """Return the cases of a split; see `medfedaug.client.files`.
 
         Raises:
-            DataError: for a class that the federation has not, and for images that a script cannot read.
+            DataError: for a class that the federation lacks, and for images that a script cannot read.
         """
         folder = self.site.folder
         try:
@@ -75,41 +71,38 @@ class Desk:
         except DataError as error:
             self.error = error
             raise
-        found = []
+        files = []
         for case in folder.cases[split]:
             images = [str(path) for path in case.files]
             label = self.config.classes.index(case.label) if isinstance(case.label, str) else str(case.label)
             image: Any = images if len(images) > 1 else images[0]
-            found.append({"name": case.name, Keys.IMAGE: image, Keys.LABEL: label})
-        return found
+            files.append({"name": case.name, Keys.IMAGE: image, Keys.LABEL: label})
+        return files
 
-    def join(self, brought: Brought) -> LoopTraining:
-        """Take part.
+    def join(self, components: ScriptComponents) -> LoopTraining:
+        """Take part with a script's components.
 
         Raises:
-            MedFedAugError: when a method, the network or the data do not go together with a loop of one's
-                own.
+            MedFedAugError: when a method, the network or the data do not allow a custom loop.
         """
-        self.brought = brought
+        self.components = components
         try:
-            self.site.build_around(brought)
+            self.site.build_around(components)
             return self.training
         except Exception as error:
             self.error = error
             raise
 
 
-class ForeignLoop(ABC):
+class CustomLoop(ABC):
     """A site's view of a script with a training loop."""
 
     @abstractmethod
-    def start(self, desk: Desk) -> None:
-        """Run the script from its beginning until it waits for its first round.
-
-        A script that runs already is ended first: what it has may be of an interrupted round.
+    def start(self, session: ScriptSession) -> None:
+        """Run the script until it waits for its first round; end a running one first.
 
         Raises:
-            MedFedAugError: when it ends before.
+            MedFedAugError: when the script ends before.
         """
 
     @abstractmethod
@@ -117,7 +110,7 @@ class ForeignLoop(ABC):
         """Let the script train for a round.
 
         Raises:
-            MedFedAugError: when it ends before the round does.
+            MedFedAugError: when the script ends before the round.
         """
 
     def stepped(self) -> None:
@@ -127,24 +120,24 @@ class ForeignLoop(ABC):
 class _MethodTransform(Transform, RandomizableTrait):
     """Apply the methods' transforms to a training image, after their exchange before training.
 
-    With `RandomizableTrait`, MONAI's caches do not keep what it returns.
+    `RandomizableTrait` keeps MONAI's caches from storing the results.
     """
 
     def __init__(self, make: Callable[[], Sequence[Transform]]) -> None:
         self._make: Callable[[], Sequence[Transform]] | None = make
         self._current: Compose | None = None
-        # In shared memory: a loader may make its samples in processes of its own.
+        # In shared memory, for the worker processes of a loader.
         self._used = torch.zeros(1, dtype=torch.int64).share_memory_()
 
     @property
     def used(self) -> int:
-        """The number of images since the round began, at least 1 where there was any."""
+        """The number of images since the round began, at least 1 if there was any."""
         return int(self._used)
 
     def begin(self, current: Compose | None = None) -> Compose:
-        """A round begins, with the transforms that the site has for it, or new ones."""
+        """Begin a round with the site's transforms for it, by default new ones."""
         assert self._make is not None
-        # Never its truth: the length of a `Compose` makes another one, which seeds the transforms anew.
+        # Not tested for truth: `len` of a `Compose` flattens it, which reseeds the transforms.
         self._current = Compose(list(self._make())) if current is None else current
         self._used.zero_()
         return self._current
@@ -160,7 +153,7 @@ class _MethodTransform(Transform, RandomizableTrait):
 
 
 class LoopTraining(LocalTraining):
-    """The methods' part of the training of one site, for a loop that is not the federation's.
+    """The methods' part of a site's training by a custom loop.
 
     Args:
         model: see `LocalTraining`; the job must not freeze entries of the network.
@@ -168,17 +161,14 @@ class LoopTraining(LocalTraining):
         criterion: the script's own loss.
 
     Attributes:
-        losses: that the script has told in this round.
-        steps: of this round.
+        losses: the losses of this round that the script has reported.
+        steps: the number of steps in this round.
     """
 
     uncaptured: ClassVar[str] = "a script's own loop takes the steps"
 
     def __init__(
-        self,
-        model: SiteModel,
-        loop: ForeignLoop,
-        criterion: Callable[[Tensor, Tensor], Tensor] | None = None,
+        self, model: SiteModel, loop: CustomLoop, criterion: Callable[[Tensor, Tensor], Tensor] | None = None
     ) -> None:
         super().__init__(model)
         self.loop = loop
@@ -198,8 +188,8 @@ class LoopTraining(LocalTraining):
     def _check(self, name: str, part: SitePart) -> None:
         if type(part).mix is not SitePart.mix:
             raise ConfigError(
-                f"{name} changes batches and their labels before the network sees them, and a loop of one's "
-                "own makes its batches itself: take another method, or the federation's own loop"
+                f"{name} changes batches and their labels before the network sees them, and a custom loop "
+                "makes its batches itself: take another method, or the federation's own loop"
             )
         if type(part).gradients is not SitePart.gradients:
             raise ConfigError(
@@ -215,12 +205,12 @@ class LoopTraining(LocalTraining):
         loader: Any,
         round_: LocalRound,
         should_stop: Callable[[], bool] = lambda: False,
-        half: HalfRound | None = None,
+        checkpoint: RoundCheckpoint | None = None,
     ) -> list[float]:
-        """Let the script train. Nothing is kept of half a round: only the script knows where it is.
+        """Let the script train, without checkpoints during the round.
 
         Returns:
-            The losses that the script told, if any.
+            The losses that the script reported, if any.
 
         Raises:
             MedFedAugError: when the script ends, takes no step, leaves out the methods' transform, or has a
@@ -243,25 +233,25 @@ class LoopTraining(LocalTraining):
         return self.values(self.losses)
 
     def begin(self, dataset: Any, should_stop: Callable[[], bool] = lambda: False) -> None:
-        """A round begins."""
+        """Begin a round."""
         self._step, self.losses, self.steps, self._should_stop = None, [], 0, should_stop
         self.transform.begin(dataset.after)
         self.evaluation_transform.begin()
         self.network.train()
 
     def average(self, others: Sequence[Sequence[float]]) -> None:
-        """Average the losses of the steps with those that other processes had for their part of the batch."""
+        """Average the losses of the steps with those of other processes."""
         try:
             pairs = list(zip(self.losses, *others, strict=True))
         except ValueError as error:
             raise MedFedAugError(
-                f"site {self.folder.name}: the processes of the script told step() other numbers of losses"
+                f"site {self.folder.name}: the script's processes gave step() different numbers of losses"
             ) from error
-        self.losses = [(own + sum(rest)) / (1 + len(rest)) for own, *rest in pairs]
+        self.losses = [(loss + sum(rest)) / (1 + len(rest)) for loss, *rest in pairs]
 
     @property
     def transforming(self) -> list[str]:
-        """The methods that change training images by `Federation.transform`."""
+        """The methods that change training images in `Federation.transform`."""
         return [name for name, part in self.parts.items() if list(part.transforms(training=True))]
 
     @property
@@ -318,13 +308,13 @@ class LoopTraining(LocalTraining):
 class Federation:
     """A federation as a training loop sees it: rounds to iterate over, a transform, loss terms, steps.
 
-    Iterating gives one `LocalRound` after the other, as the server asks this site to train. When a round
-    begins, the network has the global weights; when the loop goes on to the next, what it has then is sent.
-    Within a round torch's random numbers follow from the round's seed.
+    Iteration yields a `LocalRound` for each training request of the server. When a round begins, the network
+    has the global weights; when the loop asks for the next round, the site sends the network's weights.
+    Within a round torch's random numbers depend on the round's seed alone.
 
     Args:
-        training: the methods' part.
-        wait: waits for the next round; ``None`` at the end of the job.
+        training: the methods' part of the training.
+        wait: waits for the next round; returns ``None`` at the end of the job.
     """
 
     def __init__(self, training: LoopTraining, wait: Callable[[], LocalRound | None]) -> None:
@@ -341,7 +331,7 @@ class Federation:
 
     @property
     def network(self) -> nn.Module:
-        """The network with the methods' layers in it, on the site's device."""
+        """The network with the methods' layers, on the site's device."""
         return self._training.network
 
     @property
@@ -353,44 +343,43 @@ class Federation:
     def transform(self) -> Transform:
         """Return the methods' transform of a training image, for a dictionary with the key ``image``.
 
-        It comes after all that prepares an image and may be before or after spatial augmentation. Its random
-        draws follow from the round's seed, as long as the loader makes its samples in the loop's process.
+        Put it after the preparation of an image, before or after spatial augmentation. Its random draws
+        depend on the round's seed alone if the loader makes its samples in the loop's process.
         """
         return self._training.transform
 
     @property
     def evaluation_transform(self) -> Transform:
-        """The same for validation and test images, for a `score` of one's own."""
+        """Return the methods' transform of a validation or test image, for a custom `score`."""
         return self._training.evaluation_transform
 
     def loss_terms(self, batch: Any, output: Tensor) -> Tensor:
         """Return the methods' terms of the loss of a batch; call it after each pass of the network.
 
         Args:
-            batch: a dictionary with ``image`` and ``label``, or a pair of them, as the network was given
-                them.
-            output: what the network gave.
+            batch: a dictionary with ``image`` and ``label``, or a pair of them, as the network got them.
+            output: the network's output.
 
         Returns:
-            A scalar with its graph; 0 where no method adds anything.
+            A scalar with its graph; 0 if no method adds a term.
         """
         return self._training.loss_terms(batch, output)
 
     def before_step(self) -> None:
-        """Let methods correct the gradients: between ``loss.backward()`` and the step of the optimiser.
+        """Let methods correct the gradients between ``loss.backward()`` and the optimiser's step.
 
-        Only some methods do; without them the call may be left out.
+        Without such methods the call is optional.
         """
         self._training.before_step()
 
     def step(self, loss: Tensor | None = None) -> None:
-        """Tell that the optimiser has stepped.
+        """Report a step of the optimiser.
 
         Args:
-            loss: of the batch, for the report of the run.
+            loss: the loss of the batch, for the report of the run.
 
         Raises:
-            MedFedAugError: when a method should have corrected the gradients before.
+            MedFedAugError: when a method had to correct the gradients before.
         """
         self._training.step(loss)
 
@@ -400,21 +389,21 @@ class Federation:
         """Call `before_step` and `step` at each step of an optimiser, for loops that cannot be changed.
 
         Args:
-            optimiser: of the network.
+            optimiser: the network's optimiser.
             loss: returns the loss of the batch, for the report of the run.
         """
 
         def before(optimiser: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            # The first argument is the optimiser. A closure, as Lightning gives one, makes the gradients.
+            # The first argument is the optimiser. A closure, as of Lightning, computes the gradients.
             closure = args[1] if len(args) > 1 else kwargs.get("closure")
             if closure is None:
                 self.before_step()
                 return None
 
             def corrected() -> Any:
-                found = closure()
+                loss_value = closure()
                 self.before_step()
-                return found
+                return loss_value
 
             return args[:1], {**kwargs, "closure": corrected}
 

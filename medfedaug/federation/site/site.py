@@ -31,8 +31,8 @@ from medfedaug.federation.messages.messages import (
 )
 from medfedaug.federation.messages.site_sampling import site_weight
 from medfedaug.federation.planning.prospect import received, site_prospect
-from medfedaug.federation.secure.masks import Member, OutOfTurn, Sealing
-from medfedaug.federation.site.gate import ROUND, Door
+from medfedaug.federation.secure.masks import Member, OutOfTurn, RoundMasking
+from medfedaug.federation.site.gate import ROUND, Gate
 from medfedaug.federation.site.trainer import SiteTrainer, site_fingerprint
 from medfedaug.federation.site.training_state import StateMismatch
 from medfedaug.privacy import job_hash
@@ -40,56 +40,49 @@ from medfedaug.privacy.policy import SUMMARY
 from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.validation import is_number
 
-__all__ = ["Site"]
-
 _log = logging.getLogger(__name__)
 
 
 class Site:
     """An engine's view of a site: a request in, a reply out, also after an error.
 
-    Only this class turns requests into calls of a `SiteTrainer`, and all engines use it. An error at a site
-    becomes `Reply.error`, one line for the server's log, and never an exception, which would end the whole
-    federation. After an error the next request begins with a new network and with what the site had kept,
-    since the state after an interrupted training is unknown.
+    All engines use this class to turn requests into calls of a `SiteTrainer`. An error at a site becomes
+    `Reply.error`, one line for the server's log, and never an exception, which would end the federation.
+    After an error the next request begins with a new network and the site's kept state.
 
     Args:
         name: the site's name in the federation.
-        trainer: not yet initialised.
-        door: what the site checks before it answers and before it sends; by default nothing.
-        on_event: called after every request with what was done and sent, for the site's own log.
+        trainer: the site's trainer, not yet opened.
+        gate: the site's checks before and after each request; by default none.
+        on_event: called after every request with a summary, for the site's own log.
     """
 
     tasks: ClassVar[tuple[str, ...]] = TASKS
     prospect: list[ImageFingerprint]
-    """Fingerprints of all sites, in a job that exchanges these, once the server has told them."""
+    """Fingerprints of all sites, from the server of a job that exchanges them."""
 
     def __init__(
-        self,
-        name: str,
-        trainer: SiteTrainer,
-        door: Door | None = None,
-        on_event: OnEvent | None = None,
+        self, name: str, trainer: SiteTrainer, gate: Gate | None = None, on_event: OnEvent | None = None
     ) -> None:
         self.name, self.trainer, self.on_event = name, trainer, on_event
-        self.door = door or Door()
-        self._masks = self.door.masks(name)
+        self.gate = gate or Gate()
+        self._masks = self.gate.masks(name)
         self._planning, self._planned = bool(trainer.config.planning), dict[str, Any]()
         self._has_pilot = bool(trainer.config.pilot)
         self.prospect = []
         self._ready = False
-        self._scored = False  # whether a request that no other site has signed has changed the network
+        self._scored = False  # True if a request without signatures has changed the network
 
     def answer(self, request: Request, should_stop: Callable[[], bool] | None = None) -> Reply:
-        """Do what the server asks.
+        """Answer a request.
 
         Args:
-            request: the server's.
-            should_stop: called before every step; returns whether training is to end early.
+            request: the server's request.
+            should_stop: called before every step; returns whether training has to end early.
         """
         try:
             self._check(request)
-            self.door.incoming(request)
+            self.gate.incoming(request)
             if self.trainer.take_plan(request.planned):
                 self._ready = False
             if not self._ready or (request.task == TRAIN and self._scored and self._is_secure):
@@ -102,51 +95,48 @@ class Site:
             started = time.perf_counter()
             try:
                 reply = self._do(request, should_stop)
-            except StateMismatch as error:  # of what it kept of the round, which is gone now
+            except StateMismatch as error:  # the checkpoint of the round is removed
                 warn(f"{error}; round {request.round} is trained from its beginning")
                 self._open(should_stop)
                 reply = self._do(request, should_stop)
-            sent = self.door.outgoing(reply, self.trainer)
+            sent = self.gate.outgoing(reply, self.trainer)
             self._tell(sent, time.perf_counter() - started)
             return sent
         except Exception as error:
             self._ready = False
             if request.task in (TRAIN, *MASK_TASKS) and not isinstance(error, OutOfTurn):
                 self._masks.void()
-            # A round that is none would not travel back.
+            # An invalid round could not be sent back.
             round_ = request.round if type(request.round) is int and request.round >= 0 else 0
             if not isinstance(error, MedFedAugError):
                 _log.exception("site %s: %s failed", self.name, request.task)
-            told = self.door.explained(self.name, request.task, error, self.trainer)
+            text = self.gate.error_text(self.name, request.task, error, self.trainer)
             if self.on_event is not None:
-                self.on_event({"event": "not_answered", "task": str(request.task)[:80], "reason": told})
-            return Reply(request.task, round_, error=told)
+                self.on_event({"event": "not_answered", "task": str(request.task)[:80], "reason": text})
+            return Reply(request.task, round_, error=text)
 
     def _open(self, should_stop: Callable[[], bool] | None) -> None:
         """Admit the job, and build the network and the methods anew."""
-        self.door.admit(self.trainer.config, should_stop or (lambda: False))
+        self.gate.admit(self.trainer.config, should_stop or (lambda: False))
         self.trainer.open(self.name)
-        self.door.opened(self.trainer)
+        self.gate.opened(self.trainer)
         self._ready, self._scored = True, False
 
     def _is_behind(self, request: Request) -> bool:
-        """True where the request is about a model from before all rounds of this site.
-
-        The site then answers as one that has not trained yet, whether it was restarted since or not.
-        """
+        """Return whether the model of a request is older than all rounds of this site."""
         before = request.round - 1 if request.task == TRAIN else request.round
         return request.task in (TRAIN, VALIDATE, TEST) and self.trainer.memory.is_ahead(before)
 
     def _tell(self, reply: Reply, seconds: float) -> None:
-        """Report what was sent: no names of cases, and of statistics nothing but their size."""
+        """Report a reply, without names of cases, and with the sizes of statistics alone."""
         if self.on_event is None or reply.task in MASK_TASKS:
             return
         methods = sorted(by_method(reply.payload))
-        named = (f"val_{self.trainer.task.metric}", self.trainer.task.metric)
-        scores = {name: reply.metrics[name] for name in named if is_number(reply.metrics.get(name))}
-        if reply.task == TRAIN and is_number(self.trainer.last_loss):  # which the site itself may know
+        names = (f"val_{self.trainer.task.metric}", self.trainer.task.metric)
+        scores = {name: reply.metrics[name] for name in names if is_number(reply.metrics.get(name))}
+        if reply.task == TRAIN and is_number(self.trainer.last_loss):
             scores = {"train_loss": self.trainer.last_loss, **scores}
-        without = reply.metrics.get(UNSCORED if reply.task == TRAIN else "note")
+        note = reply.metrics.get(UNSCORED if reply.task == TRAIN else "note")
         self.on_event(
             {
                 "event": "answered",
@@ -154,7 +144,7 @@ class Site:
                 "round": reply.round,
                 "rounds": self.trainer.config.rounds,
                 "scores": scores,
-                **({"unscored": without} if isinstance(without, str) else {}),
+                **({"unscored": note} if isinstance(note, str) else {}),
                 "samples": reply.num_samples,
                 "cases": len(self.trainer.folder.cases["training"]),
                 "seconds": seconds,
@@ -165,22 +155,17 @@ class Site:
         )
 
     def _check(self, request: Request) -> None:
-        """Check that a request is one of the protocol's, whatever a server sends.
-
-        Raises:
-            MedFedAugError: naming what it asks.
-        """
+        """Check that a request belongs to the protocol and the job."""
         if request.task not in self.tasks:
             raise MedFedAugError(
                 f"site {self.name}: no task {str(request.task)[:80]!r}; it answers {', '.join(self.tasks)}"
             )
-        # Of a pilot the request may be of another training, which is not opened before this check.
+        # A pilot's request may start another training, which is not open yet.
         config = self.trainer.planned_run(request.planned) if self._has_pilot else self.trainer.config
         if (request.task == PROSPECT) != config.prospect:
             what = "exchanges fingerprints alone" if config.prospect else "exchanges none"
             raise MedFedAugError(f"site {self.name}: this job {what}, and the server asked to {request.task}")
         if request.planned and request.planned != self._planned and not self._has_pilot:
-            # A site takes part in the job as it was submitted.
             if not self._planning or self._planned:
                 which = "a second plan" if self._planned else "a plan for a job that is not planned"
                 raise MedFedAugError(f"site {self.name}: the server sent {which}")
@@ -216,22 +201,22 @@ class Site:
             reply.masks = self._masks.answer(request, self._member())
         elif request.task == TRAIN:
             self._check_trains()
-            sealing = None
+            masking = None
             if self._is_secure:
                 once = request.once or trainer.memory.once
-                sealing = self._masks.sealing(request, self._member(), once)
+                masking = self._masks.masking(request, self._member(), once)
             trainer.memory.forget(request.selected_round, request.round)
             trainer.start_round(request.round, request.weights, request.payload, request.once)
-            self.door.met(request, trainer)
-            # The model in the request is the result of the previous round; the initial model is untrained.
+            self.gate.model_received(request, trainer)
+            # The request brings the model of the previous round; the initial model is untrained.
             score: dict[str, Any] = {}
             if trainer.config.validates(request.round - 1):
-                found = trainer.evaluate_round("validation", request.round - 1)
-                score = self._validation_score(request, found)
+                scores = trainer.evaluate_round("validation", request.round - 1)
+                score = self._validation_score(request, scores)
             reply = trainer.train(request.round, should_stop)
             reply.metrics = {**score, **reply.metrics}
-            if sealing is not None:
-                self._mask(request, reply, sealing)
+            if masking is not None:
+                self._mask(request, reply, masking)
             if not trainer.training.private:
                 reply.metrics["seconds"] = time.perf_counter() - started
         else:
@@ -242,24 +227,24 @@ class Site:
             if request.task == VALIDATE:
                 split, place = "validation", f"{ROUND}{request.round}"
             trainer.receive(request.weights, request.payload, request.once)
-            self.door.met(request, trainer)
-            asked = self.door.asked(request, trainer, place)
-            self.door.check_scores(asked, trainer)
+            self.gate.model_received(request, trainer)
+            model = self.gate.identify(request, trainer, place)
+            self.gate.check_scores(model, trainer)
             scored = trainer.evaluate_round(split, request.round)
-            reply.metrics = self.door.release(asked, scored, trainer)
+            reply.metrics = self.gate.release(model, scored, trainer)
         return reply
 
     def _validation_score(self, request: Request, scored: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what an update says of the model of the round before: its score, or why there is none."""
+        """Return the score of the previous round's model for an update, or the reason for none."""
         trainer, metric = self.trainer, self.trainer.task.metric
         try:
-            asked = self.door.asked(request, trainer, f"{ROUND}{request.round - 1}")
-            told = self.door.release(asked, scored, trainer)
+            model = self.gate.identify(request, trainer, f"{ROUND}{request.round - 1}")
+            released = self.gate.release(model, scored, trainer)
         except PrivacyRefused as error:
-            told = {metric: None, "note": str(error)}
-        score = {f"val_{metric}": told[metric]}
-        if told[metric] is None and "note" in told:
-            score[UNSCORED] = told["note"]
+            released = {metric: None, "note": str(error)}
+        score = {f"val_{metric}": released[metric]}
+        if released[metric] is None and "note" in released:
+            score[UNSCORED] = released["note"]
         return score
 
     @property
@@ -267,28 +252,28 @@ class Site:
         return self.trainer.composition.sums is not None
 
     def _check_trains(self) -> None:
-        if not self.trainer.trains:  # its training cases were not checked when the job was opened
+        if not self.trainer.trains:  # its training cases are unchecked
             raise MedFedAugError(f"site {self.name}: it does not train in this job")
 
     def _member(self) -> Member:
-        """Return the site's own facts on a training under secure aggregation."""
+        """Return the site's own values for a training under secure aggregation."""
         assert self.trainer.samples is not None
         weight = site_weight(self.trainer.config, len(self.trainer.samples.training()))
         return Member(weight, job_hash(self.trainer.config.to_dict()))
 
-    def _mask(self, request: Request, reply: Reply, sealing: Sealing) -> None:
-        """Put masked numbers in the place of weights and statistics."""
+    def _mask(self, request: Request, reply: Reply, masking: RoundMasking) -> None:
+        """Replace weights and statistics by masked numbers."""
         sums = self.trainer.composition.sums
         assert sums is not None
         words = sums.encode(
             self.name,
             reply.weights,
             reply.payload,
-            weight=sealing.weight,
-            total=sealing.total,
-            sites=len(sealing.sites),
+            weight=masking.weight,
+            total=masking.total,
+            sites=len(masking.sites),
         )
         after = {key: reply.weights[key] for key in sums.shapes}
         before = {key: request.weights[key] for key in sums.shapes}
-        reply.masks = {MASKED: torch.from_numpy(sealing.mask(words, before, after).view(np.int64))}
+        reply.masks = {MASKED: torch.from_numpy(masking.mask(words, before, after).view(np.int64))}
         reply.weights, reply.payload = {}, {}

@@ -1,4 +1,4 @@
-"""State that a site keeps for itself from round to round, in memory and on disk."""
+"""A site's state between rounds, in memory and on disk."""
 
 from __future__ import annotations
 
@@ -19,12 +19,7 @@ from medfedaug.utils.files import remove_unfinished
 
 @dataclass(frozen=True)
 class LocalState:
-    """State of a site after a round: entries of the network, and the methods' own state.
-
-    Args:
-        network: entries of the state dict that are neither sent nor received.
-        methods: by method, `medfedaug.methods.base.SitePart.state`.
-    """
+    """A site's state after a round: unsent entries of the network, and `SitePart.state` by method."""
 
     network: dict[str, Tensor]
     methods: dict[str, Payload]
@@ -43,9 +38,12 @@ class LocalState:
 
 
 def read_local_states(file: Path) -> dict[int, LocalState]:
-    """Read what a site kept in a run, by round; nothing where there is no file."""
-    saved = load_checkpoint(file) if file.exists() else {}
-    return _states(saved)
+    """Read a site's states of a run, by round; none if the file is missing."""
+    return _states(_load(file))
+
+
+def _load(file: Path | None) -> dict[str, Any]:
+    return load_checkpoint(file) if file is not None and file.exists() else {}
 
 
 def _states(saved: Mapping[str, Any]) -> dict[int, LocalState]:
@@ -53,22 +51,22 @@ def _states(saved: Mapping[str, Any]) -> dict[int, LocalState]:
 
 
 class RoundMemory:
-    """Keeps the state of three rounds: the selected one (for the test), the last one and the one before it.
+    """Keeps the states of the selected round (for the test), the last round and the round before it.
 
-    The one before the last is kept because the server may have to repeat a round.
+    The server may have to repeat a round, which needs the state before it.
 
     Args:
         site: the site's name, for messages.
-        folder: a folder that survives the process; ``None`` keeps everything in memory only.
+        folder: a folder that survives the process; ``None`` keeps everything in memory.
 
     Attributes:
-        run: the run that it belongs to.
-        sent: what the site sent before training; ``None`` until then.
-        once: what it received in return, with the entries of the model that no site trains.
-        frozen: a hash of these; empty for none.
-        present: the round whose state is now in the network and in the methods; 0 for none yet, -1 if the
-            network's state belongs to no round.
-        checkpointed: the rounds from which the server would continue if it were started again now.
+        run: the identity of the run.
+        sent: the site's payload before training; ``None`` until then.
+        once: the received exchange before training, with the entries of the model that no site trains.
+        frozen: a hash of these entries; empty for none.
+        present: the round whose state the network and the methods hold; 0 for none yet, -1 if the network's
+            state belongs to no round.
+        checkpointed: the rounds from which a restarted server would continue.
     """
 
     def __init__(self, site: str, folder: Path | None) -> None:
@@ -82,85 +80,68 @@ class RoundMemory:
         self._rounds: dict[int, LocalState] = {}
 
     def enter(self, run: str) -> bool:
-        """Load what was kept in a run, if the site took part in it before a restart.
-
-        Returns:
-            Whether this is a different run than before.
-        """
+        """Load the states of a run, if the site took part before a restart; return whether the run is new."""
         if run == self.run:
             return False
-        if not re.fullmatch(r"[0-9a-f]{32}", run):  # it becomes the name of a file
+        if not re.fullmatch(r"[0-9a-f]{32}", run):  # it becomes a file name
             raise MedFedAugError(f"site {self.site}: {run[:40]!r} is not the identity of a run")
         if self.folder is not None:
             remove_unfinished(self.folder)
-        path = self._file(run)
-        saved = load_checkpoint(path) if path is not None and path.exists() else {}
-        # Only now: a request after one that failed here must not find an empty memory of the run.
+        saved = _load(self._file(run))
+        # Only now, so that a request after a failed load does not meet an empty memory.
         self.run, self.present = run, 0
         self.sent = saved.get("sent")
-        file = self._frozen_file(run)
-        frozen = load_checkpoint(file)["entries"] if file is not None and file.exists() else {}
+        frozen = _load(self._file(run, ".frozen.pt")).get("entries", {})
         self.once, self.frozen = {**saved.get("once", {}), **frozen}, entries_hash(frozen)
         self._rounds = _states(saved)
         return True
 
     @property
     def begun(self) -> bool:
-        """Return whether the site has trained, or is training, in this run."""
+        """Return whether the site has begun to train in this run."""
         return bool(self._rounds) or self.present != 0
 
     def latest(self, round_: int) -> int:
-        """The last round up to the given one in which this site trained. It may have missed some rounds."""
+        """Return the last round up to the given one in which this site trained; 0 for none."""
         return max((r for r in self._rounds if r <= round_), default=0)
 
     def is_ahead(self, round_: int) -> bool:
-        """Return whether the site has trained, but in no round up to the given one.
-
-        As where it joined after the selected round, or the server repeats the first round that it was in.
-        """
+        """Return whether the site has trained, but in no round up to the given one."""
         return self.begun and not self.latest(round_)
 
     def start_over(self) -> None:
-        """Forget every round. The caller replaces what network and methods hold of one."""
+        """Forget every round. The caller rebuilds network and methods."""
         self._rounds, self.present = {}, 0
 
-    def network_is_new(self) -> None:
-        """Note that the network has been built anew: no round's state is in it."""
-        self.present = 0
-
     def forget(self, selected: int, current: int) -> None:
-        """Drop the state of rounds that can no longer be requested."""
+        """Drop the states that no later request can need."""
         needed = {self.latest(round_) for round_ in (selected, current - 1, *self.checkpointed)}
         self._rounds = {r: state for r, state in self._rounds.items() if r in needed}
 
     def remember(self, round_: int, state: LocalState) -> None:
-        """Keep the state after a finished round, which is the one in the network."""
+        """Keep the state after a finished round, which the network holds."""
         self._rounds[round_] = state
         self.present = round_
 
     def recall(self, round_: int) -> LocalState | None:
-        """Return the state that was kept after a round, for the caller to load.
-
-        Returns:
-            ``None`` if it is in the network already, or the round is 0.
-        """
+        """Return the state of a round to load; ``None`` if the network holds it, or the round is 0."""
         if not round_ or round_ == self.present:
             return None
         self.present = round_
         return self._rounds[round_]
 
     def take_once(self, once: Payload) -> None:
-        """Keep what was received once; what no site trains lies in a file that is written once."""
+        """Keep the exchange before training; write the entries that no site trains to a file once."""
         self.once = once
         entries, _ = split_frozen(once)
-        found = entries_hash(entries)
-        path = self._frozen_file(self.run)
-        if found not in ("", self.frozen) and path is not None:
+        frozen = entries_hash(entries)
+        path = self._file(self.run, ".frozen.pt")
+        if frozen not in ("", self.frozen) and path is not None:
             save_checkpoint(path, {"entries": entries}, private=True)
-        self.frozen = found
+        self.frozen = frozen
 
     def save(self) -> None:
-        """Write the file, if there is a folder."""
+        """Write the file, if the memory has a folder."""
         path = self._file(self.run)
         if path is not None:
             rounds = {r: vars(kept) for r, kept in self._rounds.items()}
@@ -169,15 +150,11 @@ class RoundMemory:
             save_checkpoint(path, content, private=True)
 
     def half_file(self) -> Path | None:
-        """The file of a round that is under way (`medfedaug.federation.site.interrupted_round`)."""
-        path = self._file(self.run)
-        return path.with_suffix(".half.pt") if path is not None else None
+        """Return the file of an unfinished round (`medfedaug.federation.site.interrupted_round`)."""
+        return self._file(self.run, ".half.pt")
 
-    def _frozen_file(self, run: str) -> Path | None:
-        return self.folder / f"{run}.frozen.pt" if self.folder is not None and run else None
-
-    def _file(self, run: str) -> Path | None:
-        return self.folder / f"{run}.pt" if self.folder is not None and run else None
+    def _file(self, run: str, suffix: str = ".pt") -> Path | None:
+        return self.folder / f"{run}{suffix}" if self.folder is not None and run else None
 
 
 def _copy(value: Tensor) -> Tensor:

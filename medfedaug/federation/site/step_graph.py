@@ -1,4 +1,4 @@
-"""Training steps and passes of inference as CUDA graphs: captured once, then repeated without Python."""
+"""Training steps and passes of inference as CUDA graphs, captured once and replayed without Python."""
 
 from __future__ import annotations
 
@@ -19,13 +19,10 @@ Work = Callable[..., Any]
 
 
 class CudaGraph:
-    """A CUDA graph on a stream of its own, in the memory that all of the process share.
+    """A CUDA graph on a separate stream, in a memory pool of the process.
 
-    At any time one site of a process trains, so that no two graphs are in use.
-
-    Args:
-        device: the GPU.
-        generators: random generators beside PyTorch's own from which the captured work draws.
+    Only one site of a process trains at a time, so that no two graphs run at once. ``generators`` are those
+    of the captured work besides PyTorch's default one.
     """
 
     def __init__(self, device: torch.device, generators: Iterable[torch.Generator] = ()) -> None:
@@ -35,50 +32,44 @@ class CudaGraph:
 
     @contextmanager
     def on_stream(self) -> Iterator[None]:
-        """A context for work that is not captured, on the stream of the capture, in order with all else."""
+        """Run uncaptured work on the stream of the capture, in order with the current stream."""
         self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
         with torch.cuda.stream(self.stream):
             yield
         torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
 
     def capture(self, work: Callable[[], Any]) -> Any:
-        """Record what ``work`` starts, without computing it; return the tensors that `replay` will fill."""
-        # Another thread makes batches meanwhile, in memory that it asks CUDA for.
+        """Record ``work`` without computing it; return the tensors that `replay` will fill."""
+        # Meanwhile another thread makes batches, and allocates memory for them.
         where: dict[str, Any] = {"pool": _pool(), "stream": self.stream, "capture_error_mode": "thread_local"}
         with torch.cuda.graph(self.graph, **where):
             return work()
 
     def replay(self) -> None:
-        """Compute what was recorded."""
+        """Compute the recorded work."""
         self.graph.replay()
 
 
-@cache
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
-
-
-@cache
-def _pool() -> Any:
-    return torch.cuda.graph_pool_handle()
+_stream = cache(torch.cuda.Stream)
+_pool = cache(torch.cuda.graph_pool_handle)
 
 
 GRAPH_OF: dict[str, Callable[..., Any]] = {"cuda": CudaGraph}
-"""The graph of each type of device that has one."""
+"""The class of graphs for each type of device."""
 
 
 class StepGraph:
-    """A step that is captured when batches of one shape come, and is computed as it is for others.
+    """A step that is captured for batches of one shape, and computed plainly for others.
 
-    The first step is computed as it is: it makes what all later ones use, as an optimiser's moments. What it
-    does in Python is not repeated, so that all that changes from step to step must be tensors on the device,
-    each at its place in memory.
+    The first step is computed plainly, since it allocates state such as an optimiser's moments. A replay
+    repeats no Python, so that everything that changes between steps must be a tensor on the device, at a
+    fixed place in memory.
 
     Args:
-        step: computes something of a batch, as its loss while it moves the weights.
+        step: computes the result of a batch, such as the loss of a training step.
         graph: a `CudaGraph`.
-        parts: the methods' halves, whose attributes are put back where a capture fails.
-        failed: called with the reason then; steps are computed as they are from there on.
+        parts: the methods' halves, whose attributes are restored if a capture fails.
+        failed: called with the reason of a failed capture; all later steps are plain.
     """
 
     def __init__(
@@ -88,7 +79,7 @@ class StepGraph:
         self._plain = False
         self._shapes: list[Any] = []
         self._inputs: list[Tensor] = []
-        self._made: Any = None
+        self._outputs: Any = None
 
     def __call__(self, *batch: Tensor) -> Any:
         """Take a step; the tensors of a batch are on the device."""
@@ -97,50 +88,44 @@ class StepGraph:
         self._shapes = self._shapes or shapes
         if first or self._plain or shapes != self._shapes:
             return self._plainly(batch)
-        if self._made is None and (reason := self._capture(batch)):
+        if self._outputs is None and (reason := self._capture(batch)):
             self._plain = True
             self.failed(reason)
             return self._plainly(batch)
         for place, tensor in zip(self._inputs, batch, strict=True):
             place.copy_(tensor)
         self.graph.replay()
-        return tree_map_only(Tensor, torch.clone, self._made)
+        return tree_map_only(Tensor, torch.clone, self._outputs)
 
     def _plainly(self, batch: Iterable[Tensor]) -> Any:
         with self.graph.on_stream():
             return self.step(*batch)
 
     def _capture(self, batch: Iterable[Tensor]) -> str:
-        """Capture the step; return the reason where that fails, with all as it was before."""
+        """Capture the step; on failure restore everything and return the reason."""
         inputs = [tensor.clone(memory_format=torch.preserve_format) for tensor in batch]
         attributes = [dict(vars(part)) for part in self.parts]
-        drawn = torch.get_rng_state()
+        random = torch.get_rng_state()
         try:
-            made = self.graph.capture(lambda: self.step(*inputs))
-            reason = ""
-        except Exception as error:  # of CUDA, PyTorch, or a network of the user's own, of many kinds
+            outputs, reason = self.graph.capture(lambda: self.step(*inputs)), ""
+        except Exception as error:  # of many kinds, from CUDA, PyTorch or the network
             reason = first_line(error)
-        if not torch.equal(drawn, torch.get_rng_state()):
+        if not torch.equal(random, torch.get_rng_state()):
             reason = reason or "a step draws random numbers on the CPU"
-            torch.set_rng_state(drawn)
+            torch.set_rng_state(random)
         if reason:
             for part, before in zip(self.parts, attributes, strict=True):
                 vars(part).clear()
                 vars(part).update(before)
         else:
-            self._inputs, self._made = inputs, made
+            self._inputs, self._outputs = inputs, outputs
         return reason
 
 
 class Capturing:
-    """Makes graphs of what a site repeats, until there is a reason not to, which is said once.
+    """Captures repeated work of a site as graphs, until a reason not to arises; warns of it once.
 
-    Args:
-        what: is repeated, in the plural, for the message.
-        site: the site's name, for it.
-        device: computes it.
-        wanted: one of `medfedaug.config.machine.GRAPHS`.
-        reason: of a site that cannot; empty for one that can.
+    ``what`` names the work in the plural, and ``wanted`` is one of `medfedaug.config.machine.GRAPHS`.
     """
 
     def __init__(self, what: str, site: str, device: torch.device, wanted: str, reason: str) -> None:
@@ -150,12 +135,12 @@ class Capturing:
             self.stop(reason)
 
     def stop(self, reason: str) -> None:
-        """Capture nothing from here on, and say why."""
+        """Capture nothing from now on, and warn with the reason."""
         self.on = False
         warn(f"{self.what} are not captured as CUDA graphs: {reason}", site=self.site)
 
     def repeated(self, work: Work, parts: Mapping[str, SitePart]) -> Work:
-        """Return the same work, captured where that is on."""
+        """Return the work, captured if capturing is on."""
         if not self.on:
             return work
         graph = GRAPH_OF[self.device.type](self.device, generators_on(self.device, parts))
@@ -163,9 +148,9 @@ class Capturing:
 
 
 class CapturedNetwork(nn.Module):
-    """A network in evaluation mode, of whose batches those of one shape are captured.
+    """A network in evaluation mode with captured passes for batches of one shape.
 
-    It serves as long as nothing but the values of the network's weights changes.
+    It is valid as long as only the values of the network's weights change.
     """
 
     def __init__(self, network: nn.Module, passes: Capturing, parts: Mapping[str, SitePart]) -> None:
@@ -175,19 +160,19 @@ class CapturedNetwork(nn.Module):
 
     def forward(self, *inputs: Any, **settings: Any) -> Any:
         """Return the network's output."""
-        plain = settings or not all(isinstance(one, Tensor) for one in inputs)
+        plain = settings or not all(isinstance(tensor, Tensor) for tensor in inputs)
         return self.network(*inputs, **settings) if plain else self._repeated(*inputs)
 
 
 def generators_on(device: torch.device, parts: Any) -> list[torch.Generator]:
-    """Return the random generators on a device that methods' halves hold."""
-    return [one for one in find_generators(parts) if getattr(one, "device", None) == device]
+    """Return the methods' random generators on a device."""
+    return [generator for generator in find_generators(parts) if getattr(generator, "device", None) == device]
 
 
 def why_plain(
     device: torch.device, methods: Iterable[Method], parts: Mapping[str, SitePart] | None = None
 ) -> str:
-    """Return the reason why a site's work cannot be captured; empty where it can."""
+    """Return the reason why a site's work cannot be captured; empty if it can."""
     if device.type not in GRAPH_OF:
         return f"a device of type {device.type} has none"
     for method in methods:
@@ -202,9 +187,9 @@ _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 
 
 def of_device(optimiser: torch.optim.Optimizer, device: torch.device) -> torch.optim.Optimizer:
-    """Let an optimiser do its step in one operation, and count its steps on the device.
+    """Fuse an optimiser's step on a GPU, and count its steps on the device.
 
-    It does so whether or not steps are captured: one arithmetic. A CPU's optimiser stays as it is.
+    Applies with and without capturing, for equal arithmetic. A CPU's optimiser stays as it is.
     """
     if device.type in GRAPH_OF:
         fused = device.type == "cuda" and type(optimiser) in _FUSED

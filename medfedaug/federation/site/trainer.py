@@ -1,7 +1,8 @@
-"""`SiteTrainer`: a site's model that is also trained, with what the site keeps from round to round."""
+"""`SiteTrainer`: training of a site's model, with the state that the site keeps between rounds."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from medfedaug._version import __version__
 from medfedaug.config.machine import Machine
 from medfedaug.config.plan import PLANNED
 from medfedaug.config.run import RunConfig, derive_seed
@@ -29,6 +31,7 @@ from medfedaug.federation.messages.messages import (
     VALIDATE,
     Reply,
     Request,
+    digest_of,
     entries_hash,
     namespaced,
     own_entries,
@@ -37,11 +40,11 @@ from medfedaug.federation.messages.messages import (
 from medfedaug.federation.messages.privacy_guard import PrivacyGuard
 from medfedaug.federation.planning.fingerprint import PLAN, FingerprintExchange, site_spacing
 from medfedaug.federation.planning.pilot import pilot_training
-from medfedaug.federation.site.interrupted_round import HalfRound, digest
+from medfedaug.federation.site.interrupted_round import RoundCheckpoint
 from medfedaug.federation.site.local_training import LocalRound, LocalTraining
 from medfedaug.federation.site.model import SiteModel
-from medfedaug.federation.site.script_components import Brought
-from medfedaug.federation.site.script_training import Desk, ForeignLoop, LoopTraining
+from medfedaug.federation.site.script_components import ScriptComponents
+from medfedaug.federation.site.script_training import CustomLoop, LoopTraining, ScriptSession
 from medfedaug.federation.site.state import LocalState, RoundMemory
 from medfedaug.federation.site.training_mode import local_training
 from medfedaug.methods.base import Payload
@@ -60,11 +63,11 @@ ReleaseLoss = Callable[[str, int, Mapping[str, Tensor], Mapping[str, float | Non
 
 _SPLITS = ("validation", "test")
 _CPU = torch.device("cpu")
-_LEAST_GAIN = 1.1  # less is not worth the digits
+_LEAST_GAIN = 1.1  # a smaller gain does not justify the loss of precision
 
 
 class SiteTrainer(SiteModel):
-    """A site of the federation: its model, its training, and what it keeps.
+    """A site of the federation: its model, its training, and its kept state.
 
     The order of calls is `open` and `prepare` once, then `start_round`, `train` and `evaluate` in every
     round. A request brings one model, which is first scored and then trained.
@@ -72,35 +75,34 @@ class SiteTrainer(SiteModel):
     All random numbers follow from the run's seed, the site's name and the round, so a round gives the same
     weights in any process and after a restart.
 
-    What the site keeps for itself (local norm layers, a method's own state) is stored by round
+    The site's state (local norm layers, state of a method) is stored by round
     (`medfedaug.federation.site.state.RoundMemory`), so that it survives a restart and a repeated round.
 
     Args:
         config: see `SiteModel`.
-        data: see there.
-        device: see there.
-        state_dir: a folder for what the site keeps; ``None`` keeps it only in memory.
-        policy: what the site lets its methods send; never part of a job. ``None`` lets everything pass, for
+        data: see `SiteModel`.
+        device: see `SiteModel`.
+        state_dir: a folder for the site's state; ``None`` keeps it only in memory.
+        policy: the site's privacy policy, never part of a job. ``None`` lets everything pass, for
             simulations, in which nothing leaves the machine.
-        ledger: the file of the site's account of what it has released and spent, over all jobs.
+        ledger: the file of the site's privacy ledger, over all jobs.
         threads: see `SiteModel`.
-        machine: see there.
-        statistics: see there.
-        save_every: minutes of a round's training after which its state is written, so that a restart goes on
-            from there; 0 for never.
+        machine: see `SiteModel`.
+        statistics: see `SiteModel`.
+        save_every: minutes of a round's training between two checkpoints; 0 for none.
 
     Attributes:
         exchange_device: the device of an update's weights: the CPU, unless the server is in the same process.
-        saves_each_round: whether the site's state is written after each round, or only when `save` is called.
+        saves_each_round: whether the site's state is written after each round, or only by `save`.
         training_dataset: makes the training data of a round from its seed; by default `own_dataset`.
-        loop: a script whose loop trains in the place of the federation's; ``None`` for the federation's.
+        loop: a script's training loop; ``None`` for the federation's.
         continued: the steps of the last round that an earlier process of the site took; 0 for none.
         last_metrics: numbers about the last round of training.
         last_loss: the mean loss of the steps of the last round, for the site itself; ``None`` before.
-        release_loss: of a loss over training cases what may leave, of a site in a real federation, whose
-            `medfedaug.federation.site.gate.GuardedDoor` sets it; ``None`` where everything may.
-        memory: what the site keeps from round to round.
-        guard: what the site's policy lets out; made by `open`, like ``training``.
+        release_loss: returns the part of a loss over training cases that may leave a site of a real
+            federation; set by `medfedaug.federation.site.gate.GuardedGate`; ``None`` without limits.
+        memory: the site's state between rounds.
+        guard: the guard of the site's policy; made by `open`, like ``training``.
         training: the local training.
     """
 
@@ -128,7 +130,7 @@ class SiteTrainer(SiteModel):
         self.exchange_device = _CPU
         self.saves_each_round = True
         self.training_dataset: Callable[[int], Dataset[Any]] = self.own_dataset
-        self.loop: ForeignLoop | None = None
+        self.loop: CustomLoop | None = None
         self.continued = 0
         self.last_metrics: dict[str, Any] = {}
         self.last_loss: float | None = None
@@ -138,7 +140,7 @@ class SiteTrainer(SiteModel):
         self._precision_is_open = False
 
     def open(self, name: str) -> None:
-        """Open the data folder and build network, methods, guard and training, anew if it was open.
+        """Open the data folder and build network, methods, guard and training.
 
         Raises:
             MedFedAugError: see `SiteModel.open`; also when a script's training loop cannot take part.
@@ -148,15 +150,15 @@ class SiteTrainer(SiteModel):
 
     def _begin(self) -> None:
         if self.loop is not None and self.trains:
-            self.loop.start(Desk(self))
+            self.loop.start(ScriptSession(self))
         else:
-            self._build(Brought())
+            self._build(ScriptComponents())
 
-    def build_around(self, script: Brought) -> None:
-        """Build around what a script brings, in its thread."""
+    def build_around(self, script: ScriptComponents) -> None:
+        """Build network, methods and training with a script's components, in its thread."""
         self._build(script, self.loop)
 
-    def _build(self, script: Brought, loop: ForeignLoop | None = None) -> None:
+    def _build(self, script: ScriptComponents, loop: CustomLoop | None = None) -> None:
         super()._build(script)
         composition = self.composition
         self.guard = PrivacyGuard(
@@ -172,16 +174,16 @@ class SiteTrainer(SiteModel):
         self.training = local_training(self, self.guard, loop, script.criterion)
         settled = self.training.private or isinstance(self.training, LoopTraining)
         self._precision_is_open = self.config.precision == "auto" and not settled
-        # With noise, the guard would keep back that a deviation is 0.
+        # With noise, constant channels must not be reported.
         self.shows_statistics = composition.needs_statistics and not self.policy.adds_noise
-        self.memory.network_is_new()
+        self.memory.present = 0
         self._apply_once(self.memory.once)
 
     def planned_run(self, planned: dict[str, Any]) -> RunConfig:
-        """The run with what the server has planned, or the training of the job's pilot that it names.
+        """Return the run with the server's plan, or the named training of the job's pilot.
 
         Raises:
-            ConfigError: for settings that are none of a plan or a pilot, or impossible.
+            ConfigError: for settings that belong to no plan or pilot, or are impossible.
         """
         if not planned or planned == self._planned:
             return self.config
@@ -191,11 +193,7 @@ class SiteTrainer(SiteModel):
         return RunConfig.from_dict({**self.config.to_dict(), **planned, "planning": {}})
 
     def take_plan(self, planned: dict[str, Any]) -> bool:
-        """Take in what the server has planned; whether it is another run now, to be opened anew.
-
-        Raises:
-            ConfigError: see `planned_run`.
-        """
+        """Adopt the server's plan; return whether the run has changed and must be opened again."""
         config = self.planned_run(planned)
         if config is self.config:
             return False
@@ -203,17 +201,15 @@ class SiteTrainer(SiteModel):
         return True
 
     def prepare(self) -> Reply:
-        """The number of samples, and what the methods exchange before training.
-
-        An unseen site contributes nothing, since its images are only for testing.
+        """Return the number of samples and the methods' payload before training; none of an unseen site.
 
         Returns:
-            With the ``metrics`` ``cases`` (their number by split), ``input`` (see `SiteSamples.summary`),
-            ``description`` (see `PrivacyGuard.description`) and, where it is known, ``spacing``.
+            A reply with the ``metrics`` ``cases`` (number by split), ``input`` (`SiteSamples.summary`),
+            ``description`` (`PrivacyGuard.description`) and, if known, ``spacing``.
         """
         reply = Reply(PREPARE)
         if self.trains and self.memory.sent is not None:
-            # Asked again after a restart: the same answer, without reading the images again.
+            # Repeated after a restart, without reading the images again.
             reply.payload = self.memory.sent
         elif self.trains:
             for name, part in self.parts.items():
@@ -235,8 +231,8 @@ class SiteTrainer(SiteModel):
         }
         if self.trains and (spacing := site_spacing(self.folder, self.guard)):
             reply.metrics[SPACING] = spacing
-        shown = "training" if self.trains else "test"
-        reply.metrics[DESCRIPTION] = self.guard.description(self.folder.cases_of_patients(shown))
+        split = "training" if self.trains else "test"
+        reply.metrics[DESCRIPTION] = self.guard.description(self.folder.cases_of_patients(split))
         return reply
 
     def start_round(
@@ -246,44 +242,37 @@ class SiteTrainer(SiteModel):
         payload: Payload | None = None,
         once: Payload | None = None,
     ) -> None:
-        """Restore what the site kept after its last round, and load what it received for this one.
-
-        Args:
-            round_: its number, from 1.
-            weights: see `receive`.
-            payload: see there.
-            once: see there.
-        """
+        """Restore the state after the site's last round, and load the received model; see `receive`."""
         self.round = round_
         self._recall_latest(round_ - 1)
         self.receive(weights, payload, once)
 
     def with_frozen(self, request: Request) -> Request:
-        """Return a request with the whole model: what no site trains came once, with an earlier one.
+        """Return a request with the whole model: an earlier request brought the entries that no site trains.
 
         Raises:
-            MedFedAugError: where the site has lost these entries. The server sends them again to a site that
+            MedFedAugError: when the site has lost these entries; the server sends them again to a site that
                 did not answer.
         """
         if not request.frozen or request.task not in (TRAIN, VALIDATE, TEST):
             return request
-        found = own_entries(request.once or self.memory.once, FROZEN)
-        if not all(isinstance(value, Tensor) for value in found.values()):
+        frozen = own_entries(request.once or self.memory.once, FROZEN)
+        if not all(isinstance(value, Tensor) for value in frozen.values()):
             raise MedFedAugError(f"site {self.name}: refused what the server sent: an entry is no tensor")
-        # What the site has was hashed when it came, and is kept once it is checked.
-        known = entries_hash(namespaced(found, FROZEN)) if request.once else self.memory.frozen
+        # Hashed on arrival.
+        known = entries_hash(namespaced(frozen, FROZEN)) if request.once else self.memory.frozen
         if known != request.frozen:
             raise MedFedAugError(
-                f"site {self.name}: the entries that no site trains are not here (was the site started again "
+                f"site {self.name}: the entries that no site trains are missing (was the site started again "
                 "without its state?); the server sends them again with the next round"
             )
-        return replace(request, weights={**found, **request.weights})
+        return replace(request, weights={**frozen, **request.weights})
 
     def receive(self, weights: Any, payload: Payload | None = None, once: Payload | None = None) -> None:
-        """See `SiteModel.receive`; what was exchanged before training is kept."""
+        """See `SiteModel.receive`; keeps the exchange before training."""
         super().receive(weights, payload, once)
         if self.save_every and (weights or payload):
-            self._request = digest(weights or {}, payload or {})
+            self._request = digest_of(weights or {}) + digest_of(payload or {})
 
     def _apply_once(self, once: Payload) -> None:
         self.memory.take_once(once)
@@ -293,34 +282,34 @@ class SiteTrainer(SiteModel):
         super()._apply_once(once)
 
     def train(self, round_: int, should_stop: Callable[[], bool] | None = None) -> Reply:
-        """Train for the local epochs of one round, from the weights that were received.
+        """Train for the local epochs of one round, from the received weights.
 
         Args:
-            round_: its number, from 1.
-            should_stop: called before every step; returns whether training is to end early.
+            round_: the number of the round, from 1.
+            should_stop: called before every step; returns whether training has to end early.
 
         Returns:
-            The update: the shared entries that are trained, as float32, and the methods' exchange.
+            The update: the trained shared entries, as float32, and the methods' payload.
 
         Raises:
-            MedFedAugError: when the loss is no longer finite, or the training was stopped.
+            MedFedAugError: when the loss is not finite, or the training was stopped.
         """
         if self.config.loop and not isinstance(self.training, LoopTraining):
-            raise MedFedAugError(f"site {self.name}: nothing here runs the loop {self.config.loop}")
+            raise MedFedAugError(f"site {self.name}: this engine does not run the loop {self.config.loop}")
         self.round = round_
         if self._precision_is_open:
             self._choose_precision()
         self._recall_latest(round_ - 1)
-        half = self._half_round(round_)
-        if half.found:  # what it releases was made, and entered in the ledger, when it began
-            self.guard.take_pending(half.beside["pending"])
+        checkpoint = self._round_checkpoint(round_)
+        if checkpoint.resumed:  # its releases were entered in the ledger when the round began
+            self.guard.take_pending(checkpoint.extra["pending"])
         else:
             for name, part in self.parts.items():
                 if part.every_round is not None:
                     self.guard.observe(name, part.every_round)
-            half.beside = {"pending": self.guard.pending()}
+            checkpoint.extra = {"pending": self.guard.pending()}
         self._personalise()
-        before = self._loss_that_leaves()
+        before = self._starting_loss()
         self.memory.present = -1
         seed = derive_seed(self.config.seed, self.name, round_)
         stop = should_stop or (lambda: False)
@@ -332,26 +321,26 @@ class SiteTrainer(SiteModel):
                 self.training.batches(self._samples, self.training_dataset(seed), seed),
                 LocalRound.of(self.config, round_, seed),
                 lambda: self._aborted or stop(),
-                half,
+                checkpoint,
             )
             for part in self.parts.values():
                 part.end_round()
-            # Also with the round's random numbers, since a method may draw what it sends.
+            # With the round's random numbers, since a method may draw its payload.
             for name, part in self.parts.items():
                 if part.every_round is not None:
                     collected.update(namespaced(self.guard.collect(name, part.every_round), name))
-        self.last_loss = sum(losses) / len(losses) if losses else None  # a script may keep its own to itself
+        self.last_loss = sum(losses) / len(losses) if losses else None  # a script may report none
         self.last_metrics = self._metrics(before)
-        # Last, since a method's state may change when it summarises the round.
+        # Last, since summarising the round may change a method's state.
         self.memory.remember(round_, LocalState.of(self.network, self.kept_keys, self.parts))
         if self.saves_each_round:
             self.save()
-        self.continued = half.steps_before
-        half.discard()
+        self.continued = checkpoint.steps_before
+        checkpoint.discard()
         return self._update(round_, collected)
 
     def _choose_precision(self) -> None:
-        """Compute in bfloat16 from here on where the run's network is faster so on this machine."""
+        """Switch to bfloat16 if the run's network is faster in it on this machine."""
         self._precision_is_open = False
         with self.training.own_random_numbers(derive_seed(self.config.seed, self.name, "precision")):
             batch = self._samples.noise_batch(self.config.batch_size, self.config.seed)
@@ -362,22 +351,22 @@ class SiteTrainer(SiteModel):
         faster = gain >= _LEAST_GAIN
         if faster:
             run_in_bfloat16(self.network)
-        chosen = "bfloat16" if faster else "float32"
+        precision = "bfloat16" if faster else "float32"
         reason = f"a step in bfloat16 takes {1 / gain:.2f} of one in float32"
-        warn(f"precision auto: {chosen}, since {reason}", site=self.name)
+        warn(f"precision auto: {precision}, since {reason}", site=self.name)
 
     def _metrics(self, before: float | None) -> dict[str, Any]:
         loss = self.last_loss if self.release_loss is None else before
-        found: dict[str, Any] = {} if loss is None else {"train_loss": loss}
+        metrics: dict[str, Any] = {} if loss is None else {"train_loss": loss}
         for name, part in self.parts.items():
             if not self.training.private:
-                found.update({f"{name}/{key}": value for key, value in part.metrics().items()})
-        return {**found, **self.guard.metrics()}
+                metrics.update({f"{name}/{key}": value for key, value in part.metrics().items()})
+        return {**metrics, **self.guard.metrics()}
 
-    def _loss_that_leaves(self) -> float | None:
-        """The loss of the model that is about to be trained, where a real site sends one.
+    def _starting_loss(self) -> float | None:
+        """Return the loss of the model before training, if a real site sends one.
 
-        That of the steps would follow from the weights in between, and so in each case from all others.
+        The loss of the steps depends on the weights between them, and so on all cases together.
         """
         hidden = self.training.private or self.composition.sums is not None
         if self.release_loss is None or not self.policy.losses or hidden or self.config.loop:
@@ -389,24 +378,24 @@ class SiteTrainer(SiteModel):
             return None
 
     def training_loss(self, what: str, weights: Payload | None = None) -> float:
-        """See `SiteModel.training_loss`; in a real federation what the site lets out of it.
+        """See `SiteModel.training_loss`; in a real federation the part that may leave the site.
 
         Raises:
-            PrivacyRefused: when that is nothing.
+            PrivacyRefused: when no loss may leave.
         """
         if self.release_loss is None:
             return super().training_loss(what, weights)
-        found = self._released_loss(what, weights)
-        if found is None:
+        loss = self._released_loss(what, weights)
+        if loss is None:
             raise PrivacyRefused(self.name, f"no loss leaves ({what}; losses of its privacy policy)")
-        return found
+        return loss
 
     def _released_loss(self, what: str, weights: Payload | None = None) -> float | None:
         assert self.release_loss is not None
         cases, samples = self.folder.cases["training"], self._samples.by_case()
         by_case = {
-            case.name: self._mean_loss(own, weights) if len(own) else None
-            for case, own in zip(cases, samples, strict=True)
+            case.name: self._mean_loss(of_case, weights) if len(of_case) else None
+            for case, of_case in zip(cases, samples, strict=True)
         }
         return self.release_loss(what, self.round, {**self.network.state_dict(), **(weights or {})}, by_case)
 
@@ -421,39 +410,42 @@ class SiteTrainer(SiteModel):
             metrics=dict(self.last_metrics),
         )
 
-    def _half_round(self, round_: int) -> HalfRound:
-        """The state of a round while it is under way."""
+    def _round_checkpoint(self, round_: int) -> RoundCheckpoint:
         if not self.save_every or isinstance(self.training, LoopTraining):
-            return HalfRound.none()
-        begun = (self.memory.run, round_, self.memory.latest(round_ - 1), self._request)
-        key = digest(self.name, *begun, self.config.to_dict(), self.policy.to_dict())
-        return HalfRound(self.memory.half_file(), self.save_every, key)
+            return RoundCheckpoint.none()
+        start = (self.memory.run, round_, self.memory.latest(round_ - 1), self._request)
+        content = (__version__, self.name, *start, self.config.to_dict(), self.policy.to_dict())
+        key = hashlib.sha256(repr(content).encode()).hexdigest()
+        return RoundCheckpoint(self.memory.half_file(), self.save_every, key)
 
     def own_dataset(self, seed: int) -> Dataset[Any]:
-        """The site's training samples, transformed and augmented with random draws from ``seed``."""
+        """Return the site's training samples, transformed and augmented with random draws from ``seed``."""
         return self._samples.dataset(seed)
 
     def evaluate_round(self, split: str, round_: int, *, full: bool | None = None) -> dict[str, Any]:
-        """Score the received model as that of a round, with what the site kept in that round.
+        """Score the received model of a round, with the site's state of that round.
 
-        Before a test the model is trained further where a method asks for it.
+        Before a test the model is fine-tuned if a method asks for it.
 
         Args:
             split: ``"validation"`` or ``"test"``.
-            round_: the round that the model is the result of; 0 for the initial model.
-            full: whether all metrics are computed; by default for the test only.
+            round_: the round of the model; 0 for the initial model.
+            full: whether all metrics are computed; by default only for the test.
         """
         check_choice("split", split, _SPLITS)
         if not self.recall_round(round_):
-            # With norm layers that never saw this site's images, a score has no meaning.
-            note = "the model needs layers that each site keeps, and this site has none"
-            return {self.task.metric: None, "cases": {}, "note": note}
+            return self.no_scores()
         if split == "test":
             self.fine_tune(round_ + 1)
         return self.evaluate(split, full=split == "test" if full is None else full)
 
+    def no_scores(self) -> dict[str, Any]:
+        """Return empty scores with the reason: without the site's own layers, a score has no meaning."""
+        note = "the model needs layers that each site keeps, and this site has none"
+        return {self.task.metric: None, "cases": {}, "note": note}
+
     def fine_tune(self, round_: int) -> None:
-        """Train the model further before its test, if a method asks for it, as in one more round."""
+        """Train the model for one more round before its test, if a method asks for it."""
         if not (epochs := self.composition.epochs_before_test) or not self.trains:
             return
         self.round, self.memory.present = round_, -1
@@ -466,11 +458,11 @@ class SiteTrainer(SiteModel):
             self.training.run(loader, once_more, lambda: self._aborted)
 
     def abort(self) -> None:
-        """Stop training after the current step; nothing of the round is kept."""
+        """Stop training after the current step, and keep nothing of the round."""
         self._aborted = True
 
     def enter_run(self, run: str) -> None:
-        """Load what this site kept in the run, if it took part in it before a restart.
+        """Load the site's state of a run, if it took part before a restart.
 
         Raises:
             MedFedAugError: when the name is not valid, or the file is damaged.
@@ -479,15 +471,11 @@ class SiteTrainer(SiteModel):
             self._apply_once(self.memory.once)
 
     def save(self) -> None:
-        """Write what this site keeps to ``state_dir``, if there is one."""
+        """Write the site's state to ``state_dir``, if set."""
         self.memory.save()
 
     def recall_round(self, round_: int) -> bool:
-        """Restore what this site kept with the global model of a round.
-
-        Returns:
-            Whether the network is complete; see `SiteModel.recall`.
-        """
+        """Restore the site's state of a round; return whether the network is complete."""
         latest = self._recall_latest(round_)
         return self._complete(has_own=bool(latest))
 
@@ -498,7 +486,7 @@ class SiteTrainer(SiteModel):
 
 
 def site_fingerprint(trainer: SiteTrainer) -> Payload:
-    """Return a site's payload for the plan, through its guard; nothing from one that does not train."""
+    """Return a site's payload for the plan, through its guard; empty from a site that does not train."""
     if not trainer.trains:
         return {}
     exchange = FingerprintExchange(trainer.folder, trainer.config.classes, trainer.policy.min_images)

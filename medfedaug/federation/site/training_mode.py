@@ -1,4 +1,4 @@
-"""Choose a site's local training: the ordinary one, a script's own, or DP-SGD if its policy says so."""
+"""Choice of a site's local training: ordinary, by a script, or DP-SGD by its policy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from medfedaug.errors import ConfigError
 from medfedaug.federation.messages.privacy_guard import PrivacyGuard
 from medfedaug.federation.site.local_training import LocalTraining
-from medfedaug.federation.site.script_training import ForeignLoop, LoopTraining
+from medfedaug.federation.site.script_training import CustomLoop, LoopTraining
 
 if TYPE_CHECKING:
     from medfedaug.federation.site.model import SiteModel
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def local_training(
     model: SiteModel,
     guard: PrivacyGuard,
-    loop: ForeignLoop | None = None,
+    loop: CustomLoop | None = None,
     criterion: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> LocalTraining:
     """Choose the training of a site.
@@ -32,12 +32,12 @@ def local_training(
         if policy.sgd_noise_multiplier:
             raise ConfigError(
                 f"site {guard.site}: it trains with differential privacy (sgd_noise_multiplier of its "
-                "privacy policy), and nothing bounds what one case changes in a loop of one's own"
+                "privacy policy), and nothing bounds what one case changes in a custom loop"
             )
         return LoopTraining(model, loop, criterion)
     if not policy.sgd_noise_multiplier:
         return LocalTraining(model)
-    # Imported here: Opacus is an extra, and takes seconds.
+    # Imported here: Opacus is an extra, and its import takes seconds.
     from medfedaug.federation.site.dp_sgd import PrivateTraining
 
     return PrivateTraining(model, clip=policy.sgd_clip, noise=policy.sgd_noise_multiplier, spend=guard.train)

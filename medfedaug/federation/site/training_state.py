@@ -1,12 +1,11 @@
-"""The state of a local training between two of its steps, as tensors and plain Python values.
+"""The state of a local training between two steps, as tensors and plain Python values.
 
 `capture` walks over the network and the methods' parts at a site: parameters, buffers and other attributes
-of modules, attributes of the methods' own objects, their optimisers, and the containers in between.
-`restore` puts the same into objects that were built anew. A tensor, container or object that is reached in
-two ways stays one, so that an optimiser still steps what a method trains.
+of modules, attributes of the methods' objects, their optimisers, and the containers between them. `restore`
+puts the state into new objects of the same structure. Two references to a tensor, container or object stay
+references to one, so that an optimiser still steps a method's parameters.
 
-Functions, and objects that describe the run and not its state (the site's context, a `Method`, the task), are
-left as they are.
+Functions and objects that describe the run (the site's context, a `Method`, the task) stay as they are.
 """
 
 from __future__ import annotations
@@ -40,49 +39,42 @@ _REFERENCE, _LEFT = "reference", "left"
 
 
 class StateMismatch(MedFedAugError):
-    """The objects are not built as those that the state was taken from."""
+    """The objects differ in structure from those of the captured state."""
 
 
 def capture(roots: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of some objects by the path to each part of it."""
-    found: dict[str, Any] = {}
-    _Capture(found, roots)
-    return found
+    """Return the state of some objects, by the path to each part."""
+    return _Capture(roots).state
 
 
 def restore(roots: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Put the state that `capture` took into objects that were built in the same way.
+    """Put a captured state into objects of the same structure.
 
     Raises:
-        StateMismatch: naming the first part that differs; nothing was changed then.
+        StateMismatch: naming the first part that differs; nothing is then changed.
     """
     for dry in (True, False):
         _Restore(roots, state, dry)
 
 
 def find_generators(thing: Any) -> Iterator[Any]:
-    """Find all random generators that an object holds, at any depth, always in the same order."""
+    """Yield all random generators of an object, at any depth, always in the same order."""
     return _generators(thing, set())
 
 
 def generator_state(generator: Any) -> tuple[Any, ...]:
-    """The state of a random generator of NumPy, PyTorch or Python, as plain values."""
+    """Return the state of a random generator of NumPy, PyTorch or Python, as plain values."""
     if isinstance(generator, np.random.RandomState):
         kind, keys, position, has_gauss, cached = generator.get_state()
-        return (
-            str(kind),
-            torch.from_numpy(np.asarray(keys).astype(np.int64)),
-            int(position),
-            int(has_gauss),
-            float(cached),
-        )
+        words = torch.from_numpy(np.asarray(keys).astype(np.int64))
+        return str(kind), words, int(position), int(has_gauss), float(cached)
     if isinstance(generator, torch.Generator):
         return (generator.get_state(),)
     return tuple(generator.getstate())
 
 
 def set_generator_state(generator: Any, state: Sequence[Any]) -> None:
-    """The inverse of `generator_state`."""
+    """Restore a result of `generator_state`."""
     if isinstance(generator, np.random.RandomState):
         kind, keys, *rest = state
         generator.set_state((kind, keys.numpy().astype(np.uint32), *rest))
@@ -90,6 +82,19 @@ def set_generator_state(generator: Any, state: Sequence[Any]) -> None:
         generator.set_state(state[0])
     else:
         generator.setstate(tuple(state))
+
+
+def random_state(device: torch.device) -> tuple[Tensor, ...]:
+    """Return the state of PyTorch's own random generators, of the CPU and of a GPU."""
+    on_gpu = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+    return (torch.get_rng_state(), *on_gpu)
+
+
+def set_random_state(state: Sequence[Tensor], device: torch.device) -> None:
+    """Restore a result of `random_state`."""
+    torch.set_rng_state(state[0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state[1], device)
 
 
 def _is_generator(thing: Any) -> bool:
@@ -102,11 +107,8 @@ def _generators(thing: Any, seen: set[int]) -> Iterator[Any]:
     seen.add(id(thing))
     if _is_generator(thing):
         yield thing
-    elif isinstance(thing, Mapping):
-        for value in thing.values():
-            yield from _generators(value, seen)
-    elif isinstance(thing, (list, tuple, set, frozenset, deque)):
-        for value in thing:
+    elif isinstance(thing, (Mapping, list, tuple, set, frozenset, deque)):
+        for value in thing.values() if isinstance(thing, Mapping) else thing:
             yield from _generators(value, seen)
     elif not isinstance(thing, (*_DESCRIPTIONS, nn.Module)) and hasattr(thing, "__dict__"):
         for value in vars(thing).values():
@@ -114,7 +116,7 @@ def _generators(thing: Any, seen: set[int]) -> Iterator[Any]:
 
 
 def _is_walked(thing: Any) -> bool:
-    """True where an object's attributes are state: a method's are, wherever its class comes from."""
+    """Return whether an object's attributes are state, as those of every method are."""
     if isinstance(thing, _DESCRIPTIONS) or callable(thing) or not hasattr(thing, "__dict__"):
         return False
     return isinstance(thing, (SitePart, SiteExchange)) or type(thing).__module__.startswith(_OWN_PACKAGES)
@@ -122,13 +124,13 @@ def _is_walked(thing: Any) -> bool:
 
 def _attributes(thing: Any) -> dict[str, Any]:
     if isinstance(thing, nn.Module):
-        own = {key: value for key, value in vars(thing).items() if key not in _MODULE_INTERNALS}
-        return {**own, **thing._parameters, **thing._buffers, **thing._modules}
+        other = {key: value for key, value in vars(thing).items() if key not in _MODULE_INTERNALS}
+        return {**other, **thing._parameters, **thing._buffers, **thing._modules}
     return dict(vars(thing))
 
 
 def _kind(thing: Any) -> str:
-    """Return the way an object is kept; ``"left"`` for one that is no state."""
+    """Return the kind of an object; ``"left"`` if it is no state."""
     if isinstance(thing, _PLAIN):
         return "plain"
     if isinstance(thing, Tensor):
@@ -148,7 +150,7 @@ def _kind(thing: Any) -> str:
 
 
 def _identity(thing: Any) -> Any:
-    """Equal for two things that change together: of tensors those that share their memory."""
+    """Return equal values for objects that change together, such as tensors that share memory."""
     if isinstance(thing, Tensor) and thing.numel() and thing.layout == torch.strided:
         place = (thing.untyped_storage().data_ptr(), thing.storage_offset())
         return ("tensor", str(thing.device), *place, tuple(thing.shape), thing.stride())
@@ -156,9 +158,9 @@ def _identity(thing: Any) -> Any:
 
 
 class _Capture:
-    def __init__(self, found: dict[str, Any], roots: Mapping[str, Any]) -> None:
-        self.found, self.paths = found, dict[Any, str]()
-        self.alive: list[Any] = []  # so that no identity is used twice
+    def __init__(self, roots: Mapping[str, Any]) -> None:
+        self.state, self.paths = dict[str, Any](), dict[Any, str]()
+        self.alive: list[Any] = []  # so that no identity is reused
         for name, root in roots.items():
             self.take(name, root)
 
@@ -168,82 +170,67 @@ class _Capture:
             identity = _identity(thing)
             if identity in self.paths:
                 tracked = isinstance(thing, Tensor) and thing.requires_grad
-                self.found[path] = (_REFERENCE, self.paths[identity], tracked)
+                self.state[path] = (_REFERENCE, self.paths[identity], tracked)
                 return
             self.paths[identity] = path
             self.alive.append(thing)
-        self.found[path] = (kind, *getattr(self, f"_{kind}")(path, thing))
+        self.state[path] = (kind, *self._details(path, thing, kind))
 
-    def _left(self, path: str, thing: Any) -> tuple[Any, ...]:
-        return ()
-
-    def _plain(self, path: str, thing: Any) -> tuple[Any, ...]:
-        return (thing,)
-
-    def _tensor(self, path: str, thing: Tensor) -> tuple[Any, ...]:
-        return thing.detach().to("cpu", copy=True), thing.requires_grad and thing.is_leaf
-
-    def _array(self, path: str, thing: np.ndarray) -> tuple[Any, ...]:
-        return (torch.from_numpy(thing.copy()),)
-
-    def _generator(self, path: str, thing: Any) -> tuple[Any, ...]:
-        return (generator_state(thing),)
-
-    def _optimiser(self, path: str, thing: torch.optim.Optimizer) -> tuple[Any, ...]:
-        return (_copied(thing.state_dict()),)
-
-    def _object(self, path: str, thing: Any) -> tuple[Any, ...]:
-        attributes = _attributes(thing)
-        for name, value in attributes.items():
-            self.take(f"{path}.{name}", value)
-        return type(thing).__name__, list(attributes)
-
-    _module = _object
-
-    def _dict(self, path: str, thing: dict[Any, Any]) -> tuple[Any, ...]:
-        keys = [key for key in thing if isinstance(key, (str, int, bool))]
-        for key in keys:
-            self.take(f"{path}[{key!r}]", thing[key])
-        return (keys,)
-
-    def _list(self, path: str, thing: Sequence[Any]) -> tuple[Any, ...]:
-        for index, value in enumerate(thing):
-            self.take(f"{path}[{index}]", value)
-        return (len(thing),)
-
-    _deque = _tuple = _list
-
-    def _set(self, path: str, thing: set[Any] | frozenset[Any]) -> tuple[Any, ...]:
-        return (sorted((one for one in thing if isinstance(one, _PLAIN)), key=repr),)
+    def _details(self, path: str, thing: Any, kind: str) -> tuple[Any, ...]:
+        if kind in ("module", "object"):
+            attributes = _attributes(thing)
+            for name, value in attributes.items():
+                self.take(f"{path}.{name}", value)
+            return type(thing).__name__, list(attributes)
+        if kind == "dict":
+            keys = [key for key in thing if isinstance(key, (str, int, bool))]
+            for key in keys:
+                self.take(f"{path}[{key!r}]", thing[key])
+            return (keys,)
+        if kind in ("list", "deque", "tuple"):
+            for index, value in enumerate(thing):
+                self.take(f"{path}[{index}]", value)
+            return (len(thing),)
+        if kind == "tensor":
+            return thing.detach().to("cpu", copy=True), thing.requires_grad and thing.is_leaf
+        return () if kind == _LEFT else (_COPIES[kind](thing),)
 
 
+_COPIES: dict[str, Callable[[Any], Any]] = {
+    "plain": lambda value: value,
+    "array": lambda array: torch.from_numpy(array.copy()),
+    "generator": generator_state,
+    "optimiser": lambda optimiser: _copied(optimiser.state_dict()),
+    "set": lambda items: sorted((item for item in items if isinstance(item, _PLAIN)), key=repr),
+}
 _MISSING = object()
 
 
 class _Restore:
     def __init__(self, roots: Mapping[str, Any], state: Mapping[str, Any], dry: bool) -> None:
         self.state, self.dry = state, dry
-        self.made: dict[str, Any] = {}
-        self.inplace = {id(one) for root in roots.values() for one in _fixed_tensors(root, set())}
-        self.device = next((one.device for root in roots.values() for one in _parameters(root)), None)
+        self.restored: dict[str, Any] = {}
+        self.inplace = {id(tensor) for root in roots.values() for tensor in _fixed_tensors(root, set())}
+        modules = (root for root in roots.values() if isinstance(root, nn.Module))
+        self.device = next((p.device for module in modules for p in module.parameters()), None)
         for name, root in roots.items():
             self.put(name, root)
 
     def put(self, path: str, current: Any) -> Any:
-        """The value that belongs at a path: the current one, changed, or another one."""
+        """Return the value for a path: the current object, changed in place, or a new one."""
         if path not in self.state:
             raise StateMismatch(f"{path}: is not in the saved state")
-        kind, *told = self.state[path]
+        kind, *details = self.state[path]
         if kind == _REFERENCE:
-            return self._refer(path, *told)
-        value = getattr(self, f"_{kind}")(path, current, *told)
-        self.made[path] = value
+            return self._refer(path, *details)
+        value = getattr(self, f"_{kind}")(path, current, *details)
+        self.restored[path] = value
         return value
 
     def _refer(self, path: str, target: str, tracked: bool) -> Any:
-        if target not in self.made:  # an object that holds itself: it is being put together
+        if target not in self.restored:  # an object that contains itself
             raise StateMismatch(f"{path}: refers to {target}, which is not complete")
-        value = self.made[target]
+        value = self.restored[target]
         return value.detach() if isinstance(value, Tensor) and value.requires_grad and not tracked else value
 
     def _left(self, path: str, current: Any) -> Any:
@@ -290,7 +277,7 @@ class _Restore:
     def _object(self, path: str, current: Any, name: str, attributes: list[str]) -> Any:
         if type(current).__name__ != name:
             raise StateMismatch(f"{path}: expected {name}, found {type(current).__name__}")
-        self.made[path] = current
+        self.restored[path] = current
         now = _attributes(current)
         for attribute in attributes:
             before = now.get(attribute, _MISSING)
@@ -321,43 +308,35 @@ class _Restore:
         return frozenset(values) if isinstance(current, frozenset) else set(values)
 
 
-def _same(one: Any, other: Any) -> bool:
-    first, second = list(one), list(other)
+def _same(values: Any, others: Any) -> bool:
+    first, second = list(values), list(others)
     return len(first) == len(second) and all(a is b for a, b in zip(first, second, strict=True))
 
 
-def _parameters(thing: Any) -> Iterator[Tensor]:
-    if isinstance(thing, nn.Module):
-        yield from thing.parameters()
-
-
 def _fixed_tensors(thing: Any, seen: set[int]) -> Iterator[Tensor]:
-    """The tensors that other objects hold too: those of modules, and what optimisers step."""
+    """Yield the tensors that other objects also hold: those of modules and optimisers."""
     if id(thing) in seen:
         return
     seen.add(id(thing))
     kind = _kind(thing)
     if kind == "optimiser":
-        yield from (one for group in thing.param_groups for one in group["params"])
+        yield from (parameter for group in thing.param_groups for parameter in group["params"])
     elif kind in ("module", "object"):
         if kind == "module":
             yield from (*thing.parameters(recurse=False), *thing.buffers(recurse=False))
         for value in _attributes(thing).values():
             yield from _fixed_tensors(value, seen)
-    elif kind in ("list", "tuple", "deque"):
-        for value in thing:
-            yield from _fixed_tensors(value, seen)
-    elif kind == "dict":
-        for value in thing.values():
+    elif kind in ("list", "tuple", "deque", "dict"):
+        for value in thing.values() if kind == "dict" else thing:
             yield from _fixed_tensors(value, seen)
 
 
 def _copied(value: Any) -> Any:
-    """A copy of an optimiser's state on the CPU, in plain containers."""
+    """Copy an optimiser's state to the CPU, in plain containers."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):
-        return {key: _copied(one) for key, one in value.items()}
+        return {key: _copied(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_copied(one) for one in value)
+        return type(value)(_copied(item) for item in value)
     return value

@@ -1,16 +1,13 @@
-"""The folder of a bundle."""
+"""Write the folder of a bundle."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from medfedaug.federation.server.output import write_state
-from medfedaug.runs.bundle.deploy import check_new_folder
+from medfedaug.runs.bundle.deploy import check_new_folder, new_folder
 from medfedaug.runs.bundle.metadata import SCHEMA_FILE, bundle_metadata, licence, metadata_schema, readme
 from medfedaug.runs.bundle.network import plain_inference
 from medfedaug.runs.bundle.onnx import write_onnx
@@ -21,7 +18,7 @@ from medfedaug.utils.files import write_json
 
 @dataclass(frozen=True)
 class WrittenBundle:
-    """A bundle that was written."""
+    """A written bundle, with notes for the user."""
 
     folder: Path
     notes: tuple[str, ...] = ()
@@ -38,15 +35,15 @@ def write_bundle(
 ) -> WrittenBundle:
     """Write a run's model as a MONAI Bundle, which ``python -m monai.bundle run`` runs with MONAI alone.
 
-    Everything is checked before anything is written, and the folder is there as a whole or not at all.
+    Everything is checked before anything is written, and the whole folder is written or nothing.
 
     Args:
-        run: a segmentation.
-        out: a folder that is not there yet, or is empty.
-        origin: of the images that it is for, whose layers and pair it gets where sites have such.
+        run: a run of a segmentation.
+        out: a new or empty folder.
+        origin: the origin of the images; the bundle gets its layers and pair, if any.
         card: writes the model card into a folder.
-        onnx: whether to write ``models/model.onnx`` besides, which needs the packages of the extra ``onnx``.
-        licence_file: the terms under which the weights are given away.
+        onnx: whether to write ``models/model.onnx``, too, which needs the packages of the extra ``onnx``.
+        licence_file: the terms of use of the weights.
     """
     out = Path(out)
     check_new_folder(out)
@@ -54,11 +51,7 @@ def write_bundle(
     run.check_whole()
     plain = plain_inference(run, origin)
     notes: list[str] = []
-    out.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.resolve().parent))
-    work = unfinished / out.name  # unlike that folder, with the mode that the umask leaves
-    try:
-        work.mkdir()
+    with new_folder(out) as work:
         for name in ("configs", "models", "docs"):
             (work / name).mkdir()
         write_state(work / "models/model.pt", plain.weights)
@@ -70,7 +63,4 @@ def write_bundle(
         (work / "docs/README.md").write_text(readme(run, plain, origin, notes), encoding="utf-8")
         card(work / "docs")
         (work / "LICENSE").write_text(terms, encoding="utf-8")
-        os.replace(work, out)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     return WrittenBundle(out, tuple(notes))

@@ -1,4 +1,4 @@
-"""The workflow of a bundle: what a plan does to an image, and the way back, in MONAI's own transforms."""
+"""The workflow of a bundle: a plan's preparation of an image, and its inverse, as MONAI's transforms."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def inference_config(
     photographs: bool = False,
     bfloat16: bool = False,
 ) -> dict[str, Any]:
-    """Make ``configs/inference.json``, which ``python -m monai.bundle run`` carries out.
+    """Make ``configs/inference.json`` for ``python -m monai.bundle run``.
 
-    It computes what `SegmentationTask.predict_case` computes, in the same order. MONAI's `Spacing` samples
-    between the centres of the outer voxels; resampling that keeps the edges of a volume, as a plan's does, is
-    ``interpolate`` to a size that each volume has for itself, which takes an expression.
+    It does the steps of `SegmentationTask.predict_case` in the same order. MONAI's `Spacing` samples between
+    the centres of the outer voxels. A plan's resampling keeps the edges of a volume: an expression calls
+    ``interpolate`` with a size for each volume.
 
     Args:
-        network: MONAI's class, and what it is called with (`medfedaug.models.networks.network_definition`).
-        task: of the run.
-        channels: of an image.
-        batch_size: slices or windows that the network sees at once.
-        pair: with which images are normalised; ``None`` for none.
-        photographs: whether images are PNG and the like, or volumes.
-        bfloat16: whether the network computes in it.
+        network: MONAI's class and its arguments (`medfedaug.models.networks.network_definition`).
+        task: the run's task.
+        channels: number of channels of an image.
+        batch_size: slices or windows in one pass of the network.
+        pair: the pair that normalises images; ``None`` for none.
+        photographs: whether images are photographs such as PNG, or volumes.
+        bfloat16: whether the network computes in bfloat16.
     """
     plan = task.plan
     layout = "torch.channels_last" if plan.spatial_dims == 2 else "torch.channels_last_3d"
@@ -57,21 +57,16 @@ def inference_config(
         "output_dir": "$@bundle_root + '/predictions'",
         "device": "$torch.device('cuda:0' if torch.cuda.is_available() else 'cpu')",
         "network_def": network,
-        # The weights' place in memory decides over the order of sums.
+        # The memory format of the weights determines the order of sums.
         "network": f"$@network_def.to(@device, memory_format={layout})",
     }
     if pair is not None:
         config["mean"], config["std"] = ([float(v) for v in values] for values in pair)
     config.update(_expressions(task))
-    config["preprocessing"] = _compose(
-        [
-            *_loaded(task, channels, photographs),
-            *_placed(task, channels),
-            *_resized(task),
-            *_normalised(pair),
-            *_padded(task),
-        ]
-    )
+    steps = _loaded(task, channels, photographs) + _placed(task, channels) + _resized(task)
+    if pair is not None:
+        steps.append(_transform("NormalizeIntensityd", subtrahend="@mean", divisor="@std", channel_wise=True))
+    config["preprocessing"] = _compose(steps + _padded(task))
     config.update(
         dataset={
             "_target_": "Dataset",
@@ -115,39 +110,38 @@ _IN_BFLOAT16 = (
 
 
 def _expressions(task: SegmentationTask) -> dict[str, Any]:
-    """Functions that MONAI's transforms lack, as expressions."""
-    found: dict[str, Any] = {}
+    """Return functions that MONAI's transforms lack, as expressions."""
+    expressions: dict[str, Any] = {}
     if task.plan.spacing is None and task.image_size is None:
-        return found
-    # `before` is what the way back leads to.
-    found["changed"] = (
+        return expressions
+    expressions["changed"] = (
         "$lambda x, voxels, **more: monai.data.MetaTensor(voxels, meta={**x.meta, **more}, "
         "applied_operations=x.applied_operations)"
     )
     interpolate = "torch.nn.functional.interpolate"
     if task.plan.spacing is not None:
-        found["spacing"] = list(task.plan.spacing)
-        found["size_at_spacing"] = (
+        expressions["spacing"] = list(task.plan.spacing)
+        expressions["size_at_spacing"] = (
             "$lambda x: [max(1, round(n * edge / goal)) for n, edge, goal in zip(x.shape[1:], "
             "np.linalg.norm(np.asarray(x.affine, dtype=float)[:3, :3], axis=0).tolist(), @spacing)]"
         )
-        found["resampled"] = (
+        expressions["resampled"] = (
             f"$lambda x, size: {interpolate}(x.as_tensor()[None], size, mode='trilinear', "
             "align_corners=False)[0]"
         )
     if task.image_size is not None:
-        found["in_plane"] = (
+        expressions["in_plane"] = (
             f"$lambda x, size, **more: {interpolate}(x.as_tensor().permute(3, 0, 1, 2), size, "
             "mode='bilinear', **more).permute(1, 2, 3, 0)"
         )
-    return found
+    return expressions
 
 
 def _loaded(task: SegmentationTask, channels: int, photographs: bool) -> list[dict[str, Any]]:
     scaled = task.intensity == "scale"
     if not photographs:
         load = [_transform("LoadImaged"), _transform("EnsureChannelFirstd")]
-        # A file's own range; the files of a case are channels.
+        # Each file has its own range; the files of a case are channels.
         each = "$len(@images) > 0 and isinstance(@images[0], (list, tuple))"
         return [*load, *([_transform("ScaleIntensityd", channel_wise=each)] if scaled else [])]
     if channels == 1:
@@ -167,43 +161,37 @@ def _loaded(task: SegmentationTask, channels: int, photographs: bool) -> list[di
 
 def _placed(task: SegmentationTask, channels: int) -> list[dict[str, Any]]:
     """Place the image as `medfedaug.data.preparation.preparation.Preparation.on_grid` does."""
-    plan, found = task.plan, []
+    plan, steps = task.plan, []
     if plan.orientation is not None:
-        found.append(_transform("Orientationd", axcodes=plan.orientation))
+        steps.append(_transform("Orientationd", axcodes=plan.orientation))
     if plan.crop == "foreground":
-        # Of an image without any foreground all is kept.
+        # An image without foreground stays whole.
         inside = f"$lambda x: (x > {_DARKEST}) | ~(x > {_DARKEST}).any()"
-        found.append(_transform("CropForegroundd", source_key=_IMAGE, select_fn=inside))
+        steps.append(_transform("CropForegroundd", source_key=_IMAGE, select_fn=inside))
     if plan.normalises:
-        found += _by_modality(ModalityNormalisation(plan, channels))
+        steps += _by_modality(ModalityNormalisation(plan, channels))
     if plan.spacing is not None:
-        found.append(
+        steps.append(
             _both_ways(
                 "@changed(x, @resampled(x, @size_at_spacing(x)), box=list(x.shape[1:]))",
                 "@changed(x, @resampled(x, [int(n) for n in x.meta['box']]))",
             )
         )
-    return found
+    return steps
 
 
 def _by_modality(normalisation: ModalityNormalisation) -> list[dict[str, Any]]:
-    """Normalise as `ModalityNormalisation` does, except for channels that a site does not have."""
-    found = []
+    """Normalise as `ModalityNormalisation` does, except for channels that a site lacks."""
+    steps = []
     if normalisation.clips:
         low, high = (
             [value if math.isfinite(value) else math.copysign(_LARGEST, value) for value in values]
             for values in (normalisation.low, normalisation.high)
         )
         clamp = f"torch.clamp(x, *(torch.tensor(v)[:, None, None, None] for v in ({low}, {high})))"
-        found.append(_both_ways(clamp, "x"))
+        steps.append(_both_ways(clamp, "x"))
     pair = {"subtrahend": normalisation.mean, "divisor": normalisation.deviation}
-    return [*found, _transform("NormalizeIntensityd", channel_wise=True, **pair)]
-
-
-def _normalised(pair: Pair | None) -> list[dict[str, Any]]:
-    if pair is None:
-        return []
-    return [_transform("NormalizeIntensityd", subtrahend="@mean", divisor="@std", channel_wise=True)]
+    return [*steps, _transform("NormalizeIntensityd", channel_wise=True, **pair)]
 
 
 def _resized(task: SegmentationTask) -> list[dict[str, Any]]:
@@ -211,10 +199,10 @@ def _resized(task: SegmentationTask) -> list[dict[str, Any]]:
     if task.image_size is None:
         return []
     size = [task.image_size] * 2
-    there = f"x.as_tensor() if list(x.shape[1:3]) == {size} else @in_plane(x, {size}, antialias=True)"
+    resized = f"x.as_tensor() if list(x.shape[1:3]) == {size} else @in_plane(x, {size}, antialias=True)"
     return [
         _both_ways(
-            f"@changed(x, {there}, plane=list(x.shape[1:3]))",
+            f"@changed(x, {resized}, plane=list(x.shape[1:3]))",
             "@changed(x, @in_plane(x, [int(n) for n in x.meta['plane']]))",
         )
     ]
@@ -242,7 +230,7 @@ def _inferer(task: SegmentationTask, batch_size: int) -> dict[str, Any]:
 
 
 def _written(photographs: bool, bits: int) -> list[dict[str, Any]]:
-    """The way back to the file's grid, the class of each voxel, and the file."""
+    """Return to the file's grid, choose the class of each voxel, and write the file."""
     inverse = {
         "_target_": "Invertd",
         "keys": _PREDICTION,
@@ -251,15 +239,15 @@ def _written(photographs: bool, bits: int) -> list[dict[str, Any]]:
         "nearest_interp": False,
     }
     classes = {"_target_": "AsDiscreted", "keys": _PREDICTION, "argmax": True}
-    # What turning there and back leaves of the affine is off by rounding.
-    own = (
+    # Turning there and back changes the affine by rounding.
+    original = (
         "$lambda x: monai.data.MetaTensor(x.as_tensor(), "
         "meta={**x.meta, 'affine': torch.as_tensor(x.meta['original_affine'])})"
     )
     place = {
         "_target_": "Lambdad",
         "keys": _PREDICTION,
-        "func": "$lambda x: x[..., 0]" if photographs else own,
+        "func": "$lambda x: x[..., 0]" if photographs else original,
     }
     saved = {
         "_target_": "SaveImaged",
@@ -269,11 +257,8 @@ def _written(photographs: bool, bits: int) -> list[dict[str, Any]]:
         "separate_folder": False,
         "resample": False,
         "output_dtype": f"$np.uint{bits}",
-        **(
-            {"output_ext": ".png", "writer": "PILWriter"}
-            if photographs
-            else {"output_ext": ".nii.gz", "writer": "NibabelWriter"}
-        ),
+        "output_ext": ".png" if photographs else ".nii.gz",
+        "writer": "PILWriter" if photographs else "NibabelWriter",
     }
     return [inverse, classes, place, saved]
 
@@ -282,10 +267,10 @@ def _transform(name: str, **arguments: Any) -> dict[str, Any]:
     return {"_target_": name, "keys": _IMAGE, **arguments}
 
 
-def _both_ways(there: str, back: str) -> dict[str, Any]:
-    """A transform and its inverse. `Lambda`, since `Lambdad` does not use its inverse."""
-    only = "$lambda data: {**data, 'image': (lambda x: %s)(data['image'])}"
-    return {"_target_": "Lambda", "func": only % there, "inv_func": only % back}
+def _both_ways(forward: str, inverse: str) -> dict[str, Any]:
+    """Return a transform and its inverse. `Lambda`, since `Lambdad` does not use its inverse."""
+    of_image = "$lambda data: {**data, 'image': (lambda x: %s)(data['image'])}"
+    return {"_target_": "Lambda", "func": of_image % forward, "inv_func": of_image % inverse}
 
 
 def _compose(transforms: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -24,21 +24,21 @@ def _workflow(bundle: Path) -> dict[str, Any]:
     parser.read_config(str(bundle / "configs/inference.json"))
     parser["bundle_root"] = str(bundle)
     steps = parser["postprocessing"]["transforms"]
-    parser["postprocessing"]["transforms"] = [one for one in steps if one["_target_"] != "SaveImaged"]
+    parser["postprocessing"]["transforms"] = [step for step in steps if step["_target_"] != "SaveImaged"]
     names = ("network", "initialize", "preprocessing", "inferer", "postprocessing", "device")
-    found = {name: parser.get_parsed_content(name) for name in names}
-    weights = torch.load(bundle / "models/model.pt", map_location=found["device"], weights_only=True)
-    found["network"].load_state_dict(weights)
-    found["network"].eval()
-    return found
+    parts = {name: parser.get_parsed_content(name) for name in names}
+    weights = torch.load(bundle / "models/model.pt", map_location=parts["device"], weights_only=True)
+    parts["network"].load_state_dict(weights)
+    parts["network"].eval()
+    return parts
 
 
 @torch.no_grad()
 def label_slices(bundle: Path, series: Sequence[Dataset]) -> np.ndarray:
-    """Predict a series with the Bundle's own steps, which are those of the training.
+    """Predict a series with the Bundle's steps.
 
     Returns:
-        (slices, rows, columns), in the order of ``series``: the class of each pixel.
+        The class of each pixel, (slices, rows, columns), in the order of ``series``.
     """
     steps = _workflow(bundle)
     with tempfile.TemporaryDirectory() as folder:
@@ -49,11 +49,12 @@ def label_slices(bundle: Path, series: Sequence[Dataset]) -> np.ndarray:
     data["pred"] = steps["inferer"](image[None].to(steps["device"]), steps["network"])[0].cpu()
     label = steps["postprocessing"](data)["pred"]
     voxels = np.asarray(label[0]).astype(np.uint16 if int(label.max()) > 255 else np.uint8)
-    return np.stack([_on_slice(voxels, np.asarray(label.affine, dtype=float), one) for one in series])
+    affine = np.asarray(label.affine, dtype=float)
+    return np.stack([_on_slice(voxels, affine, slice_) for slice_ in series])
 
 
 def _on_slice(voxels: np.ndarray, affine: np.ndarray, slice_: Dataset) -> np.ndarray:
-    """The labels at the pixels of a slice, wherever a reader put it in the volume."""
+    """Return the labels at the pixels of a slice, wherever a reader put it in the volume."""
     along_row, along_column = np.reshape(np.array(slice_.ImageOrientationPatient, float), (2, 3))
     down, across = map(float, slice_.PixelSpacing)
     rows, columns = np.meshgrid(np.arange(slice_.Rows), np.arange(slice_.Columns), indexing="ij")
@@ -63,5 +64,5 @@ def _on_slice(voxels: np.ndarray, affine: np.ndarray, slice_: Dataset) -> np.nda
     cells = np.rint(ras @ np.linalg.inv(affine).T)[..., :3].astype(int)
     if (cells < 0).any() or (cells >= voxels.shape).any():
         raise ValueError("a slice lies outside of the volume that was read of the series")
-    found: np.ndarray = voxels[tuple(np.moveaxis(cells, -1, 0))]
-    return found
+    labels: np.ndarray = voxels[tuple(np.moveaxis(cells, -1, 0))]
+    return labels

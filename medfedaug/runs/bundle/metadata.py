@@ -21,11 +21,10 @@ _REQUIRED = (
     *("schema", "version", "monai_version", "pytorch_version", "numpy_version"),
     *("required_packages_version", "task", "description", "authors", "copyright", "network_data_format"),
 )
-_NOT_STATED = "Not stated: whoever hands on this bundle says it here."
+_NOT_STATED = "Not stated: fill in before you share this bundle."
 _TERMS = """\
-The weights in models/ were trained by the sites of a federation, and the terms under which they may be
-used are for these sites to say. No terms were given when this bundle was made: put them here before you
-hand it on.
+The weights in models/ were trained by the sites of a federation, which decide the terms of their use. No
+terms were given when this bundle was made: put them here before you share it.
 
 The configuration files in configs/ were written by medfedaug and may be used under the Apache License
 2.0, https://www.apache.org/licenses/LICENSE-2.0.
@@ -40,14 +39,14 @@ python -m monai.bundle run --bundle_root BUNDLE --config_file BUNDLE/configs/inf
 ```
 
 It takes all files in `IMAGES` that match `{pattern}` (`--pattern`), and writes a label map for each,
-{written}, on the grid of its file. The classes are {classes}. Where the channels of an image are in files
-of their own, give `--images` a list of lists of files, in the order of the channels: {channels}.
+{format}, on the grid of its file. The classes are {classes}. If each channel of an image has its own file,
+give `--images` a list of lists of files, in the order of the channels: {channels}.
 """
 _PAIR = """\
-Images are normalised with the mean and the standard deviation of each channel of {whose}: `mean` and `std`
+Images are normalised with the mean and the standard deviation of each channel at {place}: `mean` and `std`
 in `configs/inference.json`. MONAI cannot compute those of another place before it predicts. To use the
-model elsewhere, compute that place's own, of its images without labels, and put them there, or on the
-command line: `--mean '[0.21]' --std '[0.17]'`. They are means over images: of each image's mean, and of
+model elsewhere, compute that place's pair from its images, without labels, and put it there, or on the
+command line: `--mean '[0.21]' --std '[0.17]'`. The pair has means over images: of each image's mean, and of
 each image's standard deviation, at the point of the preprocessing where `NormalizeIntensityd` stands.
 `medfedaug statistics` computes them for images that no plan resamples.
 """
@@ -60,14 +59,14 @@ python -m monai.bundle verify_net_in_out network_def --meta_file BUNDLE/configs/
     --config_file BUNDLE/configs/inference.json
 ```
 
-MONAI fetches its schema from the address in the metadata, unless the file that `--filepath` names is there
-already. `{SCHEMA_FILE}` asks for the same entries, so that a machine without a connection can verify the
-bundle. To fetch MONAI's own, name a file that is not there.
+MONAI fetches its schema from the address in the metadata, unless the file of `--filepath` exists.
+`{SCHEMA_FILE}` asks for the same entries, so that a machine without a connection can verify the bundle. To
+fetch MONAI's schema, name a file that does not exist.
 """
 
 
 def licence(file: str | Path | None) -> str:
-    """The terms of a bundle."""
+    """Return the terms of a bundle."""
     if file is None:
         return _TERMS
     try:
@@ -77,12 +76,14 @@ def licence(file: str | Path | None) -> str:
 
 
 def bundle_metadata(run: FinishedRun, plain: PlainInference) -> dict[str, Any]:
-    """``configs/metadata.json``."""
+    """Return ``configs/metadata.json``."""
     config = run.config
     labels = {str(index): name for index, name in enumerate(config.classes)}
     names = config.channel_names or [f"channel {index}" for index in range(config.in_channels)]
-    # Sizes that the network takes; of any image, multiples of what was tried.
+    # Sizes that the network takes: the tried one, or its multiples.
     shape = [size if plain.fixed_size else f"{size}*n" for size in plain.example.shape[2:]]
+    patches = config.plan.patch_size is not None
+    tensor = {"type": "image", "spatial_shape": shape, "dtype": "float32", "is_patch_data": patches}
     normalised = plain.pair is not None or run.composition.intensity == "raw"
     mean = run.record.get("test", {}).get("mean", {})
     return {
@@ -92,9 +93,8 @@ def bundle_metadata(run: FinishedRun, plain: PlainInference) -> dict[str, Any]:
         "monai_version": version("monai"),
         "pytorch_version": version("torch").split("+")[0],
         "numpy_version": version("numpy"),
-        "required_packages_version": {name: found for name in _packages(config) if (found := _version(name))},
-        "name": f"Segmentation of {', '.join(config.classes[1:])}",
-        "task": f"Segmentation of {', '.join(config.classes[1:])}",
+        "required_packages_version": {name: _version(name) for name in _packages(config) if _version(name)},
+        **dict.fromkeys(("name", "task"), f"Segmentation of {', '.join(config.classes[1:])}"),
         "description": (
             f"{config.network}, trained by a federation of {len(run.record.get('sites', ()))} sites that "
             f"shared no images, with {', '.join(method['name'] for method in config.methods)}."
@@ -111,26 +111,20 @@ def bundle_metadata(run: FinishedRun, plain: PlainInference) -> dict[str, Any]:
         "network_data_format": {
             "inputs": {
                 "image": {
-                    "type": "image",
                     "format": "magnitude",
                     "num_channels": config.in_channels,
-                    "spatial_shape": shape,
-                    "dtype": "float32",
                     "value_range": [] if normalised else [0, 1],
-                    "is_patch_data": config.plan.patch_size is not None,
                     "channel_def": {str(index): name for index, name in enumerate(names)},
+                    **tensor,
                 }
             },
             "outputs": {
                 "pred": {
-                    "type": "image",
                     "format": "segmentation",
                     "num_channels": config.num_classes,
-                    "spatial_shape": shape,
-                    "dtype": "float32",
                     "value_range": [],
-                    "is_patch_data": config.plan.patch_size is not None,
                     "channel_def": labels,
+                    **tensor,
                 }
             },
         },
@@ -155,11 +149,7 @@ def _version(package: str) -> str:
 
 
 def metadata_schema() -> dict[str, Any]:
-    """Return the specification of ``metadata.json`` in MONAI Bundles, as a JSON schema.
-
-    MONAI's own schema is fetched from the address in the metadata. This one lets a machine without a
-    connection verify a bundle; it asks for the same entries.
-    """
+    """Return a JSON schema of ``metadata.json`` with the entries of MONAI's, for machines offline."""
     text, number = {"type": "string"}, {"type": "integer"}
     tensor = {
         "type": "object",
@@ -192,23 +182,22 @@ def metadata_schema() -> dict[str, Any]:
 
 
 def readme(run: FinishedRun, plain: PlainInference, origin: Origin, notes: list[str]) -> str:
-    """``docs/README.md``: how to run it, and what it normalises with."""
+    """Return ``docs/README.md``: run, normalisation and verification."""
     config = run.config
-    told = _RUN.format(
+    usage = _RUN.format(
         pattern=plain.config["pattern"],
-        written="PNG" if _photographs(plain) else "NIfTI",
+        format="PNG" if _photographs(plain) else "NIfTI",
         classes=", ".join(f"{index}: {name}" for index, name in enumerate(config.classes)),
-        channels=", ".join(config.channel_names) or "that of the training",
+        channels=", ".join(config.channel_names) or "the order of the training",
     )
     parts = [
         f"# Segmentation of {', '.join(config.classes[1:])}",
-        "Research only: this is not a medical device. The [model card](model_card.md) says what it was "
-        "trained on, how it scored, and what it was not tested on. `medfedaug predict` gives the same label "
-        "maps.",
-        *("## How to run it", told),
+        "Research only: this is not a medical device. The [model card](model_card.md) has its training data, "
+        "scores and the limits of its test. `medfedaug predict` gives the same label maps.",
+        *("## Run", usage),
     ]
     if plain.pair is not None:
-        whose = "a site of the federation" if origin.site else "the place that it was made for"
-        parts += ["## Whose intensities it expects", _PAIR.format(whose=whose)]
-    parts += ["## How to verify it", _VERIFY, *notes]
+        place = "a site of the federation" if origin.site else "the place that it was made for"
+        parts += ["## Expected intensities", _PAIR.format(place=place)]
+    parts += ["## Verify", _VERIFY, *notes]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"

@@ -1,4 +1,4 @@
-"""Reduce a finished run to what MONAI can hold: the plain network and the pair for normalisation."""
+"""Reduce a finished run to a MONAI network and a pair for normalisation."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class PlainInference:
 
     Args:
         config: ``configs/inference.json``.
-        weights: of MONAI's network.
-        network: it, with these weights, in evaluation mode.
-        example: a random image that it takes, (1, C, *spatial).
-        pair: with which images are normalised; ``None`` for none.
-        fixed_size: whether it takes images of that size alone, and not of its multiples.
+        weights: the weights of MONAI's network.
+        network: MONAI's network with these weights, in evaluation mode.
+        example: a random input image, (1, C, *spatial).
+        pair: the pair that normalises images; ``None`` for none.
+        fixed_size: whether the network takes images of that size alone, not of its multiples.
     """
 
     config: dict[str, Any]
@@ -47,15 +47,15 @@ class PlainInference:
 
 
 def plain_inference(run: FinishedRun, origin: Origin) -> PlainInference:
-    """Bring a run's inference to what MONAI has, and check that nothing was lost.
+    """Express a run's inference with MONAI alone, and check the result.
 
-    The network of MONAI's class, made from the configuration as whoever runs the bundle makes it, gets the
-    weights and an image of random numbers. Its output must be that of the run's own network to the last bit.
+    The network of MONAI's class, built from the bundle's configuration, gets the weights and a random image.
+    Its output must equal the output of the run's network to the last bit.
     """
     config = run.config
     if config.task != "segmentation":
         raise ConfigError(f"{run.model}: a bundle gives label maps, and this run is for {config.task}")
-    # A site without images: it has the site's own layers and pair, where there are any.
+    # A site without images, for its layers and pair, if any.
     splits: dict[str, Any] = dict.fromkeys(SPLITS, ())
     folder = VolumeFolder(origin.site, run.model.parent, config.classes, splits)
     model = run.at_site(origin.site, folder, "cpu", statistics=origin.pair)
@@ -92,25 +92,25 @@ def plain_inference(run: FinishedRun, origin: Origin) -> PlainInference:
 
 
 def _pair(model: SiteModel) -> Pair | None:
-    """Mean and deviation of what is before the network, when that is all there is."""
+    """Return the pair of the only transform before the network; ``None`` without one."""
     pair: Pair | None = None
     for method, part in model.parts.items():
         try:
             transforms = part.transforms(training=False)
-        except DataError as error:  # there are no images to compute them of
+        except DataError as error:  # no images to compute statistics from
             raise ConfigError(
                 f"{method} normalises images with the statistics of their place, which MONAI cannot compute "
                 "before it predicts; name a site of the run with --site, or give --statistics FILE "
                 "(medfedaug statistics)"
             ) from error
         for transform in transforms:
-            found = transform.normalizer.pair if isinstance(transform, FedRDNd) else None
-            if found is None or pair is not None:
+            values = transform.normalizer.pair if isinstance(transform, FedRDNd) else None
+            if values is None or pair is not None:
                 raise ConfigError(
                     f"{method}: MONAI has no transform that does what {type(transform).__name__} does; "
                     f"{_INSTEAD}"
                 )
-            pair = found[0].tolist(), found[1].tolist()
+            pair = values[0].tolist(), values[1].tolist()
     return pair
 
 
@@ -121,7 +121,7 @@ def _of_photographs(run: FinishedRun) -> bool:
 
 
 def _plain_network(content: dict[str, Any], weights: dict[str, Tensor], run: FinishedRun) -> nn.Module:
-    """MONAI's network, made from a bundle's configuration."""
+    """Build MONAI's network from a bundle's configuration."""
     parser = ConfigParser({**content, "device": torch.device("cpu")})
     try:
         plain: nn.Module = parser.get_parsed_content("network")
@@ -135,7 +135,7 @@ def _plain_network(content: dict[str, Any], weights: dict[str, Tensor], run: Fin
 
 
 def _example(plain: nn.Module, task: SegmentationTask, channels: int, run: FinishedRun) -> Tensor:
-    """A random image of the smallest size that the network takes, or of the size of a window."""
+    """Return a random image of the smallest size that the network takes, or of the size of a window."""
     generator = torch.Generator().manual_seed(0)
     plan, dims = task.plan, task.plan.spatial_dims
     sizes: list[tuple[int, ...]] = [(factor * task.divisor,) * dims for factor in (1, 2, 4)]
@@ -148,30 +148,29 @@ def _example(plain: nn.Module, task: SegmentationTask, channels: int, run: Finis
         try:
             with torch.no_grad():
                 plain(example)
+            break
         except Exception as error:  # networks fail in many ways
             if size == sizes[-1]:
                 raise ConfigError(
                     f"network {run.config.network}: does not take images of {'x'.join(map(str, size))} "
                     f"({first_line(error)})"
                 ) from error
-            continue
-        break
     return example
 
 
 def _difference(run: FinishedRun, network: nn.Module) -> str:
-    found = {type(module) for module in network.modules()}
-    kinds = sorted(kind.__name__ for kind in found if kind.__module__.startswith("medfedaug."))
-    named = ", ".join(method.name for method in run.composition.methods)
-    layers = f" (it has {', '.join(kinds)})" if kinds else ""
+    kinds = {type(module) for module in network.modules()}
+    names = sorted(kind.__name__ for kind in kinds if kind.__module__.startswith("medfedaug."))
+    methods = ", ".join(method.name for method in run.composition.methods)
+    layers = f" (it has {', '.join(names)})" if names else ""
     return (
-        f"{named}: at inference the network computes what MONAI's {run.config.network} does not{layers}; "
+        f"{methods}: at inference the network computes what MONAI's {run.config.network} does not{layers}; "
         f"{_INSTEAD}"
     )
 
 
 def _json(value: Any) -> Any:
-    """Tuples as lists."""
+    """Convert tuples to lists."""
     if isinstance(value, dict):
         return {key: _json(entry) for key, entry in value.items()}
     return [_json(entry) for entry in value] if isinstance(value, (list, tuple)) else value

@@ -23,13 +23,10 @@ _NEEDED = ("onnx", "onnxscript", "onnxruntime")
 
 
 def write_onnx(plain: PlainInference, path: Path) -> str:
-    """Export the network, run the file with ONNX Runtime, and compare.
+    """Export the network, run the file with ONNX Runtime, and return a sentence on the comparison.
 
-    The number of images is free, and so are their sizes where no window and no image size fixes them, as
-    multiples of what the network takes.
-
-    Returns:
-        A sentence that says what came of it.
+    The number of images is free, and so are their sizes, as multiples of the network's smallest size, unless
+    a window or an image size fixes them.
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
@@ -38,7 +35,7 @@ def write_onnx(plain: PlainInference, path: Path) -> str:
 
     smallest = tuple(plain.example.shape[2:])
     free = {} if plain.fixed_size else {axis + 2: n * Dim(f"size{axis}") for axis, n in enumerate(smallest)}
-    # Of two images, each axis of its own size: what is alike in the example would be taken to be so always.
+    # Two images, and a different size along each axis: the exporter takes equal sizes for always equal.
     size = smallest if plain.fixed_size else tuple(n * (axis + 2) for axis, n in enumerate(smallest))
     example = torch.rand(2, plain.example.shape[1], *size, generator=torch.Generator().manual_seed(1))
     try:
@@ -54,32 +51,31 @@ def write_onnx(plain: PlainInference, path: Path) -> str:
             assert exported is not None
             exported.save(str(path))
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        seen = torch.rand(1, *plain.example.shape[1:])  # another number, and where they are free other sizes
-        (found,) = session.run(["pred"], {"image": seen.numpy()})
+        images = torch.rand(1, *plain.example.shape[1:])  # another number of images, and other free sizes
+        (output,) = session.run(["pred"], {"image": images.numpy()})
         with torch.no_grad():
-            wanted = plain.network(seen)
+            expected = plain.network(images)
     except Exception as error:  # an exporter fails in many ways
         path.unlink(missing_ok=True)
         return f"The network does not export to ONNX ({first_line(error)}); the bundle has none."
-    apart = float((torch.from_numpy(found) - wanted).abs().max() / wanted.abs().max())
-    if not apart <= TOLERANCE:
+    difference = float((torch.from_numpy(output) - expected).abs().max() / expected.abs().max())
+    distance = f"{difference:.1e} of the largest logit apart from"
+    if not difference <= TOLERANCE:
         path.unlink(missing_ok=True)
         return (
-            f"ONNX Runtime is {apart:.1e} of the largest logit apart from the network, and {TOLERANCE:g} is "
-            "allowed; the bundle has no ONNX file."
+            f"ONNX Runtime is {distance} the network, and {TOLERANCE:g} is allowed; the bundle has no ONNX "
+            "file."
         )
-    by = " x ".join(map(str, smallest))
+    sizes = " x ".join(map(str, smallest)) + ("" if plain.fixed_size else ", or of multiples along each axis")
     return (
-        f"`models/model.onnx` is the network alone, for images of {by}"
-        + ("" if plain.fixed_size else ", or of multiples along each axis")
-        + f": on random numbers ONNX Runtime is {apart:.1e} of the largest logit apart from it, and "
-        f"{TOLERANCE:g} is allowed."
+        f"`models/model.onnx` is the network alone, for images of {sizes}: on random numbers ONNX Runtime is "
+        f"{distance} it, and {TOLERANCE:g} is allowed."
     )
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporter prints of its progress."""
+    """Suppress the exporter's progress messages."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

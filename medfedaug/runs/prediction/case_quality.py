@@ -19,28 +19,27 @@ from medfedaug.runs.prediction.pass_agreement import PassAgreement
 def case_quality(
     label: Tensor, confidence: Tensor, classes: Sequence[str], passes: PassAgreement | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Describe a label map by class: number of its pieces, confidence, agreement of several passes.
+    """Describe a label map by class: number of pieces, confidence, agreement of several passes.
 
     Args:
-        label: (1, X, Y, Z); its pieces are those of
-            `medfedaug.data.quality.connected_pieces.connected_pieces`.
+        label: (1, X, Y, Z).
         confidence: (K - 1,), of `medfedaug.functional.soft_dice_confidence.soft_dice_confidence`.
         classes: names of the classes, background first.
-        passes: all passes of the case, where there are several.
+        passes: all passes of the case, if there are several.
 
     Returns:
-        ``components``; ``confidence`` of the classes that are found; with several passes ``agreement`` of the
-        classes that any pass finds.
+        ``components``; ``confidence`` of the predicted classes; with several passes ``agreement`` of the
+        classes that any pass predicts.
     """
-    found: dict[str, dict[str, Any]] = {
+    quality: dict[str, dict[str, Any]] = {
         "components": count_components(label, classes),
         "confidence": _known(classes, confidence),
     }
-    return found if passes is None else {**found, "agreement": _known(classes, passes.agreement())}
+    return quality if passes is None else {**quality, "agreement": _known(classes, passes.agreement())}
 
 
 def count_components(label: Tensor, classes: Sequence[str]) -> dict[str, int]:
-    """Count the pieces of each class but the background, which touch by a face, an edge or a corner."""
+    """Count the connected pieces of each class but the background (`connected_pieces`)."""
     voxels = label[0].numpy()
     boxes = ndimage.find_objects(voxels, max_label=len(classes) - 1)
     return {
@@ -55,20 +54,18 @@ def _known(classes: Sequence[str], values: Tensor) -> dict[str, float]:
 
 
 def look_first(cases: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Sort cases by their least sure class; one in which nothing is found comes first.
+    """Sort cases by their least certain class; empty label maps come first.
 
-    A class is judged by the agreement of all passes where there were several, else by its confidence.
-
-    Args:
-        cases: of ``predictions.json``: label maps with ``confidence`` and perhaps ``agreement`` by class, or
-            classes with ``probabilities``. Those of earlier releases, without a confidence, are left out.
+    The certainty of a class is the agreement of several passes, else its confidence. Cases of earlier
+    releases, without a confidence, are left out.
     """
     lowest: dict[str, float] = {}
     for name, entry in cases.items():
         if "probabilities" in entry:
             lowest[name] = entry["probabilities"][entry["class"]]
         elif "confidence" in entry:
-            # Of the classes that are found: of another one a pass may have a voxel, without agreement.
-            found, agreement = entry["confidence"], entry.get("agreement", {})
-            lowest[name] = min((agreement.get(one, value) for one, value in found.items()), default=0.0)
+            # Predicted classes alone: a pass may have a voxel of another class, without agreement.
+            confidence, agreement = entry["confidence"], entry.get("agreement", {})
+            certainty = (agreement.get(label, value) for label, value in confidence.items())
+            lowest[name] = min(certainty, default=0.0)
     return sorted(lowest, key=lambda name: (lowest[name], name))

@@ -1,4 +1,4 @@
-"""`CaseWriter`: the files of a predicted case, and what they show."""
+"""`CaseWriter`: the files of a predicted case, and its entry in the record."""
 
 from __future__ import annotations
 
@@ -43,32 +43,25 @@ class CaseWriter:
     borrowed: Mapping[str, str] = field(kw_only=True)
 
     def files(self, case: Case) -> list[str]:
-        """Return the files of a case, relative to the folder; the label map first, where there is one."""
+        """Return the files of a case, relative to the folder; the label map first, the preview last."""
         name, form = _below(case), format_of(case.image)
         suffix = form.label_suffix(case.image)
         pictures = [f"{_PREVIEWS}/{name}.png"] if self.options.previews else []
         if not isinstance(self.folder, VolumeFolder):
             return pictures
         label = name if name.endswith(suffix) else name + suffix
-        classes = len(self.classes)
-        shares = form.probability_files(label, classes) if self.options.probabilities else []
-        beside = self.object_files(case, label).values()
-        maps = [_map_file(name)] if self.options.uncertainty_map else []
-        return [
-            *form.parts(label),
-            *beside,
-            *(f"{_PROBABILITIES}/{part}" for part in shares),
-            *maps,
-            *pictures,
-        ]
+        shares = form.probability_files(label, len(self.classes)) if self.options.probabilities else []
+        files = [*form.parts(label), *self.object_files(case, label).values()]
+        files += [f"{_PROBABILITIES}/{part}" for part in shares]
+        return files + ([_map_file(name)] if self.options.uncertainty_map else []) + pictures
 
     def object_files(self, case: Case, label: str) -> dict[ObjectKind, str]:
-        """The DICOM objects that are written besides the label map of a DICOM series."""
+        """Return the files of the DICOM objects in addition to the label map of a DICOM series."""
         kinds = object_kinds(self.options) if is_dicom(case.image) else ()
         return {kind: _object_file(label.removesuffix(".dcm"), kind) for kind in kinds}
 
     def write(self, case: Case, prediction: Prediction, passes: PassAgreement | None) -> dict[str, Any]:
-        """Write the files of a case, and say what they show."""
+        """Write the files of a case, and return its entry in the record."""
         classes, files = self.classes, self.files(case)
         if not isinstance(self.folder, VolumeFolder):
             assert prediction.probabilities is not None
@@ -82,15 +75,8 @@ class CaseWriter:
         segments = Segments(classes, self.identity(case), self.codes, self.borrowed)
         write_label_map(self.out / files[0], case.image, prediction.label, segments)
         for kind, file in self.object_files(case, files[0]).items():
-            write_object(
-                kind,
-                self.out / file,
-                case.image,
-                prediction.label,
-                self.out / files[0],
-                segments,
-                quality,
-            )
+            target, map_file = self.out / file, self.out / files[0]
+            write_object(kind, target, case.image, prediction.label, map_file, segments, quality)
         if self.options.probabilities:
             assert prediction.probabilities is not None
             target = self.out / _PROBABILITIES / files[0]
@@ -101,18 +87,18 @@ class CaseWriter:
         counts = torch.bincount(prediction.label.flatten(), minlength=len(classes)).tolist()
         voxels = dict(zip(classes, counts, strict=True))
         entry: dict[str, Any] = {"label_map": files[0], "voxels": voxels, **quality}
-        found = {name: voxels[name] for name in classes[1:]}
-        if (volumes := volumes_in_millilitres(found, affine)) is not None:
+        foreground = {name: voxels[name] for name in classes[1:]}
+        if (volumes := volumes_in_millilitres(foreground, affine)) is not None:
             entry["volume_ml"] = volumes
         if passes is not None:
             entry |= self._write_passes(case, passes, affine)
         return entry
 
     def _write_passes(self, case: Case, passes: PassAgreement, affine: Tensor | None) -> dict[str, Any]:
-        """Write the uncertainty map, and say how far the passes differ."""
+        """Write the uncertainty map, and return the range of the sizes over the passes."""
         classes = self.classes[1:]
         ends = [dict(zip(classes, counts, strict=True)) for counts in passes.voxels().tolist()]
-        lowest, highest = [volumes_in_millilitres(one, affine) or one for one in ends]
+        lowest, highest = [volumes_in_millilitres(counts, affine) or counts for counts in ends]
         kind = "voxels_of_passes" if affine is None else "volume_ml_of_passes"
         sizes = {name: [lowest[name], highest[name]] for name in classes}
         entry: dict[str, Any] = {"passes": passes.count, kind: sizes}
@@ -123,15 +109,15 @@ class CaseWriter:
 
 
 def object_files(out: Path, case: str) -> dict[ObjectKind, Path]:
-    """Return the files of the DICOM objects of a case, by kind, whether or not they are there."""
+    """Return the files of the DICOM objects of a case, by kind, whether or not they exist."""
     objects = {kind: out / _object_file(case, kind) for kind in (ObjectKind.RTSTRUCT, ObjectKind.REPORT)}
     return {ObjectKind.SEGMENTATION: out / f"{case}.dcm", **objects}
 
 
 def object_kinds(options: PredictionOptions) -> list[ObjectKind]:
-    """Return the kinds of DICOM objects that are written besides the SEG of a DICOM series."""
-    wanted = {ObjectKind.RTSTRUCT: options.rtstruct, ObjectKind.REPORT: options.report}
-    return [kind for kind, written in wanted.items() if written]
+    """Return the kinds of DICOM objects in addition to the SEG of a DICOM series."""
+    kinds = {ObjectKind.RTSTRUCT: options.rtstruct, ObjectKind.REPORT: options.report}
+    return [kind for kind, written in kinds.items() if written]
 
 
 def _object_file(name: str, kind: ObjectKind) -> str:
@@ -139,7 +125,7 @@ def _object_file(name: str, kind: ObjectKind) -> str:
 
 
 def _below(case: Case) -> str:
-    """The name of a case as a path below the folder."""
+    """Return the name of a case as a path below the folder."""
     return os.path.join(*(part for part in PurePath(case.name).parts if part not in (os.sep, "..")))
 
 

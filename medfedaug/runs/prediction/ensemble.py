@@ -28,23 +28,23 @@ _LONGEST = 60
 
 @dataclass(frozen=True, eq=False)
 class Ensemble:
-    """Finished runs whose probabilities are averaged; most often it is one run alone.
+    """Finished runs whose probabilities are averaged, often a single run.
 
     Args:
-        runs: its members, ordered by the hashes of their models: the same models give the same bits, in
-            whatever order they were named.
+        runs: its members, ordered by the hashes of their models, so that the result does not depend on the
+            order of the arguments.
     """
 
     runs: tuple[FinishedRun, ...]
 
     @classmethod
     def open(cls, models: Sequence[str | Path], *, state: str | Path | None = None) -> Ensemble:
-        """Open runs, and check that they were made with the same settings.
+        """Open runs, and check that they have the same settings.
 
         Args:
             models: folders of runs, or models in them (`FinishedRun.open`). A folder that is no run stands
                 for all runs below it, as ``benchmark --folds`` writes them.
-            state: where the sites keep what is theirs; by default the folder ``state`` of each run.
+            state: the folder with the sites' state; by default the folder ``state`` of each run.
 
         Raises:
             ConfigError: naming the run and the first setting that differs.
@@ -58,32 +58,32 @@ class Ensemble:
         Raises:
             ConfigError: as `open`.
         """
-        whose: dict[str, FinishedRun] = {}
+        by_hash: dict[str, FinishedRun] = {}
         for run in runs:
-            other = whose.setdefault(run.sha256, run)
+            other = by_hash.setdefault(run.sha256, run)
             if other is not run:
                 raise ConfigError(f"{run.model} is the same model as {other.model}; name each model once")
             _check_alike(runs[0], run)
-        return cls(tuple(whose[sha256] for sha256 in sorted(whose)))
+        return cls(tuple(by_hash[sha256] for sha256 in sorted(by_hash)))
 
     @property
     def first(self) -> FinishedRun:
-        """Any member, for the settings that all of them have."""
+        """A member, for the settings that all members share."""
         return self.runs[0]
 
     @property
     def sha256(self) -> str:
-        """The hash of the model's file; of several the hash of their hashes."""
+        """The hash of the model's file, or of the hashes of several models."""
         if len(self.runs) == 1:
             return self.first.sha256
         return hashlib.sha256("\n".join(run.sha256 for run in self.runs).encode()).hexdigest()
 
     def score(self, site: str = "") -> ModelScore:
-        """Return how well the models did in their runs' tests, at a site or in the mean."""
+        """Return the models' scores in their runs' tests, at a site or in the mean."""
         return ModelScore.of([run.record for run in self.runs], site)
 
     def identity(self) -> dict[str, Any]:
-        """The model's hash, run and round; of several their common hash, and these of each ``members``."""
+        """The model's hash, run and round; of several models their common hash and the ``members``."""
         members = [{"sha256": run.sha256, "run": run.record["run"], "round": run.round} for run in self.runs]
         return members[0] if len(members) == 1 else {"sha256": self.sha256, "members": members}
 
@@ -91,11 +91,8 @@ class Ensemble:
 def mean_prediction(predictions: Iterable[Prediction]) -> Prediction:
     """Average the probabilities of several models; the label is the class with the largest mean.
 
-    Args:
-        predictions: of the same case, one at a time; each but a single one with probabilities.
-
-    Returns:
-        A single prediction as it is.
+    Predictions of one case come one at a time. A single prediction is returned unchanged, and needs no
+    probabilities.
     """
     remaining = iter(predictions)
     first = next(remaining)
@@ -113,24 +110,20 @@ def mean_prediction(predictions: Iterable[Prediction]) -> Prediction:
 
 
 def _expanded(models: Sequence[str | Path]) -> list[Path]:
-    """The models that are named, where a folder that is no run stands for the runs below it."""
-    found: list[Path] = []
+    """Return the models; in place of a folder that is no run, the runs below it."""
+    paths: list[Path] = []
     for model in map(Path, models):
         is_run = not model.is_dir() or (model / GLOBAL_MODEL).exists() or (model / RESULTS).exists()
         below = [] if is_run or not any(model.rglob(RESULTS)) else find_runs([model])
-        found += below or [model]  # `FinishedRun.open` says what a folder without any run lacks
-    return found
+        paths += below or [model]  # `FinishedRun.open` reports what a folder without any run lacks
+    return paths
 
 
 def _check_alike(first: FinishedRun, run: FinishedRun) -> None:
-    """Check that two runs were asked for the same settings; a plan that the sites' data decided may differ.
-
-    Raises:
-        ConfigError: naming the first difference.
-    """
-    one, other = asked_settings(first.record), asked_settings(run.record)
-    for name in dict.fromkeys([*one, *other]):
-        a, b = one.get(name), other.get(name)
+    """Check that two runs have the same requested settings; a plan from the sites' data may differ."""
+    expected, actual = asked_settings(first.record), asked_settings(run.record)
+    for name in {**expected, **actual}:
+        a, b = expected.get(name), actual.get(name)
         if name in _MAY_DIFFER or a == b:
             continue
         if isinstance(a, Mapping) and isinstance(b, Mapping):

@@ -19,10 +19,10 @@ def load_run(folder: str | Path, *, state: str | Path | None = None) -> LoadedRu
 
     Args:
         folder: the folder of a run, or a model in it (`FinishedRun.open`).
-        state: where the sites keep what is theirs; by default the folder ``state`` of the run.
+        state: the folder with the sites' state; by default the folder ``state`` of the run.
 
     Raises:
-        ConfigError: one line that says what is wrong and where.
+        ConfigError: naming the error and its place.
 
     Example:
         In a notebook::
@@ -52,6 +52,6 @@ class LoadedRun(FinishedRun):
             The content of ``predictions.json``.
 
         Raises:
-            MedFedAugError: one line that says what is wrong and where.
+            MedFedAugError: naming the error and its place.
         """
         return predict_images(Ensemble((self,)), images, out, PredictionOptions(**options))

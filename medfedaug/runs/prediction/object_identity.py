@@ -1,4 +1,4 @@
-"""`object_identity`: identity of the DICOM objects of a prediction, from the model and what it was given."""
+"""`object_identity`: identity of the DICOM objects of a prediction, from the model and its inputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from medfedaug.runs.prediction.ensemble import Ensemble
 
 
 def read_codes(run: FinishedRun, path: str | Path | None) -> dict[str, SegmentCodes]:
-    """Read the codes of a run's classes; none without a file."""
+    """Read the codes of a run's classes; empty without a file."""
     if path is None:
         return {}
     if run.config.task != "segmentation":
@@ -30,15 +30,12 @@ def read_codes(run: FinishedRun, path: str | Path | None) -> dict[str, SegmentCo
 
 
 def channel_keys(names: Sequence[str], count: int) -> list[str]:
-    """Return a key for each of several series: its channel's name where all have one, else its number.
-
-    Named channels may come in any order.
-    """
+    """Return a key for each of several series: its channel's name where all have a name, else its number."""
     return [*map(plain_name, names)] if len(names) == count else [*map(str, range(count))]
 
 
 def further_series(case: Case, names: Sequence[str]) -> dict[str, str]:
-    """Return the SeriesInstanceUIDs of an image's DICOM series besides the first one, by `channel_keys`."""
+    """Return the SeriesInstanceUIDs of an image's DICOM series after the first, by `channel_keys`."""
     keyed = zip(channel_keys(names, len(case.files)), case.files, strict=True)
     return {key: open_series(file).uid for key, file in [*keyed][1:] if is_dicom(file)}
 
@@ -52,16 +49,16 @@ def object_identity(
     flips: bool = False,
     further: Mapping[str, str] | None = None,
 ) -> ModelIdentity:
-    """Return the identity of a case's objects: of other settings, or another second series, another one.
+    """Return the identity of a case's objects, which depends on settings and further series.
 
     Args:
-        models: one run, or several.
-        origin: of the images. The pair of a site follows from model and site, and that of the images given
-            does not count.
-        codes: of the classes.
-        again: of `ModelIdentity`.
+        models: one or several runs.
+        origin: the origin of the images. A site's pair follows from model and site, and a pair of the images
+            themselves does not count.
+        codes: the codes of the classes.
+        again: see `ModelIdentity`.
         flips: whether flipped images are predicted, too.
-        further: SeriesInstanceUIDs of the image's series besides the first one, by channel.
+        further: SeriesInstanceUIDs of the image's series after the first, by channel.
     """
     chosen: dict[str, Any] = {}
     if codes:

@@ -1,4 +1,4 @@
-"""`PredictionOptions`, settings of a prediction; `StudyOptions`, of one whose images are in an archive."""
+"""`PredictionOptions`, settings of a prediction; `StudyOptions`, settings for the studies of an archive."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from medfedaug.config.options import File, Settings, setting, settings
 
 @settings
 class PredictionOptions(Settings):
-    """Settings of a prediction, which decide over its files."""
+    """Settings of a prediction."""
 
     PANEL: ClassVar[str] = "The prediction"
 
     site: str | None = setting(
         None,
-        "The site of the federation that the images come from: its own statistics and layers are used, where "
-        "the run's methods have any. By default the images come from a place that took no part, and "
-        "statistics are those of the images given.",
+        "The site of the federation that the images come from: its statistics and layers are used, where the "
+        "run's methods have any. By default the images come from an unseen place, and are normalised with "
+        "their own statistics.",
     )
     statistics: File | None = setting(
         None,
-        "Statistics to normalise with, in place of those of the images given: a JSON file of `medfedaug "
-        "statistics` with one pair, or the statistics.json of an earlier prediction.",
+        "Statistics to normalise with, in place of the images' own: a JSON file of `medfedaug statistics` "
+        "with one pair, or the statistics.json of an earlier prediction.",
     )
     series: str | None = setting(
         None,
@@ -31,16 +31,16 @@ class PredictionOptions(Settings):
         "that is searched for in number, description, echo or phase, modality and UID of a series. The "
         "others are left out.",
     )
-    device: str = setting("auto", "cpu, cuda, cuda:1, ..., or auto: CUDA where there is one.")
+    device: str = setting("auto", "cpu, cuda, cuda:1, ..., or auto: CUDA if available.")
     probabilities: bool = setting(
         False, "Write the probabilities of the classes, too.", flags=("--probabilities",)
     )
     previews: bool = setting(True, "Write a picture of each case, or not.")
     codes: File | None = setting(
         None,
-        "Codes of the classes for DICOM SEG, such as those of SNOMED CT: a JSON file with category, type "
-        "and, where wanted, anatomic_region of each class "
-        "(`medfedaug.data.io.segment_codes.read_segment_codes`). Without it a class has its name as code.",
+        "Codes of the classes for DICOM SEG, for example of SNOMED CT: a JSON file with category, type and, "
+        "optionally, anatomic_region of each class (`medfedaug.data.io.segment_codes.read_segment_codes`). "
+        "Without it, each class's name is its code.",
     )
     rtstruct: bool = setting(
         False, "Write an RTSTRUCT of each DICOM series, too: contours.", flags=("--rtstruct",)
@@ -52,8 +52,8 @@ class PredictionOptions(Settings):
     )
     flips: bool = setting(
         False,
-        "Predict each image flipped, too (test-time augmentation): the agreement of all passes tells which "
-        "cases are uncertain. The label map stays that of the image as it is. In 2D four passes in place of "
+        "Predict each image flipped, too (test-time augmentation): the agreement of all passes shows which "
+        "cases are uncertain. The label map stays that of the unflipped image. In 2D four passes in place of "
         "one, in 3D eight.",
         flags=("--flips",),
     )
@@ -65,12 +65,12 @@ class PredictionOptions(Settings):
     )
     data: File | None = setting(
         None,
-        "The site's own data folder. Sizes are compared with those of its training label maps, and nothing "
-        "of it leaves the site.",
+        "The site's data folder. Sizes are compared with its training label maps, which never leave the "
+        "site.",
     )
     overwrite: bool = setting(
         False,
-        "Delete what an earlier prediction wrote to the folder, and start anew.",
+        "Delete the files of an earlier prediction in the folder, and start anew.",
         flags=("--overwrite",),
     )
 
@@ -83,23 +83,23 @@ class StudyOptions(Settings):
 
     store: bool = setting(
         False,
-        "Store DICOM SEG, contours and report in the archive. It is asked first: a study that has the "
-        "objects of this model already gets no others.",
+        "Store DICOM SEG, contours and report in the archive, unless it already has this model's objects of "
+        "the study.",
         flags=("--store",),
     )
     again: bool = setting(
-        False, "Store other objects where the archive has this model's already.", flags=("--again",)
+        False, "Store further objects where the archive already has this model's.", flags=("--again",)
     )
     channels: Mapping[str, str] = setting(
         dict,
-        "By name, the series that is a channel of the image. The objects refer to the first one, to whose "
-        "grid the others are brought.",
+        "By name, the series of each channel of the image. The objects refer to the first series, and the "
+        "others are resampled to its grid.",
         flags=None,
     )
     pseudonyms: File | None = setting(
         None,
         "Folder with the site's key of pseudonyms, such as data/site_A.state of an import: studies have "
-        "the same names there and here, and patients who are withdrawn there are left out. By default that "
-        "of the site's own data, or else OUT.state.",
+        "the same names there and here, and patients who are withdrawn there are left out. By default the "
+        "key of the site's data, or else OUT.state.",
     )
     parallel: int = setting(2, "Studies that are fetched at a time.", at_least=1, flags=None)

@@ -1,4 +1,4 @@
-"""`PassAgreement`: how far several predictions of one case agree, by class and voxel by voxel."""
+"""`PassAgreement`: agreement of several predictions of one case, by class and by voxel."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _BYTE = 2**8
 
 
 class PassAgreement:
-    """Collects the passes of a case: those of the models of an ensemble, and of flipped images.
+    """Collects the passes of a case, by the models of an ensemble and of flipped images.
 
     Args:
-        classes: number K of classes, background among them.
-        mapped: whether `deviation` is wanted, for which passes need probabilities.
+        classes: number K of classes, with the background.
+        mapped: whether `deviation` is needed; passes then need probabilities.
     """
 
     def __init__(self, classes: int, *, mapped: bool = False) -> None:
@@ -31,7 +31,7 @@ class PassAgreement:
         return len(self._labels)
 
     def add(self, prediction: Prediction) -> None:
-        """Take in a pass; of its probabilities the sums alone are kept (Welford's recurrence)."""
+        """Add a pass; only sums of its probabilities are kept (Welford's recurrence)."""
         small = torch.uint8 if self.classes <= _BYTE else torch.int16
         self._labels.append(prediction.label.to(small))
         if not self.mapped:
@@ -41,9 +41,9 @@ class PassAgreement:
         if self._mean is None or self._squares is None:
             self._mean, self._squares = shares.clone(), torch.zeros_like(shares)
             return
-        apart = shares - self._mean
-        self._mean += apart / self.count
-        self._squares += apart * (shares - self._mean)
+        difference = shares - self._mean
+        self._mean += difference / self.count
+        self._squares += difference * (shares - self._mean)
 
     def agreement(self) -> Tensor:
         """Return `specific_agreement` of the label maps, (K - 1,)."""
@@ -51,15 +51,14 @@ class PassAgreement:
 
     def voxels(self) -> Tensor:
         """Return the lowest and the highest number of voxels of each class but the background, (2, K - 1)."""
-        counts = [torch.bincount(one.flatten().int(), minlength=self.classes)[1:] for one in self._labels]
-        return torch.stack([torch.stack(counts).amin(dim=0), torch.stack(counts).amax(dim=0)])
+        counts = [torch.bincount(labels.flatten().int(), minlength=self.classes) for labels in self._labels]
+        return torch.stack(torch.stack(counts)[:, 1:].aminmax(dim=0))
 
     def deviation(self) -> Tensor:
         """Return the uncertainty map, (*spatial), float32: max over classes of √(Σₘ (pₘ - p̄)² / M).
 
-        It is the standard deviation of a probability over the M passes, from 0, where all agree, to 0.5,
-        where half of them are sure of a class and the others of its absence. Of two classes both have the
-        same.
+        The standard deviation of a probability over the M passes is 0 where all agree, and 0.5 where half of
+        them are sure of a class and the others of its absence. With two classes, both have the same.
         """
         assert self._squares is not None
         return (self._squares / self.count).clamp(min=0).sqrt().amax(dim=0)

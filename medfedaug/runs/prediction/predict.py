@@ -1,4 +1,4 @@
-"""A finished model on new images: label maps on the images' own grids, or classes, without any label."""
+"""Predict new images with a finished model: label maps on the images' grids, or classes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from medfedaug.runs.folder import only_process
 from medfedaug.runs.input_statistics import Origin
 from medfedaug.runs.prediction.case_writer import CaseWriter, object_kinds
 from medfedaug.runs.prediction.ensemble import Ensemble, mean_prediction
-from medfedaug.runs.prediction.input_drift import Familiar
+from medfedaug.runs.prediction.input_drift import DriftReference
 from medfedaug.runs.prediction.object_identity import further_series, object_identity, read_codes
 from medfedaug.runs.prediction.options import PredictionOptions
 from medfedaug.runs.prediction.pass_agreement import PassAgreement
@@ -44,7 +44,7 @@ __all__ = ["Event", "predict_images", "uses_given_images"]
 Event = Callable[[dict[str, Any]], None]
 """Receives events, case by case."""
 
-_ONE_CASE = 2**34  # bytes: the files of a case are decoded once, whoever asks for them
+_ONE_CASE = 2**34  # bytes, enough to decode the files of a case only once
 
 
 def predict_images(
@@ -59,36 +59,35 @@ def predict_images(
     on_event: Event | None = None,
     on_case: Callable[[str], object] | None = None,
 ) -> Predictions:
-    """Predict images, case by case, and write down what became of each.
+    """Predict images, case by case, and record the outcome of each.
 
-    A folder that holds finished cases is continued, if model and options are the same.
+    A folder with finished cases is continued if model and options are the same.
 
     Args:
-        models: the run whose model predicts, or several, whose probabilities are averaged.
+        models: one or several runs, whose probabilities are averaged.
         images: a file or a folder, see `medfedaug.data.unlabelled.open_given`.
         out: the folder to write to: a label map for each case (``NAME`` with the suffix of its image),
             ``previews/NAME.png``, ``probabilities/NAME``, and ``predictions.json``.
         options: settings; ``None`` for the defaults.
-        again: of `medfedaug.data.io.dicom_identity.ModelIdentity`.
-        further: SeriesInstanceUIDs of the series besides the first one of which the images are, by case and
-            channel; by default those of the DICOM series that are given.
-        among: names of all cases of a task that is predicted in parts; those of other parts that could not be
-            predicted stay in the record.
-        on_event: called with a small dictionary for everything that a user may want to see.
+        again: see `medfedaug.data.io.dicom_identity.ModelIdentity`.
+        further: SeriesInstanceUIDs of the images' series after the first, by case and channel; by default
+            they are read from the DICOM files.
+        among: names of all cases where a task is predicted in parts; failed cases of the other parts stay in
+            the record.
+        on_event: called with a small dictionary for each event that a user may want to see.
         on_case: called with the name of each case whose files are written.
 
     Returns:
-        What is in ``predictions.json``; cases that could not be predicted are under ``failed``.
+        The content of ``predictions.json``; ``failed`` has the cases that could not be predicted.
 
     Raises:
-        MedFedAugError: one line that says what is wrong and where, before anything is predicted;
-            `StorageError` also later.
+        MedFedAugError: naming the error and its place, before any prediction; `StorageError` also later.
     """
     images, out, options = Path(images), Path(out), options or PredictionOptions()
     origins = tuple(Origin.of(run, options.site, options.statistics) for run in models.runs)
     given = open_given(images, models.first.config, origins[0].site, leave_out=out, series=options.series)
     if images.is_dir() and out.exists() and out.resolve() == images.resolve():
-        raise ConfigError(f"{out}: holds the images; choose another folder for what is predicted")
+        raise ConfigError(f"{out}: holds the images; choose another folder for the predictions")
     _check_device(options.device)
     _check_passes(models, options)
     job = _Job(
@@ -109,27 +108,23 @@ def predict_images(
 
 
 def uses_given_images(run: FinishedRun, origin: Origin) -> bool:
-    """Return whether statistics of the images given decide over the result: none of them may be damaged."""
+    """Return whether the result depends on statistics of all images given, so that none may be damaged."""
     composition = run.composition
     return bool((composition.needs_statistics and origin.pair is None) or composition.kept_keys)
 
 
 def _check_passes(models: Ensemble, options: PredictionOptions) -> None:
-    flips, uncertainty_map = options.flips, options.uncertainty_map
-    dense = models.first.config.task == "segmentation"
-    for option, given in (
-        ("--flips", flips),
-        ("--uncertainty-map", uncertainty_map),
-        ("--data", options.data is not None),
-    ):
-        if given and not dense:
-            raise ConfigError(f"{option}: the run classifies, and this is for label maps; leave it out")
-    if flips and not models.first.composition.task().mirrored:
+    if models.first.config.task != "segmentation":
+        for option in ("flips", "uncertainty_map", "data"):
+            if getattr(options, option):
+                flag = option.replace("_", "-")
+                raise ConfigError(f"--{flag}: the run classifies, and this is for label maps; leave it out")
+    if options.flips and not models.first.composition.task().mirrored:
         raise ConfigError(
             "--flips: classes of the run name a side, left or right, and its plan has no orientation that "
             "says which axis must not be flipped; leave it out"
         )
-    if uncertainty_map and not flips and len(models.runs) == 1:
+    if options.uncertainty_map and not options.flips and len(models.runs) == 1:
         raise ConfigError("--uncertainty-map needs several passes: give --flips, or several runs to --model")
 
 
@@ -143,7 +138,7 @@ def _check_device(device: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Job:
-    """One call: cases, where they go, and what is done with them."""
+    """Cases, settings and destination of one call."""
 
     models: Ensemble
     given: Given
@@ -158,12 +153,11 @@ class _Job:
 
     @property
     def run(self) -> FinishedRun:
-        """A run, for what is the same in all of an ensemble."""
         return self.models.first
 
     @property
     def origin(self) -> Origin:
-        """The origin of the images; the pair of a site may be another one in each run."""
+        """The origin of the images; the pair of a site may differ between the runs."""
         return self.origins[0]
 
     @property
@@ -176,7 +170,6 @@ class _Job:
 
     @cached_property
     def writer(self) -> CaseWriter:
-        """The writer of the files of each case."""
         return CaseWriter(
             self.out,
             self.folder,
@@ -190,76 +183,70 @@ class _Job:
     def carry_out(self, among: Collection[str]) -> Predictions:
         run, cases = self.run, {case.name: case for case in self.folder.cases["test"]}
         earlier = Predictions.read(self.out)
-        known, planned = (
-            Predictions.files(earlier),
-            {name: self.writer.files(case) for name, case in cases.items()},
-        )
-        own = [STATISTICS] if run.composition.needs_statistics and self.origin.pair is None else []
-        for file in (*own, *(file for files in planned.values() for file in files)):
+        known = Predictions.files(earlier)
+        planned = {name: self.writer.files(case) for name, case in cases.items()}
+        statistics = [STATISTICS] if run.composition.needs_statistics and self.origin.pair is None else []
+        for file in (*statistics, *(file for files in planned.values() for file in files)):
             if os.path.lexists(self.out / file) and file not in known:
                 raise ConfigError(
                     f"{self.out / file} is not of an earlier prediction (predictions.json does not name it); "
                     "choose another folder, or move it away"
                 )
-        found = Predictions(self.out, self.made(), self.told())
+        record = Predictions(self.out, self.inputs(), self.details())
         if self.given.left_out:
-            self.tell({"event": "left_out", "left_out": found.told["left_out"]})
+            self.tell({"event": "left_out", "left_out": record.details["left_out"]})
         states = {name: _state(case) for name, case in cases.items()}
         if self.options.overwrite:
-            found.remove(known)
+            record.remove(known)
         else:
-            found.resume(earlier, states, among)
-        good = self.readable(found, cases)
-        todo = [name for name in good if name not in found.cases]
+            record.resume(earlier, states, among)
+        good = self.readable(record, cases)
+        todo = [name for name in good if name not in record.cases]
         if todo and uses_given_images(run, self.origin):
-            self.drop_damaged(found, good)
+            self.drop_damaged(record, good)
             todo = [name for name in todo if name in good]
-        found.pending = {name: planned[name] for name in todo}
+        record.pending = {name: planned[name] for name in todo}
         self.tell({"event": "start", "cases": len(cases), "there": len(good) - len(todo), "todo": len(todo)})
-        if todo:
-            predictors = self.prepare(good)
-            familiar = Familiar.of(self.models.runs)
-            usual = self.training_range(found)
-            used = _together([predictor.statistics(len(good)) for predictor in predictors])
-            found.agree("statistics", used)
-            if used and "file" in used:
-                pair = {"images": predictors[0].model.statistics(familiar.over)}
-                save_statistics(self.out / STATISTICS, pair, run.composition.intensity)
-            found.told["notes"] = self.notes(familiar, used, usual)
-            found.told["compared_with_the_sites"] = familiar.sources
-            found.told |= {} if usual is None else {"training_range": usual.record()}
-            try:
-                found.write()
-                with ExitStack() as contexts:
-                    for predictor in predictors:
-                        contexts.enter_context(predictor.model.scoring())
-                        predictor.model.network.eval()
-                    for name in todo:
-                        self.predict(found, good[name], states[name], predictors, familiar, usual)
-            finally:
-                found.write()  # also when somebody stops it
-        else:
-            found.write()
-        return found
+        if not todo:
+            record.write()
+            return record
+        predictors = self.prepare(good)
+        reference = DriftReference.of(self.models.runs)
+        usual = self.training_range(record)
+        used = _common_statistics([predictor.statistics(len(good)) for predictor in predictors])
+        record.agree("statistics", used)
+        if used and "file" in used:
+            pair = {"images": predictors[0].model.statistics(reference.over)}
+            save_statistics(self.out / STATISTICS, pair, run.composition.intensity)
+        record.details["notes"] = self.notes(reference, used, usual)
+        record.details["compared_with_the_sites"] = reference.sources
+        record.details |= {} if usual is None else {"training_range": usual.record()}
+        try:
+            record.write()
+            with ExitStack() as contexts:
+                for predictor in predictors:
+                    contexts.enter_context(predictor.model.scoring())
+                    predictor.model.network.eval()
+                for name in todo:
+                    self.predict(record, good[name], states[name], predictors, reference, usual)
+        finally:
+            record.write()  # also when somebody stops it
+        return record
 
     def check_apart(self) -> None:
-        """Check that no two cases have one name, or would be written to one file.
-
-        Raises:
-            ConfigError: naming both.
-        """
-        whose: dict[str, Case] = {}
+        """Refuse two cases with the same name or file."""
+        owners: dict[str, Case] = {}
         for case in self.folder.cases["test"]:
             for place in (case.name, *self.writer.files(case)):
-                other = whose.setdefault(place, case)
+                other = owners.setdefault(place, case)
                 if other is not case:
                     raise ConfigError(
                         f"{case.image} and {other.image} would both be predicted as {place}: rename one of "
                         "them, or predict it apart"
                     )
 
-    def made(self) -> dict[str, Any]:
-        """Settings that change the result, except for the statistics, which are not known yet."""
+    def inputs(self) -> dict[str, Any]:
+        """Model and options, which determine the result together with the statistics."""
         options = {
             "site": self.origin.site or None,
             "probabilities": self.options.probabilities,
@@ -273,7 +260,7 @@ class _Job:
         }
         return {"model": self.models.identity(), "options": options}
 
-    def told(self) -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
         config = self.run.config
         return {
             "task": config.task,
@@ -293,11 +280,11 @@ class _Job:
 
     @property
     def root(self) -> Path:
-        """The folder that paths are given in."""
+        """The folder to which paths are relative."""
         return self.folder.path if self.folder.path.is_dir() else self.folder.path.parent
 
-    def readable(self, found: Predictions, cases: dict[str, Case]) -> dict[str, Case]:
-        """The cases that can be read and are such as the model takes; the others have failed."""
+    def readable(self, record: Predictions, cases: dict[str, Case]) -> dict[str, Case]:
+        """Return the cases that can be read and that the model takes; record the others as failed."""
         scaling = str(self.run.record.get("input", {}).get("scaling", ""))
         photographs = {"fixed": True, "each volume": False}.get(scaling) if self.dense else True
         good: dict[str, Case] = {}
@@ -307,197 +294,176 @@ class _Job:
                     raise DataError(self.given.unclear[name], path=case.image)
                 check_given(self.folder, case, self.run.config, photographs)
             except DataError as error:
-                self.failed(found, case, error)
+                self.failed(record, case, error)
             else:
                 good[name] = case
         if self.dense and any(is_dicom(case.image) for case in good.values()):
             check_highdicom()
         return good
 
-    def drop_damaged(self, found: Predictions, good: dict[str, Case]) -> None:
-        """Decode all cases; those that cannot be have failed and leave ``good``."""
+    def drop_damaged(self, record: Predictions, good: dict[str, Case]) -> None:
+        """Decode all cases; remove damaged ones from ``good``, and record them as failed."""
         task = self.run.composition.task()
         for number, (name, case) in enumerate(list(good.items())):
             self.tell({"event": "reading", "case": name, "number": number, "of": len(good)})
             try:
                 task.evaluation_case(self.folder, case, labelled=False)
             except DataError as error:
-                self.failed(found, case, error)
+                self.failed(record, case, error)
                 del good[name]
 
-    def training_range(self, found: Predictions) -> TrainingRange | None:
-        """Sizes and numbers of pieces in the site's training cases, where it gave them.
-
-        All cases of a folder are compared with the same ones.
-        """
+    def training_range(self, record: Predictions) -> TrainingRange | None:
+        """Return the sizes in the site's training cases; a continued folder keeps the first ones."""
         if self.options.data is None:
             return None
-        if "training_range" in found.told:
-            return TrainingRange.of_record(found.told["training_range"])
+        if "training_range" in record.details:
+            return TrainingRange.of_record(record.details["training_range"])
         return TrainingRange.of_site(self.options.data, self.origin.site, self.run, self.tell)
 
     def passes(self) -> PassAgreement | None:
-        """A collector of the passes of a case; ``None`` where there is one alone."""
+        """Return a collector for the passes of a case; ``None`` for a single pass."""
         if not self.dense or not (self.options.flips or len(self.models.runs) > 1):
             return None
         return PassAgreement(self.run.config.num_classes, mapped=self.options.uncertainty_map)
 
     def prepare(self, good: dict[str, Case]) -> list[Predictor]:
-        """The models at the place of the images; all normalise with one pair, where it is of the images.
-
-        Raises:
-            ConfigError: where something is not there, with what to give.
-        """
+        """Prepare the models at the images' place; all normalise with the same pair of the images."""
         folder = replace(self.folder, cases={**self.folder.cases, "test": tuple(good.values())})
-        found: list[Predictor] = []
+        predictors: list[Predictor] = []
         for run, origin in zip(self.models.runs, self.origins, strict=True):
             composition = run.composition
-            shared = composition.needs_statistics and origin.pair is None and found
-            pair = found[0].model.statistics(composition.statistics_over) if shared else None
-            found.append(Predictor.prepare(run, origin, folder, self.options.device, pair))
+            shared = composition.needs_statistics and origin.pair is None and predictors
+            pair = predictors[0].model.statistics(composition.statistics_over) if shared else None
+            predictors.append(Predictor.prepare(run, origin, folder, self.options.device, pair))
             if len(self.models.runs) > 1:
-                found[-1].rest()
-        return found
+                predictors[-1].rest()
+        return predictors
 
     @property
     def borrowed(self) -> dict[str, str]:
-        """Notes on the classes that the images' site has not outlined; empty where no site is named."""
+        """Notes on the classes that the images' site has not outlined; empty without a site."""
         site = self.origin.site
         return Annotated.of(self.run.record).sentences(site) if site else {}
 
     def notes(
-        self, familiar: Familiar, used: dict[str, Any] | None, usual: TrainingRange | None
+        self, reference: DriftReference, used: dict[str, Any] | None, usual: TrainingRange | None
     ) -> list[str]:
         """Return the notes that hold for all cases."""
-        composition, told = self.run.composition, []
+        composition, notes = self.run.composition, []
         if (count := len(self.models.runs)) > 1:
-            told.append(f"the probabilities of {count} models are averaged")
+            notes.append(f"the probabilities of {count} models are averaged")
         if composition.epochs_before_test:
-            told.append(
+            notes.append(
                 "each site trained the model further by itself before it was tested; this is the model "
                 "before that"
             )
         if composition.personal and self.origin.site:
-            told.append(f"the layers or weights are those that site {self.origin.site} keeps")
+            notes.append(f"the layers or weights of site {self.origin.site} are used")
         elif composition.kept_keys:
-            told.append("the layers that each site keeps are replaced by what the run offers to unseen sites")
+            notes.append("the run's layers for unseen sites replace the layers that each site keeps")
         elif composition.personal:
-            told.append("this is the global model; each site has one of its own, which --site NAME uses")
+            notes.append("this is the global model; each site has a personal one, which --site NAME uses")
         elif self.origin.site and not composition.needs_statistics:
-            told.append("the model is the same for every site: --site changes nothing")
+            notes.append("the model is the same for every site: --site changes nothing")
         if used and "file" in used:
-            told.append(
+            notes.append(
                 f"images are normalised with the statistics of {used['of']}, which are in {STATISTICS}: "
                 f"with --statistics {self.out / STATISTICS} later images are normalised alike"
             )
         # Photographs have no voxels in millimetres.
         sizes = isinstance(self.folder, VolumeFolder) and not self.folder.has_photographs
         compared = ("intensity", "spacing") if sizes else ("intensity",)
-        missing = [what for what in compared if what not in familiar.sources]
-        if missing:
-            told.append(
+        if missing := [kind for kind in compared if kind not in reference.sources]:
+            notes.append(
                 f"the run recorded nothing of its sites' {' and '.join(missing)}, which cannot be compared: "
-                "that an image is unlike theirs is not noticed"
+                "an unusual image is not noticed"
             )
-        told += self.borrowed.values()
+        notes += self.borrowed.values()
         if usual is not None and usual.unknown:
-            told.append(
+            notes.append(
                 f"no training case of this site shows {', '.join(usual.unknown)} in full: no size of it is "
-                "unusual here, and those of other sites are of their scanners"
+                "unusual here, and sizes at other sites depend on their scanners"
             )
-        for text in told:
+        for text in notes:
             self.tell({"event": "note", "text": text})
-        return told
+        return notes
 
     def predict(
         self,
-        found: Predictions,
+        record: Predictions,
         case: Case,
         state: Sequence[Any],
         predictors: Sequence[Predictor],
-        familiar: Familiar,
+        reference: DriftReference,
         usual: TrainingRange | None,
     ) -> None:
-        """Predict a case and write all of it, or say why it could not be done."""
+        """Predict a case and write its files, or record its failure."""
         self.tell({"event": "case", "case": case.name})
         try:
             with keep_decoded(_ONE_CASE):
-                told = self.unlike(case, predictors[0], familiar)
-                wanted = (
-                    self.options.probabilities
-                    or self.options.uncertainty_map
-                    or not self.dense
-                    or len(predictors) > 1
-                )
-                passes = self.passes()
-                alone = predictions(
+                unlike, passes = self.unlike(case, predictors[0], reference), self.passes()
+                shares = self.options.probabilities or self.options.uncertainty_map or not self.dense
+                by_model = predictions(
                     predictors,
                     self.folder,
                     case,
-                    probabilities=wanted,
+                    probabilities=shares or len(predictors) > 1,
                     flips=self.options.flips,
                     passes=passes,
                 )
-                entry = self.writer.write(case, mean_prediction(alone), passes)
+                entry = self.writer.write(case, mean_prediction(by_model), passes)
                 unusual = [] if usual is None else usual.warnings(entry)
-                entry["warnings"] = [*told, *unusual]
-        except StorageError:  # it would be the same for the next one
+                entry["warnings"] = unlike + unusual
+        except StorageError:  # every further case would fail alike
             raise
         except (MedFedAugError, RuntimeError, ValueError, MemoryError) as error:
-            self.failed(found, case, error)
+            self.failed(record, case, error)
             return
         files = [os.path.relpath(file, self.root) for file in case.files]
         remarks = [text for file in case.files if is_dicom(file) for text in open_series(file).remarks]
         entry |= {"remarks": remarks} if remarks else {}
-        found.finished(
-            case.name, {"files": files, **entry, "written": self.writer.files(case), "state": state}
-        )
-        for text in remarks:
-            self.tell({"event": "remark", "case": case.name, "text": text})
-        for text in told:
-            self.tell({"event": "unlike", "case": case.name, "text": text})
-        for text in unusual:
-            self.tell({"event": "unusual", "case": case.name, "text": text})
+        written = self.writer.files(case)
+        record.finished(case.name, {"files": files, **entry, "written": written, "state": state})
+        for event, texts in (("remark", remarks), ("unlike", unlike), ("unusual", unusual)):
+            for text in texts:
+                self.tell({"event": event, "case": case.name, "text": text})
         self.on_case(case.name)
         self.tell({"event": "predicted", "case": case.name})
 
-    def unlike(self, case: Case, predictor: Predictor, familiar: Familiar) -> list[str]:
-        told = []
-        if "intensity" in familiar.sources:
+    def unlike(self, case: Case, predictor: Predictor, reference: DriftReference) -> list[str]:
+        warnings = []
+        if "intensity" in reference.sources:
             preparation = predictor.model.task.preparation
             image = self.folder.prepared_image(case, self.run.composition.intensity, preparation)
-            moments = preparation.moments(image, familiar.over)
-            told += familiar.intensity_warnings(moments, self.run.config.channel_names)
+            moments = preparation.moments(image, reference.over)
+            warnings += reference.intensity_warnings(moments, self.run.config.channel_names)
         if isinstance(self.folder, VolumeFolder):
-            told += familiar.spacing_warnings(self.folder.affine(case))
-        return told
+            warnings += reference.spacing_warnings(self.folder.affine(case))
+        return warnings
 
     def identity(self, case: Case) -> ModelIdentity:
-        """The maker of the DICOM objects of a case."""
+        """Return the identity of the DICOM objects of a case."""
         further = self.further.get(case.name) or further_series(case, self.folder.channel_names)
         return object_identity(
             self.models, self.origin, self.codes, self.again, flips=self.options.flips, further=further
         )
 
-    def failed(self, found: Predictions, case: Case, error: Exception) -> None:
+    def failed(self, record: Predictions, case: Case, error: Exception) -> None:
         text = str(error) if isinstance(error, MedFedAugError) else f"{case.image}: {first_line(error)}"
-        found.failure(case, text, self.writer.files(case))
+        record.failure(case, text, self.writer.files(case))
         self.tell({"event": "failed", "case": case.name, "reason": text})
 
 
-def _together(used: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """The statistics of all models; where a site's pair is another one in each run, that of each."""
+def _common_statistics(used: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
+    """Return the statistics of all models; list them by model where they differ."""
     first = used[0]
-    if first is None or all(one == first for one in used):
+    if first is None or all(statistics == first for statistics in used):
         return first
-    members = [{"mean": one["mean"], "std": one["std"]} for one in used if one is not None]
+    members = [{"mean": each["mean"], "std": each["std"]} for each in used if each is not None]
     return {"of": first["of"], "intensity": first["intensity"], "members": members}
 
 
 def _state(case: Case) -> list[list[int]]:
-    """Sizes and times of a case's files, by which another version of them is known."""
-    found = []
-    for path in case.files:
-        states = [file.stat() for file in files_of(path) if file.is_file()]
-        found.append([sum(s.st_size for s in states), max((s.st_mtime_ns for s in states), default=0)])
-    return found
+    """Return sizes and times of a case's files, which differ for a new version."""
+    states = [[file.stat() for file in files_of(path) if file.is_file()] for path in case.files]
+    return [[sum(s.st_size for s in part), max((s.st_mtime_ns for s in part), default=0)] for part in states]

@@ -18,34 +18,33 @@ from medfedaug.utils.files import write_atomic
 _COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#F0E442", "#D55E00", "#0072B2")
 _WIDTH, _ROOM = 7.0, 0.7  # inches; the second for title and legend
 _DPI = 100
-# Which way an axis of a picture runs: the patient's right side is on the left, head and front are above.
+# Directions of the axes of a picture: the patient's right side is on the left, head and front are above.
 _RIGHTWARDS, _UPWARDS = ("L", "P"), ("S", "A")
 
 
 def draw_label_map(image: Tensor, label: Tensor, classes: Sequence[str], affine: Any = None) -> Figure:
-    """Draw a slice of a volume, or a photograph, beside itself with the outlines of the label map.
+    """Draw a slice of a volume, or a photograph, twice: plain, and with the outlines of the label map.
 
-    The slice is the one along the last axis with the most voxels of any class but the background; the middle
-    one where there are none. It lies as radiologists look at it, and letters say where to; without an affine
-    it is drawn as stored.
+    The slice along the last axis with the most foreground voxels is drawn, or the middle one if all are
+    background. With an affine it has the orientation of radiologists, marked by letters; without one it is
+    drawn as stored.
 
     Args:
         image: (C, X, Y, Z), from 0 to 1; three channels of one slice are colours.
         label: (1, X, Y, Z).
-        classes: their names, background first.
+        classes: the names of the classes, background first.
         affine: (4, 4), from voxels to millimetres in RAS; ``None`` for a photograph.
     """
     sizes = (label[0] > 0).sum(dim=(0, 1))
     index = int(sizes.argmax()) if bool(sizes.any()) else label.shape[-1] // 2
     colour = affine is None and len(image) == 3
-    plane = (
-        image[:, :, :, index].permute(1, 2, 0).numpy() if colour else windowed(image[0, :, :, index].numpy())
-    )
-    shown, edges, sides = label[0, :, :, index].numpy(), (1.0, 1.0), ("", "")
+    channels = image[:, :, :, index].permute(1, 2, 0).numpy()
+    plane = channels if colour else windowed(channels[:, :, 0])
+    labels, edges, sides = label[0, :, :, index].numpy(), (1.0, 1.0), ("", "")
     if affine is None:
-        plane, shown = plane[:, ::-1], shown[:, ::-1]  # rows of a photograph run downwards
+        plane, labels = plane[:, ::-1], labels[:, ::-1]  # rows of a photograph run downwards
     else:
-        plane, shown, edges, sides = _laid(plane, shown, np.asarray(affine, dtype=float))
+        plane, labels, edges, sides = _oriented(plane, labels, np.asarray(affine, dtype=float))
     height = _WIDTH / 2 * plane.shape[1] * edges[1] / (plane.shape[0] * edges[0])
     figure = _figure(min(height, 2 * _WIDTH) + _ROOM)
     for number in (1, 2):
@@ -60,19 +59,22 @@ def draw_label_map(image: Tensor, label: Tensor, classes: Sequence[str], affine:
                 "va": "top" if place[1] > 0.5 else "center",
             }
             panel.text(*place, text, transform=panel.transAxes, color=INK, fontsize=9, **across)  # type: ignore[arg-type]
-    found = [value for value in np.unique(shown) if value]
-    for value in found:
-        outline(figure.axes[1], (shown == value).astype(int), _colour(value), 1.4)
+    values = [value for value in np.unique(labels) if value]
+    for value in values:
+        outline(figure.axes[1], (labels == value).astype(int), _colour(value), 1.4)
     depth = label.shape[-1]
-    head = f"slice {index + 1} of {depth}" if depth > 1 else ""
-    figure.axes[0].set_title(
-        head if found else f"{head}: nothing found".removeprefix(": "), color=INK, fontsize=9
-    )
-    if found:
+    title = f"slice {index + 1} of {depth}" if depth > 1 else ""
+    if not values:
+        title = f"{title}: nothing found".removeprefix(": ")
+    figure.axes[0].set_title(title, color=INK, fontsize=9)
+    if values:
         figure.legend(
-            handles=[Line2D([], [], color=_colour(v), linewidth=2, label=classes[v]) for v in found],
-            **_BELOW,
-            ncols=min(len(found), 4),
+            handles=[Line2D([], [], color=_colour(v), linewidth=2, label=classes[v]) for v in values],
+            loc="outside lower center",
+            frameon=False,
+            fontsize=9,
+            labelcolor=INK,
+            ncols=min(len(values), 4),
         )
     return figure
 
@@ -85,18 +87,14 @@ def draw_classified(image: Tensor, probabilities: Mapping[str, float]) -> Figure
     panel.axis("off")
     panel.imshow(image.permute(1, 2, 0).numpy())
     ranked = sorted(probabilities.items(), key=lambda entry: -entry[1])[:3]
-    panel.set_title(
-        "   ".join(f"{name} {p:.2f}" for name, p in ranked), color=INK, fontsize=10, parse_math=False
-    )
+    title = "   ".join(f"{name} {p:.2f}" for name, p in ranked)
+    panel.set_title(title, color=INK, fontsize=10, parse_math=False)
     return figure
 
 
 def write_picture(path: Path, figure: Figure) -> None:
     """Write a figure as PNG."""
     write_atomic(path, lambda file: figure.savefig(file, format="png", dpi=_DPI, metadata={"Software": None}))
-
-
-_BELOW: dict[str, Any] = {"loc": "outside lower center", "frameon": False, "fontsize": 9, "labelcolor": INK}
 
 
 def _figure(height: float) -> Figure:
@@ -107,10 +105,10 @@ def _colour(value: int) -> str:
     return _COLOURS[(int(value) - 1) % len(_COLOURS)]
 
 
-def _laid(
-    plane: np.ndarray, shown: np.ndarray, affine: np.ndarray
+def _oriented(
+    plane: np.ndarray, labels: np.ndarray, affine: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, tuple[float, float], tuple[str, str]]:
-    """Turn a slice so that it lies as radiologists look at it.
+    """Turn a slice to the orientation of radiologists.
 
     Returns:
         The plane and its label map, first axis to the right and second upwards; the edges of a pixel along
@@ -120,11 +118,11 @@ def _laid(
     edges = np.linalg.norm(affine[:3, :2], axis=0).tolist()
     upright = "SI" if any(letter in "SI" for letter in letters) else "AP"
     if letters[0] in upright:
-        plane, shown, letters, edges = plane.T, shown.T, letters[::-1], edges[::-1]
+        plane, labels, letters, edges = plane.T, labels.T, letters[::-1], edges[::-1]
     flips = tuple(
         slice(None, None, 1 if letter in wanted else -1)
         for letter, wanted in zip(letters, (_RIGHTWARDS, _UPWARDS), strict=True)
     )
     left = "R" if letters[0] in "RL" else "A"
     above = "S" if letters[1] in "SI" else "A"
-    return plane[flips], shown[flips], (edges[0], edges[1]), (left, above)
+    return plane[flips], labels[flips], (edges[0], edges[1]), (left, above)

@@ -1,4 +1,4 @@
-"""``predictions.json``: what was predicted, with which model, and what became of each case."""
+"""``predictions.json``: the model, its inputs, and the outcome of each case."""
 
 from __future__ import annotations
 
@@ -28,11 +28,8 @@ from medfedaug.utils.structure import (
 
 PREDICTIONS = "predictions.json"
 _KIND, _VERSION = "predictions", 1
-_OF_ALL_CASES = (
-    "notes",
-    "compared_with_the_sites",
-    "training_range",
-)  # said by a call that predicts, and true until the next
+# A call that predicts nothing keeps these of the last call that did.
+_OF_ALL_CASES = ("notes", "compared_with_the_sites", "training_range")
 _SECONDS = 5.0  # between two writings: a file of thousands of cases takes as long as a case
 
 
@@ -41,18 +38,18 @@ class Predictions:
 
     Args:
         out: the folder.
-        made: what decides over the result: model, statistics, options. A finished case of an earlier call is
-            left as it is if all of it is the same.
-        told: what else belongs in the file, which may change.
+        inputs: model, statistics and options, which determine the result. With the same inputs, finished
+            cases of an earlier call stay as they are.
+        details: other content of the file, which may change.
 
     Attributes:
         cases: the finished cases, by name.
-        failed: those that could not be predicted, with ``error``.
-        pending: the names and files of those that are still to come.
+        failed: the failed cases, with ``error``.
+        pending: the names and files of the remaining cases.
     """
 
-    def __init__(self, out: Path, made: Mapping[str, Any], told: Mapping[str, Any] | None = None) -> None:
-        self.out, self.made, self.told = out, dict(made), dict(told or {})
+    def __init__(self, out: Path, inputs: Mapping[str, Any], details: Mapping[str, Any]) -> None:
+        self.out, self.inputs, self.details = out, dict(inputs), dict(details)
         self.cases: dict[str, dict[str, Any]] = {}
         self.failed: dict[str, dict[str, Any]] = {}
         self.pending: dict[str, list[str]] = {}
@@ -61,7 +58,7 @@ class Predictions:
 
     @staticmethod
     def read(out: Path) -> dict[str, Any]:
-        """Read the record of an earlier call from a folder; empty where there is none."""
+        """Read the record of an earlier call from a folder; empty without one."""
         path = out / PREDICTIONS
         if not path.exists():
             return {}
@@ -75,36 +72,35 @@ class Predictions:
     def resume(
         self, earlier: Mapping[str, Any], states: Mapping[str, Any], among: Collection[str] = ()
     ) -> None:
-        """Take in the finished cases of an earlier call.
+        """Take over the finished cases of an earlier call.
 
         Args:
-            earlier: of `read`.
-            states: the sizes and times of the files of each case that is given now; one whose files are
-                others is predicted again, and what is not given any more stays as it is.
-            among: names of cases whose failures stay, too, where they are not given now.
+            earlier: the result of `read`.
+            states: the sizes and times of the files of each case of this call. A case with changed files is
+                predicted again; cases that are not in this call stay as they are.
+            among: names of cases whose failures stay, too, where they are not in this call.
         """
         self._earlier = earlier
-        self.told = {**{key: earlier[key] for key in _OF_ALL_CASES if key in earlier}, **self.told}
-        for key, value in self.made.items():
+        self.details = {**{key: earlier[key] for key in _OF_ALL_CASES if key in earlier}, **self.details}
+        for key, value in self.inputs.items():
             self.agree(key, value)
         if "statistics" in earlier:
-            self.made["statistics"] = earlier["statistics"]
+            self.inputs["statistics"] = earlier["statistics"]
         for name, entry in earlier.get("cases", {}).items():
             try:
-                _shown(self.told)(entry, f"cases.{name}")
+                _result_check(self.details)(entry, f"cases.{name}")
             except ValueError as error:
                 path = self.out / PREDICTIONS
                 raise ConfigError(f"{path}: {error}; choose another folder, or --overwrite") from error
             written = [self.out / file for file in entry["written"]]
             if entry["state"] == states.get(name, entry["state"]) and all(path.exists() for path in written):
                 self.cases[name] = entry
-
-        kept = [name for name in among if name not in states]
+        kept = set(among).difference(states)
         self.failed = {name: entry for name, entry in earlier.get("failed", {}).items() if name in kept}
 
     def agree(self, key: str, value: Any) -> None:
-        """Settle what decides over the result; finished cases of an earlier call were made with the same."""
-        self.made[key] = value
+        """Set an input; refuse it where finished cases of an earlier call had another one."""
+        self.inputs[key] = value
         before = self._earlier.get(key)
         if self._earlier.get("cases") and before != value:
             raise ConfigError(
@@ -122,7 +118,7 @@ class Predictions:
 
     @staticmethod
     def files(earlier: Mapping[str, Any]) -> set[str]:
-        """List the files that an earlier call wrote or was going to write, relative to its folder."""
+        """List the files of an earlier call, also the pending ones, relative to its folder."""
         listed = [entry["written"] for entry in earlier.get("cases", {}).values()]
         statistics = (earlier.get("statistics") or {}).get("file")
         listed += [[statistics]] if statistics else []
@@ -136,10 +132,7 @@ class Predictions:
         self._write_soon()
 
     def failure(self, case: Case, error: str, files: Iterable[str]) -> None:
-        """Add a case that could not be predicted, and delete its files.
-
-        Those of an earlier call are of another image by now, and no later call would know them for its own.
-        """
+        """Add a failed case, and delete its files, which an earlier call made from another image."""
         self._delete(files)
         self.failed[case.name] = {"error": error}
         self.cases.pop(case.name, None)
@@ -150,8 +143,8 @@ class Predictions:
         """Write the file."""
         content = {
             **version_mark(_KIND, _VERSION),
-            **self.made,
-            **self.told,
+            **self.inputs,
+            **self.details,
             "look_first": look_first(self.cases),
             "cases": dict(sorted(self.cases.items())),
             "failed": dict(sorted(self.failed.items())),
@@ -177,34 +170,35 @@ def _short(value: Any) -> str:
     return text if len(text) < 60 else f"{text[:57]}..."
 
 
-def _place(value: Any, where: str) -> None:
-    """Accept the place of a file below the folder: what is written there may be deleted, and nothing else."""
+def _file(value: Any, where: str) -> None:
+    """Accept a file below the folder; only such files may be deleted."""
     text(value, where)
     parts = PurePath(value).parts
     if not parts or PurePath(value).is_absolute() or ".." in parts or "\0" in value:
         fail(value, where, "a file below the folder")
 
 
-def _shown(told: Mapping[str, Any]) -> Check:
-    """The check of what is shown of a finished case."""
-    classes = told["classes"]
-    if told["task"] != "segmentation":
+def _result_check(details: Mapping[str, Any]) -> Check:
+    """Return the check of the results of a finished case."""
+    classes = details["classes"]
+    if details["task"] != "segmentation":
         shares = both(map_of(number), entries({}, needed=classes))
         return entries({"class": one_of(classes), "probabilities": shares}, needed=("class", "probabilities"))
-    voxels, volumes = (
-        both(map_of(check), entries({}, needed=names))
-        for check, names in ((count, classes), (number, classes[1:]))
-    )
-    quality = {"components": map_of(count), "confidence": map_of(number), "agreement": map_of(number)}
-    ranges = dict.fromkeys(("voxels_of_passes", "volume_ml_of_passes"), map_of(_ends))
-    shown = {"voxels": voxels, "volume_ml": volumes, **quality, **ranges, "passes": count}
-    return entries(shown, needed=("voxels",))
+    results = {
+        "voxels": both(map_of(count), entries({}, needed=classes)),
+        "volume_ml": both(map_of(number), entries({}, needed=classes[1:])),
+        **dict.fromkeys(("confidence", "agreement"), map_of(number)),
+        **dict.fromkeys(("voxels_of_passes", "volume_ml_of_passes"), map_of(_ends)),
+        "components": map_of(count),
+        "passes": count,
+    }
+    return entries(results, needed=("voxels",))
 
 
 _CASE = entries(
     {
         "files": list_of(text),
-        "written": list_of(_place),
+        "written": list_of(_file),
         "state": list_of(list_of(count)),
         "warnings": list_of(text),
         "remarks": list_of(text),
@@ -214,7 +208,7 @@ _CASE = entries(
 )
 _PAIR = {"mean": list_of(number), "std": list_of(number)}
 _STATISTICS = entries(
-    {"of": text, **_PAIR, "intensity": text, "file": _place, "members": list_of(entries(_PAIR))}
+    {"of": text, **_PAIR, "intensity": text, "file": _file, "members": list_of(entries(_PAIR))}
 )
 
 
@@ -236,7 +230,7 @@ _CONTENT = entries(
     {
         "cases": map_of(_CASE),
         "statistics": optional(_STATISTICS),
-        "pending": map_of(list_of(_place)),
+        "pending": map_of(list_of(_file)),
         "notes": list_of(text),
         "borrowed": map_of(text),
         "compared_with_the_sites": list_of(text),

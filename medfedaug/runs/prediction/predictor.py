@@ -26,7 +26,7 @@ from medfedaug.utils.printable import counted
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """The model of a run with all that it needs at the place of the images."""
+    """The model of a run with its statistics and layers at the images' place."""
 
     run: FinishedRun
     origin: Origin
@@ -42,15 +42,15 @@ class Predictor:
         device: str,
         statistics: ChannelStatistics | None = None,
     ) -> Predictor:
-        """Build the network, and give it the statistics and layers of the images' place."""
+        """Build the network, with the statistics and layers of the images' place."""
         model = run.at_site(origin.site, folder, device, statistics=origin.pair or statistics)
         if not model.recall(run.local_state(origin.site)):
-            layers = run.sites_with_layers
             if origin.site:
                 raise ConfigError(
                     f"site {origin.site} did not train in the run, and has no layers of its own: leave out "
                     "--site, and train with the method's argument unseen"
                 )
+            layers = run.sites_with_layers
             have = f"has those of {', '.join(layers)}" if layers else "has none"
             raise ConfigError(
                 "the model needs layers that each site keeps, and a place that did not train has none: give "
@@ -60,28 +60,22 @@ class Predictor:
         return cls(run, origin, model, model.evaluation_transform())
 
     def statistics(self, count: int) -> dict[str, Any] | None:
-        """The pair that images are normalised with, and its source; ``None`` where no method normalises."""
-        used = next((t.normalizer for t in self.transform.transforms if isinstance(t, FedRDNd)), None)
-        if used is None or used.pair is None:
+        """Return the pair that normalises the images, and its source; ``None`` where no method normalises."""
+        normalizer = next((t.normalizer for t in self.transform.transforms if isinstance(t, FedRDNd)), None)
+        if normalizer is None or normalizer.pair is None:
             return None
-        mean, std = (values.tolist() for values in used.pair)
-        told = {"mean": mean, "std": std, "intensity": self.run.composition.intensity}
-        if used.average:
-            return {"of": "the average of the federation's sites", **told}
+        mean, std = (values.tolist() for values in normalizer.pair)
+        statistics = {"mean": mean, "std": std, "intensity": self.run.composition.intensity}
+        if normalizer.average:
+            return {"of": "the average of the federation's sites", **statistics}
         if self.origin.pair is not None:
-            return {"of": self.origin.source, **told}
-        return {"of": f"the {counted(count, 'image')} given", **told, "file": STATISTICS}
+            return {"of": self.origin.source, **statistics}
+        return {"of": f"the {counted(count, 'image')} given", **statistics, "file": STATISTICS}
 
     def predict(
         self, case: EvaluationCase, *, probabilities: bool, flipped: Sequence[int] = ()
     ) -> Prediction:
-        """Predict a prepared case.
-
-        Args:
-            case: as the model's task prepares it.
-            probabilities: whether these are wanted besides the label.
-            flipped: spatial axes along which the network sees the image flipped.
-        """
+        """Predict a case that the model's task has prepared; ``flipped``: axes along which to flip it."""
         model = self.model
         network = FlippedNetwork(self.network, flipped) if flipped else self.network
         return model.task.predict_case(
@@ -90,11 +84,11 @@ class Predictor:
 
     @cached_property
     def network(self) -> nn.Module:
-        """The network, for all cases until a `rest`."""
+        """The network for inference, until `rest`."""
         return self.model.inference()
 
     def rest(self) -> None:
-        """Move the network off its device, which another model of an ensemble needs."""
+        """Move the network off its device, for the other models of an ensemble."""
         self.model.network.to("cpu")
         vars(self).pop("network", None)
 
@@ -113,28 +107,26 @@ def predictions(
     Args:
         predictors: the models, within `SiteModel.scoring` and in evaluation mode.
         folder: the images.
-        case: one of them.
-        probabilities: whether these are wanted besides the label.
+        case: the case.
+        probabilities: whether to compute probabilities in addition to the label.
         flips: whether each model also sees the image flipped, along all axes that may be mirrored
             (`medfedaug.tasks.Task.mirrored`).
-        passes: takes in all predictions, those of flipped images among them.
+        passes: collects all predictions, also of flipped images.
 
     Yields:
-        The prediction of each model for the image as it is, in their order.
+        The prediction of each model for the unflipped image, in their order.
     """
-    prepared: dict[str, EvaluationCase] = {}
+    key, prepared = "", None
     for predictor in predictors:
         model = predictor.model
-        if model.task.key not in prepared:  # members with one plan see the same image
-            prepared = {model.task.key: model.task.evaluation_case(folder, case, labelled=False)}
+        if prepared is None or model.task.key != key:  # members with the same plan share the prepared case
+            key, prepared = model.task.key, model.task.evaluation_case(folder, case, labelled=False)
         model.network.to(model.device)
-        found = predictor.predict(prepared[model.task.key], probabilities=probabilities)
+        prediction = predictor.predict(prepared, probabilities=probabilities)
         if passes is not None:
-            passes.add(found)
+            passes.add(prediction)
             for axes in flips_of(model.task.mirrored) if flips else ():
-                passes.add(
-                    predictor.predict(prepared[model.task.key], probabilities=passes.mapped, flipped=axes)
-                )
+                passes.add(predictor.predict(prepared, probabilities=passes.mapped, flipped=axes))
         if len(predictors) > 1:
             predictor.rest()
-        yield found
+        yield prediction

@@ -1,4 +1,4 @@
-"""`predict_studies`: studies of an archive predicted, and the objects stored beside their images."""
+"""`predict_studies`: predict studies of an archive, and store the objects with their images."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.base import plain_name
 from medfedaug.data.io.dicom_identity import ModelIdentity, ObjectKind
 from medfedaug.data.io.dicom_series import scan
-from medfedaug.data.pacs.archive import Archive, ArchiveError, FetchError, FoundSeries, Wanted
-from medfedaug.data.pacs.choice import Planned, plan_import
+from medfedaug.data.pacs.archive import Archive, ArchiveError, ArchiveSeries, FetchError, StudyQuery
+from medfedaug.data.pacs.choice import StudyPlan, plan_import
 from medfedaug.data.pacs.import_settings import ImportSettings
 from medfedaug.data.pacs.object_check import reading_objects
 from medfedaug.data.pacs.patience import Patience
@@ -42,8 +42,7 @@ __all__ = ["StudyPredictions", "predict_studies"]
 _LIST, _KIND, _VERSION = "studies.json", "predicted-studies", 1
 _IMAGES, _FETCHED, _FETCHING = "images", "fetched", "fetching"
 _COLOURS = 3
-_MOST_FAILURES = 3
-"""Objects that an archive refuses one after another before nothing more is sent."""
+_MOST_FAILURES = 3  # consecutive refusals of an archive after which nothing more is sent
 
 
 @dataclass
@@ -51,46 +50,46 @@ class StudyPredictions:
     """Outcome of `predict_studies`, by the pseudonym of each study.
 
     Args:
-        cases: of ``predictions.json``, of the studies that were asked for.
+        cases: entries of ``predictions.json``.
         stored: kinds of the objects that this call stored.
-        there: kinds of the objects that the archive had already.
+        existing: kinds of the objects that the archive already had.
         problems: reasons why a study has no prediction, or an object was not stored.
     """
 
     cases: dict[str, Any] = field(default_factory=dict)
     stored: dict[str, list[str]] = field(default_factory=dict)
-    there: dict[str, list[str]] = field(default_factory=dict)
+    existing: dict[str, list[str]] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
 
 
 def predict_studies(
     models: Ensemble,
     archive: Archive,
-    wanted: Sequence[Wanted],
+    wanted: Sequence[StudyQuery],
     out: Path,
     options: PredictionOptions,
     studies: StudyOptions,
     *,
     on_event: Event | None = None,
 ) -> StudyPredictions:
-    """Fetch studies, predict them, and store the predictions beside their images.
+    """Fetch studies, predict them, and store the predictions with their images.
 
-    A study of which the archive has all objects of this model already is not fetched. A study that cannot be
-    fetched, predicted or stored does not stop the others. Called again, it goes on where it stopped.
+    A study is skipped if the archive already has all objects of this model. A study that cannot be fetched,
+    predicted or stored does not stop the others. A second call continues an interrupted one.
 
-    Studies are fetched while others are predicted, a few at a time, and their images are removed when they
-    are predicted. Where images are normalised with the statistics of all images given, all are fetched first,
-    and kept in ``OUT.state`` until all studies are done.
+    A few studies are fetched while others are predicted, and their images are removed after the prediction.
+    If the statistics of all images normalise them, all studies are fetched first, and kept in ``OUT.state``
+    until all are done.
 
     Raises:
         ConfigError: where nothing can be predicted, before anything is fetched.
-        ArchiveError: where the archive does not answer, or refuses several objects one after another; what
-            is stored stays.
+        ArchiveError: where the archive does not answer, or refuses several objects one after another; stored
+            objects stay.
     """
-    _check_asked(models.first.config, studies)
+    _check_options(models.first.config, studies)
     tell = on_event or (lambda event: None)
     origin = Origin.of(models.first, options.site, options.statistics)
-    coded = read_codes(models.first, options.codes)
+    codes = read_codes(models.first, options.codes)
     state = out.with_name(f"{out.name}.state")
     private_folder(state)
     with only_process(state):
@@ -98,14 +97,14 @@ def predict_studies(
         settings = ImportSettings(
             series=options.series, channels=studies.channels, allow_burned_in=True, parallel=studies.parallel
         )
-        own = studies.pseudonyms or state
-        plans = plan_import(archive, wanted, Pseudonyms.of_site(own).of, settings, tell)
-        _leave_out_withdrawn(plans, own)
+        pseudonyms = studies.pseudonyms or state
+        plans = plan_import(archive, wanted, Pseudonyms.of_site(pseudonyms).of, settings, tell)
+        _leave_out_withdrawn(plans, pseudonyms)
         job = _Job(
             archive=archive,
             out=out,
             state=state,
-            identity=partial(object_identity, models, origin, coded, book.again, flips=options.flips),
+            identity=partial(object_identity, models, origin, codes, book.again, flips=options.flips),
             kinds=(ObjectKind.SEGMENTATION, *object_kinds(options)),
             channels=studies.channels,
             named=bool(models.first.config.channel_names),
@@ -117,7 +116,7 @@ def predict_studies(
         todo = job.open_studies(plans, fresh=options.overwrite)
 
         def predict(cases: Sequence[str], first: bool) -> None:
-            found = predict_images(
+            predictions = predict_images(
                 models,
                 state / _IMAGES,
                 out,
@@ -125,10 +124,10 @@ def predict_studies(
                 again=book.again,
                 further={case: job.further(case) for case in cases},
                 among=todo,
-                on_event=_of_all(tell, len(todo), first=first),
+                on_event=_merged(tell, len(todo), first=first),
                 on_case=job.deliver,
             )
-            job.result.problems |= {n: e["error"] for n, e in found.failed.items() if n in cases}
+            job.result.problems |= {n: e["error"] for n, e in predictions.failed.items() if n in cases}
 
         together = uses_given_images(models.first, origin)
         job.carry_out(todo, predict, studies.parallel, together=together)
@@ -136,60 +135,53 @@ def predict_studies(
         return job.result
 
 
-def _of_all(tell: Event, total: int, *, first: bool) -> Event:
-    """Make the events of one of several predictions those of all: a single start, and each note once."""
+def _merged(tell: Event, total: int, *, first: bool) -> Event:
+    """Merge the events of several predictions: a single start, and each note once."""
 
-    def told(event: dict[str, Any]) -> None:
+    def merged(event: dict[str, Any]) -> None:
         if event["event"] == "start":
             if first:
                 tell({**event, "cases": total, "todo": total - event["there"]})
         elif first or event["event"] not in ("note", "left_out"):
             tell(event)
 
-    return told
+    return merged
 
 
-def _leave_out_withdrawn(plans: Sequence[Planned], own: Path) -> None:
-    """Refuse studies of patients who are withdrawn, by the list of an import beside the site's key."""
-    if _Book.is_in(own):  # the key is a prediction's
+def _leave_out_withdrawn(plans: Sequence[StudyPlan], folder: Path) -> None:
+    """Refuse studies of withdrawn patients, by the import's list in the folder of the site's key."""
+    if _Book.is_in(folder):  # the key is a prediction's
         return
-    withdrawn = StudyList(own).withdrawn
+    withdrawn = StudyList(folder).withdrawn
     for plan in plans:
         if plan.patient in withdrawn:
             plan.problem = "the patient was withdrawn"
 
 
-def _check_asked(config: RunConfig, studies: StudyOptions) -> None:
-    """Check that an archive can have images of a run."""
+def _check_options(config: RunConfig, studies: StudyOptions) -> None:
+    """Check that an archive can have images of a run, with the series of its channels."""
     if config.task != "segmentation":
         raise ConfigError(
             "the run classifies photographs, which no archive of DICOM studies has; give --images"
         )
     if studies.again and not studies.store:
         raise ConfigError("--again goes with --store")
-    _check_channels(config, studies.channels)
-
-
-def _check_channels(config: RunConfig, channels: Mapping[str, str]) -> None:
-    """Check that the given channels are those of the model, which may do without some named ones."""
-    names, count = config.channel_names, config.in_channels
-    named = ", ".join(names)
+    channels, names, count = studies.channels, config.channel_names, config.in_channels
     if not channels:
         if (names and count > 1) or count not in (1, _COLOURS):
-            options = " ".join(f"--channel '{name}=REGEX'" for name in names or ("A", "B"))
-            raise ConfigError(f"the model takes {count} channels; name the series of each: {options}")
-        return
-    if names:
+            flags = " ".join(f"--channel '{name}=REGEX'" for name in names or ("A", "B"))
+            raise ConfigError(f"the model takes {count} channels; name the series of each: {flags}")
+    elif names:  # the model may do without some
         known = {plain_name(name) for name in names}
         if unknown := [name for name in channels if plain_name(name) not in known]:
-            raise ConfigError(f"--channel {unknown[0]}: the model's channels are {named}")
+            raise ConfigError(f"--channel {unknown[0]}: the model's channels are {', '.join(names)}")
     elif len(channels) != count:
         raise ConfigError(f"--channel names {len(channels)} channels, and the model takes {count}")
 
 
 @dataclass
 class _Job:
-    """One call: what is to be stored of each study, and what became of it."""
+    """One call: the objects to store of each study, and the outcome."""
 
     archive: Archive
     out: Path
@@ -202,13 +194,13 @@ class _Job:
     tell: Event
     store: bool
     patience: Patience
-    images: dict[str, list[FoundSeries]] = field(default_factory=dict)
+    images: dict[str, list[ArchiveSeries]] = field(default_factory=dict)
     missing: dict[str, list[ObjectKind]] = field(default_factory=dict)
     failures: int = 0
     result: StudyPredictions = field(default_factory=StudyPredictions)
 
-    def open_studies(self, plans: Sequence[Planned], *, fresh: bool) -> list[str]:
-        """Ask the archive what it has already, and return the cases that have to be fetched."""
+    def open_studies(self, plans: Sequence[StudyPlan], *, fresh: bool) -> list[str]:
+        """Ask the archive for existing objects, and return the cases to fetch."""
         earlier = {} if fresh else Predictions.read(self.out).get("cases", {})
         todo = []
         for plan in plans:
@@ -219,26 +211,26 @@ class _Job:
             if self.store and not self._ask(plan):
                 continue
             done = self.store and not self.missing[plan.case]
-            # Of an interrupted call a finished case, too: statistics may be of all images.
+            # An interrupted call's finished cases, too: statistics may be of all images.
             kept = any((self.state / part / plan.case).is_dir() for part in (_IMAGES, _FETCHED))
             if kept or not (done or self._is_whole(plan.case, earlier)):
                 todo.append(plan.case)
             self.book.enter(plan)
         return todo
 
-    def _ask(self, plan: Planned) -> bool:
-        """Ask the archive for objects of this model; false where it does not say."""
+    def _ask(self, plan: StudyPlan) -> bool:
+        """Ask the archive for objects of this model; return whether it answers."""
         assert plan.study is not None
         try:
-            uids = {one.uid for one in self.archive.find_series(plan.study)}
+            uids = {series.uid for series in self.archive.find_series(plan.study)}
             self.patience.heard()
         except ArchiveError as error:
             self.result.problems[plan.case] = self.patience.problem(error)
             return False
-        there = [kind for kind in self.kinds if self._series_uid(plan.case, kind) in uids]
-        self.missing[plan.case] = [kind for kind in self.kinds if kind not in there]
-        if there:
-            self.result.there[plan.case] = [kind.word for kind in there]
+        existing = [kind for kind in self.kinds if self._series_uid(plan.case, kind) in uids]
+        self.missing[plan.case] = [kind for kind in self.kinds if kind not in existing]
+        if existing:
+            self.result.existing[plan.case] = [kind.word for kind in existing]
         return True
 
     def carry_out(
@@ -249,17 +241,17 @@ class _Job:
         *,
         together: bool,
     ) -> None:
-        """Fetch and predict cases, some at a time; the next ones are fetched while these are predicted."""
+        """Fetch and predict cases in batches; a batch is fetched during the prediction of the one before."""
         self._tidy(todo)
         size = len(todo) if together else 2 * parallel
         batches = [todo[start : start + size] for start in range(0, len(todo), max(1, size))]
         first = True
         with ThreadPoolExecutor(parallel) as pool:
             try:
-                coming = self._submit(pool, batches[0]) if batches else []
+                pending = self._submit(pool, batches[0]) if batches else []
                 for number, following in enumerate([*batches[1:], []]):
-                    fetched = self._wait(coming, tell=number == 0)
-                    coming = self._submit(pool, following)
+                    fetched = self._wait(pending, tell=number == 0)
+                    pending = self._submit(pool, following)
                     for case in fetched:
                         self._place(case)
                     if fetched:
@@ -271,7 +263,7 @@ class _Job:
                 pool.shutdown(cancel_futures=True)
 
     def _tidy(self, todo: Sequence[str]) -> None:
-        """Remove images of others, and set those of an interrupted call apart until their turn."""
+        """Remove images of other cases, and set the images of an interrupted call aside until their turn."""
         for part in (_IMAGES, _FETCHED, _FETCHING):
             for path in (self.state / part).glob("*"):
                 if path.name not in todo:
@@ -283,18 +275,18 @@ class _Job:
     def _submit(self, pool: ThreadPoolExecutor, cases: Sequence[str]) -> list[tuple[str, Future[bool]]]:
         return [(case, pool.submit(self._fetched, case)) for case in cases]
 
-    def _wait(self, coming: Sequence[tuple[str, Future[bool]]], *, tell: bool) -> list[str]:
-        """The cases whose images have come, once all have come or failed."""
-        found = []
-        for number, (case, future) in enumerate(coming, start=1):
+    def _wait(self, pending: Sequence[tuple[str, Future[bool]]], *, tell: bool) -> list[str]:
+        """Wait for all images, and return the cases that could be fetched."""
+        fetched = []
+        for number, (case, future) in enumerate(pending, start=1):
             if future.result():
-                found.append(case)
+                fetched.append(case)
             if tell:
-                self.tell({"event": "fetched", "number": number, "of": len(coming)})
-        return found
+                self.tell({"event": "fetched", "number": number, "of": len(pending)})
+        return fetched
 
     def _fetched(self, case: str) -> bool:
-        """Fetch a case, or note why it cannot be had."""
+        """Fetch a case, or record the reason why it cannot be fetched."""
         try:
             with reading_objects():
                 self._fetch(case)
@@ -302,7 +294,7 @@ class _Job:
             self.result.problems[case] = str(error)
             shutil.rmtree(self.state / _FETCHING / case)
         except (FetchError, ArchiveError) as error:
-            # Its objects stay, and the next call asks for those that are missing alone.
+            # Its fetched objects stay, and the next call asks for the missing ones alone.
             self.result.problems[case] = self.patience.problem(error)
         else:
             return True
@@ -314,8 +306,8 @@ class _Job:
             return
         private_folder(folder)
         private_folder(place.parent)
-        for number, one in enumerate(self.images[case]):
-            self.archive.fetch(one, folder / _part(case, number) if self.channels else folder)
+        for number, series in enumerate(self.images[case]):
+            self.archive.fetch(series, folder / _part(case, number) if self.channels else folder)
         self.patience.heard()
         if self.channels:
             self._join_channels(case, folder)
@@ -326,7 +318,7 @@ class _Job:
         os.replace(folder, place)
 
     def _join_channels(self, case: str, folder: Path) -> None:
-        """Bring the other channels to the grid of the first one, as NIfTI beside its series."""
+        """Resample the other channels to the grid of the first one, as NIfTI next to its series."""
         parts = [folder / _part(case, number) for number in range(len(self.channels))]
         volumes = [
             open_volume(part, rule, allow_burned_in=True)
@@ -340,7 +332,7 @@ class _Job:
             shutil.rmtree(part)
 
     def _place(self, case: str) -> None:
-        """Put the images of a case where they are predicted, and into their list where they have channels."""
+        """Move the images of a case to their folder of prediction, and list them if they have channels."""
         images = self.state / _IMAGES
         private_folder(images)
         os.replace(self.state / _FETCHED / case, images / case)
@@ -348,14 +340,13 @@ class _Job:
             return
         cases = sorted(path.name for path in images.iterdir() if path.is_dir())
         others = [f"{_part('', n)}.nii.gz" for n in range(1, len(self.channels))]
-        names = (
-            {"channel_names": {str(n): name for n, name in enumerate(self.channels)}} if self.named else {}
-        )
-        rows = [{"image": [f"{one}/{file}" for file in (_part(one, 0), *others)]} for one in cases]
-        write_json(images / "dataset.json", {**names, "test": rows})
+        rows = [{"image": [f"{name}/{file}" for file in (_part(name, 0), *others)]} for name in cases]
+        names = {str(n): name for n, name in enumerate(self.channels)} if self.named else {}
+        content = {**({"channel_names": names} if names else {}), "test": rows}
+        write_json(images / "dataset.json", content)
 
     def deliver(self, case: str) -> None:
-        """Store the objects of a predicted case that the archive does not have."""
+        """Store the objects of a predicted case that the archive lacks."""
         if not self.missing.get(case):
             return
         files = object_files(self.out, case)
@@ -375,7 +366,7 @@ class _Job:
             self.failures = 0
 
     def finish(self) -> None:
-        """Store what an earlier call predicted, and remove the images where nothing is left to do."""
+        """Store the predictions of an earlier call, and remove the images when all is done."""
         cases = Predictions.read(self.out).get("cases", {})
         for case in self.images:
             if case in cases:
@@ -387,12 +378,11 @@ class _Job:
                 shutil.rmtree(self.state / part, ignore_errors=True)
 
     def _is_whole(self, case: str, earlier: Mapping[str, Any]) -> bool:
-        """Return whether the objects of a case are in ``OUT``, and of this model."""
+        """Return whether ``OUT`` has this model's objects of a case."""
         files = object_files(self.out, case)
-        if case not in earlier or not all(files[kind].is_file() for kind in self.kinds):
-            return False
-        return all(
-            pydicom.dcmread(files[kind], specific_tags=["SeriesInstanceUID"]).SeriesInstanceUID
+        return case in earlier and all(
+            files[kind].is_file()
+            and pydicom.dcmread(files[kind], specific_tags=["SeriesInstanceUID"]).SeriesInstanceUID
             == self._series_uid(case, kind)
             for kind in self.kinds
         )
@@ -401,19 +391,19 @@ class _Job:
         return self.identity(further=self.further(case)).series_uid(self.images[case][0].uid, kind)
 
     def further(self, case: str) -> dict[str, str]:
-        """UIDs of the series besides the first one of which the image of a case is, by channel."""
-        uids = [one.uid for one in self.images[case]]
+        """Return the UIDs of the series of a case's image after the first, by channel."""
+        uids = [series.uid for series in self.images[case]]
         names = [*self.channels] if self.named else []
         return dict([*zip(channel_keys(names, len(uids)), uids, strict=True)][1:])
 
 
 def _part(case: str, number: int) -> str:
-    """The name of a channel in the folder of a case; the first one names the case."""
+    """Return the name of a channel in the folder of a case; the first channel has the name of the case."""
     return f"channel{number}" if number else case
 
 
 class _Book:
-    """The site's own list: which pseudonym is which study, and what was stored of it."""
+    """The site's list of pseudonyms, their studies, and the stored objects."""
 
     def __init__(self, path: Path, *, again: bool, overwrite: bool) -> None:
         self._path = path
@@ -429,22 +419,20 @@ class _Book:
                     f"{path.parent} is of predictions {mode} --again; choose another --out, or --overwrite"
                 )
         self._studies: dict[str, Any] = content["studies"]
-        self.again = str(content["again"])
-        if again and (overwrite or not self.again):
+        self.again = str(content["again"]) if again and not overwrite else ""
+        if again and not self.again:
             self.again = datetime.now(timezone.utc).isoformat()
-        elif not again:
-            self.again = ""
 
     @staticmethod
     def is_in(folder: Path) -> bool:
-        """Return whether the list in a folder is one of predictions."""
+        """Return whether the list in a folder is a list of predictions."""
         try:
             parse_versioned((folder / _LIST).read_text(encoding="utf-8"), _KIND, _VERSION)
         except (OSError, ValueError):
             return False
         return True
 
-    def enter(self, plan: Planned) -> None:
+    def enter(self, plan: StudyPlan) -> None:
         assert plan.study is not None
         entry = self._studies.setdefault(plan.case, {"stored": {}})
         entry |= {
@@ -452,7 +440,7 @@ class _Book:
             "AccessionNumber": plan.study.accession,
             "StudyInstanceUID": plan.study.uid,
             "SeriesInstanceUID": plan.images[0].uid,
-            **({"channels": [one.uid for one in plan.images]} if len(plan.images) > 1 else {}),
+            **({"channels": [series.uid for series in plan.images]} if len(plan.images) > 1 else {}),
         }
         self._save()
 

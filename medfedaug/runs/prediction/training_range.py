@@ -21,18 +21,17 @@ _KINDS = frozenset({"volume_ml", "share", "components"})
 
 @dataclass(frozen=True)
 class TrainingRange:
-    """Lowest and highest values of a class over a site's training cases; nothing of it leaves the site.
+    """Lowest and highest values of a class over a site's training cases, which never leave the site.
 
-    A class has the lowest 0 where some training case has nothing of it. A case that has not annotated it, or
-    has unknown voxels, says nothing of it. A class that no case shows in full has no range: that of other
-    sites is of their scanners, and they keep it.
+    The lowest value is 0 if some training case has no voxel of the class. Cases where the class is not
+    annotated, or with unknown voxels, do not count. A class that no case shows in full has no range.
 
     Args:
-        cases: number of the training cases.
-        classes: of the run, without the background.
-        shown: by class, the number of cases that show it in full, where there are any.
-        volume_ml: by class, ml; empty where some file does not say how large its voxels are.
-        share: by class, of the voxels of an image.
+        cases: the number of training cases.
+        classes: the run's classes, without the background.
+        shown: by class, the number of cases that show it in full; no entry for 0.
+        volume_ml: by class, in ml; empty where the voxel size of some file is unknown.
+        share: by class, as a share of the voxels of an image.
         components: by class, the number of connected pieces.
     """
 
@@ -66,7 +65,7 @@ class TrainingRange:
         classes: Sequence[str],
         on_event: Callable[[dict[str, Any]], object] = lambda event: None,
     ) -> TrainingRange:
-        """Read the label maps of an open site, see `of_site`."""
+        """Read the label maps of an open site's training cases."""
         cases, names = folder.cases["training"], tuple(classes[1:])
         rows: dict[str, dict[str, list[float]]] = {kind: {name: [] for name in names} for kind in _KINDS}
         measured = True
@@ -74,12 +73,12 @@ class TrainingRange:
             on_event({"event": "reading", "case": case.name, "number": number, "of": len(cases)})
             label, shown = folder.load_shown(case)
             counts = torch.bincount(label.flatten().int(), minlength=len(classes))[1:].tolist()
-            found = dict(zip(names, counts, strict=True))
-            volumes = volumes_in_millilitres(found, folder.affine(case))
+            voxels = dict(zip(names, counts, strict=True))
+            volumes = volumes_in_millilitres(voxels, folder.affine(case))
             measured &= volumes is not None
             sizes = {
                 "volume_ml": volumes or dict.fromkeys(names, 0.0),
-                "share": {name: count / label.numel() for name, count in found.items()},
+                "share": {name: count / label.numel() for name, count in voxels.items()},
                 "components": count_components(label, classes),
             }
             for kind, values in sizes.items():
@@ -100,25 +99,23 @@ class TrainingRange:
     def warnings(self, entry: Mapping[str, Any]) -> list[str]:
         """Describe sizes of a predicted label map that no training case has.
 
-        Numbers of pieces are recorded, and no reason for a warning: nearly all predictions have more than any
-        label map (`benchmarks/look_first.py`).
+        Numbers of pieces are recorded, but cause no warning: nearly all predictions have more than any label
+        map (`benchmarks/look_first.py`).
         """
         total = sum(entry["voxels"].values())
         shares = {name: count / total for name, count in entry["voxels"].items()}
         in_ml = bool(self.volume_ml) and "volume_ml" in entry
-        sizes, size_range = (entry["volume_ml"], self.volume_ml) if in_ml else (shares, self.share)
+        sizes, ranges = (entry["volume_ml"], self.volume_ml) if in_ml else (shares, self.share)
         form, unit = (".3g", "ml") if in_ml else (".2%", "of the image")
-        told = []
-        for name, (low, high) in size_range.items():
-            size = sizes[name]
+        warnings = []
+        for name, (low, high) in ranges.items():
+            size, cases = sizes[name], f"{self.shown[name]} training cases"
             if not size and low > 0:
-                told.append(
-                    f"nothing of {name} is found, and each of {self.shown[name]} training cases has some"
-                )
+                warnings.append(f"nothing of {name} is found, and each of {cases} has some")
             elif size and not low <= size <= high:
-                usual = f"{low:{form}} to {high:{form}} in {self.shown[name]} training cases"
-                told.append(f"{name} has {size:{form}} {unit}, and {usual}")
-        return told
+                usual = f"{low:{form}} to {high:{form}} in {cases}"
+                warnings.append(f"{name} has {size:{form}} {unit}, and {usual}")
+        return warnings
 
     @classmethod
     def of_record(cls, content: Mapping[str, Any]) -> TrainingRange:
@@ -127,28 +124,21 @@ class TrainingRange:
         for name, entry in content["classes"].items():
             for kind in _KINDS & entry.keys():
                 kinds[kind][name] = tuple(entry[kind])
-        shown = {
-            name: entry.get("cases", content["cases"])
-            for name, entry in content["classes"].items()
-            if "share" in entry
-        }
+        known = {name: entry for name, entry in content["classes"].items() if "share" in entry}
+        shown = {name: entry.get("cases", content["cases"]) for name, entry in known.items()}
         return cls(content["cases"], tuple(content["classes"]), shown, **kinds)
 
     def record(self) -> dict[str, Any]:
-        """Return the ranges by class, for ``predictions.json``; empty of a class that is `unknown`."""
-        kinds = {kind: getattr(self, kind) for kind in _KINDS}
-        by_class = {
-            name: {"cases": self.shown[name]}
-            | {kind: list(ranges[name]) for kind, ranges in kinds.items() if ranges}
-            if name in self.shown
-            else {}
-            for name in self.classes
-        }
+        """Return the ranges by class, for ``predictions.json``; empty for an `unknown` class."""
+        by_class: dict[str, dict[str, Any]] = {name: {} for name in self.classes}
+        for name, cases in self.shown.items():
+            ranges = {kind: getattr(self, kind).get(name) for kind in _KINDS}
+            by_class[name] = {"cases": cases, **{kind: list(r) for kind, r in ranges.items() if r}}
         return {"cases": self.cases, "classes": by_class}
 
 
 def volumes_in_millilitres(voxels: Mapping[str, int], affine: Tensor | None) -> dict[str, float] | None:
-    """Return volumes of numbers of voxels."""
+    """Return the volumes of numbers of voxels; ``None`` without an affine."""
     if affine is None:
         return None
     voxel = abs(float(torch.linalg.det(affine[:3, :3].double()))) / 1000

@@ -113,7 +113,7 @@ def test_femnist_keeps_leafs_own_division(tmp_path):
     assert case.label == CHARACTERS[14]
     assert sites[1].load_image(case).unique().tolist() == [14]
     assert [site.name for site in open_benchmark("femnist", tmp_path, writers=1)] == ["f0000_14"]
-    with pytest.raises(ConfigError, match="3 writers were asked for, 2 have 10 images"):
+    with pytest.raises(ConfigError, match="3 writers are more than the 2 with 10 images"):
         open_benchmark("femnist", tmp_path, writers=3)
 
 

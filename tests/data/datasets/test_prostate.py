@@ -86,12 +86,12 @@ def test_prostate_mri_in_the_published_order_of_slices(tmp_path):
 )
 def test_the_published_permutations_give_the_papers_counts():
     """FedFA+ Table 2 and, for a sixth, Table 4."""
-    found = {}
+    sizes = {}
     for name, alias in PROSTATE.items():
         order = json.loads((SHARED / f"data/splits/prostate_mri/{alias}-index.json").read_text())
         whole, mini = slice_splits(order, 1.0), slice_splits(order, 1 / 6)
-        found[name] = (*(len(whole[split]) for split in whole), len(mini["training"]))
-    assert found == {
+        sizes[name] = (*(len(whole[split]) for split in whole), len(mini["training"]))
+    assert sizes == {
         "BIDMC": (156, 52, 52, 32),
         "HK": (94, 31, 31, 32),
         "I2CVB": (280, 93, 93, 46),
@@ -160,10 +160,10 @@ def test_a_benchmark_of_photographs_with_masks_is_run_fold_by_fold(run, tmp_path
     )
     assert code == 0, err
     records = sorted((tmp_path / "out").glob("fedrdn/*/seed-0/results.json"))
-    found = [json.loads(record.read_text()) for record in records]
-    assert [record["data_options"]["fold"] for record in found] == [1, 2, 3]
-    assert all(record["input"]["constant_channels"] == {"AVWIDE": "2"} for record in found)
-    names = [name for record in found for name in record["test"]["sites"]["CHASEDB1"]["cases"]]
+    results = [json.loads(record.read_text()) for record in records]
+    assert [record["data_options"]["fold"] for record in results] == [1, 2, 3]
+    assert all(record["input"]["constant_channels"] == {"AVWIDE": "2"} for record in results)
+    names = [name for record in results for name in record["test"]["sites"]["CHASEDB1"]["cases"]]
     assert len(set(names)) == len(names) == 10
 
 

@@ -42,12 +42,12 @@ def content_of(dataset, syntax=None):
 
 def levels(count, *, private=False):
     """A dataset with so many sequences in each other."""
-    found = item(PatientID="x")
+    dataset = item(PatientID="x")
     for _ in range(count):
         outer = pydicom.Dataset()
-        outer.add_new(0x00111010 if private else 0x00081140, "SQ", Sequence([found]))
-        found = outer
-    return found
+        outer.add_new(0x00111010 if private else 0x00081140, "SQ", Sequence([dataset]))
+        dataset = outer
+    return dataset
 
 
 @pytest.mark.parametrize("syntax", SYNTAXES)

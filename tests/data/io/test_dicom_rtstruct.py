@@ -34,12 +34,12 @@ SEGMENTS = Segments(
 @pytest.fixture(scope="module")
 def label():
     """A lesion with a hole of which a part is core, a second piece on the border, and no cyst."""
-    found = np.zeros(SHAPE, np.uint8)
-    found[5:30, 8:30, 1:4] = 1
-    found[10:20, 12:20, 2] = 0
-    found[14:17, 14:16, 2] = 2
-    found[:3, :3, 0] = 1
-    return found
+    mask = np.zeros(SHAPE, np.uint8)
+    mask[5:30, 8:30, 1:4] = 1
+    mask[10:20, 12:20, 2] = 0
+    mask[14:17, 14:16, 2] = 2
+    mask[:3, :3, 0] = 1
+    return mask
 
 
 def faults(file) -> list[str]:
@@ -51,12 +51,12 @@ def faults(file) -> list[str]:
     return [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("Error")]
 
 
-def drawn(found, number, slices):
+def drawn(structure, number, slices):
     """Voxels of a region by its contours in millimetres, and the headers' own geometry."""
     inverse = np.linalg.inv(np.diag([-1.0, -1, 1, 1]) @ affine_of(slices))
     centres = np.stack(np.meshgrid(*map(np.arange, SHAPE[:2]), indexing="ij"), -1).reshape(-1, 2)
     mask = np.zeros(SHAPE, bool)
-    (region,) = [one for one in found.ROIContourSequence if one.ReferencedROINumber == number]
+    (region,) = [one for one in structure.ROIContourSequence if one.ReferencedROINumber == number]
     for contour in region.get("ContourSequence", []):
         points = np.reshape(np.array(contour.ContourData, float), (-1, 3))
         assert contour.NumberOfContourPoints == len(points)
@@ -74,21 +74,21 @@ def test_contours_of_an_oblique_series_are_the_label_map(label, tmp_path):
     files = write_slices(tmp_path / "series", np.zeros(SHAPE, np.int16), turned=OBLIQUE)
     write_rtstruct(tmp_path / "rt.dcm", tmp_path / "series", label, SEGMENTS)
     assert faults(tmp_path / "rt.dcm") == []
-    found = pydicom.dcmread(tmp_path / "rt.dcm")
+    written = pydicom.dcmread(tmp_path / "rt.dcm")
     slices = sorted(map(pydicom.dcmread, files), key=lambda one: one.InstanceNumber)
     for number in (1, 2, 3):
-        np.testing.assert_array_equal(drawn(found, number, slices), label == number)
-    assert (found.PatientID, found.StudyInstanceUID) == ("PID-4711", slices[0].StudyInstanceUID)
-    assert found.ApprovalStatus == "UNAPPROVED"
-    (frame,) = found.ReferencedFrameOfReferenceSequence
+        np.testing.assert_array_equal(drawn(written, number, slices), label == number)
+    assert (written.PatientID, written.StudyInstanceUID) == ("PID-4711", slices[0].StudyInstanceUID)
+    assert written.ApprovalStatus == "UNAPPROVED"
+    (frame,) = written.ReferencedFrameOfReferenceSequence
     (series,) = frame.RTReferencedStudySequence[0].RTReferencedSeriesSequence
     assert series.SeriesInstanceUID == slices[0].SeriesInstanceUID
     named = [one.ReferencedSOPInstanceUID for one in series.ContourImageSequence]
     assert named == [one.SOPInstanceUID for one in slices]
-    roi = found.StructureSetROISequence[0]
+    roi = written.StructureSetROISequence[0]
     assert (roi.ROIName, roi.ROIGenerationAlgorithm) == ("lesion", "AUTOMATIC")
     assert "ab" * 32 in roi.ROIDerivationAlgorithmIdentificationSequence[0].AlgorithmParameters
-    observed = found.RTROIObservationsSequence[0].RTROIIdentificationCodeSequence[0]
+    observed = written.RTROIObservationsSequence[0].RTROIIdentificationCodeSequence[0]
     assert observed.CodeValue == "108369006"
 
 
@@ -97,9 +97,9 @@ def test_contours_of_one_file_with_frames_in_odd_order_name_their_frames(label, 
     file = write_frames(tmp_path / "series/all.dcm", [np.zeros(SHAPE, np.int16)], order)
     write_rtstruct(tmp_path / "rt.dcm", file.parent, label, SEGMENTS)
     assert faults(tmp_path / "rt.dcm") == []
-    found, source = pydicom.dcmread(tmp_path / "rt.dcm"), pydicom.dcmread(file)
+    written, source = pydicom.dcmread(tmp_path / "rt.dcm"), pydicom.dcmread(file)
     groups = source.PerFrameFunctionalGroupsSequence
-    for contour in found.ROIContourSequence[0].ContourSequence:
+    for contour in written.ROIContourSequence[0].ContourSequence:
         frame = contour.ContourImageSequence[0].ReferencedFrameNumber
         place = groups[frame - 1].PlanePositionSequence[0].ImagePositionPatient
         assert float(contour.ContourData[2]) == pytest.approx(float(place[2]), abs=1e-3)
@@ -113,11 +113,11 @@ def test_a_report_names_volume_segment_and_model(label, tmp_path):
     quality["agreement"] = {names[1]: 1.0}
     write_report(tmp_path / "sr.dcm", tmp_path / "series", label, tmp_path / "seg.dcm", SEGMENTS, quality)
     assert faults(tmp_path / "sr.dcm") == faults(tmp_path / "seg.dcm") == []
-    found, seg = pydicom.dcmread(tmp_path / "sr.dcm"), pydicom.dcmread(tmp_path / "seg.dcm")
-    assert found.VerificationFlag == "UNVERIFIED"
+    written, seg = pydicom.dcmread(tmp_path / "sr.dcm"), pydicom.dcmread(tmp_path / "seg.dcm")
+    assert written.VerificationFlag == "UNVERIFIED"
     measured = next(
         one
-        for one in found.ContentSequence
+        for one in written.ContentSequence
         if one.ConceptNameCodeSequence[0].CodeMeaning == "Imaging Measurements"
     )
     assert len(measured.ContentSequence) == 3
@@ -157,7 +157,7 @@ def test_uids_follow_from_model_site_series_and_kind(label, tmp_path):
         write_rtstruct(tmp_path / f"{name}.rt.dcm", tmp_path / "series", label, segments)
     uids = {file.name: pydicom.dcmread(file) for file in tmp_path.glob("*.dcm")}
     for level in ("SeriesInstanceUID", "SOPInstanceUID"):
-        found = {name: one[level].value for name, one in uids.items()}
-        assert found["first.dcm"] == found["same.dcm"]
-        assert found["first.rt.dcm"] == found["same.rt.dcm"]
-        assert len({*found.values()}) == 10
+        written = {name: one[level].value for name, one in uids.items()}
+        assert written["first.dcm"] == written["same.dcm"]
+        assert written["first.rt.dcm"] == written["same.rt.dcm"]
+        assert len({*written.values()}) == 10

@@ -40,19 +40,22 @@ def on_the_series(file, folder) -> np.ndarray:
     """Each segment on the grid of the series, (K, X, Y, Z): a frame belongs where its position is."""
     files = open_series(folder).files
     affine, shape = read_header(folder).affine, read_header(folder).shape
-    found = hd.seg.segread(file)
-    assert {item.PatientID for item in [found]} == {"P7"}
+    segmentation = hd.seg.segread(file)
+    assert segmentation.PatientID == "P7"
     sources = [pydicom.dcmread(f, stop_before_pixels=True) for f in files]
-    assert (found.StudyInstanceUID, found.FrameOfReferenceUID) == (sources[0].StudyInstanceUID, "1.2.7")
-    assert found.SeriesInstanceUID != sources[0].SeriesInstanceUID
-    shared = found.SharedFunctionalGroupsSequence[0]
+    assert (segmentation.StudyInstanceUID, segmentation.FrameOfReferenceUID) == (
+        sources[0].StudyInstanceUID,
+        "1.2.7",
+    )
+    assert segmentation.SeriesInstanceUID != sources[0].SeriesInstanceUID
+    shared = segmentation.SharedFunctionalGroupsSequence[0]
     orientation = [float(v) for v in shared.PlaneOrientationSequence[0].ImageOrientationPatient]
     np.testing.assert_allclose(orientation, [float(v) for v in sources[0].ImageOrientationPatient])
     measures = shared.PixelMeasuresSequence[0]
     np.testing.assert_allclose([float(v) for v in measures.PixelSpacing], sources[0].PixelSpacing)
-    frames = found.pixel_array if found.NumberOfFrames > 1 else found.pixel_array[None]
-    placed = np.zeros((len(found.SegmentSequence), *shape), frames.dtype)
-    for frame, group in zip(frames, found.PerFrameFunctionalGroupsSequence, strict=True):
+    frames = segmentation.pixel_array if segmentation.NumberOfFrames > 1 else segmentation.pixel_array[None]
+    placed = np.zeros((len(segmentation.SegmentSequence), *shape), frames.dtype)
+    for frame, group in zip(frames, segmentation.PerFrameFunctionalGroupsSequence, strict=True):
         position = np.array([float(v) for v in group.PlanePositionSequence[0].ImagePositionPatient])
         place = np.linalg.solve(affine, [*(position * (-1, -1, 1)), 1])[:3]
         np.testing.assert_allclose(place, np.rint(place), atol=1e-4)
@@ -95,15 +98,15 @@ def test_a_series_has_a_segmentation_that_lies_on_it(run, model, voxels, tmp_pat
     assert 0 < expected.sum() < expected.size
     np.testing.assert_array_equal(on_the_series(out / "knee.dcm", folder)[0], expected)
     shares = load_volume(plain / "probabilities/knee.nii").numpy()[1]
-    found = on_the_series(out / "probabilities/knee.dcm", folder)[0]
-    np.testing.assert_allclose(found / 255, shares, atol=1 / 255)
+    probabilities = on_the_series(out / "probabilities/knee.dcm", folder)[0]
+    np.testing.assert_allclose(probabilities / 255, shares, atol=1 / 255)
 
     segment = hd.seg.segread(out / "knee.dcm").SegmentSequence[0]
     assert (segment.SegmentLabel, segment.SegmentAlgorithmType) == ("lesion", "AUTOMATIC")
-    told = json.loads((out / "predictions.json").read_text())
-    assert told["cases"]["knee"]["label_map"] == "knee.dcm"
+    record = json.loads((out / "predictions.json").read_text())
+    assert record["cases"]["knee"]["label_map"] == "knee.dcm"
     edges = np.linalg.norm(affine[:3, :3], axis=0)
-    assert told["cases"]["knee"]["volume_ml"]["lesion"] == pytest.approx(
+    assert record["cases"]["knee"]["volume_ml"]["lesion"] == pytest.approx(
         expected.sum() * edges.prod() / 1000, rel=1e-4
     )
     assert (out / "previews/knee.png").exists()
@@ -186,7 +189,7 @@ def test_codes_of_a_file_are_in_the_segmentation(run, model, voxels, tmp_path):
     code, _, err = run(*call, "--out", out, "--codes", codes)
     assert code == 0, err
     segment = pydicom.dcmread(out / "knee.dcm").SegmentSequence[0]
-    found = [
+    codes_written = [
         coded(getattr(segment, name))
         for name in (
             "SegmentedPropertyCategoryCodeSequence",
@@ -194,7 +197,9 @@ def test_codes_of_a_file_are_in_the_segmentation(run, model, voxels, tmp_path):
             "AnatomicRegionSequence",
         )
     ]
-    assert found == [[tuple(TUMOUR[part].values())] for part in ("category", "type", "anatomic_region")]
+    assert codes_written == [
+        [tuple(TUMOUR[part].values())] for part in ("category", "type", "anatomic_region")
+    ]
 
     assert run(*call, "--out", plain)[0] == 0
     segment = pydicom.dcmread(plain / "knee.dcm").SegmentSequence[0]
@@ -257,5 +262,5 @@ def test_a_segment_has_the_note_on_its_class(voxels, tmp_path):
         ("background", "liver", "kidney"), ModelIdentity("ab" * 32), notes={"kidney": note}
     )
     dicom_segmentation.write_segmentation(tmp_path / "seg.dcm", folder, labels, segments)
-    found = pydicom.dcmread(tmp_path / "seg.dcm").SegmentSequence
-    assert [one.get("SegmentDescription") for one in found] == [None, note]
+    written = pydicom.dcmread(tmp_path / "seg.dcm").SegmentSequence
+    assert [segment.get("SegmentDescription") for segment in written] == [None, note]

@@ -107,13 +107,13 @@ SERIES = {
 def test_voxels_and_affine_equal_an_independent_reading(tmp_path, kind):
     write_slices(tmp_path / "s", VOXELS, **SERIES[kind])
     by_gdcm, own, affine = independent(tmp_path / "s")
-    found, header = load_volume(tmp_path / "s"), read_header(tmp_path / "s")
+    volume, header = load_volume(tmp_path / "s"), read_header(tmp_path / "s")
     assert (by_gdcm is None) == (kind == "RLE")  # of an odd width, as GDCM has it
     if by_gdcm is not None:
-        np.testing.assert_array_equal(found.numpy()[0], by_gdcm)
+        np.testing.assert_array_equal(volume.numpy()[0], by_gdcm)
     if kind == "MONOCHROME1":  # whose lowest value is white: all bits change
         own = -1 - own
-    np.testing.assert_allclose(found.numpy()[0], own, rtol=1e-6)
+    np.testing.assert_allclose(volume.numpy()[0], own, rtol=1e-6)
     assert header.shape == VOXELS.shape
     np.testing.assert_allclose(header.affine, affine, atol=1e-5)
 
@@ -127,9 +127,9 @@ def test_jpeg_2000_and_lossless_jpeg_are_read(tmp_path, how):
         subprocess.run(["gdcmconv", how, file, tmp_path / "packed" / file.name], check=True)
     packed = pydicom.dcmread(next((tmp_path / "packed").iterdir()))
     assert packed.file_meta.TransferSyntaxUID.is_encapsulated
-    plain, found = (load_volume(tmp_path / name) for name in ("plain", "packed"))
-    np.testing.assert_array_equal(found.numpy(), plain.numpy())
-    np.testing.assert_array_equal(found.numpy()[0], voxels)
+    plain, packed_volume = (load_volume(tmp_path / name) for name in ("plain", "packed"))
+    np.testing.assert_array_equal(packed_volume.numpy(), plain.numpy())
+    np.testing.assert_array_equal(packed_volume.numpy()[0], voxels)
 
 
 @needs("dcmcjpeg", "dcmcjpls")
@@ -157,9 +157,9 @@ def test_frames_are_ordered_by_their_positions(tmp_path, scaled):
     path = write_frames(tmp_path / "s/1", [VOXELS], order, rescale=rescale)
     other = write_frames(tmp_path / "white/1", [VOXELS], order, rescale=rescale, change=invert)
     factors = np.array([rescale(0, k) for k in range(VOXELS.shape[2])])
-    for given, stored in ((path, VOXELS), (path.parent, VOXELS), (other, -1 - VOXELS)):
-        header, found = read_header(given), load_volume(given)
-        np.testing.assert_array_equal(found.numpy()[0], stored * factors[:, 0] + factors[:, 1])
+    for source, stored in ((path, VOXELS), (path.parent, VOXELS), (other, -1 - VOXELS)):
+        header, read = read_header(source), load_volume(source)
+        np.testing.assert_array_equal(read.numpy()[0], stored * factors[:, 0] + factors[:, 1])
         np.testing.assert_allclose(header.edges, EDGES, rtol=1e-6)
         np.testing.assert_allclose(header.affine @ [0, 0, 2, 1], [80, 90, -40 + 2 * EDGES[2], 1], rtol=1e-6)
 
@@ -173,8 +173,8 @@ def model(tmp_path_factory, phantom_dir):
 @pytest.fixture(scope="module")
 def head(phantom_dir):
     image = load_volume(next((phantom_dir / "site_C/images").glob("*.nii.gz"))).numpy()[0]
-    found = np.rint((image - image.min()) / (image.max() - image.min()) * 4000).astype(np.int16)
-    return np.concatenate([found, found[:, :, -1:] + 9], axis=2)
+    voxels = np.rint((image - image.min()) / (image.max() - image.min()) * 4000).astype(np.int16)
+    return np.concatenate([voxels, voxels[:, :, -1:] + 9], axis=2)
 
 
 @pytest.fixture
@@ -201,10 +201,10 @@ def predict(run, model, tmp_path):
 
 def lesion(file: Path, frames: int) -> np.ndarray:
     """A binary SEG of one segment as (X, Y, Z), by the positions of its frames along z."""
-    found = hd.seg.segread(file)
-    pixels = found.pixel_array if found.NumberOfFrames > 1 else found.pixel_array[None]
+    segmentation = hd.seg.segread(file)
+    pixels = segmentation.pixel_array if segmentation.NumberOfFrames > 1 else segmentation.pixel_array[None]
     placed = np.zeros((*pixels.shape[:0:-1], frames), np.uint8)
-    for frame, group in zip(pixels, found.PerFrameFunctionalGroupsSequence, strict=True):
+    for frame, group in zip(pixels, segmentation.PerFrameFunctionalGroupsSequence, strict=True):
         z = (float(group.PlanePositionSequence[0].ImagePositionPatient[2]) + 40) / EDGES[2]
         assert abs(z - round(z)) < 1e-3
         placed[:, :, round(z)] = frame.T
@@ -216,15 +216,15 @@ def expected(predict, head, tmp_path):
     """The label map of the head as NIfTI."""
     write(tmp_path / "plain/head.nii", head.astype(np.float32), PLACE)
     assert predict(tmp_path / "plain", out="plain.out")[0] == 0
-    found = load_volume(tmp_path / "plain.out/head.nii").numpy()[0]
-    assert 0 < found.sum() < found.size
-    return found
+    label = load_volume(tmp_path / "plain.out/head.nii").numpy()[0]
+    assert 0 < label.sum() < label.size
+    return label
 
 
 def port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 @needs("storescp", "storescu")
@@ -251,19 +251,19 @@ def test_a_folder_written_by_storescp_is_predicted(predict, head, expected, tmp_
         finally:
             server.terminate()
     assert all(file.suffix != ".dcm" for file in inbox.iterdir())
-    code, err, told = predict(inbox)
+    code, err, record = predict(inbox)
     assert code == 0, err
-    assert set(told["cases"]) == {*series}
+    assert set(record["cases"]) == {*series}
     for name in series:
         np.testing.assert_array_equal(lesion(tmp_path / f"out/{name}.dcm", head.shape[2]), expected)
     left_out = [line for line in err if line.startswith("left out: ")]
-    assert len(left_out) == len(told["left_out"]) == 2
+    assert len(left_out) == len(record["left_out"]) == 2
     assert any("a localiser; --series takes it" in line for line in left_out)
     assert any("1 file: Basic Text SR" in line for line in left_out)
     # Another patient arrives: those that are there stay as they are.
     write_slices(inbox, head, series="1.2.9", study="1.2.3.3")
-    code, err, told = predict(inbox)
-    assert (code, len(told["cases"])) == (0, 3)
+    code, err, record = predict(inbox)
+    assert (code, len(record["cases"])) == (0, 3)
     assert "2 of 3 cases are there already" in err
 
 
@@ -317,10 +317,10 @@ def test_an_archive_is_walked_and_all_that_is_left_out_is_named(predict, head, e
     os.mkfifo(root / "viewer/pipe")
     write(root / "labels/P1.nii", np.zeros(head.shape))
 
-    code, err, told = predict(root)
+    code, err, record = predict(root)
     assert code == 1
-    assert set(told["cases"]) == {"P1/STUDY/CT", "P2/a/b/c/d", "P3", "P4"}
-    for name in told["cases"]:
+    assert set(record["cases"]) == {"P1/STUDY/CT", "P2/a/b/c/d", "P3", "P4"}
+    for name in record["cases"]:
         np.testing.assert_array_equal(lesion(tmp_path / f"out/{name}.dcm", head.shape[2]), expected)
     for name, words in {
         "P5/gap": "slices are missing, double or uneven: 6 slices, 3 to 6 mm apart",
@@ -332,10 +332,10 @@ def test_an_archive_is_walked_and_all_that_is_left_out_is_named(predict, head, e
         "P5/htj2k": "compressed as High-Throughput JPEG 2000 Image Compression (Lossless Only), which needs "
         "packages that are not installed: pip install pylibjpeg pylibjpeg-openjpeg",
     }.items():
-        assert words in told["failed"][name]["error"]
+        assert words in record["failed"][name]["error"]
         assert sum(line.startswith(f"failed: {name}: ") for line in err) == 1
-    assert len(told["failed"]) == 7
-    left_out = {(entry["path"], entry["reason"]) for entry in told["left_out"]}
+    assert len(record["failed"]) == 7
+    left_out = {(entry["path"], entry["reason"]) for entry in record["left_out"]}
     for path, words in {
         "P1/STUDY/SEG": "1 file: DICOM SEG (1)",
         "P1/STUDY/CT": "1 file: RTSTRUCT (rt)",
@@ -373,9 +373,9 @@ def test_several_volumes_are_named_and_series_chooses(predict, head, expected, t
         write_slices(root / "two", head, study="1.2.3", series=f"1.2.3.{number}", **named)
     order = [(volume, k) for k in (3, 1, 0, 5, 6, 2, 4) for volume in (1, 0)]
     write_frames(root / "frames/1", [head, other], order)
-    code, err, told = predict(root)
+    code, err, record = predict(root)
     assert code == 1
-    failed = {name: entry["error"] for name, entry in told["failed"].items()}
+    failed = {name: entry["error"] for name, entry in record["failed"].items()}
     assert set(failed) == {"echoes", "phases", "two", "frames"}
     assert "holds 2 volumes of one DICOM series, one was expected" in failed["echoes"]
     for name, words in {
@@ -391,10 +391,10 @@ def test_several_volumes_are_named_and_series_chooses(predict, head, expected, t
         ("1.2.3.1", "two"),
         ("native", "two"),
     ):
-        code, err, told = predict(root, "--series", pattern, "--overwrite")
-        assert name in told["cases"], err
+        code, err, record = predict(root, "--series", pattern, "--overwrite")
+        assert name in record["cases"], err
         np.testing.assert_array_equal(lesion(tmp_path / f"out/{name}.dcm", head.shape[2]), expected)
-        assert any("not what --series names" in entry["reason"] for entry in told["left_out"])
+        assert any("not what --series names" in entry["reason"] for entry in record["left_out"])
     code, err, _ = predict(root, "--series", "no such thing", out="none")
     assert code == 2
     assert len(err) == 1
@@ -411,27 +411,27 @@ def test_a_slice_of_another_orientation_is_no_slice_of_the_volume(predict, head,
     write_slices(root / "p", head, study="1.2.1", series="1.2.1.1")
     sagittal = np.array([[0.0, 0, 1], [1, 0, 0], [0, 1, 0]])
     write_slices(root / "p", head[:, :, :1], turned=sagittal, study="1.2.1", series="1.2.1.1")
-    code, err, told = predict(root)
+    code, err, record = predict(root)
     assert code == 0, err
     np.testing.assert_array_equal(lesion(tmp_path / "out/p.dcm", head.shape[2]), expected)
-    assert "a single slice beside a volume; --series takes it" in told["left_out"][0]["reason"]
+    assert "a single slice beside a volume; --series takes it" in record["left_out"][0]["reason"]
 
 
 def test_an_enhanced_file_is_predicted_and_its_segmentation_lies_on_it(predict, head, expected, tmp_path):
     path = write_frames(tmp_path / "enhanced", [head], [(0, k) for k in (3, 1, 0, 5, 6, 2, 4)])
-    code, err, told = predict(path)
+    code, err, record = predict(path)
     assert code == 0, err
     np.testing.assert_array_equal(lesion(tmp_path / "out/enhanced.dcm", head.shape[2]), expected)
-    volume = told["cases"]["enhanced"]["volume_ml"]["lesion"]
+    volume = record["cases"]["enhanced"]["volume_ml"]["lesion"]
     assert volume == pytest.approx(expected.sum() * np.prod(EDGES) / 1000, rel=1e-4)
 
 
 def test_a_tilted_series_says_so_and_has_its_true_volume(predict, head, tmp_path):
     write_slices(tmp_path / "ct", head, shift=0.8)
-    code, err, told = predict(tmp_path / "ct")
+    code, err, record = predict(tmp_path / "ct")
     assert code == 0, err
     assert any("ct: its slices are sheared by 14.9 degrees" in line for line in err)
-    case = told["cases"]["ct"]
+    case = record["cases"]["ct"]
     assert "tilted gantry" in case["remarks"][0]
     assert case["volume_ml"]["lesion"] == pytest.approx(
         case["voxels"]["lesion"] * np.prod(EDGES) / 1000, rel=1e-4
@@ -444,18 +444,18 @@ def test_one_file_stands_for_its_series_and_a_dicomdir_for_its_medium(predict, h
         medium.add(file)
     medium.write(tmp_path / "cd")
     name = "DICOMDIR"
-    code, err, told = predict(tmp_path / "cd" / name)
+    code, err, record = predict(tmp_path / "cd" / name)
     assert code == 0, err
-    (case,) = told["cases"].values()
+    (case,) = record["cases"].values()
     np.testing.assert_array_equal(lesion(tmp_path / "out" / case["label_map"], head.shape[2]), expected)
     lost = max(path for path in (tmp_path / "cd").rglob("*") if path.is_file() and path.name != name)
     lost.unlink()
-    _, _, told = predict(tmp_path / "cd" / name, out="lost")
-    assert any("lists 1 file that are not there" in entry["reason"] for entry in told["left_out"])
+    _, _, record = predict(tmp_path / "cd" / name, out="lost")
+    assert any("lists 1 file that are not there" in entry["reason"] for entry in record["left_out"])
 
-    code, err, told = predict(next((tmp_path / "s").iterdir()), out="single")
+    code, err, record = predict(next((tmp_path / "s").iterdir()), out="single")
     assert code == 0, err
-    (case,) = told["cases"].values()
+    (case,) = record["cases"].values()
     np.testing.assert_array_equal(lesion(tmp_path / "single" / case["label_map"], head.shape[2]), expected)
 
 

@@ -66,19 +66,19 @@ def test_a_site_of_an_added_format_is_trained_on_and_predicted(run, package, pha
         assert code == 0, err
         states[name] = torch.load(tmp_path / name / "global_model.pt", weights_only=True)
     assert all(torch.equal(states["npz"][key], value) for key, value in states["nifti"].items())
-    found = {}
+    maps_by_format = {}
     for name, data in (("nifti", phantom_dir), ("npz", archives)):
         images, out = data / "site_A" / "images", tmp_path / f"{name}_maps"
         model = ("--model", tmp_path / name, "--site", "site_A", "--device", "cpu")
         code, _, err = run("predict", *model, "--images", images, "--probabilities", "--out", out)
         assert code == 0, err
         maps = sorted(path for path in out.glob("*.nii.gz"))
-        found[name] = {path.name: nibabel.load(path) for path in maps}
+        maps_by_format[name] = {path.name: nibabel.load(path) for path in maps}
         assert sorted(path.name for path in (out / "probabilities").iterdir()) == [p.name for p in maps]
-    assert found["npz"].keys() == found["nifti"].keys()
-    assert found["npz"]
-    for name, label in found["nifti"].items():
-        archive = found["npz"][name]
+    assert maps_by_format["npz"].keys() == maps_by_format["nifti"].keys()
+    assert maps_by_format["npz"]
+    for name, label in maps_by_format["nifti"].items():
+        archive = maps_by_format["npz"][name]
         assert np.array_equal(np.asanyarray(archive.dataobj), np.asanyarray(label.dataobj))
         assert np.allclose(archive.affine, label.affine)
 
@@ -100,7 +100,7 @@ def test_copies_in_two_splits_are_found_in_an_added_format(package, archives):
     content = json.loads((site / "dataset.json").read_text())
     first, other = (site / content[split][0]["image"] for split in ("training", "test"))
     other.write_bytes(first.read_bytes())
-    (folder,) = (found for found in find_sites(archives) if found.name == "site_A")
+    (folder,) = (candidate for candidate in find_sites(archives) if candidate.name == "site_A")
     with pytest.raises(MedFedAugError, match="the image of a test case is that of a training case"):
         folder.check_files()
 
@@ -127,11 +127,11 @@ def test_a_file_of_an_unknown_suffix_is_no_image(run, phantom_dir, archives, tmp
 class Entry:
     """An entry point whose object is at hand."""
 
-    def __init__(self, found):
-        self.found = found
+    def __init__(self, content):
+        self.content = content
 
     def load(self):
-        return self.found
+        return self.content
 
 
 class Renamed(ImageFormat):
@@ -156,16 +156,16 @@ def test_photographs_of_an_added_format_are_classified(photo_config, monkeypatch
         file.rename(file.with_suffix(".pic"))
     plugin = plugins.Plugin(plugins.FORMATS, "pic", "odd-formats", Entry(Renamed()))
     monkeypatch.setattr(plugins, "installed", lambda group: [plugin] if group == plugins.FORMATS else [])
-    found = run_in_process(config, tmp_path / "photos", list("ABC"), "cpu")
-    assert all(torch.equal(found.state[key], value) for key, value in plain.state.items())
+    renamed = run_in_process(config, tmp_path / "photos", list("ABC"), "cpu")
+    assert all(torch.equal(renamed.state[key], value) for key, value in plain.state.items())
 
 
 @pytest.mark.parametrize(
-    ("found", "message"),
+    ("content", "message"),
     [(print, "is no medfedaug.data.io.base.ImageFormat"), (Renamed(), "its suffixes are .*, without .npz")],
 )
-def test_what_is_no_format_of_its_suffix_is_refused(found, message, monkeypatch, tmp_path):
-    plugin = plugins.Plugin(plugins.FORMATS, "npz", "odd-formats", Entry(found))
+def test_what_is_no_format_of_its_suffix_is_refused(content, message, monkeypatch, tmp_path):
+    plugin = plugins.Plugin(plugins.FORMATS, "npz", "odd-formats", Entry(content))
     monkeypatch.setattr(plugins, "installed", lambda group: [plugin])
     with pytest.raises(ConfigError, match=f"image format 'npz' of the package odd-formats: .*{message}"):
         load_volume(tmp_path / "a.npz")

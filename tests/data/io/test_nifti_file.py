@@ -17,14 +17,14 @@ def test_bytes_of_a_file_follow_from_the_image_alone(tmp_path, monkeypatch):
     voxels, affine = np.arange(60, dtype=np.float32).reshape(3, 4, 5), np.diag([1.0, 2.0, 3.0, 1.0])
     image = tmp_path / "image.nii.gz"
     save_nifti(nibabel.Nifti1Image(voxels, affine), image)
-    found = []
+    contents = []
     for clock in (1e9, 1.1e9):
         monkeypatch.setattr(gzip.time, "time", lambda clock=clock: clock)
         maps, volume = tmp_path / f"map {clock:g}.nii.gz", tmp_path / f"volume {clock:g}.nii.gz"
         format_of(image).write_map(maps, image, (voxels > 9).astype(np.uint8))
         write_nifti(volume, voxels, affine)
-        found.append((maps.read_bytes(), volume.read_bytes()))
-    assert found[0] == found[1]
+        contents.append((maps.read_bytes(), volume.read_bytes()))
+    assert contents[0] == contents[1]
     assert np.array_equal(nibabel.load(volume).get_fdata(), voxels)
 
 

@@ -94,11 +94,11 @@ def test_a_file_that_contradicts_its_voxels_is_refused_in_one_line(run, data, tm
     spoil, words = REFUSED[fault]
     path = image(data)
     spoil(path)
-    code, said = simulate(run, data, tmp_path / "out")
-    assert code == 2, said
-    assert path.name in said
-    assert words in said
-    assert "Traceback" not in said
+    code, output = simulate(run, data, tmp_path / "out")
+    assert code == 2, output
+    assert path.name in output
+    assert words in output
+    assert "Traceback" not in output
 
 
 @pytest.mark.parametrize("fault", WARNED)
@@ -109,10 +109,10 @@ def test_a_header_that_contradicts_itself_is_warned_of_once(run, data, tmp_path,
     if fault == "a sheared grid":
         spoil(path.parent.parent / "labels" / path.name)
         words = f"images/{path.name}: {words}"
-    code, said = simulate(run, data, tmp_path / "out")
-    assert words in said, said
-    assert said.count(words) == 1
-    assert code == 0, said
+    code, output = simulate(run, data, tmp_path / "out")
+    assert words in output, output
+    assert output.count(words) == 1
+    assert code == 0, output
 
 
 def plain(content):
@@ -137,24 +137,24 @@ def test_more_bytes_than_voxels_are_told(run, data, tmp_path, suffix, stored):
     changed.write_bytes(stored(content))
     listing = data / "site_A/dataset.json"
     listing.write_text(listing.read_text().replace(f"images/{path.name}", f"images/{changed.name}"))
-    code, said = simulate(run, data, tmp_path / "out")
-    assert code == 0, said
-    assert said.count(f"{changed.name}: has 4096 bytes more than the 32 x 32 x 6 voxels of its header") == 1
+    code, output = simulate(run, data, tmp_path / "out")
+    assert code == 0, output
+    assert output.count(f"{changed.name}: has 4096 bytes more than the 32 x 32 x 6 voxels of its header") == 1
 
 
 def test_what_is_not_compressed_behind_compressed_voxels_is_refused(run, data, tmp_path):
     path = image(data)
     path.write_bytes(path.read_bytes() + b"more")
-    code, said = simulate(run, data, tmp_path / "out")
-    assert code == 2, said
-    assert f"{path.name}: cannot be read as an image (damaged: " in said
+    code, output = simulate(run, data, tmp_path / "out")
+    assert code == 2, output
+    assert f"{path.name}: cannot be read as an image (damaged: " in output
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("fault", ["a checksum of other voxels", "bitpix 0", "slope 1e30"])
 def test_a_prediction_refuses_it_too(run, data, tmp_path, fault):
-    code, said = simulate(run, data, tmp_path / "run")
-    assert code == 0, said
+    code, output = simulate(run, data, tmp_path / "run")
+    assert code == 0, output
     spoil, words = REFUSED[fault]
     path = image(data)
     spoil(path)

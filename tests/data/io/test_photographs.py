@@ -194,12 +194,12 @@ def test_a_plan_for_volumes_is_refused(run, make_pictures, tmp_path, options):
         *("simulate", "--data", tmp_path / "pictures", "--out", out, "--methods", "fedavg", "--rounds", 1),
         *("--engine", "inprocess", "--device", "cpu", *options),
     )
-    said = " ".join(err.split())
+    output = " ".join(err.split())
     assert code == 2
-    assert said.startswith(
+    assert output.startswith(
         f"medfedaug: site A, {tmp_path / 'pictures/A'}: its photographs have neither depth"
     )
-    assert said.count("Leave out spatial_dims 3, spacing and orientation.") == 1
+    assert output.count("Leave out spatial_dims 3, spacing and orientation.") == 1
     assert not out.exists()
 
 

@@ -57,8 +57,8 @@ class Archive:
             return
         uid = pydicom.dcmread(path).SOPInstanceUID
         url = f"{self.orthanc.url}/tools/lookup"
-        (found,) = requests.post(url, data=uid, timeout=60).json()
-        requests.delete(f"{self.orthanc.url}/instances/{found['ID']}", timeout=60).raise_for_status()
+        (instance,) = requests.post(url, data=uid, timeout=60).json()
+        requests.delete(f"{self.orthanc.url}/instances/{instance['ID']}", timeout=60).raise_for_status()
 
 
 @pytest.fixture(params=["folder", "web", "dimse"])
@@ -82,8 +82,8 @@ def test_a_corrected_outline_is_said_and_taken_and_the_old_one_is_kept(run, arch
         files = write_image(tmp_path / f"made/{name}", name)
         archive.send(tmp_path / f"made/{name}")
         archive.send(write_outline(tmp_path / f"made/{name}1.dcm", files, {"Tumour": FIRST}, "20200101"))
-    said = site.load(["P", "Q"], *SEG)
-    assert "changed" not in said
+    output = site.load(["P", "Q"], *SEG)
+    assert "changed" not in output
     assert "changed" not in site.load(["P", "Q"], *SEG)
     before, hashes = images(site), fingerprint_sites([VolumeFolder.open(site.out)])
     case = site.entries["P"]["case"]
@@ -93,13 +93,13 @@ def test_a_corrected_outline_is_said_and_taken_and_the_old_one_is_kept(run, arch
     )
     archive.send(corrected)
     for options in (("--dry-run",), ()):
-        said = site.load(["P", "Q"], *SEG, *options)
-        assert f"changed in the archive: {case}: new SEG series" in said
+        output = site.load(["P", "Q"], *SEG, *options)
+        assert f"changed in the archive: {case}: new SEG series" in output
         np.testing.assert_array_equal(site.label("P"), FIRST)
-    assert "1 of the studies changed in the archive; --refresh takes them again" in said
-    said = site.load(["P", "Q"], *SEG, "--refresh")
-    assert f"refreshed: {case}: version 2; the earlier one is in {site.state}/previous/{case}" in said
-    assert f"label map: {case}: the newest of 2 outlines, in 2 series, of tumour" in said
+    assert "1 of the studies changed in the archive; --refresh takes them again" in output
+    output = site.load(["P", "Q"], *SEG, "--refresh")
+    assert f"refreshed: {case}: version 2; the earlier one is in {site.state}/previous/{case}" in output
+    assert f"label map: {case}: the newest of 2 outlines, in 2 series, of tumour" in output
     np.testing.assert_array_equal(site.label("P"), SECOND)
     np.testing.assert_array_equal(site.label("Q"), FIRST)
     assert (site.rows[case]["version"], site.rows[site.entries["Q"]["case"]]["version"]) == (2, 1)
@@ -142,8 +142,8 @@ def test_a_slice_that_is_gone_is_said(run, archive, tmp_path):
     site.load(["P"])
     archive.delete(max(files, key=lambda file: pydicom.dcmread(file).InstanceNumber))
     assert "CT series of 4 objects, 5 before" in site.load(["P"])
-    said = site.load(["P"], "--refresh")
-    assert "refreshed" in said
+    output = site.load(["P"], "--refresh")
+    assert "refreshed" in output
     assert nibabel.load(next((site.out / "images").iterdir())).shape == (24, 20, 4)
 
 
@@ -176,12 +176,12 @@ def test_an_outline_that_is_gone_leaves_the_data_and_comes_back(run, archive, tm
     site.load(["P", "Q"], *SEG)
     case = site.entries["P"]["case"]
     archive.delete(paths["P"])
-    said = site.load(["P", "Q"], *SEG, code=1)
-    assert f"changed in the archive: {case}: gone SEG series" in said
+    output = site.load(["P", "Q"], *SEG, code=1)
+    assert f"changed in the archive: {case}: gone SEG series" in output
     assert case in site.rows  # reported, and untouched
-    said = site.load(["P", "Q"], *SEG, "--refresh", code=1)
-    assert f"taken out of the data: {case}: version 1, now in {site.state}/previous/{case}" in said
-    assert f"failed: {case}: it has no SEG" in said
+    output = site.load(["P", "Q"], *SEG, "--refresh", code=1)
+    assert f"taken out of the data: {case}: version 1, now in {site.state}/previous/{case}" in output
+    assert f"failed: {case}: it has no SEG" in output
     assert [*site.rows] == [site.entries["Q"]["case"]]
     assert not [*site.out.rglob(f"*{case}*")]
     archive.send(paths["P"])
@@ -200,9 +200,9 @@ def test_a_prediction_beside_an_outline_is_no_change(run, folder, tmp_path):
         write_outline(tmp_path / "made/ai.dcm", files, {"Tumour": SECOND}, "20200109", algorithm="AUTOMATIC")
     )
     assert "new SEG series" in site.load(["P"], *SEG)
-    said = site.load(["P"], *SEG, "--refresh")
-    assert "1 automatic label object left out" in said
-    assert "refreshed" not in said
+    output = site.load(["P"], *SEG, "--refresh")
+    assert "1 automatic label object left out" in output
+    assert "refreshed" not in output
     assert site.entries["P"]["version"] == 1
     assert not (site.state / "previous").exists() or not [*(site.state / "previous").iterdir()]
     np.testing.assert_array_equal(site.label("P"), FIRST)
@@ -219,8 +219,8 @@ def test_an_image_that_changed_is_taken_and_another_one_is_said(run, folder, tmp
     shutil.rmtree(tmp_path / "in/P")
     named = lambda header, k: setattr(header, "PatientID", "P")  # noqa: E731
     write_slices(tmp_path / "in/P", VOXELS + 1, study=study, change=named)
-    said = site.load(["P"])
-    assert "new CT series, gone CT series" in said
+    output = site.load(["P"])
+    assert "new CT series, gone CT series" in output
     assert images(site) == before
     site.load(["P"], "--refresh")
     assert images(site) != before
@@ -273,8 +273,8 @@ def test_a_list_that_remembers_no_objects_is_said_and_refreshed(run, folder, tmp
         file.write_bytes(file.read_bytes()[:4] + b"\1\2\3\4" + file.read_bytes()[8:])  # gzip's time
     before = images(site)
     identity = case_identities(VolumeFolder.open(site.out), "test")
-    said = site.load(["P"], *SEG[:4])
-    assert "imported by a version that did not remember its objects" in said
+    output = site.load(["P"], *SEG[:4])
+    assert "imported by a version that did not remember its objects" in output
     site.load(["P"], *SEG[:4], "--refresh")
     assert site.entries["P"]["version"] == 1
     assert images(site) == before
@@ -296,8 +296,8 @@ def test_a_study_of_another_patient_is_said_and_taken(run, folder, tmp_path):
         dataset.PatientID = "Q"
         dataset.save_as(path)
     case, patient = site.entries["P"]["case"], site.entries["P"]["patient"]
-    said = site.load(["Q"], *SEG)
-    assert f"changed in the archive: {case}: another patient" in said
+    output = site.load(["Q"], *SEG)
+    assert f"changed in the archive: {case}: another patient" in output
     site.load(["Q"], *SEG, "--refresh")
     assert [*site.entries] == ["Q"]
     assert site.rows[case]["patient"] == site.entries["Q"]["patient"] != patient
@@ -325,6 +325,6 @@ def test_a_site_too_small_for_scores_is_told(run, folder, tmp_path):
         files = write_image(tmp_path / f"made/{name}", name)
         folder.send(tmp_path / f"made/{name}")
         folder.send(write_outline(tmp_path / f"made/{name}.dcm", files, {"Tumour": FIRST}, "20200101"))
-    said = site.load(names, *SEG)
-    assert "patients: 10 training, 4 validation, 4 test" in said
-    assert "fewer than 10 patients in validation, test: with the default policy" in said
+    output = site.load(names, *SEG)
+    assert "patients: 10 training, 4 validation, 4 test" in output
+    assert "fewer than 10 patients in validation, test: with the default policy" in output

@@ -49,9 +49,9 @@ DEIDENTIFIER = Deidentifier(successor, lambda name: "tumour")
 
 
 def image(sop=CTImageStorage):
-    found = base(sop, generate_uid(), generate_uid())
-    put_pixels(found, np.arange(64).reshape(8, 8))
-    return found
+    dataset = base(sop, generate_uid(), generate_uid())
+    put_pixels(dataset, np.arange(64).reshape(8, 8))
+    return dataset
 
 
 def without_identity(dataset, folder):
@@ -256,7 +256,7 @@ def test_no_text_of_the_standards_dictionary_is_kept(kind, tmp_path):
         "RTSTRUCT": lambda: write_rtstruct(tmp_path / "rt.dcm", files, {"GTV": square}),
     }[kind]()
     planted = pydicom.dcmread(path)
-    inside = [one for found in [*planted.iterall()] if found.VR == "SQ" for one in found.value]
+    inside = [one for element in [*planted.iterall()] if element.VR == "SQ" for one in element.value]
     own = ("SegmentationType", "Modality", "PhotometricInterpretation", "SpecificCharacterSet")
     for tag, (vr, _, _, _, keyword) in DicomDictionary.items():
         if vr.split(" ")[0] not in TEXTS or keyword in own or tag >> 16 in (0, 2):
@@ -270,9 +270,9 @@ def test_no_text_of_the_standards_dictionary_is_kept(kind, tmp_path):
 def test_pixels_lose_the_bits_that_no_value_uses(tmp_path):
     planted = image()
     hidden_overlay(planted)
-    found = pydicom.dcmread(without_identity(planted, tmp_path))
-    assert np.frombuffer(found.PixelData, "<u2").max() < 2**12
-    np.testing.assert_array_equal(found.pixel_array, np.arange(64).reshape(8, 8))
+    written = pydicom.dcmread(without_identity(planted, tmp_path))
+    assert np.frombuffer(written.PixelData, "<u2").max() < 2**12
+    np.testing.assert_array_equal(written.pixel_array, np.arange(64).reshape(8, 8))
 
 
 def test_words_of_bytes_keep_their_order(tmp_path):
@@ -285,9 +285,9 @@ def test_words_of_bytes_keep_their_order(tmp_path):
     planted.PixelData = words.tobytes()
     planted["PixelData"].VR = "OW"
     planted.file_meta.TransferSyntaxUID = ExplicitVRBigEndian
-    found = pydicom.dcmread(without_identity(planted, tmp_path))
-    np.testing.assert_array_equal(found.pixel_array, np.arange(1, 10).reshape(3, 3))
-    assert found.PixelData == bytes([*range(1, 10), 0])
+    written = pydicom.dcmread(without_identity(planted, tmp_path))
+    np.testing.assert_array_equal(written.pixel_array, np.arange(1, 10).reshape(3, 3))
+    assert written.PixelData == bytes([*range(1, 10), 0])
 
 
 def commented(data, at):
@@ -303,24 +303,28 @@ def jpeg():
     exif = Image.Exif()
     exif[0x010E] = "NEEDLE"
     Image.fromarray(pixels).save(written, "JPEG", quality=95, comment=b"NEEDLE", exif=exif)
-    found = image(SecondaryCaptureImageStorage)
-    found.Rows = found.Columns = 32
-    found.SamplesPerPixel, found.PhotometricInterpretation, found.PlanarConfiguration = 3, "YBR_FULL_422", 0
-    found.BitsAllocated = found.BitsStored = 8
-    found.HighBit, found.PixelRepresentation, found.BurnedInAnnotation = 7, 0, "NO"
-    found.PixelData = encapsulate([written.getvalue() + b"NEEDLE"])
-    found["PixelData"].VR = "OB"
-    found.file_meta.TransferSyntaxUID = JPEGBaseline8Bit
-    return found
+    dataset = image(SecondaryCaptureImageStorage)
+    dataset.Rows = dataset.Columns = 32
+    dataset.SamplesPerPixel, dataset.PhotometricInterpretation, dataset.PlanarConfiguration = (
+        3,
+        "YBR_FULL_422",
+        0,
+    )
+    dataset.BitsAllocated = dataset.BitsStored = 8
+    dataset.HighBit, dataset.PixelRepresentation, dataset.BurnedInAnnotation = 7, 0, "NO"
+    dataset.PixelData = encapsulate([written.getvalue() + b"NEEDLE"])
+    dataset["PixelData"].VR = "OB"
+    dataset.file_meta.TransferSyntaxUID = JPEGBaseline8Bit
+    return dataset
 
 
 def compressed(syntax, comment):
-    found = image()
-    put_pixels(found, VOXELS[..., 0])
-    found.compress(syntax)
-    (frame,) = generate_frames(found.PixelData, number_of_frames=1)
-    found.PixelData = encapsulate([comment(frame)])
-    return found
+    dataset = image()
+    put_pixels(dataset, VOXELS[..., 0])
+    dataset.compress(syntax)
+    (frame,) = generate_frames(dataset.PixelData, number_of_frames=1)
+    dataset.PixelData = encapsulate([comment(frame)])
+    return dataset
 
 
 def in_tile(frame):
@@ -346,12 +350,12 @@ def test_comments_of_compressed_images_go_and_values_stay(kind, tmp_path):
     planted = COMPRESSED[kind]()
     assert NEEDLE in planted.PixelData
     before = stored_frames(planted)
-    found = pydicom.dcmread(without_identity(planted, tmp_path))
-    assert NEEDLE not in found.PixelData
-    assert found.file_meta.TransferSyntaxUID == planted.file_meta.TransferSyntaxUID
-    np.testing.assert_array_equal(stored_frames(found), before)
+    written = pydicom.dcmread(without_identity(planted, tmp_path))
+    assert NEEDLE not in written.PixelData
+    assert written.file_meta.TransferSyntaxUID == planted.file_meta.TransferSyntaxUID
+    np.testing.assert_array_equal(stored_frames(written), before)
     if kind != "RLE":
-        (frame,) = generate_frames(found.PixelData, number_of_frames=1)
+        (frame,) = generate_frames(written.PixelData, number_of_frames=1)
         assert without_comments(frame) == frame.rstrip(b"\0")
 
 
@@ -362,15 +366,18 @@ def test_an_object_without_a_list_is_refused(tmp_path):
         without_identity(planted, tmp_path)
 
 
-@pytest.mark.parametrize(("said", "sop", "removed"), [
-    ("YES", CTImageStorage, "NO"),
-    ("NO", SecondaryCaptureImageStorage, "YES"),
-    ("", SecondaryCaptureImageStorage, "NO"),
-    ("", CTImageStorage, "YES"),
-])  # fmt: skip
-def test_identity_is_said_to_be_removed_where_pixels_hold_no_text(said, sop, removed, tmp_path):
+@pytest.mark.parametrize(
+    ("annotation", "sop", "removed"),
+    [
+        ("YES", CTImageStorage, "NO"),
+        ("NO", SecondaryCaptureImageStorage, "YES"),
+        ("", SecondaryCaptureImageStorage, "NO"),
+        ("", CTImageStorage, "YES"),
+    ],
+)
+def test_identity_is_said_to_be_removed_where_pixels_hold_no_text(annotation, sop, removed, tmp_path):
     planted = image(sop)
-    planted.BurnedInAnnotation = said
+    planted.BurnedInAnnotation = annotation
     assert pydicom.dcmread(without_identity(planted, tmp_path)).PatientIdentityRemoved == removed
 
 
@@ -379,8 +386,8 @@ def test_codes_have_the_standards_meaning(tmp_path):
     codes = [("85756007", "SCT", "NEEDLE"), ("4711", "SCT", "NEEDLE"), ("1", "99X", "NEEDLE")]
     items = [item(CodeValue=v, CodingSchemeDesignator=s, CodeMeaning=m) for v, s, m in codes]
     planted.SegmentSequence = Items([item(SegmentedPropertyTypeCodeSequence=Items([one])) for one in items])
-    found = pydicom.dcmread(without_identity(planted, tmp_path))
-    kept = [one.SegmentedPropertyTypeCodeSequence[0] for one in found.SegmentSequence]
+    written = pydicom.dcmread(without_identity(planted, tmp_path))
+    kept = [one.SegmentedPropertyTypeCodeSequence[0] for one in written.SegmentSequence]
     assert [one.CodeMeaning for one in kept] == ["Tissue", "Removed", "Removed"]
     assert [one.CodeValue for one in kept] == ["85756007", "REMOVED", "REMOVED"]
 

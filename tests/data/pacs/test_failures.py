@@ -22,7 +22,7 @@ from orthanc import running_orthanc
 from pydicom.uid import generate_uid
 
 from medfedaug.data.base import SPLITS
-from medfedaug.data.pacs.archive import Access, ArchiveError, Wanted
+from medfedaug.data.pacs.archive import Access, ArchiveError, StudyQuery
 from medfedaug.data.pacs.choice import plan_import
 from medfedaug.data.pacs.import_settings import ImportSettings
 from medfedaug.data.pacs.importer import import_studies
@@ -57,8 +57,8 @@ def proxy(orthanc):
 
 def arguments(proxy, uids, tmp_path, *more):
     (tmp_path / "studies.csv").write_text("StudyInstanceUID\n" + "\n".join(uids) + "\n")
-    given = ("--studies", tmp_path / "studies.csv", "--out", tmp_path / "out/site_A", "--timeout", 10)
-    return ("import", "--dicomweb", proxy.url, *given, "--parallel", 1, *more)
+    options = ("--studies", tmp_path / "studies.csv", "--out", tmp_path / "out/site_A", "--timeout", 10)
+    return ("import", "--dicomweb", proxy.url, *options, "--parallel", 1, *more)
 
 
 def imported(tmp_path):
@@ -72,10 +72,10 @@ def imported(tmp_path):
 
 
 def assert_whole(tmp_path, uids):
-    found = imported(tmp_path)
-    assert found.keys() == {*uids}
+    volumes = imported(tmp_path)
+    assert volumes.keys() == {*uids}
     for n, uid in enumerate(uids):
-        np.testing.assert_array_equal(found[uid], volume(n))
+        np.testing.assert_array_equal(volumes[uid], volume(n))
     listed = json.loads((tmp_path / "out/site_A/dataset.json").read_text())
     assert len([row for part in SPLITS for row in listed[part]]) == len(uids)
     assert not [*(tmp_path / "out/site_A.state/fetching").iterdir()]
@@ -143,8 +143,8 @@ def test_a_silent_archive_is_given_up_after_three_studies(run, proxy, studies, t
     assert code != 0
     assert failures(out + err) == []
     assert "does not answer; run the same command again to go on" in " ".join(err.split())
-    asked = {uid for uid in studies for path in proxy.asked if f"/studies/{uid}/series/" in path}
-    assert asked == {*studies[1:4]}
+    queried = {uid for uid in studies for path in proxy.asked if f"/studies/{uid}/series/" in path}
+    assert queried == {*studies[1:4]}
     proxy.faults = []
     code, _, err = run(*arguments(proxy, studies, tmp_path))
     assert code == 0, err
@@ -188,9 +188,9 @@ def test_objects_of_a_failed_study_go_with_its_patient(run, proxy, studies, tmp_
     state = tmp_path / "out/site_A.state"
     assert len([*state.rglob("*.dcm")]) == 2
     (tmp_path / "gone.csv").write_text(f"PatientID\n{SECRET}-1\n")
-    code, said, err = run("import", "--withdraw", tmp_path / "gone.csv", "--out", tmp_path / "out/site_A")
+    code, output, err = run("import", "--withdraw", tmp_path / "gone.csv", "--out", tmp_path / "out/site_A")
     assert code == 0, err
-    assert "0 cases" in said
+    assert "0 cases" in output
     assert [*state.rglob("*.dcm")] == []
     proxy.faults = []
     code, _, err = run(*arguments(proxy, studies[:2], tmp_path))
@@ -203,8 +203,8 @@ def test_a_dimse_archive_that_is_silent_is_given_up(run, tmp_path):
     (tmp_path / "studies.csv").write_text("PatientID\n1\n2\n")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"PACS@127.0.0.1:{silent.getsockname()[1]}"
-        given = ("--studies", tmp_path / "studies.csv", "--out", tmp_path / "site", "--timeout", 0.3)
-        code, _, err = run("import", "--dimse", address, *given)
+        options = ("--studies", tmp_path / "studies.csv", "--out", tmp_path / "site", "--timeout", 0.3)
+        code, _, err = run("import", "--dimse", address, *options)
     assert code != 0
     assert "cannot be reached" in err
     assert len(err.strip().splitlines()) == 1
@@ -246,8 +246,8 @@ def test_objects_of_series_that_did_not_come_are_asked_for_a_few_at_a_time(run, 
     proxy.faults, proxy.asked[:] = [], []
     code, _, err = run(*arguments(proxy, uids, tmp_path, *options))
     assert code == 0, err
-    for found in imported(tmp_path).values():
-        np.testing.assert_array_equal(found, voxels)
+    for image in imported(tmp_path).values():
+        np.testing.assert_array_equal(image, voxels)
     (fetched,) = [path for path in proxy.asked if re.search(r"/series/[\d.]+(/instances/.+)?$", path)]
     assert fetched.endswith(f"/instances/{broken}")
     proxy.faults, proxy.asked[:] = [refused, Fault("/instances/", SILENT)], []
@@ -271,9 +271,9 @@ def test_two_imports_do_not_write_to_one_folder(run, proxy, studies, tmp_path):
 def test_a_killed_import_goes_on_without_loss(run, proxy, studies, tmp_path, objects):
     # No answer but single objects, each late: so the process is killed in the middle of a study.
     proxy.faults = [Fault(r"/series/[\d.]+$", 500), Fault(r"/instances/[\d.]+$", 0.4)]
-    given = arguments(proxy, studies, tmp_path, "--timeout", 20)
+    call = arguments(proxy, studies, tmp_path, "--timeout", 20)
     process = subprocess.Popen(
-        [sys.executable, "-m", "medfedaug", *map(str, given)],
+        [sys.executable, "-m", "medfedaug", *map(str, call)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -296,7 +296,7 @@ def test_a_killed_import_goes_on_without_loss(run, proxy, studies, tmp_path, obj
     assert objects <= before < 3 * COUNT
     assert not (tmp_path / "out/site_A/dataset.json").exists()
     proxy.faults, proxy.asked[:] = [], []
-    code, _, err = run(*given)
+    code, _, err = run(*call)
     assert code == 0, err
     assert_whole(tmp_path, studies)
 
@@ -306,9 +306,9 @@ def test_a_dimse_archive_that_goes_down_after_the_choice_is_given_up(run, tmp_pa
         named = lambda header, k, n=n: setattr(header, "PatientID", f"{SECRET}-{n}")  # noqa: E731
         write_slices(tmp_path / f"in/{n}", volume(n), change=named)
     out, state = tmp_path / "out/site_A", tmp_path / "out/site_A.state"
-    wanted = [Wanted("PatientID", f"{SECRET}-{n}") for n in range(COUNT)]
+    wanted = [StudyQuery("PatientID", f"{SECRET}-{n}") for n in range(COUNT)]
     settings, pseudonym = ImportSettings(parallel=1), Pseudonyms.of_site(state).of
-    asked = []
+    events = []
     with running_orthanc(tmp_path / "archive") as own:
         own.put(tmp_path / "in")
         with open_archive(dimse=own.dimse, access=Access(timeout=5)) as archive:
@@ -317,7 +317,7 @@ def test_a_dimse_archive_that_goes_down_after_the_choice_is_given_up(run, tmp_pa
             own.process.kill()
             own.process.wait()
             with pytest.raises(ArchiveError, match="run the same command again to go on"):
-                import_studies(archive, plans, out, state, settings, asked.append)
-    assert len([event for event in asked if event["event"] == "failed"]) == 3
-    (found,) = imported(tmp_path).values()
-    assert any(np.array_equal(found, volume(n)) for n in range(COUNT))
+                import_studies(archive, plans, out, state, settings, events.append)
+    assert len([event for event in events if event["event"] == "failed"]) == 3
+    (image,) = imported(tmp_path).values()
+    assert any(np.array_equal(image, volume(n)) for n in range(COUNT))

@@ -27,7 +27,7 @@ from pydicom.uid import (
 )
 from written_volumes import load_volume
 
-from medfedaug.data.pacs.archive import Wanted
+from medfedaug.data.pacs.archive import StudyQuery
 from medfedaug.data.pacs.choice import plan_import
 from medfedaug.data.pacs.import_settings import ImportSettings
 from medfedaug.data.pacs.importer import import_studies
@@ -58,14 +58,14 @@ def imported(run, source, patients, tmp_path, *options):
     tmp_path.mkdir(exist_ok=True)
     (tmp_path / "studies.csv").write_text("PatientID\n" + "\n".join(patients) + "\n")
     out = tmp_path / "out/site_A"
-    code, said, err = run("import", *source, "--studies", tmp_path / "studies.csv", "--out", out, *options)
-    found = {}
+    code, output, err = run("import", *source, "--studies", tmp_path / "studies.csv", "--out", out, *options)
+    cases = {}
     state = tmp_path / "out/site_A.state/studies.json"
     for case, entry in json.loads(state.read_text())["studies"].items() if state.is_file() else ():
         label = out / f"labels/{case}.nii.gz"
         images = [nibabel.load(file) for file in sorted((out / "images").glob(f"{case}*"))]
-        found[entry["PatientID"]] = (images, nibabel.load(label) if label.is_file() else None)
-    return code, " ".join((said + err).split()), found
+        cases[entry["PatientID"]] = (images, nibabel.load(label) if label.is_file() else None)
+    return code, " ".join((output + err).split()), cases
 
 
 def voxels_of(image):
@@ -80,17 +80,17 @@ def test_syntaxes_and_frames_in_odd_order_equal_independent_readings(orthanc, ru
     write_frames(tmp_path / "frames/f.dcm", [VOXELS], order, rescale=rescale, change=patient("FORMAT-frames"))
     orthanc.put(*(tmp_path / name for name in (*SYNTAXES, "frames")))
     names = [f"FORMAT-{name}" for name in (*SYNTAXES, "frames")]
-    code, said, found = imported(run, ("--dicomweb", orthanc.dicomweb), names, tmp_path)
-    assert code == 0, said
+    code, output, cases = imported(run, ("--dicomweb", orthanc.dicomweb), names, tmp_path)
+    assert code == 0, output
     for name in SYNTAXES:
         reader = sitk.ImageSeriesReader()
         expected = sitk.ReadImage(reader.GetGDCMSeriesFileNames(str(tmp_path / name)))
-        (image,), _ = found[f"FORMAT-{name}"]
+        (image,), _ = cases[f"FORMAT-{name}"]
         np.testing.assert_array_equal(voxels_of(image), sitk.GetArrayFromImage(expected).T)
         np.testing.assert_array_equal(voxels_of(image), VOXELS)
         headers = sorted_slices([*(tmp_path / name).iterdir()])
         np.testing.assert_allclose(image.affine, affine_of(headers), atol=1e-4)
-    (image,), _ = found["FORMAT-frames"]
+    (image,), _ = cases["FORMAT-frames"]
     scaled = np.stack([VOXELS[..., k] * (1.0 + k % 2) + 10.0 * k for k in range(6)], axis=-1)
     np.testing.assert_array_equal(voxels_of(image), scaled)
     expected = np.diag([-EDGES[0], -EDGES[1], EDGES[2], 1.0])
@@ -112,16 +112,20 @@ def test_segments_in_odd_frames_equal_the_reading_of_highdicom(run, tmp_path, ki
     options = ("--labels", "seg", "--segments", "tumour*=core", "--segments", "edema=edema")
     options += ("--unmapped", "background")
     more = () if kind == "BINARY" else ("--threshold", 0.6)
-    code, said, found = imported(run, ("--folder", tmp_path / "in"), ["P"], tmp_path, *options, *more)
-    assert code == 0, said
+    code, output, cases = imported(run, ("--folder", tmp_path / "in"), ["P"], tmp_path, *options, *more)
+    assert code == 0, output
     # highdicom rescales fractions to the share of their maximum.
     read = hd.seg.segread(seg).get_volume(rescale_fractional=True).array
     expected = np.zeros(VOXELS.shape, np.uint8)
     for index, name in ((2, "Edema"), (1, "Tumour core")):
         own = read[..., names.index(name)] >= (0.6 if kind == "FRACTIONAL" else 0.5)
-        expected[oriented(own, hd.seg.segread(seg), found["P"][0][0].affine)] = index
+        expected[oriented(own, hd.seg.segread(seg), cases["P"][0][0].affine)] = index
     assert len(np.unique(expected)) == 3
-    np.testing.assert_array_equal(voxels_of(found["P"][1]), expected)
+    (image,), label = cases["P"]
+    np.testing.assert_array_equal(voxels_of(label), expected)
+    np.testing.assert_array_equal(label.affine, image.affine)
+    listed = json.loads((tmp_path / "out/site_A/dataset.json").read_text())
+    assert listed["labels"] == {"0": "background", "1": "core", "2": "edema"}
 
 
 def test_a_map_of_labels_is_read_as_highdicom_reads_it(run, tmp_path):
@@ -132,14 +136,14 @@ def test_a_map_of_labels_is_read_as_highdicom_reads_it(run, tmp_path):
     written = pydicom.dcmread(seg)
     assert written.SOPClassUID == "1.2.840.10008.5.1.4.1.1.66.7"
     options = ("--labels", "seg", "--segments", "core=core", "--segments", "*=other")
-    code, said, found = imported(run, ("--folder", tmp_path / "in"), ["P"], tmp_path, *options)
-    assert code == 0, said
+    code, output, cases = imported(run, ("--folder", tmp_path / "in"), ["P"], tmp_path, *options)
+    assert code == 0, output
     expected = np.zeros(VOXELS.shape, np.uint8)
     volume = hd.seg.segread(seg).get_volume().array
     for name, number in (("Edema", 2), ("Core", 1), ("Vessel", 2)):
         own = volume[..., [*masks].index(name)] > 0 if volume.ndim > 3 else volume == [*masks].index(name) + 1
-        expected[oriented(own, hd.seg.segread(seg), found["P"][0][0].affine)] = number
-    np.testing.assert_array_equal(voxels_of(found["P"][1]), expected)
+        expected[oriented(own, hd.seg.segread(seg), cases["P"][0][0].affine)] = number
+    np.testing.assert_array_equal(voxels_of(cases["P"][1]), expected)
     np.testing.assert_array_equal(expected, np.array([0, 2, 1, 2])[drawn])
 
 
@@ -157,7 +161,7 @@ def beyond_maximum(dataset):
 
 
 @pytest.mark.parametrize(
-    ("kind", "damage", "said"),
+    ("kind", "damage", "output"),
     [
         ("BINARY", short_pixels, "a SEG is damaged: its pixels are"),
         ("FRACTIONAL", short_pixels, "a SEG is damaged: its pixels are"),
@@ -165,17 +169,17 @@ def beyond_maximum(dataset):
         ("FRACTIONAL", beyond_maximum, "values up to 255, above its maximum of 100"),
     ],
 )
-def test_a_segmentation_that_contradicts_itself_is_refused(run, tmp_path, kind, damage, said):
+def test_a_segmentation_that_contradicts_itself_is_refused(run, tmp_path, kind, damage, output):
     files = write_slices(tmp_path / "in/image", VOXELS, change=patient("P"))
     mask = np.zeros(VOXELS.shape, np.uint8)
     mask[5:20, 8:30] = 1
     path = write_segmentation(tmp_path / "in/seg.dcm", files, mask, kind)
     damage(dataset := pydicom.dcmread(path))
     dataset.save_as(path)
-    code, text, found = imported(run, ("--folder", tmp_path / "in"), ["P"], tmp_path, "--labels", "seg")
+    code, text, cases = imported(run, ("--folder", tmp_path / "in"), ["P"], tmp_path, "--labels", "seg")
     assert code == 1
-    assert said in text
-    assert found == {}
+    assert output in text
+    assert cases == {}
 
 
 def oriented(mask, segmentation, affine):
@@ -222,9 +226,9 @@ def test_contours_with_holes_and_keyholes_equal_matplotlibs_reading(run, tmp_pat
         expected[..., k][inside(other)] = 2
     write_rtstruct(tmp_path / "in/rt.dcm", files, regions)
     options = ("--labels", "rtstruct", "--segments", "gtv=target", "--segments", "organ=organ")
-    code, said, found = imported(run, ("--folder", tmp_path / "in"), ["P"], tmp_path, *options)
-    assert code == 0, said
-    label = voxels_of(found["P"][1])
+    code, output, cases = imported(run, ("--folder", tmp_path / "in"), ["P"], tmp_path, *options)
+    assert code == 0, output
+    label = voxels_of(cases["P"][1])
     # A millionth of a millimetre of rounding may decide over a voxel that an outline runs through.
     assert (label != expected).sum() <= 1
     assert all((label == index).sum() > 200 for index in (1, 2))
@@ -237,18 +241,18 @@ def test_overlap_is_refused_or_decided_by_the_order_of_segments(run, tmp_path):
     write_segmentation(tmp_path / "in/seg.dcm", files, {"Whole": whole, "Core": core})
     source = ("--folder", tmp_path / "in")
     options = ("--labels", "seg", "--segments", "core=core", "--segments", "whole=whole")
-    code, said, _ = imported(run, source, ["P"], tmp_path / "a", *options)
+    code, output, _ = imported(run, source, ["P"], tmp_path / "a", *options)
     assert code == 1
-    assert "overlap; --overlap priority" in said
+    assert "overlap; --overlap priority" in output
     for first, second in (("core", "whole"), ("whole", "core")):
         options = ("--segments", f"{first}={first}", "--segments", f"{second}={second}")
         options += ("--labels", "seg", "--overlap", "priority")
-        code, said, found = imported(run, source, ["P"], tmp_path / first, *options)
-        assert code == 0, said
+        code, output, cases = imported(run, source, ["P"], tmp_path / first, *options)
+        assert code == 0, output
         swapped = (*options[2:4], *options[:2], *options[4:])
         assert "other settings" in imported(run, source, ["P"], tmp_path / first, *swapped)[1]
         expected = np.where(core, 1, 2 * whole) if first == "core" else whole
-        np.testing.assert_array_equal(voxels_of(found["P"][1]), expected)
+        np.testing.assert_array_equal(voxels_of(cases["P"][1]), expected)
 
 
 def sequences(root, name, study, *, frame="1.2.3.9"):
@@ -270,11 +274,11 @@ def test_sequences_become_channels_on_the_grid_of_the_label_map(run, tmp_path):
     _, mask = sequences(tmp_path / "in", "P", generate_uid())
     source = ("--folder", tmp_path / "in")
     rules = ("--channel", "T1=t1", "--channel", "FLAIR=.*flair.*", "--labels", "seg")
-    code, said, found = imported(run, source, ["P"], tmp_path, *rules)
-    assert code == 0, said
-    assert "channel T1" in said
-    assert "channel FLAIR" in said
-    (flair, t1), label = found["P"]  # sorted by file name
+    code, output, cases = imported(run, source, ["P"], tmp_path, *rules)
+    assert code == 0, output
+    assert "channel T1" in output
+    assert "channel FLAIR" in output
+    (flair, t1), label = cases["P"]  # sorted by file name
     np.testing.assert_array_equal(voxels_of(flair), VOXELS)
     np.testing.assert_array_equal(voxels_of(label), mask)
     assert t1.shape == flair.shape == label.shape
@@ -292,9 +296,9 @@ def test_sequences_become_channels_on_the_grid_of_the_label_map(run, tmp_path):
     assert listed["channel_names"] == {"0": "T1", "1": "FLAIR"}
     (row,) = listed["test"]
     assert [path.rsplit("_", 1)[1] for path in row["image"]] == ["T1.nii.gz", "FLAIR.nii.gz"]
-    code, said, _ = imported(run, source, ["P"], tmp_path / "b", "--channel", "T2=t2", "--channel", "T1=t1")
+    code, output, _ = imported(run, source, ["P"], tmp_path / "b", "--channel", "T2=t2", "--channel", "T1=t1")
     assert code == 1
-    assert "no series is a channel T2" in said
+    assert "no series is a channel T2" in output
 
 
 def test_channels_of_two_frames_of_reference_are_refused(run, tmp_path):
@@ -302,21 +306,21 @@ def test_channels_of_two_frames_of_reference_are_refused(run, tmp_path):
     change = patient("P", FrameOfReferenceUID="1.2.3.10", SeriesDescription="dwi", Modality="MR")
     write_slices(tmp_path / "in/dwi", VOXELS, study=study, sop=MRImageStorage, change=change)
     rules = ("--channel", "FLAIR=flair", "--channel", "DWI=dwi")
-    code, said, found = imported(run, ("--folder", tmp_path / "in"), ["P"], tmp_path, *rules)
+    code, output, cases = imported(run, ("--folder", tmp_path / "in"), ["P"], tmp_path, *rules)
     assert code == 1
-    assert "frames of reference" in said
-    assert not found
+    assert "frames of reference" in output
+    assert not cases
 
 
 def test_label_maps_choose_among_possible_images(run, tmp_path):
     _, mask = sequences(tmp_path / "in", "P", generate_uid())
     source = ("--folder", tmp_path / "in")
-    code, said, _ = imported(run, source, ["P"], tmp_path / "a")
+    code, output, _ = imported(run, source, ["P"], tmp_path / "a")
     assert code == 1
-    assert "2 series are a possible image, one was expected; choose with --series" in said
-    code, said, found = imported(run, source, ["P"], tmp_path / "b", "--labels", "seg")
-    assert code == 0, said
-    (image,), label = found["P"]
+    assert "2 series are a possible image, one was expected; choose with --series" in output
+    code, output, cases = imported(run, source, ["P"], tmp_path / "b", "--labels", "seg")
+    assert code == 0, output
+    (image,), label = cases["P"]
     np.testing.assert_array_equal(voxels_of(image), VOXELS)
     np.testing.assert_array_equal(voxels_of(label), mask)
 
@@ -325,13 +329,13 @@ def test_a_secondary_capture_is_known_by_its_class(run, tmp_path):
     change = patient("P", Modality="CT")
     write_slices(tmp_path / "in", VOXELS, sop=SecondaryCaptureImageStorage, change=change)
     source = ("--folder", tmp_path / "in")
-    code, said, found = imported(run, source, ["P"], tmp_path / "a")
+    code, output, cases = imported(run, source, ["P"], tmp_path / "a")
     assert code == 1
-    assert "secondary capture" in said
-    assert not found
-    code, said, found = imported(run, source, ["P"], tmp_path / "b", "--allow-burned-in")
-    assert code == 0, said
-    np.testing.assert_array_equal(voxels_of(found["P"][0][0]), VOXELS)
+    assert "secondary capture" in output
+    assert not cases
+    code, output, cases = imported(run, source, ["P"], tmp_path / "b", "--allow-burned-in")
+    assert code == 0, output
+    np.testing.assert_array_equal(voxels_of(cases["P"][0][0]), VOXELS)
 
 
 def test_a_series_in_colour_has_its_colours_as_channels(run, tmp_path):
@@ -345,24 +349,26 @@ def test_a_series_in_colour_has_its_colours_as_channels(run, tmp_path):
 
     write_slices(tmp_path / "in", VOXELS, sop=SecondaryCaptureImageStorage, change=change)
     source = ("--folder", tmp_path / "in")
-    code, said, found = imported(run, source, ["P"], tmp_path, "--allow-burned-in")
-    assert code == 0, said
-    ((image,), _) = found["P"]
+    code, output, cases = imported(run, source, ["P"], tmp_path, "--allow-burned-in")
+    assert code == 0, output
+    ((image,), _) = cases["P"]
     np.testing.assert_array_equal(voxels_of(image), colours)
     read = load_volume(Path(image.get_filename())).numpy()
     np.testing.assert_array_equal(read, np.moveaxis(colours, -1, 0))
 
 
-@pytest.mark.parametrize(("kept", "said"), [(200, "cannot be"), (0.9, "its pixels are .* bytes, and")])
-def test_a_volume_without_its_last_slice_is_refused(run, tmp_path, kept, said):
+@pytest.mark.parametrize(("kept", "output"), [(200, "cannot be"), (0.9, "its pixels are .* bytes, and")])
+def test_a_volume_without_its_last_slice_is_refused(run, tmp_path, kept, output):
     """The object is cut in its header, or in its pixels: no gap tells that a slice is missing at the end."""
     files = write_slices(tmp_path / "in", VOXELS, change=patient("P"))
     last = max(files, key=lambda file: pydicom.dcmread(file).InstanceNumber)
     with damaged_later(tmp_path, last, kept) as archive:
-        plans = plan_import(archive, [Wanted("PatientID", "P")], lambda name, kind: kind, ImportSettings())
+        plans = plan_import(
+            archive, [StudyQuery("PatientID", "P")], lambda name, kind: kind, ImportSettings()
+        )
         done = import_studies(archive, plans, tmp_path / "out", tmp_path / "state", ImportSettings())
     assert done.problems == {"case": done.problems["case"]}
-    assert re.search(said, done.problems["case"])
+    assert re.search(output, done.problems["case"])
     assert not (tmp_path / "out/images").exists()
 
 
@@ -370,7 +376,7 @@ def test_a_volume_without_its_last_slice_is_refused(run, tmp_path, kept, said):
 def damaged_later(tmp_path, damaged, kept):
     """The folder as an archive whose index was made before an object was damaged."""
     with open_archive(folder=tmp_path / "in") as archive:
-        archive.find_studies(Wanted("PatientID", "P"))
+        archive.find_studies(StudyQuery("PatientID", "P"))
         content = damaged.read_bytes()
         damaged.write_bytes(content[: kept if kept > 1 else int(len(content) * kept)])
         yield archive
@@ -387,7 +393,7 @@ def test_each_header_is_opened_once(run, tmp_path, monkeypatch):
         return read(path, *arguments, **options)
 
     monkeypatch.setattr(pydicom, "dcmread", counting)
-    code, said, _ = imported(run, ("--folder", tmp_path / "in"), ["P"], tmp_path)
-    assert code == 0, said
+    code, output, _ = imported(run, ("--folder", tmp_path / "in"), ["P"], tmp_path)
+    assert code == 0, output
     fetched = [path for path in opened if "/fetching/" in path]
     assert len(fetched) == len({*fetched}) == len(files)

@@ -56,8 +56,8 @@ def imported(run, archive, tmp_path, *more, way="dicomweb"):
     (tmp_path / "studies.csv").write_text(f"PatientID\n{LIED}\n{HONEST}\n")
     address = {"dicomweb": ("--dicomweb", archive.url), "get": ("--dimse", archive.dimse)}
     address["move"] = ("--dimse", archive.dimse, "--receive", archive.receive)
-    given = ("--studies", tmp_path / "studies.csv", "--out", tmp_path / "out/site_A", "--timeout", 5)
-    code, out, err = run("import", *address[way], *given, *more)
+    options = ("--studies", tmp_path / "studies.csv", "--out", tmp_path / "out/site_A", "--timeout", 5)
+    code, out, err = run("import", *address[way], *options, *more)
     assert "Traceback" not in out + err
     assert LIED not in out + err
     return code, " ".join(err.split()).split("failed: ")[1:], out + err
@@ -65,8 +65,8 @@ def imported(run, archive, tmp_path, *more, way="dicomweb"):
 
 def assert_one_lost(tmp_path, result, *texts):
     """The study that was lied about cost one line; the other one is imported whole."""
-    code, lines, said = result
-    assert code == 1, said
+    code, lines, output = result
+    assert code == 1, output
     (line,) = lines
     assert all(text in line for text in texts), line
     assert not re.search(r"\d+\.\d+\.\d+\.\d+\.\d+\.\d", line)
@@ -131,15 +131,15 @@ def test_an_object_of_another_modality_or_issuer_is_refused(run, source, tmp_pat
 
 
 def test_an_answer_without_a_patient_is_no_answer_about_one(run, source, tmp_path):
-    """Else each study of one patient counted as another patient's, and a withdrawal found none of them."""
+    """Else each study would count as another patient's, and a withdrawal would miss the patient."""
 
     def claims(row):
         row["PatientID"] = ""
 
     (tmp_path / "studies.csv").write_text(f"StudyInstanceUID\n{uid_of(source, LIED)}\n")
-    given = ("--studies", tmp_path / "studies.csv", "--out", tmp_path / "out")
+    options = ("--studies", tmp_path / "studies.csv", "--out", tmp_path / "out")
     with hostile_archive(source, claims=claims) as archive:
-        code, _, err = run("import", "--dicomweb", archive.url, *given)
+        code, _, err = run("import", "--dicomweb", archive.url, *options)
     assert code == 1
     assert "of another patient" in " ".join(err.split())
 
@@ -166,31 +166,23 @@ def test_a_folder_with_two_patients_in_one_study_is_refused(run, tmp_path):
 
 def test_a_label_object_that_refers_elsewhere_is_refused(run, source, tmp_path):
     def elsewhere(one):
-        if not of_lied(one):
-            return one
-        if one.Modality == "SEG":
-            copy = changed(one)
+        copy = changed(one)
+        if of_lied(one, "SEG"):
             copy.ReferencedSeriesSequence[0].ReferencedInstanceSequence[0].ReferencedSOPInstanceUID = "1.2.3"
-            return copy
-        if one.Modality == "RTSTRUCT":
-            copy = changed(one)
+        elif of_lied(one, "RTSTRUCT"):
             contour = copy.ROIContourSequence[0].ContourSequence[0]
             contour.ContourImageSequence = [
                 item(ReferencedSOPClassUID="1.2", ReferencedSOPInstanceUID="1.2.3")
             ]
-            return copy
-        return one
+        return copy
 
     def in_another_frame(one):
-        if not of_lied(one):
-            return one
-        if one.Modality == "SEG":
-            return changed(one, FrameOfReferenceUID="1.2.3")
-        if one.Modality == "RTSTRUCT":
-            copy = changed(one)
+        copy = changed(one)
+        if of_lied(one, "SEG"):
+            copy.FrameOfReferenceUID = "1.2.3"
+        elif of_lied(one, "RTSTRUCT"):
             copy.StructureSetROISequence[0].ReferencedFrameOfReferenceUID = "1.2.3"
-            return copy
-        return one
+        return copy
 
     def broken(one):
         return changed(one, ReferencedSeriesSequence=[]) if of_lied(one, "SEG") else one
@@ -232,22 +224,22 @@ def test_a_withdrawal_that_matches_nobody_is_an_error(run, source, tmp_path):
 
     def withdrawn(*patients):
         gone.write_text("\n".join(["PatientID", *patients]) + "\n")
-        code, said, err = run("import", "--withdraw", gone, "--out", out)
-        assert HONEST not in said + err
-        return code, " ".join((said + err).split())
+        code, output, err = run("import", "--withdraw", gone, "--out", out)
+        assert HONEST not in output + err
+        return code, " ".join((output + err).split())
 
-    code, said = withdrawn("SOMEBODY-ELSE")
+    code, output = withdrawn("SOMEBODY-ELSE")
     assert code == 1
-    assert "1 of 1 rows of" in said
-    assert "belongs to no imported study" in said
+    assert "1 of 1 rows of" in output
+    assert "belongs to no imported study" in output
     assert len([*(out / "images").iterdir()]) == 1
-    code, said = withdrawn("SOMEBODY-ELSE", HONEST)
+    code, output = withdrawn("SOMEBODY-ELSE", HONEST)
     assert code == 1
-    assert "1 patient withdrawn" in said
-    assert "1 of 2 rows of" in said
+    assert "1 patient withdrawn" in output
+    assert "1 of 2 rows of" in output
     assert not [*(out / "images").iterdir()]
-    code, said = withdrawn(HONEST)  # again, as after a kill
-    assert code == 0, said
+    code, output = withdrawn(HONEST)  # again, as after a kill
+    assert code == 0, output
 
 
 # ---------------------------------------------------------------------------- redirects, tokens, pages
@@ -454,7 +446,7 @@ def test_an_object_that_is_a_bomb_costs_one_study(run, source, tmp_path, monkeyp
 
 def test_a_series_that_is_sent_without_end_costs_one_study(run, source, tmp_path, monkeypatch):
     monkeypatch.setattr(web_session, "_MOST_OBJECT", 2**21)
-    monkeypatch.setattr(arrival, "_MOST_USELESS", 20)
+    monkeypatch.setattr(arrival, "_MOST_UNREQUESTED", 20)
     head = b"--XX\r\nContent-Type: application/dicom\r\n\r\n"
     stranger = as_bytes(base(CTImageStorage, "1.2.3", "1.2.4"))
     path = re.escape(uid_of(source, LIED))
@@ -495,18 +487,18 @@ def test_half_an_object_at_the_end_is_none(run, source, tmp_path):
 
 @pytest.mark.parametrize("way", ["get", "move"])
 def test_objects_that_nobody_asked_for_cost_one_study(run, source, tmp_path, monkeypatch, way):
-    monkeypatch.setattr(arrival, "_MOST_USELESS", 20)
+    monkeypatch.setattr(arrival, "_MOST_UNREQUESTED", 20)
     with hostile_archive(source) as archive:
 
         def strangers():
-            asked = [one for one in archive.objects if of_lied(one, "CT")]
+            objects = [one for one in archive.objects if of_lied(one, "CT")]
             for _ in range(60):
-                yield changed(asked[0], SOPInstanceUID=generate_uid())
+                yield changed(objects[0], SOPInstanceUID=generate_uid())
 
         archive.strangers = strangers
-        code, lines, said = imported(run, archive, tmp_path, way=way)
+        code, lines, output = imported(run, archive, tmp_path, way=way)
     # They cost the study where they come in the association that asked; the receiver knows of none.
-    assert code == (1 if way == "get" else 0), said
+    assert code == (1 if way == "get" else 0), output
     if way == "get":
         assert "that nobody asked for" in lines[0]
 
@@ -535,15 +527,15 @@ def test_a_search_by_dimse_without_end_costs_one_study(run, source, tmp_path, mo
 
 
 def test_the_receiver_listens_to_the_archive_alone(source):
-    found = pydicom.dcmread(next((source / LIED / "image").iterdir()))
+    dataset = pydicom.dcmread(next((source / LIED / "image").iterdir()))
 
     def sent(calling, called, address):
         entity = AE(ae_title=calling)
-        entity.add_requested_context(found.SOPClassUID)
+        entity.add_requested_context(dataset.SOPClassUID)
         association = entity.associate("127.0.0.1", port, ae_title=called, bind_address=(address, 0))
         if not association.is_established:
             return "refused"
-        status = association.send_c_store(found)
+        status = association.send_c_store(dataset)
         association.release()
         return status.Status
 
@@ -591,7 +583,7 @@ STORED = {
 
 @pytest.mark.parametrize("lie", STORED)
 def test_nothing_is_stored_but_what_the_archive_says(source, lie):
-    found = pydicom.dcmread(source / LIED / "seg.dcm")
+    dataset = pydicom.dcmread(source / LIED / "seg.dcm")
     answer, text = STORED[lie]
     with hostile_archive(source) as archive, hostile_archive(source) as other:
         archive.lies = [Lie("", lambda handler: answer(handler, other.url))]
@@ -599,7 +591,7 @@ def test_nothing_is_stored_but_what_the_archive_says(source, lie):
             open_archive(dicomweb=archive.url, access=Access(timeout=5, token="THE-TOKEN")) as opened,
             pytest.raises(ArchiveError, match=re.escape(text)) as raised,
         ):
-            opened.store([found])
+            opened.store([dataset])
         assert other.asked == []
     assert "\x1b" not in str(raised.value)
     assert "THE-TOKEN" not in str(raised.value)

@@ -66,18 +66,18 @@ PLANTED = [*values(), "PLANT39", "PLANT40", "PLANT41"]
 
 
 def uids_of(root):
-    found = set()
+    uids = set()
     for file in root.rglob("*"):
         if file.is_file():
             header = pydicom.dcmread(file, stop_before_pixels=True)
-            found |= {header.StudyInstanceUID, header.SeriesInstanceUID, header.SOPInstanceUID}
-    return sorted(found)
+            uids |= {header.StudyInstanceUID, header.SeriesInstanceUID, header.SOPInstanceUID}
+    return sorted(uids)
 
 
 def imported(run, folder, tmp_path, *options, name="site_A"):
     (tmp_path / "studies.csv").write_text("PatientID\nPLANT02\n")
-    asked = ("--studies", tmp_path / "studies.csv", "--out", tmp_path / "out" / name)
-    return run("import", "--folder", folder, *asked, *options)
+    arguments = ("--studies", tmp_path / "studies.csv", "--out", tmp_path / "out" / name)
+    return run("import", "--folder", folder, *arguments, *options)
 
 
 @pytest.mark.parametrize("labels", ["seg", "rtstruct"])
@@ -118,11 +118,11 @@ def test_objects_without_identity_refer_to_each_other_and_give_the_same_case(run
         assert b"Created by" not in one.PixelData
         assert one.file_meta.TransferSyntaxUID == JPEG2000Lossless
         assert one.ImagePositionPatient == originals[one.InstanceNumber].ImagePositionPatient
-    # The site's pseudonym of the patient is what the objects are found by.
+    # A search by the site's pseudonym finds the objects.
     patient = next(iter(images.values())).PatientID
     (tmp_path / "again.csv").write_text(f"PatientID\n{patient}\n")
     again = tmp_path / "again/site_B"
-    asked = (
+    arguments = (
         "--studies",
         tmp_path / "again.csv",
         "--out",
@@ -132,7 +132,7 @@ def test_objects_without_identity_refer_to_each_other_and_give_the_same_case(run
         "--segments",
         "tumour=tumour",
     )
-    code, _, err = run("import", "--folder", folder, *asked)
+    code, _, err = run("import", "--folder", folder, *arguments)
     assert code == 0, err
     for kind, expected in (("images", VOXELS), ("labels", MASK)):
         (first,), (second,) = ([*(root / kind).iterdir()] for root in (tmp_path / "out/site_A", again))
@@ -204,7 +204,7 @@ def test_a_study_that_cannot_be_kept_without_identity_leaves_nothing(run, tmp_pa
     named = lambda header, k: setattr(header, "PatientID", "PLANT02")  # noqa: E731
     files = write_slices(tmp_path / "in/a", VOXELS, sop=DigitalXRayImageStorageForPresentation, change=named)
     write_segmentation(tmp_path / "in/seg.dcm", files, MASK)
-    code, _, said = imported(run, tmp_path / "in", tmp_path, "--labels", "seg", "--anonymise")
+    code, _, output = imported(run, tmp_path / "in", tmp_path, "--labels", "seg", "--anonymise")
     assert code == 1
-    assert "cannot be written without identity" in " ".join(said.split())
+    assert "cannot be written without identity" in " ".join(output.split())
     assert [path for path in (tmp_path / "out/site_A").rglob("*") if path.is_file()] == []

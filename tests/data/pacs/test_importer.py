@@ -9,7 +9,7 @@ import pydicom
 import pytest
 import SimpleITK as sitk
 from dicom_files import write_slices
-from label_objects import write_rtstruct, write_segmentation
+from label_objects import write_segmentation
 
 from medfedaug.data.base import SPLITS
 
@@ -24,15 +24,11 @@ def identity(header, k):
     header.InstitutionAddress, header.SeriesDescription = PLANTED[3:]
 
 
-def square(low, high):
-    return [(low, low), (high, low), (high, high), (low, high)]
-
-
 def imported(run, source, tmp_path, *options):
     (tmp_path / "studies.csv").write_text(f"PatientID\n{PLANTED[0]}\n")
     out = tmp_path / "out/site_A"
-    code, said, err = run("import", *source, "--studies", tmp_path / "studies.csv", "--out", out, *options)
-    return code, said + err, out
+    code, output, err = run("import", *source, "--studies", tmp_path / "studies.csv", "--out", out, *options)
+    return code, output + err, out
 
 
 def same_as_sitk(out, folder):
@@ -41,53 +37,20 @@ def same_as_sitk(out, folder):
     names = reader.GetGDCMSeriesFileNames(str(folder))
     expected = sitk.ReadImage(names)
     (file,) = (out / "images").glob("*.nii.gz")
-    found = nibabel.load(file)
-    np.testing.assert_array_equal(np.asarray(found.dataobj), sitk.GetArrayFromImage(expected).T)
+    image = nibabel.load(file)
+    np.testing.assert_array_equal(np.asarray(image.dataobj), sitk.GetArrayFromImage(expected).T)
     for corner in ((0, 0, 0), (47, 39, 4), (47, 0, 4)):
         lps = np.array(expected.TransformIndexToPhysicalPoint(corner))
-        np.testing.assert_allclose(found.affine[:3] @ [*corner, 1], lps * [-1, -1, 1], atol=1e-3)
+        np.testing.assert_allclose(image.affine[:3] @ [*corner, 1], lps * [-1, -1, 1], atol=1e-3)
     return file
 
 
-@pytest.mark.parametrize("kind", ["BINARY", "FRACTIONAL"])
-def test_oblique_series_and_its_seg_equal_independent_reading(run, tmp_path, kind):
-    files = write_slices(tmp_path / "in/image", VOXELS, turned=OBLIQUE, change=identity)
-    mask = np.zeros(VOXELS.shape, np.uint8)
-    mask[5:20, 8:30, 1:4:2] = 1  # and slice 2 between them is empty
-    write_segmentation(tmp_path / "in/seg.dcm", files, mask if kind == "BINARY" else mask * 0.7, kind)
-    options = ("--labels", "seg", "--segments", "tumour core=tumour")
-    code, said, out = imported(run, ("--folder", tmp_path / "in"), tmp_path, *options)
-    assert code == 0, said
-    file = same_as_sitk(out, tmp_path / "in/image")
-    label = nibabel.load(out / "labels" / file.name)
-    np.testing.assert_array_equal(np.asarray(label.dataobj), mask)
-    np.testing.assert_array_equal(label.affine, nibabel.load(file).affine)
-    assert json.loads((out / "dataset.json").read_text())["labels"] == {"0": "background", "1": "tumour"}
-
-
-def test_rtstruct_with_a_hole_a_keyhole_and_two_contours(run, tmp_path):
-    files = write_slices(tmp_path / "in/image", VOXELS, turned=OBLIQUE, change=identity)
-    keyhole = [(20.5, 2.5), (30.5, 2.5), (30.5, 12.5), (20.5, 12.5), (20.5, 7.5), (23.5, 7.5), (23.5, 9.5)]
-    keyhole += [(27.5, 9.5), (27.5, 5.5), (23.5, 5.5), (23.5, 7.5), (20.5, 7.5)]
-    contours = [(2, points) for points in (square(2.5, 12.5), square(5.5, 8.5), keyhole)]
-    write_rtstruct(tmp_path / "in/rt.dcm", files, {"Tumour core": contours})
-    code, said, out = imported(run, ("--folder", tmp_path / "in"), tmp_path, "--labels", "rtstruct")
-    assert code == 0, said
-    expected = np.zeros(VOXELS.shape, np.uint8)
-    expected[3:13, 3:13, 2] = 1
-    expected[6:9, 6:9, 2] = 0
-    expected[21:31, 3:13, 2] = 1
-    expected[24:28, 6:10, 2] = 0
-    (file,) = (out / "labels").glob("*.nii.gz")
-    np.testing.assert_array_equal(np.asarray(nibabel.load(file).dataobj), expected)
-
-
-@pytest.mark.parametrize(("change", "said"), [({"shift": 1.0}, "tilted gantry"), ({"skip": [2]}, "uneven")])
-def test_refuses_a_geometry_that_is_no_volume(run, tmp_path, change, said):
+@pytest.mark.parametrize(("change", "output"), [({"shift": 1.0}, "tilted gantry"), ({"skip": [2]}, "uneven")])
+def test_refuses_a_geometry_that_is_no_volume(run, tmp_path, change, output):
     write_slices(tmp_path / "in", VOXELS, change=identity, **change)
     code, text, out = imported(run, ("--folder", tmp_path / "in"), tmp_path)
     assert code == 1
-    assert said in text
+    assert output in text
     assert not (out / "images").exists()
 
 
@@ -107,10 +70,10 @@ def test_voxels_of_another_patient_do_not_fill_up_short_pixels(run, tmp_path):
     write_slices(tmp_path / "in/b", VOXELS, change=short)
     (tmp_path / "both.csv").write_text(f"PatientID\n{PLANTED[0]}\nSHORT\n")
     out = tmp_path / "out/site_A"
-    asked = ("--studies", tmp_path / "both.csv", "--out", out, "--parallel", 1)
-    code, said, err = run("import", "--folder", tmp_path / "in", *asked)
+    options = ("--studies", tmp_path / "both.csv", "--out", out, "--parallel", 1)
+    code, output, err = run("import", "--folder", tmp_path / "in", *options)
     assert code == 1
-    text = " ".join((said + err).split())
+    text = " ".join((output + err).split())
     assert "its pixels are 1920 bytes, and 1 x 48 x 40 x 1 of 16 bits are 3840" in text
     assert "fetch or export it again" in text
     assert not [file.name for file in (tmp_path / "in/b").iterdir() if file.name in text]
@@ -132,10 +95,10 @@ def test_a_table_of_values_is_applied_and_inverted_images_are_named(run, tmp_pat
 
     for name, changed, expected in (("table", change, 2 * (VOXELS + 1000)), ("white", invert, -1 - VOXELS)):
         write_slices(tmp_path / name / "in", VOXELS, change=changed)
-        code, said, out = imported(run, ("--folder", tmp_path / name / "in"), tmp_path / name)
-        assert code == 0, said
+        code, output, out = imported(run, ("--folder", tmp_path / name / "in"), tmp_path / name)
+        assert code == 0, output
         np.testing.assert_array_equal(values_of(out), expected)
-        assert ("MONOCHROME1" in said) == (name == "white")
+        assert ("MONOCHROME1" in output) == (name == "white")
 
 
 def test_a_localiser_is_known_by_its_image_type(run, tmp_path):
@@ -145,12 +108,12 @@ def test_a_localiser_is_known_by_its_image_type(run, tmp_path):
     study = pydicom.uid.generate_uid()
     write_slices(tmp_path / "in/scout", VOXELS[..., :3] + 100, change=scout, study=study)
     (tmp_path / "alone").mkdir()
-    code, said, _ = imported(run, ("--folder", tmp_path / "in"), tmp_path / "alone")
+    code, output, _ = imported(run, ("--folder", tmp_path / "in"), tmp_path / "alone")
     assert code == 1
-    assert "no series is a possible image" in " ".join(said.split())
+    assert "no series is a possible image" in " ".join(output.split())
     write_slices(tmp_path / "in/image", VOXELS, change=identity, study=study)
-    code, said, out = imported(run, ("--folder", tmp_path / "in"), tmp_path)
-    assert code == 0, said
+    code, output, out = imported(run, ("--folder", tmp_path / "in"), tmp_path)
+    assert code == 0, output
     np.testing.assert_array_equal(values_of(out), VOXELS)
 
 
@@ -169,7 +132,7 @@ def test_from_an_archive_no_identity_leaves_the_sites_own_list(orthanc, run, tmp
     files = write_slices(tmp_path / "in", VOXELS, turned=OBLIQUE, change=identity)
     orthanc.put(tmp_path / "in")
     source = ("--dicomweb", orthanc.dicomweb)
-    code, said, out = imported(run, source, tmp_path, "--dry-run", "--json", tmp_path / "out/plan.json")
+    code, output, out = imported(run, source, tmp_path, "--dry-run", "--json", tmp_path / "out/plan.json")
     assert code == 0
     assert not out.exists()
     code, more, out = imported(run, source, tmp_path)
@@ -183,7 +146,7 @@ def test_from_an_archive_no_identity_leaves_the_sites_own_list(orthanc, run, tmp
     assert PLANTED[0] in own.read_text()
     assert stat.S_IMODE(own.stat().st_mode) == 0o600
     planted = (*PLANTED, pydicom.dcmread(files[0]).StudyInstanceUID)
-    texts = [said, more, again]
+    texts = [output, more, again]
     for path in (tmp_path / "out").rglob("*"):
         texts.append(str(path))
         if path.is_file() and path != own:
@@ -201,10 +164,10 @@ def test_a_withdrawn_patient_is_gone_and_stays_away(run, tmp_path):
     assert run("import", *source, "--studies", tmp_path / "both.csv", "--out", out)[0] == 0
     assert len(json.loads((out / "dataset.json").read_text())["test"]) == 2
     (tmp_path / "gone.csv").write_text(f"PatientID\n{PLANTED[0]}\n")
-    code, said, err = run("import", "--withdraw", tmp_path / "gone.csv", "--out", out)
+    code, output, err = run("import", "--withdraw", tmp_path / "gone.csv", "--out", out)
     assert code == 0, err
-    assert "1 case" in said
-    assert PLANTED[0] not in said + (tmp_path / "out/site_A.state/studies.json").read_text()
+    assert "1 case" in output
+    assert PLANTED[0] not in output + (tmp_path / "out/site_A.state/studies.json").read_text()
     for _ in range(2):
         (row,) = json.loads((out / "dataset.json").read_text())["test"]
         assert [file.name for file in (out / "images").iterdir()] == [row["image"].split("/")[1]]
@@ -226,8 +189,8 @@ def test_patients_keep_their_split_when_others_are_added(run, tmp_path):
         listed = "\n".join(f"P{n}" for n in range(count))
         (tmp_path / "studies.csv").write_text(f"PatientID\n{listed}\n")
         source = ("--folder", tmp_path / "in", "--studies", tmp_path / "studies.csv")
-        code, said, err = run("import", *source, "--labels", "seg", "--out", out)
-        assert code == 0, said + err
+        code, output, err = run("import", *source, "--labels", "seg", "--out", out)
+        assert code == 0, output + err
         content = json.loads((out / "dataset.json").read_text())
         now = {row["patient"]: part for part in SPLITS for row in content[part]}
         assert len(now) == count

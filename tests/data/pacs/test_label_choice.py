@@ -55,21 +55,21 @@ def test_an_own_prediction_is_no_ground_truth(site, tmp_path, labels, mark):
             setattr(one, name, "MANUAL")
         dataset.save_as(predicted)
     options = ("--labels", labels, "--segments", "tumour*=tumour")
-    said = site.load(["P"], *options, code=1)
-    assert "--automatic-labels takes" in said or "series that were left out" in said
+    output = site.load(["P"], *options, code=1)
+    assert "--automatic-labels takes" in output or "series that were left out" in output
     assert not (site.out / "dataset.json").exists()
     if labels == "seg":
         write_outline(tmp_path / "in/hand.dcm", files, {"Tumour core": BY_HAND}, "20200101")
     else:
         square = [(2.5, 3.5), (8.5, 3.5), (8.5, 8.5), (2.5, 8.5)]
         write_rtstruct(tmp_path / "in/hand.dcm", files, {"Tumour": [(1, square), (2, square)]})
-    said = site.load(["P"], *options)
-    assert "left out" in said
+    output = site.load(["P"], *options)
+    assert "left out" in output
     np.testing.assert_array_equal(site.label("P"), BY_HAND)
     both = Site(site.run, tmp_path / "both", site.source)
     both.root.mkdir()
-    said = both.load(["P"], *options, "--automatic-labels", code=1)
-    assert "2 outlines, in 2 series, of tumour; choose with --label-series" in said
+    output = both.load(["P"], *options, "--automatic-labels", code=1)
+    assert "2 outlines, in 2 series, of tumour; choose with --label-series" in output
 
 
 def test_a_series_of_ours_is_told_before_anything_is_fetched(site, tmp_path):
@@ -99,8 +99,8 @@ def test_a_corrected_prediction_of_another_program_counts(site, tmp_path, kind):
     else:
         dataset.StructureSetROISequence[0].ROIGenerationAlgorithm = "SEMIAUTOMATIC"
     dataset.save_as(tmp_path / "in/p.dcm")
-    said = site.load(["P"], "--labels", kind.word, "--segments", "tumour*=tumour")
-    assert "1 segment of the type SEMIAUTOMATIC taken" in said
+    output = site.load(["P"], "--labels", kind.word, "--segments", "tumour*=tumour")
+    assert "1 segment of the type SEMIAUTOMATIC taken" in output
     np.testing.assert_array_equal(site.label("P"), OTHER)
 
 
@@ -109,16 +109,16 @@ def test_automatic_segments_of_an_object_are_left_out_one_by_one(site, tmp_path)
     masks = {"Tumour": BY_HAND, "Tumour AI": OTHER}
     types = {"Tumour": "MANUAL", "Tumour AI": "AUTOMATIC"}
     write_outline(tmp_path / "in/s.dcm", files, masks, "20200101", algorithm=types)
-    said = site.load(["P"], *SEG)
-    assert "1 automatic segment left out" in said
+    output = site.load(["P"], *SEG)
+    assert "1 automatic segment left out" in output
     np.testing.assert_array_equal(site.label("P"), BY_HAND)
     # A class that only the program outlined would be background without a word.
     several = Site(site.run, tmp_path / "several", site.source)
     several.root.mkdir()
     options = ("--labels", "seg", "--segments", "tumour=tumour", "--segments", "tumour ai=organ")
-    said = several.load(["P"], *options, code=1)
-    assert "has only automatic segments of organ" in said
-    assert "--unmapped background makes their voxels background, --automatic-labels takes them" in said
+    output = several.load(["P"], *options, code=1)
+    assert "has only automatic segments of organ" in output
+    assert "--unmapped background makes their voxels background, --automatic-labels takes them" in output
     several.load(["P"], *options, "--unmapped", "background")
     np.testing.assert_array_equal(several.label("P"), BY_HAND)
 
@@ -127,14 +127,14 @@ def test_two_readers_are_refused_or_chosen(site, tmp_path):
     files = write_image(tmp_path / "in/a", "P")
     first = write_outline(tmp_path / "in/1.dcm", files, {"Tumour": BY_HAND}, "20200101", "reader 1")
     write_outline(tmp_path / "in/2.dcm", files, {"Tumour SECRET": OTHER}, "20200302", "reader 2")
-    said = site.load(["P"], *SEG, code=1)
-    assert "has 2 outlines, in 2 series, of tumour; choose with --label-series UID, REGEX or newest" in said
-    assert "SECRET" not in said
+    output = site.load(["P"], *SEG, code=1)
+    assert "has 2 outlines, in 2 series, of tumour; choose with --label-series UID, REGEX or newest" in output
+    assert "SECRET" not in output
     refused = json.loads((site.state / "studies.json").read_text())["refused"]
     assert [sorted(one["segments"]) for one in refused.values()] == [["Tumour", "Tumour SECRET"]]
     # The choice may come after the refusal, in the same folder.
-    said = site.load(["P"], *SEG, "--label-series", "newest")
-    assert "the newest of 2 outlines, in 2 series, of tumour" in said
+    output = site.load(["P"], *SEG, "--label-series", "newest")
+    assert "the newest of 2 outlines, in 2 series, of tumour" in output
     np.testing.assert_array_equal(site.label("P"), OTHER)
     assert json.loads((site.state / "studies.json").read_text())["refused"] == {}
     assert "other settings" in site.load(["P"], *SEG, code=2)
@@ -146,8 +146,8 @@ def test_two_readers_are_refused_or_chosen(site, tmp_path):
     ):
         other = Site(site.run, tmp_path / name, site.source)
         other.root.mkdir()
-        given = [part for rule in rules for part in ("--label-series", rule)]
-        other.load(["P"], *SEG, *given, "--json", other.root / "plan.json")
+        options = [part for rule in rules for part in ("--label-series", rule)]
+        other.load(["P"], *SEG, *options, "--json", other.root / "plan.json")
         np.testing.assert_array_equal(other.label("P"), expected)
         left_out = (other.root / "plan.json").read_text().count("not what --label-series names")
         assert left_out == (0 if name == "both" else 1)
@@ -160,10 +160,10 @@ def test_two_objects_of_one_series_are_two_outlines(site, tmp_path):
     dataset = pydicom.dcmread(path)
     dataset.SeriesInstanceUID = uid = pydicom.dcmread(first).SeriesInstanceUID
     dataset.save_as(path)
-    said = site.load(["P"], *SEG, "--label-series", uid, code=1)
-    assert "2 outlines, in 1 series" in said
-    said = site.load(["P"], *SEG, "--label-series", uid, "--label-series", "newest", code=1)
-    assert "their dates do not say which is the newest" in said
+    output = site.load(["P"], *SEG, "--label-series", uid, code=1)
+    assert "2 outlines, in 1 series" in output
+    output = site.load(["P"], *SEG, "--label-series", uid, "--label-series", "newest", code=1)
+    assert "their dates do not say which is the newest" in output
 
 
 @pytest.mark.parametrize("date", ["JANUARY", "99990101", "20201301"])
@@ -173,8 +173,8 @@ def test_a_date_that_is_none_makes_no_outline_the_newest(site, tmp_path, date):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         write_outline(tmp_path / "in/2.dcm", files, {"Tumour": OTHER}, date)
-    said = site.load(["P"], *SEG, "--label-series", "newest", code=1)
-    assert "their dates do not say which is the newest" in said
+    output = site.load(["P"], *SEG, "--label-series", "newest", code=1)
+    assert "their dates do not say which is the newest" in output
 
 
 def test_a_refused_patient_can_be_withdrawn(site, tmp_path):
@@ -184,8 +184,8 @@ def test_a_refused_patient_can_be_withdrawn(site, tmp_path):
     site.load(["P"], *SEG, code=1)
     assert "Doe^Jane" in (site.state / "studies.json").read_text()
     (tmp_path / "gone.csv").write_text("PatientID\nP\n")
-    code, said, err = site.run("import", "--withdraw", tmp_path / "gone.csv", "--out", site.out)
-    assert code == 0, said + err
+    code, output, err = site.run("import", "--withdraw", tmp_path / "gone.csv", "--out", site.out)
+    assert code == 0, output + err
     assert "Doe^Jane" not in (site.state / "studies.json").read_text()
     assert "the patient was withdrawn" in site.load(["P"], *SEG, code=1)
 
@@ -200,8 +200,8 @@ def test_outlines_of_different_classes_belong_together(site, tmp_path):
     options = ("--labels", "seg", "--label-series", "newest", "--classes", "background,organ,edema,tumour")
     for name in ("tumour", "edema", "organ"):
         options += ("--segments", f"{name}={name}")
-    said = site.load(["P"], *options)
-    assert "classes: 0 background, 1 organ, 2 edema, 3 tumour" in said
+    output = site.load(["P"], *options)
+    assert "classes: 0 background, 1 organ, 2 edema, 3 tumour" in output
     np.testing.assert_array_equal(site.label("P"), organ + 3 * OTHER)
     content = json.loads((site.out / "dataset.json").read_text())
     assert [*content["labels"].values()] == ["background", "organ", "edema", "tumour"]
@@ -219,8 +219,8 @@ def test_the_federation_numbers_classes_and_the_segments_decide_over_overlaps(ru
         site.load(["P"], *options)
         expected = np.where(core, 2, whole) if first == "core" else whole
         np.testing.assert_array_equal(site.label("P"), expected)
-    said = site.load(["P"], *options[:4], "--classes", "background,core", *options[6:], code=2)
-    assert "--segments gives the class 'whole', and --classes has background, core" in said
+    output = site.load(["P"], *options[:4], "--classes", "background,core", *options[6:], code=2)
+    assert "--segments gives the class 'whole', and --classes has background, core" in output
     assert "background first" in site.load(["P"], *options[:4], "--classes", "core,whole", code=2)
 
 
@@ -228,12 +228,12 @@ def test_segments_without_a_class_are_refused_or_background(site, tmp_path):
     files = write_image(tmp_path / "in/a", "P")
     masks = {"Tumour": BY_HAND, "Edema SECRET": OTHER}
     write_outline(tmp_path / "in/s.dcm", files, masks, "20200101")
-    said = site.load(["P"], *SEG, code=1)
-    assert "has 1 segment (number 2) without a class in --segments; --unmapped background makes" in said
-    assert "SECRET" not in said
+    output = site.load(["P"], *SEG, code=1)
+    assert "has 1 segment (number 2) without a class in --segments; --unmapped background makes" in output
+    assert "SECRET" not in output
     assert "Edema SECRET" in (site.state / "studies.json").read_text()
-    said = site.load(["P"], *SEG, "--unmapped", "background")
-    assert "has 1 segment (number 2) without a class in --segments: background" in said
+    output = site.load(["P"], *SEG, "--unmapped", "background")
+    assert "has 1 segment (number 2) without a class in --segments: background" in output
     np.testing.assert_array_equal(site.label("P"), BY_HAND)
     (row,) = site.rows.values()
     assert row["notes"] == ["has 1 segment (number 2) without a class in --segments: background"]
@@ -269,8 +269,8 @@ def test_crossing_contours_are_refused_or_united_and_nested_ones_are_holes(site,
     write_rtstruct(tmp_path / "in/s.dcm", files, contours)
     options = ("--labels", "rtstruct", "--segments", "tumour=tumour")
     assert "contours of one region cross in a slice" in site.load(["P"], *options, code=1)
-    said = site.load(["P"], *options, "--crossing", "union")
-    assert "contours that cross in 1 slices: united" in said
+    output = site.load(["P"], *options, "--crossing", "union")
+    assert "contours that cross in 1 slices: united" in output
     expected = box((3, 14), (4, 9), (1, 2)) + box((3, 9), (4, 9), (2, 3))  # and one that is listed twice
     expected[11:13, 6, 1] = 0
     np.testing.assert_array_equal(site.label("P"), expected)

@@ -16,7 +16,7 @@ from cryptography.x509.oid import NameOID
 from dicom_files import write_slices
 from orthanc import free_port, running_orthanc
 
-from medfedaug.data.pacs.archive import Access, ArchiveError, Wanted
+from medfedaug.data.pacs.archive import Access, ArchiveError, StudyQuery
 from medfedaug.data.pacs.open_archive import open_archive
 from medfedaug.errors import ConfigError
 
@@ -86,7 +86,7 @@ def test_dimse_with_tls_fetches_both_ways(encrypted, files, tmp_path, move):
     own = {"certificate": files / "site.crt", "key": files / "site.key", "authority": files / "authority.crt"}
     access = Access(timeout=10, tls=True, receive=encrypted.receive if move else None, **own)
     with open_archive(dimse=encrypted.dimse, access=access) as archive:
-        (study,) = archive.find_studies(Wanted("PatientID", "TLS"))
+        (study,) = archive.find_studies(StudyQuery("PatientID", "TLS"))
         (series,) = archive.find_series(study)
         assert len(archive.fetch(series, tmp_path)) == 2
 
@@ -102,10 +102,10 @@ def test_dimse_with_tls_fetches_both_ways(encrypted, files, tmp_path, move):
 )
 def test_dimse_with_tls_is_refused_to(encrypted, files, changed, reason):
     own = {"certificate": "site.crt", "key": "site.key", "authority": "authority.crt", "tls": True, **changed}
-    given = {name: files / value if isinstance(value, str) else value for name, value in own.items()}
-    archive = open_archive(dimse=encrypted.dimse, access=Access(timeout=3, **given))
+    options = {name: files / value if isinstance(value, str) else value for name, value in own.items()}
+    archive = open_archive(dimse=encrypted.dimse, access=Access(timeout=3, **options))
     with archive, pytest.raises(ArchiveError, match="cannot be reached"):
-        archive.find_studies(Wanted("PatientID", "TLS"))
+        archive.find_studies(StudyQuery("PatientID", "TLS"))
 
 
 def test_files_that_are_no_certificates_are_named(files, tmp_path):
@@ -126,37 +126,37 @@ def test_dicomweb_with_tls_and_a_client_certificate(run, orthanc, files, tmp_pat
     # The authority that is named counts, whatever the environment says.
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(files / "other.crt"))
     with proxy_before(orthanc.dicomweb, context) as proxy:
-        asked = ("--studies", tmp_path / "studies.csv", "--out", tmp_path / "site", "--dry-run")
-        given = ("import", "--dicomweb", proxy.url, *asked, "--timeout", 5)
+        choice = ("--studies", tmp_path / "studies.csv", "--out", tmp_path / "site", "--dry-run")
+        call = ("import", "--dicomweb", proxy.url, *choice, "--timeout", 5)
         own = ("--certificate", files / "site.crt", "--key", files / "site.key")
         trusted = ("--authority", files / "authority.crt")
-        code, out, err = run(*given, *own, *trusted)
+        code, out, err = run(*call, *own, *trusted)
         assert code == 0, err
         assert "no such study" in " ".join(out.split())
-        for options, said in (
+        for options, output in (
             (own, "its certificate is not trusted; name its authority with --authority FILE"),
             (trusted, "refuses the encryption; where it wants a certificate, give --certificate and --key"),
         ):
-            code, _, err = run(*given, *options)
+            code, _, err = run(*call, *options)
             assert code != 0
-            assert said in " ".join(err.split())
+            assert output in " ".join(err.split())
 
 
 def test_a_token_comes_from_a_file_or_the_environment(run, orthanc, tmp_path, monkeypatch):
     (tmp_path / "studies.csv").write_text("PatientID\nNOBODY\n")
     (tmp_path / "token").write_text("of-the-file\n")
     with proxy_before(orthanc.dicomweb) as proxy:
-        asked = ("--studies", tmp_path / "studies.csv", "--out", tmp_path / "site", "--dry-run")
-        given = ("import", "--dicomweb", proxy.url, *asked)
-        texts = run(*given, "--token-file", tmp_path / "token")
+        choice = ("--studies", tmp_path / "studies.csv", "--out", tmp_path / "site", "--dry-run")
+        call = ("import", "--dicomweb", proxy.url, *choice)
+        texts = run(*call, "--token-file", tmp_path / "token")
         assert {*proxy.authorised} == {"Bearer of-the-file"}
         proxy.authorised.clear()
         monkeypatch.setenv("MEDFEDAUG_PACS_TOKEN", "of-the-environment")
-        texts += run(*given)
+        texts += run(*call)
         assert {*proxy.authorised} == {"Bearer of-the-environment"}
-        code, _, err = run(*given, "--user", "me")
+        code, _, err = run(*call, "--user", "me")
         assert code != 0
         assert "a user and a token" in " ".join(err.split())
-        code, _, missing = run(*given, "--token-file", tmp_path / "none")
+        code, _, missing = run(*call, "--token-file", tmp_path / "none")
         assert "not readable as a token" in " ".join(missing.split())
     assert not [text for text in (*texts, err) if "of-the-" in str(text)]

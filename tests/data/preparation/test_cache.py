@@ -1,4 +1,4 @@
-"""What is kept of an image, in memory or in files, is of that image as it is now and as it is asked for."""
+"""Caches in memory and in files follow every change of an image and of its use."""
 
 from __future__ import annotations
 
@@ -44,11 +44,10 @@ def test_slices_of_one_patient_have_label_maps_of_their_own(tmp_path, monkeypatc
 
 
 def kept(folder: Path, task, site, case) -> dict[str, torch.Tensor]:
-    """What a new process finds in the folder of a site, or makes."""
-    found = CaseCache(Machine(0, folder)).get(
-        (task.key, *site.identity(case)), lambda: task.prepared(site, case)
-    )
-    return {name: found.read(name) for name in ("image", "label")}
+    """The case that a new process reads from the folder of a site, or prepares."""
+    cache = CaseCache(Machine(0, folder))
+    stored = cache.get((task.key, *site.identity(case)), lambda: task.prepared(site, case))
+    return {name: stored.read(name) for name in ("image", "label")}
 
 
 def test_a_label_is_the_place_among_the_classes_of_the_run(make_photos, tmp_path):
@@ -92,8 +91,8 @@ def test_voxels_that_were_written_anew_in_place_are_read_anew(make_site, tmp_pat
 
 def test_another_version_prepares_images_anew(tmp_path, monkeypatch):
     def make(value: int) -> int:
-        found = CaseCache(Machine(0, tmp_path)).get(("case",), lambda: {"label": torch.tensor([value])})
-        return int(found.read("label"))
+        stored = CaseCache(Machine(0, tmp_path)).get(("case",), lambda: {"label": torch.tensor([value])})
+        return int(stored.read("label"))
 
     assert [make(1), make(2)] == [1, 1]
     monkeypatch.setattr(cache, "__version__", "9.9.9", raising=False)

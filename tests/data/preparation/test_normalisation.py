@@ -53,14 +53,15 @@ def test_each_channel_is_normalised_by_its_word(spatial):
     image[3] = 0  # a channel that the site does not have
     before = image.clone()
     plan = Plan(normalisation=("ct", "z_score", "none", "z_score"), ct_intensities=CT)
-    found = ModalityNormalisation(plan, 4)(image)
+    normalised = ModalityNormalisation(plan, 4)(image)
     assert torch.equal(image, before)
     x = before.double().numpy()
     low, high, mean, deviation = CT
-    np.testing.assert_allclose(found[0], (np.clip(x[0], low, high) - mean) / deviation, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(found[1], (x[1] - x[1].mean()) / x[1].std(), rtol=1e-4, atol=1e-5)
-    assert torch.equal(found[2], before[2])
-    assert not found[3].any()
+    expected = (np.clip(x[0], low, high) - mean) / deviation
+    np.testing.assert_allclose(normalised[0], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(normalised[1], (x[1] - x[1].mean()) / x[1].std(), rtol=1e-4, atol=1e-5)
+    assert torch.equal(normalised[2], before[2])
+    assert not normalised[3].any()
     # One word counts for all channels.
     each = ModalityNormalisation(Plan(normalisation=("ct",), ct_intensities=CT), 2)(image[:2])
     twice = Plan(normalisation=("ct", "ct"), ct_intensities=(*CT, *CT))
@@ -68,7 +69,7 @@ def test_each_channel_is_normalised_by_its_word(spatial):
 
 
 @pytest.mark.parametrize(
-    ("values", "says"),
+    ("values", "message"),
     [
         ({"normalisation": ("ct",)}, "ct_intensities has 0 numbers, and normalisation ct needs 4"),
         ({"ct_intensities": CT}, "ct_intensities has 4 numbers, and normalisation null needs 0"),
@@ -78,8 +79,8 @@ def test_each_channel_is_normalised_by_its_word(spatial):
         ({"normalisation": "ct"}, "normalisation must be a list, got"),
     ],
 )
-def test_a_plan_that_cannot_normalise_is_one_line(values, says):
-    with pytest.raises(ConfigError, match=says):
+def test_a_plan_that_cannot_normalise_is_one_line(values, message):
+    with pytest.raises(ConfigError, match=message):
         Plan(**values)
 
 
@@ -108,39 +109,39 @@ def test_the_modality_is_the_name_of_the_channel(name, expected):
 
 
 def test_a_plan_that_is_made_normalises_by_the_names_of_the_channels():
-    def made(names, located=True, **changes):
+    def planned(names, located=True, **changes):
         size, edges, cases = VOLUME
         prints = prints_of(A=(size, edges if located else (0.0, 0.0, 0.0), cases), B=VOLUME, C=VOLUME)
-        for found, high in zip(prints.values(), (200.0, 300.0, 900.0), strict=True):
-            found["ct"] = torch.tensor([[-100.0, high, 80.0, 40.0]] * max(1, len(names)))
+        for entries, high in zip(prints.values(), (200.0, 300.0, 900.0), strict=True):
+            entries["ct"] = torch.tensor([[-100.0, high, 80.0, 40.0]] * max(1, len(names)))
         return make_plan(prints, asked(memory=1.0, **TINY_NETWORK, channel_names=names, **changes))
 
-    plan = made(("CT",)).changes["plan"]
+    plan = planned(("CT",)).changes["plan"]
     assert (plan.normalisation, plan.ct_intensities) == (("ct",), (-100.0, 300.0, 80.0, 40.0))
-    plan = made(("T1", "CT"), in_channels=2).changes["plan"]
+    plan = planned(("T1", "CT"), in_channels=2).changes["plan"]
     assert (plan.normalisation, len(plan.ct_intensities)) == (("z_score", "ct"), 4)
     for changes, why in (
         ({"names": ()}, "channels have no names"),
         ({"names": ("CT",), "located": False}, "as photographs"),
         ({"names": ("CT",), "intensity": "raw"}, "--intensity raw is asked for"),
     ):
-        found = made(**changes)
-        assert found.changes["plan"].normalisation is None
-        assert any(what == "normalisation none" and why in said for what, said in found.reasons)
-    kept = made(("CT",), given=["normalisation"], plan=Plan(normalisation=("none",))).changes["plan"]
+        suggestion = planned(**changes)
+        assert suggestion.changes["plan"].normalisation is None
+        assert any(key == "normalisation none" and why in text for key, text in suggestion.reasons)
+    kept = planned(("CT",), given=["normalisation"], plan=Plan(normalisation=("none",))).changes["plan"]
     assert (kept.normalisation, kept.ct_intensities) == (("none",), None)
 
 
 def test_a_site_tells_of_its_foreground_in_tomograms_alone(tomograms):
     site = VolumeFolder.open(tomograms / "A").with_channels(("CT",))
-    found = fingerprint(site, site.classes)["ct"][0].double().numpy()
+    numbers = fingerprint(site, site.classes)["ct"][0].double().numpy()
     inside = []
     for case in site.cases["training"]:
         image, label = site.load_case(case)
         inside.append(image[0][label[0] > 0].double().numpy())
     values = np.concatenate(inside)
     expected = [*np.quantile(values, (0.005, 0.995)), values.mean(), values.std()]
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(numbers, expected, rtol=1e-5)
     named = VolumeFolder.open(tomograms / "A")
     object.__setattr__(named, "channel_names", ("T1",))
     assert not fingerprint(named, named.classes)["ct"].any()
@@ -169,7 +170,7 @@ def test_a_run_is_planned_trained_and_used_with_it(tomograms, run, tmp_path):
     seen = model.task.evaluation_case(site, case).image
     stored = nibabel.load(case.image).get_fdata()
     assert (plan.orientation, plan.spacing) == ("RAS", None)
-    wanted = (np.clip(stored, low, high) - mean) / deviation
-    np.testing.assert_allclose(seen[0], wanted, rtol=1e-3, atol=1e-3)
+    expected_image = (np.clip(stored, low, high) - mean) / deviation
+    np.testing.assert_allclose(seen[0], expected_image, rtol=1e-3, atol=1e-3)
     code, _, err = run("predict", "--model", out, "--images", case.image, "--out", tmp_path / "predicted")
     assert code == 0, err

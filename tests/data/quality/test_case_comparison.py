@@ -41,8 +41,8 @@ def change(site, key, function, row) -> None:
 
 
 def findings(site) -> list:
-    (found,) = inspect_sites(site)
-    return found.odd
+    (inspection,) = inspect_sites(site)
+    return inspection.odd
 
 
 def test_a_site_without_errors_has_no_finding(site):
@@ -50,7 +50,7 @@ def test_a_site_without_errors_has_no_finding(site):
 
 
 @pytest.mark.parametrize(
-    ("key", "function", "kind", "told"),
+    ("key", "function", "kind", "words"),
     [
         ("label", lambda v: v[::-1], "label", "flipped along x"),
         ("label", lambda v: np.roll(v, 1, axis=0), "label", "moved by -"),
@@ -64,13 +64,13 @@ def test_a_site_without_errors_has_no_finding(site):
         ),
     ],
 )
-def test_one_damaged_case_among_many_is_named(site, key, function, kind, told):
+def test_one_damaged_case_among_many_is_named(site, key, function, kind, words):
     row = rows(site)[3]
     change(site, key, function, row)
-    found = findings(site)
+    odd_ones = findings(site)
     name = row["image"].split("/")[-1].removesuffix(".nii.gz")
-    assert any(odd.kind == kind and told in odd.reason and odd.case == name for odd in found), found
-    assert {odd.case for odd in found} == {name}
+    assert any(odd.kind == kind and words in odd.reason for odd in odd_ones), odd_ones
+    assert {odd.case for odd in odd_ones} == {name}
 
 
 def test_label_maps_that_two_patients_exchanged_are_named(site):
@@ -84,15 +84,15 @@ def test_label_maps_that_two_patients_exchanged_are_named(site):
 
 
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("function", "words"),
     [(lambda v: v[::-1], "flipped along x"), (lambda v: np.roll(v, 1, axis=1), "moved by -1")],
 )
-def test_an_error_of_all_label_maps_is_one_of_the_site(site, function, told):
+def test_an_error_of_all_label_maps_is_one_of_the_site(site, function, words):
     for row in rows(site):
         change(site, "label", function, row)
     (odd,) = [odd for odd in findings(site) if odd.case == ""]
     assert odd.reason.startswith("most label maps fit")
-    assert told in odd.reason
+    assert words in odd.reason
 
 
 def test_a_copy_that_was_rescaled_is_named_with_the_case_that_it_is_of(site):

@@ -51,10 +51,14 @@ def test_a_run_whose_files_are_as_they_were_is_continued_and_keeps_no_list_of_th
     assert not (tmp_path / "out/state").exists()
 
 
-def change(data):
-    corrected = np.zeros((16, 16, 4), np.uint8)
-    corrected[4:9, 4:9, 2] = 1
-    write_volume(data / "B/labels/1.nii.gz", corrected)
+def correct(split):
+    def change(data):
+        content = json.loads((data / "B/dataset.json").read_text())
+        corrected = np.zeros((16, 16, 4), np.uint8)
+        corrected[4:9, 4:9, 2] = 1
+        write_volume(data / "B" / content[split][0]["label"], corrected)
+
+    return change
 
 
 def leave_out(data):
@@ -73,7 +77,7 @@ def add(data):
 
 
 CHANGES = {
-    r"site B, .*B/labels/1\.nii\.gz: has changed since the run began": change,
+    r"site B, .*B/labels/0\.nii\.gz: has changed since the run began": correct("training"),
     r"site C, .*data/C: is not there, and the run began with this site": remove,
     r"site A, .*A/images/1\.nii\.gz: is missing since the run began": leave_out,
     r"site D, .*data/D: the run began without this site": add,
@@ -90,7 +94,6 @@ def test_a_run_is_not_continued_with_other_files(interrupted, tmp_path, run, rea
         *(*config, "--engine", "inprocess", "--device", "cpu", "--resume"),
     )
     assert code == 2
-
     assert re.search(reason, " ".join(err.split())), err
     assert "--overwrite" in err
     assert sorted(path for path in (tmp_path / "out").rglob("*")) == before
@@ -101,16 +104,6 @@ def move_to_the_test(data):
     content = json.loads(listing.read_text())
     content["test"].append(content["training"].pop())
     listing.write_text(json.dumps(content))
-
-
-def correct(split):
-    def change(data):
-        content = json.loads((data / "B/dataset.json").read_text())
-        corrected = np.zeros((16, 16, 4), np.uint8)
-        corrected[4:9, 4:9, 2] = 1
-        write_volume(data / "B" / content[split][0]["label"], corrected)
-
-    return change
 
 
 OTHER_FILES = r"site B, .*data/B: has other files since the finished run in .*out was made"

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import nibabel as nib
 import numpy as np
@@ -8,7 +9,12 @@ from PIL import Image
 
 from medfedaug.data.datasets.phantom import Structure, make_phantom
 from medfedaug.data.quality import image_fingerprint as fingerprints
-from medfedaug.data.quality.image_fingerprint import ImageFingerprint, entry_shapes, fingerprint_of
+from medfedaug.data.quality.image_fingerprint import (
+    ImageFingerprint,
+    entry_shapes,
+    fingerprint_of,
+    sample_cases,
+)
 from medfedaug.data.sites import open_site
 from medfedaug.errors import DataError
 
@@ -24,12 +30,12 @@ def sites(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def found(sites):
+def prints(sites):
     return [fingerprint_of(open_site(site)) for site in sites]
 
 
-def test_means_and_spreads_are_those_of_the_scaled_images(sites, found):
-    for site, one in zip(sites, found, strict=True):
+def test_means_and_spreads_are_those_of_the_scaled_images(sites, prints):
+    for site, one in zip(sites, prints, strict=True):
         listed = json.loads((site / "dataset.json").read_text())
         pairs, edges, sizes = [], [], []
         for case in listed["training"]:
@@ -38,8 +44,7 @@ def test_means_and_spreads_are_those_of_the_scaled_images(sites, found):
             scaled = (voxels - voxels.min()) / (voxels.max() - voxels.min())
             pairs.append((scaled.mean(), scaled.std()))
             edges.append(image.header.get_zooms())
-            share = (np.asarray(nib.load(site / case["label"]).dataobj) > 0).mean()
-            sizes.append(share)
+            sizes.append((np.asarray(nib.load(site / case["label"]).dataobj) > 0).mean())
         pairs, sizes = np.array(pairs), np.array(sizes)
         for k, name in enumerate(("mean", "std")):
             np.testing.assert_allclose(one.value(name), pairs[:, k].mean(), rtol=1e-5)
@@ -52,8 +57,8 @@ def test_means_and_spreads_are_those_of_the_scaled_images(sites, found):
         assert (one.cases, one.looked_at, one.patients, one.test_patients) == (4, 4, 4, 2)
 
 
-def test_what_the_dials_turn_is_what_the_fingerprint_shows(found):
-    plain, other, third = found
+def test_a_fingerprint_shows_the_settings_of_a_phantom(prints):
+    plain, other, third = prints
     assert plain.value("noise") > 3 * other.value("noise")
     assert plain.value("roughness") > 3 * third.value("roughness")
     assert other.value("size") > 1.5 * plain.value("size")
@@ -64,7 +69,7 @@ def test_what_the_dials_turn_is_what_the_fingerprint_shows(found):
 
 
 @pytest.mark.parametrize("std", [0.01, 0.05])
-def test_noise_is_found_whatever_the_image_under_it(std):
+def test_noise_is_measured_on_a_smooth_image(std):
     R = np.random.RandomState(0)
     x = np.linspace(0, 3, 64)
     smooth = 0.5 + 0.2 * np.sin(x)[:, None] * np.cos(x)[None] + R.normal(0, std, (64, 64))
@@ -83,27 +88,25 @@ def test_the_plane_has_the_shortest_edges():
     assert fingerprints._planes(torch.zeros(3, 5, 6), ()).shape == (3, 1, 5, 6)
 
 
-def test_json_and_back_and_nothing_that_is_none(found):
-    one = found[0]
-    told = json.loads(json.dumps(one.to_dict()))
-    again = ImageFingerprint.from_dict(told)
+def test_json_and_back_and_no_invalid_values(prints):
+    one = prints[0]
+    values = json.loads(json.dumps(one.to_dict()))
+    again = ImageFingerprint.from_dict(values)
     assert again.site == one.site
     for name, value in one.entries.items():
         np.testing.assert_allclose(again.entries[name], value, atol=1e-6)
     for change in (
-        {"entries": {**told["entries"], "mean": [float("nan")]}},
-        {"entries": {**told["entries"], "mean": [2.0]}},
-        {"entries": {**told["entries"], "mean": [0.1, 0.2]}},
-        {"entries": {key: value for key, value in told["entries"].items() if key != "std"}},
+        *({"entries": {**values["entries"], "mean": mean}} for mean in ([float("nan")], [2.0], [0.1, 0.2])),
+        {"entries": {key: value for key, value in values["entries"].items() if key != "std"}},
         {"cases": -1},
         {"patients": "many"},
     ):
         with pytest.raises((ValueError, RuntimeError)) as error:
-            ImageFingerprint.from_dict({**told, **change})
+            ImageFingerprint.from_dict({**values, **change})
         assert "\n" not in str(error.value)
 
 
-def test_rows_add_up_to_one_and_give_the_numbers_back(sites, found):
+def test_rows_add_up_to_one_and_give_the_numbers_back(sites):
     site = open_site(sites[0])
     numbers = fingerprints.case_numbers(site, site.cases["training"][0])
     assert {name: tuple(value.shape) for name, value in numbers.items()} == entry_shapes("segmentation", 2, 1)
@@ -115,15 +118,15 @@ def test_rows_add_up_to_one_and_give_the_numbers_back(sites, found):
 
 
 def test_a_sample_is_stated_and_photographs_have_no_millimetres(tmp_path, sites):
-    assert fingerprint_of(open_site(sites[0]), limit=2).looked_at == 2
+    site = open_site(sites[0])
+    assert fingerprint_of(site, sample_cases(site, limit=2)).looked_at == 2
     R = np.random.RandomState(0)
     for kind in ("cat", "dog"):
         folder = tmp_path / "hospital" / kind
         folder.mkdir(parents=True)
         for index in range(8 if kind == "cat" else 4):
-            Image.fromarray(R.randint(0, 255, (20, 24, 3), dtype=np.uint8)).save(
-                folder / f"{kind}{index}.png"
-            )
+            pixels = R.randint(0, 255, (20, 24, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"{kind}{index}.png")
     one = fingerprint_of(open_site(tmp_path / "hospital"))
     assert one.task == "classification"
     assert one.channels == 3
@@ -134,8 +137,6 @@ def test_a_sample_is_stated_and_photographs_have_no_millimetres(tmp_path, sites)
 
 
 def test_a_site_without_training_cases_has_none(sites):
-    from dataclasses import replace
-
     site = open_site(sites[0])
     with pytest.raises(DataError, match="no training case"):
         fingerprint_of(replace(site, cases={**site.cases, "training": ()}))

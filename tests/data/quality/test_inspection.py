@@ -1,4 +1,4 @@
-"""A look at the data before training: the shift against a calculation by hand, and the command on data."""
+"""Inspection before training: the shift against a calculation by hand, and the command on data."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_shift_is_that_of_the_formula_written_out():
     quantiles = {
         site: np.sort(rng.normal(k, 2, (n, 2, 8)), axis=2) for k, (site, n) in enumerate(sizes.items())
     }
-    found = site_shift(pairs, quantiles)
+    shift = site_shift(pairs, quantiles)
     components = [(c, m) for c in range(2) for m in range(2) if (c, m) != (1, 1)]
     expected = {}
     for one, other in itertools.combinations("ABC", 2):
@@ -53,9 +53,9 @@ def test_the_shift_is_that_of_the_formula_written_out():
             within = squares / (3 + 5 + 0)
             total += (pairs[one][:, c, m].mean() - pairs[other][:, c, m].mean()) ** 2 / within
         expected[one, other] = math.sqrt(total / len(components))
-    assert {pair.sites: pair.statistics for pair in found.pairs} == pytest.approx(expected)
-    assert found.shift == pytest.approx(np.mean(list(expected.values())))
-    assert [pair.chance**2 for pair in found.pairs] == pytest.approx([1 / 4 + 1 / 6, 1 / 4 + 1, 1 / 6 + 1])
+    assert {pair.sites: pair.statistics for pair in shift.pairs} == pytest.approx(expected)
+    assert shift.shift == pytest.approx(np.mean(list(expected.values())))
+    assert [pair.chance**2 for pair in shift.pairs] == pytest.approx([1 / 4 + 1 / 6, 1 / 4 + 1, 1 / 6 + 1])
     grid = (np.arange(8) + 0.5) / 8
     whole = {
         site: [np.quantile(values[:, c].ravel(), grid) for c in range(2)]
@@ -71,7 +71,7 @@ def test_the_shift_is_that_of_the_formula_written_out():
             ]
             by_channel.append(np.abs(whole[one][c] - whole[other][c]).mean() / np.mean(own))
         histograms.append(np.mean(by_channel))
-    assert [pair.histogram for pair in found.pairs] == pytest.approx(histograms)
+    assert [pair.histogram for pair in shift.pairs] == pytest.approx(histograms)
 
 
 def test_sites_that_do_not_differ_are_apart_by_chance_alone():
@@ -100,43 +100,39 @@ def odd_data(make_site, tmp_path):
     """A site in order and one on which nearly everything is odd; each case of it for one reason."""
     make_site("A", cases=(3, 1, 1))
     folder = make_site("B", cases=(7, 1, 2))
-    for index in range(9):
-        assert (folder / f"images/{index}.nii.gz").exists()
+    plain, wide, moved = (np.diag([edge, edge, 3.0, 1.0]) for edge in (1.0, 120.0, 1.0))
+    moved[:3, 3] = 40
 
-    def volume(name, array, affine=None):
-        nib.save(nib.Nifti1Image(array, np.diag([1, 1, 3, 1.0]) if affine is None else affine), folder / name)
+    def volume(name, array, affine=plain):
+        nib.save(nib.Nifti1Image(array, affine), folder / name)
 
     rng = np.random.default_rng(7)
     label = np.zeros((16, 16, 4), np.uint8)
     label[4:9, 4:9, 1:3] = 1
+    images = [rng.normal(100, 20, label.shape).astype(np.float32) for _ in range(4)]
     (folder / "images/1.nii.gz").write_bytes(b"no volume")
     volume("labels/2.nii.gz", label[:, :, :3])
-    volume("images/3.nii.gz", rng.normal(100, 20, label.shape).astype(np.float32))
+    volume("images/3.nii.gz", images[0])
     volume("labels/3.nii.gz", np.zeros_like(label))
-    wide = np.diag([120.0, 120.0, 3.0, 1.0])
-    volume("images/4.nii.gz", rng.normal(100, 20, label.shape).astype(np.float32), wide)
+    volume("images/4.nii.gz", images[1], wide)
     volume("labels/4.nii.gz", label, wide)
-    moved = np.diag([1.0, 1.0, 3.0, 1.0])
-    moved[:3, 3] = 40
-    volume("images/5.nii.gz", rng.normal(100, 20, label.shape).astype(np.float32))
+    volume("images/5.nii.gz", images[2])
     volume("labels/5.nii.gz", label, moved)
     (folder / "labels/6.nii.gz").unlink()
-    dark = rng.normal(100, 20, label.shape).astype(np.float32)
-    dark[label > 0] = 0
-    volume("images/7.nii.gz", dark)
+    volume("images/7.nii.gz", np.where(label > 0, np.float32(0), images[3]))
     volume("labels/7.nii.gz", label)
     shutil.copy(folder / "images/0.nii.gz", folder / "images/8.nii.gz")
     shutil.copy(tmp_path / "data/A/images/0.nii.gz", folder / "images/9.nii.gz")
     return tmp_path / "data"
 
 
-def test_no_odd_file_ends_the_look_and_each_is_named_with_its_reason(run, odd_data, tmp_path):
+def test_no_odd_file_ends_the_inspection_and_each_is_named_with_its_reason(run, odd_data, tmp_path):
     page = tmp_path / "look" / "inspect.html"
     code, out, err = run("inspect", "--data", odd_data, "--out", page)
     assert code == 0, err
-    found = {site.name: site for site in inspect_sites(odd_data)}
-    assert found["A"].odd == []
-    odd = {entry.case: (entry.kind, entry.reason) for entry in found["B"].odd if entry.case}
+    a, b = inspect_sites(odd_data)
+    assert a.odd == []
+    odd = {entry.case: (entry.kind, entry.reason) for entry in b.odd if entry.case}
     for case, kind, words in (
         ("1", "file", "cannot be read as an image"),
         ("2", "file", "the label map is 16 x 16 x 3, its image 16 x 16 x 4"),
@@ -152,7 +148,7 @@ def test_no_odd_file_ends_the_look_and_each_is_named_with_its_reason(run, odd_da
         assert words in odd[case][1]
         assert f"odd: B, {case}: {odd[case][1]}" in out
     assert "0" not in odd
-    assert any("the label of a training case is missing" in entry.reason for entry in found["B"].odd)
+    assert any("the label of a training case is missing" in entry.reason for entry in b.odd)
     text = Page(page.read_text()).text
     assert all(reason in text for _, reason in odd.values())
     record = json.loads(page.with_suffix(".json").read_text())
@@ -243,7 +239,7 @@ def test_a_site_that_cannot_be_opened_is_listed(run, make_site, tmp_path):
     assert "not readable as JSON" in out
 
 
-def test_a_constant_channel_is_told(make_site, tmp_path):
+def test_a_constant_channel_is_odd(make_site, tmp_path):
     folder = make_site("A", channels=2)
     for path in (folder / "images").iterdir():
         voxels = np.asarray(nib.load(path).dataobj).copy()
@@ -289,8 +285,7 @@ def test_images_are_not_all_in_memory(make_site, monkeypatch):
 
 
 def test_the_record_names_no_case(phantom_dir):
-    found = inspect_sites(phantom_dir)
-    text = json.dumps(inspection_record(found, None, "scale"))
+    text = json.dumps(inspection_record(inspect_sites(phantom_dir), None, "scale"))
     names = {path.name.split(".")[0] for path in Path(phantom_dir).rglob("*.nii.gz")}
     assert names
     assert not any(name in text for name in names)
@@ -301,12 +296,11 @@ def test_the_record_names_no_case(phantom_dir):
 def test_the_page_fits_a_phone_and_fetches_nothing(run, odd_data, tmp_path):
     page = tmp_path / "inspect.html"
     assert run("inspect", "--data", odd_data, "--out", page)[0] == 0
-    found = probe(page, tmp_path, 390)
-    assert found["scroll"] <= 390
-    assert found["beyond"] == []
-    assert found["loaded"] == []
-    assert all(shown for shown, _ in found["images"])
-    assert found["last"] == "Odd cases"
+    layout = probe(page, tmp_path, 390)
+    assert layout["scroll"] <= 390
+    assert layout["beyond"] == layout["loaded"] == []
+    assert all(visible for visible, _ in layout["images"])
+    assert layout["last"] == "Odd cases"
 
 
 def test_channels_are_compared_by_name_and_files_scaled_each_by_itself(make_site, tmp_path):
@@ -327,9 +321,9 @@ def test_channels_are_compared_by_name_and_files_scaled_each_by_itself(make_site
                 stem = row["image"].split(".")[0]
                 row["image"] = [f"{stem}_{k}.nii.gz" for k in range(len(names))]
         (folder / "dataset.json").write_text(json.dumps(listing))
-    found = inspect_sites(tmp_path / "data", intensity="raw")
-    assert [site.odd for site in found] == [[], [], []]
-    shift = {pair.sites: pair.statistics for pair in federation_shift(found).pairs}
+    inspections = inspect_sites(tmp_path / "data", intensity="raw")
+    assert [site.odd for site in inspections] == [[], [], []]
+    shift = {pair.sites: pair.statistics for pair in federation_shift(inspections).pairs}
     assert shift["A", "B"] < 3  # the same channels in another order
     assert shift["A", "C"] > 30  # by T2 alone, which is twice as bright
     for site in inspect_sites(tmp_path / "data"):
@@ -361,15 +355,15 @@ def test_a_site_that_stores_bright_what_others_store_dark_is_named_with_its_numb
     """By inspect and by each such site as a run with FedRDN starts, from the pairs that sites exchange."""
     make_phantom(tmp_path / "data", 4, 5, (48, 48, 4), seed=2, inverted=(False, False, False, True))
     code, _, err = run("inspect", "--data", tmp_path / "data", "--out", tmp_path / "i.html")
-    told = " ".join(err.split())
+    text = " ".join(err.split())
     assert code == 0, err
     record = json.loads((tmp_path / "i.json").read_text())
     pairs = {name: ChannelStatistics(s["mean"], s["std"], 4) for name, s in record["sites"].items()}
     odd = pairs["site_D"]
     for name in ("site_A", "site_B", "site_C"):
         one = pairs[name]
-        there = float((one.mean - odd.mean) / odd.std), float((odd.mean - one.mean) / one.std)
-        assert f"{name} {there[0]:+.1f} under site_D's and site_D {there[1]:+.1f} under {name}'s" in told
+        scores = float((one.mean - odd.mean) / odd.std), float((odd.mean - one.mean) / one.std)
+        assert f"{name} {scores[0]:+.1f} under site_D's and site_D {scores[1]:+.1f} under {name}'s" in text
     assert {tuple(p["sites"]) for p in record["foreign_pairs"]} == {
         (f"site_{name}", "site_D") for name in "ABC"
     }
@@ -380,9 +374,9 @@ def test_a_site_that_stores_bright_what_others_store_dark_is_named_with_its_numb
 
     folders = find_sites(tmp_path / "data")
     config = configure(folders, methods=parse_methods("fedrdn"), rounds=1, **TINY_NETWORK)
-    with pytest.warns(MedFedAugWarning, match="far from 0 under other sites' pairs") as found:
+    with pytest.warns(MedFedAugWarning, match="far from 0 under other sites' pairs") as records:
         run_in_process(replace(config, local_steps=1), tmp_path / "data", folders, "cpu")
-    warned = {str(one.message) for one in found if "far from 0" in str(one.message)}
+    warned = {str(record.message) for record in records if "far from 0" in str(record.message)}
     assert [text.split(":")[0] for text in sorted(warned)] == [f"site site_{name}" for name in "ABCD"]
     assert all("compare single, fedavg and norm with it first" in text for text in warned)
 
@@ -393,7 +387,7 @@ def test_sites_that_are_merely_apart_are_not_foreign_to_each_other(tmp_path):
 
 
 def test_names_of_channels_that_the_images_do_not_have_and_wild_scales_are_odd(run, make_site, tmp_path):
-    """What a run would refuse or warn of, inspect says before."""
+    """Inspection reports before a run what the run would refuse or warn of."""
     for name in "AB":
         folder = make_site(name, cases=(3, 1, 1))
     listing = json.loads((folder / "dataset.json").read_text())
@@ -404,10 +398,10 @@ def test_names_of_channels_that_the_images_do_not_have_and_wild_scales_are_odd(r
     nib.save(nib.Nifti1Image(np.asarray(image.dataobj) * 50, image.affine), loud)
     code, out, err = run("inspect", "--data", tmp_path / "data", "--out", tmp_path / "i.html")
     assert code == 0, err
-    told = " ".join(out.split())
-    assert "odd: B: dataset.json names 2 channels (T1, T2), and images are 5 with 1" in told
-    assert "odd: A: its volumes lie on wildly different scales of intensity (" in told
-    assert "use --intensity scale" in told
+    text = " ".join(out.split())
+    assert "odd: B: dataset.json names 2 channels (T1, T2), and images are 5 with 1" in text
+    assert "odd: A: its volumes lie on wildly different scales of intensity (" in text
+    assert "use --intensity scale" in text
     record = json.loads((tmp_path / "i.json").read_text())["sites"]
     assert record["A"]["odd"] == {"intensity": 1}
     assert record["B"]["odd"]["channels"] == 1

@@ -13,7 +13,7 @@ from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError
 from medfedaug.federation.in_process import InProcessCarrier, run_in_process
 from medfedaug.federation.messages.checkpoint import check_same_run
-from medfedaug.federation.server.initial_exchange import OnceShared
+from medfedaug.federation.server.initial_exchange import InitialExchange
 from medfedaug.federation.server.model_selection import Selection
 
 SITES = ["site_A", "site_B"]
@@ -62,7 +62,7 @@ def test_a_checkpoint_of_version_0_2_0_is_compared_by_its_mean():
 
 
 def test_what_was_exchanged_before_training_is_sent_until_a_site_has_answered():
-    once = OnceShared()
+    once = InitialExchange()
     once.payload = {"norm/mean": torch.zeros(1)}
     assert once.due(SITES)
     once.answered("site_A")

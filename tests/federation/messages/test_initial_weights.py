@@ -30,7 +30,7 @@ def test_torchvisions_resnets_give_the_same_outputs_here(name):
     net = build_network(name, in_channels=3, out_channels=1000)
     fit = fit_weights(given, net.state_dict())
     assert (fit.skipped, fit.missing) == ({}, [])
-    assert len(fit.entries) == fit.of == sum(value.is_floating_point() for value in given.values())
+    assert len(fit.entries) == fit.total == sum(value.is_floating_point() for value in given.values())
     net.load_state_dict(fit.entries, strict=False)
     x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -52,7 +52,7 @@ def test_another_number_of_classes_or_channels_is_named_and_skipped():
         "fc.bias": "shape [1000], needed [7]",
     }
     assert set(fit.missing) == set(fit.skipped)
-    assert len(fit.entries) == fit.of - 3
+    assert len(fit.entries) == fit.total - 3
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,8 @@ def given(tmp_path, tiny_config):
 
 
 def initial(path, config):
-    found = InitialWeights.read(path, Composition(config).network.state_dict())
-    return found, RunConfig.from_dict({**config.to_dict(), "init": found.digest})
+    weights = InitialWeights.read(path, Composition(config).network.state_dict())
+    return weights, RunConfig.from_dict({**config.to_dict(), "init": weights.digest})
 
 
 def test_the_command_starts_from_a_file_and_says_what_it_used(run, phantom_dir, tmp_path, given):
@@ -176,10 +176,10 @@ def test_what_stays_at_the_sites_starts_from_the_file_too(phantom_dir, tiny_conf
         (file,) = (tmp_path / "state" / site).glob("*.pt")
         rounds = torch.load(file, weights_only=True)["rounds"]
         for name in kept:
-            found = rounds[2]["network"][name]
+            value = rounds[2]["network"][name]
             # Running statistics are the site's own from the first step on, also in the second round.
-            assert torch.equal(found, entries[name]) != ("running" in name), name
-            assert torch.equal(found, rounds[1]["network"][name]) != ("running" in name), name
+            assert torch.equal(value, entries[name]) != ("running" in name), name
+            assert torch.equal(value, rounds[1]["network"][name]) != ("running" in name), name
     assert server.rounds[0]["bytes"]["initial"]["down"] == 2 * 4 * sum(entries[n].numel() for n in kept)
     assert "initial" not in server.rounds[1]["bytes"]
 
@@ -209,7 +209,7 @@ def test_a_run_goes_on_without_the_file_and_does_not_begin_without_it(
     phantom_dir, tiny_config, tmp_path, given
 ):
     weights, config = initial(given[0], tiny_config("fedbn", rounds=3, limit=1))
-    with pytest.raises(ConfigError, match="the run starts from given weights, and they are not there"):
+    with pytest.raises(ConfigError, match="the run starts from given weights, and none were given"):
         run_in_process(config, phantom_dir, SITES, "cpu")
     whole = run_in_process(config, phantom_dir, SITES, "cpu", initial=weights)
 

@@ -159,7 +159,7 @@ def test_what_is_sent_of_classes_is_refused_before_training(photo_config, tmp_pa
     config = photo_config(method)
     for settings, reason in (
         ({"min_images": 99}, f"site A: {method}'s statistics would summarise"),
-        (NOISY, f"site A: {method}: there is no form of this exchange to which noise could be added"),
+        (NOISY, f"site A: {method}: noise cannot be added to this exchange"),
     ):
         trainer = SiteTrainer(config, tmp_path / "photos", "cpu", policy=PrivacyPolicy.from_dict(settings))
         assert reason in Site("A", trainer).answer(FederationServer(config).prepare()).error
@@ -234,18 +234,18 @@ def test_noise_is_the_multiplier_times_the_bound_in_every_block():
     torch.manual_seed(1)
     values = [{"a": torch.randn(2), "h": torch.rand(3, 4).softmax(dim=1)} for _ in range(n)]
     changes = {"noise_multiplier": z, "cases_per_patient": m}
-    found = released(Given(values, **kinds), n, random.Random(3), **changes)
+    payload = released(Given(values, **kinds), n, random.Random(3), **changes)
 
     draw, blocks = random.Random(3), 2 + 3
     sensitivity = m * math.sqrt(blocks) / n
     for index in range(2):
         mean = math.fsum(min(max(float(v["a"][index]), -1.0), 3.0) for v in values) / n
         noisy = mean + z * sensitivity * 4.0 * draw.gauss(0, 1)
-        assert float(found["a"][index]) == pytest.approx(min(max(noisy, -1.0), 3.0), rel=1e-12)
+        assert float(payload["a"][index]) == pytest.approx(min(max(noisy, -1.0), 3.0), rel=1e-12)
     mean = torch.stack([v["h"].double() for v in values]).mean(dim=0)
     noise = torch.tensor([draw.gauss(0, 1) for _ in range(12)], dtype=torch.float64).view(3, 4)
     noisy = mean + z * sensitivity * math.sqrt(2) * noise
-    for row, expected in zip(found["h"], noisy, strict=True):
+    for row, expected in zip(payload["h"], noisy, strict=True):
         # The nearest histogram: Σ max(0, v − t) = 1, t by bisection.
         low, high = float(expected.min()) - 1, float(expected.max())
         for _ in range(200):
@@ -257,10 +257,10 @@ def test_noise_is_the_multiplier_times_the_bound_in_every_block():
 def test_what_leaves_is_spread_as_it_should_be():
     n, z = 10, 0.01
     values = [{"a": torch.ones(2000)} for _ in range(n)]
-    found = released(Given(values, a="feature_mean"), n, random.Random(0), noise_multiplier=z)["a"]
+    noisy = released(Given(values, a="feature_mean"), n, random.Random(0), noise_multiplier=z)["a"]
     expected = z * 4.0 * math.sqrt(2000) / n
-    assert float(found.std()) == pytest.approx(expected, rel=0.06)  # four standard errors
-    assert float(found.mean()) == pytest.approx(1.0, abs=4 * expected / math.sqrt(2000))
+    assert float(noisy.std()) == pytest.approx(expected, rel=0.06)  # four standard errors
+    assert float(noisy.mean()) == pytest.approx(1.0, abs=4 * expected / math.sqrt(2000))
 
 
 def test_one_patient_is_never_more_than_all_cases():
@@ -272,15 +272,15 @@ def test_one_patient_is_never_more_than_all_cases():
 
 def test_noise_comes_from_the_operating_system_and_not_from_the_seed():
     exchange = [Given([{"a": torch.zeros(8)}] * 3, a="feature_mean") for _ in range(2)]
-    found = []
+    payloads = []
     for given in exchange:
         torch.manual_seed(0)
         random.seed(0)
         guard = PrivacyGuard("A", policy(noise_multiplier=0.01), 3)  # values at a bound would be equal
         assert isinstance(guard.generator, random.SystemRandom)
         guard.observe("m", given)
-        found.append(guard.collect("m", given)["a"])
-    assert not torch.equal(*found)
+        payloads.append(guard.collect("m", given)["a"])
+    assert not torch.equal(*payloads)
 
 
 def test_a_method_must_declare_what_it_contributes_for_every_case():
@@ -347,21 +347,21 @@ def test_what_a_case_contributes_does_not_depend_on_any_other(method):
 
 def test_fedrdn_contributes_the_statistics_of_each_image():
     cases = cases_of()
-    for case, found in zip(cases, contributed(FedRDN(), cases, build_network("basicunet")), strict=True):
-        torch.testing.assert_close(found["mean"], case.double().mean().view(1))
-        torch.testing.assert_close(found["std"], case.double().std(correction=0).view(1))
+    for case, entries in zip(cases, contributed(FedRDN(), cases, build_network("basicunet")), strict=True):
+        torch.testing.assert_close(entries["mean"], case.double().mean().view(1))
+        torch.testing.assert_close(entries["std"], case.double().std(correction=0).view(1))
 
 
 def test_fedfa_contributes_a_case_as_the_mean_over_its_images_in_evaluation_mode():
     torch.manual_seed(0)
     network = FedFA().prepare_network(build_network("basicunet", features=[4, 8, 8, 8, 8, 4]))
     cases = [*cases_of(3), torch.zeros(0, 1, 32, 32)]
-    found = contributed(FedFA(), cases, network)
+    contributions = contributed(FedFA(), cases, network)
     seen = {}
     for stage, layer in ffa_layers(network).items():
         layer.register_forward_hook(lambda m, args, out, stage=stage: seen.update({stage: args[0]}))
     network.eval()
-    for case, values in zip(cases[:3], found[:3], strict=True):
+    for case, values in zip(cases[:3], contributions[:3], strict=True):
         with torch.no_grad():
             network(case)
         for stage, features in seen.items():
@@ -369,15 +369,15 @@ def test_fedfa_contributes_a_case_as_the_mean_over_its_images_in_evaluation_mode
             torch.testing.assert_close(values[f"{stage}/mean"], pixels.mean(2).mean(0), rtol=1e-4, atol=1e-6)
             expected = (pixels.var(2, correction=0) + 1e-6).sqrt().mean(0)
             torch.testing.assert_close(values[f"{stage}/std"], expected, rtol=1e-4, atol=1e-6)
-    assert all(value.isnan().all() for value in found[3].values())
+    assert all(value.isnan().all() for value in contributions[3].values())
 
 
 def test_a_case_without_images_counts_as_the_middle():
     values = [{"a": torch.tensor([3.0])}, {"a": torch.tensor([math.nan])}]
     assert float(released(Given(values, a="feature_mean"), 2)["a"]) == (3.0 + 1.0) / 2
     histograms = [{"h": torch.tensor([[1.0, 0.0]])}, {"h": torch.full((1, 2), math.nan)}]
-    found = released(Given(histograms, h="histogram"), 2)["h"]
-    torch.testing.assert_close(found, torch.tensor([[0.75, 0.25]], dtype=torch.float64))
+    histogram = released(Given(histograms, h="histogram"), 2)["h"]
+    torch.testing.assert_close(histogram, torch.tensor([[0.75, 0.25]], dtype=torch.float64))
 
 
 def test_fedfa_sends_the_noisy_means_as_its_own_averages_would_be():
@@ -459,15 +459,15 @@ def by_hand(noise, count, delta):
 @pytest.mark.parametrize(("noise", "count"), [(0.8, 1), (1.5, 6), (5.0, 40)])
 def test_epsilon_is_what_opacus_says_and_what_the_equation_says(noise, count):
     delta = 1e-5
-    found = epsilon_spent([(noise, count)], delta)
-    assert found == pytest.approx(by_hand(noise, count, delta), rel=1e-9)
+    epsilon = epsilon_spent([(noise, count)], delta)
+    assert epsilon == pytest.approx(by_hand(noise, count, delta), rel=1e-9)
     # RDP of the Gaussian mechanism, α/(2z²), and its conversion (Balle et al., 2020, Theorem 21).
     orders = [1 + x / 10 for x in range(1, 100)] + list(range(12, 64))
     bound = min(
         count * a / (2 * noise**2) + math.log((a - 1) / a) - (math.log(delta) + math.log(a)) / (a - 1)
         for a in orders
     )
-    assert found == pytest.approx(bound, rel=1e-9)
+    assert epsilon == pytest.approx(bound, rel=1e-9)
 
 
 def test_different_noise_adds_up():

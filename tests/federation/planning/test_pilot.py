@@ -98,7 +98,7 @@ def test_every_training_is_a_configuration_of_the_sites_book(config, finished):
 def test_a_site_refuses_what_the_job_did_not_announce(config, hospitals):
     site = hospitals[0]
     site.start(config, "job-1")
-    for told, words in (
+    for settings, words in (
         ({"methods": "fedbn", "rounds": 3}, "is of fedavg, single"),
         ({"methods": "fedavg", "rounds": 13}, "has 3, 6, 12 rounds"),
         ({"methods": "fedavg", "rounds": True}, "has 3, 6, 12 rounds"),
@@ -106,7 +106,7 @@ def test_a_site_refuses_what_the_job_did_not_announce(config, hospitals):
         ({"methods": ["fedavg"], "rounds": 3}, "is of fedavg, single"),
         ({}, "exchanges fingerprints alone"),
     ):
-        assert words in site.answer(Request(PREPARE, run="a" * 32, planned=told)).error
+        assert words in site.answer(Request(PREPARE, run="a" * 32, planned=settings)).error
     begun = {"methods": "fedavg", "rounds": 3}
     assert not site.answer(Request(PREPARE, run="a" * 32, planned=begun)).error
     assert "exchanges none" in site.answer(Request(PROSPECT, run="a" * 32)).error

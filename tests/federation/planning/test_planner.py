@@ -63,23 +63,23 @@ def test_slices_are_those_that_the_scanner_took(size, edges, given, expected):
 def test_ct_is_clipped_to_the_range_of_all_sites_where_these_outlined_different_classes():
     """The ribs of one site lie above the lungs of two others."""
     size = ((64, 64, 64), (1.0, 1.0, 1.0), 10)
-    found = prints_of(A=size, B=size, C=size)
+    prints = prints_of(A=size, B=size, C=size)
     rows = {"A": (-900.0, -500.0, -800.0, 60.0), "B": (-950.0, -550.0, -820.0, 50.0)}
     rows["C"] = (100.0, 900.0, 400.0, 200.0)
     for site, row in rows.items():
-        found[site]["ct"] = torch.tensor([row])
+        prints[site]["ct"] = torch.tensor([row])
     config = asked(channel_names=("CT",))
-    alike = make_plan(found, config)
+    alike = make_plan(prints, config)
     assert alike.changes["plan"].ct_intensities[:2] == (-900.0, -500.0)
-    found["C"]["foreground"] = torch.tensor([-1.0])
-    apart = make_plan(found, config)
+    prints["C"]["foreground"] = torch.tensor([-1.0])
+    apart = make_plan(prints, config)
     assert apart.changes["plan"].ct_intensities == (-950.0, 900.0, -800.0, 60.0)
     assert any("range of all sites" in why for _, why in apart.reasons)
     assert not any("range of all sites" in why for _, why in alike.reasons)
-    check_fingerprint("C", found["C"])
-    found["C"]["foreground"] = torch.tensor([-0.5])
+    check_fingerprint("C", prints["C"])
+    prints["C"]["foreground"] = torch.tensor([-0.5])
     with pytest.raises(UpdateRefused, match="plan/foreground"):
-        check_fingerprint("C", found["C"])
+        check_fingerprint("C", prints["C"])
 
 
 TWO_PROTOCOLS = {  # the same anatomy, thick and thin slices
@@ -90,11 +90,11 @@ TWO_PROTOCOLS = {  # the same anatomy, thick and thin slices
 
 def sites_on_disk(folder, modality, cases):
     """Fingerprints of volumes that lie in files, cases by protocol."""
-    found = {}
+    plans = {}
     for name, (size, edges) in TWO_PROTOCOLS[modality].items():
         site = write_volumes(folder / name, size, edges, modality, cases[name])
-        found[name] = fingerprint(VolumeFolder.open(site), ("background", "lesion"))
-    return found
+        plans[name] = fingerprint(VolumeFolder.open(site), ("background", "lesion"))
+    return plans
 
 
 @pytest.mark.parametrize("modality", ["MR", "CT"])
@@ -112,9 +112,9 @@ def test_a_plan_of_two_protocols_is_of_a_volume_that_patients_have(modality, cas
     # Either site's slices change fourfold: the page names the other one, and the option that keeps its own.
     other = next(name for name in TWO_PROTOCOLS[modality] if name != expected)
     theirs = ",".join(f"{edge:g}" for edge in TWO_PROTOCOLS[modality][other][1])
-    told = why[f"resampling of {other}"]
-    assert ("makes up" if other == "thick" else "gives up") in told
-    assert f"--spacing {theirs} would keep it" in told
+    reason = why[f"resampling of {other}"]
+    assert ("makes up" if other == "thick" else "gives up") in reason
+    assert f"--spacing {theirs} would keep it" in reason
     assert f"resampling of {expected}" not in why
 
 
@@ -123,9 +123,9 @@ def test_extent_and_edges_are_of_the_same_cases(tmp_path):
     sizes, edges = zip(*TWO_PROTOCOLS["MR"].values(), strict=True)
     site = write_volumes(tmp_path / "both", sizes[0], edges[0], "MR", 3)
     write_volumes(site, sizes[1], edges[1], "MR", 4)
-    found = fingerprint(VolumeFolder.open(site), ("background", "lesion"))
-    assert found["extent"][:, 2].tolist() == pytest.approx([57.6, 57.6, 60.0])
-    plan = make_plan({"A": found}, asked()).changes["plan"]
+    payload = fingerprint(VolumeFolder.open(site), ("background", "lesion"))
+    assert payload["extent"][:, 2].tolist() == pytest.approx([57.6, 57.6, 60.0])
+    plan = make_plan({"A": payload}, asked()).changes["plan"]
     assert plan.spacing == pytest.approx((0.5, 0.5, 1.2))
     assert plan.patch_size[2] == 48
 
@@ -140,7 +140,7 @@ def test_extent_and_edges_are_of_the_same_cases(tmp_path):
 )
 def test_an_anisotropic_axis_is_one_of_few_and_coarse_voxels(size, edges, fine):
     """nnU-Net's two conditions for the 10 % quantile."""
-    found = prints_of(A=(size, edges, 10))
-    found["A"]["spacing"][0, 2] = 2.5
-    plan = make_plan(found, asked()).changes["plan"]
+    prints = prints_of(A=(size, edges, 10))
+    prints["A"]["spacing"][0, 2] = 2.5
+    plan = make_plan(prints, asked()).changes["plan"]
     assert plan.spacing == (edges[0], edges[1], 2.5 if fine else 5.0)

@@ -77,10 +77,10 @@ def test_each_site_sends_its_fingerprint_once_and_is_told_those_of_all(data, con
     assert sent["site_B"].metrics["test_patients"] == 1
     for site in sites:
         entries = [one.release for one in PrivacyLedger(site.kit / "medfedaug/ledger.sqlite").entries()]
-        found = [(one.method, one.kind, one.split, one.count) for one in entries]
+        releases = [(one.method, one.kind, one.split, one.count) for one in entries]
         about = ("training", 4)
         # The second answer, to what the server tells, holds nothing, and is entered too.
-        assert found == [("prospect", "statistics", *about), *[("task", "numbers", *about)] * 2]
+        assert releases == [("prospect", "statistics", *about), *[("task", "numbers", *about)] * 2]
         pages = site.kit.rglob("prospect.html")
         assert f"Should {site.name} join?" in next(iter(pages)).read_text()
 
@@ -235,8 +235,8 @@ def test_the_deviation_of_the_noise_is_as_stated(data):
     own = fingerprint_of(site).entries
     inside = [name for name in ("mean", "roughness", "edge", "noise") if 0.15 < float(own[name]) < 0.85]
     assert inside
-    found = [np.std([float(one[name]) for one in drawn]) for name in inside]
-    np.testing.assert_allclose(np.mean(found), noise_of(policy, drawn[0], cases), rtol=0.25)
+    deviations = [np.std([float(one[name]) for one in drawn]) for name in inside]
+    np.testing.assert_allclose(np.mean(deviations), noise_of(policy, drawn[0], cases), rtol=0.25)
 
 
 def test_a_refusing_site_is_named_and_two_are_needed(config, hospitals):
@@ -319,19 +319,19 @@ def test_what_the_server_tells_is_checked_at_the_site(config, hospitals):
     (site,) = hospitals(site_A={"min_images": 3})
     site.start(config, "job-1")
     assert not site.answer(Request(PROSPECT, run="0" * 32)).error
-    told = site.answer(Request(PROSPECT, run="0" * 32, once={"prospect/mean/site_B": torch.tensor([9.0])}))
-    assert "site_B" in told.error or "prospect" in told.error
+    reply = site.answer(Request(PROSPECT, run="0" * 32, once={"prospect/mean/site_B": torch.tensor([9.0])}))
+    assert "site_B" in reply.error or "prospect" in reply.error
     asked = Prospecting(config, "0" * 32)
     for name in ("site_A", "site_B"):
         payload = {f"prospect/{entry}": torch.full(shape, 0.5) for entry, shape in asked.shapes.items()}
         counts = dict.fromkeys(("cases", "looked_at", "patients", "test_patients"), 5)
         assert asked.accept(name, Reply(PROSPECT, payload=payload, metrics={**counts, "noise": 0.0}))
     for wrong in ({"Siemens": ["a\x1b[2J"]}, {"Siemens": "Prisma"}, "Siemens"):
-        told = site.answer(replace(asked.telling(), scanners={"site_B": wrong}))
-        assert "site_B" in told.error
-        assert "\x1b" not in told.error
+        reply = site.answer(replace(asked.full_set(), scanners={"site_B": wrong}))
+        assert "site_B" in reply.error
+        assert "\x1b" not in reply.error
     assert not list(site.kit.rglob("prospect.html"))
-    assert not site.answer(asked.telling()).error
+    assert not site.answer(asked.full_set()).error
     assert list(site.kit.rglob("prospect.html"))
 
 
@@ -341,7 +341,7 @@ def test_the_page_of_the_approval_lists_every_entry_and_no_training(config, tmp_
     assert "NOTHING IS TRAINED" in text
     for name in NAMES:
         assert f"    {name} (" in text
-    assert "All sites of the job are told" in text
+    assert "The server sends all sites of the job the fingerprints" in text
     assert "scanners, where this kit's privacy policy names them" in text
     assert "by default none" in text
     assert "weights" not in text

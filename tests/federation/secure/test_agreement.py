@@ -50,9 +50,9 @@ def issued(project):
 
 @pytest.fixture
 def oracle(monkeypatch):
-    found = Oracle()
-    found.watch(monkeypatch)
-    return found
+    new = Oracle()
+    new.watch(monkeypatch)
+    return new
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def check_alive(server, oracle):
     """After all of it, an honest round still gives the sum of all, to the last bit."""
     before = len(oracle.sealed)
     replies, total = server.play(server.model(10**6 + server.round))
-    assert total is not None, [reply.error for found in replies.values() for reply in found]
+    assert total is not None, [reply.error for answers in replies.values() for reply in answers]
     new = oracle.sealed[before:]
     assert len(new) == len(server.hospitals)
     assert np.array_equal(total, sum(one.words for one in new))
@@ -181,7 +181,7 @@ def test_a_site_with_another_model_is_in_no_sum(serve, oracle):
                 put(
                     r,
                     ["masks", "keys"],
-                    {site: {**told, "agreed": own} for site, told in r.masks["keys"].items()},
+                    {site: {**sent, "agreed": own} for site, sent in r.masks["keys"].items()},
                 )
             ]
         return from_the_start(r, name)
@@ -231,8 +231,8 @@ def test_shares_of_a_training_that_failed_open_nothing(serve, oracle):
         if r.task == TRAIN and name in few:
             fewer = put(r, ["masks", "shares"], {n: r.masks["shares"][n] for n in few})
             return [put(r, ["weights"], {"none": torch.zeros(1)}), fewer, r]
-        told = {"A": "AEFB", "E": "AEFC", "F": "AEFD", "B": "AEFB", "C": "AEFC", "D": "AEFD"}
-        return [put(r, ["masks", "summed"], sorted(told[name])) if r.task in (CONFIRM, OPEN) else r]
+        summed = {"A": "AEFB", "E": "AEFC", "F": "AEFD", "B": "AEFB", "C": "AEFC", "D": "AEFD"}
+        return [put(r, ["masks", "summed"], sorted(summed[name])) if r.task in (CONFIRM, OPEN) else r]
 
     replies, total = server.play(server.model(1), change)
     assert total is None
@@ -320,14 +320,14 @@ def test_the_sets_of_sites_of_a_job_are_counted(serve, oracle):
 def test_different_lists_of_the_sum_are_never_both_opened(serve, oracle):
     """Without signatures, six sites told different lists opened the sum of three."""
     server = serve(SITES)
-    told = {"A": "ABCDE", "B": "ABCDE", "C": "ABCDE", "D": "ABCDF", "E": "ABCEF", "F": "ABCDF"}
+    lists = {"A": "ABCDE", "B": "ABCDE", "C": "ABCDE", "D": "ABCDF", "E": "ABCEF", "F": "ABCDF"}
 
     def change(r, name):
         if r.task not in (CONFIRM, OPEN):
             return [r]
-        r = put(r, ["masks", "summed"], list(told[name]))
+        r = put(r, ["masks", "summed"], list(lists[name]))
         if r.task == OPEN:
-            r = put(r, ["masks", "signed"], {n: s for n, s in r.masks["signed"].items() if n in told[name]})
+            r = put(r, ["masks", "signed"], {n: s for n, s in r.masks["signed"].items() if n in lists[name]})
         return [r]
 
     replies, _ = server.play(server.model(1), change)
@@ -346,13 +346,13 @@ def test_as_many_sites_as_the_page_says_may_sign_what_the_server_likes(serve, or
     def change(r, name):
         if r.task not in (CONFIRM, OPEN) or name in helpers:
             return [r]
-        told = "BCD" if name == "B" else "ACD"
-        r = put(r, ["masks", "summed"], list(told))
+        sites = "BCD" if name == "B" else "ACD"
+        r = put(r, ["masks", "summed"], list(sites))
         if r.task == OPEN:
-            signed = {site: said for site, said in r.masks["signed"].items() if site in told}
+            signed = {site: said for site, said in r.masks["signed"].items() if site in sites}
             purpose = oracle.sealed[-1].purpose
             for helper in helpers:
-                message = agreement.sum_message(purpose, helper, told)
+                message = agreement.sum_message(purpose, helper, sites)
                 signed[helper] = kit_identity(server.hospitals[helper].kit).sign(message)
             r = put(r, ["masks", "signed"], signed)
         return [r]
@@ -381,13 +381,13 @@ def variants(server, task):
 
     server.play(server.model(10**5), note)
     paths = [path for path in leaves(seen[task, "A"]) if path != ("masks",)]
-    found = {path: [OUT, STALE, *range(len(others(get(seen[task, "A"], path))))] for path in paths}
-    return seen, found
+    ways = {path: [OUT, STALE, *range(len(others(get(seen[task, "A"], path))))] for path in paths}
+    return seen, ways
 
 
-def altered(task, path, how, told, seen):
+def altered(task, path, how, receivers, seen):
     def change(r, name):
-        if r.task != task or name not in told:
+        if r.task != task or name not in receivers:
             return [r]
         try:
             now = get(r, path)
@@ -451,12 +451,12 @@ def test_no_request_that_is_repeated_withheld_or_moved_opens_less_than_a_sum(ser
         lambda r, name: [Request(other, r.round, run=r.run, weights=r.weights, masks=r.masks), r],
         lambda r, name: [r, Request(other, r.round, run=r.run, weights=r.weights, masks=r.masks)],
     )
-    for number, (told, change) in enumerate(product(("A", "ABC"), changes), STEPS.index(task)):
+    for number, (receivers, change) in enumerate(product(("A", "ABC"), changes), STEPS.index(task)):
         if both or number % 2 == 0:
             server.play(
                 server.model(server.round),
-                lambda r, name, change=change, told=told: (
-                    change(r, name) if r.task == task and name in told else [r]
+                lambda r, name, change=change, receivers=receivers: (
+                    change(r, name) if r.task == task and name in receivers else [r]
                 ),
             )
     assert oracle.smallest() in (3, 4)

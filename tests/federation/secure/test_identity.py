@@ -104,10 +104,10 @@ class Between(Deployment):
             self.mine = KeyPair(), KeyPair()
             keys = PublicKeys(*(pair.public for pair in self.mine))
             message = keys.message(Agreed(request.masks["keys"]["B"]["agreed"]), "B")
-            told = {**request.masks["keys"]["B"], "cipher": keys.cipher, "mask": keys.mask}
-            del told["certificate"], told["signature"]
+            sent = {**request.masks["keys"]["B"], "cipher": keys.cipher, "mask": keys.mask}
+            del sent["certificate"], sent["signature"]
             signed = self.swap(message, request.masks["keys"]["B"])
-            request.masks["keys"] = {**request.masks["keys"], "B": {**told, **signed}}
+            request.masks["keys"] = {**request.masks["keys"], "B": {**sent, **signed}}
         return super().ask(request, sites, needed, accept)
 
 
@@ -199,8 +199,8 @@ def test_a_site_says_how_many_sites_are_in_a_sum_and_whether_jobs_must_be_under_
 class Vanishing(Deployment):
     def ask(self, request, sites, needed, accept):
         gone = {"C"} if request.task == TRAIN else set()
-        found = super().ask(request, [name for name in sites if name not in gone], needed, accept)
-        return {**found, **{name: f"site {name} did not answer" for name in gone & set(sites)}}
+        silent = super().ask(request, [name for name in sites if name not in gone], needed, accept)
+        return {**silent, **{name: f"site {name} did not answer" for name in gone & set(sites)}}
 
 
 def test_a_sum_of_two_is_opened_only_where_every_site_of_it_allows_that(deploy):

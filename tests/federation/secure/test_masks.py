@@ -42,16 +42,16 @@ def layout(size: int) -> SumLayout:
     st.lists(st.tuples(st.lists(numbers, min_size=3, max_size=3), counts), min_size=3, max_size=9), st.data()
 )
 def test_the_sum_of_encoded_numbers_is_their_mean_to_the_stated_precision(sites, data):
-    found = layout(3)
+    sums = layout(3)
     total = float(sum(weight for _, weight in sites))
     there = sorted(data.draw(st.sets(st.sampled_from(range(len(sites))), min_size=1)))
     words, share = np.zeros(3, dtype=np.uint64), Fraction()
     for index in there:
         values, weight = sites[index]
         tensor = torch.tensor([values], dtype=torch.float64)
-        words += found.encode("A", {"weight": tensor}, {}, weight=weight, total=total, sites=len(sites))
+        words += sums.encode("A", {"weight": tensor}, {}, weight=weight, total=total, sites=len(sites))
         share += Fraction(weight) / Fraction(total)
-    decoded = found.decode(words, float(share), 1.0)[0]["weight"].double().flatten().tolist()
+    decoded = sums.decode(words, float(share), 1.0)[0]["weight"].double().flatten().tolist()
     for position, value in enumerate(decoded):
         exact = sum(Fraction(sites[i][0][position]) * Fraction(sites[i][1]) for i in there)
         exact = exact / Fraction(total) / share
@@ -64,10 +64,10 @@ def test_the_sum_of_encoded_numbers_is_their_mean_to_the_stated_precision(sites,
 @quick
 @given(numbers, counts, counts)
 def test_a_weight_above_the_total_and_what_is_no_weight_are_refused(value, weight, total):
-    found, tensor = layout(1), torch.tensor([[value]], dtype=torch.float64)
+    sums, tensor = layout(1), torch.tensor([[value]], dtype=torch.float64)
 
     def encode(weight, total):
-        return found.encode("A", {"weight": tensor}, {}, weight=weight, total=total, sites=3)
+        return sums.encode("A", {"weight": tensor}, {}, weight=weight, total=total, sites=3)
 
     for bad in (
         (weight + total, total),
@@ -124,7 +124,7 @@ def test_whatever_changes_in_a_training_changes_what_is_signed(data):
         (Request(**{**vars(request), "planned": {"batch_size": 1}}), once),
     ):
         assert request_digest(other, its_once) != digest
-    told = Training("r", 3, "config", digest, {"A": 1.0, "B": 2.0})
+    training = Training("r", 3, "config", digest, {"A": 1.0, "B": 2.0})
     for more in (
         {"run": "s"},
         {"round": 4},
@@ -133,8 +133,8 @@ def test_whatever_changes_in_a_training_changes_what_is_signed(data):
         {"weights": {"A": 1.0}},
     ):
         assert (
-            Training(**{**vars(Training("r", 3, "config", digest, told.weights)), **more}).digest
-            != told.digest
+            Training(**{**vars(Training("r", 3, "config", digest, training.weights)), **more}).digest
+            != training.digest
         )
 
 

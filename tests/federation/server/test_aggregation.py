@@ -15,12 +15,7 @@ from medfedaug.federation.messages.messages import TRAIN
 from medfedaug.functional.weighted_mean import capped_weights
 
 SITES = [f"site_{letter}" for letter in "ABCDE"]
-ROBUST = {
-    "median": ({}, 2),
-    "trimmed_mean": ({"hostile": 2}, 2),
-    "krum": ({}, 1),
-    "multi_krum": ({}, 1),
-}
+ROBUST = {"median": ({}, 2), "trimmed_mean": ({"hostile": 2}, 2), "krum": ({}, 1), "multi_krum": ({}, 1)}
 """Arguments, and how many of five sites the method stands."""
 
 
@@ -72,9 +67,9 @@ def outside(server, models, liars) -> float:
     for key in server.shared:
         values = torch.stack([model[key] for model in honest])
         margin = 1e-6 + 1e-6 * values.abs().amax(dim=0)
-        found = server.state[key].double()
-        count += int(((found < values.amin(0) - margin) | (found > values.amax(0) + margin)).sum())
-        total += found.numel()
+        value = server.state[key].double()
+        count += int(((value < values.amin(0) - margin) | (value > values.amax(0) + margin)).sum())
+        total += value.numel()
     return count / total
 
 
@@ -110,7 +105,9 @@ def test_norm_clip_lets_no_site_go_farther_than_the_others(attacked, script, att
     clipped = server.rounds[0]["methods"]["norm_clip"]
     assert attack != "scaling" or set(liars) <= set(clipped["clipped"])
     first = run_start(server)
-    norm = sum(float((server.state[k] - first[k]).square().sum()) for k in server.acceptance.model.parameters)
+    norm = sum(
+        float((server.state[k] - first[k]).square().sum()) for k in server.reply_checks.model.parameters
+    )
     assert norm**0.5 <= clipped["limit"] * (1 + 1e-5)
 
 
@@ -119,7 +116,7 @@ def test_a_step_twenty_times_as_long_counts_as_twice_the_others(attacked, attack
     liar = SITES[0]
     server, (sent,) = attacked("fedavg", attack, [liar], rounds=1, max_step=2.0, max_share=1.0)
     start = run_start(server)
-    parameters = server.acceptance.model.parameters
+    parameters = server.reply_checks.model.parameters
 
     def length(site):
         squared = sum(float((sent[site][k] - start[k].double()).square().sum()) for k in parameters)
@@ -187,13 +184,13 @@ def test_without_a_cap_and_with_one_that_nobody_reaches_the_bits_are_the_same(ph
 @pytest.mark.parametrize("weights", [[5, 5, 5, 5, 5], [1, 2, 3, 4, 2**31], [2**31, 2**31, 1, 1, 1], [7]])
 def test_no_share_is_above_the_cap_and_the_smaller_ones_stay_as_they_are(weights, largest):
     given = {str(index): float(weight) for index, weight in enumerate(weights)}
-    found = capped_weights(given, largest)
-    total = sum(found.values())
-    assert max(found.values()) / total <= max(largest, 1 / len(weights)) + 1e-12
-    level = max(found.values())
-    assert all(found[site] == min(weight, level) for site, weight in given.items())
+    capped = capped_weights(given, largest)
+    total = sum(capped.values())
+    assert max(capped.values()) / total <= max(largest, 1 / len(weights)) + 1e-12
+    level = max(capped.values())
+    assert all(capped[site] == min(weight, level) for site, weight in given.items())
     if max(given.values()) / sum(given.values()) <= largest:
-        assert found == given
+        assert capped == given
     elif largest * len(weights) > 1:
         assert level / total == pytest.approx(largest)
 

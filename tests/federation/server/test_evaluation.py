@@ -26,7 +26,7 @@ from medfedaug.federation.protocol import evaluate
 from medfedaug.federation.secure.identity import Identity
 from medfedaug.federation.server.evaluation import FEDERATION, Evaluation
 from medfedaug.federation.site.evaluation import EvaluationSite
-from medfedaug.federation.site.gate import GuardedDoor
+from medfedaug.federation.site.gate import GuardedGate
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.metrics.significance import compare_patients
 from medfedaug.nvflare_jobs.simulator import simulator
@@ -63,11 +63,11 @@ def results(folder: Path) -> dict:
 
 
 def dice(evaluation: dict, model: str) -> dict[str, float]:
-    return {site: found[model]["dice"] for site, found in evaluation["sites"].items() if model in found}
+    return {site: models[model]["dice"] for site, models in evaluation["sites"].items() if model in models}
 
 
 def scores_of(folder: Path) -> dict[str, float]:
-    return {site: found["dice"] for site, found in results(folder)["test"]["sites"].items()}
+    return {site: scores["dice"] for site, scores in results(folder)["test"]["sites"].items()}
 
 
 def page_commands() -> list[list[str]]:
@@ -88,30 +88,30 @@ def compared(hospitals):
 
 
 def test_each_site_compares_local_global_and_personal_model_on_its_own_cases(hospitals, compared):
-    found, printed = compared
-    assert dice(found, "personal") == pytest.approx(scores_of(hospitals / "runs/ditto"))
-    assert dice(found, "local") == pytest.approx(scores_of(hospitals / "runs/single"))
+    record, printed = compared
+    assert dice(record, "personal") == pytest.approx(scores_of(hospitals / "runs/ditto"))
+    assert dice(record, "local") == pytest.approx(scores_of(hospitals / "runs/single"))
     # Ditto's global model is that of the run without Ditto, and is scored without the personal one.
-    assert dice(found, "global") != pytest.approx(dice(found, "personal"))
-    for site, models in found["sites"].items():
+    assert dice(record, "global") != pytest.approx(dice(record, "personal"))
+    for site, models in record["sites"].items():
         for other in ("local", "global"):
             ours, theirs = models["personal"]["cases"], models[other]["cases"]
             test = compare_patients([ours[c] for c in sorted(ours)], [theirs[c] for c in sorted(ours)])
-            told = models["personal"]["against"][other]
-            assert told["difference"] == pytest.approx(test.difference)
-            assert (told["low"], told["high"]) == pytest.approx((test.low, test.high))
-            assert (told["cases"], told["p"]) == (6, pytest.approx(test.p))
+            comparison = models["personal"]["against"][other]
+            assert comparison["difference"] == pytest.approx(test.difference)
+            assert (comparison["low"], comparison["high"]) == pytest.approx((test.low, test.high))
+            assert (comparison["cases"], comparison["p"]) == (6, pytest.approx(test.p))
         for model in ("global", "personal"):
-            told = models[model]["against"]["local"]["difference"]
-            assert f"{site}, {model} model: {told:+.3f} Dice against its own local model" in printed
+            comparison = models[model]["against"]["local"]["difference"]
+            assert f"{site}, {model} model: {comparison:+.3f} Dice against its own local model" in printed
     assert "Too few cases for a verdict: 6 of 20." in printed
-    assert found["models"]["personal"]["scored"] == "personal (own weights)"
+    assert record["models"]["personal"]["scored"] == "personal (own weights)"
 
 
 def test_models_of_a_site_are_scored_at_the_others_as_it_uses_them(hospitals, compared):
-    found, _ = compared
+    record, _ = compared
     for kind, run in (("local", "single"), ("personal", "ditto")):
-        rows = found["cross_site"][kind]
+        rows = record["cross_site"][kind]
         assert set(rows) == set(SITES)
         for site in SITES:
             assert rows[site][site]["dice"] == pytest.approx(scores_of(hospitals / "runs" / run)[site])
@@ -122,26 +122,26 @@ def test_models_of_a_site_are_scored_at_the_others_as_it_uses_them(hospitals, co
     trainer.network.load_state_dict(run.weights, strict=False)
     cases = trainer.task.evaluation_cases(trainer.folder, "test")
     by_hand = trainer.score(cases)["dice"]
-    assert found["cross_site"]["local"]["site_A"]["site_B"]["dice"] == pytest.approx(by_hand)
-    personal = found["cross_site"]["personal"]["site_A"]["site_B"]["dice"]
-    assert personal not in (dice(found, "global")["site_B"], dice(found, "personal")["site_B"])
+    assert record["cross_site"]["local"]["site_A"]["site_B"]["dice"] == pytest.approx(by_hand)
+    personal = record["cross_site"]["personal"]["site_A"]["site_B"]["dice"]
+    assert personal not in (dice(record, "global")["site_B"], dice(record, "personal")["site_B"])
 
 
 def test_the_page_answers_whether_the_federation_is_worth_it(run, hospitals, compared, tmp_path):
-    found, _ = compared
+    record, _ = compared
     page, tables = tmp_path / "page.html", tmp_path / "tables"
     code, _, err = run("report", hospitals / "runs/ditto/evaluation.json", "--out", page, "--tables", tables)
     assert code == 0, err
     text = Page(page.read_text()).text
     assert "Is the federation worth it for a site?" in text
-    for row in worth_table(found).rows:
+    for row in worth_table(record).rows:
         assert row.sentence("dice") in text
     assert "personal (own weights)" in text
     rows = list(csv.DictReader((tables / "worth.csv").open()))
     assert [(row["site"], row["model"]) for row in rows] == [
         (site, model) for site in SITES for model in ("global", "personal (own weights)")
     ]
-    assert float(rows[0]["local"]) == pytest.approx(dice(found, "local")["site_A"])
+    assert float(rows[0]["local"]) == pytest.approx(dice(record, "local")["site_A"])
     rows = list(csv.DictReader((tables / "local_at_sites.csv").open()))
     assert {row["model_of"] for row in rows} == set(SITES)
     # A run's folder with an evaluation in it shows both.
@@ -154,19 +154,19 @@ def test_the_page_answers_whether_the_federation_is_worth_it(run, hospitals, com
 
 def test_a_site_that_trained_and_is_not_there_is_named(hospitals, tmp_path):
     shutil.copytree(hospitals / "data/site_A", tmp_path / "site_A")
-    found = evaluate_sites(hospitals / "runs/ditto", tmp_path, device="cpu")
-    assert set(found["sites"]) == {"site_A"}
-    assert found["missing"] == {"site_B": {"global": "site site_B is not connected"}}
-    assert "site_B, not scored (global): site site_B is not connected." in worth_table(found).notes
+    record = evaluate_sites(hospitals / "runs/ditto", tmp_path, device="cpu")
+    assert set(record["sites"]) == {"site_A"}
+    assert record["missing"] == {"site_B": {"global": "site site_B is not connected"}}
+    assert "site_B, not scored (global): site site_B is not connected." in worth_table(record).notes
 
 
 def test_a_global_model_that_is_not_whole_has_no_score_and_local_runs_are_given_by_site(hospitals):
     local = [f"{site}={hospitals / 'runs/single'}" for site in SITES]
-    found = evaluate_sites(hospitals / "runs/fedbn", hospitals / "data", local=local, device="cpu")
-    assert dice(found, "global") == dict.fromkeys(SITES)
-    assert dice(found, "personal") == pytest.approx(scores_of(hospitals / "runs/fedbn"))
-    assert dice(found, "local") == pytest.approx(scores_of(hospitals / "runs/single"))
-    assert "cross_site" not in found
+    record = evaluate_sites(hospitals / "runs/fedbn", hospitals / "data", local=local, device="cpu")
+    assert dice(record, "global") == dict.fromkeys(SITES)
+    assert dice(record, "personal") == pytest.approx(scores_of(hospitals / "runs/fedbn"))
+    assert dice(record, "local") == pytest.approx(scores_of(hospitals / "runs/single"))
+    assert "cross_site" not in record
 
 
 def test_what_does_not_go_together_is_refused_with_a_reason(run, hospitals, tmp_path):
@@ -232,10 +232,10 @@ def test_a_site_sends_summaries_and_keeps_its_models_as_its_settings_say(hospita
         "site_B": PrivacyPolicy(min_images=7, scores="summary", lend_models=True),
     }
     before = {path: path.read_bytes() for path in hospitals.glob("runs/*/state/*/*")}
-    found, sent = evaluation_of(hospitals, policies)
+    record, sent = evaluation_of(hospitals, policies)
     names = {case for models in full["sites"].values() for case in models["global"]["cases"]}
     assert not any(case in json.dumps(reply.metrics) for _, reply in sent for case in names)
-    ours = found["sites"]["site_A"]["global"]
+    ours = record["sites"]["site_A"]["global"]
     whole = full["sites"]["site_A"]["global"]
     step = step_of(6)
     assert abs(ours["dice"] - whole["dice"]) <= 1.5 * step
@@ -246,19 +246,19 @@ def test_a_site_sends_summaries_and_keeps_its_models_as_its_settings_say(hospita
     assert difference["low"] <= difference["difference"] <= difference["high"]
     assert (difference["cases"], difference["p"]) == (6, None)
     # Six cases are too few for B, which sends no number about them, nor their number.
-    theirs = found["sites"]["site_B"]["global"]
+    theirs = record["sites"]["site_B"]["global"]
     assert theirs["dice"] is None
     assert "scored_cases" not in theirs
     assert "against" not in theirs or not theirs["against"]
     assert "from 7 on" in theirs["note"]
     # B lends its models, A keeps them.
-    assert "its own models stay here" in found["kept"]["local"]["site_A"]
+    assert "its own models stay here" in record["kept"]["local"]["site_A"]
     assert not any(reply.weights for site, reply in sent if site == "site_A")
-    assert set(found["cross_site"]["local"]["site_B"]) == set(SITES)
-    assert set(found["cross_site"]["local"]["site_A"]) == {"site_A"}
+    assert set(record["cross_site"]["local"]["site_B"]) == set(SITES)
+    assert set(record["cross_site"]["local"]["site_A"]) == {"site_A"}
     # Nothing that the runs left was changed.
     assert before == {path: path.read_bytes() for path in hospitals.glob("runs/*/state/*/*")}
-    table = worth_table(found)
+    table = worth_table(record)
     assert [row.cases for row in table.rows] == [6, 6, None]  # B has no personal score to show
     assert "nothing to compare" in table.rows[-1].sentence("dice")
     assert any("from 7 on" in note for note in table.notes)
@@ -272,7 +272,7 @@ def test_the_ledger_has_each_release_under_the_cases_of_its_own_run(hospitals, t
     policy = PrivacyPolicy(min_images=2, lend_models=True, allow_differences=True, max_unknown_models=2)
     rules, names = JobRules(min_cases=1, allow_limit=True), Pseudonyms(b"key")
     book = JobBook(tmp_path / "jobs")
-    door = GuardedDoor("site_A", rules, names, book, "job", "approve", Identity)
+    gate = GuardedGate("site_A", rules, names, book, "job", "approve", Identity)
     trainers = {
         key: SiteTrainer(
             *(run.config, hospitals / "data", "cpu", states[key] / "site_A", policy),
@@ -281,7 +281,7 @@ def test_the_ledger_has_each_release_under_the_cases_of_its_own_run(hospitals, t
         for key, run in runs.items()
     }
     evaluation = Evaluation(runs, cross_site=True)
-    evaluate(evaluation, SitesInProcess({"site_A": EvaluationSite("site_A", trainers, door)}))
+    evaluate(evaluation, SitesInProcess({"site_A": EvaluationSite("site_A", trainers, gate)}))
     assert set(evaluation.results()["sites"]["site_A"]) == {"local", "global", "personal"}
     entries = PrivacyLedger(tmp_path / LEDGER_FILE).entries()
     scores = [entry for entry in entries if entry.release.kind == "scores"]
@@ -304,9 +304,9 @@ def test_the_server_refuses_a_spoilt_model_and_impossible_differences(hospitals)
         }
         reply = Reply(request.task, metrics={"dice": 3.0, "cases": {"a": 0.5}, "against": against})
         assert evaluation.accept_scores("site_A", reply)
-    found = evaluation.results()["sites"]["site_A"]["global"]
-    assert found["dice"] is None
-    assert found["against"] == {"local": dict.fromkeys(("difference", "low", "high", "p", "cases"))}
+    scores = evaluation.results()["sites"]["site_A"]["global"]
+    assert scores["dice"] is None
+    assert scores["against"] == {"local": dict.fromkeys(("difference", "low", "high", "p", "cases"))}
     broken = Evaluation(runs)
     for _ in broken.scores(["site_A"]):
         assert not broken.accept_scores("site_A", Reply("score", error="site A: no disk"))
@@ -349,9 +349,9 @@ def test_the_job_in_nvflares_simulator_gives_what_is_had_in_process(run, hospita
         *("--local", hospitals / "runs/single", "--cross-site", "--engine", "nvflare", "--out", out),
     )
     assert code == 0, err
-    found, expected = json.loads(out.read_text()), compared[0]
-    assert found == expected
-    assert fmean(dice(found, "local").values()) == pytest.approx(found["mean"]["local"]["dice"])
+    record, expected = json.loads(out.read_text()), compared[0]
+    assert record == expected
+    assert fmean(dice(record, "local").values()) == pytest.approx(record["mean"]["local"]["dice"])
     assert "site_A, personal model: " in printed
 
 
@@ -368,7 +368,7 @@ def test_a_site_of_the_job_that_allows_summaries_alone_sends_no_case(run, hospit
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(simulator, "_write_site_settings", limited)
-        found = evaluate_sites(
+        record = evaluate_sites(
             hospitals / "runs/ditto",
             hospitals / "data",
             local=[str(hospitals / "runs/single")],
@@ -377,10 +377,10 @@ def test_a_site_of_the_job_that_allows_summaries_alone_sends_no_case(run, hospit
             device="cpu",
         )
     names = {case for models in compared[0]["sites"].values() for case in models["global"]["cases"]}
-    assert not any(case in json.dumps(found) for case in names)
-    sent, exact = found["sites"]["site_A"]["global"]["dice"], dice(compared[0], "global")["site_A"]
+    assert not any(case in json.dumps(record) for case in names)
+    sent, exact = record["sites"]["site_A"]["global"]["dice"], dice(compared[0], "global")["site_A"]
     assert abs(sent - exact) <= 1.5 * step_of(6)
-    assert set(found["kept"]["local"]) == set(SITES)
+    assert set(record["kept"]["local"]) == set(SITES)
 
 
 def test_a_model_of_a_job_is_checked_when_it_is_read(hospitals, tmp_path):
@@ -416,6 +416,6 @@ def test_the_other_commands_of_the_page_run(run, hospitals, compared, kits, monk
     said = {"min_images": 10, "scores": "summary", "lend_models": True, "max_unknown_models": 8}
     assert settings["privacy"] == said
     _, printed, _ = run("doctor", "--kit", "hospital-a", "--data", "data/site_A", "--offline")
-    told = " ".join(printed.replace("│", " ").split())
-    assert "no score of a case leaves" in told
-    assert "may be sent to be scored" in told
+    text = " ".join(printed.replace("│", " ").split())
+    assert "no score of a case leaves" in text
+    assert "may be sent to be scored" in text

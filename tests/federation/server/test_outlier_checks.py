@@ -178,7 +178,7 @@ def test_the_score_that_came_with_a_lie_chooses_no_round(tiny_config):
             assert server.accept(site, reply), server.rounds[-1]["refused"]
         server.finish_round()
     assert [one["site"] for one in server.rounds[1]["refused"]] == ["D", "E"]
-    scored = {site: told.get("val_dice") for site, told in server.rounds[0]["sites"].items()}
+    scored = {site: numbers.get("val_dice") for site, numbers in server.rounds[0]["sites"].items()}
     assert scored == {"A": 0.5, "B": 0.5, "C": 0.5, "D": None}  # E was not in the first round
 
 

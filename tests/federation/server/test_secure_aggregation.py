@@ -71,8 +71,8 @@ def silent(**vanished):
     class Silent(Recording):
         def ask(self, request, sites, needed, accept):
             gone = set(vanished.get(request.task, ()))
-            found = super().ask(request, [site for site in sites if site not in gone], needed, accept)
-            return {**found, **{site: f"site {site} did not answer" for site in gone & set(sites)}}
+            silent_sites = super().ask(request, [site for site in sites if site not in gone], needed, accept)
+            return {**silent_sites, **{site: f"site {site} did not answer" for site in gone & set(sites)}}
 
     return Silent
 
@@ -85,12 +85,12 @@ def masked(carrier) -> dict[str, np.ndarray]:
     }
 
 
-def assert_close(found, expected, sites, share=1.0):
+def assert_close(state, expected, sites, share=1.0):
     """Within what rounding to 2^-36 at every site may do, and that of float32."""
-    assert set(found) == set(expected)
+    assert set(state) == set(expected)
     for key, value in expected.items():
         allowed = sites * 2.0**-37 / share + 2.0**-23 * value.double().abs()
-        assert bool(((found[key].double() - value.double()).abs() <= allowed).all()), key
+        assert bool(((state[key].double() - value.double()).abs() <= allowed).all()), key
 
 
 # ---------------------------------------------------------------- the same sums
@@ -144,8 +144,8 @@ def test_no_sites_numbers_and_no_sum_of_fewer_can_be_read_at_the_server(federati
     for request, _, reply in Recording.log:
         assert not reply.weights
         assert not reply.payload, request.task
-    found = masked(Recording)
-    assert set(found) == set(own) == set(SITES)
+    words = masked(Recording)
+    assert set(words) == set(own) == set(SITES)
     shares = {site: n / sum(plain.sites.values()) for site, n in plain.sites.items()}
     true = {
         site: np.rint(values * shares[site] * 2.0**36).astype(np.int64).view(np.uint64)
@@ -155,7 +155,7 @@ def test_no_sites_numbers_and_no_sum_of_fewer_can_be_read_at_the_server(federati
     for count in range(1, len(SITES) + 1):
         # Not even the sum of all is readable before the sites have opened it.
         for chosen in combinations(SITES, count):
-            left = sum(found[site][:size] for site in chosen) - sum(true[site] for site in chosen)
+            left = sum(words[site][:size] for site in chosen) - sum(true[site] for site in chosen)
             high = (left >> np.uint64(56)).astype(float)  # uniform from 0 to 255 under a mask
             assert abs(high.mean() - 127.5) < 6 * 73.9 / np.sqrt(size)
             assert np.count_nonzero(left < 2**40) + np.count_nonzero(left > 2**64 - 2**40) == 0
@@ -240,15 +240,30 @@ class Lying(Recording):
 
     def ask(self, request, sites, needed, accept):
         for site in sites:
-            told = self.changes(request, site)
-            reply = self.sites[site].answer(told)
-            self.log.append((told, site, reply))
+            sent = self.changes(request, site)
+            reply = self.sites[site].answer(sent)
+            self.log.append((sent, site, reply))
             accept(site, reply)
         return {}
 
 
 def lying(change):
     return type("LyingNow", (Lying,), {"changes": staticmethod(change)})
+
+
+def spoiling(task, site, masks):
+    """A carrier that replaces the masks of one site's replies to a task: `masks(reply)`."""
+
+    class Spoiling(Recording):
+        def ask(self, request, sites, needed, accept):
+            def spoil(name, reply):
+                if request.task == task and name == site:
+                    reply.masks = masks(reply)
+                return accept(name, reply)
+
+            return super().ask(request, sites, needed, spoil)
+
+    return Spoiling
 
 
 def replaced(request, **masks):
@@ -325,13 +340,13 @@ def test_a_site_is_not_told_to_train_without_masks_or_with_the_same_ones_twice(f
 
     class Twice(Recording):
         def ask(self, request, sites, needed, accept):
-            found = super().ask(request, sites, needed, accept)
+            silent_sites = super().ask(request, sites, needed, accept)
             if request.task in (TRAIN, SHARES):
                 for site in sites:
                     again = self.sites[site].answer(request)
                     assert not again.masks
                     assert "already" in again.error
-            return found
+            return silent_sites
 
     assert federation(carrier=Twice).rounds
 
@@ -377,7 +392,7 @@ def test_keys_and_shares_that_were_changed_on_the_way_are_noticed(federation):
     def other_keys(request, site):
         if request.task != SHARES:
             return request
-        keys = {name: dict(told) for name, told in request.masks["keys"].items()}
+        keys = {name: dict(entries) for name, entries in request.masks["keys"].items()}
         keys[site]["mask"] = mine
         return replaced(request, keys=keys)
 
@@ -387,7 +402,7 @@ def test_keys_and_shares_that_were_changed_on_the_way_are_noticed(federation):
     def other_shares(request, site):
         if request.task != TRAIN:
             return request
-        shares = {name: dict(told) for name, told in request.masks["shares"].items()}
+        shares = {name: dict(entries) for name, entries in request.masks["shares"].items()}
         victim = next(name for name in shares if name != site)
         shares[victim][site] = bytes(reversed(shares[victim][site]))
         return replaced(request, shares=shares)
@@ -400,17 +415,11 @@ def test_keys_and_shares_that_were_changed_on_the_way_are_noticed(federation):
 
 
 def test_a_hostile_site_can_end_the_run_and_nobody_can_tell_which(federation):
-    class Rubbish(Recording):
-        def ask(self, request, sites, needed, accept):
-            def spoil(site, reply):
-                if request.task == TRAIN and site == "C":
-                    reply.masks = {MASKED: torch.randint(-(2**62), 2**62, reply.masks[MASKED].shape)}
-                return accept(site, reply)
-
-            return super().ask(request, sites, needed, spoil)
+    def rubbish(reply):
+        return {MASKED: torch.randint(-(2**62), 2**62, reply.masks[MASKED].shape)}
 
     with pytest.raises(RunFailed, match=r"mean of A, B, C, D cannot be used .* nobody can tell whose"):
-        federation(carrier=Rubbish)
+        federation(carrier=spoiling(TRAIN, "C", rubbish))
 
 
 @pytest.mark.parametrize(
@@ -424,33 +433,18 @@ def test_a_hostile_site_can_end_the_run_and_nobody_can_tell_which(federation):
     ],
 )
 def test_what_is_no_masked_update_is_refused_by_name(federation, spoil):
-    class Spoilt(Recording):
-        def ask(self, request, sites, needed, accept):
-            def change(site, reply):
-                if request.task == TRAIN and site == "C":
-                    reply.masks = spoil(reply)
-                return accept(site, reply)
-
-            return super().ask(request, sites, needed, change)
-
-    server = federation(carrier=Spoilt, min_sites=3)
+    server = federation(carrier=spoiling(TRAIN, "C", spoil), min_sites=3)
     (entry,) = server.rounds
     assert [refused["site"] for refused in entry["refused"]] == ["C"]
     assert entry["methods"]["masks"]["recovered"] == ["C"]
 
 
 def test_false_shares_end_the_run_and_are_named(federation):
-    class FalseShares(Recording):
-        def ask(self, request, sites, needed, accept):
-            def change(site, reply):
-                if request.task == OPEN and site == "B":
-                    reply.masks = {name: bytes(len(share)) for name, share in reply.masks.items()}
-                return accept(site, reply)
-
-            return super().ask(request, sites, needed, change)
+    def false_shares(reply):
+        return {name: bytes(len(share)) for name, share in reply.masks.items()}
 
     with pytest.raises(RunFailed, match="cannot be put together, since one of A, B, C sent a false share"):
-        federation(carrier=FalseShares)
+        federation(carrier=spoiling(OPEN, "B", false_shares))
 
 
 def test_a_number_that_does_not_fit_is_refused_by_its_own_site(federation):
@@ -475,7 +469,7 @@ def test_a_number_that_does_not_fit_is_refused_by_its_own_site(federation):
         ("dp_fedavg", {}, "dp_fedavg makes the global model from each site's own"),
         ("fednova", {}, "fednova"),
         ("fedawa", {}, "fedawa"),
-        ("scaffold", {}, "scaffold: what it makes of the sites' values does not follow from their sum"),
+        ("scaffold", {}, "scaffold: its result does not follow from the sum of the sites' values"),
         ("single", {}, "nothing that is added up"),
         ("fedavg", {"max_share": 0.5}, "max_share limits what single sites add"),
     ],
@@ -539,7 +533,7 @@ def test_both_ends_agree_on_a_key_and_on_no_other_for_another_purpose():
 def test_nvflare_carries_it_to_the_same_model(photo_config, tmp_path):
     """Keys, shares, masked numbers and what opens them are messages like all others."""
     config = photo_config("fedavg", secure_aggregation=True)
-    found = {}
+    models = {}
     for engine in ("inprocess", "nvflare"):
         out = tmp_path / engine
         results = simulate(
@@ -551,8 +545,8 @@ def test_nvflare_carries_it_to_the_same_model(photo_config, tmp_path):
             report=False,
             execution=Execution(threads=1),
         )
-        found[engine] = torch.load(out / "final_model.pt", weights_only=True)
+        models[engine] = torch.load(out / "final_model.pt", weights_only=True)
         for entry in results["rounds"]:
             assert entry["methods"]["masks"]["summed"] == ["A", "B", "C"]
             assert set(entry["bytes"]) == {"model", "masks"}
-    assert reference_same(found["inprocess"], found["nvflare"])
+    assert reference_same(models["inprocess"], models["nvflare"])

@@ -19,7 +19,7 @@ from medfedaug.federation.messages.tensor_checks import StateDictValidator
 from medfedaug.federation.server.step_comparison import StepComparison, others_median, suspicion
 from medfedaug.methods import parse_methods
 from medfedaug.utils.event_schema import check_event
-from medfedaug.utils.event_text import Teller
+from medfedaug.utils.event_text import EventLines
 
 SITES = list("ABCDE")
 
@@ -212,8 +212,8 @@ def test_running_statistics_are_shortened_by_themselves_and_stay_variances(confi
     start, sent = federation.round({**steps, "B": step})
     factors = check(federation, start, sent)
     assert all((factors["B", key] < 1) == ("running_" in key) for key in start)
-    found = federation.server.state
-    assert all(bool((found[key] >= 0).all()) for key in start if key.endswith("running_var"))
+    state = federation.server.state
+    assert all(bool((state[key] >= 0).all()) for key in start if key.endswith("running_var"))
 
 
 @pytest.mark.parametrize("method", ["median", "trimmed_mean", "multi_krum", "norm_clip"])
@@ -237,7 +237,7 @@ def test_the_cosine_is_that_with_the_mean_of_the_other_directions():
     start = {key: network.state_dict()[key].double() for key in model.shapes}
     updates = {site: random_step(start, seed, 1.0 + seed) for seed, site in enumerate(SITES)}
     steps = {site: model.steps(update, start) for site, update in updates.items()}
-    found = StepComparison(model, 2.0).compare(updates, steps, dict.fromkeys(SITES, 1.0), start)
+    compared = StepComparison(model, 2.0).compare(updates, steps, dict.fromkeys(SITES, 1.0), start)
     flat = {
         site: torch.cat([(update[key] - start[key]).flatten() for key in sorted(model.parameters)])
         for site, update in updates.items()
@@ -245,7 +245,7 @@ def test_the_cosine_is_that_with_the_mean_of_the_other_directions():
     for site, own in flat.items():
         others = sum(flat[other] / flat[other].norm() for other in SITES if other != site)
         expected = float(torch.nn.functional.cosine_similarity(own, others, dim=0))
-        assert found[site].cosine == pytest.approx(expected, abs=1e-12)
+        assert compared[site].cosine == pytest.approx(expected, abs=1e-12)
 
 
 def test_nothing_is_compared_of_a_site_that_does_not_move():
@@ -254,9 +254,9 @@ def test_nothing_is_compared_of_a_site_that_does_not_move():
     start = {key: value.double() for key, value in network.state_dict().items()}
     updates = {"A": start, "B": random_step(start, 1, 1.0), "C": random_step(start, 2, 1.0)}
     steps = {site: model.steps(update, start) for site, update in updates.items()}
-    found = StepComparison(model, 2.0).compare(updates, steps, dict.fromkeys("ABC", 1.0), start)
-    assert (found["A"].cosine, found["A"].times["parameters"]) == (0.0, 0.0)
-    assert all(math.isfinite(step.cosine) for step in found.values())
+    compared = StepComparison(model, 2.0).compare(updates, steps, dict.fromkeys("ABC", 1.0), start)
+    assert (compared["A"].cosine, compared["A"].times["parameters"]) == (0.0, 0.0)
+    assert all(math.isfinite(step.cosine) for step in compared.values())
 
 
 def test_the_others_median_is_not_of_the_site_itself():
@@ -289,7 +289,7 @@ def test_a_site_is_named_whose_step_goes_against_the_others_while_their_validati
     assert "suspected" not in third
     (event,) = [event for event in federation.events if event["event"] == "suspected"]
     check_event(event)
-    (line,) = Teller(3).lines(event)
+    (line,) = EventLines(3).lines(event)
     assert line.startswith("round 2: suspected: B: a step 1 times as long as the others', cosine -1")
 
 

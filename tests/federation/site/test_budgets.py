@@ -115,12 +115,12 @@ def test_a_file_is_decoded_once_and_one_that_cannot_be_decoded_is_known_by_its_b
     monkeypatch.setattr(
         type(site), "read_files", lambda self, case: read.append(case) or original(self, case)
     )
-    found = case_identities(site, "training", account)
-    assert case_identities(site, "training", account) == found
-    assert case_identities(site, "training", PrivacyLedger(account.path)) == found
+    identities = case_identities(site, "training", account)
+    assert case_identities(site, "training", account) == identities
+    assert case_identities(site, "training", PrivacyLedger(account.path)) == identities
     assert len(read) == 4
     (data / "images/0.nii.gz").write_bytes(b"no image")
-    assert len(case_identities(site, "training", account).keys() & found.keys()) == 3
+    assert len(case_identities(site, "training", account).keys() & identities.keys()) == 3
 
 
 def test_a_ledger_that_knew_files_by_their_bytes_goes_on(make_site, tiny_config, tmp_path, monkeypatch):
@@ -181,8 +181,8 @@ def test_a_fingerprint_of_a_sample_is_checked_and_entered_as_one(make_site, tiny
     data = named(make_site("A", cases=(90, 1, 1), shape=(16, 16, 3)))
     site = hospital(tmp_path, data, min_images=91)
     site.start(planned(tiny_config), "job-1")
-    told = "plan's statistics would summarise 90 images, and this site sends them from 91 on"
-    assert told in site.answer(Request(FINGERPRINT)).error
+    reason = "plan's statistics would summarise 90 images, and this site sends them from 91 on"
+    assert reason in site.answer(Request(FINGERPRINT)).error
     site = hospital(tmp_path, data, min_images=40)
     site.start(planned(tiny_config), "job-2")
     assert site.answer(Request(FINGERPRINT)).error == ""

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import reference
 import torch
-from PIL import Image
 from private_steps import by_hand, epsilon
 from running import TINY_ARGS
 
-from medfedaug.data.sites import find_sites, open_site
+from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, PrivacyRefused, RunFailed
 from medfedaug.experiments.simulate import configure
 from medfedaug.federation import Request, Site, SiteTrainer, run_in_process
@@ -82,31 +81,18 @@ def test_a_step_is_the_mean_of_clipped_gradients_of_single_cases(federation, cli
 def test_the_noise_is_as_large_as_it_says_and_never_the_same(federation):
     sigma, clip = 3.0, 0.05
     noisy = private(sgd_noise_multiplier=sigma, sgd_clip=clip)
-    found = []
+    noises = []
     for _ in range(6):
         start, reply = updates(federation, noisy, optimizer="sgd")
         step = by_hand(federation.root / "A", start, clip)
         left = [(start[k] - reply.weights[k]).double() / RATE - step[k] for k in reply.weights]
-        found.append(torch.cat([part.flatten() for part in left]))
-    noise = torch.stack(found)
+        noises.append(torch.cat([part.flatten() for part in left]))
+    noise = torch.stack(noises)
     expected, count = sigma * clip / 6, noise.numel()  # six cases
     assert abs(float(noise.std()) / expected - 1) < 6 / (2 * count) ** 0.5
     assert abs(float(noise.mean())) < 6 * expected / count**0.5
     correlation = torch.corrcoef(noise)
     assert float((correlation - torch.eye(6)).abs().max()) < 6 / noise.shape[1] ** 0.5
-
-
-def test_a_case_changes_a_step_by_no_more_than_the_clip(federation):
-    def model():
-        _, reply = updates(federation, private(sgd_clip=0.05), optimizer="sgd")
-        return torch.cat([value.flatten() for value in reply.weights.values()]).double()
-
-    before = model()
-    case = open_site(federation.root / "A").cases["training"][0]
-    Image.fromarray(np.full((8, 8, 3), 255, np.uint8)).save(case.image)
-    moved = float((model() - before).norm())
-    # Replaced: what it added is gone, and something else is there.
-    assert 1e-4 < moved <= RATE * 2 * 0.05 / 6 + 1e-6
 
 
 def test_what_is_drawn_is_one_sample_of_each_of_some_cases(phantom_dir, tiny_config):

@@ -89,13 +89,13 @@ class Audit:
 
     def answers(self, noise: float, count: int, silent) -> torch.Tensor:
         site = self.make(private(sgd_noise_multiplier=noise, **self.policy)).silence(silent)
-        found = []
+        steps = []
         for _ in range(count):
             site.trainer.guard.ledger = PrivacyLedger()  # of one round alone
             self.before(site)
-            found.append(site.step().float())
+            steps.append(site.step().float())
         self.claimed = site.trainer.guard.metrics()["privacy/epsilon"]
-        return torch.stack(found)
+        return torch.stack(steps)
 
     def run(self, name: str) -> tuple[float, float]:
         quiet = [self.answers(1e-7, 40, silent).mean(0) for silent in ((), self.cases)]

@@ -64,6 +64,7 @@ def test_results_and_terminal_say_whose_model_was_scored(run, phantom_dir, tmp_p
 # ---------------------------------------------------------------- what leaves a site
 
 FOUND = {
+    **dict.fromkeys(metric_names("segmentation")),
     "dice": 0.51499,
     "hd95": 6.2499,
     "nsd": None,
@@ -81,7 +82,7 @@ def test_a_site_sends_all_of_its_scores_or_rounded_means_over_enough_cases():
     assert released_scores(FOUND, PrivacyPolicy())["cases"] == {}
     summary = released_scores(FOUND, PrivacyPolicy(min_images=2, scores="summary"))
     assert summary.pop("dice") in (0.0, 0.5, 1.0)  # over two cases, each half of it
-    assert summary == {"hd95": None, "nsd": None, "cases": {}, "scored_cases": 2}
+    assert summary == {**dict.fromkeys(metric_names("segmentation")[1:]), "cases": {}, "scored_cases": 2}
     few = released_scores(FOUND, PrivacyPolicy(min_images=3, scores="summary"))
     assert few.pop("note").startswith("fewer than 3 cases with a score, and this site sends means from 3 on")
     assert few == {**dict.fromkeys(metric_names("segmentation")), "cases": {}}
@@ -102,14 +103,14 @@ def test_no_score_of_a_case_leaves_sites_that_allow_summaries_alone(phantom_dir,
     config = tiny_config("fedavg", rounds=2)
     plain = run_in_process(config, phantom_dir, SITES, "cpu").results()
     names = {case for entry in plain["test"]["sites"].values() for case in entry["cases"]}
-    assert any(case in told for _, _, told in arrived for case in names)
+    assert any(case in text for _, _, text in arrived for case in names)
     arrived.clear()
     limits = PrivacyPolicy(min_images=1, scores="summary")
     results = run_in_process(config, phantom_dir, SITES, "cpu", policy=limits).results()
     assert {task for _, task, _ in arrived} == {"train", "validate", "test"}
     unseen = plain["test"]["unseen"]["site_C"]
     names |= set(unseen["cases"])
-    assert not any(case in told for _, _, told in arrived for case in names)
+    assert not any(case in text for _, _, text in arrived for case in names)
     for group in ("sites", "unseen"):
         for site, entry in results["test"][group].items():
             full = plain["test"][group][site]

@@ -122,7 +122,7 @@ def assert_same(one: FederationServer, other: FederationServer) -> None:
 
     def losses(server):
         return [
-            {site: {k: v for k, v in told.items() if k != "seconds"} for site, told in entry["sites"].items()}
+            {site: {k: v for k, v in n.items() if k != "seconds"} for site, n in entry["sites"].items()}
             for entry in server.rounds
         ]
 
@@ -138,8 +138,8 @@ def check(
     assert_same(trained(broken), trained(whole))
     assert broken.kills == 1
     # It went on: the second process took the steps that were left.
-    (told,) = [e for e in broken.events if e["event"] == "answered" and e.get("continued")]
-    assert (told["site"], told["round"], told["continued"]) == kill
+    (event,) = [e for e in broken.events if e["event"] == "answered" and e.get("continued")]
+    assert (event["site"], event["round"], event["continued"]) == kill
     assert not list((tmp_path / "broken").rglob("*.half.pt")), "of a round that is over nothing is kept"
 
 
@@ -273,13 +273,13 @@ def test_half_a_round_is_of_no_use_for_another_request(interrupted, monkeypatch,
     if differs == "weights":
         other = replace(request, weights={key: value + 0.1 for key, value in request.weights.items()})
     else:
-        monkeypatch.setattr("medfedaug.federation.site.interrupted_round.__version__", "another")
+        monkeypatch.setattr("medfedaug.federation.site.trainer.__version__", "another")
     expected = Machines(machines.config, machines.data, machines.state.with_name("other")).sites["B"]
     assert expected.answer(replace(request, task="prepare")).error == ""
     site = machines.start("B")
-    found, whole = site.answer(other), expected.answer(other)
+    reply, whole = site.answer(other), expected.answer(other)
     assert continued(machines) == 0
-    assert all(torch.equal(found.weights[key], whole.weights[key]) for key in whole.weights)
+    assert all(torch.equal(reply.weights[key], whole.weights[key]) for key in whole.weights)
     assert not kept.exists()
 
 

@@ -58,15 +58,15 @@ def test_all_that_leaves_is_in_the_ledger_and_the_command_prints_it(deploy, tiny
     deployment = deploy()
     deployment.run(tiny_config("fedrdn,fedfa", rounds=2))
     entries = [entry.release for entry in account(deployment).entries()]
-    found = [(r.method, r.kind, r.split, r.count) for r in entries]
+    releases = [(r.method, r.kind, r.split, r.count) for r in entries]
     training = ("training", 8)
-    assert found.count(("model", "weights", *training)) == 2
-    assert found.count(("fedfa", "statistics", *training)) == 2
-    assert found.count(("fedrdn", "statistics", *training)) == 1
-    assert found.count(("task", "scores", "validation", 1)) == 2
-    assert found.count(("task", "scores", "test", 1)) == 1
-    assert found.count(("task", "numbers", *training)) == 3
-    assert len(found) == 11
+    assert releases.count(("model", "weights", *training)) == 2
+    assert releases.count(("fedfa", "statistics", *training)) == 2
+    assert releases.count(("fedrdn", "statistics", *training)) == 1
+    assert releases.count(("task", "scores", "validation", 1)) == 2
+    assert releases.count(("task", "scores", "test", 1)) == 1
+    assert releases.count(("task", "numbers", *training)) == 3
+    assert len(releases) == 11
     assert {r.job for r in entries} == {"job-1"}
     weights = [r for r in entries if r.kind == "weights"]
     assert weights[0].digest != weights[1].digest
@@ -102,9 +102,9 @@ def test_of_two_jobs_at_the_same_time_one_is_checked_against_the_other(make_site
     nearest = PrivacyLedger.nearest
 
     def slow(self, *args):
-        found = nearest(self, *args)
+        near = nearest(self, *args)
         time.sleep(0.3)  # seconds in which the other job would ask too
-        return found
+        return near
 
     monkeypatch.setattr(PrivacyLedger, "nearest", slow)
 
@@ -116,9 +116,9 @@ def test_of_two_jobs_at_the_same_time_one_is_checked_against_the_other(make_site
         return ""
 
     with ThreadPoolExecutor(2) as pool:
-        told = sorted(pool.map(enter, accounts))
-    assert not told[0]
-    assert "training cases differ by 1" in told[1]
+        texts = sorted(pool.map(enter, accounts))
+    assert not texts[0]
+    assert "training cases differ by 1" in texts[1]
 
 
 def test_a_job_takes_no_more_updates_than_its_rounds_have(deploy, tiny_config):
@@ -130,14 +130,14 @@ def test_a_job_takes_no_more_updates_than_its_rounds_have(deploy, tiny_config):
     for times in range(3):  # a server that was started again may repeat a round
         weights = {key: value + 0.01 * times for key, value in request.weights.items()}
         assert site.answer(replace(request, weights=weights)).weights
-    told = "3 updates have left in this job of 1 round,"
+    reason = "3 updates have left in this job of 1 round,"
     for run in (request.run, "0" * 32):
         reply = site.answer(replace(request, run=run))
-        assert told in reply.error
+        assert reason in reply.error
         assert not reply.weights
     other = tiny_config(rounds=1, seed=5)
     site.start(other, "job-1")
-    assert told in site.answer(FederationServer(other).start_round(["A"])).error
+    assert reason in site.answer(FederationServer(other).start_round(["A"])).error
     site.start(other, "job-2")
     assert site.answer(FederationServer(other).start_round(["A"])).weights
 
@@ -157,15 +157,15 @@ def test_the_limits_of_a_job_are_those_of_each_site_wherever_its_state_is(
     assert set(server.rounds[0]["sites"]) == set("ABCD")
     request = FederationServer(config).start_round(["A", "B", "C", "D"])
     for site in sites:
-        told = {}
+        errors = {}
         for times in range(3):
             other = {key: value + 0.01 * (times + 1) for key, value in request.weights.items()}
             for task in ("train", "test"):
-                told[times, task] = site.answer(replace(request, task=task, round=1, weights=other)).error
-        assert [told[times, "train"] for times in range(2)] == ["", ""]
-        assert "3 updates have left in this job of 1 round," in told[2, "train"]
+                errors[times, task] = site.answer(replace(request, task=task, round=1, weights=other)).error
+        assert [errors[times, "train"] for times in range(2)] == ["", ""]
+        assert "3 updates have left in this job of 1 round," in errors[2, "train"]
         for times in range(3):
-            assert "the scores of another model in the test have left in this job" in told[times, "test"]
+            assert "the scores of another model in the test have left in this job" in errors[times, "test"]
     printed = run("ledger", sites[0].kit)[1]
     assert printed.count("; site B;") == (printed.count("; site A;") if shared else 0)
     assert ("; site A;" in printed) is shared
@@ -325,13 +325,13 @@ def test_a_case_is_known_by_its_content(make_site, tmp_path):
     assert case_identities(open_site(tmp_path / "copy"), "training") == first
     content = json.loads((data / "dataset.json").read_text())
     image = data / content["training"][0]["image"]
-    found = nibabel.load(image)
-    voxels = np.asarray(found.dataobj).astype(np.float64)
+    volume = nibabel.load(image)
+    voxels = np.asarray(volume.dataobj).astype(np.float64)
     image.unlink()
-    nibabel.save(nibabel.Nifti2Image(voxels, found.affine), image)  # of another type and in another form
+    nibabel.save(nibabel.Nifti2Image(voxels, volume.affine), image)  # of another type and in another form
     assert case_identities(open_site(data), "training") == first
     voxels[0, 0, 0] += 1
-    nibabel.save(nibabel.Nifti1Image(voxels, found.affine), image)
+    nibabel.save(nibabel.Nifti1Image(voxels, volume.affine), image)
     assert len(case_identities(open_site(data), "training").keys() & first) == 1
 
 

@@ -53,10 +53,10 @@ def once(end, change):
     """A change of what was exchanged before training."""
 
     def spoil(request):
-        found = {key: value.clone() for key, value in request.once.items()}
-        key = next(key for key in sorted(found) if end in key)
-        found[key] = change(found[key])
-        return replace(request, once=found)
+        entries = {key: value.clone() for key, value in request.once.items()}
+        key = next(key for key in sorted(entries) if end in key)
+        entries[key] = change(entries[key])
+        return replace(request, once=entries)
 
     return spoil
 

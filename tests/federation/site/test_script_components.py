@@ -14,15 +14,15 @@ from medfedaug.data.base import SiteFolder
 from medfedaug.data.sites import open_site
 from medfedaug.errors import ConfigError, DataError, MedFedAugError
 from medfedaug.federation import SiteTrainer
-from medfedaug.federation.site.script_components import own_scores
-from medfedaug.federation.site.script_training import ForeignLoop
+from medfedaug.federation.site.script_components import script_scores
+from medfedaug.federation.site.script_training import CustomLoop
 
 
-class Reads(ForeignLoop):
+class Reads(CustomLoop):
     """A script that looks at its files."""
 
-    def start(self, desk):
-        self.files = desk.files("training")
+    def start(self, session):
+        self.files = session.files("training")
 
     def train(self, round_):
         raise AssertionError
@@ -38,8 +38,8 @@ def files_at(folder: SiteFolder, config: RunConfig) -> list[dict]:
 def test_labels_of_photographs_are_the_federations_also_where_a_site_lacks_a_class(make_photos):
     folder = open_site(make_photos("A"))  # of cats and dogs
     config = RunConfig(task="classification", network="lenet5", in_channels=3, classes=("bird", "cat", "dog"))
-    found = {(Path(file["image"]).parent.name, file["label"]) for file in files_at(folder, config)}
-    assert found == {("cat", 1), ("dog", 2)}
+    labels = {(Path(file["image"]).parent.name, file["label"]) for file in files_at(folder, config)}
+    assert labels == {("cat", 1), ("dog", 2)}
     with pytest.raises(DataError, match="the class 'dog' is not among the federation's: bird, cat"):
         files_at(folder, replace(config, classes=("bird", "cat")))
 
@@ -58,9 +58,9 @@ def test_a_case_that_a_script_cannot_score_has_no_score_and_an_impossible_one_is
     first, *others = (case.name for case in folder.cases["test"])
     assert others
 
-    def scored(**told):
-        found = {**dict.fromkeys(others, 0.5), **told}
-        return own_scores(lambda network, split: found, torch.nn.Identity(), folder, "test", "accuracy")
+    def scored(**scores):
+        values = {**dict.fromkeys(others, 0.5), **scores}
+        return script_scores(lambda network, split: values, torch.nn.Identity(), folder, "test", "accuracy")
 
     # As MONAI's DiceMetric gives it without foreground.
     assert scored(**{first: float("nan")}) == scored(**{first: None})

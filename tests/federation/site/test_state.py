@@ -82,9 +82,9 @@ def test_no_file_is_open_to_others_for_a_moment(deployment, tiny_config, monkeyp
         deployment.run(tiny_config("fedbn", rounds=1))
     finally:
         os.umask(before)
-    own = {path: found for path, found in seen.items() if "/kits/" in path}
+    own = {path: mode_bits for path, mode_bits in seen.items() if "/kits/" in path}
     assert any(path.endswith("ledger.sqlite") for path in own)
-    assert {path: oct(found) for path, found in own.items() if found != 0o600} == {}
+    assert {path: oct(mode_bits) for path, mode_bits in own.items() if mode_bits != 0o600} == {}
 
 
 def test_files_that_others_could_read_are_closed_by_the_next_job(deployment, tiny_config):

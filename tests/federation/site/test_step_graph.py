@@ -52,10 +52,10 @@ def setup(graphs, tmp_path):
 @pytest.fixture
 def replayed(graphs, monkeypatch):
     """The graphs that were replayed, once for each time."""
-    found = []
+    runs = []
     replay = graphs.RecordedGraph.replay
-    monkeypatch.setattr(graphs.RecordedGraph, "replay", lambda graph: (found.append(graph), replay(graph)))
-    return found
+    monkeypatch.setattr(graphs.RecordedGraph, "replay", lambda graph: (runs.append(graph), replay(graph)))
+    return runs
 
 
 @pytest.mark.parametrize(
@@ -63,23 +63,23 @@ def replayed(graphs, monkeypatch):
 )
 def test_replayed_steps_are_the_steps_to_the_bit(graphs, setup, method):
     """Five steps of two rounds at two sites: the first of a round is plain, as is a smaller batch."""
-    found = graphs.compared(method, setup)
-    assert (found["replays"], found["difference"]) == (12, 0)
+    results = graphs.compared(method, setup)
+    assert (results["replays"], results["difference"]) == (12, 0)
 
 
 @pytest.mark.slow
 def test_a_network_for_segmentation_is_captured_too(graphs, setup):
     del setup.folders["classification"]
-    found = graphs.compared("fedfa+", setup)
-    assert (found["replays"], found["difference"]) == (16, 0)
+    results = graphs.compared("fedfa+", setup)
+    assert (results["replays"], results["difference"]) == (16, 0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", PLAIN)
 def test_steps_that_differ_or_wait_are_taken_plainly_and_the_reason_is_said(graphs, setup, method):
     with pytest.warns(MedFedAugWarning, match=rf"not captured as CUDA graphs: steps of {method} differ"):
-        found = graphs.compared(method, setup)
-    assert (found["replays"], found["difference"]) == (0, 0)
+        results = graphs.compared(method, setup)
+    assert (results["replays"], results["difference"]) == (0, 0)
 
 
 def test_each_method_that_says_so_is_among_those_that_are_compared():
@@ -112,8 +112,8 @@ def weights_after(step, batches, graph=None):
     said = []
     way = StepGraph(take, graph, [part], said.append) if graph is not None else take
     losses = [way(torch.ones(size, 3).to(DEVICE) * (k + 1)) for k, size in enumerate(batches)]
-    found = [layer.weight.detach().cpu(), torch.stack(losses).cpu(), torch.rand(3)]
-    return found, part.steps, said
+    results = [layer.weight.detach().cpu(), torch.stack(losses).cpu(), torch.rand(3)]
+    return results, part.steps, said
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ def weights_after(step, batches, graph=None):
 def test_a_step_that_cannot_be_captured_leaves_no_trace(graphs, step, reason):
     with graphs.Recording() as device:
         plain, steps, _ = weights_after(step, [4] * 5)
-        found, counted, said = weights_after(step, [4] * 5, graphs.RecordedGraph(device))
-    for one, other in zip(found, plain, strict=True):
+        results, counted, said = weights_after(step, [4] * 5, graphs.RecordedGraph(device))
+    for one, other in zip(results, plain, strict=True):
         assert torch.equal(one, other)
     assert counted == steps
     assert len(said) == 1
@@ -143,8 +143,8 @@ def test_batches_of_another_shape_are_taken_plainly_in_between(graphs):
 
     with graphs.Recording() as device:
         plain, _, _ = weights_after(noisy, [4, 4, 2, 4, 1, 4])
-        found, steps, said = weights_after(noisy, [4, 4, 2, 4, 1, 4], graphs.RecordedGraph(device))
-    for one, other in zip(found, plain, strict=True):
+        results, steps, said = weights_after(noisy, [4, 4, 2, 4, 1, 4], graphs.RecordedGraph(device))
+    for one, other in zip(results, plain, strict=True):
         assert torch.equal(one, other)
     assert (steps, said) == (4, [])  # two were replayed, and the capture is none
 
@@ -166,9 +166,9 @@ def test_passes_over_slices_and_windows_are_captured_to_the_bit(graphs, size):
         passes = Capturing("passes", "north", DEVICE, "auto", "")
         captured = CapturedNetwork(layers, passes, {})
         graph = captured._repeated.graph
-        found = [infer(image.to(DEVICE), captured).cpu() for _ in range(2)]
+        outputs = [infer(image.to(DEVICE), captured).cpu() for _ in range(2)]
         assert graph.operations
-    assert all(torch.equal(one, plain) for one in found)
+    assert all(torch.equal(one, plain) for one in outputs)
     assert passes.on
 
 
@@ -178,15 +178,15 @@ def test_cases_are_scored_with_captured_passes(graphs, setup, replayed, method, 
     data = setup.folders["classification"]
     given = {"rounds": 1, "batch_size": 2, **setup.settings["classification"]}
     config = configure(find_sites(data), methods=tuple(parse_methods(method)), **given)
-    found = []
+    scores = []
     for way in ("off", "auto"):
         with graphs.Recording():
             site = SiteTrainer(config, data, str(DEVICE), machine=Machine(graphs=way))
             site.open("one")
             site.prepare()
             torch.manual_seed(0)
-            found.append(site.score(site.samples.evaluation("training"), full=True))
-    assert found[0] == found[1]
+            scores.append(site.score(site.samples.evaluation("training"), full=True))
+    assert scores[0] == scores[1]
     assert len(replayed) == replays
 
 
@@ -197,12 +197,12 @@ def test_images_are_predicted_with_captured_passes(graphs, replayed, make_photos
     run = load_run(simulated(photos.parent, tmp_path / "run", "fedavg", *small))
     monkeypatch.setenv("MEDFEDAUG_GRAPHS", "auto")
     with graphs.Recording():
-        found = [
+        predictions = [
             run.predict(photos / "cat", tmp_path / str(device), device=str(device), probabilities=True).cases
             for device in ("cpu", DEVICE)
         ]
     assert len(replayed) == len(list((photos / "cat").iterdir())) - 1
-    assert found[0] == found[1]
+    assert predictions[0] == predictions[1]
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad])

@@ -6,7 +6,7 @@ import json
 import math
 
 import pytest
-from tracked import from_mlflow, from_wandb, told, wandb_records
+from tracked import from_mlflow, from_results, from_wandb, wandb_records
 
 from medfedaug.errors import ConfigError
 from medfedaug.experiments.simulate import simulate
@@ -22,7 +22,7 @@ def test_a_simulation_is_tracked_in_mlflow_by_site_and_round(phantom_dir, tmp_pa
     pytest.importorskip("alembic", reason="mlflow is not installed")
     out = tmp_path / "out"
     results = simulate(phantom_dir, out, tiny_config("fedfa"), device="cpu", report=False, tracking="mlflow")
-    assert from_mlflow(out / "tracking") == pytest.approx(told(results), rel=1e-6)
+    assert from_mlflow(out / "tracking") == pytest.approx(from_results(results), rel=1e-6)
 
 
 @pytest.mark.slow
@@ -34,9 +34,10 @@ def test_a_simulation_leaves_runs_that_wandb_sync_can_send(phantom_dir, tmp_path
     results = simulate(phantom_dir, out, config, device="cpu", report=False, tracking="wandb")
     assert results["selected_round"] == 1
     trained = {**results, "selected_round": 2, "test": {**results["test"], "unseen": {}}}
-    unseen = {key: value for key, value in told(results).items() if key[0] in results["test"]["unseen"]}
+    sites = results["test"]["unseen"]
+    unseen = {key: value for key, value in from_results(results).items() if key[0] in sites}
     assert unseen
-    assert from_wandb(out / "tracking") == pytest.approx({**told(trained), **unseen}, rel=1e-6)
+    assert from_wandb(out / "tracking") == pytest.approx({**from_results(trained), **unseen}, rel=1e-6)
     for path in out.glob("tracking/wandb/*/run-*.wandb"):
         records = wandb_records(path)
         assert {one.run.host for one in records if one.HasField("run")} == {"server"}

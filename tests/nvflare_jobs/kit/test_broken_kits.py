@@ -72,10 +72,6 @@ def edit(path: Path, **values) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
-def write(path: Path, text: str) -> None:
-    path.write_text(text)
-
-
 def pipe(path: Path) -> None:
     path.unlink()
     os.mkfifo(path)
@@ -98,66 +94,49 @@ def wrong_label(data: Path, value: int) -> None:
     write_volume(data / "labels/3.nii.gz", label)
 
 
+REJOINER = "medfedaug.nvflare_jobs.rejoin.JobRejoiner"
 ALLOW_NOBODY = '{"format_version": "1.0", "permissions": {"lead": {"submit_job": "q:all"}}}'
+NO_RIGHTS = '{"format_version": "1.0"}'
+NO_SCOPE = '{"scopes": [{"name": "all"}], "default_scope": "none"}'
 
+# The check, its words, the file below local, and its new text, mode or entries.
+CHANGED = {
+    "privacy is no JSON": ("privacy.json", "(JSONDecodeError)", "privacy.json", '{"scopes": ['),
+    "a key twice": ("privacy.json", "'scopes' occurs twice", "privacy.json", '{"scopes": [], "scopes": []}'),
+    "no default scope": ("privacy.json", "'none' does not exist", "privacy.json", NO_SCOPE),
+    "privacy is a list": ("privacy.json", "privacy.json", "privacy.json", "[1]"),
+    "a policy is no JSON": ("kit", "not readable as JSON", "authorization.json", "{"),
+    "no permissions": ("authorization.json", "missing permissions", "authorization.json", NO_RIGHTS),
+    "no such right": ("authorization.json", "q:all", "authorization.json", ALLOW_NOBODY),
+    "a log not set up": ("log_config.json", "has no entry 'handlers'", "log_config.json", '{"version": 1}'),
+    "resources are no JSON": ("kit", "not readable as JSON", "resources.json", "{]"),
+    "resources are a list": ("kit", "a JSON object is needed", "resources.json", "[]"),
+    "settings are no JSON": ("settings", "not readable as JSON", "medfedaug.json", "{"),
+    "logs are sent": ("logs", "sent to the server", "resources.json", {"allow_log_streaming": True}),
+    "job files of any kind": ("job files", "HOCON or YAML", "resources.json", {"app_validator": None}),
+    "local for everybody": ("modes", "local can be written by everybody (mode 777)", ".", 0o777),
+    "settings for everybody": ("modes", "medfedaug.json can be written by ev", "medfedaug.json", 0o666),
+    "a script for all": ("modes", "sub_start.sh can be written by ev", "../startup/sub_start.sh", 0o777),
+    "a key for everybody": ("key", "can be read by others", "../startup/client.key", 0o644),
+    "a script cannot be run": ("scripts", "cannot be run", "../startup/start.sh", 0o644),
+}
+# The check, its words, and a function of kit, data and root.
 BROKEN = {
     "labels outside of the classes": ("labels", "label values 7", lambda k, d, r: wrong_label(d, 7)),
     "labels of a drawing program": ("labels", "label values 255", lambda k, d, r: wrong_label(d, 255)),
     "a label map that is no image": (
         *("data", "labels/2.nii.gz"),
-        lambda k, d, r: write(d / "labels/2.nii.gz", "no image"),
+        lambda k, d, r: (d / "labels/2.nii.gz").write_text("no image"),
     ),
     "an image that is gone": ("data", "images/1.nii.gz", lambda k, d, r: (d / "images/1.nii.gz").unlink()),
     "no data": ("data", "missing", lambda k, d, r: shutil.rmtree(d)),
-    "a privacy.json that is no JSON": (
-        *("privacy.json", "(JSONDecodeError)"),
-        lambda k, d, r: write(k / "local/privacy.json", '{"scopes": ['),
-    ),
-    "a privacy.json with a key twice": (
-        *("privacy.json", "'scopes' occurs twice"),
-        lambda k, d, r: write(k / "local/privacy.json", '{"scopes": [], "scopes": []}'),
-    ),
-    "a privacy.json whose default scope is none of its": (
-        *("privacy.json", "default scope 'none' does not exist"),
-        lambda k, d, r: write(
-            k / "local/privacy.json", '{"scopes": [{"name": "all"}], "default_scope": "none"}'
-        ),
-    ),
-    "a privacy.json that is a list": (
-        *("privacy.json", "privacy.json"),
-        lambda k, d, r: write(k / "local/privacy.json", "[1]"),
-    ),
-    "a policy that is no JSON": (
-        *("kit", "not readable as JSON"),
-        lambda k, d, r: write(k / "local/authorization.json", "{"),
-    ),
-    "a policy without permissions": (
-        *("authorization.json", "missing permissions"),
-        lambda k, d, r: write(k / "local/authorization.json", '{"format_version": "1.0"}'),
-    ),
-    "a policy with a right that is none": (
-        *("authorization.json", "q:all"),
-        lambda k, d, r: write(k / "local/authorization.json", ALLOW_NOBODY),
-    ),
     "no policy": (
         *("authorization.json", "policy definition is empty"),
         lambda k, d, r: [path.unlink() for path in k.glob("local/authorization.json*")],
     ),
-    "a log that is not set up": (
-        *("log_config.json", "has no entry 'handlers'"),
-        lambda k, d, r: write(k / "local/log_config.json", '{"version": 1}'),
-    ),
     "no resources": (
         *("components", "not in resources.json"),
         lambda k, d, r: (k / "local/resources.json").unlink(),
-    ),
-    "resources that are no JSON": (
-        *("kit", "not readable as JSON"),
-        lambda k, d, r: write(k / "local/resources.json", "{]"),
-    ),
-    "resources that are a list": (
-        *("kit", "a JSON object is needed"),
-        lambda k, d, r: write(k / "local/resources.json", "[]"),
     ),
     "a component that is not installed": (
         *("resources.json", "no module 'nowhere.at' is installed"),
@@ -165,11 +144,11 @@ BROKEN = {
     ),
     "two components of one name": (
         *("resources.json", "the identifier resource_manager"),
-        lambda k, d, r: component(k, id="resource_manager", path="medfedaug.nvflare_jobs.rejoin.JobRejoiner"),
+        lambda k, d, r: component(k, id="resource_manager", path=REJOINER),
     ),
     "two components without a name": (
         *("resources.json", "a component has no identifier"),
-        lambda k, d, r: [component(k, path="medfedaug.nvflare_jobs.rejoin.JobRejoiner") for _ in range(2)],
+        lambda k, d, r: [component(k, path=REJOINER) for _ in range(2)],
     ),
     "a pipe in place of the resources": (
         *("kit", "is no file"),
@@ -177,33 +156,9 @@ BROKEN = {
     ),
     "no launcher": ("launcher", "0 in resources.json", lambda k, d, r: without(k, "process_launcher")),
     "no watch over its process": ("components", "KitStatus", lambda k, d, r: without(k, "medfedaug_status")),
-    "logs that are sent": (
-        *("logs", "sent to the server"),
-        lambda k, d, r: edit(k / "local/resources.json", allow_log_streaming=True),
-    ),
-    "job files of any kind": (
-        *("job files", "HOCON or YAML"),
-        lambda k, d, r: edit(k / "local/resources.json", app_validator=None),
-    ),
-    "a local folder for everybody": (
-        *("modes", "local can be written by everybody (mode 777)"),
-        lambda k, d, r: (k / "local").chmod(0o777),
-    ),
-    "settings for everybody": (
-        *("modes", "medfedaug.json can be written by everybody"),
-        lambda k, d, r: (k / "local/medfedaug.json").chmod(0o666),
-    ),
-    "a start script for everybody": (
-        *("modes", "sub_start.sh can be written by everybody"),
-        lambda k, d, r: (k / "startup/sub_start.sh").chmod(0o777),
-    ),
     "a file of another user": (
         *("modes", "belongs to another user"),
         lambda k, d, r: os.chown(k / "local/resources.json", 12345, -1),
-    ),
-    "settings that are no JSON": (
-        *("settings", "not readable as JSON"),
-        lambda k, d, r: write(k / "local/medfedaug.json", "{"),
     ),
     "a state folder that is gone": (
         *("storage", "begin anew"),
@@ -212,14 +167,6 @@ BROKEN = {
     "a certificate that has ended": (
         *("certificate", "expired on"),
         lambda k, d, r: certificates.issue(k / "startup", r, SITE, begin=-30, days=29),
-    ),
-    "a key for everybody": (
-        *("key", "can be read by others"),
-        lambda k, d, r: (k / "startup/client.key").chmod(0o644),
-    ),
-    "a script that cannot be run": (
-        *("scripts", "cannot be run"),
-        lambda k, d, r: (k / "startup/start.sh").chmod(0o644),
     ),
 }
 
@@ -241,16 +188,24 @@ def test_a_number_that_is_a_folder_is_named(kit):
         start(kit)
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("name", [*CHANGED, *BROKEN])
 def test_a_broken_kit_is_not_called_ready_without_a_word(kit, root, request, name):
-    check, words, spoil = BROKEN[name]
-    if name == "a file of another user" and os.getuid():
-        pytest.skip("only root can give files away")
-    spoil(kit, request.getfixturevalue("own_data") if check in ("data", "labels") else None, root)
-    found = {one.name: one for one in examine(kit) if one.ok is not True}
-    assert check in found, found
-    assert words in found[check].found
-    assert found[check].advice
+    if name in BROKEN:
+        check, words, spoil = BROKEN[name]
+        if name == "a file of another user" and os.getuid():
+            pytest.skip("only root can give files away")
+        spoil(kit, request.getfixturevalue("own_data") if check in ("data", "labels") else None, root)
+    else:
+        check, words, file, change = CHANGED[name]
+        path = kit / "local" / file
+        if isinstance(change, dict):
+            edit(path, **change)
+        else:
+            path.write_text(change) if isinstance(change, str) else path.chmod(change)
+    problems = {one.name: one for one in examine(kit) if one.ok is not True}
+    assert check in problems, problems
+    assert words in problems[check].found
+    assert problems[check].advice
 
 
 def test_a_server_that_was_moved_is_found_and_site_config_mends_it(kits, tmp_path):

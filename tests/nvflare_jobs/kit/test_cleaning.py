@@ -96,7 +96,7 @@ def test_old_jobs_go_and_what_is_needed_stays(federation, tiny_config, run, tmp_
     assert sorted(kit.rglob("*")) == listed  # it only says so
     for path in (kit / old, run_of, kit / "log.txt.3", dead, kit / "medfedaug/site_A/.run.pt.0123abcd"):
         assert f"would go: {path} " in out
-    for words in ("what has left this site", "the key of the pseudonyms", "the record of jobs and approvals"):
+    for words in ("the account of releases", "the key of the pseudonyms", "the record of jobs and approvals"):
         assert words in out
     assert f"would go: {kit / recent}" not in out
     code, out, err = run("clean", "--kit", kit, "--older-than", 30, "--yes")

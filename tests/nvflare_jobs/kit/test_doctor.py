@@ -56,7 +56,7 @@ def test_a_split_with_too_few_cases_for_a_mean_is_noted(kit, own_data, make_site
     assert checks["validation scores"] is None
     assert "test scores" not in checks
     found = the(examine(kit), "validation scores").found
-    assert found == "9 cases; means of fewer than 10 stay here: it has no say in which round is the best"
+    assert found == "9 cases; means of fewer than 10 stay here: it does not count in the choice of the round"
     change(kit, privacy={"scores": "cases"})
     assert "validation scores" not in verdicts(examine(kit))
 
@@ -138,19 +138,6 @@ def test_noise_that_a_site_cannot_add_is_found_before_a_job(kit, own_data, make_
     assert (check.ok, check.advice) == (False, "pip install 'medfedaug[privacy]'")
 
 
-def no_listing(kit, own_data):
-    (own_data() / "dataset.json").unlink()
-
-
-def bad_header(kit, own_data):
-    (own_data() / "images/3.nii.gz").write_bytes(b"garbage")
-
-
-def bad_voxels(kit, own_data):
-    voxels = np.full((16, 16, 4), np.nan, np.float32)
-    write_volume(own_data() / "images/0.nii.gz", voxels)
-
-
 def allow(kit, *entries, **values):
     file = kit / "local/resources.json"
     found = json.loads(file.read_text())
@@ -158,44 +145,12 @@ def allow(kit, *entries, **values):
     file.write_text(json.dumps({**found, **values}))
 
 
-def earlier_list(kit, own_data):
-    allow(kit, "medfedaug.")
-
-
-def earlier_modules(kit, own_data):
-    allow(kit, "medfedaug.nvflare_jobs.")
-
-
-def every_class(kit, own_data):
-    allow(kit, "*")
-
-
-def warnings_alone(kit, own_data):
-    allow(kit, class_list_enforcement_mode="warn")
-
-
-def few_images(kit, own_data):
-    change(kit, privacy={"min_images": 11})
-
-
-def few_cases(kit, own_data):
-    change(kit, jobs={"min_cases": 11})
-
-
-def no_device(kit, own_data):
-    change(kit, device="nonsense")
-
-
-def bad_settings(kit, own_data):
-    change(kit, min_images=3)
-
-
-def state_in_a_file(kit, own_data):
+def state_in_a_file(kit):
     (kit / "file").write_text("")
     change(kit, state=str(kit / "file" / "state"))
 
 
-def two_launchers(kit, own_data):
+def two_launchers(kit):
     file = kit / "local/resources.json"
     values = json.loads(file.read_text())
     (launcher,) = (entry for entry in values["components"] if entry["id"] == "process_launcher")
@@ -203,26 +158,41 @@ def two_launchers(kit, own_data):
     file.write_text(json.dumps(values))
 
 
+NAN = np.full((16, 16, 4), np.nan, np.float32)
+
+
 @pytest.mark.parametrize(
     ("spoil", "name", "words"),
     [
-        (no_listing, "data", "no data of a site"),
-        (bad_header, "data", "images/3.nii.gz: cannot be read"),
-        (bad_voxels, "one image", "images/0.nii.gz: has NaN or infinite voxels"),
-        (earlier_list, "allow-list", "medfedaug.: of an earlier site-config"),
-        (earlier_modules, "allow-list", "a job without code can run any command here"),
-        (every_class, "allow-list", "a job can run any command here"),
-        (warnings_alone, "allow-list", "class_list_enforcement_mode is warn"),
-        (few_images, "number of images", "10 for training; statistics of fewer than 11 stay here"),
-        (few_cases, "training cases", "10 cases would train, and the site's rule min_cases is 11"),
-        (no_device, "device", "nonsense"),
-        (bad_settings, "settings", "unknown keys min_images"),
+        (lambda data: (data / "dataset.json").unlink(), "data", "no data of a site"),
+        (lambda data: (data / "images/3.nii.gz").write_bytes(b"garbage"), "data", "3.nii.gz: cannot be read"),
+        (lambda data: write_volume(data / "images/0.nii.gz", NAN), "one image", "has NaN or infinite voxels"),
+        (lambda kit: allow(kit, "medfedaug."), "allow-list", "medfedaug.: of an earlier site-config"),
+        (
+            *(lambda kit: allow(kit, "medfedaug.nvflare_jobs."), "allow-list"),
+            "a job without code can run any command here",
+        ),
+        (lambda kit: allow(kit, "*"), "allow-list", "a job can run any command here"),
+        (
+            *(lambda kit: allow(kit, class_list_enforcement_mode="warn"), "allow-list"),
+            "class_list_enforcement_mode is warn",
+        ),
+        (
+            *(lambda kit: change(kit, privacy={"min_images": 11}), "number of images"),
+            "10 for training; statistics of fewer than 11 stay here",
+        ),
+        (
+            *(lambda kit: change(kit, jobs={"min_cases": 11}), "training cases"),
+            "10 cases would train, and the site's rule min_cases is 11",
+        ),
+        (lambda kit: change(kit, device="nonsense"), "device", "nonsense"),
+        (lambda kit: change(kit, min_images=3), "settings", "unknown keys min_images"),
         (state_in_a_file, "state folder", "cannot be written"),
         (two_launchers, "launcher", "2 in resources.json"),
     ],
 )
 def test_what_is_wrong_is_found(kit, request, spoil, name, words):
-    spoil(kit, lambda: request.getfixturevalue("own_data"))
+    spoil(request.getfixturevalue("own_data") if name in ("data", "one image") else kit)
     checks = examine(kit)
     assert [check.name for check in checks if check.ok is False] == [name]
     assert words in the(checks, name).found

@@ -271,7 +271,7 @@ def test_a_hostile_server_cannot_end_the_record_of_a_site(kit, told):
     status._engine = SimpleNamespace(
         client=SimpleNamespace(cell=SimpleNamespace(send_request=lambda **more: answer))
     )
-    status._look(kit.path, running(kit)).save(kit.path)
+    status._refresh(kit.path, running(kit)).save(kit.path)
     record = ProcessRecord.load(kit.path)
     assert record.heard is not None
     assert record.server_version == ""
@@ -285,4 +285,4 @@ def test_a_silent_server_was_not_heard(kit):
     status._engine = SimpleNamespace(
         client=SimpleNamespace(cell=SimpleNamespace(send_request=lambda **more: silent))
     )
-    assert status._look(kit.path, running(kit)).heard is None
+    assert status._refresh(kit.path, running(kit)).heard is None

@@ -277,7 +277,7 @@ def test_the_pair_is_that_of_the_site_and_the_readme_says_so(runs, bundles):
     pair = load_statistics(runs["windows_of_slices"] / "statistics.json")["site_A"]
     assert (config["mean"], config["std"]) == (pair.mean.tolist(), pair.std.tolist())
     readme = (folder / "docs/README.md").read_text()
-    assert "Whose intensities" in readme
+    assert "Expected intensities" in readme
     assert "--mean '[0.21]'" in readme
     assert "site_A" not in readme
 

@@ -130,7 +130,7 @@ def test_a_damaged_image_is_left_out_of_the_statistics(run, normalised, phantom_
     [
         (("--site", "nowhere"), ["'nowhere' took no part", "site_A, site_B"]),
         (("--site", "site_A", "--statistics", STATISTICS), ["exclude each other"]),
-        (("--statistics", STATISTICS), ["statistics of site_A, site_B", "one site was expected"]),
+        (("--statistics", STATISTICS), ["expected one site, found site_A, site_B"]),
         (("--statistics", "nothing.json"), ["nothing.json", "no such file"]),
         (("--site", "site_A", "--state", "elsewhere"), ["left layers", "has none", "--state"]),
         (("--statistics", "raw.json"), ["raw.json", "raw images, not of scale"]),
@@ -171,7 +171,7 @@ def test_layers_that_sites_keep_come_from_the_run_or_from_a_kit(run, phantom_dir
     assert code == 0, err
     for name, found in maps(tmp_path / "out").items():
         np.testing.assert_array_equal(found, maps(tmp_path / "again")[name])
-    assert any("site site_B keeps" in note for note in predictions(tmp_path / "again")["notes"])
+    assert any("of site site_B are used" in note for note in predictions(tmp_path / "again")["notes"])
     # So do the other commands that need them.
     bundle = ("bundle", model, "--site", "site_B", "--out")
     assert run(*bundle, tmp_path / "none")[0] == 2

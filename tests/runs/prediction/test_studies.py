@@ -23,7 +23,7 @@ from pydicom.uid import generate_uid
 
 from medfedaug.cli.predict import key_folder
 from medfedaug.data.datasets.phantom import make_phantom
-from medfedaug.data.pacs.archive import Wanted
+from medfedaug.data.pacs.archive import StudyQuery
 from medfedaug.data.pacs.open_archive import open_archive
 from medfedaug.privacy.pseudonyms import Pseudonyms
 from medfedaug.runs.prediction.ensemble import Ensemble
@@ -365,7 +365,7 @@ def test_images_are_removed_study_by_study_and_failures_of_all_are_named(orthanc
         found = predict_studies(
             Ensemble.open([model]),
             archive,
-            [Wanted("PatientID", "MANY-1")],
+            [StudyQuery("PatientID", "MANY-1")],
             tmp_path / "out",
             PredictionOptions(previews=False),
             StudyOptions(parallel=1),

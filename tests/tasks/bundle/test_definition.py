@@ -150,14 +150,23 @@ def engine(bundle, kind, network, loader):
         args = {k: v for k, v in parser["optimizer"].items() if k not in ("_target_", "params")}
         optimiser = torch.optim.SGD(network.parameters(), **args)
         return SupervisedTrainer(
-            **common, max_epochs=1, train_data_loader=loader, network=network, optimizer=optimiser,
-            loss_function=get("loss"), inferer=get("train#inferer"),
-        )  # fmt: skip
+            **common,
+            max_epochs=1,
+            train_data_loader=loader,
+            network=network,
+            optimizer=optimiser,
+            loss_function=get("loss"),
+            inferer=get("train#inferer"),
+        )
     return SupervisedEvaluator(
-        **common, val_data_loader=loader, network=network, inferer=get("validate#inferer"),
-        postprocessing=get("validate#postprocessing"), key_val_metric=get("validate#key_metric"),
+        **common,
+        val_data_loader=loader,
+        network=network,
+        inferer=get("validate#inferer"),
+        postprocessing=get("validate#postprocessing"),
+        key_val_metric=get("validate#key_metric"),
         additional_metrics=get("validate#additional_metrics"),
-    )  # fmt: skip
+    )
 
 
 def without_draws(config):
@@ -336,7 +345,7 @@ def resampled_late(config):
         (put("@train#preprocessing", "validate", "dataset", "transform"), "has random transforms"),
         (resampled_late, "Spacingd needs to know where voxels lie"),
     ],
-)  # fmt: skip
+)
 def test_what_a_bundle_lacks_is_one_line_that_names_the_key(change, words, make, phantom):
     with pytest.raises(MedFedAugError, match=words) as caught:
         Composition(settings(make("volumes", change), phantom))
@@ -356,7 +365,7 @@ def test_what_a_bundle_lacks_is_one_line_that_names_the_key(change, words, make,
         (("--methods", "fedmix"), "fedmix and the loss of the Bundle volumes_bundle cannot be combined"),
         (("--bundle", "nowhere"), "--bundle nowhere: no such folder"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_go_with_a_bundle_is_refused_before_anything_is_written(
     options, words, make, phantom, tmp_path, run
 ):

@@ -1,0 +1,135 @@
+"""Arguments, networks, tasks and company that methods refuse, each in one line with the reason."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from medfedaug.errors import ConfigError
+from medfedaug.federation.composition import Composition
+from medfedaug.methods import build_methods
+from medfedaug.methods.base import ServerContext, SiteContext
+from medfedaug.methods.registry import built_in_methods
+from medfedaug.tasks import ClassificationTask
+
+ARGUMENTS = [
+    ("condist", {"weight": -1}, "weight cannot be negative"),
+    ("condist", {"first_weight": -0.1}, "first_weight cannot be negative"),
+    ("condist", {"temperature": 0}, "temperature must be positive"),
+    ("dac_sc", {"content": 1.5}, "content must be at most 1"),
+    ("dac_sc", {"content": -0.1}, "content cannot be negative"),
+    ("dac_sc", {"temperature": 0}, "temperature must be positive"),
+    ("ditto", {"weight": -1}, "weight cannot be negative"),
+    ("dp_fedavg", {"clip": 0.0}, "clip must be positive"),
+    ("dp_fedavg", {"noise_multiplier": -1.0}, "noise_multiplier cannot be negative"),
+    ("dp_fedavg", {"delta": 1.0}, "delta must be below 1"),
+    ("dp_fedavg", {"sites": -1}, "sites cannot be negative"),
+    ("dp_fedavg", {"max_epsilon": 0.0}, "max_epsilon must be positive"),
+    ("dp_fedavg", {"max_epsilon": 3.0, "noise_multiplier": 0.0}, "needs a noise_multiplier above 0"),
+    ("fedawa", {"rate": -1}, "rate cannot be negative, got -1"),
+    ("fedce", {"mode": "minus"}, "mode"),
+    ("feddg", {"band": 0.5}, "band must be below 0.5, got 0.5"),
+    ("feddg", {"gamma": -1}, "gamma cannot be negative, got -1"),
+    ("feddg", {"temperature": 0}, "temperature must be positive"),
+    ("feddg", {"group": 0}, "group must be at least 1, got 0"),
+    ("feddg_ga", {"step": 2}, "step must be at most 1, got 2"),
+    ("fedfa_h", {"bins": 1}, "bins"),
+    ("fedfd", {"lambda1": 2}, "lambda1"),
+    ("fedfd", {"mixing": "both"}, "'both'"),
+    ("fedfd", {"low": 2}, "above high"),
+    ("fedfd", {"distance": "max"}, "'max'"),
+    ("fedfd_a", {"inference": "mixnorm"}, "'mixnorm'"),
+    ("fedfd_a", {"alpha": 2}, "alpha"),
+    ("fedlws", {"least": 0.3}, "0 ≤ least 0.3 ≤ most 0.2"),
+    ("fedproto", {"passes": "both"}, "passes must be 'training' or 'evaluation', got 'both'"),
+    ("fedprox", {"mu": -1}, "mu cannot be negative"),
+    ("fedrobust", {"penalty": 0}, "penalty must be positive"),
+    ("fedrobust", {"learning_rate": -1}, "learning_rate cannot be negative"),
+    ("fedrobust", {"penalty": 20}, "learning_rate x penalty is 2;"),
+    ("fedrobust", {"over": "voxels"}, "over must be 'channels' or 'pixels', got 'voxels'"),
+    ("fedrod", {"gamma": -1}, "gamma cannot be negative"),
+    ("fedsr", {"l2": -1}, "l2"),
+    ("fedsr", {"cmi": -1}, "cmi"),
+    ("fedsr", {"learning_rate": 0}, "learning_rate"),
+    ("fedwon", {"gain": 0}, "gain must be positive"),
+    ("fixbn", {"exploration": 2}, "exploration must be at most 1, got 2"),
+    ("fpl", {"temperature": 0}, "temperature"),
+    ("fpl", {"contrastive": -1}, "contrastive"),
+    ("fpl", {"consistency": -1}, "consistency"),
+    ("fpl", {"passes": "both"}, "passes"),
+    ("fpl", {"distance": 1}, "distance"),
+    ("fraug", {"alpha": -1}, "alpha"),
+    ("fraug", {"noise": 0}, "noise"),
+    ("fraug", {"prototype_rate": 0}, "prototype_rate"),
+    ("fraug", {"embeddings": False, "prototypes": False}, "without embeddings and prototypes"),
+    ("gperxan", {"weight": -1}, "weight cannot be negative"),
+    ("gperxan", {"unseen": "all"}, "unseen must be 'none', 'average' or 'own'"),
+    ("moon", {"weight": -1}, "weight cannot be negative, got -1"),
+    ("moon", {"temperature": 0}, "temperature must be positive, got 0"),
+    ("multi_krum", {"keep": -1}, "keep cannot be negative"),
+    ("partialfed", {"strategy": "adaptive"}, "strategy must be 'norm+head', "),
+    ("partialfed", {"strategy": "bottom_up", "stages": 0}, "stages must be at least 1, got 0"),
+    ("partialfed_adaptive", {"epochs": -1}, "epochs cannot be negative"),
+    ("partialfed_adaptive", {"learning_rate": 0.0}, "learning_rate must be positive"),
+    ("partialfed_adaptive", {"temperature": -1.0}, "temperature must be positive"),
+    ("randconv", {"probability": 2}, "probability must be at most 1, got 2"),
+    ("randconv", {"kernels": [2]}, "kernels are odd numbers from 1, got [2]"),
+    ("rsc", {"features": 1.0}, "features must be below 1"),
+    ("rsc", {"images": -0.1}, "images cannot be negative"),
+    ("teacher", {"weight": -1}, "weight cannot be negative"),
+    ("teacher", {"threshold": 0}, "threshold must be positive"),
+    ("teacher", {"threshold": 1.1}, "threshold must be at most 1"),
+    ("teacher", {"decay": 1.1}, "decay must be at most 1"),
+]
+
+# By word: the methods that require or provide it, and one that excludes it.
+EXCLUDED = [
+    ("averaged_parameters", "ditto fedawa fedce feddg_ga fedlws fedprox moon", "single"),
+    ("complete_state_dict", "ditto", "fedfd_a"),
+    ("complete_state_dict", "ditto", "fedfd_prompt"),
+    ("complete_state_dict", "ditto", "fedrod"),
+    ("complete_state_dict", "ditto", "gperxan"),
+    ("labels", "fedproto fedsr fpl", "mixup"),
+    ("labels", "mixup", "fedmix"),
+    ("norm_layers", "fedbn silobn fixbn fedfd fedfd_a fraug", "fedwon"),
+    ("norm_layers", "fedbn silobn fixbn fedfd fraug fedwon", "gperxan"),
+    ("normalised_input", "nyul fedrdn", "norm"),
+    ("separate_sites", "fedrdn fedfa fedbn fedavgm single", "pooled"),
+]
+
+
+@pytest.mark.parametrize(("name", "args", "reason"), ARGUMENTS)
+def test_arguments_out_of_range_are_named(name, args, reason):
+    with pytest.raises(ConfigError) as refused:
+        build_methods([{"name": name, "args": args}])
+    assert str(refused.value).startswith(f"{name}: ")
+    assert reason in str(refused.value)
+
+
+@pytest.mark.parametrize(("word", "names", "excluding"), EXCLUDED)
+def test_methods_that_do_not_go_together_are_named_with_the_word(word, names, excluding):
+    for name in names.split():
+        with pytest.raises(ConfigError) as refused:
+            build_methods([{"name": name}, {"name": excluding}])
+        message = str(refused.value)
+        assert f" {word} (" in message
+        assert {name, excluding} <= set(message.replace(":", "").replace(",", "").split())
+
+
+CLASSIFYING = [name for name, method in built_in_methods().items() if method.tasks == ("classification",)]
+
+
+@pytest.mark.parametrize("name", CLASSIFYING)
+def test_methods_for_classification_refuse_segmentation_and_other_last_layers(tiny_config, name):
+    with pytest.raises(ConfigError, match=f"{name} is defined for classification alone"):
+        Composition(tiny_config(name))
+    with pytest.raises(ConfigError, match=f"{name}: the network's last layer is not fully connected"):
+        use(name, nn.Sequential(nn.Conv2d(3, 2, 1)))
+
+
+def use(name, network):
+    (method,) = build_methods([{"name": name}])
+    task = ClassificationTask(["a", "b"], scale=True)
+    method.prepare_network(network)
+    method.every_round(ServerContext(network, 3, task=task))
+    method.at_site(SiteContext("A", network, task=task))

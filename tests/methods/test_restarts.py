@@ -1,0 +1,51 @@
+"""State that stays at a site: a new process trains its next round as the old one, to the bit."""
+
+from __future__ import annotations
+
+import pytest
+from reference import same
+
+from medfedaug.federation import SiteTrainer, run_in_process
+
+PHOTOS = [
+    ("fedrobust", {"over": "channels"}, {}, {"matrix", "shift"}),
+    ("fedrobust", {"over": "pixels"}, {"image_size": 16}, {"matrix", "shift"}),
+    ("fedsr", {"share_references": False}, {}, {"means", "spreads"}),
+    ("fraug", {}, {}, {"means", "seen", "steps", "rtnet"}),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "options", "keys"), PHOTOS)
+def test_a_new_process_trains_as_the_old_one(photo_config, tmp_path, name, settings, options, keys):
+    config = photo_config(name, {name: settings}, **options)
+
+    def open_trainer(states):
+        trainer = SiteTrainer(config, tmp_path / "photos", "cpu", states)
+        trainer.open("A")
+        trainer.enter_run("0" * 32)
+        return trainer
+
+    def second_round(trainer):
+        trainer.start_round(2, update.weights, update.payload)
+        return trainer.train(2)
+
+    steady = open_trainer(tmp_path / "states")
+    update = steady.train(1)
+    restarted = open_trainer(tmp_path / "states")
+    expected, actual = second_round(steady), second_round(restarted)
+    state = steady.parts[name].state()
+    assert {key.split("/")[0] for key in state} == keys
+    assert same(restarted.parts[name].state(), state)
+    assert same(actual.weights, expected.weights)
+    forgetful = open_trainer(tmp_path / "elsewhere")
+    second_round(forgetful)
+    assert not same(forgetful.parts[name].state(), state)
+
+
+def test_an_interrupted_run_continues_with_the_servers_state(phantom_dir, tiny_config, tmp_path):
+    sites = ["site_A", "site_B"]
+    whole = run_in_process(tiny_config("fedce", rounds=2), phantom_dir, sites, "cpu")
+    run_in_process(tiny_config("fedce", rounds=1), phantom_dir, sites, "cpu", state_dir=tmp_path)
+    config = tiny_config("fedce", rounds=2)
+    again = run_in_process(config, phantom_dir, sites, "cpu", state_dir=tmp_path, resume=True)
+    assert same(whole.state, again.state)
