@@ -262,7 +262,7 @@ def _device(name: str) -> Check:
 
 
 def _data(kit: Kit | None, folder: Path | None, settings: SiteSettings) -> Iterator[Check]:
-    name, policy = kit.name if kit else "", settings.privacy
+    name = kit.name if kit else ""
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", MedFedAugWarning)
@@ -284,7 +284,13 @@ def _data(kit: Kit | None, folder: Path | None, settings: SiteSettings) -> Itera
     yield _labels(site)
     if decoding.ok and site.scaling == "each volume":
         yield _scales(site)
-    cases, least = site.cases_of_patients("training"), policy.min_images
+    yield from _numbers(site, settings, rules=kit is not None)
+
+
+def _numbers(site: SiteFolder, settings: SiteSettings, *, rules: bool) -> Iterator[Check]:
+    """Compare the numbers of cases with the limits of policy and, in a kit, rules."""
+    policy, cases = settings.privacy, site.cases_of_patients("training")
+    least = policy.min_images
     text = f"{len(cases)}{' patients' if site.patients('training') else ''} for training"
     if not site.trains:
         yield Check("number of images", True, "test images alone: nothing of them leaves but scores")
@@ -294,7 +300,7 @@ def _data(kit: Kit | None, folder: Path | None, settings: SiteSettings) -> Itera
         text = f"{text}; statistics of fewer than {least} stay here"
         advice = "Add images, or lower the limit with medfedaug site-config --min-images."
         yield Check("number of images", False, text, advice)
-    if site.trains and kit is not None:
+    if site.trains and rules:
         try:
             settings.jobs.check_cases(site.name, cases)
         except JobRefused as error:

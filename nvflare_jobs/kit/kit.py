@@ -224,8 +224,8 @@ class Kit:
         missing = {name: path for name, path in OWN_COMPONENTS[self.server].items() if path not in present}
         added = [{"id": name, "path": path, "args": {}} for name, path in missing.items()]
         if added:
-            others = [c for c in file.wanted.get("components", []) if c.get("id") not in missing]
-            file.wanted["components"] = added + others
+            rest = [c for c in file.wanted.get("components", []) if c.get("id") not in missing]
+            file.wanted["components"] = [*added, *rest]
             file.changes += [f"{name}: {path}" for name, path in missing.items()]
 
     def _own_folders(self, file: KitFile) -> None:

@@ -11,7 +11,6 @@ component of the site's parent process, starts the job processes again with it.
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections.abc import Iterable
@@ -39,6 +38,7 @@ from nvflare.private.fed.utils.app_authz import AppAuthzService
 
 from medfedaug.federation.job_folder import JOB_FOLDER, SESSION
 from medfedaug.nvflare_jobs.public_paths import public_path
+from medfedaug.utils.files import write_json
 
 _FILE = f"{JOB_FOLDER}/{SESSION}"
 _IDENTITY = (JobProcessArgs.AUTH_TOKEN, JobProcessArgs.TOKEN_SIGNATURE, JobProcessArgs.SSID)
@@ -69,13 +69,7 @@ class JobSession:
         """Write it to the job's folder, readable by the site alone: the token authenticates the site."""
         path = Path(workspace) / self.job / _FILE
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_suffix(".new")
-        fresh.unlink(missing_ok=True)
-        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(asdict(self), file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, path)
+        write_json(path, asdict(self), private=True)
 
     @classmethod
     def load(cls, workspace: str | Path, job: str) -> JobSession | None:

@@ -120,12 +120,7 @@ def check_startup(kit: str | Path) -> Iterator[Check]:
 
 def check_certificates(kit: str | Path) -> Iterator[Check]:
     """Check the certificate of a kit: readable, for this key, signed by the root, and valid today."""
-    try:
-        startup = _Startup.read(Path(kit))
-    except (OSError, ValueError, AttributeError) as error:
-        text = f"{kit}/startup: not readable ({error})"
-        yield Check("certificate", False, text, "Provision the kit again.")
-        return
+    startup = _Startup.read(Path(kit))
     for path in (startup.certificate, startup.key, startup.root):
         if problem := _unreadable(path):
             yield Check("certificate", False, problem, f"Put it back from the kit as it was sent. {_RENEW}")

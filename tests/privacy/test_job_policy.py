@@ -50,7 +50,10 @@ def deploy(hospital):
 
 # Settings of the job, rules of the site, the refusal, its rule, and the value that stays at the site.
 REFUSED = {
-    "one sample": ({"batch_size": 1, "local_steps": 1}, {}, "batch_size is {}", "min_batch_size is 2", "1"),
+    "what inverts a patient": (
+        *({"batch_size": 1, "local_steps": 1}, {}),
+        *("batch_size is {}", "min_batch_size is 2", "1"),
+    ),
     "few steps": ({"local_steps": 4}, {}, "local_steps is {}", "min_local_steps is 5", "4"),
     "a part of the cases": ({"limit": 2}, {}, "limit is {}", "allow_limit is false", "2"),
     "few cases": ({}, {"min_cases": 10}, "3 cases would train", "min_cases is 10", ""),

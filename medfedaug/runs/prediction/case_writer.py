@@ -25,8 +25,6 @@ from medfedaug.runs.prediction.prediction_image import draw_classified, draw_lab
 from medfedaug.runs.prediction.training_range import volumes_in_millilitres
 from medfedaug.tasks import Prediction
 
-__all__ = ["CaseWriter", "object_files", "object_kinds"]
-
 _PROBABILITIES, _PREVIEWS, _UNCERTAINTY = "probabilities", "previews", "uncertainty"
 
 

@@ -37,8 +37,6 @@ from medfedaug.runs.prediction.predict import Event, predict_images, uses_given_
 from medfedaug.runs.prediction.predictions_file import Predictions
 from medfedaug.utils.files import parse_versioned, private_folder, write_json, write_versioned
 
-__all__ = ["StudyPredictions", "predict_studies"]
-
 _LIST, _KIND, _VERSION = "studies.json", "predicted-studies", 1
 _IMAGES, _FETCHED, _FETCHING = "images", "fetched", "fetching"
 _COLOURS = 3

@@ -33,93 +33,70 @@ def root(provisioned):
     return certificates.root_key(provisioned)
 
 
-def no_certificate(startup, root):
-    (startup / "client.crt").unlink()
-    return "certificate", "client.crt is missing"
-
-
-def no_key(startup, root):
-    (startup / "client.key").unlink()
-    return "certificate", "client.key is missing"
-
-
 def expired(startup, root):
     certificates.issue(startup, root, NAME, begin=-30, days=29)
-    return "certificate", "client.crt expired on"
-
-
-def not_yet(startup, root):
-    certificates.issue(startup, root, NAME, begin=2)
-    return "certificate", "is valid from"
-
-
-def key_of_another(startup, root):
-    shutil.copy(startup.parents[1] / "hospital-b/startup/client.key", startup)
-    return "certificate", "client.key is not the key of client.crt"
-
-
-def root_of_another_project(startup, root):
-    certificates.other_root(startup)
-    return "certificate", "client.crt is not signed by rootCA.pem"
 
 
 def forged(startup, root):
     certificates.issue(startup, certificates.new_key(), NAME)
-    return "certificate", "client.crt is not signed by rootCA.pem"
 
 
-def damaged(startup, root):
-    (startup / "client.crt").write_bytes((startup / "client.crt").read_bytes()[:200])
-    return "certificate", "no certificate can be read"
-
-
-def empty_key(startup, root):
-    (startup / "client.key").write_bytes(b"")
-    return "certificate", "no key can be read"
-
-
-def unreadable(startup, root):
-    (startup / "client.key").chmod(0)
-    return "certificate", "cannot be read by its owner (mode 0)"
-
-
-def not_executable(startup, root):
-    (startup / "start.sh").chmod(0o644)
-    return "scripts", "start.sh cannot be run (mode 644)"
-
-
-def not_executable_within(startup, root):
-    (startup / "sub_start.sh").chmod(0o600)
-    return "scripts", "sub_start.sh cannot be run (mode 600)"
-
-
-def no_script(startup, root):
-    (startup / "sub_start.sh").unlink()
-    return "scripts", "sub_start.sh is missing"
-
-
-def kit_of_another(startup, root):
-    for name in ("client.crt", "client.key"):
+def copy_of_another(startup, *names):
+    for name in names:
         shutil.copy(startup.parents[1] / "hospital-b/startup" / name, startup)
-    return "name", "hospital-b in client.crt, hospital-a in fed_client.json"
 
 
 def started_as_another(startup, root):
     script = startup / "sub_start.sh"
     script.write_text(script.read_text().replace(f"uid={NAME}", "uid=hospital-b"))
-    return "name", "hospital-b in sub_start.sh"
 
 
-def broken_json(startup, root):
-    (startup / "fed_client.json").write_text('{"servers": [')
-    return "startup", "not readable"
-
-
-BROKEN = (
-    *(no_certificate, no_key, expired, not_yet, key_of_another, root_of_another_project, forged, damaged),
-    *(empty_key, unreadable, not_executable, not_executable_within, no_script, kit_of_another),
-    *(started_as_another, broken_json),
-)
+# The check, its words, and a function of the folder and the root's key.
+BROKEN = {
+    "no certificate": ("certificate", "client.crt is missing", lambda s, r: (s / "client.crt").unlink()),
+    "no key": ("certificate", "client.key is missing", lambda s, r: (s / "client.key").unlink()),
+    "expired": ("certificate", "client.crt expired on", expired),
+    "not yet": (
+        *("certificate", "is valid from"),
+        lambda s, r: certificates.issue(s, r, NAME, begin=2),
+    ),
+    "key of another": (
+        *("certificate", "client.key is not the key of client.crt"),
+        lambda s, r: copy_of_another(s, "client.key"),
+    ),
+    "root of another project": (
+        *("certificate", "client.crt is not signed by rootCA.pem"),
+        lambda s, r: certificates.other_root(s),
+    ),
+    "forged": ("certificate", "client.crt is not signed by rootCA.pem", forged),
+    "damaged": (
+        *("certificate", "no certificate can be read"),
+        lambda s, r: (s / "client.crt").write_bytes((s / "client.crt").read_bytes()[:200]),
+    ),
+    "empty key": ("certificate", "no key can be read", lambda s, r: (s / "client.key").write_bytes(b"")),
+    "unreadable": (
+        *("certificate", "cannot be read by its owner (mode 0)"),
+        lambda s, r: (s / "client.key").chmod(0),
+    ),
+    "not executable": (
+        *("scripts", "start.sh cannot be run (mode 644)"),
+        lambda s, r: (s / "start.sh").chmod(0o644),
+    ),
+    "not executable within": (
+        *("scripts", "sub_start.sh cannot be run (mode 600)"),
+        lambda s, r: (s / "sub_start.sh").chmod(0o600),
+    ),
+    "no script": ("scripts", "sub_start.sh is missing", lambda s, r: (s / "sub_start.sh").unlink()),
+    "kit of another": (
+        *("name", "hospital-b in client.crt, hospital-a in fed_client.json"),
+        lambda s, r: copy_of_another(s, "client.crt", "client.key"),
+    ),
+    "started as another": ("name", "hospital-b in sub_start.sh", started_as_another),
+    "broken JSON": (
+        *("startup", "not readable"),
+        lambda s, r: (s / "fed_client.json").write_text('{"servers": ['),
+    ),
+}
 
 
 def test_a_kit_as_provisioned_has_a_sound_startup(startup):
@@ -130,9 +107,10 @@ def test_a_kit_as_provisioned_has_a_sound_startup(startup):
     assert "of hospital-a, valid until" in found["certificate"].found
 
 
-@pytest.mark.parametrize("breakage", BROKEN, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("breakage", BROKEN)
 def test_a_broken_startup_is_found(startup, root, breakage):
-    name, text = breakage(startup, root)
+    name, text, spoil = BROKEN[breakage]
+    spoil(startup, root)
     found = [check for check in check_startup(startup.parent) if check.ok is False]
     assert [check.name for check in found] == [name]
     assert text in found[0].found
@@ -212,11 +190,11 @@ def test_the_way_to_a_running_server_and_the_log_of_a_site_whose_certificate_has
 
         before = shutil.copytree(kit / "startup", tmp_path / "startup")
         for breakage, text in (
-            (root_of_another_project, "no TLS connection comes about"),
-            (forged, "the server drops this kit's certificate"),
-            (expired, "the server drops this kit's certificate"),
+            ("root of another project", "no TLS connection comes about"),
+            ("forged", "the server drops this kit's certificate"),
+            ("expired", "the server drops this kit's certificate"),
         ):
-            breakage(kit / "startup", root)
+            BROKEN[breakage][2](kit / "startup", root)
             assert (server()[0], text in server()[1]) == (False, True), (breakage, server())
             shutil.copytree(before, kit / "startup", dirs_exist_ok=True)
         file = kit / "startup/fed_client.json"
