@@ -115,14 +115,7 @@ class Release:
 
 @dataclass(frozen=True)
 class Entry:
-    """Release in the ledger.
-
-    Args:
-        number: its number in the ledger, from 1.
-        time: in seconds since 1970.
-        release: the release.
-        cases: a hash of the identities of its cases.
-    """
+    """Release in the ledger: its number from 1, its time in seconds since 1970, and the hash of its cases."""
 
     number: int
     time: float
@@ -132,14 +125,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Nearest:
-    """Earlier release with the most similar, but not the same, cases.
-
-    Args:
-        apart: the number of patients by whom the two sets of cases differ; a case without a named patient
-            counts as a patient.
-        job: the release's job.
-        time: in seconds since 1970.
-    """
+    """Earlier release with the most similar cases; ``apart`` counts the patients who differ."""
 
     apart: int
     job: str
@@ -148,16 +134,12 @@ class Nearest:
 
 @dataclass(frozen=True)
 class Scored:
-    """Model whose scores have left the site, or are about to.
+    """Model whose scores on ``"validation"`` or ``"test"`` cases have left the site, or are about to.
 
-    Args:
-        job: the identifier of the job that asked for them.
-        split: the cases, ``"validation"`` or ``"test"``.
-        model: a hash of everything but the cases that determines the scores.
-        place: the place of the scores in the job, ``"round 3"`` or ``"test"``; empty in an evaluation.
-        known: whether the site met the model in a training job.
-        answer: the reply that has left, to be repeated unchanged; empty where the scores were exact.
-        site: the site's name in the job.
+    ``model`` is a hash of everything but the cases that determines the scores. ``place`` is their place in
+    the job, ``"round 3"`` or ``"test"``; empty in an evaluation. ``known`` says that the site met the model
+    in a training job. ``answer`` is the reply that has left, to be repeated unchanged; empty where the scores
+    were exact.
     """
 
     job: str
@@ -178,10 +160,8 @@ class PrivacyLedger:
     holds. The cases of a patient then share one budget, and count as one where sets of cases are compared.
 
     Sites may share an account, since a budget belongs to patients. The limits of a job apply to each site.
-
-    Args:
-        path: an SQLite file; jobs that run at the same time take turns by its lock file. ``None`` keeps the
-            account in memory, for a simulation.
+    The account is an SQLite file, with a lock file by which jobs take turns; without a path it is in memory,
+    for a simulation.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
@@ -222,10 +202,7 @@ class PrivacyLedger:
         return self._lock
 
     def releases(self, cases: Collection[bytes] = ()) -> list[Spent]:
-        """Return the releases with noise so far.
-
-        Args:
-            cases: only releases about the patients of these cases; by default all.
+        """Return the releases with noise so far, all or those about the patients of some cases.
 
         Raises:
             ConfigError: for a file that is not a ledger: the spent budget is unknown, and nothing may leave.
@@ -244,13 +221,7 @@ class PrivacyLedger:
     ) -> float | None:
         """Enter more releases with noise, before anything leaves the site: a crash in between costs budget.
 
-        Args:
-            noise_multiplier: of the releases.
-            delta: δ.
-            max_epsilon: the budget.
-            cases: the identities of the cases; empty for unknown cases, which count with all others.
-            releases: their number.
-            rate: see `Spent`.
+        Cases are their identities; empty for unknown cases, which count with all others.
 
         Returns:
             ε of all releases about these cases' patients together; ``None``, with nothing entered, where it
@@ -280,7 +251,8 @@ class PrivacyLedger:
         """Return the earlier release without noise, of the same split, with the most similar cases.
 
         Two sets differ by the patients whose cases differ, or whose number of cases differs, whichever is
-        fewer: files that hold nearly the same image are different cases of one patient.
+        fewer: files that hold nearly the same image are different cases of one patient. A case without a
+        named patient counts as a patient.
         """
         with self._opened() as connection:
             own = _enter_cases(connection, cases)
@@ -296,13 +268,7 @@ class PrivacyLedger:
         return min(near, key=lambda entry: entry.apart, default=None)
 
     def queries(self, split: str, cases: Collection[bytes], since: float = 0.0) -> int:
-        """Count the models whose scores on any case of these cases' patients were released.
-
-        Args:
-            split: see `Release`.
-            cases: the identities of the cases.
-            since: the earliest release to count, in seconds since 1970.
-        """
+        """Count the models whose scores on any case of these cases' patients were released since a time."""
         with self._opened() as connection:
             own = _enter_cases(connection, cases)
             ((count,),) = connection.execute(

@@ -49,11 +49,9 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def load_run(path: str | Path, metric: str | None = None) -> Run:
-    """Read and check a run.
+    """Read and check a run from its folder or its ``results.json``.
 
-    Args:
-        path: the run's folder, or its ``results.json``.
-        metric: the test metric for comparisons; by default the one that chose the round.
+    Without a test metric for comparisons, the run has the one that chose the round.
 
     Raises:
         DataError: naming the file and the error.

@@ -62,12 +62,7 @@ class KitFile:
 
 @dataclass(frozen=True)
 class Kit:
-    """The kit of a server or of a site, made by NVFlare's provisioning or POC mode.
-
-    Args:
-        path: its folder.
-        server: whether it is the server's.
-    """
+    """The kit of a server or of a site, made by NVFlare's provisioning or POC mode."""
 
     path: Path
     server: bool

@@ -21,11 +21,8 @@ def case_quality(
 ) -> dict[str, dict[str, Any]]:
     """Describe a label map by class: number of pieces, confidence, agreement of several passes.
 
-    Args:
-        label: (1, X, Y, Z).
-        confidence: (K - 1,), of `medfedaug.functional.soft_dice_confidence.soft_dice_confidence`.
-        classes: names of the classes, background first.
-        passes: all passes of the case, if there are several.
+    The label map is (1, X, Y, Z), and the confidence (K - 1,), of
+    `medfedaug.functional.soft_dice_confidence.soft_dice_confidence`. The classes begin with the background.
 
     Returns:
         ``components``; ``confidence`` of the predicted classes; with several passes ``agreement`` of the
