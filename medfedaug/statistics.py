@@ -329,8 +329,6 @@ class ForeignPair:
     """Two sites and a channel in which each site's images are far from 0 under the other's pair.
 
     Attributes:
-        sites: their names.
-        channel: the channel.
         landing: mean of each site's images under the other's pair, (μ_k − μ_j) / σ_j and (μ_j − μ_k) / σ_k,
             in deviations.
     """

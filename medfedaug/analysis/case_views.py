@@ -31,8 +31,6 @@ class CaseView:
     """The content of the picture of one case.
 
     Attributes:
-        site: the site's name.
-        case: the case's name.
         rank: ``"worst"``, ``"best"`` or ``"only"``.
         score: Dice of the volume, or probability of the true class.
         image: slice (X, Y), or photograph (H, W, 3), of a segmentation (X, Y, 3), from 0 to 1.

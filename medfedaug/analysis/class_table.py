@@ -6,14 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from medfedaug.analysis.comparison import (
-    UNSEEN,
-    Comparison,
-    adjusted,
-    compared,
-    delta,
-    difference_cells,
-)
+from medfedaug.analysis.comparison import UNSEEN, Comparison, adjusted, compared, delta, difference_cells
 from medfedaug.analysis.grouping import group_runs, whole_seeds
 from medfedaug.analysis.score_table import Score, annotated_in, cells_note
 from medfedaug.analysis.text_table import TextTable
@@ -29,7 +22,6 @@ class ClassRow:
     """Scores of one method for one class, at the sites that have it or at those that borrow it.
 
     Attributes:
-        label: the methods.
         name: the class.
         kind: `medfedaug.runs.annotated.OWN` or `BORROWED`.
         sites: the sites with a score.
@@ -57,7 +49,6 @@ class ClassTable(TextTable):
     """Methods against the reference by class and by the sites' annotation, one row for each.
 
     Attributes:
-        rows: one per class, kind of site and method.
         reference: the methods that all others are compared with.
     """
 
@@ -131,9 +122,22 @@ def class_table(runs: Sequence[Run], reference: str = BASELINE) -> ClassTable:
                 mean = Score.of_means(pooled[label])
                 if not mean.values:
                     continue
-                sites = tuple(sorted({site for run in members for site in _scored(run)}))
+                sites = {
+                    site
+                    for run in members
+                    for site in run.tested
+                    if {**run.unseen, **run.sites}.get(site) is not None
+                }
                 rows.append(
-                    ClassRow(label, name, kind, sites, mean, comparisons.get(label), members[0].model)
+                    ClassRow(
+                        label,
+                        name,
+                        kind,
+                        tuple(sorted(sites)),
+                        mean,
+                        comparisons.get(label),
+                        members[0].model,
+                    )
                 )
     judged = iter(adjusted([row.comparison for row in rows if row.comparison]))
     rows = [replace(row, comparison=next(judged)) if row.comparison else row for row in rows]
@@ -155,12 +159,6 @@ def _cells(run: Run, name: str, kind: str) -> Run:
         case_scores=of_kind(by_class.case_scores),
         mean=mean_score(sites.values()),
     )
-
-
-def _scored(run: Run) -> list[str]:
-    """Return the sites that a mean is over."""
-    scores = {**run.unseen, **run.sites}
-    return [site for site in run.tested if scores.get(site) is not None]
 
 
 def _difference(comparison: Comparison | None) -> str:

@@ -10,9 +10,9 @@ from statistics import fmean
 from medfedaug.analysis.grouping import Tested, experiment, units_differ, whole_seeds
 from medfedaug.analysis.verdict import Elsewhere, Verdict, chance, judge, lacks
 from medfedaug.errors import ConfigError
+from medfedaug.metrics.base import Metric
 from medfedaug.metrics.crossed import CrossedTest, crossed_test, holm
 from medfedaug.metrics.registry import UNSEEN as UNSEEN_SITE
-from medfedaug.metrics.registry import Metric
 from medfedaug.metrics.significance import (
     PairedTest,
     PatientTest,
@@ -34,8 +34,6 @@ class Comparison:
     """Comparison of a method with a reference under otherwise equal settings, at one kind of site.
 
     Attributes:
-        label: the method's label.
-        baseline: the reference's label.
         where: ``"training sites"``, ``"sites left out"`` or ``"unseen sites"``.
         num_seeds: the number of common seeds with all folds and sites.
         difference: the mean over these seeds of the difference of the means; ``None`` without a common seed.

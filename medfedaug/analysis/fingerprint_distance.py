@@ -80,7 +80,10 @@ def distances(sites: Sequence[ImageFingerprint]) -> dict[str, dict[str, float]]:
         a policy's noise, would make it 0.
     """
     check_together(sites)
-    within = {name: _within(sites, name) for name in ("mean", "std")}
+    within = {}
+    for name in ("mean", "std"):
+        squares = np.mean([site.spread(name) ** 2 for site in sites], axis=0)
+        within[name] = np.maximum(np.sqrt(squares), _LEAST_SPREAD)
     apart: dict[str, dict[str, list[float]]] = {site.site: {kind: [] for kind in KINDS} for site in sites}
     for one, other in permutations(sites, 2):
         for kind, distance in _pair(one, other, within).items():
@@ -91,11 +94,6 @@ def distances(sites: Sequence[ImageFingerprint]) -> dict[str, dict[str, float]]:
 def appearance(kinds: Mapping[str, float]) -> float:
     """Combine intensity and contrast to the distance of `medfedaug inspect`."""
     return math.sqrt((kinds["intensity"] ** 2 + kinds["contrast"] ** 2) / 2)
-
-
-def _within(sites: Sequence[ImageFingerprint], name: str) -> np.ndarray:
-    squares = np.mean([site.spread(name) ** 2 for site in sites], axis=0)
-    return np.maximum(np.sqrt(squares), _LEAST_SPREAD)
 
 
 def _pair(

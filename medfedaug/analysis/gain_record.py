@@ -89,7 +89,6 @@ class Claim:
     """Predictions after a pilot, judged with whole families of federations left out.
 
     Attributes:
-        methods: the combination.
         over: the methods over which it gains.
         level: one of `LEVELS`.
         judged: the numbers of the judgement, as in ``prospect.json``.
@@ -109,7 +108,6 @@ class GainRecord:
 
     Attributes:
         number: the number of federations with any number of seeds.
-        families: the families of the federations.
         seeds: the largest number of seeds of a federation.
         methods: the methods that some federation was trained with, without FedAvg.
         gained: by methods, the number of trainings whose mean over the sites was above FedAvg's, and of all.

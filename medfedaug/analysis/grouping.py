@@ -90,7 +90,6 @@ class Tested:
     """The test scores of one seed: of its single run, or of its runs with different folds and held-out sites.
 
     Attributes:
-        seed: the seed.
         parts: fold and held-out site of each run; ``{(None, "")}`` for a single run.
         sites: score of each training site over the cases of all folds, each tested once; or of each site when
             it was left out, with all its cases in every fold if the data have it so.

@@ -13,17 +13,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from medfedaug.analysis.page import (
-    add,
-    check_page,
-    end_page,
-    figure,
-    remark,
-    start_page,
-    start_section,
-    table,
-    write_page,
-)
+from medfedaug.analysis import page
 from medfedaug.analysis.plots import add_legend, colours_by_name, tidy
 from medfedaug.analysis.shift import Shift, site_shift
 from medfedaug.data.base import SPLITS, plain_name
@@ -106,11 +96,11 @@ def write_inspection(
     """
     out = Path(out_html)
     record = out.with_suffix(".json")
-    check_page(out)
+    page.check_page(out)
     if out == record or (record.exists() and not is_json_with(record, "sites", "shift", "intensity")):
         raise ConfigError(f"{record} exists and is of no inspection; choose another file")
     shift = federation_shift(sites)
-    write_page(_page(sites, shift, intensity, expected), out)
+    page.write_page(_page(sites, shift, intensity, expected), out)
     write_json(record, inspection_record(sites, shift, intensity))
     return record
 
@@ -167,26 +157,26 @@ def _percentiles(quantiles: np.ndarray) -> list[list[float]]:
 def _page(
     sites: Sequence[SiteInspection], shift: Shift | None, intensity: str, expected: Sequence[str]
 ) -> ET.Element:
-    html, body = start_page("Data of the sites" if len(sites) > 1 else f"Data of {sites[0].name}")
+    html, body = page.start_page("Data of the sites" if len(sites) > 1 else f"Data of {sites[0].name}")
     cases = sum(sum(site.splits.values()) for site in sites)
     odd = sum(len(site.odd) for site in sites)
-    add(body, "p", f"{counted(len(sites), 'site')} · {cases} cases · odd: {odd}")
+    page.add(body, "p", f"{counted(len(sites), 'site')} · {cases} cases · odd: {odd}")
     for append in (_cases, _classes, _intensities):
         append(body, sites)
     _shift(body, sites, shift, intensity)
     if expected:
-        section = start_section(body, "How far apart are the sites?")
+        section = page.start_section(body, "How far apart are the sites?")
         for sentence in expected:
-            add(section, "p", sentence)
-        remark(section, "medfedaug prospect has all numbers.")
+            page.add(section, "p", sentence)
+        page.remark(section, "medfedaug prospect has all numbers.")
     _odd(body, sites)
-    remark(body, "This page names cases, and is for owners of the data; the JSON next to it names none.")
-    end_page(body)
+    page.remark(body, "This page names cases, and is for owners of the data; the JSON next to it names none.")
+    page.end_page(body)
     return html
 
 
 def _cases(body: ET.Element, sites: Sequence[SiteInspection]) -> None:
-    section = start_section(body, "Cases and geometry")
+    section = page.start_section(body, "Cases and geometry")
     header = ["site", *SPLITS, "patients", "size", "edges of a voxel, mm", "axes", "channels", "odd"]
     lines = [
         [
@@ -201,15 +191,15 @@ def _cases(body: ET.Element, sites: Sequence[SiteInspection]) -> None:
         ]
         for site in sites
     ]
-    table(section, header, lines)
-    remark(section, "Size and edges: the range along each axis. –: the files lack the size of a voxel.")
+    page.table(section, header, lines)
+    page.remark(section, "Size and edges: the range along each axis. –: the files lack the size of a voxel.")
 
 
 def _classes(body: ET.Element, sites: Sequence[SiteInspection]) -> None:
-    section = start_section(body, "Classes")
+    section = page.start_section(body, "Classes")
     names = list(dict.fromkeys(name for site in sites for name in site.voxels))
     if not names:
-        add(section, "p", "No case could be read.")
+        page.add(section, "p", "No case could be read.")
         return
     of = "voxels" if any(site.task == "segmentation" for site in sites) else "images"
     lines = []
@@ -219,35 +209,37 @@ def _classes(body: ET.Element, sites: Sequence[SiteInspection]) -> None:
             for name in names
         ]
         lines.append([site.name, *cells, *([str(site.at_border)] if of == "voxels" else [])])
-    table(section, ["site", *names, *(["at the border"] if of == "voxels" else [])], lines)
+    page.table(section, ["site", *names, *(["at the border"] if of == "voxels" else [])], lines)
     text = f"Share of the {of}, mean over the cases, and in brackets the number of cases with a class."
     border = " At the border: cases whose foreground reaches the edge of the image, and may continue."
-    remark(section, text + (border if of == "voxels" else ""))
+    page.remark(section, text + (border if of == "voxels" else ""))
 
 
 def _intensities(body: ET.Element, sites: Sequence[SiteInspection]) -> None:
-    section = start_section(body, "Intensities as stored")
+    section = page.start_section(body, "Intensities as stored")
     lines = [
         [site.name, str(channel), *(f"{value:.4g}" for value in values)]
         for site in sites
         for channel, values in enumerate(_percentiles(site.stored))
     ]
-    table(section, ["site", "channel", *(f"{percent}%" for percent in _PERCENT)], lines)
-    remark(section, "Percentiles over the training images, or the test images of a site that does not train.")
+    page.table(section, ["site", "channel", *(f"{percent}%" for percent in _PERCENT)], lines)
+    page.remark(
+        section, "Percentiles over the training images, or the test images of a site that does not train."
+    )
 
 
 def _shift(body: ET.Element, sites: Sequence[SiteInspection], shift: Shift | None, intensity: str) -> None:
-    section = start_section(body, "How far the sites are apart")
+    section = page.start_section(body, "How far the sites are apart")
     if shift is None:
-        add(section, "p", "Nothing to compare: it takes two sites whose images have channels in common.")
+        page.add(section, "p", "Nothing to compare: it takes two sites whose images have channels in common.")
         return
     sentence = shift.sentence
-    add(section, "p", sentence[0].upper() + sentence[1:])
+    page.add(section, "p", sentence[0].upper() + sentence[1:])
     pairs, quantiles = _in_federations_order(sites)
     if foreign := foreign_sites(sites):
-        add(section, "p", foreign_note(foreign))
+        page.add(section, "p", foreign_note(foreign))
         both = foreign[0].sites
-        figure(
+        page.figure(
             section,
             partial(quantile_picture, {name: quantiles[name] for name in both}),
             f"Distribution of the intensities, {both[0]} and {both[1]}",
@@ -264,17 +256,17 @@ def _shift(body: ET.Element, sites: Sequence[SiteInspection], shift: Shift | Non
         ]
         for pair in ranked[:_MOST_PAIRS]
     ]
-    table(section, ["sites", "statistics", "by chance", "histograms"], lines)
+    page.table(section, ["sites", "statistics", "by chance", "histograms"], lines)
     by_site = sorted(shift.by_site.items(), key=lambda item: item[1], reverse=True)
     if 2 < len(by_site) <= _MOST_SITES:
         distances = ", ".join(f"{site} {distance:.2f}" for site, distance in by_site)
-        add(section, "p", f"Mean distance from the others (statistics): {distances}.")
+        page.add(section, "p", f"Mean distance from the others (statistics): {distances}.")
     if len(ranked) > _MOST_PAIRS:
-        add(section, "p", f"And {len(ranked) - _MOST_PAIRS} pairs that are nearer: see the JSON.")
+        page.add(section, "p", f"And {len(ranked) - _MOST_PAIRS} pairs that are nearer: see the JSON.")
     scaling = "as stored"
     if intensity == "scale":
         scaling = "with each volume scaled to [0, 1] and photographs divided by 255"
-    remark(
+    page.remark(
         section,
         "Statistics: distance between the sites' mean pairs (mean and deviation of each channel), in "
         "standard deviations of the images within a site, root mean square over the components; by chance: "
@@ -284,13 +276,13 @@ def _shift(body: ET.Element, sites: Sequence[SiteInspection], shift: Shift | Non
     )
     names = list(pairs)
     names = [names[int(i)] for i in np.linspace(0, len(names) - 1, min(len(names), _MOST_SITES))]
-    figure(
+    page.figure(
         section,
         partial(pair_picture, {name: pairs[name] for name in names}),
         "Mean and deviation of each image, by site",
         "Each dot is an image, each cross a site's mean: FedRDN exchanges the crosses.",
     )
-    figure(
+    page.figure(
         section,
         partial(quantile_picture, {name: quantiles[name] for name in names}),
         "Distribution of the intensities, by site",
@@ -299,14 +291,14 @@ def _shift(body: ET.Element, sites: Sequence[SiteInspection], shift: Shift | Non
 
 
 def _odd(body: ET.Element, sites: Sequence[SiteInspection]) -> None:
-    section = start_section(body, "Odd cases")
+    section = page.start_section(body, "Odd cases")
     lines = [[site.name, odd.case or "–", odd.kind, odd.reason] for site in sites for odd in site.odd]
     if not lines:
-        add(section, "p", "None.")
+        page.add(section, "p", "None.")
         return
-    table(section, ["site", "case", "kind", "reason"], lines[:_MOST_ODD], words=True)
+    page.table(section, ["site", "case", "kind", "reason"], lines[:_MOST_ODD], words=True)
     if len(lines) > _MOST_ODD:
-        add(section, "p", f"And {len(lines) - _MOST_ODD} more.")
+        page.add(section, "p", f"And {len(lines) - _MOST_ODD} more.")
 
 
 def pair_picture(pairs: dict[str, np.ndarray], *, width: float = 9.0) -> Figure:

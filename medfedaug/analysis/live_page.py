@@ -68,9 +68,7 @@ class Watched:
     """State of a run from its events, at the server or at a site.
 
     Attributes:
-        rounds: the number of rounds of the run.
         round: the current round.
-        metric: the validation metric.
         losses: the training loss by site and round, of sites that send one.
         scores: the validation score by round.
         seconds: the seconds of each round.

@@ -21,7 +21,6 @@ class Worth:
     """Comparison of a federation's model with the local one, at one site.
 
     Attributes:
-        site: its name.
         unseen: marks a site that did not train in the federation.
         model: ``"global"`` or ``"personal"``.
         scored: description of the model, such as ``"personal (own layers)"``.
@@ -153,7 +152,6 @@ class ExchangeTable(TextTable):
 
     Attributes:
         kind: ``local`` or ``personal``.
-        metric: name of the score.
         scores: scores by the owner of the model and the site that scored it.
         targets: the sites that scored.
     """

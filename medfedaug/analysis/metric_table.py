@@ -21,14 +21,11 @@ class MetricRow:
     """Scores of one method by one metric.
 
     Attributes:
-        label: the methods.
-        metric: name of the metric.
         title: the name for readers, with the unit.
         mean: mean over the sites that the runs are about.
         classes: this mean for each class.
         worst: the site with the worst score, averaged over the seeds; empty if no site has a score, or no
             seed all folds and sites.
-        worst_score: its score.
         spread: population standard deviation of the sites' scores, which are averaged over the seeds.
         gap: the highest of these scores minus the lowest.
         missed: classes of a seed's test cases that were not predicted at all; ``None`` if unknown, and for

@@ -81,13 +81,13 @@ class _Card:
         )
         sections = (
             Section("Use", _USE),
-            Section("What it was trained on", self.data()),
-            Section("How it was trained", self.training()),
-            Section("How it scored", self.scores()),
-            Section("What it was not tested on", self.unknown()),
+            Section("Training data", self.data()),
+            Section("Training", self.training()),
+            Section("Scores", self.scores()),
+            Section("Not tested", self.unknown()),
             Section("Privacy", self.privacy()),
-            Section("Which model this is", self.identity()),
-            Section("How to make it again", self.again()),
+            Section("Identity", self.identity()),
+            Section("Reproduction", self.again()),
         )
         return Document(title, lead, sections)
 

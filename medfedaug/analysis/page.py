@@ -212,10 +212,10 @@ def definitions(parent: ET.Element, summary: str, entries: Mapping[str, str]) ->
     """Append a folded list of words, each with its meaning."""
     folded = add(parent, "details")
     add(folded, "summary", summary)
-    listed = add(folded, "dl")
+    items = add(folded, "dl")
     for word, meaning in entries.items():
-        add(listed, "dt", word)
-        add(listed, "dd", meaning)
+        add(items, "dt", word)
+        add(items, "dd", meaning)
 
 
 def _lay_out(drawing: Figure, dots: float) -> None:

@@ -32,10 +32,8 @@ class PatientRow:
     """Comparison of one method with the reference, patient by patient.
 
     Attributes:
-        label: the methods.
         where: ``"training sites"``, ``"sites left out"`` or ``"unseen sites"``.
         seeds: the number of seeds that the methods have in common.
-        test: the comparison.
         verdict: the verdict of this comparison and the comparison over seeds.
         other_input: its input was scaled differently from the reference's.
         model: owner of the model behind its scores.
@@ -71,8 +69,6 @@ class PatientTable(TextTable):
     """Methods against the reference, patient by patient.
 
     Attributes:
-        metric: name of the score.
-        rows: one per method and kind of site.
         cases: unit of a pair, ``"patients"`` or ``"images"``.
         reference: the methods that all others are compared with.
     """

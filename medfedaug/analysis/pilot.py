@@ -9,8 +9,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from medfedaug.analysis.gain_record import FEDAVG, SINGLE, score_differences
+from medfedaug.metrics.base import mean_score
 from medfedaug.metrics.convergence import is_converged
-from medfedaug.metrics.registry import mean_score
 from medfedaug.metrics.significance import patient_means, t_quantile
 
 METHODS = (FEDAVG, SINGLE)

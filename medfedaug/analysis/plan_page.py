@@ -37,12 +37,12 @@ def add_plan(
     page.add(body, "p", note)
     rows = []
     for site, entry in sorted(fingerprints.items()):
-        known = any(entry["spacing"][1])
+        in_mm = any(entry["spacing"][1])
         shares = ", ".join(f"{share:.2%}" if share >= 0 else "not outlined" for share in entry["foreground"])
         # Runs that were planned before 0.4 have the size in voxels.
         extent = _quantiles(entry["extent"] if "extent" in entry else entry["size"])
-        extent += " mm" if known and "extent" in entry else " voxels"
-        spacing = _quantiles(entry["spacing"]) if known else "not known"
+        extent += " mm" if in_mm and "extent" in entry else " voxels"
+        spacing = _quantiles(entry["spacing"]) if in_mm else "not known"
         rows.append((site, f"{entry['cases'][0]:.0f}", extent, spacing, shares))
     head = ("site", "cases", "extent along x, y, z", "edges in mm", "foreground by class")
     page.table(body, head, rows, words=True)

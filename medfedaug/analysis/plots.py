@@ -102,7 +102,10 @@ def metric_by_bytes(runs: Sequence[Run], *, width: float = 6.0) -> Figure:
     groups = group_runs(runs)
     figure = Figure(figsize=(width, max(3.2, 0.5 * width)), layout="constrained")
     panel = figure.add_subplot()
-    traffic = {run.path: list(accumulate(map(_bytes, run.rounds))) for run in runs}
+    traffic = {
+        run.path: list(accumulate(e.get("bytes_up", 0) + e.get("bytes_down", 0) for e in run.rounds))
+        for run in runs
+    }
     size, unit = byte_unit(max((total for totals in traffic.values() for total in totals), default=0))
     for members, style in zip(groups.values(), _styles(), strict=False):
         curves = []
@@ -211,10 +214,6 @@ def byte_unit(largest: float) -> tuple[float, str]:
         if largest >= size:
             return size, name
     return 1.0, "bytes"
-
-
-def _bytes(entry: dict[str, Any]) -> int:
-    return int(entry.get("bytes_up", 0) + entry.get("bytes_down", 0))
 
 
 def _same_limits(panels: Sequence[Axes]) -> None:

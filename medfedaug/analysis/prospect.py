@@ -40,7 +40,6 @@ class Prospect:
     """Measurements of a federation before it trains, and expected gains after a pilot.
 
     Attributes:
-        sites: the fingerprints.
         distances: by site and kind (`medfedaug.analysis.fingerprint_distance.KINDS`).
         record: the recorded federations with the task and the norm of the sites' networks.
         norm: norm of the networks.

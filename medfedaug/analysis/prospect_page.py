@@ -11,19 +11,9 @@ from statistics import fmean
 
 from matplotlib.figure import Figure
 
+from medfedaug.analysis import page
 from medfedaug.analysis.fingerprint_distance import KINDS
 from medfedaug.analysis.gain_record import FEDAVG, LEAST_FEDERATIONS, SINGLE, Expected
-from medfedaug.analysis.page import (
-    add,
-    check_page,
-    end_page,
-    figure,
-    remark,
-    start_page,
-    start_section,
-    table,
-    write_page,
-)
 from medfedaug.analysis.pilot import Pilot
 from medfedaug.analysis.plots import colours_by_name, legend_columns, plain_label, tidy
 from medfedaug.analysis.prospect import NOT_A_REMEDY, Prospect
@@ -132,20 +122,20 @@ def write_prospect(
 ) -> None:
     """Write the page of a prospect."""
     out = Path(out_html)
-    check_page(out)
-    html, body = start_page("Should we train together?" if site is None else f"Should {site} join?")
+    page.check_page(out)
+    html, body = page.start_page("Should we train together?" if site is None else f"Should {site} join?")
     for sentence in answer(prospect, site):
-        add(body, "p", sentence, **{"class": "answer"})
-    remark(body, judged_sentence(prospect))
+        page.add(body, "p", sentence, **{"class": "answer"})
+    page.remark(body, judged_sentence(prospect))
     for name, reason in prospect.missing.items():
-        remark(body, f"Without {name}: {reason}")
+        page.remark(body, f"Without {name}: {reason}")
     if prospect.pilot is not None:
         _pilot(body, prospect.pilot)
     _expected(body, prospect)
     _differences(body, prospect, site)
     _sites(body, prospect)
     _released(body, prospect, releases)
-    section = start_section(body, "What was assumed")
+    section = page.start_section(body, "Assumptions")
     for text in (
         "The federations with a second seed are phantoms, trained by small networks: a real federation may "
         "gain more or less. docs/results/prospect has the judged predictions, and their failures.",
@@ -153,13 +143,13 @@ def write_prospect(
         "A difference of volumes can be one of patients or of outlines: fingerprints cannot say which.",
         f"Families: {', '.join(prospect.record.families)}.",
     ):
-        remark(section, text)
-    end_page(body)
-    write_page(html, out)
+        page.remark(section, text)
+    page.end_page(body)
+    page.write_page(html, out)
 
 
 def _pilot(body: ET.Element, pilot: Pilot) -> None:
-    section = start_section(body, "Measured in the pilot")
+    section = page.start_section(body, "Measured in the pilot")
     lines = [
         [
             name or "mean",
@@ -171,9 +161,9 @@ def _pilot(body: ET.Element, pilot: Pilot) -> None:
         for name in (*pilot.sites, "")
     ]
     header = ["site", *pilot.scores, f"{SINGLE} minus {FEDAVG}", "95%", "test patients"]
-    table(section, header, lines)
+    page.table(section, header, lines)
     state = "still rose" if pilot.rising else "rose no longer"
-    remark(
+    page.remark(
         section,
         f"Test scores ({find_metric(pilot.metric).title}) of one small training each, of {pilot.rounds} "
         f"rounds; the validation score of {FEDAVG} {state}. 95%: over other test patients, not over other "
@@ -182,9 +172,9 @@ def _pilot(body: ET.Element, pilot: Pilot) -> None:
 
 
 def _expected(body: ET.Element, prospect: Prospect) -> None:
-    section = start_section(body, "Gain over FedAvg")
+    section = page.start_section(body, "Gain over FedAvg")
     if not prospect.yardsticks:
-        add(section, "p", f"No federation with {prospect.norm} norm is on record for this task.")
+        page.add(section, "p", f"No federation with {prospect.norm} norm is on record for this task.")
         return
     lines = []
     for methods, yardstick in sorted(prospect.yardsticks.items()):
@@ -199,8 +189,8 @@ def _expected(body: ET.Element, prospect: Prospect) -> None:
         ]
         lines.append([f"{methods} over {SINGLE}" if methods == FEDAVG else methods, *cells])
     header = ["method", "expected", "80%", "95%", "patients needed", "on record, 80%", "on record, 95%"]
-    table(section, header, lines)
-    remark(
+    page.table(section, header, lines)
+    page.remark(
         section,
         "Differences of test scores in the mean of the sites. Expected: after the pilot, of methods whose "
         "predictions held and beat the yardstick with whole families of recorded federations left out; –: "
@@ -210,7 +200,7 @@ def _expected(body: ET.Element, prospect: Prospect) -> None:
         f"one. {', '.join(NOT_A_REMEDY[1:])}: for comparison, since it shares images.",
     )
     if gains := {m: by_site[""] for m, by_site in prospect.gains.get("mean", {}).items() if m != FEDAVG}:
-        figure(
+        page.figure(
             section,
             partial(interval_picture, gains),
             "80% and 95% interval of the expected gain of each method",
@@ -220,22 +210,22 @@ def _expected(body: ET.Element, prospect: Prospect) -> None:
 
 
 def _differences(body: ET.Element, prospect: Prospect, site: str | None) -> None:
-    section = start_section(body, "Where the sites differ")
+    section = page.start_section(body, "Differences between sites")
     unknown = set() if all(one.knows_geometry for one in prospect.sites) else _OF_GEOMETRY
     for group, meaning in _GROUPS.items():
-        add(section, "h3", f"{group.capitalize()}: {meaning}")
+        page.add(section, "h3", f"{group.capitalize()}: {meaning}")
         kinds = {kind: entry for kind, entry in KINDS.items() if entry.group == group}
         # A row for each site: fifty sites have no room as columns of a sheet of paper.
         lines = [
             [name, *("–" if kind in unknown else f"{distances[kind]:.2f}" for kind in kinds)]
             for name, distances in prospect.distances.items()
         ]
-        table(section, ["site", *map(_named, kinds)], lines)
+        page.table(section, ["site", *map(_named, kinds)], lines)
         meanings = [f"{_named(kind)}: {entry.text} ({entry.unit})" for kind, entry in kinds.items()]
-        remark(section, f"Mean distance from the other sites, {'; '.join(meanings)}.")
+        page.remark(section, f"Mean distance from the other sites, {'; '.join(meanings)}.")
     for reason in prospect.reasons(site):
-        add(section, "p", f"{reason[0].upper()}{reason[1:]}.")
-    figure(
+        page.add(section, "p", f"{reason[0].upper()}{reason[1:]}.")
+    page.figure(
         section,
         partial(distance_picture, prospect.distances),
         "Distance of each site from the others, by kind",
@@ -245,21 +235,21 @@ def _differences(body: ET.Element, prospect: Prospect, site: str | None) -> None
 
 
 def _sites(body: ET.Element, prospect: Prospect) -> None:
-    section = start_section(body, "Sites")
-    lines, named = [], any(one.scanners for one in prospect.sites)
+    section = page.start_section(body, "Sites")
+    lines, with_scanners = [], any(one.scanners for one in prospect.sites)
     for one in prospect.sites:
         cases = f"{one.looked_at} of {one.cases}" if one.looked_at < one.cases else str(one.cases)
-        scanners = [scanners_text(one.scanners) or "–"] if named else []
+        scanners = [scanners_text(one.scanners) or "–"] if with_scanners else []
         lines.append([one.site, str(one.patients), str(one.test_patients), cases, *scanners])
     header = ["site", "patients", "test patients", "cases looked at"]
-    table(section, [*header, *(["scanners"] if named else [])], lines)
+    page.table(section, [*header, *(["scanners"] if with_scanners else [])], lines)
 
 
 def _released(body: ET.Element, prospect: Prospect, releases: Sequence[str]) -> None:
-    section = start_section(body, "What leaves a site")
+    section = page.start_section(body, "Data that leave a site")
     alone = "Nothing left this machine. In a job of several hospitals each would send these means:"
     for line in releases or [alone]:
-        add(section, "p", line)
+        page.add(section, "p", line)
     first = prospect.sites[0]
     lines = [
         [name, str(first.entries[name].numel()), quantity.text, quantity.reason]
@@ -271,11 +261,13 @@ def _released(body: ET.Element, prospect: Prospect, releases: Sequence[str]) -> 
         lines.append(["shares", number, "one for the class of the image, and 0 for others", "prevalence"])
     scanners = "no mean: manufacturers and models, of a site whose policy names them (by default none)"
     lines.append(["scanners", "–", scanners, "appearance: the scanner may cause the difference"])
-    table(section, ["entry", "numbers", "a mean over the training cases of", "reason"], lines, words=True)
+    page.table(
+        section, ["entry", "numbers", "a mean over the training cases of", "reason"], lines, words=True
+    )
     for one in prospect.sites:
         if one.noise:
             text = f"{one.site} added noise of deviation {one.noise:.3g} to each mean, in [0, 1] of its range"
-            add(section, "p", f"{text}: its distances from others seem larger for it.")
+            page.add(section, "p", f"{text}: its distances from others seem larger for it.")
 
 
 def interval_picture(gains: Mapping[str, Expected], *, width: float = 9.0) -> Figure:

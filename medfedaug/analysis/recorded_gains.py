@@ -18,7 +18,6 @@ class RecordedGain:
     Attributes:
         experiment: the data set, and how it was tested.
         over: the unit of the interval.
-        methods: the combination.
         gain: the difference of the mean score: Dice, but for Office-Caltech 10, CIFAR-10 and PACS (accuracy).
         interval: its 95% interval.
         num_trainings: the number of trainings with different seeds; 0 if federations share seeds.

@@ -13,24 +13,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from medfedaug.analysis import page
 from medfedaug.analysis.class_table import class_table
 from medfedaug.analysis.comparison import MIN_PATIENTS
 from medfedaug.analysis.grouping import experiment, group_runs
 from medfedaug.analysis.local_vs_global import exchange_tables, worth_table
 from medfedaug.analysis.metric_table import metric_table
-from medfedaug.analysis.page import (
-    add,
-    check_page,
-    definitions,
-    end_page,
-    figure,
-    remark,
-    start_page,
-    start_section,
-    table,
-    text_table,
-    write_page,
-)
 from medfedaug.analysis.patient_table import patient_table
 from medfedaug.analysis.plan_page import add_plan
 from medfedaug.analysis.plots import byte_unit, gamma_by_layer, learning_curves, metric_by_bytes
@@ -90,14 +78,14 @@ def write_report(
         StorageError: when the page cannot be written.
     """
     out = Path(out_html)
-    check_page(out)
+    page.check_page(out)
     loaded = [run for run in run_dirs if isinstance(run, Run)]
     folders = find_runs(run for run in run_dirs if not isinstance(run, Run))
     runs = [*loaded, *map(load_run, folders)]
     if evaluations and not runs:
-        html, body = start_page("Evaluation of a federation")
+        html, body = page.start_page("Evaluation of a federation")
         _evaluations(body, evaluations)
-        end_page(body)
+        page.end_page(body)
     else:
         images = None
         if data is not None:  # imports all of training, which a page without images does not need
@@ -105,7 +93,7 @@ def write_report(
 
             images = partial(image_sections, data=data, device=device, local_features=local_features)
         html = _page(runs, images, notes, reduced, evaluations, reference)
-    write_page(html, out)
+    page.write_page(html, out)
     return out
 
 
@@ -121,35 +109,35 @@ def _page(
     members = [*chain.from_iterable(groups.values())]
     several = f"{len(groups)} methods" if len(groups) > 4 else ", ".join(groups)
     title = f"Federated training: {several}" + (f" (REDUCED: {reduced})" if reduced else "")
-    html, body = start_page(title)
+    html, body = page.start_page(title)
     scores = replace(summary_table(runs, reference), reduced=reduced)
-    add(body, "p", answer(scores), **{"class": "answer"})
+    page.add(body, "p", answer(scores), **{"class": "answer"})
     for note in (_lead(runs), *notes, *_uneven(runs), *_stalled(runs), *_late(runs)):
         if isinstance(note, str):
-            add(body, "p", note)
+            page.add(body, "p", note)
         else:
-            table(body, note[0], note[1:])
-    words = add(body, "section")
+            page.table(body, note[0], note[1:])
+    words = page.add(body, "section")
     _evaluations(body, evaluations)
-    text_table(start_section(body, f"{members[0].title} on the test cases"), scores)
+    page.text_table(page.start_section(body, f"{members[0].title} on the test cases"), scores)
     if len(groups) > 1 and any(not run.nothing_learned for run in runs):
         _patients(body, members, reduced, reference)
     classes = class_table(members, reference)
     if classes.rows:
-        section = start_section(body, "By class, where sites have outlined different ones")
-        text_table(section, replace(classes, reduced=reduced))
-    section = start_section(body, "All metrics, worst site and spread over sites")
-    text_table(section, replace(metric_table(members), reduced=reduced))
+        section = page.start_section(body, "By class, where sites have outlined different ones")
+        page.text_table(section, replace(classes, reduced=reduced))
+    section = page.start_section(body, "All metrics, worst site and spread over sites")
+    page.text_table(section, replace(metric_table(members), reduced=reduced))
     for append in (_curves, _traffic, _gamma):
         append(body, groups)
     if images is not None:
         images(body, groups)
     if any("planned" in run.context for run in runs):
-        _plan(add(body, "section"), groups)
+        _plan(page.add(body, "section"), groups)
     for append in (_troubles, _runs, _configuration):
         append(body, groups)
-    end_page(body)
-    definitions(words, "What the words mean", words_in(" ".join(body.itertext())))
+    page.end_page(body)
+    page.definitions(words, "What the words mean", words_in(" ".join(body.itertext())))
     return html
 
 
@@ -210,45 +198,50 @@ def _names(sites: Sequence[str]) -> str:
 
 def _patients(body: ET.Element, runs: Sequence[Run], reduced: str, reference: str) -> None:
     pairs = replace(patient_table(runs, reference), reduced=reduced)
-    section = start_section(body, f"Paired by {pairs.cases.removesuffix('s')}")
+    section = page.start_section(body, f"Paired by {pairs.cases.removesuffix('s')}")
     if pairs.rows:
         for row in pairs.rows if len(pairs.rows) <= _MOST_SENTENCES else ():
-            add(section, "p", row.sentence(pairs.metric))
-        text_table(section, pairs)
+            page.add(section, "p", row.sentence(pairs.metric))
+        page.text_table(section, pairs)
         return
     text = f"Nothing to compare: it takes {reference} and another method under the same settings, with the "
     text += f"same seed, and {MIN_PATIENTS} or more {pairs.cases} with scores in both runs."
-    add(section, "p", text)
+    page.add(section, "p", text)
     for note in pairs.notes:
-        remark(section, note)
+        page.remark(section, note)
 
 
 def _evaluations(body: ET.Element, evaluations: Sequence[Mapping[str, Any]]) -> None:
     for content in evaluations:
-        section, worth = start_section(body, "Is the federation worth it for a site?"), worth_table(content)
+        section, worth = (
+            page.start_section(body, "Is the federation worth it for a site?"),
+            worth_table(content),
+        )
         for row in worth.rows if len(worth.rows) <= MOST_SITES else ():
-            add(section, "p", row.sentence(worth.metric))
-        text_table(section, worth)
+            page.add(section, "p", row.sentence(worth.metric))
+        page.text_table(section, worth)
         for exchange in exchange_tables(content):
             title = f"The {exchange.kind} model of each site at every site"
-            text_table(start_section(body, title), exchange)
+            page.text_table(page.start_section(body, title), exchange)
 
 
 def _curves(body: ET.Element, groups: dict[str, list[Run]]) -> None:
     runs = [*chain.from_iterable(groups.values())]
     if not any(value is not None for run in runs for value in run.validation()):
         return
-    section = start_section(body, f"{find_metric(runs[0].chosen_by).title} on the validation cases, by round")
+    section = page.start_section(
+        body, f"{find_metric(runs[0].chosen_by).title} on the validation cases, by round"
+    )
     caption = "A dot marks the round whose model was tested."
     scored = {label: members[0].scored.get("validation", NOT_RECORDED) for label, members in groups.items()}
     caption += f" Model: {', '.join(f'{label} {model}' for label, model in scored.items())}."
     if any(len(members) > 1 for members in groups.values()):
         caption += " Several runs of a method: their mean, in a band from the lowest to the highest."
-    figure(section, partial(learning_curves, runs), "Validation score by round", caption)
+    page.figure(section, partial(learning_curves, runs), "Validation score by round", caption)
     tested = [run for run in runs if any(value is not None for value in run.by_round("test"))]
     if tested:
         draw = partial(learning_curves, tested, split="test")
-        figure(section, draw, "Test score by round", "On the test cases, which choose no round.")
+        page.figure(section, draw, "Test score by round", "On the test cases, which choose no round.")
 
 
 def _traffic(body: ET.Element, groups: dict[str, list[Run]]) -> None:
@@ -266,10 +259,10 @@ def _traffic(body: ET.Element, groups: dict[str, list[Run]]) -> None:
             lines.append([label, part, *map(_size, (up / turns, down / turns, up + down))])
     if not lines:
         return
-    section = start_section(body, "Bytes")
+    section = page.start_section(body, "Bytes")
     header = ["method", "part", "up, per site and round", "down, per site and round", "all sites, whole run"]
-    table(section, header, lines)
-    remark(
+    page.table(section, header, lines)
+    page.remark(
         section,
         "Content only, without the framing of messages. Means over the rounds; what was sent once before "
         "training is included.",
@@ -277,7 +270,7 @@ def _traffic(body: ET.Element, groups: dict[str, list[Run]]) -> None:
     runs = [*chain.from_iterable(groups.values())]
     if any(value is not None for run in runs for value in run.validation()):
         alt = "Mean validation score against the bytes sent so far"
-        figure(section, lambda width: metric_by_bytes(runs, width=min(width, 6)), alt, small=True)
+        page.figure(section, lambda width: metric_by_bytes(runs, width=min(width, 6)), alt, small=True)
 
 
 def _num_sites(entry: Mapping[str, Any]) -> int:
@@ -290,15 +283,15 @@ def _gamma(body: ET.Element, groups: dict[str, list[Run]]) -> None:
     runs = {label: members[0] for label, members in groups.items() if members[0].gamma()}
     if not runs:
         return
-    section = start_section(body, "γ by layer")
-    remark(
+    section = page.start_section(body, "γ by layer")
+    page.remark(
         section,
         "γ scales the noise on a channel's statistics by how much the sites disagree on that channel. The "
         "band runs from the lowest to the highest channel; without height it would mean a single γ.",
     )
     for label, run in runs.items():
-        add(section, "h3", f"{label}, {run.name}")
-        figure(section, partial(gamma_by_layer, run), f"γ by layer, {label}")
+        page.add(section, "h3", f"{label}, {run.name}")
+        page.figure(section, partial(gamma_by_layer, run), f"γ by layer, {label}")
 
 
 def _plan(section: ET.Element, groups: dict[str, list[Run]]) -> None:
@@ -307,7 +300,7 @@ def _plan(section: ET.Element, groups: dict[str, list[Run]]) -> None:
     planned = run.context["planned"]
     add_plan(section, planned.get("reasons", ()), planned.get("fingerprints", {}))
     if any(other.planned != run.planned for _, other in runs):
-        add(
+        page.add(
             section,
             "p",
             f"This is the plan of {label}, {run.name}. Runs whose sites sent other fingerprints have other "
@@ -327,17 +320,19 @@ def _troubles(body: ET.Element, groups: dict[str, list[Run]]) -> None:
                     for trouble in entry.get(kind, []):
                         site, reason = (str(trouble.get(key, "")) for key in ("site", "reason"))
                         reason = _SUSPECTED if kind == "suspected" else reason
-                        what = kind if kind != "missing" else f"no answer to {trouble.get('task', 'train')}"
-                        rounds[label, run.name, site, what, reason].append(entry["round"])
-            for what, reasons in (("not tested", run.untested), ("no score", run.unscored)):
-                rounds |= {(label, run.name, site, what, reason): [] for site, reason in reasons.items()}
+                        event = kind if kind != "missing" else f"no answer to {trouble.get('task', 'train')}"
+                        rounds[label, run.name, site, event, reason].append(entry["round"])
+            for event, reasons in (("not tested", run.untested), ("no score", run.unscored)):
+                rounds |= {(label, run.name, site, event, reason): [] for site, reason in reasons.items()}
     if not rounds:
         return
-    section = start_section(body, "Sites that failed or are suspected, and refused updates")
+    section = page.start_section(body, "Sites that failed or are suspected, and refused updates")
     lines = [[*key[:4], _ranges(when), key[4]] for key, when in rounds.items()]
-    table(section, ["method", "run", "site", "what", "rounds", "reason"], lines[:_MOST_TROUBLES], words=True)
+    page.table(
+        section, ["method", "run", "site", "what", "rounds", "reason"], lines[:_MOST_TROUBLES], words=True
+    )
     if len(lines) > _MOST_TROUBLES:
-        add(section, "p", f"And {len(lines) - _MOST_TROUBLES} more: see results.json.")
+        page.add(section, "p", f"And {len(lines) - _MOST_TROUBLES} more: see results.json.")
 
 
 def _ranges(numbers: Iterable[int]) -> str:
@@ -349,7 +344,7 @@ def _ranges(numbers: Iterable[int]) -> str:
 
 
 def _runs(body: ET.Element, groups: dict[str, list[Run]]) -> None:
-    section = start_section(body, "Runs")
+    section = page.start_section(body, "Runs")
     lines = []
     in_turn = any(run.in_turn for members in groups.values() for run in members)
     for label, members in groups.items():
@@ -371,11 +366,11 @@ def _runs(body: ET.Element, groups: dict[str, list[Run]]) -> None:
             )
     mean = f"mean test {next(iter(groups.values()))[0].title}"
     means = [f"{mean} where trained", "where left out (unseen)"] if in_turn else [mean]
-    table(section, ["method", MODEL, "run", "rounds", "selected round", *means, "time", "engine"], lines)
+    page.table(section, ["method", MODEL, "run", "rounds", "selected round", *means, "time", "engine"], lines)
 
 
 def _configuration(body: ET.Element, groups: dict[str, list[Run]]) -> None:
-    section = start_section(body, "Configuration")
+    section = page.start_section(body, "Configuration")
     # Seeds and folds are listed for each run above; threads are from the first run.
     first = {
         label: {"methods": run.config["methods"], "input": str(run.input), **_settled([run, *others])}
@@ -388,7 +383,7 @@ def _configuration(body: ET.Element, groups: dict[str, list[Run]]) -> None:
             lines.append([key, next(iter(values.values()))])
         else:
             lines += [[f"{key} ({label})", value] for label, value in values.items()]
-    table(section, ["setting", "value"], lines, words=True)
+    page.table(section, ["setting", "value"], lines, words=True)
 
 
 def _settled(members: Sequence[Run]) -> dict[str, Any]:

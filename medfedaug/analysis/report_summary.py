@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from importlib import resources
 
 import yaml
@@ -44,7 +43,9 @@ def answer(scores: Table) -> str:
     baselines = {row.label: mean for row, mean in known if row.baseline}
     text += f" ({next(iter(baselines.values())):.3f})" if len(baselines) == 1 else ""
     text += ", the best of the methods that are compared with it" if len(compared) > 1 else ""
-    return f"{text}. {_certainty(best, scores.reference)}{_others(compared, best)}"
+    others = [f"{row.label} {gain:+.3f}" for row, gain in compared if row is not best]
+    rest = f" The others: {', '.join(others)}." if 0 < len(others) <= 4 else ""
+    return f"{text}. {_certainty(best, scores.reference)}{rest}"
 
 
 def _range(row: Row) -> str:
@@ -66,11 +67,6 @@ def _certainty(row: Row, reference: str) -> str:
         return "By the rule of this page no difference is shown."
     than = "" if verdict.carried else f" than {reference}"
     return f"That is more than chance by the rule of this page: {verdict}{than}."
-
-
-def _others(compared: Sequence[tuple[Row, float]], best: Row) -> str:
-    others = [f"{row.label} {gain:+.3f}" for row, gain in compared if row is not best]
-    return f" The others: {', '.join(others)}." if 0 < len(others) <= 4 else ""
 
 
 def words_in(text: str) -> dict[str, str]:

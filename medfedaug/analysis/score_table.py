@@ -71,8 +71,6 @@ class Row:
     """The scores of one method.
 
     Attributes:
-        label: the methods.
-        seeds: its seeds.
         sites: score by site, including unseen sites.
         mean: mean over the training sites, for the seeds in which all of them were tested.
         folds: the number of folds over which the patients of a seed are pooled.
@@ -81,7 +79,6 @@ class Row:
         baseline: marks the reference of other rows.
         test: comparison of ``mean`` with the reference's, with enough common seeds.
         verdict: the verdict of the comparison with the reference; ``None`` without a reference.
-        input: the networks' input.
         other_input: marks an input that is scaled differently from the reference's.
         model: owner of the model behind the scores, except at unseen sites.
     """
@@ -115,10 +112,8 @@ class Table(TextTable):
     """Test scores, one row per method.
 
     Attributes:
-        metric: name of the score.
         sites: the training sites, or the sites that were left out in turn.
         unseen: sites that trained in none of the runs.
-        rows: one per method, FedAvg first.
         nothing_learned: the reason why no method learned anything; empty if one did.
         reference: the methods that all others are compared with.
     """

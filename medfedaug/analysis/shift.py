@@ -19,7 +19,6 @@ class PairShift:
     """Distance between two sites.
 
     Attributes:
-        sites: their names.
         statistics: distance of the means of their images' pairs (mean, deviation).
         histogram: distance of their histograms; ``None`` if the images within a site do not vary.
         chance: expected `statistics` of sites that do not differ.

@@ -1,6 +1,6 @@
 """The ``medfedaug`` command: parse, call, print.
 
-Everything heavy is imported inside the commands, so that ``medfedaug --help`` answers at once.
+Commands import large packages themselves, so that ``medfedaug --help`` answers at once.
 """
 
 import inspect as inspection
@@ -84,14 +84,12 @@ _COMMANDS: dict[str, dict[Callable[..., None] | typer.Typer, str]] = {
 
 for _panel, _commands in _COMMANDS.items():
     for _command, _example in _commands.items():
-        _name, _told = _example.split()[0], f"Example: medfedaug {_example}"
+        _name, _epilog = _example.split()[0], f"Example: medfedaug {_example}"
         if _command is enrol:
-            app.add_typer(enrol, name=_name, rich_help_panel=_panel, epilog=_told)
+            app.add_typer(enrol, name=_name, rich_help_panel=_panel, epilog=_epilog)
         else:
             _class = ValuesInARow if _command is benchmark else None
-            _rare = rare_options(_command)
+            _epilog = rare_options(_command) + _epilog
             # Without the breaks of source lines, which Typer keeps in all paragraphs but the first.
             _help = re.sub(r"(?<!\n)\n(?!\n)", " ", inspection.getdoc(_command) or "")
-            app.command(_name, cls=_class, rich_help_panel=_panel, epilog=f"{_rare}{_told}", help=_help)(
-                _command
-            )
+            app.command(_name, cls=_class, rich_help_panel=_panel, epilog=_epilog, help=_help)(_command)

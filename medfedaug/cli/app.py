@@ -32,7 +32,7 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Entry point: errors that a user can fix are shown as one line, with exit code 2."""
+    """Run the command; print errors that a user can fix as one line, with exit code 2."""
     log_printable()
     sys.excepthook = _show_traceback
     atexit.register(_end_quickly)
@@ -44,24 +44,24 @@ def main() -> None:
         say(f"medfedaug: {error}", "red", err=True)
         raise SystemExit(2) from error
     except OSError as error:
-        if error.filename is None:  # nothing of the user's that could be named
+        if error.filename is None:  # an error without a file of the user
             raise
         say(f"medfedaug: {error.filename}: {error.strerror}", "red", err=True)
         raise SystemExit(2) from error
 
 
 def _notice_another_checkout() -> None:
-    """Warn in a folder with a checkout of medfedaug whose files are not those that run."""
-    mine, other = Path(__file__).parents[1], "medfedaug/_version.py"
+    """Warn in a folder with another checkout of medfedaug than the running one."""
+    package, other = Path(__file__).parents[1], "medfedaug/_version.py"
     checkout = os.path.isfile("pyproject.toml") and os.path.isfile(other)
-    if checkout and not os.path.samefile(other, mine / "_version.py"):
-        _show_warning(f"this folder is a checkout of medfedaug, and the command runs the files in {mine}")
+    if checkout and not os.path.samefile(other, package / "_version.py"):
+        _show_warning(f"this folder is a checkout of medfedaug, and the command runs the files in {package}")
 
 
 def _end_quickly() -> None:
     """Skip the last collection, which takes over a second after PyTorch and MONAI; the system frees all."""
     if "triton" in sys.modules:
-        gc.unfreeze()  # its bindings print a page about all that was not collected
+        gc.unfreeze()  # its bindings print a page about all uncollected objects
     else:
         gc.freeze()
 
@@ -74,12 +74,12 @@ def _command() -> Callable[[], None]:
 
 @contextmanager
 def _ends_on_signals() -> Iterator[None]:
-    """End on SIGTERM and SIGHUP as on an interrupt: no process and nothing half-written stays behind."""
+    """End on SIGTERM and SIGHUP as on an interrupt, without stray processes and partial files."""
 
     def end(number: int, _frame: object) -> None:
         raise SystemExit(128 + number)
 
-    if threading.current_thread() is not threading.main_thread():  # others cannot have handlers
+    if threading.current_thread() is not threading.main_thread():  # other threads cannot set handlers
         yield
         return
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
@@ -95,9 +95,9 @@ def _show_warning(text: str) -> None:
 
 
 def _show_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Show the traceback of an error of ours, in whose text others may have words."""
-    whole = "".join(traceback.format_exception(kind, error, trace))
-    sys.stderr.write(printable_lines(whole.rstrip("\n"), "    ") + "\n")
+    """Print the traceback of an internal error; its text may contain text from outside."""
+    text = "".join(traceback.format_exception(kind, error, trace))
+    sys.stderr.write(printable_lines(text.rstrip("\n"), "    ") + "\n")
 
 
 def _version(show: bool) -> None:

@@ -1,4 +1,4 @@
-"""Options of commands that use a DICOM archive, apart from those of `medfedaug.data.pacs.archive.Access`."""
+"""Options of commands that use a DICOM archive, besides `medfedaug.data.pacs.archive.Access`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ TokenFile = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="File that holds a bearer token for DICOMweb, in place of --user; or the token is in "
-        "MEDFEDAUG_PACS_TOKEN.",
+        help="File with a bearer token for DICOMweb, in place of --user; or set MEDFEDAUG_PACS_TOKEN.",
         rich_help_panel=Access.PANEL,
     ),
 ]
@@ -33,12 +32,12 @@ Parallel = Annotated[
 
 
 def archive_access(given: Given, token_file: Path | None) -> Access:
-    """The way to the archive that a command was given, with the secrets of file and environment.
+    """Return the access to an archive, with the secrets of file and environment.
 
     They are never on the command line, which every user may see.
 
     Raises:
-        ConfigError: for a file that cannot be read, and values that make no sense.
+        ConfigError: for a file that cannot be read, and invalid values.
     """
     token = os.environ.get("MEDFEDAUG_PACS_TOKEN")
     if token_file is not None:

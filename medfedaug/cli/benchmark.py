@@ -1,4 +1,4 @@
-"""The command `benchmark`: comparisons on one's own data, and those of the papers."""
+"""The command `benchmark`: comparisons on custom data, and the papers' comparisons."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from medfedaug.cli.catalogue import check_methods
+from medfedaug.cli.catalogue import check_methods, describe_data_set
 from medfedaug.cli.console import err_console, out_console, say
 from medfedaug.cli.options import Device, Each, Init, Limit, Pictures, Threads
 from medfedaug.cli.options import Workers as WorkersOption
@@ -23,11 +23,10 @@ if TYPE_CHECKING:
     from medfedaug.analysis.text_table import TextTable
     from medfedaug.experiments.experiment import Experiment
     from medfedaug.experiments.preset import Preset
-    from medfedaug.experiments.search import Choices, Searched
+    from medfedaug.experiments.search import Choices
     from medfedaug.experiments.workers import Workers
 
-
-_TABLE_EVERY = 60.0  # seconds between two writings of table.md, while runs are made
+_TABLE_EVERY = 60.0  # seconds between two writings of table.md during the runs
 
 
 class ValuesInARow(TyperCommand):
@@ -52,54 +51,35 @@ class ValuesInARow(TyperCommand):
 
 def benchmark(
     name: Annotated[
-        str | None,
-        typer.Argument(
-            help="A paper's table or figure (fedfa+:table10), or a protocol (office_caltech_10); --list "
-            "names them all. None for an experiment of your own."
-        ),
+        str | None, typer.Argument(help="A paper's table or figure, or a protocol; --list names them.")
     ] = None,
     data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder that holds one folder per site; with a protocol, the published files, or their "
-            "parent if it has the data set's name."
-        ),
+        Path | None, typer.Option(help="Folder of sites' folders, or with a protocol of published files.")
     ] = None,
     methods: Annotated[
-        list[str] | None,
-        typer.Option(help="Combinations of methods, separated by spaces: fedavg fedrdn,fedfa+ ..."),
+        list[str] | None, typer.Option(help="Combinations of methods: fedavg fedrdn,fedfa+ ...")
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for the runs (METHODS/VARIANT/seed-K), tables and report.html."),
+        Path | None, typer.Option(help="Folder for runs (METHODS/VARIANT/seed-K), tables and report.html.")
     ] = None,
     experiment: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="A YAML file with data, methods, out, seeds, folds, settings, ...; options given besides "
-            "take precedence. It is written to --out as experiment.yml.",
-        ),
+        typer.Option(metavar="FILE", help="YAML with data, methods, settings, ...; options take precedence."),
     ] = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Each combination runs with seeds 0, 1, ... [default: 5]")
     ] = None,
     scale: Annotated[
-        float | None,
-        typer.Option(help="Share of the protocol's rounds to run; below 1 results are marked as reduced."),
+        float | None, typer.Option(help="Share of the protocol's rounds; below 1 marks results as reduced.")
     ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set",
-            metavar="NAME=VALUE,...",
-            help="An argument of a method (METHOD.ARG), a setting of the run (rounds, network, patch_size, "
-            "...) or an option of the data; several values are run in turn.",
+            "--set", metavar="NAME=VALUE,...", help="METHOD.ARG, a setting, or an option of the data."
         ),
     ] = None,
     plan_: Annotated[
-        str | None,
-        typer.Option("--plan", metavar="FILE|auto", help="A plan of volumes, for data of your own."),
+        str | None, typer.Option("--plan", metavar="FILE|auto", help="A plan of volumes, for custom data.")
     ] = None,
     fraction: Annotated[
         list[str] | None, typer.Option(help="Shares of each site's training cases, for instance 1/6 1/2 1.")
@@ -109,33 +89,25 @@ def benchmark(
     ] = None,
     statistics_noise: Annotated[
         list[float] | None,
-        typer.Option(help="Standard deviations of noise on fedfa's statistics, for instance 0 0.1 0.4."),
+        typer.Option(help="Deviations of noise on fedfa's statistics, for instance 0 0.1 0.4."),
     ] = None,
     holdout: Annotated[
         list[str] | None, typer.Option(help="Sites to leave out in turn; all for all of them, none for none.")
     ] = None,
     folds: Annotated[
         int | None,
-        typer.Option(min=0, help="Number of folds by patient, 3 or more, so that every patient is tested."),
+        typer.Option(min=0, help="Number of folds by patient, 3 or more: every patient is tested."),
     ] = None,
     cross_site: Annotated[
         bool, typer.Option("--cross-site", help="Also test each site's local model at every site.")
     ] = False,
     engine: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="inprocess: all runs share the decoded images; nvflare: each run decodes its own.",
-        ),
+        str, typer.Option(metavar="NAME", help="inprocess, which shares decoded images, or nvflare.")
     ] = "inprocess",
     device: Device = "auto",
     search: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Search settings: a YAML file says what each may be (fedfa.prob: {low: 0, high: 1}). Only "
-            "validation is seen; the best configuration alone is tested, with all seeds.",
-        ),
+        typer.Option(metavar="FILE", help="YAML with ranges of settings to search, by validation alone."),
     ] = None,
     trials: Annotated[int, typer.Option(min=1, help="Number of configurations that a search tries.")] = 20,
     workers: WorkersOption = None,
@@ -148,19 +120,11 @@ def benchmark(
     init: Init = None,
     pictures: Pictures = True,
     cost: Annotated[
-        bool,
-        typer.Option(
-            "--cost",
-            help="Measure in place of the runs: time of a step and of inference, parameters, bytes, memory.",
-        ),
+        bool, typer.Option("--cost", help="Measure instead of runs: time, parameters, bytes, memory.")
     ] = False,
     list_: Annotated[
         bool,
-        typer.Option(
-            "--list",
-            help="List the papers' tables, figures and protocols, or the details of one; with --data, say "
-            "whether its data exist.",
-        ),
+        typer.Option("--list", help="List papers' experiments, or one in detail; --data looks for data."),
     ] = False,
 ) -> None:
     """Compare methods x seeds x folds x settings, on your own data or in a paper's protocol.
@@ -175,11 +139,9 @@ def benchmark(
     shorthands = {"fraction": fraction, "local_epochs": local_epochs, "fedfa.noise": statistics_noise}
     settings = [*(set_ or []), *(f"{k}={','.join(map(str, v))}" for k, v in shorthands.items() if v)]
     settings += [f"plan={plan_}"] if plan_ is not None else []
-    given = {
-        **{"data": data, "methods": methods or None, "out": out, "seeds": seeds},
-        **{"scale": scale, "holdout": holdout or None, "folds": folds, "limit": limit, "init": init},
-        **{"cross_site": cross_site or None, "workers": workers, "each": each or None},
-    }
+    given: dict[str, Any] = {"data": data, "methods": methods or None, "out": out, "seeds": seeds}
+    given |= {"scale": scale, "holdout": holdout or None, "folds": folds, "limit": limit, "init": init}
+    given |= {"cross_site": cross_site or None, "workers": workers, "each": each or None}
     failures = []
     choices: Choices = {}
     if search is not None:
@@ -187,17 +149,27 @@ def benchmark(
 
         choices = read_choices(search)
         given |= {"methods": methods or choices.get("methods")}
-    for asked in _asked(name, experiment, given, settings):
+    for comparison in _experiments(name, experiment, given, settings):
         if cost:
-            _measure_costs(asked, device, threads)
+            _measure_costs(comparison, device, threads)
             continue
         sentences: list[str] = []
         if choices:
-            made_by = _workers(asked, memory)
-            found = _search(asked, choices, trials, device=device, workers=made_by, threads=threads)
-            asked, sentences = found.experiment, found.sentences()
+            from medfedaug.experiments.search import search as search_best
+
+            with resumable(), SweepProgress(trials) as progress:
+                result = search_best(
+                    comparison,
+                    choices,
+                    trials,
+                    on_event=progress.show,
+                    device=device,
+                    workers=_workers(comparison, memory),
+                    threads=threads,
+                )
+            comparison, sentences = result.experiment, result.sentences()
         outcome = run_experiment(
-            asked,
+            comparison,
             engine=engine,
             device=device,
             memory=memory,
@@ -210,44 +182,36 @@ def benchmark(
         for note in [*sentences, *outcome.notes]:
             say(f"- {note}")
         if outcome.tables:
-            written = ("table.md", "report.html", "experiment.yml")
-            say(", ".join(f"{asked.out}/{file}" for file in written))
+            say(", ".join(f"{comparison.out}/{f}" for f in ("table.md", "report.html", "experiment.yml")))
         if outcome.failure:
             failures.append(outcome.failure)
     if failures:
         raise RunFailed("; ".join(failures))
 
 
-def _workers(asked: Experiment, memory: float) -> Workers:
+def _workers(comparison: Experiment, memory: float) -> Workers:
     from medfedaug.experiments.workers import find_workers
 
-    return find_workers(asked.workers, asked.out, memory=int(memory * 2**30), each=asked.each)
+    return find_workers(comparison.workers, comparison.out, memory=int(memory * 2**30), each=comparison.each)
 
 
-def _search(asked: Experiment, choices: Choices, trials: int, **options: Any) -> Searched:
-    from medfedaug.experiments.search import search
-
-    with resumable(), SweepProgress(trials) as progress:
-        return search(asked, choices, trials, on_event=progress.show, **options)
-
-
-def _measure_costs(asked: Experiment, device: str, threads: int) -> None:
-    """Print what the methods of an experiment cost, and write it beside its runs."""
+def _measure_costs(comparison: Experiment, device: str, threads: int) -> None:
+    """Print the cost of an experiment's methods, and write it next to its runs."""
     from medfedaug.experiments.cost import cost_table
 
-    preset = asked.preset()
+    preset = comparison.preset()
     with err_console.status("measuring"):
-        table = cost_table(asked.runs(preset), preset, asked.root, device=device, threads=threads)
-    table.save(asked.out / "cost")
-    table.draw().savefig(asked.out / "cost.svg", metadata={"Date": None})
+        table = cost_table(comparison.runs(preset), preset, comparison.root, device=device, threads=threads)
+    table.save(comparison.out / "cost")
+    table.draw().savefig(comparison.out / "cost.svg", metadata={"Date": None})
     out_console.print(table)
-    say(f"{asked.out}/cost.md, .csv, .tex, .svg")
+    say(f"{comparison.out}/cost.md, .csv, .tex, .svg")
 
 
-def _asked(
+def _experiments(
     name: str | None, file: Path | None, given: dict[str, Any], settings: list[str]
 ) -> list[Experiment]:
-    """The experiments of a command: that of a protocol, or of an entry one for each protocol with data."""
+    """Return the experiments of a command: one, or one for each of an entry's protocols with data."""
     from medfedaug.data.benchmarks import is_available
     from medfedaug.experiments.experiment import make_experiment
     from medfedaug.experiments.papers import find_entry
@@ -257,17 +221,17 @@ def _asked(
         return [make_experiment(file, {**given, "protocol": name}, settings)]
     protocols = [] if find_entry(name).reason else find_entry(name).protocols
     data, out, several = given["data"], given["out"], len(protocols) > 1
-    there = [found for found in protocols if data is None or is_available(PRESETS[found].benchmark, data)]
-    lacking = [found for found in protocols if found not in there]
-    if there and lacking:
+    available = [each for each in protocols if data is None or is_available(PRESETS[each].benchmark, data)]
+    lacking = [each for each in protocols if each not in available]
+    if available and lacking:
         warn(f"{name} is run without {', '.join(lacking)}, whose data are not in {data}")
     return [
         make_experiment(
             file,
-            {**given, "entry": name, "protocol": found, "out": out / found if out and several else out},
+            {**given, "entry": name, "protocol": each, "out": out / each if out and several else out},
             settings,
         )
-        for found in there or protocols[:1] or [""]
+        for each in available or protocols[:1] or [""]
     ]
 
 
@@ -276,10 +240,10 @@ class Outcome:
     """Result of an experiment.
 
     Args:
-        tables: see `medfedaug.experiments.tables.write_tables`; none where all runs failed.
-        notes: see there.
+        tables: tables of `medfedaug.experiments.tables.write_tables`; none if all runs failed.
+        notes: notes of the tables.
         runs: the folders of the finished runs.
-        failure: one line on the runs that failed; empty where none did.
+        failure: one line on failed runs, if any.
     """
 
     tables: dict[str, TextTable]
@@ -289,7 +253,7 @@ class Outcome:
 
 
 def run_experiment(
-    asked: Experiment,
+    experiment: Experiment,
     *,
     engine: str,
     device: str,
@@ -298,37 +262,37 @@ def run_experiment(
     pictures: bool,
     advise: Callable[[Table], list[str]] = lambda scores: [],
 ) -> Outcome:
-    """Make the runs of an experiment, with their progress, then tables and page."""
+    """Make the runs of an experiment, with progress, then tables and page."""
     from medfedaug.config.run import Execution
     from medfedaug.experiments.experiment import write_experiment
     from medfedaug.experiments.sweep import check_folder, run_all
     from medfedaug.experiments.tables import write_scores, write_tables
 
-    preset = asked.preset()
-    runs = asked.runs(preset)
-    check_folder(asked.out)
-    write_experiment(asked, preset)
-    written = time.monotonic()
+    preset = experiment.preset()
+    runs = experiment.runs(preset)
+    check_folder(experiment.out)
+    write_experiment(experiment, preset)
+    last_written = time.monotonic()
 
     def show(event: dict[str, Any]) -> None:
-        nonlocal written
+        nonlocal last_written
         progress.show(event)
-        if event["event"] == "run" and event["made"] and time.monotonic() - written > _TABLE_EVERY:
-            write_scores(runs, preset, asked.out)
-            written = time.monotonic()
+        if event["event"] == "run" and event["made"] and time.monotonic() - last_written > _TABLE_EVERY:
+            write_scores(runs, preset, experiment.out)
+            last_written = time.monotonic()
 
     with resumable(), SweepProgress(len(runs)) as progress:
         failed = run_all(
             runs,
             preset,
-            asked.root,
-            asked.out,
+            experiment.root,
+            experiment.out,
             engine=engine,
             device=device,
-            workers=_workers(asked, memory),
+            workers=_workers(experiment, memory),
             execution=Execution(threads=threads),
             on_event=show,
-            init=asked.init,
+            init=experiment.init,
         )
     tables: dict[str, TextTable] = {}
     notes: list[str] = []
@@ -337,9 +301,9 @@ def run_experiment(
             tables, notes = write_tables(
                 runs,
                 preset,
-                asked.out,
-                data=asked.root if pictures else None,
-                across=asked.cross_site,
+                experiment.out,
+                data=experiment.root if pictures else None,
+                across=experiment.cross_site,
                 device=device,
                 failed=failed,
                 advise=advise,
@@ -348,12 +312,12 @@ def run_experiment(
     if failed:
         folder, reason = next(iter(failed.items()))
         failure = f"{len(failed)} of {len(runs)} runs failed, the first of them {folder}: {reason}"
-    finished = [asked.out / run.folder for run in runs if run.folder not in failed]
+    finished = [experiment.out / run.folder for run in runs if run.folder not in failed]
     return Outcome(tables, notes, finished, failure)
 
 
 def _print_list(name: str | None, data: Path | None) -> None:
-    """Print all that can be run, or one protocol or entry with its details."""
+    """Print all protocols and entries, or one with its details."""
     from medfedaug.experiments.papers import entries, find_entry
     from medfedaug.experiments.presets import PRESETS, find_preset
 
@@ -361,31 +325,30 @@ def _print_list(name: str | None, data: Path | None) -> None:
     if name:
         known = [find_entry(name)] if ":" in name else []
         presets = [PRESETS[p] for p in known[0].protocols] if known else [find_preset(name)]
-    there: dict[str, str] = {}
+    data_notes: dict[str, str] = {}
     if data is not None:
         from medfedaug.data.benchmarks import is_available  # and with it PyTorch
 
         with err_console.status("looking"):
-            for found in {preset.benchmark for preset in presets}:
-                there[found] = "  data: there" if is_available(found, data) else "  data: NOT there"
+            for benchmark_ in {preset.benchmark for preset in presets}:
+                there = "there" if is_available(benchmark_, data) else "NOT there"
+                data_notes[benchmark_] = f"  data: {there}"
     for entry in known:
         say(f"{entry.name}  {entry.source}: {entry.title}")
         say("    " + (f"cannot be run: {entry.reason}" if entry.reason else ", ".join(entry.protocols)))
         for line in (f"{len(entry.published)} published rows", *entry.notes) if name else ():
             say(f"    - {line}")
     for preset in presets:
-        say(f"{preset.name}{there.get(preset.benchmark, '')}")
-        told = (preset.benchmark, preset.protocol, preset.config["network"], preset.schedule, preset.source)
-        say("    " + " · ".join((*told, f"{preset.cost} a run on one core")))
-        for one in known[0].comparisons(preset.name) if name and known else ():
-            say("    " + str(one))
+        say(f"{preset.name}{data_notes.get(preset.benchmark, '')}")
+        facts = (preset.benchmark, preset.protocol, preset.config["network"], preset.schedule, preset.source)
+        say("    " + " · ".join((*facts, f"{preset.cost} a run on one core")))
+        for comparison in known[0].comparisons(preset.name) if name and known else ():
+            say(f"    {comparison}")
         if name:
             _print_details(preset)
 
 
 def _print_details(preset: Preset) -> None:
-    from medfedaug.cli.catalogue import describe_data_set
-
     say("    " + ", ".join(f"{key} {value}" for key, value in preset.settings.items()))
     for reading in preset.readings:
         say(f"    - {reading}")

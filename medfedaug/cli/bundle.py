@@ -1,4 +1,4 @@
-"""Commands that hand a finished run on: `bundle` and `card`."""
+"""Commands that publish a finished run: `bundle` and `card`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ Run = Annotated[
     Path, typer.Argument(callback=existing_run, help="The folder of a finished run, or a model of it.")
 ]
 SiteNames = Annotated[
-    bool,
-    typer.Option("--site-names", help="Name the sites in the model card, in place of site 1, site 2."),
+    bool, typer.Option("--site-names", help="Name the sites in the model card, in place of site 1, site 2.")
 ]
 
 
@@ -30,20 +29,13 @@ def bundle(
         ),
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(callback=existing_run, help="The same as RUN, as predict has it.")
+        Path | None, typer.Option(callback=existing_run, help="The same as RUN, as in predict.")
     ] = None,
     site: Annotated[
-        str | None,
-        typer.Option(
-            help="A site of the run, whose own statistics or layers the bundle gets, where sites have such."
-        ),
+        str | None, typer.Option(help="A site whose own statistics or layers the bundle gets.")
     ] = None,
     statistics: Annotated[
-        Path | None,
-        typer.Option(
-            help="Statistics of the place where the bundle is to be used, a file of `medfedaug statistics` "
-            "with one site."
-        ),
+        Path | None, typer.Option(help="Statistics of the place of use, by `medfedaug statistics`.")
     ] = None,
     state: State = None,
     onnx: Annotated[
@@ -51,33 +43,23 @@ def bundle(
     ] = False,
     application: Annotated[
         Path | None,
-        typer.Option(
-            "--map",
-            metavar="DIR",
-            help="Also write the sources of a MONAI application (MAP) around the bundle, for MONAI Deploy.",
-        ),
+        typer.Option("--map", metavar="DIR", help="Also write a MONAI application (MAP) around it."),
     ] = None,
     codes: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Codes of the classes for --map, as for `predict`."),
+        Path | None, typer.Option(metavar="FILE", help="Codes of the classes for --map, as for `predict`.")
     ] = None,
     site_names: SiteNames = False,
     license_: Annotated[
-        Path | None,
-        typer.Option("--license", help="A text with the terms under which the weights may be used."),
+        Path | None, typer.Option("--license", help="Text with the terms of use of the weights.")
     ] = None,
     add_training: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="In place of RUN: write configs/train.json into a Bundle that only infers, so that "
-            "`simulate --bundle` takes it.",
-        ),
+        typer.Option(metavar="DIR", help="In place of RUN: add training to a Bundle that infers."),
     ] = None,
 ) -> None:
     """Write the model as a MONAI Bundle, which runs with MONAI alone and gives the same label maps."""
-    named = [path for path in (run, model, add_training) if path is not None]
-    if len(named) != 1:
+    sources = [path for path in (run, model, add_training) if path is not None]
+    if len(sources) != 1:
         raise ConfigError("name one run, as RUN or with --model; or a Bundle with --add-training")
     if add_training is not None:
         _add_training(add_training)
@@ -91,7 +73,7 @@ def bundle(
     from medfedaug.runs.finished_run import FinishedRun
     from medfedaug.runs.input_statistics import Origin
 
-    opened = FinishedRun.open(named[0], state=state)
+    opened = FinishedRun.open(sources[0], state=state)
     if codes is not None and application is None:
         raise ConfigError("--codes goes with --map DIR: a bundle alone writes no DICOM")
     if application is not None:
@@ -112,7 +94,7 @@ def bundle(
     say(f"{call} --meta_file {meta} --dataset_dir IMAGES --output_dir PREDICTIONS")
     if application is not None:
         write_application(application, out, opened.config.classes, opened.sha256, coded)
-        say(f"{application}: the sources of a MONAI application; its README.md says how to package it")
+        say(f"{application}: the sources of a MONAI application; its README.md explains the packaging")
         say(f"not run: {application}/app/app.py, since MONAI Deploy's SDK needs CUDA's runtime", "yellow")
 
 
@@ -122,7 +104,7 @@ def _add_training(folder: Path) -> None:
     file, missing = add_training(folder)
     if missing:
         say(f"left out, since their effect on labels is unknown: {', '.join(missing)}")
-    say(f"{file}: look at its loss, optimiser and transforms, then train with")
+    say(f"{file}: check its loss, optimiser and transforms, then train with")
     say(f"medfedaug simulate --bundle {quote(str(folder))} --data DATA --out RUN")
 
 
@@ -133,7 +115,7 @@ def card(
     ] = None,
     site_names: SiteNames = False,
 ) -> None:
-    """Write the model card: what the model was trained on, how it scored, what it was not tested on."""
+    """Write the model card: training data, scores, and known gaps of the model."""
     from medfedaug.analysis.model_card import write_model_card
     from medfedaug.runs.recorded_run import RecordedRun
 

@@ -1,91 +1,124 @@
-"""The methods, networks and data sets that a user can choose, from a file that is made from their classes.
+"""The methods, networks and data sets that a user can choose, from a file of their descriptions.
 
-The file, ``catalogue.json``, spares a command that only lists them the import of PyTorch and MONAI. ``make
-catalogue`` writes it anew (`medfedaug.cli.describe`). Additions of other packages are listed by their entry
-points; one of them is imported when it is asked for by name, and so is a network by its class path.
+The file, ``catalogue.json``, spares commands that only list them the import of PyTorch and MONAI. ``make
+catalogue`` writes it (`medfedaug.cli.describe`). Additions of other packages are listed by their entry
+points, and imported when a user names one; so are networks by their class path.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
-from medfedaug.cli.described import FILE, Argument, Described
 from medfedaug.errors import ConfigError
 from medfedaug.utils import plugins
 from medfedaug.utils.validation import match_case, not_known, split_names
 
+FILE = Path(__file__).with_name("catalogue.json")
+BESIDE_THE_MODEL, ONLY_FOR = "sent beside the model", "only for"
+"""Headings of the facts of a method."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument of a choice, with its default as JSON; without one a value is needed."""
+
+    name: str
+    default: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Described:
+    """Description of a choice: a method, a network or a data set.
+
+    Args:
+        name: the name that a user writes.
+        what: its description in one line.
+        listed: short facts by heading, for the list of all.
+        facts: facts by heading.
+        text: further paragraphs.
+        arguments: its arguments.
+        package: the package that adds it; empty for built-in choices.
+    """
+
+    name: str
+    what: str = ""
+    listed: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)
+    text: tuple[str, ...] = ()
+    arguments: tuple[Argument, ...] = ()
+    package: str = ""
+
 
 def known_methods() -> list[Described]:
-    """List all methods; nothing of another package is imported."""
+    """List all methods, without importing other packages."""
     return _known("methods", plugins.METHODS)
 
 
 def describe_method(name: str) -> Described:
-    """Describe a method: its arguments, and what leaves a site.
+    """Describe a method: its arguments, and the data that leave a site.
 
     Raises:
         ConfigError: for a name that is not known, or a package that may not be used or cannot be imported.
     """
-    name = match_case(name, [one.name for one in known_methods()])
-    found = _find("method", name, known_methods())
+    name = match_case(name, [entry.name for entry in known_methods()])
+    described = _find("method", name, known_methods())
     if plugins.find(plugins.METHODS, name, _built_in("methods")):
-        from medfedaug.cli import describe  # and with it PyTorch
+        from medfedaug.cli import describe  # imports PyTorch
 
         return describe.describe_method(name)
-    return found
+    return described
 
 
 def check_methods(text: str) -> None:
-    """Check the names of methods, separated by commas, without an import of any.
+    """Check the names of methods, separated by commas, without importing any.
 
     Raises:
         ConfigError: for a name that is not known, or a package that may not be used.
     """
     known = known_methods()
     for part in split_names("methods", text):
-        name = match_case(part, [one.name for one in known])
+        name = match_case(part, [entry.name for entry in known])
         if plugins.find(plugins.METHODS, name, _built_in("methods")) is None:
             _find("method", name, known)
 
 
 def known_networks() -> list[Described]:
-    """List all networks that have a name; nothing of another package is imported."""
+    """List all networks that have a name, without importing other packages."""
     return _known("networks", plugins.NETWORKS)
 
 
 def check_network(name: str) -> None:
-    """Check that a network has a name here, or is a class path, as `check_methods` does."""
+    """Check that a network is a known name or a class path, as `check_methods`."""
     if "." not in name and plugins.find(plugins.NETWORKS, name, _built_in("networks")) is None:
         _find("network", name, known_networks())
 
 
 def describe_network(name: str) -> Described:
-    """Describe a network: its arguments, and its stages and size in 2D and 3D.
-
-    Raises:
-        ConfigError: for a name that is not known, or a package that may not be used or cannot be imported.
-    """
-    found = None if "." in name else _find("network", name, known_networks())
-    # The file is of one version of MONAI; classes and defaults of the installed one may be others.
+    """Describe a network: its arguments, and its stages and size in 2D and 3D."""
+    described = None if "." in name else _find("network", name, known_networks())
+    # The file describes one version of MONAI; the installed one may have other classes and defaults.
     other = _content()["monai"] != metadata.version("monai")
-    if other or found is None or plugins.find(plugins.NETWORKS, name, _built_in("networks")):
-        from medfedaug.cli import describe  # and with it PyTorch
+    if other or described is None or plugins.find(plugins.NETWORKS, name, _built_in("networks")):
+        from medfedaug.cli import describe  # imports PyTorch
 
         return describe.describe_network(name)
-    return found
+    return described
 
 
 def known_data_sets() -> list[Described]:
-    """List all published data sets that can be named."""
+    """List all published data sets that have a name."""
     return list(_content()["data_sets"].values())
 
 
 def describe_data_set(name: str) -> Described:
-    """Describe a published data set: its address, the layout of its folder, its options and its protocols."""
+    """Describe a published data set: address, layout of its folder, options, and protocols."""
     return _find("data set", name, known_data_sets())
 
 
@@ -99,23 +132,23 @@ def _built_in(kind: str) -> Collection[str]:
     return _content()[kind].keys()
 
 
-def _find(what: str, name: str, known: Sequence[Described]) -> Described:
-    names = [one.name for one in known]
-    if name not in names:
-        raise ConfigError(f"{what} {name!r} {not_known(name, names)}")
-    return known[names.index(name)]
+def _find(kind: str, name: str, known: Sequence[Described]) -> Described:
+    by_name = {entry.name: entry for entry in known}
+    if name not in by_name:
+        raise ConfigError(f"{kind} {name!r} {not_known(name, [*by_name])}")
+    return by_name[name]
 
 
 @cache
 def _content() -> dict[str, Any]:
-    """The version of MONAI that the file is of, and by kind and name the descriptions in their order."""
+    """Read MONAI's version of the file, and the descriptions by kind and name."""
     content = json.loads(FILE.read_text(encoding="utf-8"))
     return {
-        kind: found if kind == "monai" else {one["name"]: _read(one) for one in found}
-        for kind, found in content.items()
+        kind: value if kind == "monai" else {entry["name"]: _read(entry) for entry in value}
+        for kind, value in content.items()
     }
 
 
-def _read(one: dict[str, Any]) -> Described:
-    arguments = tuple(Argument(**argument) for argument in one.get("arguments", ()))
-    return Described(**{**one, "text": tuple(one.get("text", ())), "arguments": arguments})
+def _read(entry: dict[str, Any]) -> Described:
+    arguments = tuple(Argument(**argument) for argument in entry.get("arguments", ()))
+    return Described(**{**entry, "text": tuple(entry.get("text", ())), "arguments": arguments})

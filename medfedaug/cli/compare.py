@@ -1,4 +1,4 @@
-"""The command `compare`: a small trial on a user's own data, with a recommendation."""
+"""The command `compare`: a small trial on a user's data, with a recommendation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from medfedaug.cli.console import err_console, out_console, say
-from medfedaug.cli.options import Data, Device, Each, Limit, Threads, Workers
+from medfedaug.cli.options import Data, Device, Each, JsonFile, Limit, Threads, Trained, Workers
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.utils.printable import counted
 
@@ -18,10 +18,10 @@ _ALWAYS = ("single", "fedavg")
 
 
 def _enough(rounds: int, validation: Callable[[int], list[float | None]]) -> tuple[int, bool]:
-    """Return the number of rounds after which FedAvg improves no more, and whether it still does.
+    """Return a sufficient number of rounds for FedAvg, and whether it still improves after them.
 
     Args:
-        rounds: the number to begin with.
+        rounds: the first number to try.
         validation: trains FedAvg for a number of rounds, and returns its validation scores.
     """
     from medfedaug.metrics.convergence import is_converged, longer
@@ -37,40 +37,24 @@ def compare(
     data: Data,
     out: Annotated[Path, typer.Option(help="Folder for the runs, tables and the page.")] = Path("compare"),
     methods: Annotated[
-        str | None,
-        typer.Option(help="Methods to try in place of those that `inspect` suggests, separated by spaces."),
+        str | None, typer.Option(help="Methods to try instead of suggested ones, separated by spaces.")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each method.")] = 3,
     rounds: Annotated[
-        int,
-        typer.Option(
-            min=3,
-            help="Communication rounds of each training; doubled, at most twice, while the validation "
-            "score of fedavg still rises.",
-        ),
+        int, typer.Option(min=3, help="Rounds of each training; at most doubled twice while fedavg improves.")
     ] = 10,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="A setting of every training (network, image_size, batch_size, ...), as in `benchmark`.",
-        ),
-    ] = None,
+    set_: Trained = None,
     device: Device = "auto",
     workers: Workers = None,
     each: Each = None,
     threads: Threads = 0,
     limit: Limit = None,
-    json_: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="FILE", help="Also write scores and recommendation to this file."),
-    ] = None,
+    json_: JsonFile = None,
 ) -> None:
-    """Try training alone, plain averaging and remedies on your own data, and recommend what to do next.
+    """Try training alone, plain averaging and remedies on your own data, and recommend the next step.
 
-    Nothing is recommended while plain averaging still improves. An interrupted trial is continued by the
-    same command.
+    The command recommends nothing while plain averaging still improves. The same command continues an
+    interrupted trial.
     """
     with err_console.status(f"reading {data}"):
         from medfedaug.analysis.score_table import Table
@@ -87,24 +71,24 @@ def compare(
         silent = unlabelled_sites(find_sites(data, limit=limit))
     if silent:
         say(f"{', '.join(silent)}: no training case has an outline, and comes in last")
-    tried = list(dict.fromkeys([*_ALWAYS, *suggestion.methods]))
-    say(f"trying {', '.join(tried)} ({suggestion.reason}): {counted(seeds, 'training')} each")
-    given = {"data": data, "methods": tried, "out": out, "seeds": seeds, "limit": limit}
+    combinations = list(dict.fromkeys([*_ALWAYS, *suggestion.methods]))
+    say(f"trying {', '.join(combinations)} ({suggestion.reason}): {counted(seeds, 'training')} each")
+    given = {"data": data, "methods": combinations, "out": out, "seeds": seeds, "limit": limit}
     given |= {"workers": workers, "each": each or None}
 
     def trial(number: int, weight: float = 1 - bool(silent), **changed: object) -> Experiment:
         settings = [f"rounds={number}", *([f"unlabelled_weight={weight}"] if silent else []), *(set_ or [])]
-        asked = make_experiment(None, {**given, **changed}, settings)
-        if asked.vary:
+        experiment = make_experiment(None, {**given, **changed}, settings)
+        if experiment.vary:
             raise ConfigError(
-                f"--set {next(iter(asked.vary))}: give one value; medfedaug benchmark compares several"
+                f"--set {next(iter(experiment.vary))}: give one value; medfedaug benchmark compares several"
             )
-        return asked
+        return experiment
 
     train = partial(run_experiment, engine="inprocess", device=device, memory=4.0, threads=threads)
 
     def validation(number: int) -> list[float | None]:
-        # Beside the trial: a folder holds runs of one number of rounds.
+        # In another folder: a folder holds runs of one number of rounds.
         tried_out = out.with_name(f"{out.name}_rounds") / str(number)
         first = train(trial(number, methods=["fedavg"], seeds=1, out=tried_out), pictures=False)
         if first.failure:
@@ -127,11 +111,11 @@ def compare(
             say(sentence)
         if json_ is not None:
             scores = {
-                row.label: {"mean": row.mean.mean, "sites": {s: one.mean for s, one in row.sites.items()}}
+                row.label: {"mean": row.mean.mean, "sites": {s: v.mean for s, v in row.sites.items()}}
                 for row in table.rows
             }
-            told = {"methods": tried, "reason": suggestion.reason, "metric": table.metric}
-            write_json(json_, {**told, "scores": scores, "recommendation": advice})
+            content = {"methods": combinations, "reason": suggestion.reason, "metric": table.metric}
+            write_json(json_, {**content, "scores": scores, "recommendation": advice})
         say(f"{out}/report.html, {out}/table.md")
     if failures := [*filter(None, failures)]:
         raise RunFailed(failures[0])

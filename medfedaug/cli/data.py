@@ -31,38 +31,20 @@ def phantom(
     classes: Annotated[
         int,
         typer.Option(
-            min=2,
-            max=5,
-            help="Classes of the label maps: background, lesion, ventricles, deep grey matter, white matter.",
+            min=2, max=5, help="Classes: background, lesion, ventricles, deep grey and white matter."
         ),
     ] = 2,
     spacing_varies: Annotated[
-        bool,
-        typer.Option(
-            "--spacing-varies",
-            help="Voxels of 1 mm at the first site, of 3 mm at the second, slices of 6 mm at the third, and "
-            "so on, in place of one number of voxels.",
-        ),
+        bool, typer.Option("--spacing-varies", help="Voxels of 1 mm, of 3 mm, slices of 6 mm, ..., by site.")
     ] = False,
     shift: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            max=3,
-            help="Distance between the scanners: 0 for the same scanner at all sites, 1 as usual.",
-        ),
+        float, typer.Option(min=0, max=3, help="Distance between scanners: 0 for equal ones, 1 as usual.")
     ] = 1.0,
     inverted: Annotated[
-        int,
-        typer.Option(min=0, help="The last so many sites store dark what the others store bright."),
+        int, typer.Option(min=0, help="This many last sites store dark what the others store bright.")
     ] = 0,
     labelled_apart: Annotated[
-        bool,
-        typer.Option(
-            "--labelled-apart",
-            help="Each site has outlined about half of the structures, and each site others; all of them are "
-            "in the folder truth, for measuring.",
-        ),
+        bool, typer.Option("--labelled-apart", help="Each site outlines other structures; truth has all.")
     ] = False,
     unlabelled: Annotated[
         list[str] | None, typer.Option(metavar="SITE", help="A site without outlines; repeatable.")
@@ -71,8 +53,7 @@ def phantom(
         float, typer.Option(help="Share of the slices of a training volume that are outlined.")
     ] = 1.0,
     test_outlined: Annotated[
-        bool,
-        typer.Option("--test-outlined", help="Leave test cases complete, to score borrowed structures."),
+        bool, typer.Option("--test-outlined", help="Leave test cases complete, to score borrowed structures.")
     ] = False,
 ) -> None:
     """Write a multi-site MRI phantom: NIfTI volumes, label maps and a dataset.json per site."""
@@ -94,10 +75,10 @@ def phantom(
             inverted=[k >= sites - inverted for k in range(sites)],
         )
         if labelled_apart or unlabelled or sparse != 1:
-            told = annotate_apart(
+            annotated = annotate_apart(
                 out, apart=labelled_apart, unlabelled=unlabelled or (), sparse=sparse, measured=test_outlined
             )
-            for site, structures in told.items():
+            for site, structures in annotated.items():
                 say(f"{site} has outlined: {', '.join(structures) or 'nothing'}")
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
@@ -107,16 +88,14 @@ def phantom(
 def inspect(
     data: SiteOrSites,
     out: Annotated[
-        Path,
-        typer.Option(help="The page to write; the same as JSON, without names of cases, goes beside it."),
+        Path, typer.Option(help="The page to write; JSON without names of cases is written next to it.")
     ] = Path("inspect.html"),
     limit: Limit = None,
     intensity: Annotated[
-        Stored,
-        typer.Option(help="Scale of the images, as --intensity of a run; the shift is of these."),
+        Stored, typer.Option(help="Scale of the images, as --intensity of a run; the shift is of these.")
     ] = Stored.scale,
 ) -> None:
-    """Look at the data before training: geometry, classes, odd cases, and how far the sites are apart."""
+    """Inspect the data before training: geometry, classes, odd cases, and distances between sites."""
     with importing():
         from medfedaug.analysis.inspection_page import (
             federation_shift,
@@ -130,32 +109,32 @@ def inspect(
         from medfedaug.experiments.prospective import prospect_of, training_sites
 
     with err_console.status("reading"):
-        found = inspect_sites(data, limit, intensity.value)
+        inspections = inspect_sites(data, limit, intensity.value)
     expected = []
-    if len(found) > 1:
+    if len(inspections) > 1:
         with err_console.status("comparing"):
             try:
                 expected = sentences(prospect_of(training_sites(data, limit)))
             except (ConfigError, DataError) as error:
                 expected = [f"The sites were not compared: {error}"]
-    record = write_inspection(found, out, intensity.value, expected)
+    record = write_inspection(inspections, out, intensity.value, expected)
     table = Table("site", "train", "val", "test", "patients", "channels", "odd")
-    for site in found:
+    for site in inspections:
         counts = [str(site.splits.get(split, 0)) for split in ("training", "validation", "test")]
         channels = ", ".join(map(str, sorted(site.channels))) or "–"
         table.add_row(site.name, *counts, str(site.patients), channels, str(len(site.odd)))
     out_console.print(table)
-    for site in found:
+    for site in inspections:
         for odd in site.odd[:_MOST_ODD]:
             where = f"{site.name}, {odd.case}" if odd.case else site.name
             say(f"odd: {where}: {odd.reason}")
         if len(site.odd) > _MOST_ODD:
             say(f"odd: {site.name}: and {len(site.odd) - _MOST_ODD} more")
-    if (shift := federation_shift(found)) is not None:
+    if (shift := federation_shift(inspections)) is not None:
         say(shift.sentence)
     for sentence in expected:
         say(sentence)
-    if note := foreign_note(foreign_sites(found)):
+    if note := foreign_note(foreign_sites(inspections)):
         say(note, "yellow", err=True)
     say(f"{out}, {record}")
 
@@ -163,11 +142,7 @@ def inspect(
 def statistics(
     data: SiteOrSites,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            help="JSON file to write, by default statistics.json in the working folder; "
-            "other sites that it holds already are kept."
-        ),
+        Path | None, typer.Option(help="JSON file to write or extend, by default statistics.json.")
     ] = None,
     limit: Limit = None,
     intensity: Annotated[
@@ -192,27 +167,24 @@ def statistics(
         raise ConfigError(f"{error}; it is not replaced: choose another file with --out") from error
     single = data.is_dir() and is_site(data) and not is_federation(data)
     sites = [open_site(data, limit=limit)] if single else arrange(find_sites(data, limit=limit))
-    found = {}
-    prepared = Preparation(image_size=image_size)
+    computed, prepared = {}, Preparation(image_size=image_size)
     table = Table("site", "images", "channel", "mean", "std")
     for site in sites:
         with err_console.status(f"{site.name}: reading {len(site.cases['training'])} images"):
-            found[site.name] = site_statistics(site, intensity.value, prepared)
-        own = found[site.name]
-        for channel, (mean, std) in enumerate(zip(own.mean.tolist(), own.std.tolist(), strict=True)):
-            deviation = "constant" if channel in own.constant else f"{std:.6g}"
+            computed[site.name] = pairs = site_statistics(site, intensity.value, prepared)
+        for channel, (mean, std) in enumerate(zip(pairs.mean.tolist(), pairs.std.tolist(), strict=True)):
+            deviation = "constant" if channel in pairs.constant else f"{std:.6g}"
             deviation = "missing" if channel in site.missing_channels else deviation
-            table.add_row(site.name, str(own.count), str(channel), f"{mean:.6g}", deviation)
+            table.add_row(site.name, str(pairs.count), str(channel), f"{mean:.6g}", deviation)
     out_console.print(table)
     for scales in uneven_sites(sites).values():
         say(scales.sentence(intensity.value))
     try:
-        save_statistics(target, {**kept, **found}, intensity.value)
+        save_statistics(target, {**kept, **computed}, intensity.value)
     except ValueError as error:
         raise ConfigError(f"{target}: {error}; choose another file with --out") from error
-    of = "images as stored" if intensity is Stored.raw else "images scaled to [0, 1]"
-    also = ", ".join(name for name in kept if name not in found)
-    told = f"{target}, which also has {also}" if also else str(target)
-    say(f"saved to {told}: of {of}, as FedRDNd must receive them")
+    images = "images as stored" if intensity is Stored.raw else "images scaled to [0, 1]"
+    also = ", ".join(name for name in kept if name not in computed)
+    say(f"saved to {target}{f', which also has {also}' if also else ''}: of {images}, the input of FedRDNd")
     if intensity is Stored.raw:
         say("for a pipeline that scales before FedRDNd: --intensity scale, or its own by channel_statistics")

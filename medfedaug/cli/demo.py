@@ -1,4 +1,4 @@
-"""The command `demo`: a federation in which one hospital has another scanner, with and without a remedy."""
+"""The command `demo`: a federation with one odd scanner, with and without a remedy."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
+from medfedaug.cli.catalogue import describe_method
 from medfedaug.cli.console import Table, err_console, out_console, say
+from medfedaug.cli.options import JsonFile
 from medfedaug.cli.progress import RoundProgress
 from medfedaug.errors import ConfigError
 
 BASELINE = "fedavg"
 SCANNERS = 1
-"""The seed of the scanners, which stay: `--seed` moves patients and training."""
+"""The seed of the scanners, which `--seed` does not change."""
 ODD = 2
-"""The site with the other scanner, from 0."""
+"""The site with the odd scanner, from 0."""
 
 _SETTINGS = {"image_size": 48, "rounds": 6, "local_epochs": 3, "batch_size": 4, "learning_rate": 0.002}
 _FEATURES = [8, 16, 32, 64, 64, 8]
@@ -28,7 +30,7 @@ _SCANNER = {
     "gamma": "contrast exponent",
 }
 _NEXT = (
-    ("how far your own sites are apart", "medfedaug inspect --data {data} --out inspection.html"),
+    ("distances between your sites", "medfedaug inspect --data {data} --out inspection.html"),
     (
         "the same comparison on your own data",
         "medfedaug benchmark --data {data} --methods single fedavg {method} --seeds 3 --out runs/own",
@@ -43,25 +45,20 @@ def demo(
         int, typer.Option(min=0, help="Other patients and another training, with the same four scanners.")
     ] = 0,
     shift: Annotated[
-        float,
-        typer.Option(min=0, max=3, help="Distance of the odd scanner from the others; 0 for no odd one."),
+        float, typer.Option(min=0, max=3, help="Distance of the odd scanner from the others; 0 for none.")
     ] = 2.0,
     norm: Annotated[
-        str,
-        typer.Option(help="Normalisation layers of the network: batch, or instance, which needs no remedy."),
+        str, typer.Option(help="Norm of the network: batch, or instance, which needs no remedy.")
     ] = "batch",
     method: Annotated[
-        str,
-        typer.Option(help="The remedy: fedrdn, or another method, several separated by commas."),
+        str, typer.Option(help="The remedy: fedrdn, or another method, several separated by commas.")
     ] = "fedrdn",
     quick: Annotated[
-        bool, typer.Option("--quick", help="Three patients a site and one round: to see that it runs.")
+        bool, typer.Option("--quick", help="Three patients per site and one round: a test run.")
     ] = False,
-    json_: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the scores to this file.")
-    ] = None,
+    json_: JsonFile = None,
 ) -> None:
-    """Show in two minutes what one odd scanner does to a federation, and what a remedy does about it."""
+    """Show in two minutes the harm of one odd scanner to a federation, and the effect of a remedy."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not an empty folder; give a new one with --out")
     if norm not in ("batch", "instance"):
@@ -88,7 +85,7 @@ def demo(
         say(line)
     folders, runs = find_sites(out / "data"), {}
     for name, methods in ((BASELINE, tuple(parse_methods(BASELINE))), (method, remedy)):
-        say(f"{name}: {_doing(name)}")
+        say(f"{name}: {' '.join(describe_method(part).what for part in name.split(','))}")
         config = configure(
             folders,
             methods=methods,
@@ -103,33 +100,33 @@ def demo(
         runs[name] = load_run(out / name)
     scores = {site.name: {name: run.sites[site.name] for name, run in runs.items()} for site in sites}
     with err_console.status("drawing the page"):
-        alone = f"The hospitals differ in their scanners alone, and {odd} has another one than the rest:"
+        alone = f"The hospitals differ only in their scanners, and {odd} has the odd one:"
         notes: list[Any] = [alone, scanners, *_expected(odd, shift, norm, method)]
         page = write_report([*map(out.joinpath, runs)], out / "report.html", data=out / "data", notes=notes)
     _outcome(scores, odd, method)
     if json_ is not None:
         from medfedaug.utils.files import write_json
 
-        told = {site: {name: {"dice": dice} for name, dice in by.items()} for site, by in scores.items()}
-        write_json(json_, {"odd": odd, "remedy": method, "sites": told})
+        sites_ = {site: {name: {"dice": dice} for name, dice in by.items()} for site, by in scores.items()}
+        write_json(json_, {"odd": odd, "remedy": method, "sites": sites_})
     say("")
     say(f"The page, with pictures of truth and prediction: {page}")
     say("Next, with the folder of your own sites in place of the phantom's:")
-    for what, command in _NEXT:
-        say(f"  {command.format(method=quote(method), data=quote(str(out / 'data')))}   # {what}")
+    for purpose, command in _NEXT:
+        say(f"  {command.format(method=quote(method), data=quote(str(out / 'data')))}   # {purpose}")
 
 
 def _scanners(data: Path, patients: int, odd: str) -> list[list[str]]:
-    """Print how the scanners differ, and return the same as lines of cells for the page."""
+    """Print the scanners, and return them as lines of cells for the page."""
     from medfedaug.data.folders import MANIFEST
 
-    found = json.loads((data / MANIFEST).read_text())["sites"]
+    scanners = json.loads((data / MANIFEST).read_text())["sites"]
     header = ["site", *_SCANNER.values()]
-    lines = [[name, *(_short(scanner[key]) for key in _SCANNER)] for name, scanner in found.items()]
-    table = Table(*header, title=f"The scanners: {odd} has another one")
+    lines = [[name, *(_short(scanner[key]) for key in _SCANNER)] for name, scanner in scanners.items()]
+    table = Table(*header, title=f"The scanners: {odd} has the odd one")
     for line in lines:
         table.add_row(*line, style="bold" if line[0] == odd else None)
-    say(f"{len(found)} phantom hospitals, {patients} patients each: heads with a lesion to be found.")
+    say(f"{len(scanners)} phantom hospitals, {patients} patients each: heads with a lesion to segment.")
     out_console.print(table)
     return [header, *lines]
 
@@ -139,26 +136,21 @@ def _short(number: float) -> str:
 
 
 def _expected(odd: str, shift: float, norm: str, method: str) -> list[str]:
-    """Say beforehand what was measured with these settings (docs/results/demo)."""
+    """Return the expected result, measured with these settings (docs/results/demo)."""
     if norm != "batch" or method != "fedrdn" or shift != 2:
-        return [f"What to expect at {odd} was measured with batch norm, fedrdn and --shift 2 alone."]
+        return [f"The result at {odd} was measured only with batch norm, fedrdn and --shift 2."]
     return [
         f"What to expect: plain averaging (fedavg) fails at {odd}, and fedrdn finds most of its lesions. The "
-        "other sites go up or down a little, as short trainings do.",
+        "other sites go up or down a little, as short trainings do."
     ]
-
-
-def _doing(method: str) -> str:
-    from medfedaug.cli.catalogue import describe_method
-
-    return " ".join(describe_method(name).what for name in method.split(","))
 
 
 def _outcome(scores: dict[str, dict[str, float | None]], odd: str, method: str) -> None:
     table = Table("site", BASELINE, method, title="How well lesions of new patients were found (Dice)")
     for site, by in scores.items():
         label = f"{site} (odd scanner)" if site == odd else site
-        table.add_row(label, *(_dice(by[name]) for name in (BASELINE, method)))
+        dice = (by[name] for name in (BASELINE, method))
+        table.add_row(label, *("–" if value is None else f"{value:.2f}" for value in dice))
     out_console.print(table)
     say("Dice: 1 is a perfect outline, 0 is none at all.")
     before, after = (scores[odd][name] for name in (BASELINE, method))
@@ -167,7 +159,3 @@ def _outcome(scores: dict[str, dict[str, float | None]], odd: str, method: str) 
         return
     say(f"{odd}, whose scanner differs: {before:.2f} with {BASELINE}, {after:.2f} with {method}.")
     say("One training of few patients is no verdict: that takes five seeds, and more patients.")
-
-
-def _dice(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"

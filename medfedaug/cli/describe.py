@@ -1,8 +1,7 @@
-"""Methods, networks and data sets in words that come from the code itself, for the catalogue of the command.
+"""Descriptions of methods, networks and data sets from the code, for the catalogue of the command.
 
 Texts are docstrings; arguments and defaults are signatures. Reading them needs PyTorch and MONAI, so that
-``make catalogue`` writes them to a file (`medfedaug.cli.catalogue`). A test compares file and
-classes.
+``make catalogue`` writes them to a file (`medfedaug.cli.catalogue`). A test compares file and classes.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from medfedaug.cli.described import BESIDE_THE_MODEL, FILE, ONLY_FOR, Argument, Described
+from medfedaug.cli.catalogue import BESIDE_THE_MODEL, FILE, ONLY_FOR, Argument, Described
 from medfedaug.cli.schema import File
 from medfedaug.config.options import json_schema
 from medfedaug.config.plan import Plan
@@ -40,14 +39,14 @@ from medfedaug.utils.class_paths import constructor_parameters
 from medfedaug.utils.docstrings import plain, read_docstring
 from medfedaug.utils.files import write_text
 
-# Of a network: what follows from the data, and what is never taken.
+# Arguments of a network that follow from the data, or are never used.
 _SETTLED = ("spatial_dims", "in_channels", "n_input_channels", "out_channels", "num_classes", "pretrained")
 _SIZES = {"segmentation": (1, 2), "classification": (3, 10)}
-"""Channels and classes with which a network is built to be described, by task."""
+"""Channels and classes of described networks, by task."""
 
 
 def catalogue() -> dict[str, Any]:
-    """Describe all that is built in, as plain JSON types."""
+    """Return descriptions of all built-in choices as JSON types."""
     return {
         "monai": metadata.version("monai"),
         "methods": _plain(map(describe_method, registry.BUILT_IN_NAMES)),
@@ -61,7 +60,7 @@ def schemas() -> dict[File, dict[str, Any]]:
     experiment = json_schema(Experiment)
     del experiment["required"]  # options of the command may give the rest
     known = [*fields(RunConfig), *fields(Plan)]
-    texts = {one.name: {"description": plain(one.metadata["description"])} for one in known if one.metadata}
+    texts = {f.name: {"description": plain(f.metadata["description"])} for f in known if f.metadata}
     for name in ("settings", "vary"):
         experiment["properties"][name]["properties"] = texts
     run = json_schema(RunConfig)
@@ -75,18 +74,14 @@ def schemas() -> dict[File, dict[str, Any]]:
 
 
 def write_catalogue() -> None:
-    """Write catalogue and schemas beside the modules that read them."""
-    files = {FILE: catalogue(), **{file.path: found for file, found in schemas().items()}}
+    """Write catalogue and schemas next to the modules that read them."""
+    files = {FILE: catalogue(), **{file.path: content for file, content in schemas().items()}}
     for path, content in files.items():
         write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 def describe_method(name: str) -> Described:
-    """A method with its arguments, and what leaves a site.
-
-    Raises:
-        ConfigError: for a name that is not known, or a package that may not be used or cannot be imported.
-    """
+    """Describe a method, its arguments, and the data that leave a site."""
     if name in registry.COMBINATIONS:
         return _combination(name)
     cls = registry.find_class(name)
@@ -100,47 +95,41 @@ def describe_method(name: str) -> Described:
     text = [doc.summary, *(text for text in doc.paragraphs if text not in exchanged)]
     if differs := doc.sections.get("Deviations"):
         text.append(f"Deviations: {differs}")
-    plain_object = cls.__init__ is object.__init__
-    arguments = {} if plain_object else dict(inspect.signature(cls).parameters)
-    found = _arguments(arguments, doc.arguments)
+    parameters = {} if cls.__init__ is object.__init__ else inspect.signature(cls).parameters
+    arguments = _arguments(parameters, doc.arguments)
     package = _package(plugins.METHODS, name)
-    return Described(name, line.what, line.facts, facts, tuple(text), found, package)
+    return Described(name, line.what, line.facts, facts, tuple(text), arguments, package)
 
 
 def describe_network(name: str) -> Described:
-    """A network with its arguments, and with its stages and size in 2D and 3D.
-
-    Raises:
-        ConfigError: for a name that is not known, or a package that may not be used or cannot be imported.
-    """
+    """Describe a network, its arguments, and its stages and size in 2D and 3D."""
     try:
         builder, _ = networks.find_builder(name)
     except ValueError as error:
         raise ConfigError(f"network {name!r}: {error}") from error
     line = _network(name)
-    of, chosen = getattr(builder, "cls", builder), getattr(builder, "defaults", {})
+    network_class, chosen = getattr(builder, "cls", builder), getattr(builder, "defaults", {})
     facts = {**line.facts, **_sizes(name)}
     parameters = {
         key: parameter.replace(default=chosen.get(key, parameter.default))
-        for key, parameter in constructor_parameters(of).items()
+        for key, parameter in constructor_parameters(network_class).items()
         if key not in _SETTLED
     }
-    if isinstance(builder, networks.ClassifierBuilder):  # gives what has no default by itself
+    if isinstance(builder, networks.ClassifierBuilder):  # fills in arguments without a default
         parameters = {key: p for key, p in parameters.items() if p.default is not p.empty}
-    doc = read_docstring(of)
-    told = {key: _sentence(text) for key, text in doc.arguments.items()}
-    found = _arguments(parameters, told)
-    return Described(name, line.what, line.facts, facts, (), found, _package(plugins.NETWORKS, name))
+    texts = {key: _sentence(text) for key, text in read_docstring(network_class).arguments.items()}
+    arguments = _arguments(parameters, texts)
+    return Described(name, line.what, line.facts, facts, (), arguments, _package(plugins.NETWORKS, name))
 
 
 def describe_data_set(name: str) -> Described:
-    """A published data set: where to get it, how its folder looks, its options, and its protocols."""
-    found = BENCHMARKS[name]
+    """Describe a published data set: address, layout of its folder, options, and protocols."""
+    benchmark = BENCHMARKS[name]
     protocols = [preset.name for preset in PRESETS.values() if preset.benchmark == name]
-    facts = {"get it from": found.source, "layout": found.layout, "protocols": ", ".join(protocols)}
-    told = {**OPTION_TEXTS, **read_docstring(found.open).arguments}
-    options = [Argument(key, _json(value), told.get(key, "")) for key, value in found.options.items()]
-    return Described(name, found.description, facts=facts, arguments=tuple(options))
+    facts = {"get it from": benchmark.source, "layout": benchmark.layout, "protocols": ", ".join(protocols)}
+    texts = {**OPTION_TEXTS, **read_docstring(benchmark.open).arguments}
+    options = [Argument(key, _json(value), texts.get(key, "")) for key, value in benchmark.options.items()]
+    return Described(name, benchmark.description, facts=facts, arguments=tuple(options))
 
 
 def _method(name: str, cls: type[Method]) -> Described:
@@ -156,27 +145,28 @@ def _method(name: str, cls: type[Method]) -> Described:
     facts = {BESIDE_THE_MODEL: "the images themselves" if "separate_sites" in cls.excludes else sent}
     facts |= {ONLY_FOR: ", ".join(limits)} if limits else {}
     module = sys.modules[cls.__module__].__doc__ or ""
-    own = cls.__module__.startswith("medfedaug.")  # where a file is a method, and says first what it does
-    title, _, does = module.partition("\n")[0].partition(": ") if own else ("", "", "")
-    what = does or title or read_docstring(cls).summary
+    what = read_docstring(cls).summary
+    if cls.__module__.startswith("medfedaug."):  # a file is a method; its first line describes it
+        title, _, does = module.partition("\n")[0].partition(": ")
+        what = does or title or what
     return Described(name, what[:1].upper() + what[1:], facts, facts)
 
 
 def _combination(name: str) -> Described:
     parts = []
     for part in registry.COMBINATIONS[name]:
-        given = "".join(f" with {key}={_json(value)}" for key, value in part.get("args", {}).items())
-        parts.append(part["name"] + given)
+        arguments = "".join(f" with {key}={_json(value)}" for key, value in part.get("args", {}).items())
+        parts.append(part["name"] + arguments)
     facts = {BESIDE_THE_MODEL: "as there"}
     return Described(name, f"The same as {' and '.join(parts)}.", facts, facts)
 
 
 def _network(name: str) -> Described:
     builder, _ = networks.find_builder(name)
-    of, task = getattr(builder, "cls", builder), networks.task_of(name)
-    said = _sentence(read_docstring(of).summary)
-    monai = of.__module__.startswith("monai.")
-    what = f"MONAI's {of.__name__}: {said}" if monai else said
+    network_class, task = getattr(builder, "cls", builder), networks.task_of(name)
+    summary = _sentence(read_docstring(network_class).summary)
+    monai = network_class.__module__.startswith("monai.")
+    what = f"MONAI's {network_class.__name__}: {summary}" if monai else summary
     facts = {"for": task} if task else {}
     return Described(name, what, facts, facts)
 
@@ -188,7 +178,7 @@ def _sizes(name: str) -> dict[str, str]:
         sizes = {"spatial_dims": dims, "in_channels": channels, "out_channels": classes}
         try:
             net = _empty(name, **sizes)
-        except Exception as error:  # whatever a network says of arguments or sizes that it lacks
+        except Exception as error:  # any error of a network about arguments or sizes
             facts[f"in {dims}D"] = f"not with its defaults: {first_line(error)}"
             continue
         count = sum(parameter.numel() for parameter in net.parameters()) / 1e6
@@ -198,7 +188,7 @@ def _sizes(name: str) -> dict[str, str]:
 
 
 def _empty(name: str, **sizes: Any) -> nn.Module:
-    """A network without weights: AlexNet's in 3D take a gigabyte, and seconds to draw."""
+    """Build a network without weights: AlexNet's in 3D take a gigabyte, and seconds to draw."""
     try:
         with torch.device("meta"):
             return build_network(name, **sizes)
@@ -214,18 +204,18 @@ def _stages(net: nn.Module) -> str:
     return ", ".join(f"{stage.name} ({stage.channels} channels)" for stage in stages)
 
 
-def _plain(found: Iterable[Described]) -> list[dict[str, Any]]:
-    # What is empty is left out, for whoever reads the differences.
-    return [{key: value for key, value in asdict(one).items() if value} for one in found]
+def _plain(items: Iterable[Described]) -> list[dict[str, Any]]:
+    # Without empty entries, for readable differences between versions.
+    return [{key: value for key, value in asdict(item).items() if value} for item in items]
 
 
 def _package(group: str, name: str) -> str:
     return next((plugin.package for plugin in plugins.installed(group) if plugin.name == name), "")
 
 
-def _arguments(parameters: Mapping[str, inspect.Parameter], told: Mapping[str, str]) -> tuple[Argument, ...]:
+def _arguments(parameters: Mapping[str, inspect.Parameter], texts: Mapping[str, str]) -> tuple[Argument, ...]:
     return tuple(
-        Argument(name, "" if p.default is p.empty else _json(p.default), told.get(name, ""))
+        Argument(name, "" if p.default is p.empty else _json(p.default), texts.get(name, ""))
         for name, p in parameters.items()
         if p.kind is not p.VAR_KEYWORD
     )
@@ -236,7 +226,7 @@ def _json(value: Any) -> str:
 
 
 def _sentence(text: str) -> str:
-    """The first sentence of a text; what is no sentence is taken as one."""
+    """Return the first sentence of a text, or the whole text."""
     return text.partition(". ")[0].rstrip(".:") + "." if text else ""
 
 

@@ -14,14 +14,13 @@ from medfedaug.errors import ConfigError
 
 enrol = typer.Typer(
     no_args_is_help=True,
-    help="Enrol a participant whose private key never leaves it: one command a side, and a telephone call.",
+    help="Enrol a participant, whose private key stays there: one command per side, and a telephone call.",
 )
 
 Fingerprint = Annotated[
-    str | None,
-    typer.Option(metavar="SHA256", help="Fingerprint as the other side said it; without it you are asked."),
+    str | None, typer.Option(metavar="SHA256", help="The other side's fingerprint; asked for by default.")
 ]
-Requests = Annotated[Path, typer.Option(help="Folder of requests that are open, with their private keys.")]
+Requests = Annotated[Path, typer.Option(help="Folder of open requests, with their private keys.")]
 
 
 class Kind(str, Enum):
@@ -36,8 +35,7 @@ class Kind(str, Enum):
 @enrol.command()
 def request(
     name: Annotated[
-        str,
-        typer.Argument(help="Name of the site, host name of the server, or e-mail address of lead or admin."),
+        str, typer.Argument(help="Name of the site, host name of the server, or e-mail address.")
     ],
     kind: Annotated[Kind, typer.Option("--as", help="Part in the federation.")] = Kind.site,
     project: Annotated[str, typer.Option(help="Name of the project.")] = "medfedaug",
@@ -46,16 +44,16 @@ def request(
 ) -> None:
     """Make a private key, which stays here, and a request to send to the project's administrator.
 
-    For a certificate that ends, too: accept then renews the kit.
+    Also for a certificate that expires: accept then renews the kit.
 
     Example: medfedaug enrol request hospital-a
     """
     from medfedaug.nvflare_jobs.provisioning import enrolment
 
     with err_console.status("making a key"):
-        made = enrolment.request(name, kind.value, project=project, port=port, folder=requests)
-    say(f"send: {made.path}")
-    say(f"fingerprint: {enrolment.fingerprint_text(made.fingerprint)}")
+        written = enrolment.request(name, kind.value, project=project, port=port, folder=requests)
+    say(f"send: {written.path}")
+    say(f"fingerprint: {enrolment.fingerprint_text(written.fingerprint)}")
     say("next: read the fingerprint to the administrator on the telephone")
 
 
@@ -65,31 +63,31 @@ def sign(
     project: Annotated[
         Path, typer.Option(help="The administrator's folder of the project, from project --own-keys.")
     ] = Path("project"),
-    kind: Annotated[Kind, typer.Option("--as", help="Part in the federation that is meant.")] = Kind.site,
+    kind: Annotated[Kind, typer.Option("--as", help="Expected part in the federation.")] = Kind.site,
     fingerprint: Fingerprint = None,
     out: Annotated[
-        Path | None, typer.Option(help="The answer; by default NAME.signed.zip beside it.")
+        Path | None, typer.Option(help="The answer; by default NAME.signed.zip next to it.")
     ] = None,
     days: Annotated[
         int | None, typer.Option(min=1, help="Days for which the certificate is valid; by default 1095.")
     ] = None,
 ) -> None:
-    """Sign a request after its fingerprint was compared on the telephone, and say the one of the root.
+    """Sign a request after a comparison of its fingerprint on the telephone, and print the root's.
 
     Example: medfedaug enrol sign hospital-a.request.zip --project project
     """
     from medfedaug.nvflare_jobs.provisioning import enrolment
 
-    asked = enrolment.read_request(request)
-    say(f"{asked.name}: {asked.kind} of the project {asked.project}")
-    enrolment.check_kind(asked, kind.value)
+    signing_request = enrolment.read_request(request)
+    say(f"{signing_request.name}: {signing_request.kind} of the project {signing_request.project}")
+    enrolment.check_kind(signing_request, kind.value)
     root = enrolment.root_fingerprint(project)
-    _compare(asked.fingerprint, fingerprint, f"{request}, as {asked.name} reads it")
+    _compare(signing_request.fingerprint, fingerprint, f"{request}, as {signing_request.name} reads it")
     with err_console.status("signing"):
-        answer = enrolment.sign(asked, project, out, days)
+        answer = enrolment.sign(signing_request, project, out, days)
     say(f"send: {answer}")
     say(f"fingerprint of the root: {enrolment.fingerprint_text(root)}")
-    say(f"next: read the fingerprint to {asked.name} on the telephone")
+    say(f"next: read the fingerprint to {signing_request.name} on the telephone")
 
 
 @enrol.command()
@@ -101,9 +99,9 @@ def accept(
         Path | None, typer.Option(help="Folder of the kit; by default the participant's name.")
     ] = None,
 ) -> None:
-    """Make the kit of an answer, or renew the certificate of a kit that is there, and remove the request.
+    """Make the kit of an answer, or renew the certificate of an existing kit, and remove the request.
 
-    A kit that is there keeps its settings, its ledger and its results: only startup/ is new.
+    An existing kit keeps its settings, its ledger and its results: only startup/ is new.
 
     Example: medfedaug enrol accept hospital-a.signed.zip
     """
@@ -116,23 +114,23 @@ def accept(
         renewed = enrolment.accept(answer, requests, target)
     if renewed:
         say(f"{target}: has a new certificate; next: medfedaug restart {target}")
-    elif answer.kind.startswith("site") or answer.kind.startswith("server"):
+    elif answer.kind.startswith(("site", "server")):
         say(f"{target}: is ready to be configured; next: medfedaug site-config --kit {target}")
     else:
         say(f"{target}: is the kit of {answer.name}")
 
 
-def _compare(found: str, given: str | None, whose: str) -> None:
-    """Compare a fingerprint with that of the other side, or let a person do it."""
+def _compare(fingerprint: str, expected: str | None, source: str) -> None:
+    """Compare a fingerprint with the other side's, or ask a person to compare."""
     from medfedaug.nvflare_jobs.provisioning import enrolment
 
-    shown = enrolment.fingerprint_text(found)
-    if given is None:
-        say(f"fingerprint of {whose}: {shown}")
+    text = enrolment.fingerprint_text(fingerprint)
+    if expected is None:
+        say(f"fingerprint of {source}: {text}")
         if not sys.stdin.isatty():
-            raise ConfigError("nothing is done: give --fingerprint as the other side said it")
+            raise ConfigError("nothing is done: give --fingerprint with the fingerprint from the other side")
         typer.confirm("Does the other side read the same on the telephone?", abort=True)
-    elif not enrolment.same_fingerprint(found, given):
+    elif not enrolment.same_fingerprint(fingerprint, expected):
         raise ConfigError(
-            f"the fingerprint of {whose}, is another: {shown} is here. Somebody may have exchanged the file"
+            f"the fingerprint of {source}, differs: here it is {text}. Somebody may have exchanged the file"
         )

@@ -32,7 +32,7 @@ def evaluate(
     model: Annotated[Path, typer.Option(callback=existing_run, help="The global_model.pt of a run.")],
     data: SiteOrSites,
     config: Annotated[
-        Path | None, typer.Option(help="The run's results.json; by default the one beside the model.")
+        Path | None, typer.Option(help="The run's results.json; by default next to the model.")
     ] = None,
     split: Annotated[Split, typer.Option(help="Cases to score.")] = Split.test,
     out: Annotated[Path | None, typer.Option(help="JSON file to write, with the score of each case.")] = None,
@@ -41,20 +41,13 @@ def evaluate(
     state: State = None,
     pseudonyms: Annotated[
         Path | None,
-        typer.Option(
-            metavar="KIT",
-            help="Write the cases under the pseudonyms that the site with this kit uses in federations.",
-        ),
+        typer.Option(metavar="KIT", help="Write cases by the pseudonyms of the site with this kit."),
     ] = None,
     local: Local = None,
     cross_site: CrossSite = False,
     engine: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="As in a job, each site by itself: inprocess, the default with --local or --cross-site, or "
-            "nvflare, which makes every site a process.",
-        ),
+        typer.Option(metavar="NAME", help="Each site by itself: inprocess, or nvflare with processes."),
     ] = None,
 ) -> None:
     """Score a trained model on the images of one site or of several, or compare it with local models."""
@@ -70,7 +63,8 @@ def evaluate(
             raise ConfigError("--local and --cross-site have no --split, --limit or --pseudonyms")
         _evaluate_sites(
             out,
-            *(model, data),
+            model,
+            data,
             local=local or [],
             cross_site=cross_site,
             engine=engine or "inprocess",
@@ -80,10 +74,11 @@ def evaluate(
         )
         return
     if out is not None and out.exists() and not is_json_with(out, "split", "sites", "mean"):
-        raise ConfigError(f"{out} holds something else than scores; choose another file")
+        raise ConfigError(f"{out} exists and is not a file of scores; choose another file")
     with err_console.status("evaluating"):
         scores = evaluate_model(
-            *(model, data),
+            model,
+            data,
             config=config,
             split=split.value,
             limit=limit,
@@ -103,7 +98,7 @@ def _evaluate_sites(out: Path | None, model: Path, data: Path, **options: Any) -
     from medfedaug.utils.files import write_json
 
     if out is not None and out.exists() and not is_json_with(out, "metric", "models", "sites"):
-        raise ConfigError(f"{out} holds something else than an evaluation; choose another file")
+        raise ConfigError(f"{out} exists and is not a file of an evaluation; choose another file")
     with err_console.status("evaluating") as status:
 
         def show(event: dict[str, Any]) -> None:
@@ -112,10 +107,10 @@ def _evaluate_sites(out: Path | None, model: Path, data: Path, **options: Any) -
             elif event["event"] == "not_scored":
                 say(event["reason"], "yellow", err=True)
 
-        found = evaluate_sites(model, data, on_event=show, **options)
-    _print_worth(worth_table(found), exchange_tables(found))
+        result = evaluate_sites(model, data, on_event=show, **options)
+    _print_worth(worth_table(result), exchange_tables(result))
     if out is not None:
-        write_json(out, found)
+        write_json(out, result)
         say(f"{out}: medfedaug report {quote(str(out))} makes a page of it")
 
 
@@ -129,36 +124,23 @@ def _print_worth(worth: WorthTable, exchange: Sequence[ExchangeTable]) -> None:
 
 def report(
     runs: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Folders of finished runs, or a folder that contains some, such as a benchmark's; and "
-            "results of evaluations, evaluation.json."
-        ),
+        list[Path], typer.Argument(help="Folders of runs or of a benchmark, and files evaluation.json.")
     ],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
     data: Annotated[
-        Path | None,
-        typer.Option(
-            help="The sites' folders, or a benchmark's files; adds intensities, features and extreme cases."
-        ),
+        Path | None, typer.Option(help="Sites' folders or a benchmark's files, for intensities and cases.")
     ] = None,
     tables: Annotated[
         Path | None, typer.Option(help="Folder for the tables as Markdown, CSV and LaTeX.")
     ] = None,
     metric: Annotated[
-        str | None,
-        typer.Option(help="Metric to compare: dice, hd95, nsd, auc, ...; by default that of validation."),
+        str | None, typer.Option(help="Metric to compare: dice, hd95, ...; by default the validation's.")
     ] = None,
     reference: Annotated[
         str, typer.Option(help="Methods that all others are compared with, joined by commas.")
     ] = "fedavg",
     features: Annotated[
-        bool,
-        typer.Option(
-            "--features",
-            help="With --data: features by t-SNE, of the global model and of each site's local one, which is "
-            "trained for one more round, with their alignment and uniformity.",
-        ),
+        bool, typer.Option("--features", help="With --data: features by t-SNE, also of sites' local models.")
     ] = False,
     device: Device = "auto",
 ) -> None:
@@ -172,7 +154,7 @@ def report(
 
         reference = ",".join(spec["name"] for spec in parse_methods(reference))
     evaluated, others = find_evaluations(runs)
-    found = [load_run(run, metric) for run in find_runs(others)]
+    loaded = [load_run(run, metric) for run in find_runs(others)]
     local = None
     if features:
         from medfedaug.experiments.local_features import local_features
@@ -180,10 +162,10 @@ def report(
         if data is None:
             raise ConfigError("--features needs the sites' images: --data")
         with err_console.status("training local models"):
-            local = local_features(found, data, device)
+            local = local_features(loaded, data, device)
     with err_console.status("drawing"):
         write_report(
-            found,
+            loaded,
             out,
             data=data,
             device=device,
@@ -191,11 +173,11 @@ def report(
             reference=reference,
             local_features=local,
         )
-    named = _print_tables(found, evaluated, reference)
+    saved = _print_tables(loaded, evaluated, reference)
     if tables is not None:
-        for name, table in named.items():
+        for name, table in saved.items():
             table.save(tables / name)
-        say(", ".join(f"{tables}/{name}.*" for name in named))
+        say(", ".join(f"{tables}/{name}.*" for name in saved))
     say(str(out))
 
 
@@ -207,18 +189,18 @@ def _print_tables(
     from medfedaug.analysis.class_table import class_table
     from medfedaug.analysis.local_vs_global import exchange_tables, worth_table
 
-    named: dict[str, TextTable] = {}
+    tables: dict[str, TextTable] = {}
     for index, content in enumerate(evaluations):
         worth, exchange = worth_table(content), exchange_tables(content)
         _print_worth(worth, exchange)
         end = f"_{index + 1}" if index else ""
-        named |= {f"worth{end}": worth, **{f"{table.kind}_at_sites{end}": table for table in exchange}}
+        tables |= {f"worth{end}": worth, **{f"{table.kind}_at_sites{end}": table for table in exchange}}
     if runs:
         patients, classes = patient_table(runs, reference), class_table(runs, reference)
-        named |= {"scores": summary_table(runs, reference), "patients": patients}
-        named |= {"classes": classes} if classes.rows else {}
-        named["metrics"] = metric_table(runs)
-        for table in (named["scores"], named["patients"], classes, named["metrics"]):
+        tables |= {"scores": summary_table(runs, reference), "patients": patients}
+        tables |= {"classes": classes} if classes.rows else {}
+        tables["metrics"] = metric_table(runs)
+        for table in (tables["scores"], tables["patients"], classes, tables["metrics"]):
             if table.body:
                 out_console.print(table)
-    return named
+    return tables

@@ -1,4 +1,4 @@
-"""The command `import`: studies of a PACS or a folder as a site's data folder."""
+"""The command `import` makes a site's data folder from studies of a PACS or a folder."""
 
 from __future__ import annotations
 
@@ -36,54 +36,37 @@ def import_(
     dimse: Dimse = None,
     token_file: TokenFile = None,
     studies: Annotated[
-        Path | None,
-        typer.Option(help="CSV with a column StudyInstanceUID, AccessionNumber or PatientID."),
+        Path | None, typer.Option(help="CSV with a column StudyInstanceUID, AccessionNumber or PatientID.")
     ] = None,
     withdraw: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Remove the patients whose studies this CSV names, in place of an import: images, label "
-            "maps, entries, and what is prepared of them in --cache. A later import leaves them out.",
-        ),
+        typer.Option(metavar="FILE", help="Remove the patients of this CSV, now and in later imports."),
     ] = None,
     folder: Annotated[Path | None, typer.Option(help="Folder of DICOM files, at any depth.")] = None,
     channel: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=REGEX|UID",
-            help="In place of --series, a channel and the series that it is, 'FLAIR=.*flair.*'; once for "
-            "each channel, in their order. Channels are brought to the grid of the first one, or of "
-            "the one that label maps refer to.",
+            help="In place of --series, a channel and its series, 'FLAIR=.*flair.*'; once for each channel, "
+            "in their order. Channels are resampled to the grid of the first one, or of the one that label "
+            "maps refer to.",
         ),
     ] = None,
     segments: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Segment and its class, 'Tumour core=tumour'; once for each. * fits any text. The class "
-            "background leaves a segment out."
-        ),
+        list[str] | None, typer.Option(help="Segment and class, 'Tumour core=tumour'; * fits any text.")
     ] = None,
     cache: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="With --withdraw, the folder in which jobs keep prepared images; by default that of "
-            "MEDFEDAUG_CACHE.",
-        ),
+        Path | None, typer.Option(metavar="DIR", help="With --withdraw: the jobs' cache, or MEDFEDAUG_CACHE.")
     ] = None,
     state: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the site's own list and key (who is who); by default OUT.state beside OUT."
-        ),
+        Path | None, typer.Option(help="Folder of the site's list and key; by default OUT.state.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the choice, and fetch nothing.")] = False,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the choice as JSON.")] = None,
 ) -> None:
     """Make a site's data folder of studies from a PACS or a folder of DICOM files.
 
-    Called again, it goes on where it stopped.
+    Called again, it continues.
     """
     from medfedaug.data.pacs.archive import require_pacs
     from medfedaug.data.pacs.studies_file import read_studies
@@ -96,28 +79,25 @@ def import_(
     from medfedaug.data.pacs.withdrawal import withdraw as withdraw_patients
     from medfedaug.privacy.pseudonyms import Pseudonyms
 
-    own = state or out.with_name(f"{out.name}.state")
+    state_folder = state or out.with_name(f"{out.name}.state")
     if withdraw is not None and studies is None:
-        named = str(cache or os.environ.get(f"{Machine.VARIABLES}CACHE", ""))
-        caches = [Path(named)] if named else []
+        prepared = cache or os.environ.get(f"{Machine.VARIABLES}CACHE")
+        caches = [Path(prepared)] if prepared else []
 
-        def pseudonym(name: str, kind: str) -> str:  # the key is made where there is a list, not before
-            return Pseudonyms.of_site(own).of(name, kind)
+        def pseudonym(name: str, kind: str) -> str:  # the key is made only if the site has a list
+            return Pseudonyms.of_site(state_folder).of(name, kind)
 
         wanted = read_studies(withdraw)
-        found = withdraw_patients(wanted, out, own, pseudonym, caches)
-        for patient, count in found.removed.items():
+        withdrawal = withdraw_patients(wanted, out, state_folder, pseudonym, caches)
+        for patient, count in withdrawal.removed.items():
             say(f"withdrawn: {patient}: {counted(count, 'case')}")
-        say(f"{counted(len(found.removed), 'patient')} withdrawn from {out}")
+        say(f"{counted(len(withdrawal.removed), 'patient')} withdrawn from {out}")
         if not caches:
-            say("no cache was searched; where jobs keep prepared images, name their folder with --cache")
-        if found.unmatched:
-            say(
-                f"{found.unmatched} of {len(wanted)} rows of {withdraw} belongs to no imported study, and "
-                f"nothing was removed of it; look for it in {StudyList(own).path}",
-                "red",
-                err=True,
-            )
+            say("no cache was searched; if jobs keep prepared images, name their folder with --cache")
+        if withdrawal.unmatched:
+            text = f"{withdrawal.unmatched} of {len(wanted)} rows of {withdraw} belongs to no imported "
+            text += f"study; nothing was removed of it; look for it in {StudyList(state_folder).path}"
+            say(text, "red", err=True)
             raise typer.Exit(1)
         return
     if studies is None or withdraw is not None:
@@ -130,12 +110,12 @@ def import_(
     from medfedaug.data.pacs.open_archive import open_archive
 
     wanted = read_studies(studies)
-    pseudonyms = Pseudonyms.of_site(own)
+    pseudonyms = Pseudonyms.of_site(state_folder)
     access = archive_access(given, token_file)
     with resumable(), open_archive(dicomweb=dicomweb, dimse=dimse, folder=folder, access=access) as source:
         with ImportProgress() as progress:
             plans = plan_import(source, wanted, pseudonyms.of, settings, progress.show)
-        changed = find_changes(source, plans, wanted, pseudonyms.of, StudyList(own).studies)
+        changed = find_changes(source, plans, wanted, pseudonyms.of, StudyList(state_folder).studies)
         _print(plans)
         for case, changes in sorted(changed.items()):
             say(f"changed in the archive: {case}: {', '.join(changes)}")
@@ -145,31 +125,38 @@ def import_(
             return
         with ImportProgress() as progress:
             outcome = import_studies(
-                source, plans, out, own, settings, progress.show, changed=changed, new_uid=pseudonyms.uid
+                source,
+                plans,
+                out,
+                state_folder,
+                settings,
+                progress.show,
+                changed=changed,
+                new_uid=pseudonyms.uid,
             )
-    _print_outcome(outcome, own)
+    _print_outcome(outcome, state_folder)
     if changed and not settings.refresh:
         say(f"{len(changed)} of the studies changed in the archive; --refresh takes them again")
-    say(f"{len(plans) - len(outcome.problems)} of {len(plans)} studies in {out}; who is who: {own}")
+    say(f"{len(plans) - len(outcome.problems)} of {len(plans)} studies in {out}; who is who: {state_folder}")
     _print_folder(out, settings)
     if outcome.problems:
         raise typer.Exit(1)
 
 
-def _print_outcome(outcome: ImportOutcome, own: Path) -> None:
+def _print_outcome(outcome: ImportOutcome, state_folder: Path) -> None:
     for case, notes in sorted(outcome.notes.items()):
         for note in notes:
             say(f"label map: {case}: {note}")
     for case, version in sorted(outcome.refreshed.items()):
-        say(f"refreshed: {case}: version {version}; the one before is in {own / 'previous' / case}")
+        say(f"refreshed: {case}: version {version}; the earlier one is in {state_folder / 'previous' / case}")
     for case, version in sorted(outcome.set_aside.items()):
-        say(f"taken out of the data: {case}: version {version}, now in {own / 'previous' / case}")
+        say(f"taken out of the data: {case}: version {version}, now in {state_folder / 'previous' / case}")
     for case, problem in sorted(outcome.problems.items()):
         say(f"failed: {case}: {problem}", "red", err=True)
 
 
 def _print_folder(out: Path, settings: ImportSettings) -> None:
-    """Print the numbers of classes, and whether the patients suffice for scores."""
+    """Print the numbers of classes, and a note if the patients are too few for scores."""
     from medfedaug.data.base import SPLITS
     from medfedaug.privacy.policy import PrivacyPolicy
 
@@ -183,7 +170,7 @@ def _print_folder(out: Path, settings: ImportSettings) -> None:
     if few := [split for split in SPLITS if patients[split] < least]:
         say(
             f"fewer than {least} patients in {', '.join(few)}: with the default policy (site-config "
-            f"--min-images {least}) no score or statistic of them leaves the site"
+            f"--min-images {least}) their scores and statistics stay at the site"
         )
 
 
@@ -191,8 +178,8 @@ def _print(plans: Sequence[StudyPlan]) -> None:
     table = Table("case", "series", "modality", "objects", "decision")
     for plan in plans:
         for row in plan.rows:
-            shown = "" if row.objects is None else str(row.objects)
-            table.add_row(*map(Text, (plan.case, row.number, row.modality, shown, row.decision)))
+            count = "" if row.objects is None else str(row.objects)
+            table.add_row(*map(Text, (plan.case, row.number, row.modality, count, row.decision)))
         if plan.problem:
             table.add_row(*map(Text, (plan.case, "", "", "", f"left out: {plan.problem}")))
     out_console.print(table)

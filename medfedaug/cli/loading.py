@@ -1,4 +1,4 @@
-"""Import large packages without collecting garbage, of which an import makes hardly any."""
+"""Imports large packages without collecting garbage, which imports hardly make."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from medfedaug.cli.console import say
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """A context in which Python does not look for cycles: a fifth of the time of importing MONAI.
+    """Pause Python's search for cycles, which takes a fifth of the time of importing MONAI.
 
-    Later collections skip what the first such context imported: a million objects that live until the end.
+    Later collections skip the first imports: a million objects that live until the end.
     """
-    _tell_of_compiling()
+    _warn_of_compiling()
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -29,22 +29,22 @@ def importing() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-            _leave_alone()
+            _freeze()
 
 
 @cache
-def _leave_alone() -> None:
-    """Once a process: what a command makes later is collected as ever."""
+def _freeze() -> None:
+    """Freeze once per process: later objects are collected as usual."""
     gc.freeze()
 
 
 @cache
-def _tell_of_compiling() -> None:
-    """Say once that each start compiles the packages, where Python keeps nothing of what it compiled."""
-    found = find_spec("torch") if sys.dont_write_bytecode and "torch" not in sys.modules else None
-    if found is None or found.origin is None or os.path.exists(cache_from_source(found.origin)):
+def _warn_of_compiling() -> None:
+    """Warn once that each start compiles the packages, if Python keeps no compiled files."""
+    spec = find_spec("torch") if sys.dont_write_bytecode and "torch" not in sys.modules else None
+    if spec is None or spec.origin is None or os.path.exists(cache_from_source(spec.origin)):
         return
-    packages = quote(str(Path(found.origin).parents[1]))
+    packages = quote(str(Path(spec.origin).parents[1]))
     say(
         "medfedaug: PYTHONDONTWRITEBYTECODE is set, and Python compiles PyTorch and MONAI at every start, "
         f"which takes longer than many commands. Compile once: python -m compileall -q {packages}",

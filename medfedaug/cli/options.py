@@ -1,4 +1,4 @@
-"""Options: those that several commands share, and those that are made from the fields of settings."""
+"""Options that several commands share, and options that are made from the fields of settings."""
 
 from __future__ import annotations
 
@@ -28,75 +28,55 @@ Given = Mapping[type, dict[str, Any]]
 
 
 def existing_folder(path: Path | None) -> Path | None:
-    """Check that a folder is there, before anything large is imported."""
+    """Check that a folder exists, before large imports."""
     if path is not None and not path.is_dir():
         raise DataError("no such folder", path=path)
     return path
 
 
 def existing_file(path: Path | None) -> Path | None:
-    """Check that a file is there, as `existing_folder`."""
+    """Check that a file exists, before large imports."""
     if path is not None and not path.exists():
-        raise ConfigError(f"{path}: there is no such file")
+        raise ConfigError(f"{path}: no such file")
     return path
 
 
 def existing_run(path: Path | None) -> Path | None:
-    """Check that the folder or model of a run is there, before anything large is imported."""
+    """Check that the folder or model of a run exists, before large imports."""
     if path is not None and not path.exists() and not (path.parent / RESULTS).exists():
-        raise ConfigError(
-            f"{path}: no finished run; name the folder of one, in which are {GLOBAL_MODEL} and {RESULTS}"
-        )
+        raise ConfigError(f"{path}: no finished run; name a folder with {GLOBAL_MODEL} and {RESULTS}")
     return path
 
 
 Data = Annotated[
-    Path,
-    typer.Option("--data", callback=existing_folder, help="Folder that holds one folder per site."),
+    Path, typer.Option("--data", callback=existing_folder, help="Folder that holds one folder per site.")
 ]
 SiteOrSites = Annotated[
     Path,
-    typer.Option(
-        "--data", callback=existing_folder, help="A site's folder, or one that holds several sites' folders."
-    ),
+    typer.Option("--data", callback=existing_folder, help="A site's folder, or a folder of sites' folders."),
 ]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ..., or auto: CUDA where there is one.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ..., or auto: CUDA if available.")]
 State = Annotated[
     Path | None,
     typer.Option(
-        help="Folder of a site's own layers: its kit, or a folder of states. By default the folder state "
-        "beside the model, or MEDFEDAUG_STATE."
+        help="Folder of a site's own layers: its kit, or a folder of states. By default MEDFEDAUG_STATE, or "
+        "the folder state next to the model."
     ),
 ]
 Limit = Annotated[int | None, typer.Option(min=1, help="At most this many cases per split and site.")]
 Init = Annotated[
     Path | None,
-    typer.Option(
-        callback=existing_file,
-        help="File with weights to start from, of torch.save or safetensors; entries that fit are used.",
-    ),
+    typer.Option(callback=existing_file, help="Weights to start from, of torch.save or safetensors."),
 ]
 Loop = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE.py|NAME",
-        help="A training loop of your own: a script that calls medfedaug.client.join, or a package's.",
-    ),
+    str | None, typer.Option(metavar="FILE.py|NAME", help="A custom training loop: a script, or a package's.")
 ]
 Local = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="RUN|SITE=RUN",
-        help="The models that the sites trained alone, with which the run is compared: a run with --methods "
-        "single; or, repeatable, the run that a site made by itself.",
-    ),
+    typer.Option(metavar="RUN|SITE=RUN", help="Sites' own models: a run of single, or one for each site."),
 ]
 CrossSite = Annotated[
-    bool,
-    typer.Option(
-        "--cross-site",
-        help="Score each site's own models at all other sites too: its local one, and its personal one.",
-    ),
+    bool, typer.Option("--cross-site", help="Score each site's own models at all other sites, too.")
 ]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads per site; 0 shares the cores among sites.")]
 Workers = Annotated[
@@ -111,32 +91,20 @@ Workers = Annotated[
 ]
 Each = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="NAME=VALUE",
-        help="Request of each run to the cluster: an option of sbatch (gpus=1, mem=16G, time=240), or a "
-        "resource of Dask's workers (GPU=1).",
-    ),
+    typer.Option(metavar="NAME=VALUE", help="Request to the cluster: gpus=1, mem=16G, or GPU=1 for Dask."),
 ]
 Pictures = Annotated[
-    bool,
-    typer.Option(
-        "--pictures/--no-pictures", help="Show images of the sites in report.html, or not.", hidden=True
-    ),
+    bool, typer.Option("--pictures/--no-pictures", help="Show sites' images in report.html.", hidden=True)
 ]
 Report = Annotated[
-    bool,
-    typer.Option(
-        "--report/--no-report",
-        help="Write report.html, or leave it to `medfedaug report` later.",
-        hidden=True,
-    ),
+    bool, typer.Option("--report/--no-report", help="Write report.html now, or not.", hidden=True)
 ]
 Bundle = Annotated[
     str | None,
     typer.Option(
         metavar="DIR|NAME",
-        help="A MONAI Bundle that defines the training: a folder, or a name in that of MEDFEDAUG_BUNDLES. "
-        "It is code, and runs here.",
+        help="A MONAI Bundle that defines the training: a folder, or a name in MEDFEDAUG_BUNDLES. It is "
+        "code, and runs here.",
         rich_help_panel="The run",
     ),
 ]
@@ -146,8 +114,8 @@ PlanFile = Annotated[
     typer.Option(
         "--plan",
         metavar="FILE|auto",
-        help="File of `medfedaug plan`; or auto: it is made of summaries that the sites send first. "
-        "Options settle single values.",
+        help="File of `medfedaug plan`; or auto: a plan from summaries that the sites send first. Options "
+        "set single values.",
         rich_help_panel="The plan of volumes",
     ),
 ]
@@ -162,22 +130,21 @@ PlanMemory = Annotated[
 ]
 Assignments = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="NAME=VALUE",
-        help="An argument of a method, as METHOD.ARG=VALUE, or a setting; repeatable.",
-    ),
+    typer.Option("--set", metavar="NAME=VALUE", help="METHOD.ARG=VALUE, or a setting; repeatable."),
+]
+Trained = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="A setting of every training, as in `benchmark`."),
+]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to this JSON file.")
 ]
 Config = Annotated[
     Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Settings in YAML or JSON (medfedaug schema run), or a run's results.json; options come first.",
-    ),
+    typer.Option(metavar="FILE", help="Settings (medfedaug schema run), or a run's results.json."),
 ]
 Tracking = Annotated[
-    str | None,
-    typer.Option(help="tensorboard, mlflow or wandb: write the sites' metrics of each round there, too."),
+    str | None, typer.Option(help="tensorboard, mlflow or wandb: log the sites' metrics there.")
 ]
 
 
@@ -186,14 +153,14 @@ def takes(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command an option for each field of classes of settings.
 
-    The command receives ``given``: for each class, what was given or has a default, by field. Defaults that
-    follow from other settings are left out of it. Where the command has a parameter ``config``, what is not
-    given on the command line is taken from that file.
+    The command receives ``given``: for each class, given values and defaults by field, without defaults that
+    follow from other settings. If the command has a parameter ``config``, values that are not on the command
+    line come from that file.
 
     Args:
         *groups: the classes; a field of the first one may hold one of the others.
         without: fields that are no options of this command.
-        **texts: help texts in the place of the fields' own.
+        **texts: help texts in place of the fields' texts.
     """
     options = {
         entry.name: (cls, _parameter(cls, entry, texts.get(entry.name, entry.metadata["description"])))
@@ -210,16 +177,19 @@ def takes(
             for name, (cls, _) in options.items():
                 value = values.pop(name)
                 if value is not None and (file is None or name not in given[cls] or is_given(context, name)):
-                    kept = tuple(value) if isinstance(value, list) else value
-                    given[cls][name] = read_text(cls, name, value) if isinstance(value, str) else kept
-            if "context" in taken:
+                    if isinstance(value, str):
+                        value = read_text(cls, name, value)
+                    elif isinstance(value, list):
+                        value = tuple(value)
+                    given[cls][name] = value
+            if "context" in parameters:
                 values["context"] = context
             command(**values, given=given)
 
-        taken = inspect.signature(command, eval_str=True).parameters
-        own = [parameter for parameter in taken.values() if parameter.name not in ("context", "given")]
-        first = [parameter for parameter in own if parameter.default is parameter.empty]
-        last = [parameter for parameter in own if parameter.default is not parameter.empty]
+        parameters = inspect.signature(command, eval_str=True).parameters
+        rest = [parameter for name, parameter in parameters.items() if name not in ("context", "given")]
+        first = [parameter for parameter in rest if parameter.default is parameter.empty]
+        last = [parameter for parameter in rest if parameter.default is not parameter.empty]
         order = [_CONTEXT, *first, *(parameter for _, parameter in options.values()), *last]
         call.__signature__ = inspect.Signature(order)  # type: ignore[attr-defined]
         call.__annotations__ = {parameter.name: parameter.annotation for parameter in order}
@@ -229,14 +199,14 @@ def takes(
 
 
 def rare_options(command: Callable[..., Any]) -> str:
-    """A paragraph that names a command's options which few need, for the end of its help; empty without."""
-    found = [
+    """Return a paragraph with a command's rare options, for the end of its help; empty without any."""
+    names = [
         f"--{name.replace('_', '-')}"
-        for name, one in inspect.signature(command).parameters.items()
-        for option in getattr(one.annotation, "__metadata__", ())
+        for name, parameter in inspect.signature(command).parameters.items()
+        for option in getattr(parameter.annotation, "__metadata__", ())
         if option.hidden
     ]
-    return f"Rarely needed; medfedaug schema has the texts: {', '.join(found)}\n\n" if found else ""
+    return f"Rarely needed; medfedaug schema has the texts: {', '.join(names)}\n\n" if names else ""
 
 
 def is_given(context: typer.Context, name: str) -> bool:
@@ -260,21 +230,18 @@ def read_groups(file: Path, groups: Sequence[type[Settings]]) -> dict[type, dict
         content = {**recorded_settings(content), **content.get("execution", {})}
     if not isinstance(content, dict):
         raise ConfigError(f"{file}: names and values are needed, such as rounds: 50")
-    found: dict[type, dict[str, Any]] = {}
+    settings: dict[type, dict[str, Any]] = {}
+    names = {cls: [entry.name for entry in dataclasses.fields(cls)] for cls in groups}  # type: ignore[arg-type]
     nested = {kind: name for name, kind in hints_of(groups[0]).items() if kind in groups}  # type: ignore[arg-type]
     for cls in groups:
-        known = {entry.name for entry in dataclasses.fields(cls)}  # type: ignore[arg-type]
-        own = content.pop(nested[cls], {}) if cls in nested else {}
-        if not isinstance(own, dict):
+        inner = content.pop(nested[cls], {}) if cls in nested else {}
+        if not isinstance(inner, dict):
             raise ConfigError(f"{file}: {nested[cls]} must be an object of settings")
-        check_keys(f"{file}: unknown keys", own, known)
-        found[cls] = {
-            **own,
-            **{name: content.pop(name) for name in known & content.keys() - set(nested.values())},
-        }
-    everything = [entry.name for cls in groups for entry in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    check_keys(f"{file}: unknown keys", content, everything)
-    return found
+        check_keys(f"{file}: unknown keys", inner, names[cls])
+        outer = {*names[cls]} & content.keys() - set(nested.values())
+        settings[cls] = {**inner, **{name: content.pop(name) for name in outer}}
+    check_keys(f"{file}: unknown keys", content, [name for cls in groups for name in names[cls]])
+    return settings
 
 
 def _parameter(cls: type[Settings], entry: dataclasses.Field[Any], text: str) -> inspect.Parameter:
@@ -284,19 +251,19 @@ def _parameter(cls: type[Settings], entry: dataclasses.Field[Any], text: str) ->
     kinds = kinds_of(hint)
     least = rules.get("ge")
     kind: Any = hint
-    if any((get_origin(one) or one) in (dict, Mapping) for one in kinds):
+    if any((get_origin(type_) or type_) in (dict, Mapping) for type_ in kinds):
         kind, default = str, json.dumps(default)
     elif default == ():
         kind, default = list[str] | None, None
-    elif any(get_origin(one) is tuple for one in kinds):
+    elif any(get_origin(type_) is tuple for type_ in kinds):
         kind, default = (str | None, None) if default is None else (str, ",".join(default))
     elif least is None and "gt" in rules and int in kinds:
         least = int(rules["gt"]) + 1
     if rules["follows"]:
         kind, default = kind | None, None
     if default not in (None, False, "", "{}") and "default" not in text:
-        shown = f"{default:g}" if isinstance(default, float) else "true" if default is True else default
-        text = f"{text} By default {shown}{f', or {cls.OPEN}' if cls.OPEN else ''}."
+        value = f"{default:g}" if isinstance(default, float) else "true" if default is True else default
+        text = f"{text} By default {value}{f', or {cls.OPEN}' if cls.OPEN else ''}."
     if cls.OPEN:
         kind, default = kind | None, None
     option = typer.Option(
@@ -315,19 +282,17 @@ def _parameter(cls: type[Settings], entry: dataclasses.Field[Any], text: str) ->
 
 
 def _metavar(kinds: Sequence[Any], choices: Sequence[str]) -> str | None:
-    """A short word for the values of an option, which leaves room for its text."""
+    """Return a short word for the values of an option, which leaves room for its text."""
+    if choices:
+        listed = "|".join(choices)
+        return listed if len(listed) <= _LONGEST_LIST else "NAME"
     words = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
-    listed = "|".join(choices)
-    known = (words.get(get_args(one)[0] if get_origin(one) is tuple else one) for one in kinds)
-    return (
-        (listed if 0 < len(listed) <= _LONGEST_LIST else "NAME")
-        if choices
-        else next(filter(None, known), None)
-    )
+    known = (words.get(get_args(kind)[0] if get_origin(kind) is tuple else kind) for kind in kinds)
+    return next(filter(None, known), None)
 
 
 def first_sentence(text: str) -> str:
-    """The first sentence of a setting's text: the rest is in its schema, and on the pages."""
+    """Return the first sentence of a setting's text: the rest is in its schema, and on the pages."""
     return text.partition(". ")[0].rstrip(".") + "."
 
 
@@ -337,13 +302,13 @@ def split_pairs(
     """Read values such as ``NAME=VALUE``, without the spaces around either.
 
     Args:
-        option: the option that they were given to, for messages.
-        example: a value of it, for messages.
+        option: name of the option, for messages.
+        example: an example of a value, for messages.
         given: the values.
-        form: of a value, for messages.
-        first: whether they are split at the first sign, since a value may have some; else at the last one.
+        form: form of a value, for messages.
+        first: splits at the first sign, since a value may have some; by default at the last one.
     """
-    split = [one.partition("=") if first else one.rpartition("=") for one in given or ()]
+    split = [text.partition("=") if first else text.rpartition("=") for text in given or ()]
     pairs = [(name.strip(), value.strip()) for name, _, value in split]
     if not all(name and value for name, value in pairs):
         raise ConfigError(f"{option} takes {form}, such as {example}")
@@ -353,13 +318,13 @@ def split_pairs(
 def named_pairs(
     option: str, example: str, given: Sequence[str] | None, *, first: bool = False
 ) -> dict[str, str]:
-    """Read values ``NAME=VALUE``, each of another name; arguments as of `split_pairs`.
+    """Read values ``NAME=VALUE`` with different names; arguments as in `split_pairs`.
 
     Raises:
-        ConfigError: for what is no pair, and for a name that is given twice.
+        ConfigError: for values that are no pairs, and for a name that is given twice.
     """
     pairs = split_pairs(option, example, given, first=first)
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         raise ConfigError(f"{option} names one thing twice")
-    return found
+    return values

@@ -22,15 +22,15 @@ _OTHERS = tuple(
 @takes(RunConfig, Plan, without=_OTHERS)
 def plan(
     data: Data,
-    out: Annotated[Path, typer.Option(help="The plan, a JSON file; a page of the same name says why.")],
+    out: Annotated[Path, typer.Option(help="The plan, a JSON file; a page of this name has the reasons.")],
     *,
     given: Given,
     plan_memory: PlanMemory = None,
 ) -> None:
-    """Make a plan of volumes: their spacing, the sizes of patches and batches, as the sites' data suggest.
+    """Make a plan of volumes from the sites' data: spacing, and sizes of patches and batches.
 
-    It is the plan that `simulate --plan auto` makes of the same data: of a site nothing enters but the
-    summaries that it would send.
+    It is the plan that `simulate --plan auto` makes of the same data: only the summaries that a site would
+    send enter it.
     """
     from medfedaug.analysis.plan_page import write_plan_page
     from medfedaug.config.plan import save_plan
@@ -53,8 +53,8 @@ def plan(
     page = out.with_suffix(".html")
     write_plan_page(page, planned, prints)
     table = Table("decided", "why")
-    for what, why in planned.reasons:
-        table.add_row(what, why)
+    for decision, reason in planned.reasons:
+        table.add_row(decision, reason)
     out_console.print(table)
     options = " ".join(
         f"--{name.replace('_', '-')} {value if not isinstance(value, dict) else quote(json.dumps(value))}"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,14 +14,13 @@ from medfedaug.cli.archive_options import DicomWeb, Dimse, Parallel, TokenFile, 
 from medfedaug.cli.console import Table, out_console, say
 from medfedaug.cli.options import Given, State, existing_run, named_pairs, takes
 from medfedaug.cli.progress import CaseProgress, resumable
-from medfedaug.data.pacs.archive import Access, Archive
+from medfedaug.data.pacs.archive import Access, require_pacs
 from medfedaug.errors import ConfigError
 from medfedaug.runs.prediction.options import PredictionOptions, StudyOptions
 from medfedaug.utils.printable import counted
 
 if TYPE_CHECKING:
     from medfedaug.runs.model_score import ModelScore
-    from medfedaug.runs.prediction.ensemble import Ensemble
     from medfedaug.runs.prediction.studies import StudyPredictions
 
 _MOST_ROWS = 20
@@ -34,27 +32,16 @@ def predict(
         list[Path],
         typer.Option(
             callback=lambda paths: [existing_run(path) for path in paths],
-            help="The folder of a run, or its global_model.pt. Repeatable: the probabilities of several runs "
-            "with the same settings are averaged. A folder of runs, as `benchmark --folds` makes it, stands "
-            "for all of them.",
+            help="Run, model or folder of runs; repeatable: the probabilities of several are averaged.",
         ),
     ],
     out: Annotated[
-        Path,
-        typer.Option(
-            help="Folder to write to: a label map for each image on its own grid (NIfTI, MHA, NRRD in their "
-            "own format, PNG of photographs, DICOM SEG of a DICOM series), pictures, and predictions.json."
-        ),
+        Path, typer.Option(help="Folder for label maps, DICOM SEG, pictures and predictions.json.")
     ],
     *,
     given: Given,
     images: Annotated[
-        Path | None,
-        typer.Option(
-            help="An image; a folder of images or DICOM series, at any depth and with files of any name; one "
-            "DICOM file, for the series that it is of, or a DICOMDIR; or a folder with a dataset.json, whose "
-            "test cases are taken. No labels are needed."
-        ),
+        Path | None, typer.Option(help="Image, folder of images, DICOM series, or dataset.json; no labels.")
     ] = None,
     studies: Annotated[
         Path | None,
@@ -69,9 +56,7 @@ def predict(
         list[str] | None,
         typer.Option(
             metavar="NAME=REGEX|UID",
-            help="In place of --series, a channel of the model and the series of each study that it is, "
-            "'FLAIR=.*flair.*'; once for each channel. The objects refer to the first one, to whose grid the "
-            "others are brought.",
+            help="In place of --series: a channel and its series, 'FLAIR=.*flair.*'; once for each.",
             rich_help_panel=Access.PANEL,
         ),
     ] = None,
@@ -83,9 +68,9 @@ def predict(
 ) -> None:
     """Predict new images with a finished model: label maps, or classes, of images without labels.
 
-    Called again, it goes on where it stopped, also with more images. An image that cannot be
-    predicted does not stop the others: it is named at the end, and the exit code is 1. Files, folders
-    and DICOM series that are left out are named with the reason, also in predictions.json.
+    Called again, it continues, also with more images. An image that cannot be predicted does not stop
+    the others: it is named at the end, and the exit code is 1. Files, folders and DICOM series that are
+    left out are named with the reason, also in predictions.json.
     From an archive, and back: medfedaug predict --model runs/fedrdn --dicomweb
     https://pacs.example.org/dicom-web --studies studies.csv --store --out predicted
     """
@@ -115,13 +100,18 @@ def predict(
     options = PredictionOptions(**given[PredictionOptions])
     with CaseProgress() as progress:
         if studies is not None:
-            of_studies = replace(of_studies, pseudonyms=of_studies.pseudonyms or key_folder(options.data))
+            require_pacs("shapely", "highdicom")
             from medfedaug.data.pacs.open_archive import open_archive
+            from medfedaug.data.pacs.studies_file import read_studies
+            from medfedaug.runs.prediction.studies import predict_studies
 
-            access = archive_access(given, token_file)
-            archive = partial(open_archive, dicomweb=dicomweb, dimse=dimse, access=access)
-            found = _predict_studies(models, archive, studies, out, options, of_studies, progress)
-            cases, failed = found.cases, found.problems
+            of_studies = replace(of_studies, pseudonyms=of_studies.pseudonyms or key_folder(options.data))
+            wanted, access = read_studies(studies), archive_access(given, token_file)
+            with resumable(), open_archive(dicomweb=dicomweb, dimse=dimse, access=access) as source:
+                result = predict_studies(
+                    models, source, wanted, out, options, of_studies, on_event=progress.show
+                )
+            cases, failed = result.cases, result.problems
         else:
             assert images is not None
             predicted = predict_images(models, images, out, options, on_event=progress.show)
@@ -132,48 +122,28 @@ def predict(
     if page is not None:
         say(f"page: {page}")
     if studies is not None:
-        _print_stored(found, out)
+        _print_stored(result, out)
     for name, error in sorted(failed.items()):
         say(f"failed: {name}: {error}", "red", err=True)
     if failed:
         raise typer.Exit(1)
 
 
-def _predict_studies(
-    models: Ensemble,
-    archive: Callable[[], Archive],
-    studies: Path,
-    out: Path,
-    options: PredictionOptions,
-    of_studies: StudyOptions,
-    progress: CaseProgress,
-) -> StudyPredictions:
-    from medfedaug.data.pacs.archive import require_pacs
-    from medfedaug.data.pacs.studies_file import read_studies
-
-    require_pacs("shapely", "highdicom")
-    from medfedaug.runs.prediction.studies import predict_studies
-
-    wanted = read_studies(studies)
-    with resumable(), archive() as source:
-        return predict_studies(models, source, wanted, out, options, of_studies, on_event=progress.show)
-
-
 def key_folder(data: Path | None) -> Path | None:
-    """The folder of a site's key beside its data, where `import` made one."""
+    """Return the folder of a site's key next to its data, if `import` made one."""
     from medfedaug.privacy.pseudonyms import PSEUDONYM_KEY
 
     folder = None if data is None else data.with_name(f"{data.name}.state")
     return folder if folder is not None and (folder / PSEUDONYM_KEY).is_file() else None
 
 
-def _print_stored(found: StudyPredictions, out: Path) -> None:
-    for case, kinds in sorted(found.existing.items()):
-        if case not in found.stored:
+def _print_stored(result: StudyPredictions, out: Path) -> None:
+    for case, kinds in sorted(result.existing.items()):
+        if case not in result.stored:
             say(f"already there: {case}: {', '.join(kinds)}")
-    objects = sum(map(len, found.stored.values()))
-    if found.stored:
-        say(f"stored {objects} objects of {len(found.stored)} studies")
+    objects = sum(map(len, result.stored.values()))
+    if result.stored:
+        say(f"stored {objects} objects of {len(result.stored)} studies")
     say(f"who is who: {out.with_name(f'{out.name}.state')}")
 
 
@@ -194,8 +164,8 @@ def _print(cases: dict[str, Any], task: str, classes: Sequence[str], out: Path, 
     for name in [*order][:_MOST_ROWS]:
         entry = cases[name]
         if dense:
-            found = entry["volume_ml"] if millimetres else entry["voxels"]
-            cells = [f"{found[name]:.2f}" if millimetres else str(found[name]) for name in classes]
+            sizes = entry["volume_ml"] if millimetres else entry["voxels"]
+            cells = [f"{sizes[name]:.2f}" if millimetres else str(sizes[name]) for name in classes]
             cells += [f"{min(entry[name].values()):.3f}" if entry.get(name) else "" for name in measures]
         else:
             cells = [entry["class"], f"{entry['probabilities'][entry['class']]:.3f}"]

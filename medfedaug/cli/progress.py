@@ -1,4 +1,4 @@
-"""Progress bars with the remaining time, and the lines that say what happens in a run."""
+"""Progress bars with the remaining time, and lines about events of a run."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ from medfedaug.utils.printable import printable
 
 _MOST_LEFT_OUT = 20
 QUIET = 20.0
-"""Seconds without a line after which one says that the run goes on, where there is no terminal."""
-
+"""Seconds without a line after which, without a terminal, a line says that the run continues."""
 
 _NOW = {
     "prepared": "{site} is ready",
@@ -40,17 +39,17 @@ _NOW = {
     "trained": "round {round}: {site} trained",
     "unseen": "{site} is ready",
 }
-"""The work of a run that an event of a kind begins or ends."""
+"""The work of a run that an event begins or ends, by kind."""
 
-_TO_LOOK_AT = {
+_WARNINGS = {
     "remark": "{case}: {text}",
     "unlike": "{case}: unlike the federation's images: {text}",
     "unusual": "{case}: unlike the site's training cases: {text}",
 }
-"""Lines about a case that a user should look at."""
+"""Lines about a case that a user should check."""
 
 
-class _Doing(ProgressColumn):
+class _DescriptionColumn(ProgressColumn):
     """Current item of a progress bar: names of sites and cases, in one line and without markup."""
 
     def render(self, task: Task) -> Text:
@@ -59,7 +58,7 @@ class _Doing(ProgressColumn):
 
 def _bar(*more: ProgressColumn) -> Progress:
     return Progress(
-        _Doing(),
+        _DescriptionColumn(),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -77,7 +76,7 @@ class Clock:
         self.restart()
 
     def restart(self, done: int = 0) -> None:
-        """Count from now, with this number done before."""
+        """Count from now, with a number of units done before."""
         self.begun = self.last = time.monotonic()
         self.done = self.first = done
 
@@ -86,19 +85,19 @@ class Clock:
         self.last, self.done = time.monotonic(), done
 
     def left(self) -> str:
-        """The remaining time in words."""
-        if self.done >= self.total:  # tables, pictures and page take a time that the rounds do not tell
+        """Return the remaining time in words."""
+        if self.done >= self.total:  # rounds do not predict the time of tables, pictures and page
             return "nearly done"
         if self.done <= self.first:
             return f"time left: known after the {'next' if self.first else 'first'}"
         each = (self.last - self.begun) / (self.done - self.first)
-        # The seconds since the last one are gone of the next, which ends later than now.
-        gone = min(time.monotonic() - self.last, each)
-        return f"about {duration(each * (self.total - self.done) - gone)} left"
+        # The current unit has used the seconds since the last one, and ends later than now.
+        used = min(time.monotonic() - self.last, each)
+        return f"about {duration(each * (self.total - self.done) - used)} left"
 
 
 def duration(seconds: float) -> str:
-    """A time in words.
+    """Return a time in words.
 
     >>> duration(42), duration(200), duration(9000)
     ('42 s', '3 min', '2 h 30 min')
@@ -112,7 +111,7 @@ def duration(seconds: float) -> str:
 class RoundProgress:
     """A progress bar over the rounds, and the lines of `medfedaug.utils.event_text.EventLines`.
 
-    Where there is no terminal, a line says now and then that the run goes on.
+    Without a terminal, a line says now and then that the run continues.
     """
 
     unit = "round"
@@ -136,7 +135,7 @@ class RoundProgress:
         self.bar.stop()
 
     def show(self, event: dict[str, Any]) -> None:
-        """Take in an event of a run."""
+        """Process an event of a run."""
         kind = event["event"]
         for line in self.teller.lines(event):
             self._line(line)
@@ -184,10 +183,10 @@ class SweepProgress(RoundProgress):
     unit = "run"
 
     def show(self, event: dict[str, Any]) -> None:
-        """Take in an event of the sweep, or of one of its runs."""
+        """Process an event of the sweep, or of one of its runs."""
         kind = event["event"]
         if kind == "run":
-            # What was finished before took no time, and says nothing of what remains.
+            # Runs that were finished before took no time, and predict nothing.
             self._count(event["number"], restart=not event["made"])
             self._line(f"{event['number']}/{event['of']} {event['folder']}  ({self.clock.left()})")
         elif kind == "failed":
@@ -198,7 +197,7 @@ class SweepProgress(RoundProgress):
 
 
 class CaseProgress:
-    """A progress bar over cases, and a line for what a user should look at."""
+    """A progress bar over cases, and a line for each case to check."""
 
     first = "reading"
 
@@ -213,9 +212,9 @@ class CaseProgress:
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
 
-    def read(self, number: int, of: int) -> None:
-        """Show how many of all cases were read."""
-        self.bar.update(self.task, completed=number, total=of)
+    def read(self, number: int, total: int) -> None:
+        """Show the number of cases that were read."""
+        self.bar.update(self.task, completed=number, total=total)
 
     def show(self, event: dict[str, Any]) -> None:
         kind = event["event"]
@@ -233,12 +232,12 @@ class CaseProgress:
         elif kind == "note":
             self._line(event["text"])
         elif kind == "left_out":
-            for found in event["left_out"][:_MOST_LEFT_OUT]:
-                self._line(f"left out: {found['path']}: {found['reason']}")
+            for file in event["left_out"][:_MOST_LEFT_OUT]:
+                self._line(f"left out: {file['path']}: {file['reason']}")
             if (more := len(event["left_out"]) - _MOST_LEFT_OUT) > 0:
                 self._line(f"left out: {more} more, named in predictions.json")
-        elif kind in _TO_LOOK_AT:
-            self._line(_TO_LOOK_AT[kind].format_map(event), "yellow")
+        elif kind in _WARNINGS:
+            self._line(_WARNINGS[kind].format_map(event), "yellow")
         elif kind in ("predicted", "failed"):
             self.bar.advance(self.task)
 
@@ -247,7 +246,7 @@ class CaseProgress:
 
 
 class ImportProgress(CaseProgress):
-    """A progress bar over studies, which says how many objects have come."""
+    """A progress bar over studies, with the number of received objects."""
 
     first = "looking for studies"
 
@@ -257,7 +256,7 @@ class ImportProgress(CaseProgress):
         self._lock = threading.Lock()
 
     def show(self, event: dict[str, Any]) -> None:
-        """Take in an event of an import, from any thread."""
+        """Process an event of an import, from any thread."""
         kind = event["event"]
         if kind == "found":
             self.bar.update(self.task, completed=event["number"], total=event["of"])
@@ -269,17 +268,17 @@ class ImportProgress(CaseProgress):
         elif kind == "object":
             with self._lock:
                 self._came += 1
-                said = f"{self._came} of {self._objects}" if self._came <= self._objects else f"{self._came}"
-            self.bar.update(self.task, description=f"importing: {said} objects")
-        elif kind in _TO_LOOK_AT:
-            self._line(_TO_LOOK_AT[kind].format_map(event), "yellow")
+                count = f"{self._came} of {self._objects}" if self._came <= self._objects else f"{self._came}"
+            self.bar.update(self.task, description=f"importing: {count} objects")
+        elif kind in _WARNINGS:
+            self._line(_WARNINGS[kind].format_map(event), "yellow")
         elif kind in ("imported", "failed"):
             self.bar.advance(self.task)
 
 
 @contextmanager
 def resumable(*more: str) -> Iterator[None]:
-    """Say in one line how to continue, where the user stops a command with Ctrl-C."""
+    """Print how to continue if the user stops a command with Ctrl-C."""
     try:
         yield
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""The command `prospect`: what differs between sites, and what a pilot measures, before they train."""
+"""The command `prospect`: differences between sites, and the result of a pilot, before they train."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from medfedaug.cli.console import err_console, say
 from medfedaug.cli.loading import importing
-from medfedaug.cli.options import Data, Device, Limit
+from medfedaug.cli.options import Data, Device, JsonFile, Limit, Trained
 from medfedaug.cli.progress import CaseProgress, RoundProgress
 
 
@@ -23,59 +23,35 @@ def prospect(
     data: Data,
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("prospect.html"),
     pilot: Annotated[
-        bool,
-        typer.Option(
-            "--pilot",
-            help="Also train FedAvg and each site alone, small and short: for --rounds, or two or four times "
-            "as many while the validation score of FedAvg rises.",
-        ),
+        bool, typer.Option("--pilot", help="Also train FedAvg and each site alone, small and short.")
     ] = False,
     network: Annotated[
-        str | None,
-        typer.Option(help="Network of the pilot, as in `simulate`; by default a small one of the task."),
+        str | None, typer.Option(help="Network of the pilot; by default a small one of the task.")
     ] = None,
     norm: Annotated[
-        _Norm | None,
-        typer.Option(
-            help="Normalisation of the networks, of the pilot and of the recorded federations; by default "
-            "that of --network."
-        ),
+        _Norm | None, typer.Option(help="Norm of pilot and recorded federations; by default --network's.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=3, help="Communication rounds of the pilot.")] = 10,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="A setting of the pilot (image_size, batch_size, seed, ...), as in `benchmark`.",
-        ),
-    ] = None,
+    set_: Trained = None,
     device: Device = "auto",
     limit: Limit = None,
-    json_: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write all numbers to this file.")
-    ] = None,
+    json_: JsonFile = None,
     pdf: Annotated[
         Path | None,
-        typer.Option(
-            "--pdf", metavar="FILE", help="Also print the page to this file, by an installed Chromium."
-        ),
+        typer.Option("--pdf", metavar="FILE", help="Also print the page, by an installed Chromium."),
     ] = None,
     calibration: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Record of gains in place of the package's (benchmarks/judge_prospect.py)."
-        ),
+        Path | None, typer.Option(metavar="FILE", help="Record of gains in place of the package's.")
     ] = None,
     sample: Annotated[
-        int, typer.Option(min=1, help="Training cases of each site to look at, evenly from its list.")
+        int, typer.Option(min=1, help="Training cases of each site to read, evenly from its list.")
     ] = 200,
 ) -> None:
-    """Compare the sites' images, and with --pilot measure what a short training together brings.
+    """Compare the sites' images, and with --pilot measure the gain of a short training together.
 
-    Fingerprints say how far the sites are apart and in what, and predict no gain. A gain is predicted from a
-    pilot alone, for the methods of which such predictions held and beat the yardstick (always 0, plus and
-    minus what was measured elsewhere) in recorded federations whose whole family was left out.
+    Fingerprints measure the differences between the sites, and predict no gain. Only a pilot predicts a gain,
+    for methods whose predictions held and beat the yardstick (0, plus and minus the recorded gains) in
+    recorded federations whose whole family was left out.
     """
     with err_console.status("starting"), importing():
         from medfedaug.analysis.gain_record import find_record
@@ -93,16 +69,16 @@ def prospect(
         find_record("dice", kind, calibration)  # a file that cannot be read ends the command at once
     measured = None
     if pilot:
-        with RoundProgress(rounds) as shown:
-            measured = prospective.pilot_of(config, data, sites, device, shown.show)
+        with RoundProgress(rounds) as progress:
+            measured = prospective.pilot_of(config, data, sites, device, progress.show)
     with CaseProgress() as progress:
-        found = prospective.prospect_of(
+        result = prospective.prospect_of(
             sites, sample, progress.read, norm=kind, pilot=measured, record=calibration
         )
-    write_prospect(found, out)
+    write_prospect(result, out)
     if json_ is not None:
-        write_json(json_, found.to_dict())
-    for sentence in sentences(found):
+        write_json(json_, result.to_dict())
+    for sentence in sentences(result):
         say(sentence)
     if pdf is not None:
         print_page(out, pdf)

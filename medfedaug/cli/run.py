@@ -81,27 +81,16 @@ def simulate(
     plan_memory: PlanMemory = None,
     bundle: Bundle = None,
     task: Annotated[
-        str | None,
-        typer.Option(
-            help="segmentation or classification; by default it follows from the data.", hidden=True
-        ),
+        str | None, typer.Option(help="segmentation or classification; by default the data's.", hidden=True)
     ] = None,
     engine: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="nvflare, every site a process; inprocess, they take turns; or a package's engine.",
-        ),
+        str, typer.Option(metavar="NAME", help="nvflare, inprocess (sites in turn), or a package's engine.")
     ] = _NVFLARE,
     device: Device = "auto",
     init: Init = None,
     loop: Loop = None,
     check: Annotated[
-        bool,
-        typer.Option(
-            "--check",
-            help="With --loop: run one batch of it without NVFlare, and say what it is connected to.",
-        ),
+        bool, typer.Option("--check", help="With --loop: run one batch and print its connections.")
     ] = False,
     tracking: Tracking = None,
     pictures: Pictures = True,
@@ -129,7 +118,7 @@ def simulate(
         from medfedaug.runs.input_scaling import recorded_input
 
     options["methods"] = _methods(options, methods, arguments)
-    for name in ("in_channels", "channel_names", "classes"):  # they follow from the data
+    for name in ("in_channels", "channel_names", "classes"):  # these follow from the data
         options.pop(name, None)
     options["task"] = task or options.get("task")
     in_turn = options.get("holdout") == ("all",)
@@ -161,22 +150,18 @@ def simulate(
         else:
             results = run(data, out, settled, sites=sites, **settings)
     if in_turn:
-        _print_holdout(results, ",".join(one["name"] for one in settled.methods))
+        _print_holdout(results, ",".join(method["name"] for method in settled.methods))
         say(f"{out}/holdout.json")
         return
     title = f"test, model of round {results['selected_round']}"
     print_scores(results["test"], title, results.get("scored", {}))
     if reason := nothing_learned_in(results["test"]):
         say(f"nothing was learned: {reason}. {REMEDIES}", "yellow", err=True)
-    missing = results["test"].get("missing", {})
-    if missing:
-        model, where = quote(f"{out}/global_model.pt"), quote(str(data))
-        say(
-            f"{', '.join(missing)}: not tested ({out}/results.json has the reason) and not in the mean. "
-            f"Once that is mended: medfedaug evaluate --model {model} --data {where}",
-            "yellow",
-            err=True,
-        )
+    if missing := results["test"].get("missing", {}):
+        text = f"{', '.join(missing)}: not tested ({out}/results.json has the reason) and not in the mean. "
+        model = quote(f"{out}/global_model.pt")
+        text += f"After repair: medfedaug evaluate --model {model} --data {quote(str(data))}"
+        say(text, "yellow", err=True)
     say(f"input: {recorded_input(results)}")
     say(f"augmentation: {results['config']['augmentation']}")
     say(f"{out}/results.json" + (f", {out}/report.html" if (out / REPORT).exists() else ""))
@@ -193,10 +178,7 @@ def export(
     evaluate: Annotated[
         Path | None,
         typer.Option(
-            metavar="MODEL",
-            callback=existing_run,
-            help="In place of a run: a job in which sites score a finished run, of which this is the folder "
-            "or a model, and compare it with the models that they trained alone (--local).",
+            metavar="MODEL", callback=existing_run, help="A finished run to score, instead of a run."
         ),
     ] = None,
     prospect: Annotated[
@@ -207,12 +189,7 @@ def export(
         ),
     ] = False,
     pilot: Annotated[
-        bool,
-        typer.Option(
-            "--pilot",
-            hidden=True,
-            help="With --prospect: the job then trains FedAvg and each site alone, small and short.",
-        ),
+        bool, typer.Option("--pilot", hidden=True, help="With --prospect: train FedAvg and sites alone.")
     ] = False,
     local: Local = None,
     cross_site: CrossSite = False,
@@ -221,16 +198,13 @@ def export(
     plan_memory: PlanMemory = None,
     bundle: Bundle = None,
     min_sites: Annotated[
-        int,
-        typer.Option(min=2, help="Connected sites that the job waits for, and good updates a round needs."),
+        int, typer.Option(min=2, help="Connected sites to wait for, and good updates of a round.")
     ] = 2,
     round_timeout: Annotated[
-        float,
-        typer.Option(min=0, help="Seconds after which a site is no longer waited for; 0 for no limit."),
+        float, typer.Option(min=0, help="Seconds after which a site is no longer waited for; 0 for no limit.")
     ] = 7200,
     resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Continue the run of this name from the server's checkpoint."),
+        bool, typer.Option("--resume", help="Continue the run of this name from the server's checkpoint.")
     ] = False,
     init: Init = None,
     loop: Loop = None,
@@ -238,9 +212,9 @@ def export(
 ) -> None:
     """Write a run, an evaluation or a prospect as an NVFlare job: no code (but for --loop), data or paths."""
     if out.exists():
-        raise ConfigError(f"{out} is there already; choose another folder")
+        raise ConfigError(f"{out} exists already; choose another folder")
     if prospect and (methods is not None or "methods" in given[RunConfig]):
-        raise ConfigError("--prospect trains no method of one's choice: leave out --methods")
+        raise ConfigError("--prospect chooses its methods: leave out --methods")
     if pilot and not prospect:
         raise ConfigError("--pilot goes with --prospect")
     execution = Execution(**{**given[Execution], "min_sites": min_sites, "round_timeout": round_timeout})
@@ -273,9 +247,8 @@ def export(
         options |= {name: value for name, value in small.items() if not is_given(context, name)}
         options["pilot"] = METHODS
     if options["bundle"]:
-        given_here = {name for name in options if is_given(context, name)}
-        told = described_data(options["bundle"])
-        options.update({name: value for name, value in told.items() if name not in given_here})
+        described = described_data(options["bundle"])
+        options |= {name: value for name, value in described.items() if not is_given(context, name)}
     settled = RunConfig.from_dict(usual_settings(options["task"], options, own_data=True))
     if "max_step" not in options:
         settled = with_step_limit(settled)
@@ -305,14 +278,23 @@ def export(
     say(f"{out}: submit it with `nvflare job submit -j {quote(str(out))}`")
 
 
-_OF_EVALUATIONS = {"evaluate", "local", "cross_site", "out", "threads", "min_sites", "round_timeout", "grace"}
+_EVALUATION_OPTIONS = {
+    "evaluate",
+    "local",
+    "cross_site",
+    "out",
+    "threads",
+    "min_sites",
+    "round_timeout",
+    "grace",
+}
 
 
 def _export_evaluation(
     context: typer.Context, model: Path, local: list[str], cross_site: bool, execution: Execution, out: Path
 ) -> None:
     given = {name for name in context.params if is_given(context, name)}
-    if other := sorted(given - _OF_EVALUATIONS):
+    if other := sorted(given - _EVALUATION_OPTIONS):
         flag = other[0].rstrip("_").replace("_", "-")
         raise ConfigError(f"--{flag} is for a run; the settings of an evaluation are those of its models")
     RecordedRun.open(model)
@@ -321,18 +303,14 @@ def _export_evaluation(
 
     runs, _ = evaluated_runs(model, local)
     recipe = EvaluationRecipe(
-        runs=runs,
-        name=out.name,
-        cross_site=cross_site,
-        min_clients=execution.min_sites,
-        execution=execution,
+        runs=runs, name=out.name, cross_site=cross_site, min_clients=execution.min_sites, execution=execution
     )
     recipe.export(job_dir=str(out.parent))
     say(f"{out}: submit it with `nvflare job submit -j {quote(str(out))}`")
 
 
 def _plan(file: str | None, memory: float | None, given: Given) -> dict[str, Any]:
-    """Settings of the run: the plan, in which single options settle values, or how it is to be made."""
+    """Return settings of the run: the plan with the values of single options, or the planning."""
     if memory is not None and file != _AUTO:
         raise ConfigError(f"--plan-memory is for --plan {_AUTO}")
     plan = load_plan(file) if file not in (None, _AUTO) else Plan()
@@ -345,7 +323,7 @@ def _plan(file: str | None, memory: float | None, given: Given) -> dict[str, Any
 def _prepare_simulation(context: typer.Context, data: Path, threads: int | None) -> None:
     """Let NVFlare's processes import their packages while this one does.
 
-    Where the sites' number of threads is not given, it is guessed from the folders below ``data``.
+    Without a given number of the sites' threads, the folders below ``data`` give an estimate.
     """
     context.call_on_close(discard)
     with suppress(OSError):
@@ -354,24 +332,24 @@ def _prepare_simulation(context: typer.Context, data: Path, threads: int | None)
 
 
 def _check_loop(loop: str | None, config: RunConfig, sites: Sequence[SiteFolder], device: str) -> None:
-    """Print what a script's loop is connected to."""
+    """Print the connections of a script's loop."""
     if loop is None:
-        raise ConfigError("--check is for a training loop of your own; give its file with --loop")
+        raise ConfigError("--check is for a custom training loop; give its file with --loop")
     from medfedaug.experiments.loop_check import check_loop_script
 
     reference, script = loop_reference(loop)
-    site = next((one for one in sites if one.trains and one.name not in config.holdout), None)
+    site = next((site for site in sites if site.trains and site.name not in config.holdout), None)
     if site is None:
         raise ConfigError("--check needs a site that trains")
     path = script or find_loop(reference, Path())
-    found = check_loop_script(path, replace(config, loop=reference), site, device)
-    table = Table("call", "found", title=f"{path.name}, one batch at {site.name}")
-    for call, text in found.connected.items():
+    check = check_loop_script(path, replace(config, loop=reference), site, device)
+    table = Table("call", "connection", title=f"{path.name}, one batch at {site.name}")
+    for call, text in check.connected.items():
         table.add_row(call, text)
-    if found.connected:
+    if check.connected:
         out_console.print(table)
-    if found.problems:
-        raise ConfigError("; ".join(found.problems))
+    if check.problems:
+        raise ConfigError("; ".join(check.problems))
     say("the loop is connected: the server takes its update")
 
 
@@ -382,9 +360,9 @@ def _print_holdout(results: dict[str, Any], methods: str) -> None:
     title = f"{methods}; model there: {UNSEEN}, at the others: {others}"
     table = Table("left out", *heads, title=title)
     for site in results["unseen"]:
-        scores = [found[group][site] for found in metrics.values() for group in ("unseen", "seen")]
+        scores = [entry[group][site] for entry in metrics.values() for group in ("unseen", "seen")]
         table.add_row(site, *map(number, scores))
-    means = [cell for found in metrics.values() for cell in (number(found["mean"]), "")]
+    means = [cell for entry in metrics.values() for cell in (number(entry["mean"]), "")]
     table.add_row("mean", *means)
     out_console.print(table)
 
@@ -400,14 +378,14 @@ def _settings(
     init: Path | None,
     loop: str | None,
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Check names, values and files before PyTorch is imported for what else can be wrong.
+    """Check names, values and files before importing PyTorch for further checks.
 
     Returns:
-        The settings of the run, and the arguments of methods by ``--set``, which settles those of all groups
-        in ``given`` too.
+        The settings of the run, and the arguments of methods by ``--set``, which also sets values of all
+        groups in ``given``.
 
     Raises:
-        ConfigError: for what cannot be set, and for a file's settings that need an option of their own.
+        ConfigError: for invalid settings, and for a file's settings that need an option.
     """
     check_methods(methods or "")
     arguments: dict[str, dict[str, Any]] = {}
@@ -420,10 +398,10 @@ def _settings(
                 "image_size=32"
             )
         if dot:
-            try:
-                arguments.setdefault(method, {})[name] = parse_json(value)
-            except ValueError:
-                arguments.setdefault(method, {})[name] = value
+            parsed: Any = value
+            with suppress(ValueError):
+                parsed = parse_json(value)
+            arguments.setdefault(method, {})[name] = parsed
         else:
             groups = {entry.name: cls for cls in given for entry in fields(cls)}
             check_choice("--set: setting", name, groups)
@@ -438,12 +416,14 @@ def _settings(
         if settings.pop(name, None) and option is None:
             raise ConfigError(f"--{name} is missing: the settings of --config are of a run with it")
     reference = settings.get("bundle") or {}
-    named = bundle or reference.get("name")
-    settings["bundle"] = locate(named) if named else {}
+    folder = bundle or reference.get("name")
+    settings["bundle"] = locate(folder) if folder else {}
     if reference and not bundle and content_hash(settings["bundle"]) != reference["hash"]:
-        raise ConfigError(f"--bundle {named}: it has another content than that of --config; give the Bundle")
+        raise ConfigError(
+            f"--bundle {folder}: its content differs from the Bundle of --config; give the Bundle"
+        )
     settings |= _plan(plan, memory, given)
-    if "task" in settings and not named:  # a Bundle has the other settings
+    if "task" in settings and not folder:  # a Bundle has the other settings
         usual = task_defaults(settings["task"], settings["plan"], own_data=True)
         check_network(RunConfig.from_dict({**usual, "methods": [{"name": methods}], **settings}).network)
     return settings, arguments
@@ -452,9 +432,9 @@ def _settings(
 def _methods(
     settings: dict[str, Any], methods: str | None, arguments: dict[str, dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return the methods that are named, or those of the settings, once they are known to go together."""
+    """Return the named methods, or the methods of the settings, after a check that they combine."""
     from medfedaug.methods import build_methods, parse_methods
 
-    found = settings["methods"] if methods is None else parse_methods(methods, arguments)
-    build_methods(found)
-    return list(found)
+    selected = settings["methods"] if methods is None else parse_methods(methods, arguments)
+    build_methods(selected)
+    return list(selected)

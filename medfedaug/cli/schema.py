@@ -1,4 +1,4 @@
-"""The command `schema`: JSON Schemas of the files that users write, for their editors."""
+"""The command `schema` prints JSON Schemas of the files that users write, for their editors."""
 
 from __future__ import annotations
 
@@ -27,13 +27,7 @@ class File(str, Enum):
 
 
 def schema(
-    file: Annotated[
-        File,
-        typer.Argument(
-            help="experiment, of benchmark --experiment; run, of simulate and export --config; "
-            "site-settings, local/medfedaug.json of a kit; or site-description, of site-config --describe."
-        ),
-    ],
+    file: Annotated[File, typer.Argument(help="experiment, run, site-settings or site-description.")],
 ) -> None:
     """Print the JSON Schema of a file, with which an editor completes and checks it.
 

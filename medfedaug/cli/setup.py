@@ -1,4 +1,4 @@
-"""Commands that write what a federation begins with: `init` and `project`."""
+"""Commands that write the first files of a federation: `init` and `project`."""
 
 from __future__ import annotations
 
@@ -25,45 +25,31 @@ def init(
     folder: Annotated[
         Path,
         typer.Argument(
-            callback=existing_folder,
-            help="A site's folder with imagesTr and labelsTr (nnU-Net, decathlon), or with images and "
-            "labels or masks; or a folder of such folders.",
+            callback=existing_folder, help="A site's folder (nnU-Net, decathlon, ...), or several."
         ),
     ],
     patient: Annotated[
         str | None,
-        typer.Option(
-            metavar="REGEX",
-            help="Regular expression for the part of a case's name that is the patient, whose cases "
-            "stay in one split: the first group, as in '(.+)_'. By default every case is a patient's own.",
-        ),
+        typer.Option(metavar="REGEX", help="Patient in a case's name, such as '(.+)_'; by default the case."),
     ] = None,
     labels: Annotated[
-        str | None,
-        typer.Option(
-            help="Names of the classes, separated by commas, background first, or with their values in the "
-            "label maps: 0=background,255=lesion. By default those of a dataset.json that is there, or "
-            "class_1, ..."
-        ),
+        str | None, typer.Option(help="Classes, background first: names, or 0=background,255=lesion.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
     series: Annotated[
         str | None,
-        typer.Option(
-            metavar="REGEX|UID",
-            help="DICOM series of the image, where a case has several: a SeriesInstanceUID, or a "
-            "regular expression that is searched for in number, description, echo or phase, and UID.",
-        ),
+        typer.Option(metavar="REGEX|UID", help="DICOM series of the image: its UID, or an expression."),
     ] = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Keep a dataset.json that is there as dataset.before.json.")
+        bool, typer.Option("--replace", help="Keep an existing dataset.json as dataset.before.json.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Write without asking.")] = False,
 ) -> None:
     """Write the dataset.json of a folder with images and label maps, split by patient.
 
-    An image is a file, or a folder of any depth with one file or one DICOM series. What is left out is named
-    with the reason.
+    An image is a file, or a folder of any depth with one file or one DICOM series. Notes name everything that
+    is left out, with the reason. Without --labels, classes come from an existing dataset.json, or are
+    class_1, ...
     """
     names = _classes(labels.split(",")) if labels else ()
     from medfedaug.data.layouts import LISTING, check_same_classes, find_layout, propose, write_proposal
@@ -91,7 +77,7 @@ def init(
     existing = [path for proposal in proposals if (path := proposal.folder / LISTING).exists()]
     if existing and not replace:
         raise ConfigError(
-            f"{existing[0]} is there already; nothing is written. --replace keeps it as dataset.before.json"
+            f"{existing[0]} exists already; nothing is written. --replace keeps it as dataset.before.json"
         )
     if not yes:
         if not sys.stdin.isatty():
@@ -103,7 +89,7 @@ def init(
 
 
 def _show(proposals: Sequence[Proposal]) -> None:
-    """Print what would be written: a table, and a few rows and the notes of each site."""
+    """Print the proposals: a table, and a few rows and the notes of each site."""
     table = Table("site", "found in", "train", "val", "test", "files per image", "classes")
     for column in (table.columns[0], table.columns[-1]):
         column.overflow = "fold"  # names are not cut
@@ -127,17 +113,17 @@ def _show(proposals: Sequence[Proposal]) -> None:
 
 
 def _classes(parts: Sequence[str]) -> Sequence[str] | Mapping[int, str]:
-    """The classes of ``--labels``: names alone, or names by value."""
+    """Read the classes of ``--labels``: names alone, or names by value."""
     if not any("=" in part for part in parts):
         return [part.strip() for part in parts]
     pairs = split_pairs("--labels", "0=background,255=lesion", parts, form="VALUE=NAME", first=True)
     try:
-        found = {int(value): name for value, name in sorted(pairs, key=lambda pair: int(pair[0]))}
+        names = {int(value): name for value, name in sorted(pairs, key=lambda pair: int(pair[0]))}
     except ValueError as error:
         raise ConfigError(f"--labels: a value is a whole number ({error})") from error
-    if len(found) < len(pairs):
+    if len(names) < len(pairs):
         raise ConfigError("--labels names one value twice")
-    return found
+    return names
 
 
 def project(
@@ -146,25 +132,18 @@ def project(
     ] = None,
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("project.yml"),
     own_keys: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the project's root in place of the file: each participant makes its own private "
-            "key, which never leaves its machine, and enrols with it."
-        ),
+        Path | None, typer.Option(help="Root's folder instead: participants make their own private keys.")
     ] = None,
     server: Annotated[
         str, typer.Option(help="The server's host name, as the sites resolve it.")
     ] = "fl-server.example.org",
     port: Annotated[int, typer.Option(help="The server's one open port.")] = 8002,
-    admin: Annotated[str, typer.Option(help="E-mail address of who administers.")] = "admin@example.org",
-    lead: Annotated[str, typer.Option(help="E-mail address of who submits jobs.")] = "lead@example.org",
+    admin: Annotated[str, typer.Option(help="E-mail address of the administrator.")] = "admin@example.org",
+    lead: Annotated[str, typer.Option(help="E-mail address of the submitter.")] = "lead@example.org",
     name: Annotated[str, typer.Option(help="Name of the project.")] = "medfedaug",
     relay: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="HOST=SITE,SITE",
-            help="Relay that these sites connect to in place of the server; repeatable.",
-        ),
+        typer.Option(metavar="HOST=SITE,SITE", help="Relay for these sites, not the server; repeatable."),
     ] = None,
 ) -> None:
     """Write the project file for kits from one machine; or with --own-keys make the root for enrolments."""
@@ -174,7 +153,7 @@ def project(
 
     target = own_keys or out
     if target.exists():
-        raise ConfigError(f"{target} is there already; choose another {'folder' if own_keys else 'file'}")
+        raise ConfigError(f"{target} exists already; choose another {'folder' if own_keys else 'file'}")
     relays = named_pairs("--relay", "relay.example.org=hospital-a,hospital-b", relay, first=True)
     if own_keys:
         if relays:
@@ -190,9 +169,9 @@ def project(
         return
     if sites is None:
         raise ConfigError("--sites is missing: --sites hospital-a,hospital-b")
-    named = [part.strip() for part in sites.split(",") if part.strip()]
+    names = [part.strip() for part in sites.split(",") if part.strip()]
     below = {host: [part.strip() for part in text.split(",")] for host, text in relays.items()}
-    text = project_file(named, server=server, port=port, admin=admin, lead=lead, name=name, relays=below)
+    text = project_file(names, server=server, port=port, admin=admin, lead=lead, name=name, relays=below)
     write_text(out, text)
-    say(f"{target}: {len(named)} sites, server {server}, port {port}, administrators {admin} and {lead}")
+    say(f"{target}: {len(names)} sites, server {server}, port {port}, administrators {admin} and {lead}")
     say(f"next: nvflare provision -p {quote(str(out))} -w kits; the kits are in kits/{name}/prod_00")

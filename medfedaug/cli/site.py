@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +12,7 @@ import typer
 from rich.text import Text
 
 from medfedaug.cli.console import Table, err_console, out_console, print_page, say
-from medfedaug.cli.options import Given, split_pairs, takes
+from medfedaug.cli.options import Given, JsonFile, split_pairs, takes
 from medfedaug.errors import ConfigError
 from medfedaug.privacy import JobRules, PrivacyPolicy
 from medfedaug.privacy.site_settings import SiteSettings
@@ -28,27 +30,22 @@ def site_config(
     *,
     given: Given,
     config: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="JSON with settings of the site, as local/medfedaug.json of a kit has them (medfedaug "
-            "schema site-settings); options of the command come first.",
-        ),
+        Path | None, typer.Option(metavar="FILE", help="JSON like local/medfedaug.json; options come first.")
     ] = None,
     name_scanner: Annotated[
         list[str] | None,
         typer.Option(
             "--name-scanner",
             metavar="MANUFACTURER=MODEL",
-            help="Tell other sites a scanner of the site in an exchange of fingerprints (export --prospect), "
-            "repeatable; in place of those that were set. By default none is told.",
+            help="Name a scanner of the site to other sites in an exchange of fingerprints (export "
+            "--prospect), repeatable; replaces earlier ones. By default none is named.",
             rich_help_panel=PrivacyPolicy.PANEL,
         ),
     ] = None,
     keep_scanners: Annotated[
         bool,
         typer.Option(
-            "--keep-scanners", help="Tell no scanner any more.", rich_help_panel=PrivacyPolicy.PANEL
+            "--keep-scanners", help="Name no scanner any more.", rich_help_panel=PrivacyPolicy.PANEL
         ),
     ] = False,
     describe: Annotated[
@@ -56,8 +53,8 @@ def site_config(
         typer.Option(
             metavar="FILE",
             help="YAML or JSON that describes the site's patients, scanners and outlines for the model card "
-            "(medfedaug schema site-description). Its content leaves in every job; that of {} takes an "
-            "earlier one back.",
+            "(medfedaug schema site-description). Its content leaves in every job; {} takes an earlier one "
+            "back.",
             rich_help_panel=PrivacyPolicy.PANEL,
         ),
     ] = None,
@@ -72,20 +69,16 @@ def site_config(
         ),
     ] = None,
     forbid_code: Annotated[
-        bool,
-        typer.Option("--forbid-code", help="Refuse jobs that carry code.", rich_help_panel=JobRules.PANEL),
+        bool, typer.Option("--forbid-code", help="Refuse jobs with code.", rich_help_panel=JobRules.PANEL)
     ] = False,
     only_medfedaug: Annotated[
         bool,
         typer.Option(
-            "--only-medfedaug",
-            help="Refuse jobs that name classes other than those that medfedaug's jobs need.",
-            rich_help_panel=JobRules.PANEL,
+            "--only-medfedaug", help="Refuse classes of other packages.", rich_help_panel=JobRules.PANEL
         ),
     ] = False,
     check: Annotated[
-        bool,
-        typer.Option("--check", help="Print what is missing and exit with 1 if anything is; write nothing."),
+        bool, typer.Option("--check", help="Print missing parts and exit with 1 if any is; write nothing.")
     ] = False,
 ) -> None:
     """Prepare an NVFlare kit: allow-list, validator, launcher, data folder, limits."""
@@ -98,8 +91,8 @@ def site_config(
     scanners = _named_scanners(name_scanner or [], keep=keep_scanners)
     privacy = {**given[PrivacyPolicy], **({} if scanners is None else {"scanners": scanners})}
     privacy |= {"description": SiteDescription.of_file(describe)} if describe else {}
-    named = {**given[SiteSettings].get("bundles", {}), **{one.name: one for one in bundles}}
-    changes = {**given[SiteSettings], "privacy": privacy, "jobs": given[JobRules], "bundles": named}
+    allowed = {**given[SiteSettings].get("bundles", {}), **{bundle.name: bundle for bundle in bundles}}
+    changes = {**given[SiteSettings], "privacy": privacy, "jobs": given[JobRules], "bundles": allowed}
     files = opened.plan(changes, forbid=forbid_code, only=only_medfedaug)
     if not check:
         if "data" in given[SiteSettings]:
@@ -107,41 +100,33 @@ def site_config(
         opened.write(files)
     changed = [(file.path, change) for file in files for change in file.changes]
     for path, change in changed:
-        mark = "missing" if check else "written"
-        say(f"{path.relative_to(kit)}: {mark}: {change}")
+        say(f"{path.relative_to(kit)}: {'missing' if check else 'written'}: {change}")
     if not changed:
         say(f"{kit}: nothing to change")
     elif not check:
-        say(
-            "Start a running kit again: it reads launcher, validator and policy then, the rest with each job."
-        )
+        say("Restart a running kit: it reads launcher, validator and policy at the start, the rest per job.")
     if check and changed:
         raise typer.Exit(1)
 
 
 def _named_scanners(given: Sequence[str], *, keep: bool) -> dict[str, list[str]] | None:
-    """Models by manufacturer; ``None`` where nothing is said."""
+    """Return models by manufacturer; ``None`` without a change."""
     pairs = split_pairs("--name-scanner", "'Siemens=Prisma'", given, form="MANUFACTURER=MODEL", first=True)
     if keep and given:
         raise ConfigError("give one of --name-scanner and --keep-scanners")
-    found: dict[str, list[str]] = {}
+    models: dict[str, list[str]] = {}
     for maker, model in pairs:
-        found.setdefault(maker, []).append(model)
-    return found if found or keep else None
+        models.setdefault(maker, []).append(model)
+    return models if models or keep else None
 
 
 def doctor(
     kit: Annotated[Path | None, typer.Option(help="An NVFlare kit, the server's or a site's.")] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="The data folder, in place of the one that the kit names.")
-    ] = None,
+    data: Annotated[Path | None, typer.Option(help="The data folder, in place of the kit's.")] = None,
     offline: Annotated[
         bool, typer.Option("--offline", help="Do not connect to the server, which may not be up yet.")
     ] = False,
-    json_: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="FILE", help="Write checks and numbers to a JSON file as well."),
-    ] = None,
+    json_: JsonFile = None,
 ) -> None:
     """Check whether a site is ready: software, kit, its process, certificates, server, device, data, disk.
 
@@ -153,11 +138,10 @@ def doctor(
         checks = examine(kit, data, connect=not offline)
     table = Table("check", "verdict")
     for title in ("found", "what to do"):
-        table.add_column(title, overflow="fold")  # paths and commands are whole, or of no use
+        table.add_column(title, overflow="fold")  # cut paths and commands are of no use
+    verdicts = {True: ("ok", "green"), None: ("note", "yellow"), False: ("NOT READY", "red")}
     for check in checks:
-        verdict = {True: "ok", None: "note", False: "NOT READY"}[check.ok]
-        style = {True: "green", None: "yellow", False: "red"}[check.ok]
-        table.add_row(check.name, Text(verdict, style=style), Text(check.found), Text(check.advice))
+        table.add_row(check.name, Text(*verdicts[check.ok]), Text(check.found), Text(check.advice))
     out_console.print(table)
     wrong = [check.name for check in checks if check.ok is False]
     if json_ is not None:
@@ -174,8 +158,8 @@ def _write_checks(path: Path, checks: Sequence[Check], kit: Path | None, *, read
     content: dict[str, object] = {
         "ready": ready,
         "checks": [
-            {"name": one.name, "verdict": verdict[one.ok], "found": one.found, "advice": one.advice}
-            for one in checks
+            {"name": check.name, "verdict": verdict[check.ok], "found": check.found, "advice": check.advice}
+            for check in checks
         ],
     }
     if kit is not None:
@@ -183,8 +167,8 @@ def _write_checks(path: Path, checks: Sequence[Check], kit: Path | None, *, read
         from medfedaug.nvflare_jobs.kit.kit_metrics import kit_metrics
 
         content["metrics"] = [
-            {"name": one.name, "labels": dict(one.labels), "value": float(one.value)}
-            for one in kit_metrics(open_kit(kit))
+            {"name": metric.name, "labels": dict(metric.labels), "value": float(metric.value)}
+            for metric in kit_metrics(open_kit(kit))
         ]
     write_json(path, content)
 
@@ -195,17 +179,12 @@ def jobs(
         str | None, typer.Argument(metavar="HASH", help="The first digits of a hash: only this job.")
     ] = None,
     record: Annotated[
-        bool,
-        typer.Option(
-            "--record",
-            help="Print the record for the site's files or its board: purpose, submitters, decisions, and "
-            "what runs and leaves.",
-        ),
+        bool, typer.Option("--record", help="Print records: purpose, submitters, decisions, releases.")
     ] = False,
 ) -> None:
-    """List the jobs that a site has seen, and print what those that wait for approval would run and send.
+    """List the jobs that a site has seen, with the code and releases of jobs that wait for approval.
 
-    With a hash, print it for that job.
+    With a hash, describe that job.
     """
     from collections import Counter
     from datetime import datetime
@@ -219,7 +198,7 @@ def jobs(
 
     opened = open_kit(kit)
     book, settings = opened.job_book(), SiteSettings.load(kit)
-    plugins.restrict(settings.plugins)  # a job is described by what it would use here
+    plugins.restrict(settings.plugins)  # the description of a job has the site's plugins
     bundle_reference.restrict(settings.bundles)
     entries = [book.find(job)] if job else book.entries()
     if not entries:
@@ -234,14 +213,12 @@ def jobs(
         methods = ", ".join(method["name"] for method in entry.config["methods"])
         seen = datetime.fromtimestamp(entry.seen).isoformat(" ", "minutes")
         states = Counter(job_state(entry, name, book).split(":")[0] for name in entry.runs)
-        table.add_row(
-            *(entry.hash[:12], seen, entry.verdict),
-            ", ".join(f"{count} {state}" for state, count in states.items()) or "none has begun",
-            *(methods, str(entry.config["rounds"]), str(entry.config.get("purpose", ""))),
-        )
+        runs = ", ".join(f"{count} {state}" for state, count in states.items()) or "none has begun"
+        rounds, purpose = str(entry.config["rounds"]), str(entry.config.get("purpose", ""))
+        table.add_row(entry.hash[:12], seen, entry.verdict, runs, methods, rounds, purpose)
     out_console.print(table)
     for entry in entries:
-        # The page builds the job's network: not for each job that has run at a site that approves none.
+        # The page builds the job's network: not for every past job of a site without approvals.
         if job or (entry.verdict == WAITING and (settings.jobs.approve or not entry.runs)):
             print_page(["", *summary(entry)])
 
@@ -251,8 +228,7 @@ def approve(
     job: Annotated[str, typer.Argument(metavar="HASH", help="The first digits of the job's hash.")],
     refuse: Annotated[bool, typer.Option("--refuse", help="Refuse it, also if it was approved.")] = False,
     by: Annotated[
-        str | None,
-        typer.Option(help="Person who decides, for the record; by default the system's user."),
+        str | None, typer.Option(help="Person who decides, for the record; by default the system's user.")
     ] = None,
 ) -> None:
     """Approve the configuration of a job that waits. The same configuration then never waits again."""
@@ -267,10 +243,7 @@ def approve(
 
 
 def _user() -> str:
-    """The system's user; with sudo, who called it."""
-    import getpass
-    import os
-
+    """Return the system's user; with sudo, also its caller."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -280,7 +253,7 @@ def _user() -> str:
 
 
 def names(kit: SiteKit) -> None:
-    """List the cases of a site with their pseudonyms, under which the server and the lead know them."""
+    """List the cases of a site with their pseudonyms, by which the server and the lead know them."""
     from medfedaug.data.sites import open_site
     from medfedaug.federation.site.data_folder import resolve_data_folder
     from medfedaug.nvflare_jobs.kit.kit import open_kit
@@ -298,11 +271,10 @@ def names(kit: SiteKit) -> None:
 def ledger(
     kit: SiteKit,
     every: Annotated[
-        bool,
-        typer.Option("--every", help="Print a line for each release, with its hash."),
+        bool, typer.Option("--every", help="Print a line for each release, with its hash.")
     ] = False,
 ) -> None:
-    """List all that has left a site: job, method, kind, size, number of cases, and how often."""
+    """List all releases of a site: job, method, kind, size, number of cases, and repetitions."""
     from datetime import datetime
 
     from medfedaug.nvflare_jobs.kit.kit import open_kit
@@ -325,10 +297,8 @@ def ledger(
             f"{count} times" if count > 1 else "",
             f"SHA-256 {r.digest}" if every else "",
         ]
-        line = "; ".join(part for part in parts if part)
-        say(line)
-    spent = sum(one.releases for one in account.releases())
-    if spent:
+        say("; ".join(filter(None, parts)))
+    if spent := sum(budget.releases for budget in account.releases()):
         say(f"{spent} releases with noise count against the budget of ε")
 
 
@@ -338,17 +308,14 @@ def clean(
         float, typer.Option("--older-than", metavar="DAYS", min=1, help="Remove nothing that is younger.")
     ],
     results: Annotated[
-        bool,
-        typer.Option(
-            "--results", help="Remove results of finished jobs too. The server may have the only copy."
-        ),
+        bool, typer.Option("--results", help="Also remove finished jobs' results, perhaps the only copy.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove it; without this option only say what.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove; without this option only list.")] = False,
 ) -> None:
-    """Say what old jobs left in a kit and may go, and what stays and why; with --yes remove the former.
+    """List remains of old jobs in a kit that may go, and those that stay with the reason; --yes removes.
 
-    A run whose state goes can be neither resumed nor evaluated at this kit any more. Ledger, keys, approvals,
-    settings and certificates stay, and so does everything that a running job may need.
+    A run without its state can be neither resumed nor evaluated at this kit any more. Ledger, keys,
+    approvals, settings, certificates and everything that a running job may need stay.
     """
     from datetime import datetime
 
@@ -357,19 +324,19 @@ def clean(
     from medfedaug.utils.event_text import size_text
 
     with err_console.status("looking"):
-        found = survey(open_kit(kit), older_than, results=results)
-    going = [one for one in found if not one.needed]
-    for one in going:
-        when = datetime.fromtimestamp(one.used).isoformat(" ", "minutes")
+        entries = survey(open_kit(kit), older_than, results=results)
+    going = [entry for entry in entries if not entry.needed]
+    for entry in going:
+        when = datetime.fromtimestamp(entry.used).isoformat(" ", "minutes")
         if yes:
-            remove(one)
-        what = "removed" if yes else "would go"
-        say(f"{what}: {one.path} ({one.kind}, {size_text(one.size)}, last used {when})")
+            remove(entry)
+        action = "removed" if yes else "would go"
+        say(f"{action}: {entry.path} ({entry.kind}, {size_text(entry.size)}, last used {when})")
     stays: dict[tuple[str, str], list[int]] = {}
-    for one in found:
-        if one.needed:
-            stays.setdefault((one.kind, one.needed), []).append(one.size)
-    for (kind, why), sizes in stays.items():
-        say(f"stays: {kind} ({len(sizes)}, {size_text(sum(sizes))}): {why}")
-    total = f"{len(going)} of {len(found)} entries, {size_text(sum(one.size for one in going))}"
+    for entry in entries:
+        if entry.needed:
+            stays.setdefault((entry.kind, entry.needed), []).append(entry.size)
+    for (kind, reason), sizes in stays.items():
+        say(f"stays: {kind} ({len(sizes)}, {size_text(sum(sizes))}): {reason}")
+    total = f"{len(going)} of {len(entries)} entries, {size_text(sum(entry.size for entry in going))}"
     say(f"removed: {total}" if yes else f"would go: {total}" + ("; --yes removes them" if going else ""))

@@ -32,9 +32,9 @@ def stop(kit: Kit, timeout: Timeout = 60.0) -> None:
 
 
 def restart(kit: Kit, timeout: Timeout = 60.0) -> None:
-    """Restart a kit without a question, and wait until it runs. The site comes back into its running jobs.
+    """Restart a kit without a question, and wait until it runs. The site rejoins its running jobs.
 
-    A kit in a service or a container stays there. One that does not run is started.
+    A kit in a service or a container stays there. A kit that does not run is started.
     """
     from medfedaug.nvflare_jobs.kit import kit_process
 
@@ -42,10 +42,10 @@ def restart(kit: Kit, timeout: Timeout = 60.0) -> None:
 
 
 def health(kit: Kit) -> None:
-    """Ask the process of a kit whether it works; exit code 1 if it does not.
+    """Check that the process of a kit works; exit code 1 if it does not.
 
-    For the healthcheck of a container or a service: a site works while it runs and the server
-    answers it. The process writes that to a file, so that this connects to nothing.
+    For the healthcheck of a container or a service: a site works while it runs and the server answers it. The
+    process writes its state to a file, so that this command connects to nothing.
     """
     from medfedaug.nvflare_jobs.kit.kit import open_kit
     from medfedaug.nvflare_jobs.kit.kit_process import find_trouble
@@ -62,5 +62,5 @@ def _do(action: Callable[[Path, float], str], kit: Path, timeout: float) -> None
 
     path = open_kit(kit).path
     with err_console.status("waiting"):
-        told = action(path, timeout)
-    say(f"{kit}: {told}")
+        outcome = action(path, timeout)
+    say(f"{kit}: {outcome}")

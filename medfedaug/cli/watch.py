@@ -1,4 +1,4 @@
-"""The command `watch`: a job while it runs, from what the kit's own processes write."""
+"""The command `watch`: a running job, from the events that the kit's processes write."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _PERIOD, _LAST = 1.0, 8
 _METRICS_PERIOD = 15.0
-_QUIET = 60.0  # seconds without an event that are worth a word
+_QUIET = 60.0  # seconds without an event after which a note appears
 
 
 def watch(
@@ -28,22 +28,18 @@ def watch(
         Path, typer.Argument(help="An NVFlare kit, the server's or a site's, or the folder of a job in it.")
     ],
     page: Annotated[
-        Path | None, typer.Option(help="A page with curves to write after every round; it loads itself anew.")
+        Path | None, typer.Option(help="A page with curves to write after every round; it reloads itself.")
     ] = None,
     prometheus: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="A file for node_exporter's textfile collector, NAME.prom, to write every 15 seconds until "
-            "this command is ended, in place of the table: numbers of the kit and of its latest job.",
-        ),
+        typer.Option(metavar="FILE", help="NAME.prom to write every 15 seconds for node_exporter."),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Show or write how it stands, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show or write the state, and end.")] = False,
 ) -> None:
     """Watch the latest job of a kit: rounds, sites, losses and scores, until it ends.
 
-    A job that waits for a site that is down is stalled, and so is one whose process is down and comes back. A
-    job whose process is gone for good is dead, which ends the command with code 1.
+    A stalled job waits for a site that is down, or for its own process to come back. A job whose process is
+    gone for good is dead, which ends the command with code 1.
     """
     if prometheus is not None:
         _write_metrics(kit, prometheus, page, once)
@@ -68,7 +64,7 @@ def watch(
             raise ConfigError(f"{kit}: no job of ours has run here, or its folder is gone")
         if not live:
             say("waiting for a job")
-    watched, position, drawn = Watched(), 0, -1
+    watched, position, rounds_on_page = Watched(), 0, -1
     with Live(console=out_console, auto_refresh=False, transient=False) if live else nullcontext() as screen:
         while True:
             lines = []
@@ -86,9 +82,9 @@ def watch(
                 for line in lines:
                     say(line)
             done = len(watched.seconds) + (watched.state != "running")
-            if page is not None and done != drawn and path is not None:
+            if page is not None and done != rounds_on_page and path is not None:
                 write_watch_page(watched, page, name=path.parent.parent.name)
-                drawn = done
+                rounds_on_page = done
             if once or watched.state != "running" or (path is not None and not path.is_file()):
                 break
             time.sleep(_PERIOD)
@@ -126,12 +122,12 @@ def _shown(watched: Watched, path: Path | None) -> Group:
     left = ""
     if watched.seconds and watched.state == "running" and not watched.stalled:
         mean = sum(watched.seconds.values()) / len(watched.seconds)
-        # Those that a resumed run had before took no time here.
+        # Earlier rounds of a resumed run have no time.
         left = f", about {duration(mean * (watched.rounds - max(watched.seconds)))} left"
     quiet = ""
     if watched.state == "running" and path.is_file():
         silence = time.time() - path.stat().st_mtime
-        quiet = f"; nothing said for {duration(silence)}" if silence >= _QUIET else ""
+        quiet = f"; no event for {duration(silence)}" if silence >= _QUIET else ""
     name = path.parent.parent.name
     title = f"{name}: round {watched.round} of {watched.rounds}, {watched.standing}{left}{quiet}"
     table = Table("", "last", "by round")
@@ -146,6 +142,6 @@ def _shown(watched: Watched, path: Path | None) -> Group:
             f"validation {watched.metric}", f"{last:.4f}", sparkline(watched.over_rounds(watched.scores))
         )
     for site, scores in sorted(watched.tested.items()):
-        said = ", ".join(f"{k} {v:.4f}" for k, v in scores.items())
-        table.add_row(f"{site}: tested", said or "none sent", "")
+        text = ", ".join(f"{k} {v:.4f}" for k, v in scores.items())
+        table.add_row(f"{site}: tested", text or "none sent", "")
     return Group(Text(title), table, *(Text(wrapped(line)) for line in watched.lines[-_LAST:]))

@@ -323,18 +323,18 @@ def find(reference: Mapping[str, str], environment: Mapping[str, str] = os.envir
             raise ConfigError(
                 f"the Bundle {name} is not allowed here; the site's administrator allows it with: {_REMEDY}"
             )
-        bundle: AllowedBundle | None = _allowed[name]
+        bundle = _allowed[name]
     else:
-        bundle = _named.get(name)
-        if bundle is None or bundle.hash != wanted:
-            try:
-                bundle = AllowedBundle.of(locate(name, environment))
-            except ConfigError as error:
-                if bundle is None:
-                    raise ConfigError(
-                        f"the run was made with the Bundle {name} (content {short_hash(wanted)}), which is "
-                        f"not here: {BUNDLES_VARIABLE}=DIR names the folder that holds it"
-                    ) from error
+        named = _named.get(name)
+        try:
+            bundle = named if named and named.hash == wanted else AllowedBundle.of(locate(name, environment))
+        except ConfigError as error:
+            if named is None:
+                raise ConfigError(
+                    f"the run was made with the Bundle {name} (content {short_hash(wanted)}), which is "
+                    f"not here: {BUNDLES_VARIABLE}=DIR names the folder that holds it"
+                ) from error
+            bundle = named
     if bundle.hash != wanted:
         where = "here" if _allowed is None else "allowed here"
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Accuracy: share of images that are given their class; of a class, its recall."""
+"""Accuracy: share of correctly classified images; of a class, its recall."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ METRIC = Metric(
     leaves=MEAN,
     position=0,
     is_recall=True,
-    meaning="the share of images that are given their class.",
+    meaning="the share of correctly classified images.",
 )

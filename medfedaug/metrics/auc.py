@@ -11,16 +11,16 @@ if TYPE_CHECKING:
 
 
 def _auc(images: ClassifiedImages) -> SiteScores:
-    """Compute MONAI's area; where a site has images of one class alone, no class has one."""
+    """Compute MONAI's area; a class without images, or the only one with images, has none."""
     from monai.metrics import compute_roc_auc
 
-    found: dict[str, float | None] = {}
+    areas: dict[str, float | None] = {}
     for index, name in enumerate(images.classes):
-        own = images.targets == index
-        both = bool(own.any()) and not bool(own.all())
+        members = images.targets == index
+        both = bool(members.any()) and not bool(members.all())
         ranked = images.probabilities[:, index]
-        found[name] = float(compute_roc_auc(ranked, own.int())) if both else None  # type: ignore[arg-type]
-    return SiteScores(mean_score(found.values()), classes=found)
+        areas[name] = float(compute_roc_auc(ranked, members.int())) if both else None  # type: ignore[arg-type]
+    return SiteScores(mean_score(areas.values()), classes=areas)
 
 
 METRIC = Metric(

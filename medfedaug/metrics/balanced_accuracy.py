@@ -9,8 +9,8 @@ METRIC = Metric(
     "Balanced accuracy",
     task="classification",
     compute=lambda images: SiteScores(mean_score(images.recalls.values())),
-    by_class=False,  # its parts are the accuracies of the classes
+    by_class=False,  # the accuracies of the classes are its parts
     leaves=MEAN_OF_CLASSES,
     position=1,
-    meaning="the mean over the classes of the share of a class's images that are given it.",
+    meaning="the mean over the classes of the share of a class's correctly classified images.",
 )

@@ -1,4 +1,4 @@
-"""`Metric`: name, unit, direction and computation of a score, and the form in which it may leave a site.
+"""`Metric`: name, unit, direction and computation of a score, and the form in which a site releases it.
 
 A metric is one file of this package with an object `METRIC`, or an object that another package names as an
 entry point of the group ``medfedaug.metrics``.
@@ -19,29 +19,17 @@ if TYPE_CHECKING:
 
     Compute = Callable[[Any], "CaseScores | SiteScores"]
 
-__all__ = [
-    "FINEST_STEP",
-    "MEAN",
-    "MEAN_OF_CLASSES",
-    "STAYS",
-    "CaseScores",
-    "Metric",
-    "SiteScores",
-    "mean_of_classes",
-    "mean_score",
-]
-
 STAYS, MEAN, MEAN_OF_CLASSES = "stays", "mean", "mean of classes"
 """Forms in which a site that sends summaries releases a metric: not at all; its mean over the cases; its mean
-over the classes, of which each case counts by the size of its class."""
+over the classes, in which each case counts by the size of its class."""
 
 FINEST_STEP = 0.01
-"""No mean leaves a site that sends summaries in smaller steps."""
+"""Smallest step of a mean that leaves a site that sends summaries."""
 
 _PEOPLE = ("Dice", "Jaccard", "Hausdorff")
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
-# Entries beside the metrics, in a site's scores or in those of a class.
-_TAKEN = re.compile(
+# Other entries of a site's scores, or of a class's.
+_RESERVED = re.compile(
     r"cases|case_metrics|case_classes|classes|missed|undivided|note|patients|scored_cases|seconds|unit|against|.*_(low|high)"
 )
 
@@ -51,8 +39,8 @@ class CaseScores:
     """Scores of a metric for one case.
 
     Args:
-        score: of the case; ``None`` where there is nothing to score.
-        classes: of each class, without the background.
+        score: the score of the case, if any.
+        classes: the score of each class, without the background.
     """
 
     score: float | None
@@ -64,10 +52,10 @@ class SiteScores:
     """Scores of a metric for all cases of a site.
 
     Args:
-        score: of the site.
-        cases: of each case by its name, where the metric has any.
-        classes: of each class by its name.
-        values: by class, the values of which its score is the mean, each with its patient, where it is one.
+        score: the score of the site.
+        cases: the score of each case by its name, for metrics of cases.
+        classes: the score of each class by its name.
+        values: by class, the values and patients of which its score is the mean, if it is one.
     """
 
     score: float | None
@@ -78,29 +66,28 @@ class SiteScores:
 
 @dataclass(frozen=True)
 class Metric:
-    """A score: how it is called, computed, compared and released.
+    """A score: its names, computation, direction and release.
 
     Args:
-        name: as in ``results.json``.
-        title: for a reader.
+        name: its name in ``results.json``.
+        title: its name for readers.
         higher_is_better: its direction.
-        largest: no score lies above it; the smallest is 0.
-        has_unit: whether it is a length, in the unit that the site names
-            (`medfedaug.metrics.registry.UNITS`).
-        cases: what is scored, ``"patients"`` or ``"images"``.
+        largest: the largest possible score; the smallest is 0.
+        has_unit: it is a length, in the site's unit (`medfedaug.metrics.registry.UNITS`).
+        cases: unit of the cases, ``"patients"`` or ``"images"``.
         task: the task that computes it; empty for a metric of a Bundle, which computes it itself.
         compute: of a segmentation, `CaseScores` of one case (`medfedaug.metrics.segmentation.LabelMaps`); of
             a classification, `SiteScores` of all cases
             (`medfedaug.metrics.classification.ClassifiedImages`).
-        by_class: whether results have it for each class.
+        by_class: results have it for each class.
         leaves: the form in which a site that sends summaries releases it (`STAYS`, `MEAN` or
             `MEAN_OF_CLASSES`). A site whose policy releases the scores of cases releases all of them.
-        finest_step: a mean leaves in steps of this or more, whatever the number of patients.
+        finest_step: smallest step of a released mean, for any number of patients.
         meaning: one sentence for the glossary of a report.
         position: place among the columns of its task; the first one chooses the round.
-        skips_missed: whether a structure that was not predicted has no score, and is counted as missed.
-        zero_is_nothing: whether 0 at every site shows that a model has learned nothing.
-        is_recall: whether its score of a class is the share of the class's images that are given it.
+        skips_missed: a structure that was not predicted has no score, and is counted as missed.
+        zero_is_nothing: 0 at every site shows that a model has learned nothing.
+        is_recall: its score of a class is the share of the class's images that are classified as it.
 
     Raises:
         ConfigError: for values that contradict each other.
@@ -137,12 +124,12 @@ class Metric:
             raise ConfigError(f"metric {self.name}: finest_step lies between {FINEST_STEP} and 1")
 
     def check_addition(self) -> None:
-        """Check what a metric of another package says of itself, which goes into results and pages.
+        """Check the attributes of another package's metric, which go into results and pages.
 
         Raises:
             ConfigError: naming the metric.
         """
-        if not _NAME.fullmatch(self.name) or _TAKEN.fullmatch(self.name):
+        if not _NAME.fullmatch(self.name) or _RESERVED.fullmatch(self.name):
             raise ConfigError(f"metric {self.name[:80]!r}: use a free name of small letters, digits and _")
         check_printable(f"metric {self.name}", (self.title, self.cases, self.meaning))
         if self.compute is None or not self.task:
@@ -150,7 +137,7 @@ class Metric:
 
     @property
     def in_text(self) -> str:
-        """The title within a sentence: what is neither a name nor an abbreviation is written small.
+        """The title within a sentence, in small letters unless it is a name or an abbreviation.
 
         Example:
             >>> Metric("auc", "AUC").in_text, Metric("balanced_accuracy", "Balanced accuracy").in_text
@@ -161,7 +148,7 @@ class Metric:
         return " ".join([first.lower() if word else first, *others])
 
     def worst(self, scores: Mapping[str, float]) -> str:
-        """Return the name of the worst score, of equal ones the first by name."""
+        """Return the name of the worst score, the first by name of equal ones."""
         return (min if self.higher_is_better else max)(sorted(scores), key=lambda name: scores[name])
 
     def accepts(self, value: Any) -> bool:
@@ -175,44 +162,39 @@ class Metric:
         return number and 0 <= value <= self.largest
 
     def scores(self, cases: Any) -> Any:
-        """Compute it, and check that all scores are such as it declares: the limits of a release rely on it.
-
-        Args:
-            cases: as `compute` takes them.
+        """Compute scores of `compute`'s cases, and check their limits, on which a release relies.
 
         Raises:
             ConfigError: naming the metric and no score, since the message leaves the site.
         """
         assert self.compute is not None
         try:
-            found = self.compute(cases)
-        except Exception as error:  # whatever the metric of another package does
+            scores = self.compute(cases)
+        except Exception as error:  # any error of another package's metric
             reason = withheld(f"{type(error).__name__}: {first_line(error)}")
             raise ConfigError(f"metric {self.name} fails ({reason})") from error
-        values = [found.score, *_all(found)]
+        values = [scores.score, *_all(scores)]
         if not all(value is None or self.accepts(value) for value in values):
             raise ConfigError(f"metric {self.name}: a score does not lie between 0 and {self.largest:g}")
-        return found
+        return scores
 
 
-def mean_of_classes(
-    score: Callable[[LabelMaps, int], float | None],
-) -> Callable[[LabelMaps], CaseScores]:
+def mean_of_classes(score: Callable[[LabelMaps, int], float | None]) -> Callable[[LabelMaps], CaseScores]:
     """Compute a metric of a segmentation class by class; the score of a case is their mean.
 
     Args:
-        score: of one case and the index of a class; ``None`` where there is nothing to score.
+        score: returns the score of a case and the index of a class, if any.
     """
 
     def compute(maps: LabelMaps) -> CaseScores:
-        found = [score(maps, index) for index in range(1, len(maps.classes))]
-        return CaseScores(mean_score(found), found)
+        scores = [score(maps, index) for index in range(1, len(maps.classes))]
+        return CaseScores(mean_score(scores), scores)
 
     return compute
 
 
 def mean_score(scores: Iterable[float | None]) -> float | None:
-    """Return the mean of the scores that are known; ``None`` where none is.
+    """Return the mean of the known scores, if any.
 
     Example:
         >>> mean_score([0.5, None, 1.0]), mean_score([None])
@@ -222,7 +204,7 @@ def mean_score(scores: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _all(found: CaseScores | SiteScores) -> Iterable[float | None]:
-    if isinstance(found, CaseScores):
-        return found.classes
-    return (*(found.cases or {}).values(), *found.classes.values())
+def _all(scores: CaseScores | SiteScores) -> Iterable[float | None]:
+    if isinstance(scores, CaseScores):
+        return scores.classes
+    return (*(scores.cases or {}).values(), *scores.classes.values())

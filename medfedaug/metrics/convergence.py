@@ -1,4 +1,4 @@
-"""Convergence of a run: `is_converged`, `has_stalled` while it runs, and the rounds of the next attempt."""
+"""Convergence of a run: `is_converged`, `has_stalled` during the run, and the rounds of the next attempt."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from medfedaug.metrics.significance import t_quantile
 
 _STEP = 0.01
 ATTEMPTS = (1, 2, 4)
-"""Times the first number of rounds, of each attempt at a training that converges."""
+"""Factors of the first number of rounds, for each attempt at a training that converges."""
 
 
 def is_converged(validation: Sequence[float | None]) -> bool:
     """Return whether the last third of the rounds brought at most 0.01 to the best validation score.
 
     Args:
-        validation: the score of each round, higher is better; of fewer than three rounds nothing is known.
+        validation: the score of each round, higher is better; fewer than three rounds do not converge.
 
     Example:
         >>> is_converged([0.3, 0.5, 0.6, 0.6, 0.6, 0.6]), is_converged([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
@@ -31,7 +31,7 @@ def is_converged(validation: Sequence[float | None]) -> bool:
 def has_stalled(validation: Sequence[float], patience: int, *, higher_is_better: bool = True) -> bool:
     r"""Return whether the last scores are no better than as many before, beyond the noise between rounds.
 
-    The mean gain :math:`g` of the last :math:`n` scores over the :math:`n` before counts where it exceeds
+    The mean gain :math:`g` of the last :math:`n` scores over the :math:`n` before counts if it exceeds
     :math:`t_{0.95,\,2n-2} \sqrt{(s_1^2 + s_2^2) / n}`, the one-sided 95% limit of Student's two-sample test.
 
     Args:
@@ -52,11 +52,11 @@ def has_stalled(validation: Sequence[float], patience: int, *, higher_is_better:
 
 
 def longer(validation: Sequence[float | None], first: int) -> int | None:
-    """Return the number of rounds of the next attempt: twice as many, or ``None`` where no other is made.
+    """Return the number of rounds of the next attempt: twice as many, or ``None`` without another attempt.
 
     Args:
-        validation: the score of each round of the last attempt; none follows where it `is_converged`.
-        first: the number of rounds of the first attempt, of which no attempt has more than four times.
+        validation: the score of each round of the last attempt; none follows if it `is_converged`.
+        first: the number of rounds of the first attempt; no attempt has more than four times as many.
 
     Example:
         >>> rising = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]

@@ -1,4 +1,4 @@
-"""`crossed_test`: a mean difference, with the chance of another training and of other patients together."""
+"""`crossed_test` tests a mean difference with the chance of other trainings and other patients together."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ class CrossedTest:
         low: lower end of its 95% interval.
         high: upper end.
         p: two-sided p-value, at most 0.05 if and only if the interval excludes 0.
-        trainings: number of trainings.
-        patients: number of patients.
     """
 
     difference: float
@@ -33,19 +31,19 @@ class CrossedTest:
 
 
 def crossed_test(differences: Sequence[Sequence[float]]) -> CrossedTest | None:
-    r"""Test a mean difference whose trainings and whose patients are both a sample.
+    r"""Test a mean difference over samples of trainings and of patients.
 
-    Each patient is scored by each training, so the two effects are crossed:
+    Each training scores each patient, so the two effects are crossed:
     :math:`d_{sp} = \delta + a_s + b_p + e_{sp}`. With :math:`s_a^2` the variance of the trainings' means and
-    :math:`s_b^2` that of the patients' means,
+    :math:`s_b^2` the variance of the patients' means,
 
     .. math:: T = \bar d / \sqrt{v}, \qquad v = s_a^2 / S + s_b^2 / P, \qquad
         f = v^2 / \Bigl(\frac{(s_a^2 / S)^2}{S - 1} + \frac{(s_b^2 / P)^2}{P - 1}\Bigr)
 
     has about Student's t distribution with f degrees of freedom (Satterthwaite, Biometrics Bulletin, 1946).
-    Both variances contain the residual, which makes v rather too large than too small.
+    Both variances contain the residual, which makes v too large rather than too small.
 
-    Where few patients differ much and the others little, that interval is too short on one side. Hall's
+    If few patients differ much and the others little, this interval is too short on one side. Hall's
     transformation (Journal of the Royal Statistical Society B, 1992) corrects it for the skewness
     :math:`\gamma` of the patients' means, :math:`g = \gamma \, (s_b^2 / P / v)^{3/2} / \sqrt P`:
 
@@ -54,11 +52,11 @@ def crossed_test(differences: Sequence[Sequence[float]]) -> CrossedTest | None:
     The p-value is the larger of the two, and the interval is the union of both.
 
     Args:
-        differences: of S trainings, one row each, by P patients; NaN where a training has no score.
-            Trainings and patients without any score are left out.
+        differences: (S, P), differences of S trainings and P patients; NaN for a missing score. Trainings and
+            patients without any score are left out.
 
     Returns:
-        The test; ``None`` for fewer than two trainings or three patients, and where nothing varies.
+        The test; ``None`` for fewer than two trainings or three patients, and without variation.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -106,7 +104,7 @@ def _transformed(t: float, skew: float) -> float:
 
 
 def _original(value: float, skew: float) -> float:
-    """The statistic whose `_transformed` value is given."""
+    """Invert `_transformed`."""
     if abs(skew) < 1e-6:  # the two differ by less than the rounding of the cube root
         return value
     return 3 / skew * (float(np.cbrt(1 + skew * (value - skew / 6))) - 1)

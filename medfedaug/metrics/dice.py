@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def _dice(maps: LabelMaps) -> CaseScores:
-    """Compute MONAI's Dice; a class that is absent in the truth has none, whatever was predicted."""
+    """Compute MONAI's Dice; a class that is absent in the truth has none."""
     from monai.metrics import DiceMetric
     from monai.networks.utils import one_hot
 
@@ -20,7 +20,7 @@ def _dice(maps: LabelMaps) -> CaseScores:
     predicted, truth = maps.predicted[None], maps.truth[None].to(maps.predicted.device)
     metric(y_pred=one_hot(predicted, count), y=one_hot(truth, count))
     shares = metric.aggregate(reduction="none")[0].tolist()
-    # MONAI reports 0 when nothing could be scored; the truth tells the two apart.
+    # MONAI also reports 0 without any score; the truth distinguishes the two.
     score = float(metric.aggregate()) if bool(maps.truth.any()) else None  # type: ignore[arg-type]
     return CaseScores(score, [None if math.isnan(share) else share for share in shares])
 
@@ -34,6 +34,6 @@ METRIC = Metric(
     leaves=MEAN,
     position=0,
     zero_is_nothing=True,
-    meaning="how well two regions agree: twice what they have in common, divided by what they have together. "
-    "1 is perfect, 0 is nothing in common.",
+    meaning="agreement of two regions: twice their intersection, divided by the sum of their sizes. 1 is "
+    "perfect, 0 is nothing in common.",
 )

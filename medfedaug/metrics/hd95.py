@@ -21,17 +21,17 @@ def _hd95(maps: LabelMaps, index: int) -> float | None:
 
     with the distances d between the surfaces S of prediction and truth
     (`medfedaug.metrics.segmentation.surface_distances`), and P₉₅ the 95th percentile, linear between
-    neighbours. Without a truth, or without a prediction, there is none.
+    neighbours. Without a truth or a prediction it is ``None``.
     """
-    apart = maps.surface_distances(index)
-    return None if apart is None else max(float(np.percentile(one, _PERCENTILE)) for one in apart)
+    distances = maps.surface_distances(index)
+    return None if distances is None else max(float(np.percentile(side, _PERCENTILE)) for side in distances)
 
 
 METRIC = Metric(
     "hd95",
     "HD95",
     higher_is_better=False,
-    # Beyond the diagonal of any volume that a scanner takes, in millimetres or in voxels.
+    # Beyond the diagonal of any scanner's volume, in millimetres or in voxels.
     largest=1e5,
     has_unit=True,
     cases="patients",
@@ -39,6 +39,6 @@ METRIC = Metric(
     compute=mean_of_classes(_hd95),
     position=1,
     skips_missed=True,
-    meaning="the 95% Hausdorff distance: how far apart the two surfaces lie, without the worst 5%. Lower is "
+    meaning="the 95% Hausdorff distance: the distance between two surfaces, without the worst 5%. Lower is "
     "better.",
 )

@@ -1,11 +1,11 @@
-"""`nothing_learned_in`: models no better than a constant answer, of which no comparison says anything."""
+"""`nothing_learned_in` detects models no better than a constant answer, whose comparison is meaningless."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from medfedaug.metrics.registry import find_metric, recall_metric
+from medfedaug.metrics.registry import METRICS, find_metric
 from medfedaug.utils.validation import number_or_none
 
 REMEDIES = (
@@ -16,13 +16,13 @@ REMEDIES = (
 
 
 def nothing_learned_in(test: Mapping[str, Any]) -> str:
-    """Explain why the scores of a model show that it learned nothing.
+    """Return the reason why the scores of a model show that it learned nothing, if they do.
 
     Returns:
-        The reason: every score is 0 where that shows it (`medfedaug.metrics.base.Metric.zero_is_nothing`);
-        every case with a score is undivided (`medfedaug.metrics.segmentation.LabelMaps.undivided`), which
-        marking all or nothing of any image does as well; or at each site with images of several classes all
-        of them were given one class. Empty where none of these holds.
+        The reason: every score is 0 (for `medfedaug.metrics.base.Metric.zero_is_nothing`); every case with a
+        score is undivided (`medfedaug.metrics.segmentation.LabelMaps.undivided`), as by marking all or
+        nothing of any image; or each site with images of several classes gives them all one class. Otherwise
+        empty.
 
     Example:
         >>> nothing_learned_in({"mean": {"dice": 0}, "sites": {"A": {"dice": 0.0}, "B": {"dice": 0.0}}})
@@ -46,16 +46,16 @@ def nothing_learned_in(test: Mapping[str, Any]) -> str:
             return f"every test {find_metric(metric).title} is 0"
         whole = all(_is_undivided(entry) for entry in known)
         return "every test image was marked whole, or given one class" if whole else ""
-    recall = recall_metric()
-    recalls = [[found.get(recall) for found in entry.get("classes", {}).values()] for entry in entries]
-    by_site = [[value for value in found if value is not None] for found in recalls]
-    several = [found for found in by_site if len(found) > 1]
-    one_for_all = several and all(sorted(found) == [0.0] * (len(found) - 1) + [1.0] for found in several)
+    recall = next(name for name, known_metric in METRICS.items() if known_metric.is_recall)
+    recalls = [[scores.get(recall) for scores in entry.get("classes", {}).values()] for entry in entries]
+    by_site = [[value for value in values if value is not None] for values in recalls]
+    several = [values for values in by_site if len(values) > 1]
+    one_for_all = several and all(sorted(values) == [0.0] * (len(values) - 1) + [1.0] for values in several)
     return "every test image of a site was given one class" if one_for_all else ""
 
 
 def _is_undivided(entry: Mapping[str, Any]) -> bool:
-    """Return whether a site says that of all its cases with a score."""
+    """Return whether all cases of a site with a score are undivided."""
     cases = entry.get("cases")
     scored = sum(score is not None for score in cases.values()) if isinstance(cases, Mapping) else 0
     return bool(scored) and number_or_none(entry.get("undivided", 0)) == scored

@@ -21,8 +21,8 @@ def _nsd(maps: LabelMaps, index: int) -> float | None:
         {|S_p| + |S_t|}
 
     with the distances d between the surfaces S of prediction and truth
-    (`medfedaug.metrics.segmentation.surface_distances`). Without a truth there is none; with a truth and no
-    prediction it is 0.
+    (`medfedaug.metrics.segmentation.surface_distances`). Without a truth it is ``None``, with a truth and no
+    prediction 0.
 
     Deviations:
         Every surface voxel counts alike; Nikolov et al. weigh it by the area of the surface in it.
@@ -30,8 +30,8 @@ def _nsd(maps: LabelMaps, index: int) -> float | None:
     _, truth = maps.structure(index)
     if not bool(truth.any()):
         return None
-    apart = maps.surface_distances(index)
-    return 0.0 if apart is None else float((np.concatenate(apart) <= maps.tolerance).mean())
+    distances = maps.surface_distances(index)
+    return 0.0 if distances is None else float((np.concatenate(distances) <= maps.tolerance).mean())
 
 
 METRIC = Metric(

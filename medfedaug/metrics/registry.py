@@ -1,4 +1,4 @@
-"""The metrics by name, with title, unit and direction; and what is made of the sites' scores."""
+"""Metrics by name, with title, unit and direction; summaries of the sites' scores."""
 
 from __future__ import annotations
 
@@ -14,48 +14,24 @@ from medfedaug.metrics.base import MEAN, STAYS, Metric, mean_score
 from medfedaug.utils import plugins
 from medfedaug.utils.validation import not_known, number_or_none
 
-__all__ = [
-    "BUILT_IN_METRICS",
-    "GLOBAL",
-    "LOCAL",
-    "METRICS",
-    "PERSONAL",
-    "UNITS",
-    "UNSEEN",
-    "Metric",
-    "add_metric",
-    "add_recorded",
-    "described",
-    "disparity",
-    "find_metric",
-    "leaves_by_default",
-    "mean_score",
-    "metric_names",
-    "over_sites",
-    "plugin_metric",
-    "recall_metric",
-    "score_of",
-    "whose_model",
-]
-
 GLOBAL, PERSONAL, LOCAL, UNSEEN = "global", "personal", "local", "unseen"
-"""Kinds of models that a score may be of (`medfedaug.federation.composition.Composition.scored`)."""
+"""Kinds of scored models (`medfedaug.federation.composition.Composition.scored`)."""
 
 
-def whose_model(own: Collection[str]) -> str:
-    """Name the model of a score: the global one, or a personal one with what is the site's own in it.
+def whose_model(parts: Collection[str]) -> str:
+    """Name the model of a score: the global one, or a personal one with the site's own parts.
 
     >>> whose_model([]), whose_model(["own layers", "fine-tuned"])
     ('global', 'personal (own layers, fine-tuned)')
     """
-    return f"{PERSONAL} ({', '.join(own)})" if own else GLOBAL
+    return f"{PERSONAL} ({', '.join(parts)})" if parts else GLOBAL
 
 
 METRICS: dict[str, Metric] = {}
-"""Metrics by name: those of this package, and those that other packages, Bundles and records added."""
+"""Metrics by name: of this package, and added by other packages, Bundles and records."""
 
 UNITS = ("mm", "px", "mixed")
-"""Units of a site's lengths: ``"px"`` where images have no spacing, ``"mixed"`` where some have one."""
+"""Units of a site's lengths: ``"px"`` for images without spacing, ``"mixed"`` if some have one."""
 
 
 def metric_names(task: str, further: Sequence[str] = (), without: Sequence[str] = ()) -> tuple[str, ...]:
@@ -63,12 +39,12 @@ def metric_names(task: str, further: Sequence[str] = (), without: Sequence[str] 
 
     Args:
         task: ``"segmentation"`` or ``"classification"``.
-        further: names of metrics that other packages add, which become known.
+        further: names of other packages' metrics, which this registers.
         without: names of metrics to leave out.
 
     Raises:
-        ConfigError: for a name that is not known or is a metric of another task, for a package that may not
-            or cannot be used, and where the metric that chooses the round is left out.
+        ConfigError: for an unknown name or a metric of another task, for a package that may not or cannot be
+            used, and if ``without`` has the metric that chooses the round.
 
     Example:
         >>> metric_names("segmentation")[0]
@@ -76,20 +52,20 @@ def metric_names(task: str, further: Sequence[str] = (), without: Sequence[str] 
         >>> "hd95" in metric_names("segmentation", without=["hd95"])
         False
     """
-    own = sorted((m for m in _BUILT_IN.values() if m.task == task), key=lambda m: (m.position, m.name))
+    built_in = sorted((m for m in _BUILT_IN.values() if m.task == task), key=lambda m: (m.position, m.name))
     for name in further:
         plugin = plugins.find(plugins.METRICS, name, BUILT_IN_METRICS)
         if plugin is None:
             known = plugins.names(plugins.METRICS, BUILT_IN_METRICS)
-            problem = (
-                f"is one of every {_BUILT_IN[name].task}" if name in _BUILT_IN else "is added by no package"
-            )
+            problem = "is added by no package"
+            if name in _BUILT_IN:
+                problem = f"is one of every {_BUILT_IN[name].task}"
             raise ConfigError(f"metric {name!r} {problem}; added ones: {', '.join(known) or 'none'}")
         metric = plugin_metric(plugin)
         if metric.task != task:
             raise ConfigError(f"metric {name} is for {metric.task}, and the run is a {task}")
         METRICS[name] = metric
-    names = (*(metric.name for metric in own), *dict.fromkeys(further))
+    names = (*(metric.name for metric in built_in), *dict.fromkeys(further))
     for name in without:
         if name not in names[1:]:
             problem = "chooses the round and stays" if name == names[0] else not_known(name, names[1:])
@@ -103,25 +79,20 @@ def plugin_metric(plugin: plugins.Plugin) -> Metric:
     Raises:
         ConfigError: naming the package, when the object cannot be loaded or is no metric of that name.
     """
-    found = plugin.load()
-    if not isinstance(found, Metric):
-        raise ConfigError(f"{plugin.what}: {found!r} is no medfedaug.metrics.base.Metric")
-    if found.name != plugin.name:
-        raise ConfigError(f"{plugin.what}: the metric must have that name, and has {found.name!r}")
-    found.check_addition()
-    return found
-
-
-def recall_metric() -> str:
-    """Return the name of the metric whose score of a class is its recall."""
-    return next(metric.name for metric in METRICS.values() if metric.is_recall)
+    metric = plugin.load()
+    if not isinstance(metric, Metric):
+        raise ConfigError(f"{plugin.what}: {metric!r} is no medfedaug.metrics.base.Metric")
+    if metric.name != plugin.name:
+        raise ConfigError(f"{plugin.what}: the metric must have that name, got {metric.name!r}")
+    metric.check_addition()
+    return metric
 
 
 def add_metric(metric: Metric) -> bool:
-    """Make a metric known that a Bundle brings along.
+    """Register the metric of a Bundle.
 
     Returns:
-        Whether it is known now. It is not if its name means another direction in this process.
+        ``False`` if its name has another direction in this process.
 
     Example:
         >>> add_metric(Metric("dice", "Dice", higher_is_better=False))
@@ -131,7 +102,7 @@ def add_metric(metric: Metric) -> bool:
 
 
 def add_recorded(described: Mapping[str, Any]) -> None:
-    """Make known what a ``results.json`` says of metrics that others brought along (`add_metric`).
+    """Register metrics from the descriptions of a ``results.json`` (`add_metric`).
 
     Example:
         >>> add_recorded({"distance": {"title": "Distance", "higher_is_better": False, "largest": 1e5}})
@@ -159,7 +130,7 @@ def add_recorded(described: Mapping[str, Any]) -> None:
 
 
 def leaves_by_default(largest: float, *, has_unit: bool = False) -> str:
-    """Return the form in which a metric leaves that does not declare one: a share as a mean over cases."""
+    """Return the default form in which a metric leaves: a share as a mean over cases."""
     return MEAN if largest <= 1 and not has_unit else STAYS
 
 
@@ -167,29 +138,29 @@ _RECORDED = ("name", "title", "higher_is_better", "largest", "has_unit", "cases"
 
 
 def described(names: Iterable[str]) -> dict[str, Any]:
-    """Describe metrics that others added, for a record that `add_recorded` reads.
+    """Describe added metrics for a record that `add_recorded` reads.
 
     Returns:
-        Under ``"metrics"`` a description of each; empty where there is none.
+        ``"metrics"`` with a description of each; empty without added metrics.
 
     Example:
         >>> described(["dice", "auc"])
         {}
     """
-    found: dict[str, dict[str, Any]] = {}
+    entries: dict[str, dict[str, Any]] = {}
     for metric in (METRICS[name] for name in names if name not in BUILT_IN_METRICS):
         meaning = {"meaning": metric.meaning} if metric.meaning else {}
-        found[metric.name] = {key: getattr(metric, key) for key in _RECORDED} | meaning
-    return {"metrics": found} if found else {}
+        entries[metric.name] = {key: getattr(metric, key) for key in _RECORDED} | meaning
+    return {"metrics": entries} if entries else {}
 
 
 def find_metric(name: str) -> Metric:
-    """Return the metric of a name; one that another release or package named is taken for a share."""
+    """Return the metric of a name; an unknown name is taken for a share."""
     return METRICS.get(name) or Metric(name, name.replace("_", " ").capitalize())
 
 
 def score_of(metric: str, value: Any) -> float | None:
-    """Return a score that a metric can have; ``None`` for anything else, which may come from another site.
+    """Return a score that a metric can have; ``None`` for any other value, which may come from a site.
 
     >>> score_of("dice", 0.5), score_of("dice", 7), score_of("hd95", 7), score_of("hd95", float("inf"))
     (0.5, None, 7.0, None)
@@ -200,11 +171,11 @@ def score_of(metric: str, value: Any) -> float | None:
 def over_sites(sites: Mapping[str, Mapping[str, Any]], metrics: Sequence[str]) -> dict[str, Any]:
     """Compute mean, worst site and disparity of each metric over the sites with a score, which count alike.
 
-    The worst site is the one with the lowest score, or the highest where lower is better. Sites that measure
-    a length in different units have none of these.
+    The worst site has the lowest score, or the highest if lower is better. Sites that measure a length in
+    different units have none of these.
 
     Args:
-        sites: the scores of each site by metric, with ``"unit"`` where there are lengths.
+        sites: the scores of each site by metric, with ``"unit"`` of lengths.
         metrics: names in `METRICS`.
 
     Returns:
@@ -218,16 +189,16 @@ def over_sites(sites: Mapping[str, Mapping[str, Any]], metrics: Sequence[str]) -
         >>> found["disparity"]
         {'dice': {'std': 0.125, 'range': 0.25}}
     """
-    found: dict[str, dict[str, Any]] = {"mean": {}, "worst": {}, "disparity": {}}
+    results: dict[str, dict[str, Any]] = {"mean": {}, "worst": {}, "disparity": {}}
     for name in metrics:
         known = {site: scores[name] for site, scores in sites.items() if scores.get(name) is not None}
         if METRICS[name].has_unit and len({sites[site].get("unit") for site in known}) > 1:
             known = {}
-        found["mean"][name] = mean_score(known.values())
+        results["mean"][name] = mean_score(known.values())
         worst = METRICS[name].worst(known) if known else None
-        found["worst"][name] = None if worst is None else {"site": worst, "value": known[worst]}
-        found["disparity"][name] = disparity(known.values())
-    return found
+        results["worst"][name] = None if worst is None else {"site": worst, "value": known[worst]}
+        results["disparity"][name] = disparity(known.values())
+    return results
 
 
 def disparity(scores: Collection[float]) -> dict[str, float] | None:
@@ -242,15 +213,15 @@ def disparity(scores: Collection[float]) -> dict[str, float] | None:
 
 
 def _built_in() -> dict[str, Metric]:
-    """Every object `METRIC` of a module of this package, by name."""
+    """Return the object `METRIC` of each module of this package, by name."""
     package = __name__.rpartition(".")[0]
-    modules = [found.name for found in pkgutil.iter_modules([str(Path(__file__).parent)])]
-    found = [getattr(importlib.import_module(f"{package}.{name}"), "METRIC", None) for name in modules]
-    return {metric.name: metric for metric in found if isinstance(metric, Metric)}
+    modules = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])]
+    objects = [getattr(importlib.import_module(f"{package}.{name}"), "METRIC", None) for name in modules]
+    return {metric.name: metric for metric in objects if isinstance(metric, Metric)}
 
 
-# Last, since some of those modules import this one.
+# Last, since some of these modules import this one.
 _BUILT_IN = _built_in()
 METRICS.update(_BUILT_IN)
 BUILT_IN_METRICS = frozenset(_BUILT_IN)
-"""Names of the metrics of medfedaug itself, which no other package may take."""
+"""Names of medfedaug's metrics, which no other package may use."""

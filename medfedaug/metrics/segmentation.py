@@ -1,4 +1,4 @@
-"""`LabelMaps`: prediction and truth of a case; `LabelMapScores`: the scores that metrics make of them."""
+"""`LabelMaps`: prediction and truth of a case; `LabelMapScores`: their scores."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Distances = tuple[np.ndarray, np.ndarray]
 
 
 def voxel_edges(affine: Tensor | None, dims: int = 3) -> tuple[float, ...]:
-    """The lengths of a voxel's edges: the columns of the affine; 1 without one.
+    """Return the lengths of a voxel's edges: the norms of the affine's columns; 1 without an affine.
 
     Args:
-        affine: (4, 4), from voxels to millimetres; a shear is not seen in it.
+        affine: (4, 4), from voxels to millimetres; a shear is ignored.
         dims: number of axes.
 
     Example:
@@ -38,49 +38,48 @@ def voxel_edges(affine: Tensor | None, dims: int = 3) -> tuple[float, ...]:
 
 
 def surface_distances(predicted: Tensor, truth: Tensor, edges: Sequence[float]) -> Distances | None:
-    r"""Distances between the surfaces of one structure as predicted and as it is.
+    r"""Compute the distances between the predicted and the true surface of a structure.
 
-    With the surface voxels :math:`S` of a structure, those with a face on the outside (as MONAI's metrics
-    define them), they are :math:`d(s, S') = \min_{s' \in S'} \lVert s - s' \rVert` between the centres.
+    With the surface voxels :math:`S` of a structure, which have a face on the outside (as in MONAI's
+    metrics), they are :math:`d(s, S') = \min_{s' \in S'} \lVert s - s' \rVert` between the centres.
 
     Args:
         predicted: (\*spatial), boolean, in two or three dimensions.
-        truth: the same.
+        truth: (\*spatial), boolean.
         edges: the lengths of a voxel's edges.
 
     Returns:
-        Of each surface voxel of the prediction, and of the truth, the distance to the other surface in the
-        unit of ``edges``; ``None`` where one of the two has no surface.
+        The distance of each surface voxel of the prediction, and of the truth, to the other surface in the
+        unit of ``edges``; ``None`` if one of the two has no surface.
 
     Deviations:
-        The metrics of these distances are those of `monai.metrics.compute_hausdorff_distance` and
+        The distances give the metrics of `monai.metrics.compute_hausdorff_distance` and
         `monai.metrics.compute_surface_dice`, which measure every distance twice and search a tree of surface
-        voxels: with scattered predictions, as of an untrained network, that takes twenty times as long as the
-        distance transform here. Surfaces are found by the same erosion (SciPy's), without MONAI's transforms
+        voxels: with scattered predictions of an untrained network this takes twenty times as long as the
+        distance transform here. The same erosion (SciPy's) gives the surfaces, without MONAI's transforms
         around it, which take four to twenty times as long for small images.
     """
-    from scipy import ndimage  # imported here: commands that compute nothing import this module
+    from scipy import ndimage  # light commands import this module
 
     masks = np.asarray(predicted), np.asarray(truth)
     if not all(mask.any() for mask in masks):
         return None
     # Both surfaces lie within the box of the two structures.
     (box,) = ndimage.find_objects((masks[0] | masks[1]).astype(np.uint8))
-    one, two = (mask[box] & ~ndimage.binary_erosion(mask[box]) for mask in masks)
-    of_one, of_two = (ndimage.distance_transform_edt(~surface, sampling=edges) for surface in (one, two))
-    return of_two[one], of_one[two]
+    surfaces = [mask[box] & ~ndimage.binary_erosion(mask[box]) for mask in masks]
+    to_predicted, to_truth = (ndimage.distance_transform_edt(~s, sampling=edges) for s in surfaces)
+    return to_truth[surfaces[0]], to_predicted[surfaces[1]]
 
 
 class LabelMaps:
-    r"""Prediction and truth of a case, as metrics see them.
+    r"""Prediction and truth of a case, for metrics.
 
     Args:
         predicted: label map, (1, \*spatial), on the device of the network.
-        truth: the same, on the CPU.
+        truth: label map, (1, \*spatial), on the CPU.
         classes: names, the background first.
-        affine: (4, 4), from voxels to millimetres; ``None`` where the file does not say.
-        tolerance: distance up to which two surfaces count as one, in millimetres, without an affine in
-            pixels.
+        affine: (4, 4), from voxels to millimetres, if known.
+        tolerance: largest distance between equal surfaces, in millimetres, without an affine in pixels.
     """
 
     def __init__(
@@ -108,13 +107,13 @@ class LabelMaps:
 
     @cached_property
     def _axes(self) -> list[int]:
-        """The axes that surfaces have: without those of length 1, of which two axes at least remain."""
+        """The axes of surfaces: without axes of length 1, but at least two."""
         shape = self.truth.shape[1:]
-        kept = list(range(len(shape)))
-        for axis in reversed(kept.copy()):
-            if shape[axis] == 1 and len(kept) > 2:
-                kept.remove(axis)
-        return kept
+        axes = list(range(len(shape)))
+        for axis in reversed(range(len(shape))):
+            if shape[axis] == 1 and len(axes) > 2:
+                axes.remove(axis)
+        return axes
 
     @cached_property
     def _planes(self) -> list[Tensor]:
@@ -123,7 +122,7 @@ class LabelMaps:
         return [value[0].cpu().reshape(shape) for value in (self.predicted, self.truth)]
 
     def structure(self, index: int) -> tuple[Tensor, Tensor]:
-        r"""Return the voxels of a class as predicted and as they are, boolean, (\*spatial)."""
+        r"""Return the predicted and the true voxels of a class, boolean, (\*spatial)."""
         predicted, truth = self._planes
         return predicted == index, truth == index
 
@@ -134,13 +133,13 @@ class LabelMaps:
         return self._distances[index]
 
     def misses(self, index: int) -> bool:
-        """Return whether a class that is there was not predicted at all."""
+        """Return whether a class of the truth was not predicted at all."""
         predicted, truth = self.structure(index)
         return bool(truth.any()) and not bool(predicted.any())
 
     @property
     def undivided(self) -> bool:
-        """Return whether the truth has several classes, and the prediction one alone or no background."""
+        """True if the truth has several classes, and the prediction only one or no background."""
         (least, most), (lowest, highest) = (map(int, plane.aminmax()) for plane in self._planes)
         return lowest < highest and (least == most or least > lowest == 0)
 
@@ -148,16 +147,16 @@ class LabelMaps:
 class LabelMapScores:
     """Scores of the label maps of a site, gathered case by case.
 
-    A class that is absent in a case's truth has no score there, whatever was predicted. One that is there and
-    was not predicted at all is counted as missed; a metric that is infinite then, such as HD95, has no score
-    for it. A case is counted as undivided where the network drew no outline in it (`LabelMaps.undivided`). A
-    site's score is the mean over its cases.
+    A class that is absent in a case's truth has no score there. A class of the truth that was not predicted
+    at all is counted as missed; a metric that is infinite then, such as HD95, has no score for it. A case
+    without any predicted outline is counted as undivided (`LabelMaps.undivided`). A site's score is the mean
+    over its cases.
 
     Args:
         classes: names, the background first.
-        tolerance: of surfaces, in millimetres; in pixels for cases without an affine.
+        tolerance: tolerance of surfaces, in millimetres; in pixels for cases without an affine.
         metrics: names in `medfedaug.metrics.registry.METRICS`.
-        full: whether all metrics are scored, and classes, or the cases of the first metric alone.
+        full: scores all metrics and classes, not only the cases of the first metric.
     """
 
     def __init__(
@@ -191,28 +190,26 @@ class LabelMapScores:
         Args:
             case: its name.
             predicted: label map, (1, \*spatial).
-            label: the truth, the same.
+            label: the truth, (1, \*spatial).
             affine: (4, 4), from voxels to millimetres.
-            owner: whose it is; by default that of no other case.
-            annotated: whether the case has each class but the background annotated; by default all.
+            owner: its patient; by default the case itself.
+            annotated: for each class but the background, whether the case has it annotated; by default all.
         """
-        chosen = self.classes[1:] if annotated is None else compress(self.classes[1:], annotated)
-        self.annotated.update(chosen)
+        labels = self.classes[1:]
+        self.annotated.update(labels if annotated is None else compress(labels, annotated))
         self.partial |= annotated is not None
         maps = LabelMaps(predicted, label, self.classes, affine, self.tolerance)
         self.owners.append(owner or case)
         self.units.add(maps.unit)
         for metric in self.metrics:
-            found: CaseScores = metric.scores(maps)
-            self.cases[metric.name][case] = found.score
+            scores: CaseScores = metric.scores(maps)
+            self.cases[metric.name][case] = scores.score
             if not self.full or not metric.by_class:
                 continue
-            if len(found.classes) != len(self.by_class):
-                raise ConfigError(
-                    f"metric {metric.name}: scores of {len(found.classes)} classes, and there are "
-                    f"{len(self.by_class)}"
-                )
-            for label_scores, score in zip(self.by_class.values(), found.classes, strict=True):
+            if len(scores.classes) != len(self.by_class):
+                numbers = f"{len(scores.classes)} classes, expected {len(self.by_class)}"
+                raise ConfigError(f"metric {metric.name}: scores of {numbers}")
+            for label_scores, score in zip(self.by_class.values(), scores.classes, strict=True):
                 label_scores[metric.name].append(score)
         if self.full:
             for index, name in enumerate(self.missed, start=1):
@@ -220,7 +217,7 @@ class LabelMapScores:
             self.undivided += maps.undivided
 
     def result(self) -> dict[str, Any]:
-        """The scores, as `medfedaug.tasks.base.Task.evaluate` returns them."""
+        """Return the scores, as `medfedaug.tasks.base.Task.evaluate`."""
         first = self.metrics[0].name
         if not self.full:
             return {first: mean_score(self.cases[first].values()), "cases": self.cases[first]}
@@ -243,7 +240,7 @@ class LabelMapScores:
         }
 
     def _case_classes(self, metric: str) -> dict[str, dict[str, float]]:
-        """By class the score of each case that has it: where sites differ in these, each is judged alone."""
+        """Return the score of each case by class: classes are judged alone if sites differ in them."""
         return {
             label: {
                 case: score
@@ -255,13 +252,13 @@ class LabelMapScores:
         }
 
     def _of_class(self, label: str, lengths: set[str]) -> dict[str, Any]:
-        """Means over the cases, and the ends of their 95% intervals; no lengths where units are mixed."""
+        """Return means over the cases and ends of their 95% intervals; no lengths in mixed units."""
         scores = self.by_class[label]
-        found: dict[str, Any] = {name: mean_score(values) for name, values in scores.items()}
-        found["missed"] = self.missed[label]
+        entry: dict[str, Any] = {name: mean_score(values) for name, values in scores.items()}
+        entry["missed"] = self.missed[label]
         for name, values in scores.items():
             known = [(v, owner) for v, owner in zip(values, self.owners, strict=True) if v is not None]
-            found |= interval_ends(METRICS[name], known)
+            entry |= interval_ends(METRICS[name], known)
         for name in lengths:
-            found |= dict.fromkeys(found.keys() & {name, f"{name}_low", f"{name}_high"})
-        return found
+            entry |= dict.fromkeys(entry.keys() & {name, f"{name}_low", f"{name}_high"})
+        return entry

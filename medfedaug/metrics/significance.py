@@ -12,27 +12,13 @@ import numpy as np
 
 from medfedaug.metrics.base import Metric
 
-__all__ = [
-    "PairedTest",
-    "PatientTest",
-    "compare_patients",
-    "detectable_difference",
-    "interval_ends",
-    "mean_interval",
-    "paired_t_test",
-    "patient_means",
-    "sign_flip_test",
-    "t_quantile",
-    "t_two_sided",
-]
-
 _ASSIGNMENTS = 10_000  # of signs; up to 13 differences have fewer assignments
 K = TypeVar("K")
 P = TypeVar("P", bound=Hashable)
 
 
 def t_two_sided(t: float, df: float) -> float:
-    """Probability that a Student's t variable is at least as far from zero as ``t``.
+    """Return the probability that a Student's t variable is at least as far from zero as ``t``.
 
     Args:
         t: the statistic; infinite values are allowed.
@@ -47,13 +33,13 @@ def t_two_sided(t: float, df: float) -> float:
     """
     if df < 1:
         raise ValueError(f"df must be at least 1, got {df}")
-    from scipy.special import stdtr  # imported here: commands that compute nothing import this module
+    from scipy.special import stdtr  # light commands import this module
 
     return float(2 * stdtr(df, -abs(t)))
 
 
 def t_quantile(confidence: float, df: float) -> float:
-    """The ``t`` such that a Student's t variable is between ``-t`` and ``t`` with probability ``confidence``.
+    """Return the limit ``t`` such that Student's t lies in [``-t``, ``t``] with probability ``confidence``.
 
     Example:
         >>> round(t_quantile(0.95, df=4), 3)
@@ -61,7 +47,7 @@ def t_quantile(confidence: float, df: float) -> float:
     """
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
-    from scipy.special import stdtrit  # a tenth of the time that scipy.stats takes
+    from scipy.special import stdtrit  # in a tenth of the time of scipy.stats
 
     return float(-stdtrit(df, (1 - confidence) / 2))
 
@@ -72,7 +58,7 @@ def mean_interval(
     confidence: float = 0.95,
     patients: Sequence[Hashable] | None = None,
 ) -> tuple[float, float] | None:
-    r"""The interval of a mean by Student's t: how far the mean over other such patients may be away.
+    r"""Return the interval of a mean over patients by Student's t.
 
     .. math::
 
@@ -84,12 +70,12 @@ def mean_interval(
 
     Args:
         values: n scores.
-        largest: no score lies above it, and none below 0.
-        confidence: of the interval.
-        patients: whose each score is, of m patients; by default each is of another one.
+        largest: the largest possible score; the smallest is 0.
+        confidence: confidence of the interval.
+        patients: the patient of each score, m different ones; by default each score has another one.
 
     Returns:
-        Its ends; ``None`` for fewer than two patients.
+        The ends; ``None`` for fewer than two patients.
 
     Example:
         >>> [round(end, 3) for end in mean_interval([0.5, 0.6, 0.7])]
@@ -109,14 +95,14 @@ def mean_interval(
 
 
 def interval_ends(metric: Metric, values: Sequence[tuple[float, Hashable]]) -> dict[str, float]:
-    """Return the ends of the 95% interval of a metric's mean, as results name them.
+    """Return the ends of the 95% interval of a metric's mean by their names in results.
 
     Args:
-        metric: of the scores.
+        metric: the metric of the scores.
         values: scores, each with its patient.
 
     Returns:
-        ``NAME_low`` and ``NAME_high``; empty where fewer than two patients have a score.
+        ``NAME_low`` and ``NAME_high``; empty for fewer than two patients with a score.
     """
     scores, patients = [score for score, _ in values], [patient for _, patient in values]
     ends = mean_interval(scores, metric.largest, patients=patients)
@@ -124,7 +110,7 @@ def interval_ends(metric: Metric, values: Sequence[tuple[float, Hashable]]) -> d
 
 
 def detectable_difference(spread: float, pairs: int, power: float = 0.8, level: float = 0.05) -> float:
-    r"""The resolution of an experiment: the smallest true difference that a paired t-test would find.
+    r"""Return the resolution of an experiment: the smallest true difference that a paired t-test detects.
 
     .. math:: d = \lambda s / \sqrt n, \qquad P(|T'_{n-1}(\lambda)| > t_{1 - \alpha / 2, n-1}) = 1 - \beta
 
@@ -154,8 +140,8 @@ def detectable_difference(spread: float, pairs: int, power: float = 0.8, level: 
     high = 1.0
     while _power(high, critical, df) < power:
         high *= 2
-    found = brentq(lambda noncentrality: _power(noncentrality, critical, df) - power, 0.0, high, xtol=1e-13)
-    return float(found) * spread / math.sqrt(pairs)
+    root = brentq(lambda noncentrality: _power(noncentrality, critical, df) - power, 0.0, high, xtol=1e-13)
+    return float(root) * spread / math.sqrt(pairs)
 
 
 def _power(noncentrality: float, critical: float, df: int) -> float:
@@ -170,7 +156,7 @@ def _power(noncentrality: float, critical: float, df: int) -> float:
 def sign_flip_test(
     differences: Sequence[float], confidence: float = 0.95, seed: int = 0
 ) -> tuple[float, float, float]:
-    r"""Randomisation test of a mean difference: its p-value, and the interval of all means that it accepts.
+    r"""Test a mean difference by randomisation; return the p-value, and the interval of accepted means.
 
     If the true mean is :math:`\delta`, each :math:`d_i - \delta` is as likely to have the other sign (Fisher,
     1935). With :math:`a_s = \overline{s_i d_i}` and :math:`b_s = \overline{s_i}` over the assignments
@@ -186,7 +172,7 @@ def sign_flip_test(
     Args:
         differences: independent paired differences, for example one per patient.
         confidence: the confidence of the interval.
-        seed: the seed of the 10,000 random assignments that are used if there are more.
+        seed: the seed of the 10,000 random assignments that are drawn if more exist.
 
     Returns:
         The two-sided p-value, and the lower and upper end of the interval.
@@ -220,7 +206,7 @@ def sign_flip_test(
 
 
 def _assignments(sample: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """a_s and b_s for all assignments of signs, or for the given one and 9,999 random ones."""
+    """Return a_s and b_s for all assignments of signs, or for the given one and 9,999 random ones."""
     n = len(sample)
     if 2**n <= _ASSIGNMENTS:
         signs = 1.0 - 2.0 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)
@@ -243,9 +229,8 @@ class PairedTest:
         low: lower end of its 95% confidence interval.
         high: upper end.
         p: two-sided p-value.
-        pairs: number of pairs.
-        detectable: the smallest true difference that would have been found with probability 0.8, given the
-            spread of the pairs (`detectable_difference`).
+        detectable: the smallest true difference that the test detects with probability 0.8, for the spread of
+            the pairs (`detectable_difference`).
     """
 
     difference: float
@@ -291,11 +276,10 @@ class PatientTest:
         low: lower end of its 95% interval (`sign_flip_test`), minus infinity for five patients or fewer.
         high: upper end.
         p: two-sided p-value of the same test; at most 0.05 if and only if the interval excludes 0.
-        patients: number of patients.
         better: patients whose score is better than the baseline's.
         worse: patients whose score is worse.
-        detectable: the smallest true difference that would have been found with probability 0.8, given the
-            number of patients and the spread of the differences (`detectable_difference`).
+        detectable: the smallest true difference that the test detects with probability 0.8, for the number of
+            patients and the spread of the differences (`detectable_difference`).
     """
 
     difference: float
@@ -314,8 +298,8 @@ def patient_means(
     """Return a pair of scores of each patient: the means over the patient's cases.
 
     Args:
-        pairs: by case, a score and that of the baseline.
-        patient: whose a case is.
+        pairs: a score and the baseline's score by case.
+        patient: returns the patient of a case.
 
     Returns:
         The pairs by patient, in the order of the patients' first cases.
@@ -324,10 +308,12 @@ def patient_means(
         >>> patient_means({"a1": (0.5, 0.25), "a2": (1.0, 0.75), "b1": (0.5, 0.5)}, lambda case: case[0])
         {'a': (0.75, 0.5), 'b': (0.5, 0.5)}
     """
-    found: dict[P, list[tuple[float, float]]] = {}
+    by_patient: dict[P, list[tuple[float, float]]] = {}
     for case, pair in pairs.items():
-        found.setdefault(patient(case), []).append(pair)
-    return {key: (fmean(a for a, _ in own), fmean(b for _, b in own)) for key, own in found.items()}
+        by_patient.setdefault(patient(case), []).append(pair)
+    return {
+        key: (fmean(a for a, _ in scores), fmean(b for _, b in scores)) for key, scores in by_patient.items()
+    }
 
 
 def compare_patients(

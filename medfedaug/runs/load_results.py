@@ -11,8 +11,9 @@ from typing import Any
 from medfedaug.config.run import RunConfig, asked_settings, recorded_settings
 from medfedaug.errors import DataError
 from medfedaug.federation.job_folder import RESULTS
+from medfedaug.metrics.base import mean_score
 from medfedaug.metrics.nothing_learned import nothing_learned_in
-from medfedaug.metrics.registry import add_recorded, mean_score
+from medfedaug.metrics.registry import add_recorded
 from medfedaug.runs.input_scaling import recorded_input
 from medfedaug.runs.results_schema import check_finished
 from medfedaug.runs.run import Run, Scores

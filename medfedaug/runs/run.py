@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from medfedaug.metrics.registry import UNSEEN, Metric, find_metric, mean_score
+from medfedaug.metrics.base import Metric, mean_score
+from medfedaug.metrics.registry import UNSEEN, find_metric
 from medfedaug.runs.input_scaling import SCALED, Input
 from medfedaug.utils.validation import number_or_none
 

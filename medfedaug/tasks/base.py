@@ -1,4 +1,4 @@
-"""`Task`: samples, loss, inference and metric of what is learned."""
+"""`Task`: samples, loss, inference and metric of a task."""
 
 from __future__ import annotations
 
@@ -21,33 +21,25 @@ from medfedaug.data.preparation.cache import StoredCase
 from medfedaug.data.preparation.preparation import Placement, Preparation
 from medfedaug.data.sites import checked_statistics
 from medfedaug.errors import DataError, warn
-from medfedaug.sampling.augmentation import (
-    PAPERS_ANGLE,
-    Augmentation,
-    FlipRotate,
-    MonaiAugmentation,
-    Sample,
-)
+from medfedaug.sampling.augmentation import PAPERS_ANGLE, Augmentation, FlipRotate, MonaiAugmentation, Sample
 from medfedaug.statistics import ChannelStatistics, average_moments
 from medfedaug.tasks.losses import Loss
-
-__all__ = ["EvaluationCase", "Pipeline", "Prediction", "Sample", "Task", "plain_tensor", "stack"]
 
 Pipeline = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @dataclass(frozen=True, eq=False)
 class EvaluationCase:
-    """A case that is scored.
+    """A case for scoring or prediction.
 
     Args:
         name: unique within the site.
         image: (C, *spatial), before the transforms of the methods.
-        label: the target; a label map, (1, *spatial), lies on the grid of its file. Empty, (0,), where a case
-            is not scored.
-        affine: (4, 4), from the voxels of the label map to millimetres; ``None`` where there is none.
-        placement: where the image lies in the grid of its file; ``None`` where it is as stored.
-        owner: whose it is (`medfedaug.data.base.Case.owner`); ``None`` where it stands for itself.
+        label: the target; a label map, (1, *spatial), lies on the grid of its file. Empty, (0,), for
+            prediction.
+        affine: (4, 4), from the voxels of the label map to millimetres, if known.
+        placement: place of the image in the grid of its file; ``None`` for an image as stored.
+        owner: the patient (`medfedaug.data.base.Case.owner`); ``None`` for a case that stands for itself.
     """
 
     name: str
@@ -64,9 +56,9 @@ class Prediction:
 
     Args:
         label: the class, (), of an image; of a volume the label map, (1, X, Y, Z), on the grid of its file.
-        probabilities: of the classes, (K,) or (K, X, Y, Z), float32; where a plan has cut away, the
-            background has 1. ``None`` where they were not asked for.
-        confidence: of a label map, (K - 1,): `soft_dice_confidence` of each class but the background.
+        probabilities: probabilities of the classes, (K,) or (K, X, Y, Z), float32, if requested; the
+            background has 1 outside the box of a plan.
+        confidence: `soft_dice_confidence` of each class of a label map but the background, (K - 1,).
     """
 
     label: Tensor
@@ -78,24 +70,22 @@ class Task(ABC):
     """Samples, loss, inference and metric of a task; the trainer is the same for all tasks."""
 
     metric: str
-    """The metric that validation has and that chooses the best round."""
+    """Metric of the validation, which chooses the best round."""
     metrics: tuple[str, ...]
     """Metrics of the test, `metric` first."""
     dense: bool
-    """Flag: every pixel has a target of its own."""
+    """Flag: every pixel has a target."""
     left_to_right: int | None
-    """The spatial axis that `augmentation` mirrors; ``None`` where the network's images do not have it."""
+    """Spatial axis that `augmentation` mirrors; ``None`` if the network's images do not have it."""
     num_classes: int
     divisor: int = 1
-    """Images are padded so that their sizes are multiples of it."""
+    """Padding makes sizes of images multiples of it."""
     criterion: Loss
-    """Criterion that `loss` computes."""
     preparation: Preparation
-    """Preparation of the images."""
     intensity: str = "raw"
-    """``"raw"`` or ``"scale"``: what images are brought to before anything else."""
+    """``"raw"`` or ``"scale"``: first scaling of the images."""
     annotation: Annotation | None = None
-    """The code of the targets, where some class or voxel of a site may not be annotated."""
+    """The code of the targets, if a site may lack annotations of some class or voxel."""
     augments: str = "none"
     """`medfedaug.config.run.RunConfig.augmentation`."""
     methods_first: bool = False
@@ -103,7 +93,7 @@ class Task(ABC):
 
     @abstractmethod
     def check_site(self, site: SiteFolder) -> None:
-        """Check that a site's classes are those of the federation.
+        """Check that a site has the federation's classes.
 
         Raises:
             DataError: naming the site.
@@ -114,9 +104,9 @@ class Task(ABC):
         """Decode a training case and prepare it for the network, as the site keeps it.
 
         Returns:
-            ``image`` and ``label``, whose first axis counts the items of the case, of which there may be
-            none; what `window` needs to cut patches of them, under ``centres``; and what is kept of the
-            whole image for the statistics, `Preparation.of_whole`.
+            ``image`` and ``label``, whose first axis counts the items of the case, possibly none;
+            ``centres``, with which `window` cuts patches; and entries of the whole image for the statistics,
+            `Preparation.of_whole`.
 
         Raises:
             DataError: naming site and file.
@@ -138,34 +128,25 @@ class Task(ABC):
         return False
 
     def window(self, stored: StoredCase, item: int, random: np.random.RandomState) -> tuple[slice, ...]:
-        """Draw the part of an item that makes a training sample: all of it, where the task does not cut."""
+        """Draw the part of an item that makes a training sample; an empty tuple is all of it."""
         return ()
 
     def fixed(self, sample: Sample, random: np.random.RandomState) -> Any:
-        """Return the part of a training sample that is used where nothing is augmented: all of it.
+        """Return a training sample, or a list of several, without augmentation.
 
         Args:
             sample: image and label, as kept or cut by `window`.
             random: draws that are the same each time.
-
-        Returns:
-            A sample, or a list of several.
         """
         return sample
 
     def moments(self, site: SiteFolder, case: Case, over: str = "image") -> dict[str, Tensor]:
-        """Mean and deviation, (C,) each, of an image as statistics see it, without its label.
-
-        Args:
-            site: the site.
-            case: one of its cases.
-            over: see `Preparation.moments`.
-        """
+        """Return mean and deviation, (C,) each, of a case's image for statistics (`Preparation.moments`)."""
         image = site.prepared_image(case, self.intensity, self.preparation)
         return self.preparation.moments(image, over)
 
     def statistics(self, site: SiteFolder, over: str = "image") -> ChannelStatistics:
-        """A site's channel statistics over its training images, or where it has none its test images.
+        """Compute channel statistics over a site's training images, or without such its test images.
 
         Raises:
             DataError: when an image cannot be read, or a channel is constant in all of them.
@@ -176,12 +157,12 @@ class Task(ABC):
         )
 
     def nothing_to_train(self, site: SiteFolder) -> DataError:
-        """The error for a site none of whose training cases gives a sample."""
+        """Return the error for a site without training samples."""
         return DataError("no training case can be used", site=site.name, path=site.path)
 
     @abstractmethod
     def evaluation_case(self, site: SiteFolder, case: Case, labelled: bool = True) -> EvaluationCase:
-        """A case to be scored, or, where it is not ``labelled``, one to be predicted.
+        """Load a case for scoring, or without ``labelled`` for prediction.
 
         Raises:
             DataError: naming site and file.
@@ -199,11 +180,11 @@ class Task(ABC):
         """Yield a network's output for each case: the label map of a volume, the logits (K,) of a photograph.
 
         Args:
-            network: in evaluation mode.
-            cases: of `evaluation_case`; their labels are not looked at.
-            transform: what an image passes before the network sees it.
-            device: of the network.
-            batch_size: images that the network sees at once.
+            network: the network, in evaluation mode.
+            cases: cases from `evaluation_case`; labels are not used.
+            transform: transform of each image.
+            device: the network's device.
+            batch_size: images at once.
         """
 
     @abstractmethod
@@ -216,25 +197,16 @@ class Task(ABC):
         batch_size: int = 16,
         probabilities: bool = False,
     ) -> Prediction:
-        """Predict a case.
-
-        Args:
-            network: in evaluation mode.
-            case: of `evaluation_case`; its label is not looked at.
-            transform: what an image passes before the network sees it.
-            device: of the network.
-            batch_size: images that the network sees at once.
-            probabilities: whether these are wanted besides.
-        """
+        """Predict a case, with ``probabilities`` on request; other arguments as in `outputs`."""
 
     def evaluation_cases(
         self, site: SiteFolder, split: str, labelled: bool = True
     ) -> Iterator[EvaluationCase]:
-        """The cases of a split, one at a time."""
+        """Load the cases of a split, one at a time."""
         return (self.evaluation_case(site, case, labelled) for case in site.cases[split])
 
     def transforms(self) -> Sequence[Transform]:
-        """Transforms of every image, before those of the methods."""
+        """Return transforms of every image, which come before the methods' transforms."""
         return ()
 
     @property
@@ -244,10 +216,10 @@ class Task(ABC):
 
     @property
     def mirrored(self) -> tuple[int, ...]:
-        """The spatial axes that the augmentation ``full`` mirrors: all, as nnU-Net does.
+        """The spatial axes that the augmentation ``full`` mirrors: all, as in nnU-Net.
 
-        Where the name of a class says left or right, the axis from left to right is left out, and all axes
-        where the plan has no orientation: mirrored, a left kidney is a right one.
+        If the name of a class says left or right, the axis from left to right is not mirrored, and no axis if
+        the plan has no orientation: mirrored, a left kidney is a right one.
         """
         axes = tuple(range(self.spatial_dims))
         if not any(side in name.lower() for name in self.scored_classes for side in ("left", "right")):
@@ -256,9 +228,9 @@ class Task(ABC):
         return tuple(axis for axis in axes if axis != self.left_to_right) if known else ()
 
     def augmentation(self) -> Augmentation | None:
-        """Flips and rotations of training images, after `transforms`; ``None`` for none.
+        """Return the augmentation of training images, after `transforms`, if any.
 
-        Warns where images are to be mirrored and have no axis from left to right.
+        Warns if images are to be mirrored and have no axis from left to right.
         """
         if self.augments == "none":
             return None
@@ -279,11 +251,11 @@ class Task(ABC):
         """Make a batch of samples."""
 
     def probabilities(self, targets: Tensor) -> Tensor:
-        """Return targets as probabilities of the classes, (B, K, ...), to be averaged and given to `loss`."""
+        """Return targets as probabilities of the classes, (B, K, ...), for averages and `loss`."""
         return one_hot(targets if self.dense else targets[:, None], self.num_classes)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The scalar that training minimises, of logits and of targets as labels or as `probabilities`."""
+        """Compute the training loss of logits and of targets as labels or as `probabilities`."""
         return self.criterion(outputs, targets)
 
     @torch.no_grad()
@@ -296,47 +268,31 @@ class Task(ABC):
         batch_size: int = 16,
         full: bool = False,
     ) -> dict[str, Any]:
-        """Score a network.
-
-        Args:
-            network: the network.
-            cases: what is scored.
-            transform: what an image passes before the network sees it.
-            device: where to compute.
-            batch_size: images that the network sees at once.
-            full: whether to compute all of `metrics` by class, or `metric` alone.
-
-        Returns:
-            As `scores`.
-        """
+        """Score a network (`scores`); ``full`` computes all of `metrics` by class, not `metric` alone."""
         network.eval()
         return self.scores(self.outputs(network, cases, transform, device, batch_size), full)
 
     @abstractmethod
     def scores(self, outputs: Iterable[tuple[EvaluationCase, Tensor]], full: bool) -> dict[str, Any]:
-        """Score what a network says of cases.
-
-        Args:
-            outputs: of `outputs`, one at a time.
-            full: see `evaluate`.
+        """Score a network's `outputs`, one at a time.
 
         Returns:
-            ``{metric: mean or None, "cases": {name: score or None}}``, ``None`` where nothing can be scored;
-            with ``full`` also the mean of each of `metrics`, under ``"classes"`` those of each class, and
-            under ``"case_metrics"`` the scores by case of those metrics that have any.
+            ``{metric: mean or None, "cases": {name: score or None}}``; ``None`` without a score. With
+            ``full`` also the mean of each of `metrics`, by class under ``"classes"``, and by case under
+            ``"case_metrics"`` for metrics of cases.
         """
 
     @property
     @abstractmethod
     def scored_classes(self) -> tuple[str, ...]:
-        """The classes that have scores of their own."""
+        """Classes with a score."""
 
 
 def plain_tensor(value: Any) -> Tensor:
-    """A tensor without MONAI's meta data, which would follow the features into statistics and messages."""
+    """Drop MONAI's metadata, which would follow the features into statistics and messages."""
     return convert_to_tensor(value, track_meta=False)
 
 
 def stack(samples: Sequence[Sample]) -> Sample:
-    """A batch of samples whose images have one size."""
+    """Make a batch of samples whose images have one size."""
     return {key: torch.stack([plain_tensor(s[key]) for s in samples]) for key in (Keys.IMAGE, Keys.LABEL)}

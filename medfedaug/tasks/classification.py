@@ -26,7 +26,7 @@ from medfedaug.tasks.losses import Loss, build_loss
 
 
 class _DivideBy255(Transform):
-    """The bits of `ScaleIntensityRanged`, whose tensors with meta data cost more than the division."""
+    """`ScaleIntensityRanged` bit for bit, whose tensors with metadata cost more than the division."""
 
     def __call__(self, data: dict[str, Any]) -> dict[str, Any]:
         return {**data, Keys.IMAGE: data[Keys.IMAGE] / 255}
@@ -37,8 +37,8 @@ class ClassificationTask(Task):
 
     Args:
         classes: the federation's classes; a site may lack some.
-        scale: whether pixels are divided by 255; otherwise they stay 0 to 255 for a method to normalise.
-        image_size: pixels in both directions to which images are resized; not needed if all have one size.
+        scale: divides pixels by 255; otherwise they stay 0 to 255 for a method to normalise.
+        image_size: pixels in both directions of resized images; not needed if all have one size.
         loss: by default cross-entropy.
     """
 
@@ -48,11 +48,7 @@ class ClassificationTask(Task):
     left_to_right = 1
 
     def __init__(
-        self,
-        classes: Sequence[str],
-        scale: bool,
-        image_size: int | None = None,
-        loss: Loss | None = None,
+        self, classes: Sequence[str], scale: bool, image_size: int | None = None, loss: Loss | None = None
     ) -> None:
         self.classes, self.scale, self.image_size = tuple(classes), scale, image_size
         self.intensity = "scale" if scale else "raw"
@@ -62,17 +58,17 @@ class ClassificationTask(Task):
 
     @classmethod
     def from_config(cls, config: RunConfig, intensity: str) -> ClassificationTask:
-        """The classification of a run."""
+        """Build the task of a run."""
         loss = build_loss("classification", config.num_classes, config.loss, config.loss_args)
         return cls(config.classes, intensity == "scale", config.image_size, loss)
 
     @property
     def scored_classes(self) -> tuple[str, ...]:
-        """Return all classes."""
+        """All classes."""
         return self.classes
 
     def check_site(self, site: SiteFolder) -> None:
-        """Check that the site has no class that the federation does not know."""
+        """Check that the federation has all classes of the site."""
         if site.task != "classification":
             raise DataError("has no images in a folder per class", site=site.name, path=site.path)
         check_known_classes(site, self.classes)
@@ -80,19 +76,19 @@ class ClassificationTask(Task):
     def prepared(self, site: SiteFolder, case: Case) -> dict[str, Tensor]:
         """Return one item: uint8 (1, C, H, W), a quarter of the memory of floats; label (1,)."""
         stored = site.load_image(case)
-        seen = resize_in_plane(stored / 255 if self.scale else stored, self.image_size)
+        inputs = resize_in_plane(stored / 255 if self.scale else stored, self.image_size)
         label = torch.tensor([self.classes.index(str(case.label))])
         image = resize_in_plane(stored, self.image_size)
-        return {Keys.IMAGE: image[None], Keys.LABEL: label, **self.preparation.of_whole(seen)}
+        return {Keys.IMAGE: image[None], Keys.LABEL: label, **self.preparation.of_whole(inputs)}
 
     @property
     def key(self) -> str:
-        """The size, and the classes, whose places are the labels; pixels are kept as stored."""
+        """Size and classes, whose places are the labels; pixels are kept as stored."""
         return f"{self.scale} {self.preparation!r} {self.classes!r}"
 
     def evaluation_case(self, site: SiteFolder, case: Case, labelled: bool = True) -> EvaluationCase:
-        """A photograph: uint8 (C, H, W), label ()."""
-        # Resized here already, and not at each of the many times that `transforms` are applied to it.
+        """Load a photograph: uint8 (C, H, W), label ()."""
+        # Resized once here, and not in every application of `transforms`.
         image = resize_in_plane(site.load_image(case), self.image_size)
         label = torch.tensor(self.classes.index(str(case.label))) if labelled else torch.empty(0)
         return EvaluationCase(case.name, image, label, owner=case.owner)
@@ -106,7 +102,7 @@ class ClassificationTask(Task):
         batch_size: int = 16,
         probabilities: bool = False,
     ) -> Prediction:
-        """The class of an image."""
+        """Predict the class of an image."""
         ((_, logits),) = self.outputs(network, [case], transform, device)
         return Prediction(logits.argmax(), logits.float().softmax(dim=0) if probabilities else None)
 
@@ -119,7 +115,7 @@ class ClassificationTask(Task):
         device: torch.device,
         batch_size: int = 16,
     ) -> Iterator[tuple[EvaluationCase, Tensor]]:
-        """The logits of photographs, (K,) each, on the CPU."""
+        """Yield the logits of photographs, (K,) each, on the CPU."""
         remaining = iter(cases)
         while chunk := list(islice(remaining, batch_size)):
             batch = self.collate(
@@ -132,12 +128,11 @@ class ClassificationTask(Task):
             yield from zip(chunk, network(inputs).cpu(), strict=True)
 
     def transforms(self) -> Sequence[Transform]:
-        """Resizing, if there is an image size, and conversion to floating point."""
-        resize = [Lambdad(keys=Keys.IMAGE, func=partial(resize_in_plane, size=self.image_size))]
-        resize = resize if self.image_size else []
-        if self.scale:
-            return [*resize, _DivideBy255()]
-        return [*resize, CastToTyped(keys=Keys.IMAGE, dtype=torch.float32)]
+        """Return resizing, with an image size, and conversion to floating point."""
+        convert = _DivideBy255() if self.scale else CastToTyped(keys=Keys.IMAGE, dtype=torch.float32)
+        if not self.image_size:
+            return [convert]
+        return [Lambdad(keys=Keys.IMAGE, func=partial(resize_in_plane, size=self.image_size)), convert]
 
     def collate(self, samples: list[Sample]) -> Sample:
         """Stack images, which must have one size."""
@@ -149,15 +144,15 @@ class ClassificationTask(Task):
 
     def scores(self, outputs: Iterable[tuple[EvaluationCase, Tensor]], full: bool) -> dict[str, Any]:
         """Score the images of a site together."""
-        said = list(outputs)
-        if not said:
+        pairs = list(outputs)
+        if not pairs:
             return {self.metric: None, "cases": {}}
         images = ClassifiedImages(
-            torch.stack([logits for _, logits in said]),
-            torch.stack([case.label for case, _ in said]),
+            torch.stack([logits for _, logits in pairs]),
+            torch.stack([case.label for case, _ in pairs]),
             self.classes,
-            [case.name for case, _ in said],
-            [case.owner or case.name for case, _ in said],
+            [case.name for case, _ in pairs],
+            [case.owner or case.name for case, _ in pairs],
         )
-        found = image_scores(images, self.metrics if full else self.metrics[:1])
-        return found if full else {self.metric: found[self.metric], "cases": found["cases"]}
+        scores = image_scores(images, self.metrics if full else self.metrics[:1])
+        return scores if full else {self.metric: scores[self.metric], "cases": scores["cases"]}

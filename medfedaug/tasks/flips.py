@@ -1,4 +1,4 @@
-"""Flips of a network's input, and of its output back: test-time augmentation."""
+"""Flips of a network's input and output: test-time augmentation."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from torch import Tensor, nn
 
 
 def flips_of(axes: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return all flips of some axes but the one of none.
+    """Return all flips of one or more axes.
 
     Example:
         >>> flips_of((0, 1))
         [(0,), (1,), (0, 1)]
     """
-    return [chosen for number in range(1, len(axes) + 1) for chosen in combinations(axes, number)]
+    return [flip for number in range(1, len(axes) + 1) for flip in combinations(axes, number)]
 
 
 class FlippedNetwork(nn.Module):
-    """A network that sees its input flipped, and whose output is flipped back.
+    """A network with flipped input, whose output is flipped back.
 
     Args:
-        network: of images (B, C, *spatial); of several outputs the first is used.
+        network: a network of images (B, C, *spatial); of several outputs the first is used.
         axes: spatial axes, the first is 0.
     """
 
@@ -33,6 +33,5 @@ class FlippedNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output for images (B, C, *spatial), on their own grid."""
-        found = self.network(x.flip(self.dims))
-        output: Tensor = found[0] if isinstance(found, (list, tuple)) else found
-        return output.flip(self.dims)
+        output = self.network(x.flip(self.dims))
+        return (output[0] if isinstance(output, (list, tuple)) else output).flip(self.dims)

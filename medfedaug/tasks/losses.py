@@ -7,14 +7,7 @@ from typing import Any
 
 import monai.losses
 import torch
-from monai.losses import (
-    DiceCELoss,
-    DiceFocalLoss,
-    DiceLoss,
-    FocalLoss,
-    GeneralizedDiceLoss,
-    TverskyLoss,
-)
+from monai.losses import DiceCELoss, DiceFocalLoss, DiceLoss, FocalLoss, GeneralizedDiceLoss, TverskyLoss
 from monai.networks.utils import one_hot
 from torch import Tensor, nn
 
@@ -23,11 +16,9 @@ from medfedaug.errors import ConfigError, first_line
 from medfedaug.utils import plugins
 from medfedaug.utils.class_paths import check_arguments, constructor_parameters, public_class
 
-"""By task."""
-
 _OVERLAP: dict[str, Any] = {"include_background": False, "batch": True}
-# By task and name: the class, and what differs from its own defaults. Overlaps are those of the classes that
-# are scored, over the batch, since a slice may have none of them; focal terms need the background, too.
+# By task and name: the class, and arguments that differ from its defaults. Overlaps are of the scored
+# classes, over the batch, since a slice may have none of them; focal terms also need the background.
 _LOSSES: dict[str, dict[str, tuple[type[nn.Module], dict[str, Any]]]] = {
     "segmentation": {
         "dice_ce": (DiceCELoss, _OVERLAP),
@@ -38,22 +29,19 @@ _LOSSES: dict[str, dict[str, tuple[type[nn.Module], dict[str, Any]]]] = {
         "focal": (FocalLoss, {}),
         "cross_entropy": (nn.CrossEntropyLoss, {}),
     },
-    "classification": {
-        "cross_entropy": (nn.CrossEntropyLoss, {}),
-        "focal": (FocalLoss, {}),
-    },
+    "classification": {"cross_entropy": (nn.CrossEntropyLoss, {}), "focal": (FocalLoss, {})},
 }
 BUILT_IN_LOSSES = tuple(dict.fromkeys(name for names in _LOSSES.values() for name in names))
-"""The names that no other package may take."""
+"""Names that no other package may use."""
 _ONE_HOT = "to_onehot_y"
-# From logits: whatever the argument is called; unless another activation is asked for.
+# Names of the argument for logits, and arguments for other activations.
 _SOFTMAX, _OTHERS = ("softmax", "use_softmax"), ("sigmoid", "other_act")
-# Distances to the border of a class, which a share of a class has not.
+# Distances to the border of a class, which probabilities do not have.
 _WHOLE_LABELS = ("HausdorffDTLoss", "LogHausdorffDTLoss")
 
 
 def loss_names(task: str) -> tuple[str, ...]:
-    """Return the names of losses for a task; those that other packages add come last.
+    """Return the names of losses for a task; other packages' losses come last.
 
     Example:
         >>> loss_names("classification")
@@ -66,25 +54,25 @@ def loss_class(plugin: plugins.Plugin) -> type[nn.Module]:
     """Return the class that a package adds as a loss.
 
     Raises:
-        ConfigError: naming the package, when the class cannot be loaded or is no loss as MONAI's are.
+        ConfigError: naming the package, when the class cannot be loaded or is no loss like MONAI's.
     """
-    found = plugin.load()
-    if not isinstance(found, type) or not issubclass(found, nn.Module):
-        raise ConfigError(f"{plugin.what}: {found!r} is no subclass of torch.nn.Module")
-    if _ONE_HOT not in constructor_parameters(found):
-        raise ConfigError(f"{plugin.what}: the class {found.__name__} must take {_ONE_HOT}, as MONAI's do")
-    return found
+    cls = plugin.load()
+    if not isinstance(cls, type) or not issubclass(cls, nn.Module):
+        raise ConfigError(f"{plugin.what}: {cls!r} is no subclass of torch.nn.Module")
+    if _ONE_HOT not in constructor_parameters(cls):
+        raise ConfigError(f"{plugin.what}: the class {cls.__name__} must take {_ONE_HOT}, as MONAI's do")
+    return cls
 
 
 class Loss:
     r"""A scalar of logits and targets, with targets as labels or as probabilities of the classes.
 
     Args:
-        name: as `build_loss` takes it.
+        name: name for `build_loss`.
         num_classes: K.
         labels: the loss for labels, (B, 1, \*spatial) or (B,).
-        probabilities: the loss for probabilities, (B, K, \*spatial); ``None`` where it has none.
-        merges: whether it is of the softmax of each voxel, so that classes can be merged and voxels left out.
+        probabilities: the loss for probabilities, (B, K, \*spatial), if any.
+        merges: it uses the softmax of each voxel, so that classes can be merged and voxels left out.
     """
 
     def __init__(
@@ -101,39 +89,38 @@ class Loss:
 
     @property
     def takes_probabilities(self) -> bool:
-        """Return whether targets may be probabilities."""
+        """True if targets may be probabilities."""
         return self.probabilities is not None
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        r"""The loss of logits, (B, K, \*spatial).
+        r"""Compute the loss of logits, (B, K, \*spatial).
 
         Raises:
-            ConfigError: for probabilities, where the loss takes labels alone.
+            ConfigError: for probabilities, if the loss takes labels alone.
         """
         soft = targets.ndim == outputs.ndim and targets.shape[1] == self.num_classes
-        chosen = self.probabilities if soft else self.labels
-        if chosen is None:
+        loss = self.probabilities if soft else self.labels
+        if loss is None:
             raise ConfigError(f"loss {self.name}: targets must be labels, and a method mixes them")
-        if isinstance(chosen, nn.Module):
-            chosen.to(outputs.device)  # weights of classes
-        return chosen(outputs, targets)
+        if isinstance(loss, nn.Module):
+            loss.to(outputs.device)  # weights of classes
+        return loss(outputs, targets)
 
 
 def build_loss(
     task: str, num_classes: int, name: str | None = None, args: Mapping[str, Any] | None = None
 ) -> Loss:
-    """A loss by name.
+    """Build a loss by name.
 
     Args:
         task: ``"segmentation"`` or ``"classification"``.
         num_classes: classes, background included.
-        name: one of `loss_names`, of this or of another package, or a class path such as
-            ``monai.losses.TverskyLoss``, for segmentation any of MONAI's that takes label maps, with MONAI's
-            own defaults; ``None`` for the default of the task.
+        name: one of `loss_names`, or a class path such as ``monai.losses.TverskyLoss``, for segmentation any
+            of MONAI's that takes label maps, with MONAI's defaults; ``None`` for the default of the task.
         args: further arguments of its class; lists of ``weight`` have a number for each class.
 
     Raises:
-        ConfigError: naming loss and argument, when there is no such loss, or it cannot be used.
+        ConfigError: naming loss and argument, for an unknown or unusable loss.
     """
     name, args = name or DEFAULT_LOSSES[task], args or {}
     added = plugins.find(plugins.LOSSES, name, BUILT_IN_LOSSES)
@@ -142,7 +129,7 @@ def build_loss(
         check_arguments(args)
         cls, defaults = _find(task, name) if added_class is None else (added_class, dict[str, Any]())
         loss = _make(name, cls, {**defaults, **args}, num_classes, dense=task == "segmentation")
-    except Exception as error:  # each class checks its arguments in its own way, or not at all
+    except Exception as error:  # classes check arguments in their own ways
         raise ConfigError(f"loss {name}: {first_line(error)}") from error
     _try(loss, (8, 8) if task == "segmentation" else ())
     return loss
@@ -167,10 +154,9 @@ def _find(task: str, name: str) -> tuple[type[nn.Module], dict[str, Any]]:
 
 def _make(name: str, cls: type[nn.Module], args: dict[str, Any], num_classes: int, *, dense: bool) -> Loss:
     parameters = constructor_parameters(cls)
-    unknown = [key for key in args if key not in parameters]
-    if unknown:
+    if unknown := [key for key in args if key not in parameters]:
         known = [key for key in parameters if key != _ONE_HOT]
-        raise ValueError(f"there is no argument {unknown[0]}; it takes {', '.join(known)}")
+        raise ValueError(f"has no argument {unknown[0]}; it takes {', '.join(known)}")
     if _ONE_HOT in args:
         raise ValueError(f"{_ONE_HOT} follows from the targets; leave it out")
     if isinstance(args.get("weight"), list):
@@ -196,29 +182,27 @@ class _Labels(nn.Module):
         self.loss = loss
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        found: Tensor = self.loss(outputs, targets.squeeze(1).long())
-        return found
+        return self.loss(outputs, targets.squeeze(1).long())
 
 
 class _Column(_Labels):
     """A loss that takes labels with an axis for channels, for labels without one."""
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        found: Tensor = self.loss(outputs, targets[:, None])
-        return found
+        return self.loss(outputs, targets[:, None])
 
 
 @torch.no_grad()
 def _try(loss: Loss, spatial: tuple[int, ...]) -> None:
-    """Compute it once, since each class checks its arguments in its own way, or not before it is used."""
+    """Compute a loss once: some classes check their arguments only in use."""
     count = loss.num_classes
     labels = torch.arange(2 * 8 ** len(spatial)).remainder(count).view(2, *([1, *spatial] if spatial else []))
     outputs = torch.zeros(2, count, *spatial)
     probabilities = one_hot(labels if spatial else labels[:, None], count)
     for targets in (labels, probabilities) if loss.takes_probabilities else (labels,):
         try:
-            found = loss(outputs, targets)
+            value = loss(outputs, targets)
         except Exception as error:
             raise ConfigError(f"loss {loss.name}: {first_line(error)}") from error
-        if found.numel() != 1:
-            raise ConfigError(f"loss {loss.name}: gives {tuple(found.shape)}, and one number is needed")
+        if value.numel() != 1:
+            raise ConfigError(f"loss {loss.name}: gives {tuple(value.shape)}, expected one number")

@@ -1,4 +1,4 @@
-"""Losses of cases that have some classes annotated, or some voxels: marginal, and exclusion beside it."""
+"""Losses of partially annotated cases: marginal loss and exclusion loss."""
 
 from __future__ import annotations
 
@@ -11,27 +11,26 @@ from medfedaug.functional import working_precision
 from medfedaug.tasks.losses import Loss
 
 _NEVER = -1e4
-"""The logit of a class that a case cannot show: its probability is 0 in every floating-point format."""
-
-# A perfect prediction has a loss near 0; a share of `_NEVER` in it shows.
+"""Logit of a class that a case cannot have: its probability is 0 in every floating-point format."""
+# The loss of a perfect prediction is far below; with a share of `_NEVER` it is above.
 _LARGEST = 100.0
 
 
 def merged_logits(logits: Tensor, annotated: Tensor) -> Tensor:
-    r"""Logits of the classes that each case has annotated, the others merged with its background.
+    r"""Return logits of the classes that each case has annotated, the others merged with its background.
 
     .. math:: q_0 = p_0 + \sum_{n \notin A} p_n, \qquad q_n = p_n \; (n \in A)
 
     (Shi et al., Med. Image Anal. 2021, marginal probability), computed as the logarithm of a sum of
-    exponentials, so that a loss of logits stays what it is. Channels of merged classes stay, with probability
-    0: a loss over a batch counts a class over the cases that have it annotated.
+    exponentials, so that the result are logits again. Channels of merged classes stay, with probability 0: a
+    loss over a batch counts a class over the cases that have it annotated.
 
     Args:
         logits: (B, K, \*spatial).
-        annotated: A of each case, boolean, (B, K), the background among them.
+        annotated: A of each case, boolean, (B, K), with the background.
     """
     kept = annotated.reshape(*annotated.shape, *[1] * (logits.ndim - 2))
-    # The background itself and all that is merged with it.
+    # False for the background and all classes that are merged with it.
     others = kept.clone()
     others[:, 0] = False
     background = logits.masked_fill(others, -torch.inf).logsumexp(dim=1, keepdim=True)
@@ -39,7 +38,7 @@ def merged_logits(logits: Tensor, annotated: Tensor) -> Tensor:
 
 
 def exclusion_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
-    r"""Overlap of the classes that a case has not annotated with the structures that it has.
+    r"""Compute the overlap of classes that a case has not annotated with its annotated structures.
 
     .. math:: \frac{1}{K - 1} \sum_n \Bigl( \frac{2 \sum_v p_{nv} e_{nv}}{\sum_v p_{nv} + e_{nv}}
               + \frac{1}{V} \sum_v e_{nv} \log(p_{nv} + 1) \Bigr)
@@ -54,8 +53,8 @@ def exclusion_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
         annotated: boolean, (B, K).
 
     Deviations:
-        The paper takes e of every class, of annotated ones too, where the loss of the labels says the same.
-        Its sums over a training volume are over the batch here, as the Dice of this package is.
+        The paper also takes e of annotated classes, which the loss of the labels covers. Its sums over a
+        training volume are over the batch here, as in the Dice of this package.
     """
     has_some = annotated[:, 1:].any(dim=1, keepdim=True)
     lacking = (~annotated & has_some).reshape(*annotated.shape, *[1] * (logits.ndim - 2))
@@ -65,26 +64,25 @@ def exclusion_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
     both, either = (shares * excluded).sum(over), (shares + excluded).sum(over)
     voxels = lacking.expand_as(shares).sum(over).clamp_min(1)
     entropy = (excluded * (shares + 1).log()).sum(over) / voxels
-    found: Tensor = (2 * both / either.clamp_min(1e-5) + entropy)[1:].mean()
-    return found
+    return (2 * both / either.clamp_min(1e-5) + entropy)[1:].mean()
 
 
 class PartialLoss(Loss):
-    r"""A loss of label maps that are coded with what their case has annotated.
+    r"""A loss of label maps whose code has the annotated classes and voxels of their case.
 
     Classes that a case has not annotated are merged with its background (`merged_logits`). Classes that no
     case of the batch has annotated take no part, so that a mean over classes is over the others; a loss with
-    a weight for each class counts them as learned. Unknown voxels are left out: where there are some, the
-    loss sees the known voxels of the batch as one image.
+    a weight for each class counts them as learned. With unknown voxels, the loss gets the known voxels of the
+    batch as one image.
 
     Args:
-        loss: of all classes.
+        loss: the loss of all classes.
         annotation: the code of the label maps.
-        kind: ``"marginal"``; ``"exclusion"``, with `exclusion_loss` added; or ``"none"``, which takes for
-            background what is not annotated.
+        kind: ``"marginal"``; ``"exclusion"``, with `exclusion_loss` added; or ``"none"``, which takes
+            everything without annotation for background.
 
     Raises:
-        ConfigError: for a loss that cannot leave a class or a voxel out.
+        ConfigError: for a loss that cannot leave out a class or a voxel.
     """
 
     def __init__(self, loss: Loss, annotation: Annotation, kind: str = "marginal") -> None:
@@ -109,31 +107,31 @@ class PartialLoss(Loss):
         self._takes_fewer = self._can_take_fewer()
 
     def _can_take_fewer(self) -> bool:
-        """Return whether the loss takes two classes: it does not where each class has a weight."""
+        """Return whether the loss takes fewer classes: it does not with a weight for each class."""
         try:
             with torch.no_grad():
                 return bool(super().__call__(torch.zeros(1, 2, 8, 8), torch.zeros(1, 1, 8, 8)).isfinite())
-        except Exception:  # each class of losses says so in its own way
+        except Exception:  # losses have different errors
             return False
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        r"""The loss of logits, (B, K, \*spatial), and coded label maps, (B, 1, \*spatial)."""
+        r"""Compute the loss of logits, (B, K, \*spatial), and coded label maps, (B, 1, \*spatial)."""
         labels, known, annotated = self.annotation.decode(targets)
         if self.kind == "none":
             return super().__call__(outputs, labels)
         outputs = working_precision(outputs)
         merged = merged_logits(outputs, annotated)
-        there = annotated.any(dim=0)
-        if self._takes_fewer and 1 < int(there.sum()) < self.num_classes:
-            merged, labels = merged[:, there], (there.cumsum(0) - 1)[labels]
-        found = self._known(merged, labels, known)
-        return found + exclusion_loss(outputs, labels, annotated) if self.kind == "exclusion" else found
+        present = annotated.any(dim=0)
+        if self._takes_fewer and 1 < int(present.sum()) < self.num_classes:
+            merged, labels = merged[:, present], (present.cumsum(0) - 1)[labels]
+        loss = self._known(merged, labels, known)
+        return loss + exclusion_loss(outputs, labels, annotated) if self.kind == "exclusion" else loss
 
     def _known(self, logits: Tensor, labels: Tensor, known: Tensor) -> Tensor:
         if not self.annotation.has_unknown:
             return super().__call__(logits, labels)
-        chosen = known[:, 0]
-        if not bool(chosen.any()):
+        voxels = known[:, 0]
+        if not bool(voxels.any()):
             return 0 * logits.sum()
-        image = logits.movedim(1, -1)[chosen].T[None]
-        return super().__call__(image, labels[:, 0][chosen][None, None])
+        image = logits.movedim(1, -1)[voxels].T[None]
+        return super().__call__(image, labels[:, 0][voxels][None, None])

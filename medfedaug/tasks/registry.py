@@ -1,4 +1,4 @@
-"""`make_task`: the task that a configuration names."""
+"""`make_task` makes the task of a configuration."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _TASKS: dict[str, type[SegmentationTask] | type[ClassificationTask]] = {
 
 
 def make_task(config: RunConfig, *, normalised: bool) -> Task:
-    """The task that a configuration names.
+    """Make the task of a run.
 
     Args:
         config: the run.
-        normalised: whether a method normalises the input (`medfedaug.config.run.RunConfig.input_intensity`,
+        normalised: a method normalises the input (`medfedaug.config.run.RunConfig.input_intensity`,
             `medfedaug.config.run.RunConfig.prepared_plan`).
     """
     intensity = config.input_intensity(normalised=normalised)

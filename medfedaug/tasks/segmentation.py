@@ -36,22 +36,21 @@ class SegmentationTask(Task):
     """Segmentation of volumes: trained on slices, volumes, or patches of them, and scored on patients.
 
     With a plan of two spatial dimensions, training takes the slices with foreground, along the last axis of a
-    volume, as the papers do; evaluation takes all slices. With three, training takes volumes, or patches.
-    Whatever the plan makes of a volume, what the network says of it is brought back to the grid of its file
-    and scored there. The metric is Dice without background, per patient volume. A patient without any
-    foreground has no Dice and does not enter the mean.
+    volume, as in the papers; evaluation takes all slices. With three, training takes volumes, or patches.
+    The network's output is resampled to the grid of the file and scored there. The metric is Dice without
+    background, per patient volume. A patient without any foreground has no Dice and does not enter the mean.
 
     Args:
         num_classes: classes, background included.
-        intensity: ``"raw"``: volumes as stored; ``"scale"``: each scaled to [0, 1] by itself.
-        divisor: sizes are padded to multiples of it, as a U-Net with four poolings needs, where the plan says
-            nothing of patches.
-        image_size: pixels in both directions to which slices are resized for the network; its logits are
-            resized back to the volume's grid, on which they are scored. ``None`` leaves slices as they are.
-        classes: their names in the order of their labels, which a site's must be; ``None`` for any.
+        intensity: ``"raw"``: volumes as stored; ``"scale"``: each scaled to [0, 1].
+        divisor: without a patch size, images are padded to multiples of it, as a U-Net with four poolings
+            needs.
+        image_size: pixels in both directions of resized slices for the network; its logits are resized back
+            to the volume's grid for scoring. ``None`` does not resize.
+        classes: names in the order of their labels, for sites to match; ``None`` for any.
         surface_tolerance: see `medfedaug.config.run.RunConfig`.
         loss: by default Dice of the foreground classes, over the batch, plus cross-entropy.
-        plan: what volumes are brought to and how they are cut.
+        plan: preparation and patches of volumes.
         partial_loss: see `medfedaug.config.run.RunConfig`.
     """
 
@@ -81,7 +80,7 @@ class SegmentationTask(Task):
 
     @classmethod
     def from_config(cls, config: RunConfig, intensity: str) -> SegmentationTask:
-        """The segmentation of a run."""
+        """Build the task of a run."""
         return cls(
             config.num_classes,
             intensity,
@@ -136,27 +135,27 @@ class SegmentationTask(Task):
         return self.plan.patch_size is not None
 
     def prepared(self, site: SiteFolder, case: Case) -> dict[str, Tensor]:
-        """The volume, (1, C, X, Y, Z), or its slices with foreground, (N, C, X, Y), and their label maps."""
+        """Return the volume, (1, C, X, Y, Z), or its slices with foreground, (N, C, X, Y), and labels."""
         image, label, placement = self._load(site, case)
-        seen = self.preparation.image(image, placement)
+        inputs = self.preparation.image(image, placement)
         if self.plan.spatial_dims == 3:
-            images, labels = seen[None], self.preparation.label(label, placement)[None]
+            images, labels = inputs[None], self.preparation.label(label, placement)[None]
         else:
-            # What lies in the plane is resized after the choice: a small lesion may be gone then.
+            # Slices are chosen before they are resized: a small lesion may be gone then.
             moved = placement.forward(label, label=True) if placement else label
-            shown = self._classes_of(moved[None])[0] if isinstance(case.label, Path) else moved
-            chosen = shown.flatten(0, 2).any(dim=0).nonzero().flatten()
-            labels = resize_in_plane(moved[..., chosen], self.image_size, "nearest-exact").permute(3, 0, 1, 2)
-            images = seen[..., chosen].permute(3, 0, 1, 2)
-        found: dict[str, Tensor] = {Keys.IMAGE: images.contiguous(), Keys.LABEL: labels.contiguous()}
-        found.update(self.preparation.of_whole(seen))
+            annotated = self._classes_of(moved[None])[0] if isinstance(case.label, Path) else moved
+            slices = annotated.flatten(0, 2).any(dim=0).nonzero().flatten()
+            labels = resize_in_plane(moved[..., slices], self.image_size, "nearest-exact").permute(3, 0, 1, 2)
+            images = inputs[..., slices].permute(3, 0, 1, 2)
+        prepared: dict[str, Tensor] = {Keys.IMAGE: images.contiguous(), Keys.LABEL: labels.contiguous()}
+        prepared.update(self.preparation.of_whole(inputs))
         if self.plan.patch_size is not None:
             known = None if self.annotation is None else self.annotation.decode(labels).known
-            found["centres"] = patch_centres(self._classes_of(labels), known)
-        return found
+            prepared["centres"] = patch_centres(self._classes_of(labels), known)
+        return prepared
 
     def _classes_of(self, labels: Tensor) -> Tensor:
-        """The classes of label maps, (N, 1, *spatial), 0 where they are unknown."""
+        """Return the classes of label maps, (N, 1, *spatial), with 0 for unknown voxels."""
         return labels if self.annotation is None else self.annotation.decode(labels).labels
 
     def _load(self, site: SiteFolder, case: Case) -> tuple[Tensor, Tensor, Placement | None]:
@@ -175,7 +174,7 @@ class SegmentationTask(Task):
         return site.placement(case, image, self.preparation)
 
     def window(self, stored: StoredCase, item: int, random: np.random.RandomState) -> tuple[slice, ...]:
-        """A patch (`medfedaug.sampling.patches.patch_window`), where the plan has a size of it."""
+        """Draw a patch (`medfedaug.sampling.patches.patch_window`), if the plan has a patch size."""
         if not self.cuts:
             return ()
         candidates = stored.read("centres")
@@ -183,16 +182,11 @@ class SegmentationTask(Task):
         return patch_window(size, candidates[candidates[:, 0] == item], self.plan, random)
 
     def nothing_to_train(self, site: SiteFolder) -> DataError:
-        """No volume has any foreground."""
-        return DataError(
-            "no training slice has any foreground",
-            site=site.name,
-            path=site.path,
-            hint="Check the label maps.",
-        )
+        message, hint = "no training slice has any foreground", "Check the label maps."
+        return DataError(message, site=site.name, path=site.path, hint=hint)
 
     def evaluation_case(self, site: SiteFolder, case: Case, labelled: bool = True) -> EvaluationCase:
-        """A volume: image (C, X, Y, Z), and label (1, X, Y, Z) on the grid of its file."""
+        """Load a volume: image (C, X, Y, Z), and label (1, X, Y, Z) on the grid of its file."""
         assert isinstance(site, VolumeFolder)
         if labelled:
             image, label, placement = self._load(site, case)
@@ -209,25 +203,24 @@ class SegmentationTask(Task):
         fits = patch in sizes if patch else all(n % self.divisor == 0 for size in sizes for n in size)
         if fits and len(sizes) == 1:
             return stack(samples)
-        keys = (Keys.IMAGE, Keys.LABEL)
-        pad = (
-            SpatialPadd(keys=keys, spatial_size=patch, allow_missing_keys=True)
-            if patch
-            else DivisiblePadd(keys=keys, k=self.divisor, allow_missing_keys=True)
-        )
-        return _plain_batch(pad_list_data_collate(samples if fits else [pad(sample) for sample in samples]))
+        keys: tuple[str, ...] = (Keys.IMAGE, Keys.LABEL)
+        pad: Any = DivisiblePadd(keys=keys, k=self.divisor, allow_missing_keys=True)
+        if patch:
+            pad = SpatialPadd(keys=keys, spatial_size=patch, allow_missing_keys=True)
+        batch = pad_list_data_collate(samples if fits else [pad(sample) for sample in samples])
+        return {key: plain_tensor(batch[key]) for key in keys if key in batch}
 
     def scores(self, outputs: Iterable[tuple[EvaluationCase, Tensor]], full: bool) -> dict[str, Any]:
         """Score the volumes one at a time; see `medfedaug.metrics.segmentation.LabelMapScores`."""
-        found = LabelMapScores(self._names, self.surface_tolerance, self.metrics, full=full)
+        scores = LabelMapScores(self._names, self.surface_tolerance, self.metrics, full=full)
         for case, predicted in outputs:
             label, annotated = case.label, None
             if self.annotation is not None:
-                truth, known, chosen = self.annotation.decode(label[None])
+                truth, known, classes = self.annotation.decode(label[None])
                 label, predicted = truth[0], predicted * known[0].to(predicted.device)
-                annotated = chosen[0, 1:].tolist()
-            found.add(case.name, predicted, label, case.affine, case.owner, annotated)
-        return found.result()
+                annotated = classes[0, 1:].tolist()
+            scores.add(case.name, predicted, label, case.affine, case.owner, annotated)
+        return scores.result()
 
     def outputs(
         self,
@@ -237,7 +230,7 @@ class SegmentationTask(Task):
         device: torch.device,
         batch_size: int = 16,
     ) -> Iterator[tuple[EvaluationCase, Tensor]]:
-        """The label maps of volumes, (1, X, Y, Z) each, on the grid of their files."""
+        """Yield the label maps of volumes, (1, X, Y, Z) each, on the grid of their files."""
         for case in cases:
             logits = self._case_logits(network, case, transform, device, batch_size)
             yield case, _label_map(logits, case.placement)
@@ -251,11 +244,11 @@ class SegmentationTask(Task):
         batch_size: int = 16,
         probabilities: bool = False,
     ) -> Prediction:
-        """The label map of a volume."""
+        """Predict the label map of a volume."""
         place = case.placement
         logits = self._case_logits(network, case, transform, device, batch_size)
         label = _label_map(logits, place).cpu()
-        # In the box that the plan keeps: what it cuts away is background for certain.
+        # In the box that the plan keeps: the rest is certainly background.
         confidence = soft_dice_confidence(logits, logits.argmax(dim=0)).cpu()
         if not probabilities:
             return Prediction(label, confidence=confidence)
@@ -274,28 +267,9 @@ class SegmentationTask(Task):
         device: torch.device,
         batch_size: int,
     ) -> Tensor:
-        # Resized first, as in training: what a method makes of an image may depend on its size.
+        # Resized first, as in training: the effect of a method may depend on the size of an image.
         image = transform({Keys.IMAGE: resize_in_plane(case.image, self.image_size)})[Keys.IMAGE]
         return self.logits(network, image, device, batch_size, case.placement, case.image.shape[1:3])
-
-    def predict(
-        self,
-        network: nn.Module,
-        image: Tensor,
-        device: torch.device,
-        batch_size: int = 16,
-        placement: Placement | None = None,
-    ) -> Tensor:
-        """The label map of a volume, (1, X, Y, Z), on the grid of its file.
-
-        Args:
-            network: in evaluation mode.
-            image: the prepared volume, (C, X, Y, Z), after the transforms of the methods.
-            device: of the network.
-            batch_size: how many slices or windows the network sees at once.
-            placement: where the prepared volume lies in the grid of the file; ``None`` for as it is.
-        """
-        return _label_map(self.logits(network, image, device, batch_size, placement), placement)
 
     @torch.no_grad()
     def logits(
@@ -307,14 +281,14 @@ class SegmentationTask(Task):
         placement: Placement | None = None,
         plane: Sequence[int] | None = None,
     ) -> Tensor:
-        """The network's output with the voxels of the file, (K, X, Y, Z), in the box that the plan keeps.
+        """Return the network's output with the voxels of the file, (K, X, Y, Z), in the box of the plan.
 
         Args:
-            network: see `predict`, as for all that follows but the last.
-            image: see there.
-            device: see there.
-            batch_size: see there.
-            placement: see there.
+            network: the network, in evaluation mode.
+            image: the prepared volume, (C, X, Y, Z), after the transforms of the methods.
+            device: the network's device.
+            batch_size: slices or windows at once.
+            placement: place of the prepared volume in the grid of the file, if it was moved.
             plane: pixels of the prepared volume's slices, if ``image`` has been resized to `image_size`.
         """
         plain = plain_tensor(image).to(device)
@@ -325,7 +299,6 @@ class SegmentationTask(Task):
         return logits if placement is None else placement.resized_back(logits)
 
     def _infer_volume(self, network: nn.Module, image: Tensor, batch_size: int) -> Tensor:
-        """Logits, (K, X, Y, Z)."""
         size = image.shape[1:]
         if self.plan.patch_size is not None:
             infer = self._windows(SlidingWindowInferer, self.plan.patch_size, batch_size)
@@ -336,7 +309,7 @@ class SegmentationTask(Task):
     def _infer_slices(
         self, network: nn.Module, image: Tensor, batch_size: int, plane: Sequence[int]
     ) -> Tensor:
-        """Logits, (K, X, Y, Z), slice by slice along the last axis."""
+        """Compute logits, (K, X, Y, Z), slice by slice along the last axis."""
         plain = resize_in_plane(image, self.image_size)
         rows, columns = plain.shape[1:3]
         if self.plan.patch_size is not None:
@@ -352,14 +325,14 @@ class SegmentationTask(Task):
         return logits
 
     def _windows(self, kind: Any, size: tuple[int, ...], batch_size: int, **more: Any) -> Any:
-        """An inferer whose windows overlap, and count less towards their edges."""
+        """Build an inferer whose windows overlap, and count less towards their edges."""
         overlap = self.plan.overlap
         return kind(roi_size=size, sw_batch_size=batch_size, overlap=overlap, mode="gaussian", **more)
 
 
 def _padded(image: Tensor, factors: Sequence[int]) -> Tensor:
     """Pad with zeros at the end of each axis, to a multiple; MONAI's transform would track the image."""
-    ends = [one for n, factor in zip(image.shape[1:], factors, strict=True) for one in (-n % factor, 0)]
+    ends = [end for n, factor in zip(image.shape[1:], factors, strict=True) for end in (-n % factor, 0)]
     return nn.functional.pad(image, ends[::-1])
 
 
@@ -368,10 +341,6 @@ def _label_map(logits: Tensor, placement: Placement | None) -> Tensor:
     return label if placement is None else placement.put_back(label)
 
 
-def _logits(found: Any) -> Tensor:
-    assert isinstance(found, Tensor)
-    return found[0]
-
-
-def _plain_batch(batch: Any) -> Sample:
-    return {key: plain_tensor(batch[key]) for key in (Keys.IMAGE, Keys.LABEL) if key in batch}
+def _logits(output: Any) -> Tensor:
+    assert isinstance(output, Tensor)
+    return output[0]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -35,7 +34,6 @@ def public_class(namespace: ModuleType, path: str, what: str) -> type[nn.Module]
     return cls
 
 
-@lru_cache(maxsize=256)  # each task of a site or a server builds its loss
 def constructor_parameters(cls: Any) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of a constructor, and those that it passes on to its base classes."""
     if not inspect.isclass(cls):

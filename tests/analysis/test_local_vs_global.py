@@ -9,7 +9,8 @@ from results import content
 
 from medfedaug.analysis.local_vs_global import find_evaluations, worth_table
 from medfedaug.errors import MedFedAugWarning
-from medfedaug.metrics.registry import METRICS, Metric, described, find_metric
+from medfedaug.metrics.base import Metric
+from medfedaug.metrics.registry import METRICS, described, find_metric
 
 
 def evaluation(metric, low, high, **more):

@@ -18,8 +18,8 @@ from medfedaug.experiments.simulate import configure, simulate
 from medfedaug.methods import parse_methods
 from medfedaug.runs.finished_run import FinishedRun
 
-SECTIONS = ["Use", "What it was trained on", "How it was trained", "How it scored"]
-SECTIONS += ["What it was not tested on", "Privacy", "Which model this is", "How to make it again"]
+SECTIONS = ["Use", "Training data", "Training", "Scores"]
+SECTIONS += ["Not tested", "Privacy", "Identity", "Reproduction"]
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_scores_have_the_interval_of_the_mean_over_cases(finished, tmp_path):
         entry.update(dice=fmean(cases.values()), cases=cases)
         record["test"]["worst"]["dice"] = {"site": "site_B", "value": 0.1}
 
-    found = section(model_card(changed(finished, tmp_path, change)), "How it scored")
+    found = section(model_card(changed(finished, tmp_path, change)), "Scores")
     half = quantile * stdev(cases.values()) / math.sqrt(4)
     low, high = f"{0.6 - half:.3f}", f"{min(1, 0.6 + half):.3f}"
     assert f"0.600 \\[{low} to {high}\\]" in found
@@ -98,7 +98,7 @@ def test_what_is_no_mean_over_cases_has_no_interval(finished, tmp_path):
         entry = {"accuracy": 1.0, "auc": 1.0, "cases": {"p1": 1.0, "p2": 1.0}}
         record["test"] = {"sites": {"site_A": entry}, "mean": {"accuracy": 1.0, "auc": 1.0}}
 
-    found = section(model_card(changed(finished, tmp_path, change)), "How it scored")
+    found = section(model_card(changed(finished, tmp_path, change)), "Scores")
     rows = [line for line in found.splitlines() if line.startswith("| site 1")]
     assert ["[" in row for row in rows] == [True, False]
 
@@ -108,11 +108,11 @@ def test_means_that_a_site_sent_without_cases_have_no_interval(finished, tmp_pat
         record["test"]["sites"]["site_A"] = {"dice": 0.61, "scored_cases": 12, "cases": {}, "unit": "mm"}
 
     card = model_card(changed(finished, tmp_path, change))
-    line = next(line for line in section(card, "How it scored").splitlines() if line.startswith("| site 1"))
+    line = next(line for line in section(card, "Scores").splitlines() if line.startswith("| site 1"))
     assert "0.610 |" in line
     assert "[" not in line
-    assert "| site 1 |" in section(card, "What it was trained on")
-    assert "| 12 |" in section(card, "What it was trained on")
+    assert "| site 1 |" in section(card, "Training data")
+    assert "| 12 |" in section(card, "Training data")
 
 
 def test_why_a_site_has_no_score_is_said_without_its_name(finished, tmp_path):
@@ -120,7 +120,7 @@ def test_why_a_site_has_no_score_is_said_without_its_name(finished, tmp_path):
         record["test"]["sites"]["site_A"] = {"dice": None, "cases": {}, "note": "fewer than 10 patients"}
         record["unvalidated"] = {"site_B": "site site_B: scores of 100 models have left"}
 
-    found = section(model_card(changed(finished, tmp_path, change)), "How it scored")
+    found = section(model_card(changed(finished, tmp_path, change)), "Scores")
     assert "site 1, no score: fewer than 10 patients." in found
     assert "site 2, no say in the choice: scores of 100 models have left." in found
 
@@ -134,7 +134,7 @@ def test_what_sites_spent_on_their_scores_is_said(finished, tmp_path):
 
 
 def test_what_is_not_known_is_said(finished, tmp_path):
-    found = section(model_card(FinishedRun.open(finished)), "What it was not tested on")
+    found = section(model_card(FinishedRun.open(finished)), "Not tested")
     assert "only site 3 was tested" in found
     assert "Fewer than ten test cases: site 1, site 2, site 3" in found
     levels = FinishedRun.open(finished).record["spacing"].values()  # of every run, with and without a plan
@@ -148,7 +148,7 @@ def test_what_is_not_known_is_said(finished, tmp_path):
         prints = {"site_A": {"spacing": edges, "intensity": [[0.5, 0.1]]}}
         record["planned"] = {"fingerprints": prints, "asked": record["config"]}
 
-    found = section(model_card(changed(finished, tmp_path, change)), "What it was not tested on")
+    found = section(model_card(changed(finished, tmp_path, change)), "Not tested")
     assert "none was tested" in found
     assert "1 to 1.2, 1 to 1.1, 3 to 4 mm" in found
 
@@ -227,7 +227,7 @@ def test_a_card_replaces_cards_alone(finished, tmp_path):
 
 
 def test_patients_studies_and_edges_are_those_of_each_site(finished):
-    found = section(model_card(FinishedRun.open(finished)), "What it was trained on")
+    found = section(model_card(FinishedRun.open(finished)), "Training data")
     record = json.loads((finished / "results.json").read_text())
     for number, (site, samples) in enumerate(sorted(record["sites"].items()), start=1):
         told, edges = record["descriptions"][site], record["spacing"][site]["median"]

@@ -119,7 +119,7 @@ def test_export_writes_the_job_that_the_simulator_runs(run, tmp_path):
     assert [method["name"] for method in config.methods] == ["fedrdn", "fedfa"]
     code, _, err = run("export", *options, "--out", job)
     assert code == 2
-    assert "is there already" in err
+    assert "exists already" in err
     code, _, err = run("export", "--methods", "fedavg", "--task", "magic", "--out", tmp_path / "other")
     assert code == 2
     assert "segmentation, classification" in err

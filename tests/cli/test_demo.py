@@ -61,7 +61,7 @@ def test_its_last_lines_are_commands_that_exist(shown, run, tmp_path, monkeypatc
 def test_its_page_says_what_differs_and_shows_pictures(shown):
     folder, _ = shown
     page = Page((folder / "demo/report.html").read_text())
-    assert "The hospitals differ in their scanners alone, and site_C has another one" in page.text
+    assert "The hospitals differ only in their scanners, and site_C has the odd one" in page.text
     assert any(name == "src" and value.startswith("data:image/jpeg") for name, value in page.attributes)
 
 

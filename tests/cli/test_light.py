@@ -133,7 +133,7 @@ def test_folders_that_are_not_there(light, tmp_path):
         ("predict", "--model", nowhere, "--images", tmp_path, "--out", tmp_path / "out"),
     ]
     for err in light(*of_runs, code=2):
-        assert err.startswith(f"medfedaug: {nowhere}: no finished run; name the folder of one")
+        assert err.startswith(f"medfedaug: {nowhere}: no finished run; name a folder with")
     (err,) = light(("init", tmp_path, "--labels", "0=background,0=lesion"), code=2)
     assert err == "medfedaug: --labels names one value twice"
     assert not [*tmp_path.iterdir()]
@@ -150,7 +150,7 @@ def test_names_of_methods_that_are_not_known(light, tmp_path):
     taken = ("export", "--methods", "fedavg", "--out", tmp_path)
     asked = ("export", "--prospect", "--methods", "fedavg", "--out", tmp_path / "out")
     there, leave_out = light(taken, asked, code=2)
-    assert "is there already" in there
+    assert "exists already" in there
     assert "leave out --methods" in leave_out
 
 
@@ -206,7 +206,7 @@ def test_a_job_is_checked_before_anything_is_built(light, tmp_path):
         "two or more classes": ("--methods", "fedavg", "--set", "classes=one"),
         "not a plan": ("--methods", "fedavg", "--plan", nowhere),
         "--plan-memory is for --plan auto": ("--methods", "fedavg", "--plan-memory", 3),
-        "there is no such file": ("--methods", "fedavg", "--init", nowhere),
+        "no such file": ("--methods", "fedavg", "--init", nowhere),
         "cannot be read": ("--methods", "fedavg", "--loop", f"{nowhere}.py"),
         "no such folder": ("--methods", "fedavg", "--bundle", nowhere),
         "no finished run": ("--evaluate", nowhere),

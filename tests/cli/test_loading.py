@@ -35,7 +35,7 @@ def test_compiling_at_every_start_is_told_once_with_its_remedy(tmp_path, monkeyp
     monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path))
 
     def said(forbidden: bool) -> str:
-        loading._tell_of_compiling.cache_clear()
+        loading._warn_of_compiling.cache_clear()
         monkeypatch.setattr(sys, "dont_write_bytecode", forbidden)
         monkeypatch.setattr(cli.err_console, "file", written := io.StringIO(), raising=False)
         for _ in range(2):

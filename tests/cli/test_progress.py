@@ -116,7 +116,7 @@ def test_how_long_a_job_that_goes_on_has_said_nothing(tmp_path, state, age, told
     console = Console(width=100)
     with console.capture() as said:
         console.print(_shown(Watched(rounds=2, round=1, state=state), events))
-    assert ("; nothing said for 10 min" in said.get()) is told
+    assert ("; no event for 10 min" in said.get()) is told
 
 
 def test_the_rounds_that_a_resumed_job_had_before_are_not_left(tmp_path):

@@ -46,7 +46,7 @@ def test_nnu_nets_layout_is_read_as_it_is_and_its_own_list_is_kept(run, tmp_path
     (site / "dataset.json").write_text(json.dumps(own))
     code, out, err = run("init", site, "--yes")
     assert code == 2
-    assert "is there already; nothing is written. --replace keeps it" in err
+    assert "exists already; nothing is written. --replace keeps it" in err
     assert json.loads((site / "dataset.json").read_text()) == own
     assert '{"image": ["imagesTr/case_' in out  # what it would write
     code, _, err = run("init", site, "--yes", "--replace")
@@ -296,7 +296,7 @@ def test_the_project_file_provisions_the_sites_that_were_named(run, tmp_path):
     # NVFlare leaves both without encryption where nothing is said of it.
     assert to_relay["connection_security"] == to_server["connection_security"] == "mtls"
     assert not (kits / "site-8002/local/relay__resources.json").exists()
-    assert "is there already" in run("project", "--sites", "a,b", "--out", out)[2]
+    assert "exists already" in run("project", "--sites", "a,b", "--out", out)[2]
 
 
 @pytest.mark.parametrize(

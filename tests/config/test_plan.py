@@ -138,7 +138,8 @@ def test_a_network_sees_the_same_whatever_way_a_volume_is_stored(volumes_dir):
     for volume, matrix in ((image, affine), (other, affine @ turn)):
         place = task.preparation.placement(volume, matrix)
         seen = place.forward(volume)
-        labels.append(task.predict(network, seen, torch.device("cpu"), 2, place))
+        logits = task.logits(network, seen, torch.device("cpu"), 2, place)
+        labels.append(place.put_back(logits.argmax(dim=0, keepdim=True)))
     assert torch.equal(labels[0].permute(0, *(1 + axis for axis in axes)).flip(2), labels[1])
 
 
@@ -152,9 +153,8 @@ def test_windows_over_a_volume_give_what_a_network_without_a_view_gives():
         Plan(spatial_dims=3, patch_size=(32, 8, 4), overlap=0.5),
         Plan(spatial_dims=3),
     ):
-        assert torch.equal(
-            SegmentationTask(3, plan=plan).predict(network, image, torch.device("cpu"), 2), expected
-        )
+        logits = SegmentationTask(3, plan=plan).logits(network, image, torch.device("cpu"), 2)
+        assert torch.equal(logits.argmax(dim=0, keepdim=True), expected)
 
 
 def test_patches_are_centred_on_the_foreground_as_often_as_asked():

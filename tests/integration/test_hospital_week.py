@@ -165,7 +165,7 @@ def test_a_week(orthanc, run, tmp_path):
         assert "1 of the studies changed in the archive; --refresh takes them again" in out
         np.testing.assert_array_equal(ours.label(wrong), labels[wrong])
         out = ours.load(ours.patients, *CHOSEN, "--refresh", code=1)
-        assert f"refreshed: {case}: version 2; the one before is in" in out
+        assert f"refreshed: {case}: version 2; the earlier one is in" in out
         np.testing.assert_array_equal(ours.label(wrong), mask)
         assert ours.rows[case]["version"] == 2
         now = data_hashes(run, [ours, other], tmp_path / "after")

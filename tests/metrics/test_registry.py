@@ -176,7 +176,7 @@ def test_what_is_no_metric_is_refused():
     with pytest.raises(ConfigError, match=r"metric 'gap' of the package odd-metrics: .* is no medfedaug"):
         plugin_metric(plugin)
     plugin = plugins.Plugin(plugins.METRICS, "gap", "odd-metrics", Entry(METRICS["dice"]))
-    with pytest.raises(ConfigError, match="must have that name, and has 'dice'"):
+    with pytest.raises(ConfigError, match="must have that name, got 'dice'"):
         plugin_metric(plugin)
 
 
@@ -185,7 +185,7 @@ def test_what_is_no_metric_is_refused():
     [
         (lambda maps: CaseScores(7.0, [7.0]), "metric odd: a score does not lie between 0 and 1"),
         (lambda maps: CaseScores(float("nan"), [0.5]), "metric odd: a score does not lie between 0 and 1"),
-        (lambda maps: CaseScores(0.5, [0.5, 0.5]), "metric odd: scores of 2 classes, and there are 1"),
+        (lambda maps: CaseScores(0.5, [0.5, 0.5]), "metric odd: scores of 2 classes, expected 1"),
         (lambda maps: CaseScores(0.5, [0.5 / 0]), "metric odd fails"),
     ],
 )

@@ -146,7 +146,7 @@ def test_slices_are_resized_for_the_network_and_back():
     task, network = SegmentationTask(2, image_size=16), Threshold(2)
     truth = torch.zeros(1, 32, 48, 3)
     truth[:, 8:24, 12:36, :2] = 1.0
-    predicted = task.predict(network, truth, torch.device("cpu"), batch_size=2)
+    predicted = task.logits(network, truth, torch.device("cpu"), batch_size=2).argmax(dim=0, keepdim=True)
     assert network.sizes == {(16, 16)}
     assert predicted.shape == truth.shape
     wrong = (predicted != truth).float()
@@ -170,7 +170,7 @@ def test_what_methods_do_to_an_image_they_do_at_the_networks_size_in_evaluation_
     case = EvaluationCase("a", truth, truth.to(torch.uint8))
     cpu = torch.device("cpu")
     ((_, predicted),) = task.outputs(network, [case], transform, cpu)
-    assert torch.equal(predicted, task.predict(network, truth, cpu))
+    assert torch.equal(predicted, task.logits(network, truth, cpu).argmax(dim=0, keepdim=True))
     assert torch.equal(task.predict_case(network, case, transform, cpu).label, predicted)
     assert seen == [(1, 16, 16, 3)] * 2
 

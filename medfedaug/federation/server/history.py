@@ -16,7 +16,8 @@ from medfedaug.federation.planning.fingerprint import accepted_spacing
 from medfedaug.federation.server.reply_checks import accepted_scores, clean_metrics
 from medfedaug.federation.server.step_comparison import ComparedStep, suspicion
 from medfedaug.methods.base import Payload
-from medfedaug.metrics.registry import METRICS, described, mean_score, over_sites, score_of
+from medfedaug.metrics.base import mean_score
+from medfedaug.metrics.registry import METRICS, described, over_sites, score_of
 from medfedaug.utils.event_text import OnEvent
 
 _SETTLED = ("none", "bundle")

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from medfedaug.federation.planning.pilot import pilot_training
+from medfedaug.metrics.base import mean_score
 from medfedaug.metrics.convergence import longer
-from medfedaug.metrics.registry import mean_score
 
 if TYPE_CHECKING:
     from medfedaug.federation.server.server import FederationServer

@@ -1,4 +1,4 @@
-"""Training for a Bundle that only infers: its own network and transforms, and MONAI's common parts."""
+"""Training for a Bundle that only infers: its network and transforms, and MONAI's common parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from medfedaug.errors import ConfigError, first_line
 from medfedaug.utils.files import write_json
 
 _BOTH = ["image", "label"]
-# Parts of an inference that a training has of its own, or has no use for.
+# Parts of an inference that a training replaces or does not need.
 _OF_INFERENCE = (
     *("preprocessing", "dataset", "dataloader", "postprocessing", "handlers", "checkpointloader"),
     *("evaluator", "initialize", "run"),
@@ -25,24 +25,24 @@ _OF_INFERENCE = (
 def add_training(folder: Path) -> tuple[Path, list[str]]:
     """Write ``configs/train.json`` of a Bundle that segments, from its ``configs/inference.json``.
 
-    Network, inferer and deterministic transforms are those of the inference; loss, optimiser, crops of the
-    inferer's windows and the metric are common ones, for the Bundle's owner to look at. Nothing is evaluated.
+    Network, inferer and deterministic transforms come from the inference; loss, optimiser, crops of the
+    inferer's windows and the metric are common ones, for the Bundle's owner to check. Nothing is evaluated.
 
     Returns:
-        The file, and the transforms of the inference that it lacks: nobody knows their effect on a label.
+        The file, and the transforms of the inference that it lacks: their effect on a label is unknown.
 
     Raises:
         ConfigError: when the Bundle trains already, or its inference names no network with several classes.
     """
     if has_training(folder):
-        raise ConfigError(f"{folder}: the Bundle has a training; it is left as it is")
+        raise ConfigError(f"{folder}: the Bundle has a training already")
     source, target = folder / "configs/inference.json", folder / "configs/train.json"
     try:
         inference = ConfigParser.load_config_file(str(source))
         network, steps = inference["network_def"], inference["preprocessing"]["transforms"]
         classes = network["out_channels"]
-        taken = [_for_both(step) for step in steps]
-    except Exception as error:  # of files, JSON and whatever stands in the place of these
+        converted = [_for_both(step) for step in steps]
+    except Exception as error:  # of files, JSON and unexpected values
         reason = first_line(error) or type(error).__name__
         raise ConfigError(
             f"{source}: network_def with out_channels and preprocessing with transforms are needed ({reason})"
@@ -63,13 +63,15 @@ def add_training(folder: Path) -> tuple[Path, list[str]]:
             "epochs": 100,
             "loss": _part("DiceCELoss", to_onehot_y=True, softmax=True),
             "optimizer": _part("torch.optim.Adam", params="$@network.parameters()", lr=1e-3),
-            "train": _training([step for step in taken if step is not None], window, classes),
+            "train": _training([step for step in converted if step is not None], window, classes),
             "validate": _VALIDATION,
             "initialize": ["$monai.utils.set_determinism(seed=0)"],
             "run": ["$@train#trainer.run()"],
         },
     )
-    return target, [str(step.get("_target_")) for step, one in zip(steps, taken, strict=True) if one is None]
+    return target, [
+        str(step.get("_target_")) for step, one in zip(steps, converted, strict=True) if one is None
+    ]
 
 
 def _part(kind: str, **arguments: Any) -> dict[str, Any]:
@@ -77,7 +79,7 @@ def _part(kind: str, **arguments: Any) -> dict[str, Any]:
 
 
 def _for_both(step: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A transform of the image as one of image and label, ``None`` for a function that nobody knows."""
+    """Convert a transform of the image to one of image and label; ``None`` for an unknown function."""
     kind = getattr(transforms, str(step["_target_"]).rpartition(".")[2], None)
     if not inspect.isclass(kind) or not issubclass(kind, transforms.MapTransform):
         return None

@@ -16,7 +16,7 @@ from medfedaug.tasks.bundle.parser import BundleConfiguration
 from medfedaug.utils.validation import is_number
 
 _KEY, _MORE, _COMPARED = "key_val_metric", "additional_metrics", "metric_cmp_fn"
-# By the names of MONAI's and ignite's classes. Of a site's score, the server takes no more than the largest.
+# By the names of MONAI's and ignite's classes. The server refuses scores above the largest value.
 _LOWER_IS_BETTER = (
     *("HausdorffDistance", "SurfaceDistance", "MeanSquaredError", "MeanAbsoluteError", "MAE", "MSE"),
     *("RootMeanSquaredError", "MeanPairwiseDistance"),
@@ -29,17 +29,17 @@ _LARGEST = 1e5
 
 
 class BundleMetrics:
-    """Computes what the Bundle's evaluator would report.
+    """Computes the metrics of a Bundle's evaluator.
 
-    A name loses the ``val_`` that Bundles put before it. The score of a site is what the metric gives for
-    all cases together, and that of a case what it gives for the case alone.
+    Names lose the prefix ``val_`` of Bundles. The score of a site is the metric of all cases together, and
+    the score of a case the metric of the case alone.
 
     Args:
-        configuration: of the Bundle.
-        cases: what is scored, for readers: ``"patients"`` or ``"images"``.
+        configuration: the Bundle's configuration.
+        cases: unit of the cases, for readers: ``"patients"`` or ``"images"``.
 
     Attributes:
-        names: the key metric first.
+        names: the metrics, the key metric first.
     """
 
     def __init__(self, configuration: BundleConfiguration, cases: str) -> None:
@@ -50,10 +50,10 @@ class BundleMetrics:
             if argument == _MORE and configuration.raw(f"{self.evaluator}#{_MORE}") is None:
                 continue
             identifier = configuration.find(self.evaluator, argument)
-            found = configuration.raw(identifier)
-            if not isinstance(found, Mapping) or not found:
+            metrics = configuration.raw(identifier)
+            if not isinstance(metrics, Mapping) or not metrics:
                 raise configuration.problem(identifier, "must name a metric")
-            for name in found:
+            for name in metrics:
                 self._paths.setdefault(str(name).removeprefix("val_"), f"{identifier}#{name}")
         self.names = tuple(self._paths)
         for name, identifier in self._paths.items():
@@ -68,11 +68,11 @@ class BundleMetrics:
                 raise configuration.problem(identifier, f"{name} has another direction elsewhere: rename it")
 
     def score(self, cases: Iterable[tuple[str, Any]], full: bool) -> dict[str, Any]:
-        """The scores of a site, as `medfedaug.tasks.base.Task.evaluate` returns them.
+        """Return the scores of a site, as `medfedaug.tasks.base.Task.evaluate`.
 
         Args:
-            cases: names, and what the Bundle's post-processing made of image, label and prediction.
-            full: all metrics, or the key metric alone.
+            cases: names, with image, label and prediction after the Bundle's post-processing.
+            full: computes all metrics, not the key metric alone.
         """
         names = self.names if full else self.names[:1]
         whole, alone = (_Scorer(self._made(names)) for _ in range(2))
@@ -84,22 +84,21 @@ class BundleMetrics:
                     by_case[name][case] = value
                 yield [item]
 
-        found = whole.run(scored())
-        first = names[0]
+        values = whole.run(scored())
         return {
-            **{name: found.get(name) for name in names},
-            "cases": by_case[first],
+            **{name: values.get(name) for name in names},
+            "cases": by_case[names[0]],
             **({"case_metrics": {name: by_case[name] for name in names[1:]}} if full else {}),
         }
 
     def _made(self, names: Iterable[str]) -> dict[str, Any]:
-        """Metrics of their own: one keeps what it has seen."""
+        """Make new metrics: a metric keeps its cases."""
         configuration = BundleConfiguration(self.bundle)
         return {name: configuration.make(self._paths[name]) for name in names}
 
 
 class _Scorer:
-    """An engine of ignite that does nothing but feed its metrics."""
+    """An engine of ignite that only feeds its metrics."""
 
     def __init__(self, metrics: Mapping[str, Any]) -> None:
         self.engine, self.names = Engine(lambda engine, batch: batch), list(metrics)
@@ -107,7 +106,7 @@ class _Scorer:
             metric.attach(self.engine, name)
 
     def run(self, batches: Iterable[list[Any]]) -> dict[str, float | None]:
-        """The value of each metric over some batches; ``None`` where it has none."""
+        """Return the value of each metric over some batches, if any."""
         self.engine.state.metrics = {}
         try:
             self.engine.run(batches, max_epochs=1)
@@ -118,7 +117,7 @@ class _Scorer:
 
 
 def _number(value: Any, details: Any) -> float | None:
-    """One number; ``None`` also where MONAI reports 0 because no case had anything to score."""
+    """Return a number; ``None`` also if MONAI reports 0 since no case had a score."""
     if isinstance(details, torch.Tensor) and details.numel() and bool(torch.isnan(details).all()):
         return None
     if isinstance(value, torch.Tensor) and value.numel() == 1:
@@ -127,7 +126,7 @@ def _number(value: Any, details: Any) -> float | None:
 
 
 def _smaller_wins(configuration: BundleConfiguration) -> bool:
-    """True where the evaluator takes a smaller key metric for a better one."""
+    """Return whether the evaluator prefers a smaller key metric."""
     identifier = f"{configuration.evaluator}#{_COMPARED}"
     if configuration.raw(identifier) is None:
         return False

@@ -1,4 +1,4 @@
-"""`BundleTask`: samples, loss, inference and metric as a Bundle defines them."""
+"""`BundleTask`: samples, loss, inference and metric of a Bundle."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _AT_LEAST = 2**32 - 1
 
 
 class BundleTask(Task):
-    """Task of a Bundle: its own transforms, loss, inferer, post-processing and metrics.
+    """Task of a Bundle: its transforms, loss, inferer, post-processing and metrics.
 
-    The Bundle's transforms are given the files of a case, under ``image`` (a path, or a list of them) and
-    ``label`` (the path of the label map, or the number of the class). Those before the first random one are
-    applied once, and statistics are of what they give. ``label`` may be whatever the Bundle's loss takes.
+    The Bundle's transforms get the files of a case, under ``image`` (a path, or a list of them) and ``label``
+    (the path of the label map, or the number of the class). Transforms before the first random one are
+    applied once, and statistics are of their output. ``label`` may be anything that the Bundle's loss takes.
 
     Args:
-        configuration: of the Bundle.
+        configuration: the Bundle's configuration.
         config: the run, for classes and the place of the methods' transforms.
 
     Raises:
-        ConfigError: naming file and key of what is missing or cannot be used.
+        ConfigError: naming file and key of a missing or unusable part.
 
     Attributes:
         parts: the training transforms.
@@ -53,58 +53,55 @@ class BundleTask(Task):
     left_to_right = 0
 
     def __init__(self, configuration: BundleConfiguration, config: RunConfig) -> None:
-        given = self.configuration = configuration
+        self.configuration = configuration
         self.classes, self.num_classes = config.classes, config.num_classes
         self.dense = config.task == "segmentation"
         self.methods_first = config.normalise_at == "deterministic"
-        trainer, evaluator = given.trainer, given.evaluator
-        transforms = given.find(trainer, "train_data_loader", "dataset", "transform")
-        self.parts = Parts(given.make(transforms))
+        trainer, evaluator = configuration.trainer, configuration.evaluator
+        transforms = configuration.find(trainer, "train_data_loader", "dataset", "transform")
+        self.parts = Parts(configuration.make(transforms))
         if self.parts.located:  # MONAI would take the identity for the affine
-            raise given.problem(
+            raise configuration.problem(
                 transforms,
                 f"{self.parts.located} needs to know where voxels lie, which is not kept from the first "
                 "random transform, or the first function, on: put it before",
             )
-        seen = given.make(given.find(evaluator, "val_data_loader", "dataset", "transform"))
-        self.evaluation = Parts(seen).once
-        if Parts(seen).drawn:
-            raise given.problem(
-                given.find(evaluator, "val_data_loader", "dataset", "transform"), "has random transforms"
-            )
-        self._training_inferer(trainer)
+        identifier = configuration.find(evaluator, "val_data_loader", "dataset", "transform")
+        validation = Parts(configuration.make(identifier))
+        if validation.drawn:
+            raise configuration.problem(identifier, "has random transforms")
+        self.evaluation = validation.once
+        inferer = self._part(trainer, "inferer")
+        if inferer is not None and type(inferer) is not SimpleInferer:
+            reason = f"is {type(inferer).__name__}; training calls the network itself"
+            raise configuration.problem(f"{trainer}#inferer", reason)
         self.inferer = self._part(evaluator, "inferer") or SimpleInferer()
         self.postprocessing = self._part(evaluator, "postprocessing") or Compose([])
         self._collate = self._part(trainer, "train_data_loader", "collate_fn") or list_data_collate
         self.criterion = _BundleLoss(
-            given.bundle.name, self.num_classes, given.make(given.find(trainer, "loss_function")), self.dense
+            configuration.bundle.name,
+            self.num_classes,
+            configuration.make(configuration.find(trainer, "loss_function")),
+            self.dense,
         )
-        self.metric_scores = BundleMetrics(given, "patients" if self.dense else "images")
+        self.metric_scores = BundleMetrics(configuration, "patients" if self.dense else "images")
         self.metrics = self.metric_scores.names
         self.metric = self.metrics[0]
         self.preparation = Preparation(config.plan)
 
     def _part(self, *path: str) -> Any:
-        """A part that a Bundle may leave out."""
-        return (
-            self.configuration.make(self.configuration.find(*path)) if self.configuration.has(*path) else None
-        )
-
-    def _training_inferer(self, trainer: str) -> None:
-        found = self._part(trainer, "inferer")
-        if found is not None and type(found) is not SimpleInferer:
-            raise self.configuration.problem(
-                f"{trainer}#inferer", f"is {type(found).__name__}; training calls the network itself"
-            )
+        """Make a part that a Bundle may leave out."""
+        configuration = self.configuration
+        return configuration.make(configuration.find(*path)) if configuration.has(*path) else None
 
     @property
     def scored_classes(self) -> tuple[str, ...]:
-        """None: what is scored by class, the Bundle's own metrics say."""
+        """None: the Bundle's metrics decide on scores by class."""
         return ()
 
     @property
     def key(self) -> str:
-        """The Bundle, by its content, and the classes, whose places are the labels of photographs."""
+        """The Bundle by its content, and the classes, whose places are the labels of photographs."""
         bundle = self.configuration.bundle
         more = f"{self.methods_first} {self.preparation.landmarks} {self.classes!r}"
         return f"bundle {bundle.name} {bundle.hash} {more}"
@@ -121,12 +118,11 @@ class BundleTask(Task):
             raise DataError(f"is for {site.task}, the run for {task}", site=site.name, path=site.path)
         if site.partial:
             raise DataError(
-                "has classes or voxels that are not annotated, and a Bundle reads label maps with its own "
-                "transforms, which know nothing of that",
+                "has classes or voxels without annotation, which the transforms of a Bundle do not support",
                 site=site.name,
                 path=site.path / site.listing,
-                hint="Train its network and loss without --bundle, which leaves open what is not annotated: "
-                f"--network CLASS.PATH{self._loss_option}; or leave out 'labelled' and 'ignore' where all is "
+                hint="Train its network and loss without --bundle, which supports missing annotations: "
+                f"--network CLASS.PATH{self._loss_option}; or leave out 'labelled' and 'ignore' if all is "
                 "annotated.",
             )
         if self.dense:
@@ -137,57 +133,53 @@ class BundleTask(Task):
 
     @property
     def _loss_option(self) -> str:
-        """The option of a run without the Bundle that takes its loss, where that is one of MONAI's."""
+        """The option for the Bundle's loss in a run without the Bundle, if it is one of MONAI's."""
         name = type(self.criterion.labels).__name__
         return f" --loss monai.losses.{name}" if hasattr(monai.losses, name) else ""
 
-    # ------------------------------------------------------------------ samples
-
-    def _applied(self, transforms: Compose, site: SiteFolder, case: Case, what: str) -> list[dict[str, Any]]:
-        """Apply the transforms to a case's files: one sample, or several."""
+    def _applied(
+        self, transforms: Compose, site: SiteFolder, case: Case, purpose: str
+    ) -> list[dict[str, Any]]:
+        """Apply transforms to a case's files, and return one sample, or several."""
         image = str(case.image) if not case.others else [str(path) for path in case.files]
         label = str(case.label) if self.dense else self.classes.index(str(case.label))
         try:
-            found: Any = transforms({Keys.IMAGE: image, Keys.LABEL: label})
-        except Exception as error:  # whatever a transform does with a file
+            result: Any = transforms({Keys.IMAGE: image, Keys.LABEL: label})
+        except Exception as error:  # any error of a transform
             reason: BaseException = error
             while isinstance(reason, RuntimeError) and reason.__cause__ is not None:
                 reason = reason.__cause__
             text = withheld(f"{type(reason).__name__}: {first_line(reason)}")
             raise DataError(
-                f"the {what} transforms of the Bundle {self.configuration.bundle.name} fail ({text})",
+                f"the {purpose} transforms of the Bundle {self.configuration.bundle.name} fail ({text})",
                 site=site.name,
                 path=case.image,
             ) from error
-        items = list(found) if isinstance(found, list | tuple) else [found]
+        items = list(result) if isinstance(result, list | tuple) else [result]
         for item in items:
-            lacking = [key for key in (Keys.IMAGE, Keys.LABEL) if key not in item]
-            if lacking:
-                raise self.configuration.problem(what, f"its transforms give no '{lacking[0]}'")
+            if lacking := [key for key in (Keys.IMAGE, Keys.LABEL) if key not in item]:
+                raise self.configuration.problem(purpose, f"its transforms give no '{lacking[0]}'")
         return [plain_sample({**item, Keys.IMAGE: _floats(item[Keys.IMAGE])}) for item in items]
 
     def prepared(self, site: SiteFolder, case: Case) -> dict[str, Tensor]:
         """Apply the deterministic transforms to a case, and return it as one item with its moments."""
         items = self._applied(self.parts.once, site, case, "training")
-        shapes = {tuple(item[Keys.IMAGE].shape) for item in items}
-        if len(shapes) != 1:
+        if len({tuple(item[Keys.IMAGE].shape) for item in items}) != 1:
             raise self.configuration.problem("training", "its deterministic transforms give several sizes")
-        both: tuple[str, ...] = (Keys.IMAGE, Keys.LABEL)
-        kept = {key: torch.stack([item[key] for item in items]) for key in both}
-        seen = items[0][Keys.IMAGE] if self.methods_first else self._seen(site, case)
-        return {**kept, **self.preparation.of_whole(seen)}
+        keys: tuple[str, ...] = (Keys.IMAGE, Keys.LABEL)
+        stacked = {key: torch.stack([item[key] for item in items]) for key in keys}
+        image = items[0][Keys.IMAGE] if self.methods_first else self._validation_image(site, case)
+        return {**stacked, **self.preparation.of_whole(image)}
 
-    def _seen(self, site: SiteFolder, case: Case) -> Tensor:
-        """The image as it is evaluated."""
-        found: Tensor = self._applied(self.evaluation, site, case, "validation")[0][Keys.IMAGE]
-        return found
+    def _validation_image(self, site: SiteFolder, case: Case) -> Tensor:
+        return self._applied(self.evaluation, site, case, "validation")[0][Keys.IMAGE]
 
     def moments(self, site: SiteFolder, case: Case, over: str = "image") -> dict[str, Tensor]:
-        """Compute the moments of the image as the validation transforms give it."""
-        return self.preparation.moments(self._seen(site, case), over)
+        """Compute the moments of the image after the validation transforms."""
+        return self.preparation.moments(self._validation_image(site, case), over)
 
     def fixed(self, sample: Sample, random: np.random.RandomState) -> Any:
-        """The sample as it is cut, without what augments it; a list where a case gives several."""
+        """Return the cut sample without augmentation; a list if a case gives several."""
         if not self.parts.cutting:
             return sample
         cutting = Compose(self.parts.cutting)
@@ -195,16 +187,16 @@ class BundleTask(Task):
         return plain_sample(cutting(dict(sample)))
 
     def augmentation(self) -> BundleAugmentation | None:
-        """The random transforms, and all after them."""
+        """Return the random transforms, and all after them."""
         return BundleAugmentation(self.parts.drawn) if self.parts.drawn else None
 
     def collate(self, samples: list[Any]) -> Sample:
-        """The Bundle's own, or MONAI's `list_data_collate`."""
+        """Make a batch by the Bundle's ``collate_fn``, or MONAI's `list_data_collate`."""
         try:
             batch = self._collate(samples)
         except (RuntimeError, TypeError, ValueError) as error:
-            flat = [one for sample in samples for one in (sample if isinstance(sample, list) else [sample])]
-            sizes = sorted({tuple(one[Keys.IMAGE].shape[1:]) for one in flat})
+            flat = [item for sample in samples for item in (sample if isinstance(sample, list) else [sample])]
+            sizes = sorted({tuple(item[Keys.IMAGE].shape[1:]) for item in flat})
             raise self.configuration.problem(
                 self.configuration.find(self.configuration.trainer, "train_data_loader"),
                 f"samples cannot be put into a batch (sizes {', '.join(map(str, sizes[:3]))}): cut or pad "
@@ -213,23 +205,15 @@ class BundleTask(Task):
         return {key: plain_tensor(batch[key]) for key in (Keys.IMAGE, Keys.LABEL)}
 
     def evaluation_case(self, site: SiteFolder, case: Case, labelled: bool = True) -> EvaluationCase:
-        """A case as the validation transforms give it, with its label in any case."""
-        found = self._applied(self.evaluation, site, case, "validation")[0]
-        return EvaluationCase(case.name, found[Keys.IMAGE], found[Keys.LABEL], owner=case.owner)
+        """Load a case by the validation transforms, always with its label."""
+        item = self._applied(self.evaluation, site, case, "validation")[0]
+        return EvaluationCase(case.name, item[Keys.IMAGE], item[Keys.LABEL], owner=case.owner)
 
     def probabilities(self, targets: Tensor) -> Tensor:
-        """Numbers of classes as one-hot, (B, K, ...).
-
-        Raises:
-            ConfigError: for targets that are none.
-        """
+        """Return numbers of classes as one-hot, (B, K, ...)."""
         if targets.ndim != 1 and targets.shape[1] != 1:
-            raise self.configuration.problem(
-                "label", "a method needs the numbers of classes, and the targets are others"
-            )
+            raise self.configuration.problem("label", "a method needs targets that are numbers of classes")
         return super().probabilities(targets if self.dense or targets.ndim == 1 else targets[:, 0])
-
-    # ------------------------------------------------------------------ inference
 
     @torch.no_grad()
     def outputs(
@@ -245,24 +229,22 @@ class BundleTask(Task):
         while chunk := list(islice(remaining, 1 if self.dense else batch_size)):
             images = [plain_tensor(transform({Keys.IMAGE: case.image})[Keys.IMAGE]) for case in chunk]
             for _, same in groupby(zip(chunk, images, strict=True), lambda pair: pair[1].shape):
-                some = list(same)
-                inputs = channels_last(torch.stack([image for _, image in some]).to(device))
-                found = self.inferer(inputs, network)
-                if not isinstance(found, Tensor):
-                    raise self.configuration.problem(
-                        "inferer", f"gives {type(found).__name__}, and no tensor"
-                    )
-                yield from zip([case for case, _ in some], found.cpu(), strict=True)
+                group = list(same)
+                inputs = channels_last(torch.stack([image for _, image in group]).to(device))
+                output = self.inferer(inputs, network)
+                if not isinstance(output, Tensor):
+                    raise self.configuration.problem("inferer", f"gives {type(output).__name__}, no tensor")
+                yield from zip([case for case, _ in group], output.cpu(), strict=True)
 
     def scores(self, outputs: Iterable[tuple[EvaluationCase, Tensor]], full: bool) -> dict[str, Any]:
         """Score by the Bundle's key metric; with ``full`` also by its additional metrics."""
         return self.metric_scores.score(
-            ((case.name, self._processed(case, said)) for case, said in outputs), full
+            ((case.name, self._processed(case, output)) for case, output in outputs), full
         )
 
-    def _processed(self, case: EvaluationCase, said: Tensor) -> Any:
-        """Apply the Bundle's post-processing to a case, as MONAI's evaluator does."""
-        batch = {Keys.IMAGE: case.image[None], Keys.LABEL: case.label[None], Keys.PRED: said[None]}
+    def _processed(self, case: EvaluationCase, output: Tensor) -> Any:
+        """Apply the Bundle's post-processing to a case, as in MONAI's evaluator."""
+        batch = {Keys.IMAGE: case.image[None], Keys.LABEL: case.label[None], Keys.PRED: output[None]}
         (item,) = decollate_batch(batch)
         try:
             return apply_transform(self.postprocessing, item)
@@ -279,20 +261,16 @@ class BundleTask(Task):
         batch_size: int = 16,
         probabilities: bool = False,
     ) -> Prediction:
-        """A Bundle has an inference of its own.
-
-        Raises:
-            ConfigError: in any case.
-        """
+        """Refuse: a Bundle has its own inference."""
         raise ConfigError(PREDICTS)
 
     def transforms(self) -> Sequence[Any]:
-        """None: images come as the Bundle's transforms give them."""
+        """Return none: the Bundle's transforms come first."""
         return ()
 
 
 class _BundleLoss(Loss):
-    """A Bundle's loss, called as MONAI's trainer calls it; cross-entropy of classes also takes shares."""
+    """A Bundle's loss, called as by MONAI's trainer; cross-entropy of classes also takes probabilities."""
 
     def __init__(
         self, name: str, num_classes: int, loss: Callable[[Tensor, Tensor], Tensor], dense: bool
@@ -301,12 +279,12 @@ class _BundleLoss(Loss):
         super().__init__(f"of the Bundle {name}", num_classes, loss, soft)
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of a batch, whatever form its targets have."""
+        """Compute the loss of a batch, for any form of targets."""
         if isinstance(self.labels, nn.Module):
             self.labels.to(outputs.device)  # weights of classes
         return self.labels(outputs, targets)
 
 
 def _floats(image: Any) -> Tensor:
-    found: Tensor = convert_to_tensor(image, track_meta=False)
-    return found if found.is_floating_point() else found.float()
+    tensor: Tensor = convert_to_tensor(image, track_meta=False)
+    return tensor if tensor.is_floating_point() else tensor.float()

@@ -1,4 +1,4 @@
-"""A Bundle's transforms in their parts: what is done once, what is drawn anew, and what cuts samples."""
+"""Parts of a Bundle's transforms: deterministic ones, random ones, and crops."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _LOCATED = (Orientationd, ResampleToMatchd, Spacingd, SpatialResampled)
 
 
 class Parts:
-    """The transforms of training samples, cut where MONAI's `CacheDataset` cuts them.
+    """The transforms of training samples, split as by MONAI's `CacheDataset`.
 
     Args:
         transforms: a `Compose`, a list of transforms, or one.
 
     Attributes:
-        once: those before the first random one: what a site keeps of a case.
+        once: transforms before the first random one; a site keeps their result.
         drawn: all others, for training.
-        cutting: of these all but the random ones that do not crop: samples of the same size and scale, which
-            are not augmented.
+        cutting: ``drawn`` without random ones that do not crop: for samples of the same size and scale
+            without augmentation.
     """
 
-    __slots__ = ("cutting", "drawn", "once")  # a loader that seeds what it finds must not find these
+    __slots__ = ("cutting", "drawn", "once")  # hides them from loaders that seed attributes
 
     def __init__(self, transforms: Any) -> None:
         whole = (transforms if isinstance(transforms, Compose) else Compose(transforms)).flatten()
@@ -51,19 +51,19 @@ class Parts:
         cut = len(every) if first is None else first
         self.once = Compose(every[:cut])
         self.drawn: list[Any] = every[cut:]
-        # Copies, since training draws with its own while others look at what is not augmented.
+        # Copies, since training draws from its own transforms.
         self.cutting = [
             deepcopy(t) for t in self.drawn if not isinstance(t, RandomizableTrait) or _within(t, _CROPS)
         ]
 
     @property
     def crops(self) -> bool:
-        """Return whether a sample is cut at random out of a case."""
+        """True if samples are random crops of a case."""
         return any(isinstance(t, RandomizableTrait) for t in self.cutting)
 
     @property
     def located(self) -> str:
-        """The transform, if any, that needs the affine after the first random one, where it is not kept."""
+        """The transform, if any, that needs the affine after the first random one, which is not kept."""
         return next((type(t).__name__ for t in self.drawn if isinstance(t, _LOCATED)), "")
 
     @property
@@ -80,20 +80,20 @@ def _within(transform: Any, package: str) -> bool:
     return type(transform).__module__.startswith(package)
 
 
-def plain_sample(found: Any) -> Any:
-    """Image, label and landmarks of a sample, or of each of several, as tensors without MONAI's meta data.
+def plain_sample(sample: Any) -> Any:
+    """Return image, label and landmarks of one or several samples as tensors without MONAI's metadata.
 
-    Labels that are true or false become 1 and 0: of the others MONAI's losses cannot take a norm.
+    Boolean labels become 1 and 0: MONAI's losses take no norm of booleans.
     """
-    if not isinstance(found, Mapping):
-        return [plain_sample(one) for one in found]
-    kept = [Keys.IMAGE, Keys.LABEL, *([LANDMARKS] if LANDMARKS in found else [])]
-    plain = {key: convert_to_tensor(found[key], track_meta=False) for key in kept}
+    if not isinstance(sample, Mapping):
+        return [plain_sample(part) for part in sample]
+    keys = [Keys.IMAGE, Keys.LABEL, *([LANDMARKS] if LANDMARKS in sample else [])]
+    plain = {key: convert_to_tensor(sample[key], track_meta=False) for key in keys}
     return {key: value.float() if value.dtype == torch.bool else value for key, value in plain.items()}
 
 
 class BundleAugmentation(Randomizable):
-    """The random transforms of a Bundle, image by image, with all that comes after the first of them.
+    """The random transforms of a Bundle, image by image, with all transforms after the first of them.
 
     Args:
         transforms: `Parts.drawn`.
@@ -105,10 +105,10 @@ class BundleAugmentation(Randomizable):
     def set_random_state(
         self, seed: int | None = None, state: np.random.RandomState | None = None
     ) -> BundleAugmentation:
-        """Set the seed from which all draws follow."""
+        """Set the seed of all draws."""
         self.transform.set_random_state(seed, state)
         return self
 
     def __call__(self, samples: Sequence[Any]) -> list[Any]:
-        """New samples; a transform that makes several of one gives a list in its place."""
+        """Return new samples; several samples from one are a list in its place."""
         return [plain_sample(self.transform(dict(sample))) for sample in samples]

@@ -98,7 +98,7 @@ def test_a_corrected_outline_is_said_and_taken_and_the_old_one_is_kept(run, arch
         np.testing.assert_array_equal(site.label("P"), FIRST)
     assert "1 of the studies changed in the archive; --refresh takes them again" in output
     output = site.load(["P", "Q"], *SEG, "--refresh")
-    assert f"refreshed: {case}: version 2; the one before is in {site.state}/previous/{case}" in output
+    assert f"refreshed: {case}: version 2; the earlier one is in {site.state}/previous/{case}" in output
     assert f"label map: {case}: the newest of 2 outlines, in 2 series, of tumour" in output
     np.testing.assert_array_equal(site.label("P"), SECOND)
     np.testing.assert_array_equal(site.label("Q"), FIRST)
