@@ -228,8 +228,8 @@ class PrivacyLedger:
             would exceed ``max_epsilon``.
         """
         with self._opened() as connection:
-            known, more = _spent(connection, cases), Spent(noise_multiplier, releases, rate)
-            epsilon = epsilon_spent([*known, more], delta)
+            earlier, more = _spent(connection, cases), Spent(noise_multiplier, releases, rate)
+            epsilon = epsilon_spent([*earlier, more], delta)
             if not epsilon <= max_epsilon:
                 return None
             row = (_now(connection), noise_multiplier, releases, _enter_cases(connection, cases), rate)
@@ -239,12 +239,12 @@ class PrivacyLedger:
     def enter(self, releases: Iterable[Release], cases: Collection[bytes] = ()) -> None:
         """Enter releases that are about to leave, with the identities of their cases."""
         with self._opened() as connection:
-            known, now = _enter_cases(connection, cases), _now(connection)
+            digest, now = _enter_cases(connection, cases), _now(connection)
             for r in releases:
                 row = (r.job, r.method, r.kind, r.shape, r.split, r.count, r.noise, r.digest, r.queries)
                 connection.execute(
                     "INSERT INTO releases VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (now, *row, known, r.site),
+                    (now, *row, digest, r.site),
                 )
 
     def nearest(self, split: str, cases: Collection[bytes]) -> Nearest | None:
@@ -255,36 +255,36 @@ class PrivacyLedger:
         named patient counts as a patient.
         """
         with self._opened() as connection:
-            own = _enter_cases(connection, cases)
+            digest = _enter_cases(connection, cases)
             rows = connection.execute(
                 f"""
                 SELECT set_.cases, r.job, MAX(r.time)
                 FROM ({_OF_PATIENTS}) set_ JOIN releases r ON r.cases = set_.cases AND r.split = ?
                 WHERE set_.cases != ? AND r.noise = 0 GROUP BY set_.cases
                 """,
-                (own, split, own),
+                (digest, split, digest),
             ).fetchall()
-            near = [Nearest(_apart(connection, own, other), job, when) for other, job, when in rows]
+            near = [Nearest(_apart(connection, digest, other), job, when) for other, job, when in rows]
         return min(near, key=lambda entry: entry.apart, default=None)
 
     def queries(self, split: str, cases: Collection[bytes], since: float = 0.0) -> int:
         """Count the models whose scores on any case of these cases' patients were released since a time."""
         with self._opened() as connection:
-            own = _enter_cases(connection, cases)
+            digest = _enter_cases(connection, cases)
             ((count,),) = connection.execute(
                 f"""
                 SELECT COALESCE(SUM(queries), 0) FROM releases
                 WHERE split = ? AND time >= ? AND cases IN ({_OF_PATIENTS})
                 """,
-                (split, since, own),
+                (split, since, digest),
             )
         return int(count)
 
     def score(self, scored: Scored, cases: Collection[bytes]) -> None:
         """Enter a model whose scores on these cases are about to leave."""
         with self._opened() as connection:
-            s, known = scored, _enter_cases(connection, cases)
-            row = (s.job, s.split, known, s.model, s.place, s.known, s.answer, _now(connection), s.site)
+            s, digest = scored, _enter_cases(connection, cases)
+            row = (s.job, s.split, digest, s.model, s.place, s.known, s.answer, _now(connection), s.site)
             connection.execute("INSERT INTO scored VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def scored(self, split: str, model: str, cases: Collection[bytes]) -> Scored | None:
@@ -419,34 +419,34 @@ def _enter_cases(connection: sqlite3.Connection, cases: Collection[bytes]) -> st
     if not cases:
         return None
     members = sorted(set(cases))
-    known = hashlib.sha256(b"".join(members)).hexdigest()
-    connection.executemany("INSERT OR IGNORE INTO members VALUES (?, ?)", ((known, m) for m in members))
+    digest = hashlib.sha256(b"".join(members)).hexdigest()
+    connection.executemany("INSERT OR IGNORE INTO members VALUES (?, ?)", ((digest, m) for m in members))
     if isinstance(cases, Mapping):
         connection.executemany("INSERT OR REPLACE INTO patients VALUES (?, ?)", cases.items())
-    return known
+    return digest
 
 
 def _identity(connection: sqlite3.Connection, files: bytes, voxels: bytes) -> bytes:
     """Enter a case with new files, and return its identity."""
-    known = connection.execute("SELECT identity FROM voxels WHERE voxels = ?", (voxels,)).fetchone()
-    if known is None:
-        known = connection.execute("SELECT identity FROM members WHERE identity = ?", (files,)).fetchone()
-    identity: bytes = known[0] if known is not None else voxels
+    row = connection.execute("SELECT identity FROM voxels WHERE voxels = ?", (voxels,)).fetchone()
+    if row is None:
+        row = connection.execute("SELECT identity FROM members WHERE identity = ?", (files,)).fetchone()
+    identity: bytes = row[0] if row is not None else voxels
     connection.execute("INSERT OR IGNORE INTO voxels VALUES (?, ?)", (voxels, identity))
     connection.execute("INSERT OR IGNORE INTO files VALUES (?, ?)", (files, identity))
     return identity
 
 
-def _apart(connection: sqlite3.Connection, one: str | None, other: str) -> int:
+def _apart(connection: sqlite3.Connection, first: str | None, second: str) -> int:
     """Count the patients by whom two sets differ: see `PrivacyLedger.nearest`."""
     counts = connection.execute(
         f"""
         SELECT SUM(cases = ?), SUM(cases = ?), COUNT(*) - 2 * (COUNT(*) - COUNT(DISTINCT identity))
         FROM members LEFT JOIN patients USING (identity) WHERE cases IN (?, ?) GROUP BY {_OWNER}
         """,
-        (one, other, one, other),
+        (first, second, first, second),
     ).fetchall()
-    in_number = sum(first != second for first, second, _ in counts)
+    in_number = sum(a != b for a, b, _ in counts)
     in_cases = sum(bool(alone) for *_, alone in counts)
     return min(in_number, in_cases) if in_number else in_cases
 

@@ -155,14 +155,14 @@ class FinishedRun(RecordedRun):
         """
         network = self.composition.network
         network.load_state_dict(self.weights, strict=False)
-        kept = self.local_state(site)
-        if self.composition.personalising or (self.composition.kept_keys and kept is None):
+        state = self.local_state(site)
+        if self.composition.personalising or (self.composition.kept_keys and state is None):
             raise ConfigError(
                 f"{self.model}: the model of {site} is not whole: its run left layers or weights at the "
                 f"sites, and {self.state} has none of {site} that could be sent"
             )
-        if kept is not None:
-            network.load_state_dict(kept.network, strict=False)
+        if state is not None:
+            network.load_state_dict(state.network, strict=False)
         return {k: v.detach().clone() for k, v in network.state_dict().items() if v.is_floating_point()}
 
     def whose(self, site: str, split: str = "test") -> str:
@@ -180,9 +180,9 @@ class FinishedRun(RecordedRun):
         Raises:
             MedFedAugError: when its file is damaged.
         """
-        kept = read_local_states(self.state / site / f"{self.record['run']}.pt")
-        last = max((round_ for round_ in kept if round_ <= self.round), default=0)
-        return kept.get(last)
+        states = read_local_states(self.state / site / f"{self.record['run']}.pt")
+        last = max((round_ for round_ in states if round_ <= self.round), default=0)
+        return states.get(last)
 
     def at_site(
         self,

@@ -199,8 +199,8 @@ class _Survey:
             jobs = {job for entry in self.book.entries() for job in entry.runs}
             if any(self.book.is_running(job) for job in jobs):
                 return True
-        here = str(self.kit.path.resolve())
-        return any(here in command and _JOB.search(command) for command in self.commands)
+        kit = str(self.kit.path.resolve())
+        return any(kit in command and _JOB.search(command) for command in self.commands)
 
     def _storage(self, name: str, kind: str, needed: Callable[[Path], str]) -> Iterator[Leftover]:
         for path in _entries(self.storage[name]) if name in self.storage else ():

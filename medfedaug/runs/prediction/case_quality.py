@@ -30,9 +30,9 @@ def case_quality(
     """
     quality: dict[str, dict[str, Any]] = {
         "components": count_components(label, classes),
-        "confidence": _known(classes, confidence),
+        "confidence": _by_class(classes, confidence),
     }
-    return quality if passes is None else {**quality, "agreement": _known(classes, passes.agreement())}
+    return quality if passes is None else {**quality, "agreement": _by_class(classes, passes.agreement())}
 
 
 def count_components(label: Tensor, classes: Sequence[str]) -> dict[str, int]:
@@ -45,7 +45,7 @@ def count_components(label: Tensor, classes: Sequence[str]) -> dict[str, int]:
     }
 
 
-def _known(classes: Sequence[str], values: Tensor) -> dict[str, float]:
+def _by_class(classes: Sequence[str], values: Tensor) -> dict[str, float]:
     named = zip(classes[1:], values.tolist(), strict=True)
     return {name: value for name, value in named if not math.isnan(value)}
 
