@@ -160,11 +160,11 @@ def _explanations(header: Sequence[str], borrowed: Collection[str], *, ranked: b
     if "probability" in header:
         yield "Probability: the model's probability of the class; not calibrated."
     if ranked:
-        yield "Sorted by the model's confidence in its least sure class: an order, no estimate of the Dice."
+        yield "Sorted by how sure the model is of its least sure class: an order, no estimate of the Dice."
     if borrowed:
         yield (
-            f"Borrowed: this site outlined {', '.join(borrowed)} in no training case. The model learned its "
-            "confidence in them on other scanners, and the order depends on it."
+            f"Borrowed: this site outlined {', '.join(borrowed)} in no training case. The model learned how "
+            "sure to be of them on other scanners, and the order depends on it."
         )
     if "agreement" in header:
         yield (
