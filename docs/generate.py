@@ -39,7 +39,7 @@ def _is_name(node: ast.stmt) -> bool:
 def pages() -> dict[Path, str]:
     """Return the pages with tables of methods."""
     from medfedaug.cli import describe
-    from medfedaug.cli.catalogue import BESIDE_THE_MODEL
+    from medfedaug.cli.described import BESIDE_THE_MODEL
     from medfedaug.methods import base, registry
 
     texts = {path: path.read_text(encoding="utf-8") for path in (TABLE, SENT, WORDS)}

@@ -8,52 +8,15 @@ points, and imported when a user names one; so are networks by their class path.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
 from functools import cache
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
+from medfedaug.cli.described import FILE, Argument, Described
 from medfedaug.errors import ConfigError
 from medfedaug.utils import plugins
 from medfedaug.utils.validation import match_case, not_known, split_names
-
-FILE = Path(__file__).with_name("catalogue.json")
-BESIDE_THE_MODEL, ONLY_FOR = "sent beside the model", "only for"
-"""Headings of the facts of a method."""
-
-
-@dataclass(frozen=True)
-class Argument:
-    """An argument of a choice, with its default as JSON; without one a value is needed."""
-
-    name: str
-    default: str = ""
-    text: str = ""
-
-
-@dataclass(frozen=True)
-class Described:
-    """Description of a choice: a method, a network or a data set.
-
-    Args:
-        name: the name that a user writes.
-        what: its description in one line.
-        listed: short facts by heading, for the list of all.
-        facts: facts by heading.
-        text: further paragraphs.
-        arguments: its arguments.
-        package: the package that adds it; empty for built-in choices.
-    """
-
-    name: str
-    what: str = ""
-    listed: Mapping[str, str] = field(default_factory=dict)
-    facts: Mapping[str, str] = field(default_factory=dict)
-    text: tuple[str, ...] = ()
-    arguments: tuple[Argument, ...] = ()
-    package: str = ""
 
 
 def known_methods() -> list[Described]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from medfedaug.cli.catalogue import BESIDE_THE_MODEL, FILE, ONLY_FOR, Argument, Described
+from medfedaug.cli.described import BESIDE_THE_MODEL, FILE, ONLY_FOR, Argument, Described
 from medfedaug.cli.schema import File
 from medfedaug.config.options import json_schema
 from medfedaug.config.plan import Plan

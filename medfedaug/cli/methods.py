@@ -10,9 +10,6 @@ import typer
 
 from medfedaug.analysis.recorded_gains import gains_of
 from medfedaug.cli.catalogue import (
-    BESIDE_THE_MODEL,
-    ONLY_FOR,
-    Described,
     describe_data_set,
     describe_method,
     describe_network,
@@ -21,6 +18,7 @@ from medfedaug.cli.catalogue import (
     known_networks,
 )
 from medfedaug.cli.console import Table, out_console
+from medfedaug.cli.described import BESIDE_THE_MODEL, ONLY_FOR, Described
 
 
 def methods(
