@@ -49,7 +49,7 @@ Statistics = tuple[Tensor, Tensor]
 
 
 class Interpolation(Protocol):
-    """Mix the statistics of the images and of the federation into those of a pass."""
+    """Mix the statistics of the images and of the federation."""
 
     def __call__(
         self, norm: AdaptiveBatchNorm, local: Statistics, federation: Statistics, voxels: int

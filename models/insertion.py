@@ -119,7 +119,7 @@ def insert_ffa(
 
     Deviations:
         The papers place the layers by hand in two networks and say "after each convolutional stage". The
-        position after the pooling is that of the paper's public code.
+        position after the pooling is from the paper's public code.
 
     Example:
         >>> from monai.networks.nets import UNet

@@ -19,7 +19,7 @@ from medfedaug.runs.run import BASELINE, MODEL, Run, compared_metric
 
 @dataclass(frozen=True)
 class ClassRow:
-    """Scores of one method for one class, at the sites that have it or at those that borrow it.
+    """Scores of one method for one class, at the sites that have it or borrow it.
 
     Attributes:
         name: the class.

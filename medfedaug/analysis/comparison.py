@@ -52,8 +52,8 @@ class Comparison:
         other_input: the method's input was scaled differently from the reference's.
         model: owner of the model behind the method's scores.
         other_files: the sites at which runs of one seed, fold and held-out site had other files.
-        other_plans: the runs whose plan by fingerprints differs from that of the reference's run of the same
-            seed, fold and held-out site.
+        other_plans: the runs whose plan by fingerprints differs from the reference's, for the same seed, fold
+            and held-out site.
     """
 
     label: str

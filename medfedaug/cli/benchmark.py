@@ -327,7 +327,7 @@ def _print_list(name: str | None, data: Path | None) -> None:
         presets = [PRESETS[p] for p in known[0].protocols] if known else [find_preset(name)]
     data_notes: dict[str, str] = {}
     if data is not None:
-        from medfedaug.data.benchmarks import is_available  # and with it PyTorch
+        from medfedaug.data.benchmarks import is_available  # imports PyTorch
 
         with err_console.status("looking"):
             for benchmark_ in {preset.benchmark for preset in presets}:

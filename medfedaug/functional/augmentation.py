@@ -1,6 +1,6 @@
 """FedFA's step on the features of a batch as one function, with its derivative written by hand.
 
-The equations are those of `medfedaug.functional.features`. On small feature maps autograd takes longer for
+The equations are in `medfedaug.functional.features`. On small feature maps autograd takes longer for
 the numbers by image and channel than for the features; this module computes each of these numbers once, with
 few operations.
 """

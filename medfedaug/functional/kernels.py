@@ -1,6 +1,6 @@
 """The operators of `medfedaug.functional.operators` as Triton kernels, one launch each.
 
-Arguments and results are those of the operators; their plain versions are the reference. A program computes
+Arguments and results equal the operators'; their plain versions are the reference. A program computes
 a block of channels of one image. Every program computes the numbers by image and channel that it needs from
 the whole batch: this costs less than another launch. With ``TRITON_INTERPRET=1`` in the environment the
 kernels run on a CPU.
@@ -58,30 +58,9 @@ def _tile(pointer, image, c, n, C, N, xb, xc, xn, ACC: tl.constexpr):
 
 @triton.jit
 def _write(
-    g,
-    x,
-    out,
-    scale,
-    slope,
-    shift,
-    image,
-    c,
-    C,
-    N,
-    gb,
-    gc,
-    gn,
-    xb,
-    xc,
-    xn,
-    ob,
-    oc,
-    on,
-    BOTH: tl.constexpr,
-    ACC: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    TILES: tl.constexpr,
-):
+    g, x, out, scale, slope, shift, image, c, C, N, gb, gc, gn, xb, xc, xn, ob, oc, on,
+    BOTH: tl.constexpr, ACC: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
     """Write g times its scale plus the shift; with BOTH, x times its slope is added."""
     first = tl.program_id(0) * COLUMNS * TILES
     for start in range(first, tl.minimum(first + COLUMNS * TILES, N), COLUMNS):
@@ -113,20 +92,10 @@ def _column(values, images, image):
 
 @triton.jit
 def _moments(
-    x,
-    out,
-    B,
-    C,
-    N,
-    xb,
-    xc,
-    xn,
-    ACC: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    IMAGES: tl.constexpr,
-):
-    """Compute moments in one read; join those of tiles as by Chan et al. (1979)."""
+    x, out, B, C, N, xb, xc, xn,
+    ACC: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, IMAGES: tl.constexpr,
+):  # fmt: skip
+    """Compute moments in one read; join the tiles' moments as Chan et al. (1979)."""
     image = tl.program_id(1)
     c = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     mean = tl.zeros([ROWS], ACC)
@@ -157,24 +126,9 @@ def moments(x: Tensor) -> Tensor:
 
 @triton.jit
 def _sums(
-    g,
-    x,
-    moments,
-    out,
-    B,
-    C,
-    N,
-    gb,
-    gc,
-    gn,
-    xb,
-    xc,
-    xn,
-    ACC: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    IMAGES: tl.constexpr,
-):
+    g, x, moments, out, B, C, N, gb, gc, gn, xb, xc, xn,
+    ACC: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, IMAGES: tl.constexpr,
+):  # fmt: skip
     image = tl.program_id(1)
     c = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     at = image * C + c
@@ -220,38 +174,12 @@ def _deviations(mean, variance, valid, EPS: tl.constexpr, RESOLUTION: tl.constex
 
 @triton.jit
 def _augment(
-    x,
-    out,
-    moments,
-    draws,
-    gamma_mean,
-    gamma_std,
-    running_mean,
-    running_std,
-    batches,
-    negatives,
-    sampled,
-    B,
-    C,
-    N,
-    xb,
-    xc,
-    xn,
-    ob,
-    oc,
-    on,
-    EPS: tl.constexpr,
-    SHARE: tl.constexpr,
-    THRESHOLD: tl.constexpr,
-    WEIGHT: tl.constexpr,
-    FIXED: tl.constexpr,
-    RESOLUTION: tl.constexpr,
-    TILES: tl.constexpr,
-    ACC: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    IMAGES: tl.constexpr,
-):
+    x, out, moments, draws, gamma_mean, gamma_std, running_mean, running_std, batches, negatives, sampled,
+    B, C, N, xb, xc, xn, ob, oc, on,
+    EPS: tl.constexpr, SHARE: tl.constexpr, THRESHOLD: tl.constexpr, WEIGHT: tl.constexpr,
+    FIXED: tl.constexpr, RESOLUTION: tl.constexpr, TILES: tl.constexpr,
+    ACC: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, IMAGES: tl.constexpr,
+):  # fmt: skip
     image = tl.program_id(2)
     c = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     images = tl.arange(0, IMAGES)
@@ -275,30 +203,9 @@ def _augment(
     shift = tl.where(active, _row(draws + image * C, c, C, ACC) * spread_mean, 0.0)
     shift -= _column(mean, images, image) * scale
     _write(
-        x,
-        x,
-        out,
-        1.0 + scale,
-        scale,
-        shift,
-        image,
-        c,
-        C,
-        N,
-        xb,
-        xc,
-        xn,
-        xb,
-        xc,
-        xn,
-        ob,
-        oc,
-        on,
-        False,
-        ACC,
-        COLUMNS,
-        TILES,
-    )
+        x, x, out, 1.0 + scale, scale, shift, image, c, C, N, xb, xc, xn, xb, xc, xn, ob, oc, on,
+        False, ACC, COLUMNS, TILES,
+    )  # fmt: skip
 
 
 def augment(
@@ -311,60 +218,21 @@ def augment(
     blocks = _blocks(x, strides[2])
     buffers = (gamma_mean, gamma_std, running_mean, running_std, batches, negatives, sampled)
     _augment[_grid(x, blocks)](
-        x,
-        out,
-        moments,
-        draws,
-        *buffers,
-        *x.shape[:2],
-        x.shape[2:].numel(),
-        *strides,
-        *steps,
-        EPS=eps,
-        SHARE=share,
-        THRESHOLD=threshold,
-        WEIGHT=weight,
-        FIXED=fixed,
-        RESOLUTION=resolution(x.dtype),
-        TILES=_TILES,
-        **blocks,
-    )
+        x, out, moments, draws, *buffers, *x.shape[:2], x.shape[2:].numel(), *strides, *steps,
+        EPS=eps, SHARE=share, THRESHOLD=threshold, WEIGHT=weight, FIXED=fixed,
+        RESOLUTION=resolution(x.dtype), TILES=_TILES, **blocks,
+    )  # fmt: skip
     return out
 
 
 @triton.jit
 def _augment_backward(
-    g,
-    x,
-    out,
-    moments,
-    sums,
-    draws,
-    gamma_mean,
-    gamma_std,
-    B,
-    C,
-    N,
-    gb,
-    gc,
-    gn,
-    xb,
-    xc,
-    xn,
-    ob,
-    oc,
-    on,
-    EPS: tl.constexpr,
-    THRESHOLD: tl.constexpr,
-    WEIGHT: tl.constexpr,
-    FIXED: tl.constexpr,
-    RESOLUTION: tl.constexpr,
-    TILES: tl.constexpr,
-    ACC: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    IMAGES: tl.constexpr,
-):
+    g, x, out, moments, sums, draws, gamma_mean, gamma_std,
+    B, C, N, gb, gc, gn, xb, xc, xn, ob, oc, on,
+    EPS: tl.constexpr, THRESHOLD: tl.constexpr, WEIGHT: tl.constexpr, FIXED: tl.constexpr,
+    RESOLUTION: tl.constexpr, TILES: tl.constexpr,
+    ACC: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, IMAGES: tl.constexpr,
+):  # fmt: skip
     image = tl.program_id(2)
     c = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     images = tl.arange(0, IMAGES)
@@ -396,30 +264,9 @@ def _augment_backward(
     slope = tl.where(active, _column(slopes, images, image), 0.0)
     shift = tl.where(active, _column(statistics_mean - slopes * mean, images, image), 0.0)
     _write(
-        g,
-        x,
-        out,
-        1.0 + scale,
-        slope,
-        shift,
-        image,
-        c,
-        C,
-        N,
-        gb,
-        gc,
-        gn,
-        xb,
-        xc,
-        xn,
-        ob,
-        oc,
-        on,
-        True,
-        ACC,
-        COLUMNS,
-        TILES,
-    )
+        g, x, out, 1.0 + scale, slope, shift, image, c, C, N, gb, gc, gn, xb, xc, xn, ob, oc, on,
+        True, ACC, COLUMNS, TILES,
+    )  # fmt: skip
 
 
 def augment_backward(
@@ -430,45 +277,19 @@ def augment_backward(
     out, *steps = _strides(torch.empty_like(x))
     blocks = _blocks(x, strides[2])
     _augment_backward[_grid(x, blocks)](
-        grad,
-        x,
-        out,
-        moments,
-        sums,
-        draws,
-        gamma_mean,
-        gamma_std,
-        *x.shape[:2],
-        x.shape[2:].numel(),
-        *grad_strides,
-        *strides,
-        *steps,
-        EPS=eps,
-        THRESHOLD=threshold,
-        WEIGHT=weight,
-        FIXED=fixed,
-        RESOLUTION=resolution(x.dtype),
-        TILES=_TILES,
-        **blocks,
-    )
+        grad, x, out, moments, sums, draws, gamma_mean, gamma_std,
+        *x.shape[:2], x.shape[2:].numel(), *grad_strides, *strides, *steps,
+        EPS=eps, THRESHOLD=threshold, WEIGHT=weight, FIXED=fixed,
+        RESOLUTION=resolution(x.dtype), TILES=_TILES, **blocks,
+    )  # fmt: skip
     return out
 
 
 @triton.jit
 def _interpolated(
-    mean,
-    variance,
-    share,
-    global_mean,
-    global_var,
-    c,
-    images,
-    C,
-    PLAIN,
-    EPS: tl.constexpr,
-    FLOOR: tl.constexpr,
-    ACC: tl.constexpr,
-):
+    mean, variance, share, global_mean, global_var, c, images, C, PLAIN,
+    EPS: tl.constexpr, FLOOR: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
     """Return each image's centre and divisor, its own deviation and share, and the plain batch's variance."""
     std = tl.sqrt(variance + EPS)
     other_mean = _row(global_mean, c, C, ACC)[:, None]
@@ -495,7 +316,9 @@ def _shares(u, c, images, B, C, ub, uc, ACC: tl.constexpr):
 
 
 @triton.jit
-def _differences(moments, global_mean, global_var, image, c, B, C, EPS: tl.constexpr, ACC: tl.constexpr):
+def _differences(
+    moments, global_mean, global_var, image, c, B, C, EPS: tl.constexpr, ACC: tl.constexpr
+):  # fmt: skip
     """Return the statistics of one image less the federation's; 0 outside."""
     at = moments + image * C
     mean = _row(at, c, C, ACC) - _row(global_mean, c, C, ACC)
@@ -520,24 +343,9 @@ def _raw_share(activations, out_w, out_bias, z, image, h, H, NOISY: tl.constexpr
 
 @triton.jit
 def _adapted(
-    moments,
-    global_mean,
-    global_var,
-    hidden_w,
-    hidden_bias,
-    out_w,
-    out_bias,
-    z,
-    image,
-    h,
-    B,
-    C,
-    H,
-    EPS: tl.constexpr,
-    NOISY: tl.constexpr,
-    ACC: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    moments, global_mean, global_var, hidden_w, hidden_bias, out_w, out_bias, z, image, h, B, C, H,
+    EPS: tl.constexpr, NOISY: tl.constexpr, ACC: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """Return α of one image, and the hidden layer."""
     activations = _row(hidden_bias, h, H, ACC)
     for start in range(0, C, COLUMNS):
@@ -552,48 +360,13 @@ def _adapted(
 
 @triton.jit
 def _interpolate(
-    x,
-    out,
-    moments,
-    u,
-    global_mean,
-    global_var,
-    w,
-    bias,
-    running_mean,
-    running_var,
-    hidden_w,
-    hidden_bias,
-    out_w,
-    out_bias,
-    z,
-    hidden,
-    B,
-    C,
-    N,
-    PLAIN,
-    H,
-    ub,
-    uc,
-    xb,
-    xc,
-    xn,
-    ob,
-    oc,
-    on,
-    EPS: tl.constexpr,
-    FLOOR: tl.constexpr,
-    MOMENTUM: tl.constexpr,
-    AFFINE: tl.constexpr,
-    ADAPTED: tl.constexpr,
-    NOISY: tl.constexpr,
-    WIDTH: tl.constexpr,
-    TILES: tl.constexpr,
-    ACC: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    IMAGES: tl.constexpr,
-):
+    x, out, moments, u, global_mean, global_var, w, bias, running_mean, running_var,
+    hidden_w, hidden_bias, out_w, out_bias, z, hidden,
+    B, C, N, PLAIN, H, ub, uc, xb, xc, xn, ob, oc, on,
+    EPS: tl.constexpr, FLOOR: tl.constexpr, MOMENTUM: tl.constexpr, AFFINE: tl.constexpr,
+    ADAPTED: tl.constexpr, NOISY: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr,
+    ACC: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, IMAGES: tl.constexpr,
+):  # fmt: skip
     image = tl.program_id(2)
     c = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     images = tl.arange(0, IMAGES)
@@ -601,24 +374,9 @@ def _interpolate(
     if ADAPTED:
         h = tl.arange(0, WIDTH)
         alpha, activations = _adapted(
-            moments,
-            global_mean,
-            global_var,
-            hidden_w,
-            hidden_bias,
-            out_w,
-            out_bias,
-            z,
-            image,
-            h,
-            B,
-            C,
-            H,
-            EPS,
-            NOISY,
-            ACC,
-            64,
-        )
+            moments, global_mean, global_var, hidden_w, hidden_bias, out_w, out_bias, z, image, h, B, C, H,
+            EPS, NOISY, ACC, 64,
+        )  # fmt: skip
         if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
             tl.store(u + image, alpha)
             tl.store(hidden + image * H + h, activations, mask=h < H)
@@ -626,19 +384,9 @@ def _interpolate(
     else:
         share = _shares(u, c, images, B, C, ub, uc, ACC)
     centre, deviation, _, _, variance = _interpolated(
-        mean,
-        _batch(moments + B * C, c, images, B, C),
-        share,
-        global_mean,
-        global_var,
-        c,
-        images,
-        C,
-        PLAIN,
-        EPS,
-        FLOOR,
-        ACC,
-    )
+        mean, _batch(moments + B * C, c, images, B, C), share, global_mean, global_var,
+        c, images, C, PLAIN, EPS, FLOOR, ACC,
+    )  # fmt: skip
     if not ADAPTED:  # noqa: SIM102  known when it is compiled
         if (tl.program_id(0) == 0) & (image == 0) & (PLAIN > 0):
             number = (PLAIN * N).to(ACC)
@@ -655,30 +403,9 @@ def _interpolate(
         shift = _row(bias, c, C, ACC)
     shift -= _column(centre, images, image) * scale
     _write(
-        x,
-        x,
-        out,
-        scale,
-        scale,
-        shift,
-        image,
-        c,
-        C,
-        N,
-        xb,
-        xc,
-        xn,
-        xb,
-        xc,
-        xn,
-        ob,
-        oc,
-        on,
-        False,
-        ACC,
-        COLUMNS,
-        TILES,
-    )
+        x, x, out, scale, scale, shift, image, c, C, N, xb, xc, xn, xb, xc, xn, ob, oc, on,
+        False, ACC, COLUMNS, TILES,
+    )  # fmt: skip
 
 
 def _steps_of(u: Tensor) -> tuple[int, int]:
@@ -695,34 +422,11 @@ def interpolate(
     out, *steps = _strides(torch.empty_like(x))
     blocks = _blocks(x, strides[2])
     _interpolate[_grid(x, blocks)](
-        x,
-        out,
-        moments,
-        share,
-        global_mean,
-        global_var,
-        weight,
-        bias,
-        running_mean,
-        running_var,
-        *[None] * 6,
-        *x.shape[:2],
-        x.shape[2:].numel(),
-        plain,
-        0,
-        *_steps_of(share),
-        *strides,
-        *steps,
-        EPS=eps,
-        FLOOR=floor,
-        MOMENTUM=momentum,
-        AFFINE=weight is not None,
-        ADAPTED=False,
-        NOISY=False,
-        WIDTH=1,
-        TILES=_TILES,
-        **blocks,
-    )
+        x, out, moments, share, global_mean, global_var, weight, bias, running_mean, running_var,
+        *[None] * 6, *x.shape[:2], x.shape[2:].numel(), plain, 0, *_steps_of(share), *strides, *steps,
+        EPS=eps, FLOOR=floor, MOMENTUM=momentum, AFFINE=weight is not None,
+        ADAPTED=False, NOISY=False, WIDTH=1, TILES=_TILES, **blocks,
+    )  # fmt: skip
     return out
 
 
@@ -736,82 +440,22 @@ def interpolate_adapted(
     blocks, width = _blocks(x, strides[2]), len(hidden_bias)
     share, hidden = moments.new_empty(len(x), 1), moments.new_empty(len(x), width)
     _interpolate[_grid(x, blocks)](
-        x,
-        out,
-        moments,
-        share,
-        global_mean,
-        global_var,
-        weight,
-        bias,
-        None,
-        None,
-        hidden_weight,
-        hidden_bias,
-        out_weight,
-        out_bias,
-        z,
-        hidden,
-        *x.shape[:2],
-        x.shape[2:].numel(),
-        0,
-        width,
-        1,
-        0,
-        *strides,
-        *steps,
-        EPS=eps,
-        FLOOR=0.0,
-        MOMENTUM=0.0,
-        AFFINE=weight is not None,
-        ADAPTED=True,
-        NOISY=z is not None,
-        WIDTH=triton.next_power_of_2(width),
-        TILES=_TILES,
-        **blocks,
-    )
+        x, out, moments, share, global_mean, global_var, weight, bias, None, None,
+        hidden_weight, hidden_bias, out_weight, out_bias, z, hidden,
+        *x.shape[:2], x.shape[2:].numel(), 0, width, 1, 0, *strides, *steps,
+        EPS=eps, FLOOR=0.0, MOMENTUM=0.0, AFFINE=weight is not None,
+        ADAPTED=True, NOISY=z is not None, WIDTH=triton.next_power_of_2(width), TILES=_TILES, **blocks,
+    )  # fmt: skip
     return out, share, hidden
 
 
 @triton.jit
 def _interpolate_backward(
-    g,
-    x,
-    out,
-    grad_w,
-    grad_bias,
-    moments,
-    sums,
-    u,
-    global_mean,
-    global_var,
-    w,
-    pull,
-    B,
-    C,
-    N,
-    PLAIN,
-    ub,
-    uc,
-    gb,
-    gc,
-    gn,
-    xb,
-    xc,
-    xn,
-    ob,
-    oc,
-    on,
-    EPS: tl.constexpr,
-    FLOOR: tl.constexpr,
-    AFFINE: tl.constexpr,
-    PULL: tl.constexpr,
-    TILES: tl.constexpr,
-    ACC: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    IMAGES: tl.constexpr,
-):
+    g, x, out, grad_w, grad_bias, moments, sums, u, global_mean, global_var, w, pull,
+    B, C, N, PLAIN, ub, uc, gb, gc, gn, xb, xc, xn, ob, oc, on,
+    EPS: tl.constexpr, FLOOR: tl.constexpr, AFFINE: tl.constexpr, PULL: tl.constexpr, TILES: tl.constexpr,
+    ACC: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, IMAGES: tl.constexpr,
+):  # fmt: skip
     image = tl.program_id(2)
     c = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     images = tl.arange(0, IMAGES)
@@ -819,19 +463,9 @@ def _interpolate_backward(
     mean = _batch(moments, c, images, B, C)
     share = _shares(u, c, images, B, C, ub, uc, ACC)
     centre, deviation, std, share_of_std, _ = _interpolated(
-        mean,
-        _batch(moments + B * C, c, images, B, C),
-        share,
-        global_mean,
-        global_var,
-        c,
-        images,
-        C,
-        PLAIN,
-        EPS,
-        FLOOR,
-        ACC,
-    )
+        mean, _batch(moments + B * C, c, images, B, C), share, global_mean, global_var,
+        c, images, C, PLAIN, EPS, FLOOR, ACC,
+    )  # fmt: skip
     inverse = tl.where(valid, 1.0 / tl.where(valid, deviation, 1.0), 0.0)
     total = _batch(sums, c, images, B, C)
     product = _batch(sums + B * C, c, images, B, C) + total * (mean - centre)
@@ -856,30 +490,10 @@ def _interpolate_backward(
     slopes = tl.where(plain, -scales * inverse * inverse * product_of_all, slopes)
     shifts = tl.where(plain, -scales * total_of_all - slopes * centre, shifts)
     _write(
-        g,
-        x,
-        out,
-        _column(scales, images, image),
-        _column(slopes, images, image),
-        _column(shifts, images, image),
-        image,
-        c,
-        C,
-        N,
-        gb,
-        gc,
-        gn,
-        xb,
-        xc,
-        xn,
-        ob,
-        oc,
-        on,
-        True,
-        ACC,
-        COLUMNS,
-        TILES,
-    )
+        g, x, out, _column(scales, images, image), _column(slopes, images, image),
+        _column(shifts, images, image), image, c, C, N, gb, gc, gn, xb, xc, xn, ob, oc, on,
+        True, ACC, COLUMNS, TILES,
+    )  # fmt: skip
 
 
 def interpolate_backward(
@@ -892,77 +506,24 @@ def interpolate_backward(
     grad_weight = moments.new_empty(x.shape[1]) if weight is None else torch.empty_like(weight)
     grad_bias = torch.empty_like(grad_weight)
     _interpolate_backward[_grid(x, blocks)](
-        grad,
-        x,
-        out,
-        grad_weight,
-        grad_bias,
-        moments,
-        sums,
-        share,
-        global_mean,
-        global_var,
-        weight,
-        pull,
-        *x.shape[:2],
-        x.shape[2:].numel(),
-        plain,
-        *_steps_of(share),
-        *grad_strides,
-        *strides,
-        *steps,
-        EPS=eps,
-        FLOOR=floor,
-        AFFINE=weight is not None,
-        PULL=pull is not None,
-        TILES=_TILES,
-        **blocks,
-    )
+        grad, x, out, grad_weight, grad_bias, moments, sums, share, global_mean, global_var, weight, pull,
+        *x.shape[:2], x.shape[2:].numel(), plain, *_steps_of(share), *grad_strides, *strides, *steps,
+        EPS=eps, FLOOR=floor, AFFINE=weight is not None, PULL=pull is not None, TILES=_TILES, **blocks,
+    )  # fmt: skip
     return out, grad_weight, grad_bias
 
 
 @triton.jit
 def _share(
-    moments,
-    global_mean,
-    global_var,
-    hidden_w,
-    hidden_bias,
-    out_w,
-    out_bias,
-    z,
-    share,
-    hidden,
-    B,
-    C,
-    H,
-    EPS: tl.constexpr,
-    NOISY: tl.constexpr,
-    ACC: tl.constexpr,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    moments, global_mean, global_var, hidden_w, hidden_bias, out_w, out_bias, z, share, hidden, B, C, H,
+    EPS: tl.constexpr, NOISY: tl.constexpr, ACC: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     image = tl.program_id(0)
     h = tl.arange(0, WIDTH)
     alpha, activations = _adapted(
-        moments,
-        global_mean,
-        global_var,
-        hidden_w,
-        hidden_bias,
-        out_w,
-        out_bias,
-        z,
-        image,
-        h,
-        B,
-        C,
-        H,
-        EPS,
-        NOISY,
-        ACC,
-        COLUMNS,
-    )
+        moments, global_mean, global_var, hidden_w, hidden_bias, out_w, out_bias, z, image, h, B, C, H,
+        EPS, NOISY, ACC, COLUMNS,
+    )  # fmt: skip
     tl.store(hidden + image * H + h, activations, mask=h < H)
     tl.store(share + image, alpha)
 
@@ -975,23 +536,9 @@ def adapted_share(
     width, blocks = len(hidden_bias), _blocks_of_adapter(moments, len(hidden_bias))
     share, hidden = moments.new_empty(images, 1), moments.new_empty(images, width)
     _share[(images,)](
-        moments,
-        global_mean,
-        global_var,
-        hidden_weight,
-        hidden_bias,
-        out_weight,
-        out_bias,
-        z,
-        share,
-        hidden,
-        images,
-        channels,
-        width,
-        EPS=eps,
-        NOISY=z is not None,
-        **blocks,
-    )
+        moments, global_mean, global_var, hidden_weight, hidden_bias, out_weight, out_bias, z, share, hidden,
+        images, channels, width, EPS=eps, NOISY=z is not None, **blocks,
+    )  # fmt: skip
     return share, hidden
 
 
@@ -1003,35 +550,11 @@ def _blocks_of_adapter(moments: Tensor, width: int) -> dict[str, Any]:
 
 @triton.jit
 def _share_backward(
-    moments,
-    sums,
-    u,
-    hidden,
-    global_mean,
-    global_var,
-    w,
-    hidden_w,
-    hidden_bias,
-    out_w,
-    out_bias,
-    z,
-    pull,
-    by_hidden_w,
-    by_hidden_bias,
-    by_out_w,
-    by_out_bias,
-    B,
-    C,
-    N,
-    H,
-    EPS: tl.constexpr,
-    NOISY: tl.constexpr,
-    AFFINE: tl.constexpr,
-    IMAGES: tl.constexpr,
-    ACC: tl.constexpr,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    moments, sums, u, hidden, global_mean, global_var, w, hidden_w, hidden_bias, out_w, out_bias, z,
+    pull, by_hidden_w, by_hidden_bias, by_out_w, by_out_bias, B, C, N, H,
+    EPS: tl.constexpr, NOISY: tl.constexpr, AFFINE: tl.constexpr, IMAGES: tl.constexpr,
+    ACC: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     images = tl.arange(0, IMAGES)
     by_share = tl.zeros([IMAGES], ACC)
     for start in range(0, C, COLUMNS):
@@ -1040,19 +563,9 @@ def _share_backward(
         mean = _batch(moments, c, images, B, C)
         share = _shares(u, c, images, B, C, 1, 0, ACC)
         centre, deviation, std, _, _ = _interpolated(
-            mean,
-            _batch(moments + B * C, c, images, B, C),
-            share,
-            global_mean,
-            global_var,
-            c,
-            images,
-            C,
-            0,
-            EPS,
-            0.0,
-            ACC,
-        )
+            mean, _batch(moments + B * C, c, images, B, C), share, global_mean, global_var,
+            c, images, C, 0, EPS, 0.0, ACC,
+        )  # fmt: skip
         inverse = tl.where(valid, 1.0 / tl.where(valid, deviation, 1.0), 0.0)
         total = _batch(sums, c, images, B, C)
         product = _batch(sums + B * C, c, images, B, C) + total * (mean - centre)
@@ -1114,28 +627,10 @@ def adapted_share_backward(
     pull = torch.empty_like(moments)
     gradients = [torch.empty_like(value) for value in (hidden_weight, hidden_bias, out_weight, out_bias)]
     _share_backward[(triton.cdiv(channels, blocks["COLUMNS"]),)](
-        moments,
-        sums,
-        share,
-        hidden,
-        global_mean,
-        global_var,
-        weight,
-        hidden_weight,
-        hidden_bias,
-        out_weight,
-        out_bias,
-        z,
-        pull,
-        *gradients,
-        images,
-        channels,
-        x.shape[2:].numel(),
-        width,
-        EPS=eps,
-        NOISY=z is not None,
-        AFFINE=weight is not None,
-        IMAGES=triton.next_power_of_2(images),
-        **blocks,
-    )
+        moments, sums, share, hidden, global_mean, global_var, weight,
+        hidden_weight, hidden_bias, out_weight, out_bias, z, pull, *gradients,
+        images, channels, x.shape[2:].numel(), width,
+        EPS=eps, NOISY=z is not None, AFFINE=weight is not None,
+        IMAGES=triton.next_power_of_2(images), **blocks,
+    )  # fmt: skip
     return pull, *gradients

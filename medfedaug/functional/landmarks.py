@@ -54,7 +54,7 @@ def histogram_landmarks(image: Tensor) -> Tensor:
 
 
 def map_landmarks(image: Tensor, landmarks: Tensor, standard: Tensor) -> Tensor:
-    r"""Move an image's landmarks to those of a standard histogram (Nyúl and Udupa, 2000).
+    r"""Move an image's landmarks to a standard histogram's (Nyúl and Udupa, 2000).
 
     .. math:: x' = s_i + (x - l_i) \frac{s_{i+1} - s_i}{l_{i+1} - l_i}, \qquad l_i \le x < l_{i+1},
 

@@ -108,7 +108,7 @@ def student_t_modulation(variance: Tensor) -> Tensor:
 
     .. math:: \gamma^{(j)} = \frac{C\,(1 + 1/\Sigma^{2,(j)})^{-1}}{\sum_{c=1}^{C} (1 + 1/\Sigma^{2,(c)})^{-1}}
 
-    The kernel is that of Student's t distribution with one degree of freedom. It is evaluated as
+    The kernel is Student's t distribution with one degree of freedom. It is evaluated as
     :math:`\Sigma^2 / (1 + \Sigma^2)`, which needs no division by a zero variance.
 
     Args:
@@ -123,7 +123,7 @@ def student_t_modulation(variance: Tensor) -> Tensor:
 
     Deviations:
         Where no site differs in any channel (all variances zero, or one site) the printed fraction is 0/0.
-        The result is then 1 in every channel, which is what equal variances give however small they are.
+        The result is then 1 in every channel, as equal variances give, however small.
 
     Example:
         >>> student_t_modulation(torch.tensor([1.0, 0.0, 1.0, 1.0]))

@@ -1,7 +1,7 @@
 """The passes over features that the equations share, made fast on CPU and GPU.
 
 There are two implementations of each pass: plain operations, which compilers fuse, and functions whose
-derivatives are written by hand, which need half the passes and memory of what autograd makes of the former.
+derivatives are written by hand, which need half the passes and memory of autograd.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class Moments(torch.autograd.Function):
         x, mean = ctx.saved_tensors
         if grad_mean is None and grad_variance is None:
             return grad
-        # The derivative by x of the mean is 1/N, that of the variance 2 (x - mean) / N.
+        # By x, the derivative of the mean is 1/N, of the variance 2 (x - mean) / N.
         voxels = math.prod(x.shape[2:])
         constant = torch.zeros_like(mean) if grad_mean is None else grad_mean / voxels
         if grad_variance is None:

@@ -55,7 +55,7 @@ def normalise_amplitude(x: Tensor, amplitude: Tensor, band: float | None = None)
         The image, of the shape of `x`.
 
     Raises:
-        ValueError: when the amplitudes are those of images of another size (names both).
+        ValueError: when the amplitudes belong to images of another size (names both).
 
     Deviations:
         A frequency whose amplitude is zero in an image has no phase, and stays zero: with a phase of zero, a
@@ -129,7 +129,7 @@ def mix_low_amplitudes(x: Tensor, amplitudes: Tensor, share: Tensor, band: float
         The images, of the shape of `x`.
 
     Raises:
-        ValueError: when the amplitudes are not those of as many frequencies (names both).
+        ValueError: when the amplitudes have another number of frequencies (names both).
 
     Deviations:
         A frequency whose amplitude is zero in an image has no phase, and stays zero.

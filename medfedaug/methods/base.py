@@ -2,7 +2,7 @@
 
 A method is a small object that describes itself (`Method`). It makes the part that runs at a site
 (`SitePart`) and, if something is exchanged, the parts that run at the server (`ServerExchange`).
-``methods=[FedRDN(), FedFA(), FedBN()]`` combines what each method contributes:
+``methods=[FedRDN(), FedFA(), FedBN()]`` combines the methods:
 
 1. augmentation: `SitePart.transforms`, `SitePart.mix` and `Method.prepare_network`;
 2. exchange, once before training or in every round: `SiteExchange` and `ServerExchange`;
@@ -92,7 +92,7 @@ WORDS: dict[str, str] = {
     "normalised_input": "its transforms normalise the intensities, in place of plain scaling to [0, 1]",
     "global_model": "its `Aggregator` computes the global model, in place of the mean",
     "labels": "each image of a batch has its own labels alone",
-    "norm_layers": "the normalisation layers are those of the network",
+    "norm_layers": "the normalisation layers are the network's",
     "complete_state_dict": "the network's state dict has everything that is trained, averaged or scored",
     "global_start": "the weights from which a site starts are the global model",
     "same_start": "all updates of a round start from the same global model",
@@ -394,7 +394,7 @@ class SitePart(RefusesOldNames):
         return {}
 
     def default_local_entries(self) -> Payload:
-        """Return `Method.local_entries` for a site that has none of its own, such as an unseen site.
+        """Return `Method.local_entries` for a site without such entries, as an unseen site.
 
         A method returns the entries that its exchange sent, or that follow from the site's images. The
         network has the shared entries of the global model. If no entry is missing, the site is scored.

@@ -20,7 +20,7 @@ def state_entries(network: nn.Module, types: tuple[type[nn.Module], ...]) -> fro
 
 
 def module_entries(network: nn.Module, modules: Iterable[nn.Module]) -> frozenset[str]:
-    """Return the state-dict keys of modules, without those of their submodules."""
+    """Return the state-dict keys of modules, without their submodules' keys."""
     wanted = set(modules)
     return frozenset(
         f"{prefix}.{key}" if prefix else key

@@ -41,7 +41,7 @@ class FedDG(Method):
 
     A step costs three to four times as much. Inference is the plain network's.
 
-    **Each amplitude spectrum is that of a single image**, unless ``group`` is above 1.
+    **Each amplitude spectrum belongs to a single image**, unless ``group`` is above 1.
 
     Args:
         band: low frequencies are those up to ⌊band · min(H, W)⌋ periods per image in each direction.

@@ -150,7 +150,7 @@ class _Adjusted(KeptUpdates):
         largest = max(abs(gap - mean) for gap in gaps.values())
         if not largest:
             return
-        step = self.step * (1 - (round_ - 2) / self.context.rounds)  # the gaps of round 1 are those of r = 0
+        step = self.step * (1 - (round_ - 2) / self.context.rounds)  # round 1 gives the gaps of r = 0
         before = sum(self.weights[site] for site in gaps)
         moved = {
             site: min(max(self.weights[site] + step * (gap - mean) / largest, _LEAST), 1.0)

@@ -1,4 +1,4 @@
-"""FedFD-A: FedFD with adapters that choose each image's share of its own statistics."""
+"""FedFD-A: FedFD with adapters that choose the share of each image's statistics."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ from medfedaug.models.prompts import find_prompts, insert_prompts, mixing_prompt
 class FedFDPrompt(Method):
     """Feature diversification of a vision transformer by its prompts (Yang et al., section 5).
 
-    Prompts are tokens next to those of the image. Each site trains and keeps its own; the server returns
+    Prompts are tokens next to the image's. Each site trains and keeps its own; the server returns
     their average. A batch passes with the site's prompts, and again with p_Δ = u·p_k + (1 − u)·p_G, as FedFD
-    mixes statistics (Eq. 2); the loss is that of Eq. 5. In evaluation every site uses the federation's
+    mixes statistics (Eq. 2); the loss is Eq. 5. In evaluation every site uses the federation's
     prompts.
 
     Exchange, every round: the prompts (P, D) up, their average down, with the weights of the models.

@@ -55,7 +55,7 @@ class FedHarmo(Method):
         exchanged before training, so that the first round has Ā. Images are the network's input in
         evaluation, before padding, not augmented. A site that joins later uses the Ā of the others, which
         does not change. The paper's public code replaces the amplitude of frequency zero alone (``band=0``),
-        and declares ν an integer. The two passes of a step are those of FedSAM.
+        and declares ν an integer. A step makes the two passes of FedSAM.
     """
 
     name = "fedharmo"

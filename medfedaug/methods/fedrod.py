@@ -47,7 +47,7 @@ class FedRoD(Method):
         starts at zero, so that a site starts with the generic model. The run's optimiser, made anew in every
         round, steps h, on the features of the network's training pass. A class without images has n_c = 0
         and leaves the sum. The shift of g by γ log n applies to any loss of the task; the equation shows
-        cross-entropy. The authors published no code; the equations above are those of public libraries
+        cross-entropy. The authors published no code; the equations above are from public libraries
         (fluke with γ = 1, FL-bench), which agree with each other.
     """
 

@@ -42,7 +42,7 @@ class FedWon(Method):
             convolutions or with layer norms, as in transformers.
 
     Deviations:
-        The paper's text was not available: the equation and γ are those of Brock, De and Smith (ICLR 2021),
+        The paper's text was not available: the equation and γ are from Brock, De and Smith (ICLR 2021),
         which it uses. The last layer and convolutions with one weight per output channel stay as they are.
         Norm layers remain among the network's entries, and are sent, but have no effect and no gradient.
     """

@@ -53,7 +53,7 @@ class GPerXAN(KeepsNorms):
 
     Raises:
         ConfigError: for a negative ``weight``, for another ``unseen``, for a network without batch norms that
-            keep statistics, when the network's output is not that of its last layer, and when another method
+            keep statistics, when the network's output is not its last layer's, and when another method
             keeps that layer at the site while ``weight`` is above 0.
 
     Deviations:
@@ -61,7 +61,7 @@ class GPerXAN(KeepsNorms):
         segmentation; here the last layer's loss is the task's, also for maps. Batch norms of features without
         spatial dimensions, which the paper's networks lack, get no instance norm. Batch norms in the last
         layer, which the paper's lacks, normalise with the batch in :math:`h_g` too, whose weights alone are
-        fixed. Both scores of a layer are averaged; the published code keeps that of the batch norm
+        fixed. Both scores of a layer are averaged; the published code keeps the batch norm's
         (``score_batchnorm``) at the site and averages the other. The paper starts from weights that were
         trained with such layers on ImageNet.
     """
@@ -147,7 +147,7 @@ class GPerXANSite(UnseenNorms):
         (features, outputs), self._seen = self._seen, None
         if F.working_precision(outputs).shape != step.outputs.shape:
             raise ConfigError(
-                f"gperxan: the output of {type(step.network).__name__} is not that of its last layer; name "
+                f"gperxan: the output of {type(step.network).__name__} is not its last layer's; name "
                 "this layer with gperxan.head"
             )
         self._features = F.working_precision(features)

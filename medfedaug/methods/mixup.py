@@ -26,7 +26,7 @@ class MixUp(Method):
     """Train on λxᵢ + (1 − λ)xⱼ with the loss λℓ(yᵢ) + (1 − λ)ℓ(yⱼ) (Zhang et al., ICLR 2018).
 
     Every step draws λ ~ Beta(α, α) and the partners j, a permutation of the batch. In a federation an image
-    mixes with others of its own site only. With α → 0 it is FedAvg.
+    mixes with images of the same site only. With α → 0 it is FedAvg.
 
     Args:
         alpha: α.

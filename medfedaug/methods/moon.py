@@ -1,4 +1,4 @@
-"""MOON: features are drawn to the global model's, and away from those of the site's last model."""
+"""MOON: features close to the global model's, and far from the site's last model's."""
 
 from __future__ import annotations
 

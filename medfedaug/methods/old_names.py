@@ -8,7 +8,7 @@ from medfedaug.errors import ConfigError
 
 
 class RefusesOldNames:
-    """Base class of what an author of methods derives from; ``_old`` lists names without effect."""
+    """Base class of the classes that authors of methods extend; ``_old`` lists names without effect."""
 
     _old: ClassVar[frozenset[str]] = frozenset()
 

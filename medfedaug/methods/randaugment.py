@@ -27,7 +27,7 @@ class RandAugment(Method):
         ConfigError: for arguments out of range and unknown operations.
 
     Deviations:
-        The operations are MONAI's, see the transform. N = 2 and M = 9 are those of the paper's ResNet-50;
+        The operations are MONAI's, see the transform. N = 2 and M = 9 are the paper's for ResNet-50;
         papers that compare with it do not give theirs.
     """
 

@@ -34,7 +34,7 @@ class RSC(Method):
 
     Deviations:
         z is the input of the last layer, and its gradient the label's row of the weights. The paper mutes the
-        last feature maps, by position or by channel at random. The shares are those of its public code.
+        last feature maps, by position or by channel at random. The shares are from its public code.
     """
 
     name = "rsc"
@@ -54,7 +54,7 @@ class RSCSite(FeatureSite):
         super().__init__(context.network, method.head)
 
     def loss(self, step: Step) -> Tensor:
-        """Return the term that replaces the task's loss by that of the muted features."""
+        """Return the term that replaces the task's loss by the loss of the muted features."""
         features = self.step_features()
         labels = step.targets.long()
         mask = self.mask(features.detach(), labels)

@@ -1,4 +1,4 @@
-"""SelfReg: features and outputs of an image are drawn to those of its class."""
+"""SelfReg: features and outputs close to the other images of the class."""
 
 from __future__ import annotations
 

@@ -25,10 +25,7 @@ _KIND = "account_mark", 1
 class AccountMark:
     """Reference from a data folder to the ledger that counts its releases.
 
-    Args:
-        account: the ledger's identifier.
-        entries: the number of its entries at the last writing of the mark.
-        ledger: its path at that time, for people.
+    Identifier, number of entries and path are those of the ledger at the last writing of the mark.
     """
 
     account: str

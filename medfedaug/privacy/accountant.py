@@ -14,13 +14,7 @@ if TYPE_CHECKING:
 
 
 class Spent(NamedTuple):
-    """Equal releases with noise.
-
-    Args:
-        noise: the noise multiplier.
-        releases: the number of releases.
-        rate: the probability of a case to take part in each of them.
-    """
+    """Equal releases with noise; ``rate`` is the probability of a case to take part in each of them."""
 
     noise: float
     releases: int
@@ -45,10 +39,8 @@ def require_opacus() -> Any:
 def epsilon_spent(releases: Iterable[tuple[float, int] | tuple[float, int, float]], delta: float) -> float:
     """Return the total ε of Gaussian releases, by Opacus' accountant of Rényi differential privacy.
 
-    Args:
-        releases: noise multipliers, each with its number of releases and, if these do not use all cases, the
-            probability of a case to be in each (`Spent`).
-        delta: δ.
+    Each entry is a noise multiplier with its number of releases and, if these do not use all cases, the
+    probability of a case to be in each (`Spent`).
 
     Returns:
         ε; infinite where a release has no noise, or so little that its square is 0.
@@ -79,10 +71,7 @@ def _divergence(noise: float, rate: float) -> np.ndarray:
 def noise_multiplier_for(epsilon: float, delta: float, releases: int) -> float:
     """Return the smallest noise multiplier with which a number of releases spends at most ε in total.
 
-    Args:
-        epsilon: ε.
-        delta: δ.
-        releases: the number of releases: FedRDN has one per job, FedFA and FedFAʰ have one per round each.
+    FedRDN has one release per job, FedFA and FedFAʰ have one per round each.
 
     Raises:
         ConfigError: without Opacus, and for a budget that no noise can keep.

@@ -47,14 +47,8 @@ def job_hash(config: Mapping[str, Any]) -> str:
 class Origin:
     """Origin of a job, as far as the site can know.
 
-    Args:
-        name: the job's name at the server.
-        submitter: the name of the submitter.
-        organisation: the submitter's organisation.
-        role: the submitter's role in the project.
-        signed: whether the submitter's certificate of the project has signed the job's content; otherwise
-            the server names the submitter.
-        asked: the time of the job's first request, in seconds since 1970.
+    ``signed`` means that the submitter's certificate of the project has signed the job's content; otherwise
+    the server names the submitter. ``asked`` is the time of the first request, in seconds since 1970.
     """
 
     name: str = ""
@@ -67,13 +61,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Decision:
-    """A decision of the site's administrator.
-
-    Args:
-        verdict: ``"approved"`` or ``"refused"``.
-        by: the name of the administrator.
-        when: in seconds since 1970.
-    """
+    """Decision of the site's administrator, ``"approved"`` or ``"refused"``, with its time."""
 
     verdict: str
     by: str
@@ -82,17 +70,11 @@ class Decision:
 
 @dataclass(frozen=True)
 class JobEntry:
-    """Configuration of jobs at a site. Times are in seconds since 1970.
+    """Configuration of jobs at a site, with its ``verdict``: ``"waiting"``, ``"approved"`` or ``"refused"``.
 
-    Args:
-        hash: the hash of the configuration.
-        config: the configuration.
-        seen: its first arrival.
-        verdict: ``"waiting"``, ``"approved"`` or ``"refused"``.
-        runs: the start of each of its jobs, by the job's identifier.
-        ends: the end of each of its jobs, if reported.
-        origins: the origin of each of its jobs.
-        decisions: all decisions about it, the oldest first.
+    ``runs``, ``ends`` and ``origins`` have the starts, the reported ends and the origins of its jobs, by the
+    jobs' identifiers. ``seen`` is its first arrival, and ``decisions`` begins with the oldest. Times are in
+    seconds since 1970.
     """
 
     hash: str
@@ -122,12 +104,7 @@ class JobBook:
         return sorted(entries, key=lambda entry: entry.seen)
 
     def note(self, config: RunConfig, job: str = "", origin: Origin | None = None) -> JobEntry:
-        """Return the entry of a configuration, and make it if it is new.
-
-        Args:
-            config: the configuration.
-            job: the identifier of its job.
-            origin: the origin of that job.
+        """Return the entry of a configuration, and make it if it is new; note the origin of its job.
 
         Raises:
             ConfigError: when its file is damaged.
@@ -153,11 +130,7 @@ class JobBook:
             return self._read(path) if path.exists() else None
 
     def limit_waiting(self, most: int) -> list[JobEntry]:
-        """Forget the oldest configurations that wait for a decision and have no job; return them.
-
-        Args:
-            most: the number of waiting configurations that stay.
-        """
+        """Forget and return the oldest waiting configurations without a job; ``most`` stay."""
         with self._locked():
             waiting = [entry for entry in self.entries() if entry.verdict == WAITING and not entry.runs]
             for entry in waiting[:-most]:
@@ -179,14 +152,8 @@ class JobBook:
 
         A job whose process was started again counts once. A job with several configurations counts for each.
 
-        Args:
-            site: the site's name, for the message.
-            config: the job's configuration.
-            job: the job's identifier.
-            most: the largest number of jobs that may begin within 24 hours.
-
         Raises:
-            JobRefused: when this number is reached.
+            JobRefused: when ``most`` jobs have begun within 24 hours.
         """
         entry = self.note(config)
         with self._locked():
@@ -246,12 +213,7 @@ class JobBook:
         return matches[0]
 
     def judge(self, beginning: str, verdict: str, by: str = "") -> JobEntry:
-        """Enter a decision of the administrator about a configuration.
-
-        Args:
-            beginning: the beginning of its hash.
-            verdict: ``"approved"`` or ``"refused"``.
-            by: the name of the administrator.
+        """Enter a decision, ``"approved"`` or ``"refused"``, about the configuration that `find` returns.
 
         Raises:
             ConfigError: see `find`.

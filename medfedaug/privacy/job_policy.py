@@ -145,12 +145,9 @@ min_batch_size is 4
         self.check_model(site, _megabytes(config, self.max_model_mb))
 
     def check_cases(self, site: str, per_patient: Sequence[int]) -> None:
-        """Check the number of a site's training cases.
+        """Check the number of a site's training cases, given the number of each patient's.
 
-        Args:
-            site: the site's name.
-            per_patient: the number of training cases of each patient. `min_cases` counts patients: ten images
-                of one patient reveal one patient.
+        `min_cases` counts patients, since ten images of one patient reveal one patient.
 
         Raises:
             JobRefused: naming the number and the rule.

@@ -115,14 +115,7 @@ class Release:
 
 @dataclass(frozen=True)
 class Entry:
-    """Release in the ledger.
-
-    Args:
-        number: its number in the ledger, from 1.
-        time: in seconds since 1970.
-        release: the release.
-        cases: a hash of the identities of its cases.
-    """
+    """Release in the ledger: its number from 1, its time in seconds since 1970, and the hash of its cases."""
 
     number: int
     time: float
@@ -132,14 +125,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Nearest:
-    """Earlier release with the most similar, but not the same, cases.
-
-    Args:
-        apart: the number of patients by whom the two sets of cases differ; a case without a named patient
-            counts as a patient.
-        job: the release's job.
-        time: in seconds since 1970.
-    """
+    """Earlier release with the most similar cases; ``apart`` counts the patients who differ."""
 
     apart: int
     job: str
@@ -148,16 +134,12 @@ class Nearest:
 
 @dataclass(frozen=True)
 class Scored:
-    """Model whose scores have left the site, or are about to.
+    """Model whose scores on ``"validation"`` or ``"test"`` cases have left the site, or are about to.
 
-    Args:
-        job: the identifier of the job that asked for them.
-        split: the cases, ``"validation"`` or ``"test"``.
-        model: a hash of everything but the cases that determines the scores.
-        place: the place of the scores in the job, ``"round 3"`` or ``"test"``; empty in an evaluation.
-        known: whether the site met the model in a training job.
-        answer: the reply that has left, to be repeated unchanged; empty where the scores were exact.
-        site: the site's name in the job.
+    ``model`` is a hash of everything but the cases that determines the scores. ``place`` is their place in
+    the job, ``"round 3"`` or ``"test"``; empty in an evaluation. ``known`` says that the site met the model
+    in a training job. ``answer`` is the reply that has left, to be repeated unchanged; empty where the scores
+    were exact.
     """
 
     job: str
@@ -178,10 +160,8 @@ class PrivacyLedger:
     holds. The cases of a patient then share one budget, and count as one where sets of cases are compared.
 
     Sites may share an account, since a budget belongs to patients. The limits of a job apply to each site.
-
-    Args:
-        path: an SQLite file; jobs that run at the same time take turns by its lock file. ``None`` keeps the
-            account in memory, for a simulation.
+    The account is an SQLite file, with a lock file by which jobs take turns; without a path it is in memory,
+    for a simulation.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
@@ -222,10 +202,7 @@ class PrivacyLedger:
         return self._lock
 
     def releases(self, cases: Collection[bytes] = ()) -> list[Spent]:
-        """Return the releases with noise so far.
-
-        Args:
-            cases: only releases about the patients of these cases; by default all.
+        """Return the releases with noise so far, all or those about the patients of some cases.
 
         Raises:
             ConfigError: for a file that is not a ledger: the spent budget is unknown, and nothing may leave.
@@ -244,21 +221,15 @@ class PrivacyLedger:
     ) -> float | None:
         """Enter more releases with noise, before anything leaves the site: a crash in between costs budget.
 
-        Args:
-            noise_multiplier: of the releases.
-            delta: δ.
-            max_epsilon: the budget.
-            cases: the identities of the cases; empty for unknown cases, which count with all others.
-            releases: their number.
-            rate: see `Spent`.
+        Cases are their identities; empty for unknown cases, which count with all others.
 
         Returns:
             ε of all releases about these cases' patients together; ``None``, with nothing entered, where it
             would exceed ``max_epsilon``.
         """
         with self._opened() as connection:
-            known, more = _spent(connection, cases), Spent(noise_multiplier, releases, rate)
-            epsilon = epsilon_spent([*known, more], delta)
+            earlier, more = _spent(connection, cases), Spent(noise_multiplier, releases, rate)
+            epsilon = epsilon_spent([*earlier, more], delta)
             if not epsilon <= max_epsilon:
                 return None
             row = (_now(connection), noise_multiplier, releases, _enter_cases(connection, cases), rate)
@@ -268,57 +239,52 @@ class PrivacyLedger:
     def enter(self, releases: Iterable[Release], cases: Collection[bytes] = ()) -> None:
         """Enter releases that are about to leave, with the identities of their cases."""
         with self._opened() as connection:
-            known, now = _enter_cases(connection, cases), _now(connection)
+            digest, now = _enter_cases(connection, cases), _now(connection)
             for r in releases:
                 row = (r.job, r.method, r.kind, r.shape, r.split, r.count, r.noise, r.digest, r.queries)
                 connection.execute(
                     "INSERT INTO releases VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (now, *row, known, r.site),
+                    (now, *row, digest, r.site),
                 )
 
     def nearest(self, split: str, cases: Collection[bytes]) -> Nearest | None:
         """Return the earlier release without noise, of the same split, with the most similar cases.
 
         Two sets differ by the patients whose cases differ, or whose number of cases differs, whichever is
-        fewer: files that hold nearly the same image are different cases of one patient.
+        fewer: files that hold nearly the same image are different cases of one patient. A case without a
+        named patient counts as a patient.
         """
         with self._opened() as connection:
-            own = _enter_cases(connection, cases)
+            digest = _enter_cases(connection, cases)
             rows = connection.execute(
                 f"""
                 SELECT set_.cases, r.job, MAX(r.time)
                 FROM ({_OF_PATIENTS}) set_ JOIN releases r ON r.cases = set_.cases AND r.split = ?
                 WHERE set_.cases != ? AND r.noise = 0 GROUP BY set_.cases
                 """,
-                (own, split, own),
+                (digest, split, digest),
             ).fetchall()
-            near = [Nearest(_apart(connection, own, other), job, when) for other, job, when in rows]
+            near = [Nearest(_apart(connection, digest, other), job, when) for other, job, when in rows]
         return min(near, key=lambda entry: entry.apart, default=None)
 
     def queries(self, split: str, cases: Collection[bytes], since: float = 0.0) -> int:
-        """Count the models whose scores on any case of these cases' patients were released.
-
-        Args:
-            split: see `Release`.
-            cases: the identities of the cases.
-            since: the earliest release to count, in seconds since 1970.
-        """
+        """Count the models whose scores on any case of these cases' patients were released since a time."""
         with self._opened() as connection:
-            own = _enter_cases(connection, cases)
+            digest = _enter_cases(connection, cases)
             ((count,),) = connection.execute(
                 f"""
                 SELECT COALESCE(SUM(queries), 0) FROM releases
                 WHERE split = ? AND time >= ? AND cases IN ({_OF_PATIENTS})
                 """,
-                (split, since, own),
+                (split, since, digest),
             )
         return int(count)
 
     def score(self, scored: Scored, cases: Collection[bytes]) -> None:
         """Enter a model whose scores on these cases are about to leave."""
         with self._opened() as connection:
-            s, known = scored, _enter_cases(connection, cases)
-            row = (s.job, s.split, known, s.model, s.place, s.known, s.answer, _now(connection), s.site)
+            s, digest = scored, _enter_cases(connection, cases)
+            row = (s.job, s.split, digest, s.model, s.place, s.known, s.answer, _now(connection), s.site)
             connection.execute("INSERT INTO scored VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def scored(self, split: str, model: str, cases: Collection[bytes]) -> Scored | None:
@@ -453,34 +419,34 @@ def _enter_cases(connection: sqlite3.Connection, cases: Collection[bytes]) -> st
     if not cases:
         return None
     members = sorted(set(cases))
-    known = hashlib.sha256(b"".join(members)).hexdigest()
-    connection.executemany("INSERT OR IGNORE INTO members VALUES (?, ?)", ((known, m) for m in members))
+    digest = hashlib.sha256(b"".join(members)).hexdigest()
+    connection.executemany("INSERT OR IGNORE INTO members VALUES (?, ?)", ((digest, m) for m in members))
     if isinstance(cases, Mapping):
         connection.executemany("INSERT OR REPLACE INTO patients VALUES (?, ?)", cases.items())
-    return known
+    return digest
 
 
 def _identity(connection: sqlite3.Connection, files: bytes, voxels: bytes) -> bytes:
     """Enter a case with new files, and return its identity."""
-    known = connection.execute("SELECT identity FROM voxels WHERE voxels = ?", (voxels,)).fetchone()
-    if known is None:
-        known = connection.execute("SELECT identity FROM members WHERE identity = ?", (files,)).fetchone()
-    identity: bytes = known[0] if known is not None else voxels
+    row = connection.execute("SELECT identity FROM voxels WHERE voxels = ?", (voxels,)).fetchone()
+    if row is None:
+        row = connection.execute("SELECT identity FROM members WHERE identity = ?", (files,)).fetchone()
+    identity: bytes = row[0] if row is not None else voxels
     connection.execute("INSERT OR IGNORE INTO voxels VALUES (?, ?)", (voxels, identity))
     connection.execute("INSERT OR IGNORE INTO files VALUES (?, ?)", (files, identity))
     return identity
 
 
-def _apart(connection: sqlite3.Connection, one: str | None, other: str) -> int:
+def _apart(connection: sqlite3.Connection, first: str | None, second: str) -> int:
     """Count the patients by whom two sets differ: see `PrivacyLedger.nearest`."""
     counts = connection.execute(
         f"""
         SELECT SUM(cases = ?), SUM(cases = ?), COUNT(*) - 2 * (COUNT(*) - COUNT(DISTINCT identity))
         FROM members LEFT JOIN patients USING (identity) WHERE cases IN (?, ?) GROUP BY {_OWNER}
         """,
-        (one, other, one, other),
+        (first, second, first, second),
     ).fetchall()
-    in_number = sum(first != second for first, second, _ in counts)
+    in_number = sum(a != b for a, b, _ in counts)
     in_cases = sum(bool(alone) for *_, alone in counts)
     return min(in_number, in_cases) if in_number else in_cases
 

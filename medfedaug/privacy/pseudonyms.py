@@ -118,12 +118,9 @@ class Pseudonyms:
         return dict(sorted((self.of(name), value) for name, value in cases.items()))
 
     def text(self, error: MedFedAugError, site: str, data: SiteFolder | Path | None = None) -> str:
-        """Return the line of an error without names of files, cases and patients.
+        """Return the line of an error without names of files, cases and patients; the site's name stays.
 
-        Args:
-            error: the error.
-            site: the site's name, which stays.
-            data: the site's data, or their folder if they could not be opened; their names are replaced.
+        Names in the site's data are replaced; ``data`` is their folder if they could not be opened.
         """
         opened = None if isinstance(data, Path) else data
         folder = data if isinstance(data, Path) else data.path if data is not None else None

@@ -27,9 +27,7 @@ _system = random.SystemRandom()
 def step_of(patients: int, finest: float = FINEST_STEP) -> float:
     """Return the step for a mean over n patients that leaves a site: 1/n, rounded up to 1, 2 or 5 x 10^-k.
 
-    Args:
-        patients: n, one over the largest share of one patient in the mean.
-        finest: the finest step.
+    n is one over the largest share of one patient in the mean, and no step is below ``finest``.
 
     Example:
         >>> [step_of(n) for n in (1, 5, 10, 19, 20, 49, 50, 99, 100, 5000)]
@@ -45,13 +43,8 @@ def dithered(value: float, step: float, generator: random.Random | None = None) 
     The result has the mean ``value`` and the standard deviation ``step / 2`` wherever ``value`` lies between
     two steps (Lipshitz, Wannamaker and Vanderkooy, J. Audio Eng. Soc. 40, 1992): no rounding border can be
     chosen from outside. If ``value`` changes by d steps, d up to 1, the result reveals the change with a
-    probability of at most (1 + d)/2.
-
-    Args:
-        value: the exact number.
-        step: see `step_of`.
-        generator: source of the noise; by default the operating system's, since noise from the seed of a run
-            can be subtracted.
+    probability of at most (1 + d)/2. The noise is the operating system's: noise from the seed of a run could
+    be subtracted.
 
     Example:
         >>> values = [dithered(0.337, 0.1, random.Random(seed)) for seed in range(2000)]
@@ -77,7 +70,7 @@ def released_scores(
     labels: Mapping[str, str] | None = None,
     generator: random.Random | None = None,
 ) -> dict[str, Any]:
-    """Return the scores that leave a site by its policy.
+    """Return the scores of `medfedaug.tasks.base.Task.evaluate` that leave a site by its policy.
 
     ``scores="cases"`` releases everything. ``"summary"`` releases, for each metric that may leave
     (`medfedaug.metrics.base.Metric.leaves`), its mean over the cases, if cases of at least ``min_images``
@@ -85,13 +78,8 @@ def released_scores(
     structures. `dithered` rounds the mean in the `step_of` the number of patients. With
     ``score_noise_multiplier``, Gaussian noise replaces the dither, and only means over cases are released.
 
-    Args:
-        scores: the result of `medfedaug.tasks.base.Task.evaluate`.
-        policy: the site's policy.
-        patients: the patient of each case (`medfedaug.data.base.SiteFolder.patients`); a case without one
-            counts as a patient.
-        labels: the class of each case (`class_labels`), which means over classes need.
-        generator: source of dither and noise; by default the operating system's.
+    A case without an entry in ``patients`` (`medfedaug.data.base.SiteFolder.patients`) counts as a patient.
+    Means over classes need ``labels``, the class of each case (`class_labels`).
 
     Returns:
         The released scores. Scores of cases come with ``patients``, the number of the patient of each scored
@@ -142,13 +130,8 @@ def released_difference(
 
     ``scores="summary"`` releases difference and interval of at least ``min_images`` patients, rounded by
     `dithered` after the ends of the interval have moved outwards by a step. It releases no p-value, which
-    reveals single patients, and nothing with noise on scores.
-
-    Args:
-        test: the comparison, over the patients with cases that both models score.
-        policy: the site's policy.
-        unit: ``"patients"``, or ``"cases"`` where no patient is named.
-        generator: source of the dither.
+    reveals single patients, and nothing with noise on scores. The unit is ``"patients"``, or ``"cases"``
+    where no patient is named.
 
     Returns:
         ``difference``, ``low`` and ``high``, the ends of its 95% interval, ``None`` for fewer than six
@@ -196,13 +179,8 @@ def released_loss(
     mean loss is clipped to 0 ... `largest_loss`, and `dithered` rounds their mean in a step of the range over
     the number of patients (`step_of`). With ``score_noise_multiplier``, Gaussian noise replaces the dither.
 
-    Args:
-        by_case: the loss of each training case, which must depend on this case and the model alone; ``None``
-            for a case without samples, which counts as the middle of the range.
-        policy: the site's policy.
-        classes: the number of classes, which determines the range.
-        patients: see `released_scores`.
-        generator: source of dither and noise; by default the operating system's.
+    The loss of a case must depend on this case and the model alone; ``None`` is for a case without samples,
+    which counts as the middle of the range.
     """
     patients, most = patients or {}, largest_loss(classes)
     by_patient: dict[Any, list[float]] = {}

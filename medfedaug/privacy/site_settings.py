@@ -119,10 +119,6 @@ class SiteSettings(Machine, Place):
     def from_dict(cls, values: Any, source: object = "") -> SiteSettings:
         """Read settings from JSON.
 
-        Args:
-            values: the content of a file.
-            source: the source, for messages.
-
         Raises:
             ConfigError: naming the source and an unknown key or an invalid value.
         """
@@ -138,18 +134,11 @@ class SiteSettings(Machine, Place):
         environment: Mapping[str, str] = os.environ,
         content: Mapping[str, Any] | None = None,
     ) -> SiteSettings:
-        """Load the settings of a site from its NVFlare kit and the environment.
+        """Load the settings of a site from its NVFlare kit and the environment, or the latter alone.
 
-        A missing file means the defaults. Relative folders in the file are relative to the kit.
-
-        Args:
-            kit: the folder with ``local`` and ``startup``; ``None`` for the environment alone.
-            environment: variables such as ``MEDFEDAUG_DATA``, ``MEDFEDAUG_`` and the name of a setting with
-                an option, take precedence.
-            content: new content of the file, by default the current one.
-
-        Returns:
-            The settings; a kit's ``state`` is ``<kit>/medfedaug`` by default.
+        A missing file means the defaults. Relative folders in the file are relative to the kit, and ``state``
+        is ``<kit>/medfedaug`` by default. Variables such as ``MEDFEDAUG_DATA``, ``MEDFEDAUG_`` and the name
+        of a setting with an option, take precedence. ``content`` replaces the file's.
 
         Raises:
             ConfigError: naming the file and the error.

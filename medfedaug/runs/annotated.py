@@ -17,12 +17,8 @@ OWN, BORROWED, UNKNOWN = "own", "borrowed", "unknown"
 class Annotated:
     """Classes that the sites of a run have annotated for training, and their scores.
 
-    Args:
-        classes: the run's classes, without the background.
-        sites: the annotated classes, by site; no entry means all classes.
-        trained: names of all sites that trained.
-        test: the test scores by site, as in ``results.json``.
-        metric: the metric of the scores.
+    ``classes`` are without the background. ``sites`` has annotated classes by site; no entry means all
+    classes. ``test`` has the test scores by site, as in ``results.json``.
     """
 
     classes: tuple[str, ...]

@@ -29,20 +29,12 @@ def open_model(
 ) -> Iterator[tuple[SiteModel, bool]]:
     """Open a global model at one site after the other.
 
-    Args:
-        model: see `medfedaug.runs.finished_run.FinishedRun.open`, also for ``config`` and ``state``.
-        data: a site's folder, or a folder with several sites' folders.
-        config: the run's ``results.json``.
-        limit: the largest number of cases per site.
-        device: the device.
-        state: the sites' state.
+    `medfedaug.runs.finished_run.FinishedRun.open` describes ``model``, ``config`` and ``state``. The data are
+    a site's folder, or a folder with several sites' folders, with at most ``limit`` cases per site.
 
     Yields:
         The site's model, and whether it is complete: a site that did not train lacks the layers that sites
         keep. One site at a time, since a model holds the site's images.
-
-    Raises:
-        MedFedAugError: naming the error and its place.
     """
     run = FinishedRun.open(model, config=config, state=state)
     for name in _sites(run, Path(data)):
@@ -75,23 +67,13 @@ def evaluate_model(
 ) -> dict[str, Any]:
     """Score a global model on the images of sites, with each site's normalisation.
 
-    Args:
-        model: see `open_model`.
-        data: see `open_model`.
-        config: see `open_model`.
-        split: ``"test"`` or ``"validation"``.
-        limit: see `open_model`.
-        device: see `open_model`.
-        state: see `open_model`.
-        pseudonyms: pseudonyms of the cases; by default they keep their names.
+    `open_model` describes the arguments. ``split`` is ``"test"`` or ``"validation"``, and cases keep their
+    names without pseudonyms.
 
     Returns:
         The split; ``sites``, ``mean``, ``worst`` and ``disparity`` as under ``test`` in ``results.json``; and
         under ``scored`` the model of each site's scores
         (`medfedaug.runs.finished_run.FinishedRun.whose`).
-
-    Raises:
-        MedFedAugError: naming the error and its place.
     """
     run = FinishedRun.open(model, config=config, state=state)
     sites: dict[str, Any] = {}

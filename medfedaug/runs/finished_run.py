@@ -42,10 +42,8 @@ __all__ = ["FinishedRun"]
 class FinishedRun(RecordedRun):
     """A model of a finished run, ready for use.
 
-    Args:
-        weights: the shared entries of the network.
-        payload: further values that the methods' layers need, by method.
-        state: the folder with the sites' state.
+    ``weights`` are the shared entries of the network, ``payload`` has further values that the methods' layers
+    need, by method, and ``state`` is the folder with the sites' state.
     """
 
     weights: dict[str, Tensor]
@@ -111,10 +109,8 @@ class FinishedRun(RecordedRun):
         """Build the network with the model's weights, in evaluation mode on the CPU.
 
         Its input is an image from the run's data pipeline: scaled, and normalised where a method of the run
-        normalises, as in `LoadedRun.predict`.
-
-        Args:
-            site: the site whose layers or weights the network gets, where the run left some at the sites.
+        normalises, as in `LoadedRun.predict`. It gets the layers or weights of a site, where the run left
+        some at the sites.
 
         Raises:
             ConfigError: for a site that took no part in the run, or without a site where the model needs one.
@@ -159,22 +155,20 @@ class FinishedRun(RecordedRun):
         """
         network = self.composition.network
         network.load_state_dict(self.weights, strict=False)
-        kept = self.local_state(site)
-        if self.composition.personalising or (self.composition.kept_keys and kept is None):
+        state = self.local_state(site)
+        if self.composition.personalising or (self.composition.kept_keys and state is None):
             raise ConfigError(
                 f"{self.model}: the model of {site} is not whole: its run left layers or weights at the "
                 f"sites, and {self.state} has none of {site} that could be sent"
             )
-        if kept is not None:
-            network.load_state_dict(kept.network, strict=False)
+        if state is not None:
+            network.load_state_dict(state.network, strict=False)
         return {k: v.detach().clone() for k, v in network.state_dict().items() if v.is_floating_point()}
 
     def whose(self, site: str, split: str = "test") -> str:
-        """Name the model that a site's scores belong to, as ``scored`` of ``results.json`` does.
+        """Name the model of a site's scores, as in ``results.json``.
 
-        Args:
-            site: its name; an unknown site has no personal model.
-            split: ``"validation"`` or ``"test"``.
+        The split is ``"validation"`` or ``"test"``. An unknown site has no personal model.
         """
         if site in self.record.get("sites", {}):
             return self.composition.scored[split]
@@ -186,9 +180,9 @@ class FinishedRun(RecordedRun):
         Raises:
             MedFedAugError: when its file is damaged.
         """
-        kept = read_local_states(self.state / site / f"{self.record['run']}.pt")
-        last = max((round_ for round_ in kept if round_ <= self.round), default=0)
-        return kept.get(last)
+        states = read_local_states(self.state / site / f"{self.record['run']}.pt")
+        last = max((round_ for round_ in states if round_ <= self.round), default=0)
+        return states.get(last)
 
     def at_site(
         self,
@@ -201,15 +195,8 @@ class FinishedRun(RecordedRun):
     ) -> SiteModel:
         """Open the model at a site, ready for `SiteModel.recall` with `local_state`.
 
-        Args:
-            name: the site's name.
-            data: the site's data, see `SiteModel`.
-            device: the device.
-            limit: the largest number of cases of each split.
-            statistics: the site's statistics, by default computed from its images.
-
-        Raises:
-            MedFedAugError: naming the error and its place.
+        `SiteModel` describes the data, of which at most ``limit`` cases of each split are used. By default
+        the site's statistics are computed from its images.
         """
         self.check_whole()
         model = SiteModel(self._limited(limit), data, device, machine=_machine(), statistics=statistics)

@@ -183,13 +183,13 @@ def only_process(out: Path) -> Iterator[None]:
 
 
 @contextmanager
-def locked(file: Path, taken: str, timeout: float = 0) -> Iterator[None]:
+def locked(file: Path, message: str, timeout: float = 0) -> Iterator[None]:
     """Hold the lock of a file, which the system releases when the process dies."""
     lock = FileLock(file)
     try:
         lock.acquire(timeout=timeout)
     except Timeout as error:
-        raise ConfigError(taken) from error
+        raise ConfigError(message) from error
     try:
         yield
     finally:

@@ -13,12 +13,9 @@ from medfedaug.statistics import ChannelStatistics, load_statistics, other_stati
 
 @dataclass(frozen=True)
 class Origin:
-    """Origin of images: their site, and the pair of statistics where it is known.
+    """Origin of images: their site, empty if unknown, and the pair of statistics with its source in words.
 
-    Args:
-        site: the site's name; empty if unknown.
-        pair: its statistics; ``None`` for statistics of the images themselves.
-        source: the source of the pair, in words.
+    Without a pair, the statistics of the images themselves count.
     """
 
     site: str

@@ -50,11 +50,9 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def load_run(path: str | Path, metric: str | None = None) -> Run:
-    """Read and check a run.
+    """Read and check a run from its folder or its ``results.json``.
 
-    Args:
-        path: the run's folder, or its ``results.json``.
-        metric: the test metric for comparisons; by default the one that chose the round.
+    Without a test metric for comparisons, the run has the one that chose the round.
 
     Raises:
         DataError: naming the file and the error.
@@ -188,12 +186,12 @@ def _scores(check: _Checker, entries: _Entries, mean: dict[str, Any]) -> dict[tu
             for label, scores in check.get(entry, "classes", dict, where, default={}).items():
                 check.kind(scores, dict, f"{where}.classes.{label}")
                 if metric in scores:
-                    one = by_class.setdefault((metric, label), Scores({}, {}, None))
+                    of_class = by_class.setdefault((metric, label), Scores({}, {}, None))
                     value = check.score(scores[metric], f"{where}.classes.{label}.{metric}")
-                    getattr(one, group)[site] = value
+                    getattr(of_class, group)[site] = value
                     of_cases = check.get(entry, "case_classes", dict, where, default={}).get(label, {})
                     if metric == first and isinstance(of_cases, dict):
-                        one.cases[site] = _case_scores(check, of_cases, f"{where}.case_classes.{label}")
+                        of_class.cases[site] = _case_scores(check, of_cases, f"{where}.case_classes.{label}")
     return {
         (metric, label): replace(scores, mean=mean_score(scores.sites.values())) if label else scores
         for (metric, label), scores in by_class.items()

@@ -19,11 +19,9 @@ _DICE = "dice"
 
 @dataclass(frozen=True)
 class ModelScore:
-    """Score of a model in its run's test, and the warning that follows from it.
+    """Score of a model in its run's test, and the reason not to rely on a prediction, if any.
 
-    Args:
-        score: the score with its extent, such as ``test Dice 0.83 (mean of 3 sites, lowest 0.71)``.
-        warning: reason not to rely on a prediction; empty for none.
+    A score has its extent, such as ``test Dice 0.83 (mean of 3 sites, lowest 0.71)``.
     """
 
     score: str
@@ -31,11 +29,9 @@ class ModelScore:
 
     @classmethod
     def of(cls, records: Sequence[Mapping[str, Any]], site: str = "") -> ModelScore:
-        """Summarise the tests of one model, or of an ensemble's worst member.
+        """Summarise the tests of one model, or of an ensemble's worst member, from each ``results.json``.
 
-        Args:
-            records: the ``results.json`` of each model.
-            site: the site whose score counts, if it was tested; otherwise the mean of all.
+        The score of the site counts, if it was tested; otherwise the mean of all sites.
         """
         tests = [_Tested.of(record, site) for record in records]
         worst = min(tests, key=lambda test: (not test.warning, test.value is not None, test.value or 0.0))

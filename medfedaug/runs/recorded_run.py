@@ -33,12 +33,7 @@ __all__ = ["RecordedRun"]
 
 @dataclass(frozen=True, eq=False)
 class RecordedRun(Mapping[str, Any]):
-    """A model of a finished run and its record; a mapping of its ``results.json``.
-
-    Args:
-        model: its file.
-        record: content of the run's ``results.json``.
-    """
+    """A model of a finished run and its record; a mapping of its ``results.json``."""
 
     model: Path
     record: dict[str, Any]

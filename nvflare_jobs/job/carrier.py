@@ -35,18 +35,9 @@ class NVFlareCarrier(Carrier):
     """Broadcast a task for each request, and pass every result to the server.
 
     The carrier waits for all sites of a task, for at most ``grace`` seconds after enough good answers, and
-    never longer than ``round_timeout``. It reports a silent site, and does not wait for it after enough good
-    answers, when all others have answered. It fires NVFlare's events of a round for other components.
-
-    Args:
-        controller: sends tasks, and knows the connected sites.
-        execution: the waiting times.
-        checkpoint: the server's file, written after every round; ``None`` for a job without rounds.
-        fl_ctx: the job's context.
-        abort_signal: the job's signal.
-        period: seconds between two checks of the answers.
-        presence: knows the silent sites.
-        on_event: called when a site falls silent, and when it returns.
+    never longer than ``round_timeout``. Every ``period`` seconds it checks the answers. It reports a silent
+    site, and does not wait for it after enough good answers, when all others have answered. It fires
+    NVFlare's events of a round for other components. A job without rounds has no checkpoint.
     """
 
     def __init__(

@@ -43,12 +43,7 @@ from medfedaug.utils.printable import log_printable
 
 
 class ProtocolController(Controller):
-    """Run a protocol over NVFlare, and write its events to ``medfedaug/events.jsonl``.
-
-    Args:
-        execution: `medfedaug.config.run.Execution` as a dictionary.
-        task_check_period: seconds between two checks of the answers.
-    """
+    """Run a protocol over NVFlare, and write its events to ``medfedaug/events.jsonl``."""
 
     def __init__(self, execution: dict[str, Any] | None, task_check_period: float) -> None:
         super().__init__(task_check_period=task_check_period)
@@ -148,12 +143,8 @@ class FederationController(ProtocolController):
     ``final_model.pt`` and ``events.jsonl``; after a failure, the models of the last good round and no
     results.
 
-    Args:
-        config: `medfedaug.config.run.RunConfig` as a dictionary.
-        execution: `medfedaug.config.run.Execution` as a dictionary.
-        run_name: the name of the run, and of its checkpoint.
-        resume: whether to continue the run of this name from its checkpoint.
-        task_check_period: seconds between two checks of the answers.
+    ``config`` and ``execution`` are `medfedaug.config.run.RunConfig` and `medfedaug.config.run.Execution` as
+    dictionaries. Every ``task_check_period`` seconds the answers are checked.
 
     Raises:
         ConfigError: when the configuration is not valid.

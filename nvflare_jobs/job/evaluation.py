@@ -34,14 +34,8 @@ from medfedaug.utils.validation import check_printable
 class EvaluationController(ProtocolController):
     """Run an evaluation at the server, and write ``medfedaug/evaluation.json`` to its run folder.
 
-    The models are files of numbers with fixed names in the job's folder of configuration.
-
-    Args:
-        runs: the settings of each run, `medfedaug.config.run.RunConfig` as a dictionary, by its name in the
-            evaluation.
-        cross_site: see `medfedaug.federation.server.evaluation.Evaluation`.
-        execution: `medfedaug.config.run.Execution` as a dictionary.
-        task_check_period: seconds between two checks of the answers.
+    ``runs`` has the settings of each run, `medfedaug.config.run.RunConfig` as a dictionary, by its name in
+    the evaluation. The models are files of numbers with fixed names in the job's folder of configuration.
     """
 
     def __init__(
@@ -76,11 +70,9 @@ class EvaluationController(ProtocolController):
 
 @public_path
 class EvaluationExecutor(AnsweringExecutor):
-    """Score models at a site.
+    """Score models at a site, with the settings of each run by its name in the evaluation.
 
-    Args:
-        runs: the settings of each run, by its name in the evaluation.
-        threads: CPU threads, at most the number of the site's cores; 0 leaves PyTorch's choice.
+    It uses at most ``threads`` CPU threads; 0 leaves PyTorch's choice.
     """
 
     def __init__(self, runs: dict[str, Any], threads: int = 0) -> None:
@@ -105,14 +97,8 @@ class EvaluationRecipe(Recipe):
     """The job of an evaluation, for simulator, POC mode and provisioned hospitals.
 
     It names classes of the installed package and has numbers, but no code, no path and no data.
-
-    Args:
-        runs: see `medfedaug.federation.server.evaluation.Evaluation`.
-        name: the job's name.
-        cross_site: see `medfedaug.federation.server.evaluation.Evaluation`.
-        min_clients: the number of connected sites that NVFlare needs to start the job.
-        task_request_interval: seconds after which an idle site asks for work again.
-        execution: see `medfedaug.config.run.Execution`.
+    `medfedaug.federation.server.evaluation.Evaluation` describes ``runs`` and ``cross_site``, and
+    `medfedaug.nvflare_jobs.MedFedAugRecipe` the other arguments.
     """
 
     def __init__(

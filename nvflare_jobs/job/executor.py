@@ -125,15 +125,11 @@ class AnsweringExecutor(Executor):
 
 @public_path
 class SiteExecutor(AnsweringExecutor):
-    """Run the tasks of a federation at a site.
+    """Run the tasks of a federation at a site, with at most ``threads`` CPU threads; 0 is PyTorch's choice.
 
     If the run has a custom training loop, the site's rules decide whether it takes part, before the script
     starts (`medfedaug.nvflare_jobs.loop.ScriptLoop`). A job names the executor by its class path, so it
     carries no code.
-
-    Args:
-        config: `medfedaug.config.run.RunConfig` as a dictionary.
-        threads: CPU threads, at most the number of the site's cores; 0 leaves PyTorch's choice.
 
     Raises:
         ConfigError: when the configuration is not valid.

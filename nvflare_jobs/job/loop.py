@@ -63,14 +63,11 @@ class _AbortSignal:
 
 @public_path
 class ScriptLoop(CustomLoop):
-    """The script of a run's training loop.
+    """The script of a run's training loop, by its name in the run (`medfedaug.config.training_scripts`).
 
     The site starts it once the run is admitted, passes it rounds by NVFlare's Client API, and sends its own
     collection of the trained network. The script's messages by the Client API mark the end of a round, and
     are not sent.
-
-    Args:
-        loop: its name in the run (`medfedaug.config.training_scripts`).
 
     Attributes:
         settings: the site's settings, with the number of processes.

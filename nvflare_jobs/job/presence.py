@@ -25,10 +25,6 @@ class Presence:
     """Keep the time of each site's last message.
 
     A site that never sent a heartbeat, as in NVFlare's simulator, never counts as away.
-
-    Args:
-        silent_after: see `SILENT_AFTER`.
-        clock: returns the time in seconds.
     """
 
     def __init__(

@@ -45,8 +45,7 @@ class NotJson(NVFlareConfigError, ValueError):
 class JsonAppValidator(AppValidator):
     """Refuse a job with any configuration but plain JSON, and close NVFlare's other loaders.
 
-    Args:
-        also: another validator of the site, which is asked next.
+    Another validator of the site is asked next.
     """
 
     def __init__(self, also: AppValidator | None = None) -> None:

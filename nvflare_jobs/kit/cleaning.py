@@ -41,14 +41,10 @@ _RUNS = "a job is running here"
 
 @dataclass(frozen=True)
 class Leftover:
-    """File or folder on the disk.
+    """File or folder on the disk, of one of the kinds above.
 
-    Args:
-        path: the file or folder.
-        kind: one of the kinds above.
-        size: in bytes.
-        used: the time of the last writing, or reading where known, in seconds since 1970.
-        needed: the reason why it stays; empty where it may go.
+    ``used`` is the time of the last writing, or reading where known, in seconds since 1970. ``needed`` is the
+    reason why it stays; empty where it may go.
     """
 
     path: Path
@@ -63,12 +59,7 @@ def survey(kit: Kit, days: float, *, results: bool = False) -> list[Leftover]:
 
     Younger files stay, and so do files that a running job may use, that no later job can replace (the ledger,
     the key of the pseudonyms, the book of jobs with its approvals, settings and certificates), or whose name
-    is unknown.
-
-    Args:
-        kit: the kit.
-        days: the age at which files may go.
-        results: whether results of finished jobs may go too; at the server they may be the only copy.
+    is unknown. Results of finished jobs, which may be the only copy at the server, go only with ``results``.
     """
     return sorted(_Survey(kit, days, results).leftovers(), key=lambda entry: (entry.kind, entry.path))
 
@@ -208,8 +199,8 @@ class _Survey:
             jobs = {job for entry in self.book.entries() for job in entry.runs}
             if any(self.book.is_running(job) for job in jobs):
                 return True
-        here = str(self.kit.path.resolve())
-        return any(here in command and _JOB.search(command) for command in self.commands)
+        kit = str(self.kit.path.resolve())
+        return any(kit in command and _JOB.search(command) for command in self.commands)
 
     def _storage(self, name: str, kind: str, needed: Callable[[Path], str]) -> Iterator[Leftover]:
         for path in _entries(self.storage[name]) if name in self.storage else ():

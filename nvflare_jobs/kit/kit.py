@@ -62,12 +62,7 @@ class KitFile:
 
 @dataclass(frozen=True)
 class Kit:
-    """The kit of a server or of a site, made by NVFlare's provisioning or POC mode.
-
-    Args:
-        path: its folder.
-        server: whether it is the server's.
-    """
+    """The kit of a server or of a site, made by NVFlare's provisioning or POC mode."""
 
     path: Path
     server: bool
@@ -243,7 +238,7 @@ class Kit:
         snapshots = resources.get("snapshot_persistor") or {}
         storage = (snapshots.get("args") or {}).get("storage") or {}
         places = [("snapshot-storage", storage.get("args") or {}, "root_dir")]
-        places += [("jobs-storage", one.get("args") or {}, "uri_root") for one in _components(resources)]
+        places += [("jobs-storage", c.get("args") or {}, "uri_root") for c in _components(resources)]
         return {name: (values, key) for name, values, key in places if values.get(key)}
 
     def _settings(self, changes: Mapping[str, Any]) -> KitFile:

@@ -57,13 +57,7 @@ _HELP = {
 
 @dataclass(frozen=True)
 class Sample:
-    """One number.
-
-    Args:
-        name: the metric's name, without the prefix ``medfedaug_``.
-        value: the number.
-        labels: further labels; the kit's name is always one.
-    """
+    """One number of a metric, whose name has no prefix; the kit's name is a further label."""
 
     name: str
     value: float

@@ -46,12 +46,9 @@ _LEFT = 30 * 86400.0  # seconds of silence after which a site counts as gone
 
 @public_path
 class KitStatus(FLComponent):
-    """Write the `ProcessRecord` of a server's or a site's parent process while it runs.
+    """Write the `ProcessRecord` of a server's or a site's parent process every ``period`` seconds.
 
     It begins when NVFlare builds it, since a process that cannot continue fires no event.
-
-    Args:
-        period: seconds between two records.
     """
 
     def __init__(self, period: float = 30.0) -> None:

@@ -35,12 +35,9 @@ _REPORTED = (JobReturnCode.SUCCESS, JobReturnCode.ABORTED, ProcessExitCode.UNSAF
 class RestartingLauncher(ClientProcessJobLauncher):
     """Start a site's job process, and start it again when it has died.
 
-    A clean exit, an abort, or an exit because this site cannot run the job is final.
-
-    Args:
-        restarts: the largest number of restarts, counted anew after a healthy process.
-        pause: seconds before the first restart; doubled each time.
-        healthy: seconds after which a process counts as healthy; a job may run for weeks.
+    A clean exit, an abort, or an exit because this site cannot run the job is final. The number of restarts
+    is counted anew after a process that has run for ``healthy`` seconds, since a job may run for weeks. The
+    pause before a restart doubles each time.
     """
 
     def __init__(self, restarts: int = 3, pause: float = 5.0, healthy: float = 3600.0) -> None:
@@ -73,16 +70,10 @@ class RestartingLauncher(ClientProcessJobLauncher):
 
 
 class RestartingHandle(JobHandleSpec):
-    """A job process and its successors, as one handle.
+    """A job process and its successors, as one handle, with the limits of `RestartingLauncher`.
 
-    Args:
-        start: starts the process and returns its handle.
-        exit_file: the file in which a process may have written its exit code.
-        restarts: see `RestartingLauncher`.
-        pause: see `RestartingLauncher`.
-        healthy: see `RestartingLauncher`.
-        log: called with a line for every restart.
-        ended: called when the job is over at this site, but not when its process died too often.
+    A process may have written its exit code to ``exit_file``. ``log`` gets a line for every restart.
+    ``ended`` is called when the job is over at this site, but not when its process died too often.
     """
 
     def __init__(

@@ -51,12 +51,9 @@ _PATIENCE = 60.0
 class JobSession:
     """The identity under which the server's process of a job knows this site.
 
-    Args:
-        job: the job's identifier.
-        meta: the job's metadata from the server.
-        token: the site's token when the job began.
-        signature: the server's signature of it.
-        ssid: the server's session; a different one means that the server restarted, and the job is over.
+    ``meta`` is the job's metadata from the server, and ``token`` the site's token when the job began, with
+    the server's signature. A different ``ssid``, the server's session, means that the server restarted and
+    the job is over.
     """
 
     job: str
@@ -110,10 +107,7 @@ class JobRejoiner(FLComponent):
     """Start the processes of jobs that were running when the site's machine went down.
 
     It starts the jobs that still run at the server and that the site's current policy allows, as NVFlare
-    checks when it deploys a job.
-
-    Args:
-        pause: seconds between two attempts to reach the server.
+    checks when it deploys a job. Between two attempts to reach the server it waits for ``pause`` seconds.
     """
 
     def __init__(self, pause: float = 5.0) -> None:

@@ -40,14 +40,10 @@ _LARGEST = 2**20  # bytes of a part of a request or an answer
 
 @dataclass(frozen=True)
 class Enrolment:
-    """Request for a certificate, or the answer to one.
+    """Request for a certificate, or the answer to one, in an archive.
 
-    Args:
-        name: the participant's name.
-        kind: the participant's kind, in NVFlare's words.
-        project: the project's name.
-        fingerprint: SHA-256 of the request, or of the root certificate in the answer.
-        path: the archive.
+    The kind is in NVFlare's words. The fingerprint is the SHA-256 of the request, or of the root certificate
+    in the answer.
     """
 
     name: str

@@ -51,14 +51,9 @@ def project_file(
 ) -> str:
     """Return the text of ``project.yml`` for `nvflare provision`.
 
-    Args:
-        sites: the sites' names in results, logs and data folders.
-        server: the server's host name for the sites.
-        port: the server's port.
-        admin: the project administrator's e-mail address.
-        lead: the e-mail address of the lead, who submits jobs.
-        name: the project's name.
-        relays: by the host name of a relay, the sites that connect to it instead of the server.
+    Sites have their names in results, logs and data folders, and the server its host name for the sites.
+    ``lead`` is the e-mail address of the lead, who submits jobs. ``relays`` has, by the host name of a relay,
+    the sites that connect to it instead of the server.
     """
     relay_of = _check_relays(relays or {}, sites)
     _check(sites, server=server, port=port, admin=admin, lead=lead, name=name)

@@ -33,16 +33,7 @@ _SUPERVISOR = str(Path(__file__).with_name("supervised.py"))
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """A simulation that is ready to start.
-
-    Args:
-        job: the folder of the job.
-        workspace: the simulator's folder.
-        sites: the sites' names.
-        environment: environment variables of server and sites.
-        lock: a file that is locked while a process of the simulation is alive.
-        log: the file for their output.
-    """
+    """A simulation that is ready to start; ``lock`` stays locked while one of its processes is alive."""
 
     job: str
     workspace: str

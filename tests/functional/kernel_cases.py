@@ -192,7 +192,7 @@ def test_extrapolated_deviations_stay_at_the_floor():
     interpolated(features((3, 8, 5, 3)), floor=0.9)
 
 
-def test_a_wide_adapter_has_a_kernel_of_its_own(monkeypatch):
+def test_a_wide_adapter_runs_another_kernel(monkeypatch):
     monkeypatch.setattr(plain, "_FEW_WEIGHTS", 0)
     interpolated(features((3, 20, 5, 3)), "adapter with noise")
 

@@ -34,6 +34,6 @@ def test_results_and_derivatives_under_the_interpreter():
 
 
 @pytest.mark.slow
-def test_all_kernels_compile_for_a_gpu_that_is_not_there(tmp_path):
+def test_all_kernels_compile_for_an_absent_gpu(tmp_path):
     printed = _run(FOLDER / "kernel_compilation.py", TRITON_CACHE_DIR=str(tmp_path), TRITON_INTERPRET="0")
     assert len(printed.split()) == 8

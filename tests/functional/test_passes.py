@@ -32,7 +32,7 @@ def line_by_line(x, gamma_mean, gamma_std, noise_mean, noise_std):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_gradient_is_that_of_the_equations(shape, channels_last):
+def test_gradients_equal_the_equations(shape, channels_last):
     torch.manual_seed(0)
     x = torch.randn(shape, dtype=torch.float64)
     if channels_last:
@@ -72,7 +72,7 @@ def test_gradients_of_torch_func():
 
 @pytest.mark.parametrize("eps", [0.0, 1e-3])
 @pytest.mark.parametrize("images", [1, 3])
-def test_one_function_gives_what_the_equations_one_by_one_give(images, eps):
+def test_one_function_equals_the_separate_equations(images, eps):
     torch.manual_seed(0)
     x = torch.randn(images, 4, 5, 3, dtype=torch.float64)
     x[:, 1], x[0, 2] = 0.0, 7.0  # a channel that is dead, and one that is constant in an image
@@ -102,7 +102,7 @@ def test_large_features_have_the_gradient_of_the_equations(channels_last):
     torch.testing.assert_close(results[2], results[3], rtol=1e-9, atol=1e-12)
 
 
-def test_normalising_by_own_moments_has_the_gradient_of_the_equation():
+def test_scaling_by_moments_has_the_gradient_of_the_equation():
     torch.manual_seed(0)
     x = torch.randn(2, 3, 90, 80, dtype=torch.float64).to(memory_format=torch.channels_last)
     x.requires_grad_()

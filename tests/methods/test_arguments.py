@@ -51,7 +51,7 @@ class Unreadable(Method):
         ({"places": "enc1"}, "places .*, got 'enc1'"),
     ],
 )
-def test_wrong_arguments_are_named_with_what_is_needed(arguments: dict[str, Any], message: str):
+def test_errors_name_the_argument_and_the_values_it_takes(arguments: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=f"^custom: {message}$"):
         Custom(**arguments)
 

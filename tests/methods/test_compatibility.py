@@ -92,7 +92,7 @@ def test_methods_declare_words_of_the_list_and_methods_that_exist():
     assert WORDS.keys() - used == {"global_model"}
 
 
-def test_what_follows_from_hooks_is_declared_for_every_method():
+def test_every_method_declares_the_effects_of_its_hooks():
     class Sharing(Method):
         name = "sharing"
 

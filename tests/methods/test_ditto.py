@@ -67,7 +67,7 @@ def test_a_model_of_its_own_is_held_near_the_global_one_of_the_round(federate, t
 
 
 @pytest.mark.parametrize("methods", ["fedprox,fedfa,mixstyle", "fedbn,fedrdn,mixup", "scaffold,fedsam"])
-def test_the_global_model_is_that_of_the_run_without_ditto_to_the_bit(phantom_dir, tiny_config, methods):
+def test_the_global_model_equals_the_run_without_ditto_to_the_bit(phantom_dir, tiny_config, methods):
     args = {**TINY_ARGS, "dropout": 0.2}
     with_ditto, without = (
         run_in_process(tiny_config(names, network_args=args), phantom_dir, SITES, "cpu")

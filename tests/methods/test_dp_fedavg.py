@@ -132,7 +132,7 @@ def two_sites(phantom_dir, tiny_config):
     )
 
 
-def test_the_noise_has_the_deviation_that_is_told_and_follows_from_no_seed():
+def test_the_noise_has_the_reported_deviation_and_follows_from_no_seed():
     settings = {"clip": 2.0, "noise_multiplier": 1.5, "sites": 10}
     torch.manual_seed(0)
     first = one_round(half := server(settings, features=20_000), {"0": 0.0})
@@ -145,7 +145,7 @@ def test_the_noise_has_the_deviation_that_is_told_and_follows_from_no_seed():
 
 
 @pytest.mark.parametrize(("z", "rounds"), [(0.7, 1), (1.0, 4), (5.0, 4), (12.0, 50)])
-def test_what_rounds_spend_is_what_opacus_says(z, rounds):
+def test_rounds_spend_the_budget_that_opacus_computes(z, rounds):
     accountant = RDPAccountant()
     half = server({"noise_multiplier": z, "delta": 1e-6}, rounds=rounds)
     for number in range(1, rounds + 1):
@@ -203,7 +203,7 @@ def test_the_account_goes_on_after_a_restart(two_sites, tmp_path):
 @pytest.mark.parametrize(
     "other", ["fedrdn", "fedfa", "fedfa_h", "scaffold", "fedmix", "feddg", "fedharmo", "nyul"]
 )
-def test_what_leaves_without_its_noise_is_refused(two_sites, other):
+def test_methods_that_send_values_without_noise_are_refused(two_sites, other):
     config, *_ = two_sites(f"dp_fedavg,{other}")
     with pytest.raises(ConfigError, match=f"{other} provides exchange .*, dp_fedavg excludes it"):
         FederationServer(config)

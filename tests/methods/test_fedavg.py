@@ -8,7 +8,7 @@ from reference import UNEVEN, assert_models, assert_same, copied, descend, entri
 
 @pytest.mark.parametrize("network", ["reference_linear", "reference_convolutional"])
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
-def test_the_global_model_is_the_mean_of_what_descent_makes_of_it(federate, network, weighting):
+def test_the_global_model_is_the_mean_of_the_trained_models(federate, network, weighting):
     run = federate("fedavg", plan=UNEVEN, network=network, weighting=weighting, local_epochs=2)
     samples = run.server.sites
     assert samples == {"A": 6, "B": 12, "C": 18}

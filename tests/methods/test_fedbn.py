@@ -53,18 +53,18 @@ def trainers_state(run, site):
 
 @pytest.mark.parametrize("method", ["fedbn", "silobn"])
 @pytest.mark.parametrize("unseen", ["none", "average", "own"])
-def test_sites_go_on_with_their_own_and_average_the_rest(federate, method, unseen):
+def test_sites_keep_their_local_entries_and_average_the_rest(federate, method, unseen):
     run = federation(federate, method, unseen)
     rounds = by_hand(run, method)
     assert_models(run, rounds)
     selected = run.server.selected_round
     last = max(r for r in range(1, selected + 1) if "B" in run.took_part(r))
     expected = {**rounds[last - 1].local["B"], **rounds[selected - 1].model}
-    assert_same(trainers_state(run, "B"), expected)  # what B was tested with
+    assert_same(trainers_state(run, "B"), expected)  # the state that B was tested with
 
 
 @pytest.mark.parametrize("unseen", ["none", "average", "own"])
-def test_a_site_that_trains_late_begins_with_its_own_also_after_a_score_with_defaults(federate, unseen):
+def test_a_late_site_starts_from_its_local_entries_also_after_a_score_with_defaults(federate, unseen):
     plan, sizes = [("A", "B"), *[("A", "B", "D")] * 3], {**SIZES, "D": 5}
     run = federation(federate, "fedbn", unseen, plan=plan, sizes=sizes, rounds=4)
     first = next(replies["D"] for replies in run.replies if "D" in replies)
@@ -81,7 +81,7 @@ def test_without_a_word_nothing_more_leaves_and_an_unseen_site_has_no_score(fede
 
 
 @pytest.mark.parametrize("method", ["fedbn", "silobn"])
-def test_an_unseen_site_is_scored_with_the_average_of_what_the_sites_keep(federate, method):
+def test_an_unseen_site_is_scored_with_the_average_of_the_local_entries(federate, method):
     run = federation(federate, method, "average")
     rounds, selected = by_hand(run, method), run.server.selected_round
     local = rounds[selected - 1].local

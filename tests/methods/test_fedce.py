@@ -86,7 +86,7 @@ def test_weights_follow_the_contributions(federate, tmp_path, plan, mode, kept):
         assert record["methods"]["fedce"]["weights"] == pytest.approx(weights, abs=1e-5)
 
 
-def test_what_travels(phantom_dir, tiny_config):
+def test_the_payloads(phantom_dir, tiny_config):
     server = run_in_process(tiny_config("fedce"), phantom_dir, SITES, "cpu")
     assert {record["bytes"]["fedce"]["up"] for record in server.rounds} == {2 * 2 * 4}
     assert set(server.payload) == {"fedce/weight/site_A", "fedce/weight/site_B"}

@@ -158,7 +158,7 @@ def test_an_episode_is_a_step_and_a_test_of_it(federate, pictures, counterparts,
 
 
 @pytest.mark.parametrize("group", [1, 2])
-def test_what_is_sent_are_the_amplitudes_of_images_or_their_means(federate, pictures, group):
+def test_sites_send_the_amplitudes_of_images_or_their_means(federate, pictures, group):
     run = federate(
         "feddg",
         folder=pictures,

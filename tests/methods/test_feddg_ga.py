@@ -147,7 +147,7 @@ def test_no_choice_of_sites_leaves_a_round_without_a_mean():
     assert weights["B"] > 0.4
 
 
-def test_what_leaves_the_site_is_two_losses(phantom_dir, tiny_config):
+def test_a_site_sends_two_losses(phantom_dir, tiny_config):
     server = run_in_process(tiny_config("feddg_ga"), phantom_dir, SITES, "cpu")
     assert {record["bytes"]["feddg_ga"]["up"] for record in server.rounds} == {2 * 2 * 4}
     assert set(server.rounds[0]["sites"]["site_A"]) >= {"feddg_ga/loss_received", "feddg_ga/loss_trained"}

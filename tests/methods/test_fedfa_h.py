@@ -235,7 +235,7 @@ def test_fedfa_plus_aligns_the_augmented_features():
     torch.testing.assert_close(site._features, seen["after"].flatten(2).mean(2))
 
 
-def test_fedfa_h_server_averages_and_refuses_what_is_no_histogram():
+def test_the_server_averages_histograms_and_refuses_other_values():
     server = FedFAh(bins=2).every_round(ServerContext(unet(), 1))
     assert server.shapes == {"histogram": (8, 2)}
     a, b = torch.tensor([[0.2, 0.8]]).repeat(8, 1), torch.tensor([[0.6, 0.4]]).repeat(8, 1)

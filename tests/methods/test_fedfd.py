@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-import plain_operators  # noqa: F401  which a CPU has none of
+import plain_operators  # noqa: F401  a CPU has no kernels
 import pytest
 import torch
 from fedfd_loop import L1, L2, SITES, STATISTICS, diversified_loss, layers
@@ -184,9 +184,7 @@ def trained_payload(server):
 
 
 @pytest.mark.parametrize("methods", ["fedfd", "fedfd_a", "fedfd,silobn", "fedfd_a,silobn"])
-def test_an_unseen_site_is_scored_by_the_selected_model_with_what_belongs_to_it(
-    tiny_config, phantom_dir, methods
-):
+def test_an_unseen_site_is_scored_by_the_selected_model_and_its_entries(tiny_config, phantom_dir, methods):
     server = run_in_process(tiny_config(methods, rounds=3), phantom_dir, SITES, "cpu")
     scores = server.results()["test"]["unseen"]["site_C"]
     assert 0 <= scores["dice"] <= 1

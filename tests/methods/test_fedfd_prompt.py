@@ -114,7 +114,7 @@ def test_prompts_stay_at_their_site_and_come_back_averaged(make_photos, tmp_path
 
 
 @pytest.mark.parametrize("other", ["feddyn", "fednova", "scaffold", "norm_clip"])
-def test_what_acts_on_the_averaged_parameters_leaves_the_prompts_alone(federate, other):
+def test_methods_on_averaged_parameters_leave_the_prompts_alone(federate, other):
     """Prompts are no entries of the model, and are exchanged by themselves."""
     arguments = {"img_size": 8, "patch_size": 4, "hidden_size": 12, "mlp_dim": 8, "num_layers": 1}
     run = federate(
@@ -127,7 +127,7 @@ def test_what_acts_on_the_averaged_parameters_leaves_the_prompts_alone(federate,
     assert shared.keys() == dict(small_vit().named_parameters()).keys()
 
 
-def test_what_takes_no_prompts_says_why():
+def test_networks_that_take_no_prompts_are_refused_with_a_reason():
     with pytest.raises(ValueError, match=r"classification=True, not BasicUNet"):
         insert_prompts(build_network("basicunet"))
     with pytest.raises(ValueError, match="classification=True"):

@@ -26,7 +26,7 @@ def flat(model, layer):
     [{"beta": 0.8, "least": 0.0, "most": 1.0}, {"beta": 5.0, "least": 0.1, "most": 0.3}],
     ids=["between the limits", "at the limits"],
 )
-def test_layers_are_shrunk_by_what_the_sites_disagree(federate, settings):
+def test_layers_shrink_by_the_disagreement_of_the_sites(federate, settings):
     run = federate(
         "fedlws",
         plan=UNEVEN,

@@ -130,7 +130,7 @@ def test_fedmix_pads_with_background():
     assert torch.equal(_background(_fit(padded, (2, 2))), label)
 
 
-def test_fedmix_refuses_what_it_cannot_use():
+def test_fedmix_refuses_invalid_means_and_sites_with_too_few_samples():
     server = FedMix().before_training(ServerContext(nn.Identity(), 1, task=Points()))
     images, labels = torch.rand(2, 1, 4, 4), torch.full((2, 3), 1 / 3)
     server.check({"images": images, "labels": labels})

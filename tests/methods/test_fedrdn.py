@@ -52,9 +52,7 @@ def equation_5(images: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("kind", ["photographs", "volumes"])
-def test_what_is_exchanged_are_the_statistics_of_images_as_the_network_sees_them(
-    kind, run, make_photos, make_site, tmp_path
-):
+def test_sites_exchange_the_statistics_of_the_prepared_images(kind, run, make_photos, make_site, tmp_path):
     sites, options = ("A", "B"), ["--image-size", SIZE]
     if kind == "photographs":
         root = make_photos("A").parent
@@ -99,7 +97,7 @@ SIZES = {"A": 5, "B": 10, "C": 15, "D": 5}
 
 
 @pytest.mark.parametrize("average", [False, True], ids=["fedrdn", "fedrdn_v"])
-def test_training_draws_whole_pairs_and_test_uses_the_sites_own(federate, average):
+def test_training_draws_whole_pairs_and_testing_uses_local_statistics(federate, average):
     """Eq. 5 to 8: and of the variant, the average pair throughout."""
     name = "fedrdn_v" if average else "fedrdn"
     run = federate(name, plan=UNEVEN, sizes=SIZES, holdout=("D",), local_epochs=4)
@@ -160,7 +158,7 @@ def test_fedrdn_exchange_gives_every_site_all_pairs():
     assert server.channel_statistics() == own
 
 
-def test_fedrdn_at_a_site_that_joined_no_exchange_uses_its_own():
+def test_a_site_that_joined_no_exchange_uses_its_local_statistics():
     own = ChannelStatistics([3.0], [2.0], 1)
     site = FedRDN().at_site(SiteContext("late", nn.Identity(), lambda over: own))
     (evaluation,) = site.transforms(training=False)

@@ -136,7 +136,7 @@ def test_evaluation_sees_the_images_as_they_are():
     assert not torch.equal(network.train()(data[0][0]), plain(data[0][0]))
 
 
-def test_what_was_kept_of_a_round_does_not_move():
+def test_values_kept_of_a_round_do_not_change():
     network = small_network()
     part = FedRobust().at_site(SiteContext("A", network))
     kept = {"matrix": torch.eye(2).double() * 2, "shift": torch.ones(2).double()}
@@ -162,7 +162,7 @@ def test_images_that_do_not_fit_are_refused_with_the_reason(photo_config, tmp_pa
         run_in_process(config, tmp_path / "photos", ["A", "B"], "cpu")
 
 
-def test_every_site_has_a_worst_shift_of_its_own(federate):
+def test_every_site_has_another_worst_shift(federate):
     penalty, other, rate = 0.4, 0.2, 0.5
     settings = {"fedrobust": {"penalty": penalty, "shift_penalty": other, "learning_rate": rate}}
     run = federate(

@@ -109,7 +109,7 @@ def test_a_site_scores_its_own_head_and_an_unseen_site_the_generic_one(federate)
     assert run.sites["D"].trainer.parts["fedrod"].personal is None
 
 
-def test_without_the_shift_the_generic_model_is_that_of_fedavg(federate):
+def test_without_the_shift_the_generic_model_equals_fedavg(federate):
     options = {"plan": UNEVEN, "network": "reference_convolutional"}
     generic = federate("fedrod", settings={"fedrod": {"gamma": 0.0}}, **options)
     plain = federate("fedavg", **options)

@@ -153,7 +153,7 @@ def test_other_methods_see_the_draw_in_whatever_order(first):
 # ---------------------------------------------------------------- federation
 
 
-def test_what_is_averaged_and_what_stays(photo_config, tmp_path):
+def test_averaged_and_local_entries(photo_config, tmp_path):
     server = run_in_process(photo_config("fedsr", rounds=1), tmp_path / "photos", SITES, "cpu")
     assert not server.rounds[0]["refused"]
     layer = {"fedsr/deviation.weight", "fedsr/deviation.bias"}

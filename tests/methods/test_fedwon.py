@@ -180,7 +180,7 @@ def test_fedwon_trains_and_is_scored_on_volumes_slice_by_slice(phantom_dir, tiny
     assert not same({k: server.state[k] for k in changed}, {k: plain.state[k] for k in changed})
 
 
-def test_fedwon_refuses_what_it_cannot_do():
+def test_fedwon_refuses_unsuitable_networks():
     with pytest.raises(ConfigError, match="Sequential has layer norms"):
         FedWon().prepare_network(nn.Sequential(nn.Conv2d(1, 2, 3), nn.LayerNorm(3), nn.Linear(3, 2)))
     with pytest.raises(ConfigError, match="has no convolutions before its last layer"):

@@ -27,7 +27,10 @@ CASES = [
     ("fedsam", {"fedsam": {"rho": 0}}, "fedavg", {}, {}),
     ("fedsam,fedfa,fedprox,scaffold", {"fedsam": {"rho": 0}}, "fedavg,fedfa,fedprox,scaffold", {}, {}),
     ("finetune", {"finetune": {"epochs": 0}}, "fedavg", {}, {}),
+    ("manifold_mixup", {"manifold_mixup": {"alpha": 0}}, "fedavg", {}, {}),
+    ("mixstyle", {"mixstyle": {"prob": 0}}, "fedavg", {}, {}),
     ("mixup", {"mixup": {"alpha": 0}}, "fedavg", {}, {}),
+    ("moex", {"moex": {"prob": 0}}, "fedavg", {}, {}),
     # Passes without gradients draw nothing and change no statistics, also of layers that do.
     ("fedfa,moon,fedbn", {"moon": {"weight": 1e-30}}, "fedfa,fedbn", {}, DROPOUT),
     ("partialfed", {"partialfed": {"strategy": "norm"}}, "fedbn", {}, {}),
@@ -67,7 +70,9 @@ def test_a_method_without_effect_is_the_run_without_it_to_the_bit(
     assert first.results()["test"] == second.results()["test"]
 
 
-@pytest.mark.parametrize("methods", ["fedavgm", "fedrobust", "fedsam", "randaugment"])
+@pytest.mark.parametrize(
+    "methods", ["fedavgm", "fedrobust", "fedsam", "manifold_mixup", "mixstyle", "moex", "randaugment"]
+)
 def test_with_its_defaults_it_has_an_effect(run, methods):
     assert not same(run(methods, {}, {}).state, run("fedavg", {}, {}).state)
 

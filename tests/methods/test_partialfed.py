@@ -119,7 +119,7 @@ def test_partialfed_follows_the_features_and_not_the_order_of_registration(name,
     for part in first:
         assert any(key.startswith(part) for key in result), part
     assert not [key for key in result if key.startswith(others)]
-    # What is found is what the first stage's features have a gradient from.
+    # The entries are those that the first stage's features have a gradient from.
     features, (stage, *_) = [], known_stages(network)
     place = network.get_submodule(stage.module)
     if stage.side == "input":

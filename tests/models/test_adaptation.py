@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 
-import plain_operators  # noqa: F401  which a CPU has none of
+import plain_operators  # noqa: F401  a CPU has no kernels
 import pytest
 import torch
 from torch import nn

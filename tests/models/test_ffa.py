@@ -1,11 +1,11 @@
-"""The FFA layer: Algorithm 2 against a float64 reference, its state, and how it lives in PyTorch."""
+"""The FFA layer: Algorithm 2 against a float64 reference, its state, its copies and compilation."""
 
 import copy
 import math
 import pickle
 
 import numpy as np
-import plain_operators  # noqa: F401  which a CPU has none of
+import plain_operators  # noqa: F401  a CPU has no kernels
 import pytest
 import torch
 

@@ -1,4 +1,4 @@
-"""FFA layers in networks: where they are, that skips stay clean, and that removal leaves nothing."""
+"""FFA layers in networks: their places, unchanged skip connections, and complete removal."""
 
 import copy
 import inspect
@@ -380,7 +380,7 @@ def compiled_in_place(net):
         ),
     ],
 )
-def test_what_is_made_of_a_network_says_where_the_layers_go(wrap, message):
+def test_wrapped_networks_are_refused_with_the_call_that_works(wrap, message):
     wrapped = wrap(unet())
     before = fingerprint(wrapped)
     with pytest.raises(ValueError, match=message):
@@ -415,7 +415,7 @@ def test_inserting_twice_is_refused():
     assert list(ffa_layers(net)) == ["enc1"]
 
 
-def test_layers_in_a_networks_own_code():
+def test_layers_that_the_network_class_builds_stay():
     net = nn.Sequential(nn.Conv2d(1, 4, 3), FFALayer(4, prob=1.0), nn.Conv2d(4, 2, 3))
     assert list(ffa_layers(net)) == ["1"]
     insert_ffa(net, stages=["2"])
@@ -461,7 +461,7 @@ def test_torchscript_says_what_to_do():
     torch.jit.script(remove_ffa(net))
 
 
-def test_a_network_of_unknown_stages_names_the_commands_way(run, phantom_dir, tmp_path):
+def test_the_command_says_how_to_name_unknown_stages(run, phantom_dir, tmp_path):
     code, _, err = run(
         *("simulate", "--data", phantom_dir, "--out", tmp_path / "o", "--methods", "fedfa"),
         *("--network", "monai.networks.nets.HighResNet", "--engine", "inprocess"),

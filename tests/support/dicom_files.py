@@ -140,6 +140,16 @@ def item(**values: Any) -> Dataset:
     return dataset
 
 
+def sets(**values: Any) -> Callable[..., None]:
+    """A change of headers to values; functions are called with the number of the slice."""
+
+    def change(header: Dataset, k: int = 0) -> None:
+        for name, value in values.items():
+            setattr(header, name, value(k) if callable(value) else value)
+
+    return change
+
+
 def write_object(path: Path, sop: str = SegmentationStorage, **values: Any) -> Path:
     """An object that is no image and has no slices; a SEG has frames of its own."""
     dataset = base(sop, values.pop("study", generate_uid()), generate_uid())

@@ -44,11 +44,7 @@ Reader = Callable[[Path], Archive]
 
 @dataclass(frozen=True)
 class ArchiveSite(SiteFolder):
-    """A site whose files hold many images each; `Case.index` is an image's position in its file.
-
-    Args:
-        reader: reader of such a file. A file is read once for the process.
-    """
+    """A site whose files hold many images each, by `Case.index`; ``reader`` reads each file once."""
 
     reader: Reader
 

@@ -35,11 +35,9 @@ T = TypeVar("T")
 class ProstateSite(VolumeFolder):
     """A site of ProstateMRI; a case is a patient, or with `Case.index` one slice of a patient.
 
-    As in the papers, a volume is clipped at its 99 % quantile and mapped to whole numbers from 0 to 255.
-    Central gland and peripheral zone are one class.
-
-    Args:
-        neighbours: whether a slice and its two neighbours are three channels.
+    As in the papers, a volume is clipped at its 99 % quantile and mapped to whole numbers from 0 to 255. With
+    ``neighbours``, a slice and the two next to it are three channels. Central gland and peripheral zone are
+    one class.
     """
 
     neighbours: bool = True

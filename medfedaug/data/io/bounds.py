@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-_SHORTEST, _LONGEST = 1e-4, 1e3
-"""Edges of a voxel in mm: from a tenth of a micrometre to a metre."""
+_SHORTEST, _LONGEST = 1e-4, 1e3  # edges of a voxel, mm
 _LARGEST_SCALE = 1e10
 
 

@@ -94,13 +94,11 @@ class DicomSlice:
     Args:
         frame: its index in the file.
         instance: SOPInstanceUID of the file.
-        number: InstanceNumber.
         channels: values of one voxel.
         position: centre of its first voxel, mm in LPS; ``None`` where the file does not say.
         orientation: the directions of its rows and its columns in LPS, six numbers.
         spacing: between rows and between columns, mm.
         thickness: of the slice, or the distance to the next one, mm.
-        rescale: slope and intercept.
         tags: values of `VOLUME_TAGS` by name.
         pixels: text of its `PixelFormat`, which the slices of one volume share.
         problem: fault of the header; empty for a sound one.
@@ -117,7 +115,7 @@ class DicomSlice:
     orientation: tuple[float, ...] | None
     spacing: tuple[float, ...] | None
     thickness: float | None
-    rescale: tuple[float, float]
+    rescale: tuple[float, float]  # slope and intercept
     tags: dict[str, str]
     pixels: str = ""
     problem: str = ""
@@ -128,8 +126,7 @@ class DicomInstance:
     """Header of one file, without anything that names a patient.
 
     Args:
-        frames: number of images in the file.
-        slices: one for each image; none where the object is no image.
+        slices: one for each frame; none where the object is no image.
         burned_in: whether the header says that the pixels hold text.
         frame_of_reference: FrameOfReferenceUID: within one, positions are comparable.
         person: hash of PatientID and its issuer, valid in this process alone.

@@ -40,6 +40,19 @@ def write_report(
         _report(series, voxels, segmentation, segments, quality).save_as(path, enforce_file_format=True)
 
 
+def _measurements(name: str, millilitres: float, quality: Mapping[str, Mapping[str, float]]) -> list[Any]:
+    import highdicom as hd
+    from pydicom.sr.codedict import codes
+
+    values = [(codes.SCT.Volume, round(millilitres, 3), concept(_MILLILITRE))]
+    values += [
+        (concept(code), round(quality[key][name], 4), concept(_NO_UNIT))
+        for key, code in QUALITY.items()
+        if name in quality.get(key, {})
+    ]
+    return [hd.sr.Measurement(name=measure, value=value, unit=unit) for measure, value, unit in values]
+
+
 def _report(
     series: Path,
     voxels: np.ndarray,
@@ -72,12 +85,6 @@ def _report(
     for number, name in enumerate(segments.classes[1:], start=1):
         coded = segments.codes_of(number)
         region = coded.anatomic_region
-        volume_ml = round(int(counts[number]) * millilitres, 3)
-        measurements = [(codes.SCT.Volume, volume_ml, concept(_MILLILITRE))] + [
-            (concept(code), round(quality[key][name], 4), concept(_NO_UNIT))
-            for key, code in QUALITY.items()
-            if name in quality.get(key, {})
-        ]
         groups.append(
             hd.sr.VolumetricROIMeasurementsAndQualitativeEvaluations(
                 tracking_identifier=hd.sr.TrackingIdentifier(
@@ -97,10 +104,7 @@ def _report(
                     version=__version__,
                     parameters=[f"{key}: {value}" for key, value in model.parameters.items()],
                 ),
-                measurements=[
-                    hd.sr.Measurement(name=measure, value=value, unit=unit)
-                    for measure, value, unit in measurements
-                ],
+                measurements=_measurements(name, int(counts[number]) * millilitres, quality),
             )
         )
     content = hd.sr.MeasurementReport(

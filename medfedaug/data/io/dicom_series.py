@@ -58,11 +58,7 @@ class DicomScan:
 
 @dataclass
 class Selection:
-    """Series of a scan that are cases.
-
-    Args:
-        unclear: folders in which several series could be meant, with the reason.
-    """
+    """Series of a scan that are cases; in ``unclear`` folders several could be meant."""
 
     chosen: list[DicomSeries] = field(default_factory=list)
     unclear: list[LeftOut] = field(default_factory=list)

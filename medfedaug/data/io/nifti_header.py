@@ -18,8 +18,7 @@ from medfedaug.errors import warn
 if TYPE_CHECKING:
     import nibabel
 
-_SHEAR = 0.02
-"""Cosine between two axes: beyond rounding, and beyond what turning a volume to other axes can ignore."""
+_SHEAR = 0.02  # cosine between two axes: beyond rounding, and too large to ignore in turning a volume
 _BLOCK = 2**20
 
 

@@ -19,13 +19,7 @@ _SAMPLES = {**dict.fromkeys((*_GREY, "PALETTE COLOR"), 1), **dict.fromkeys(_COLO
 
 @dataclass(frozen=True)
 class PixelFormat:
-    """Description of pixels, PS3.3 C.7.6.3.
-
-    Args:
-        samples: values of one pixel.
-        allocated: bits of a value in the file.
-        stored: bits in use, the lowest.
-    """
+    """Description of pixels, PS3.3 C.7.6.3; a value uses the lowest ``stored`` of its ``allocated`` bits."""
 
     rows: int
     columns: int

@@ -23,12 +23,7 @@ class Code:
 
 @dataclass(frozen=True)
 class SegmentCodes:
-    """Codes of one class.
-
-    Args:
-        category: of the property, such as morphologically abnormal structure.
-        type: of the property, such as neoplasm.
-    """
+    """Codes of one class: category, such as morphologically abnormal structure; type, such as neoplasm."""
 
     category: Code
     type: Code

@@ -16,12 +16,7 @@ _KINDS = ("BINARY", "FRACTIONAL", "LABELMAP")
 
 
 class SegmentFrame(NamedTuple):
-    """Pixels of one segment in one frame.
-
-    Args:
-        pixels: (rows, columns), true in the segment.
-        groups: functional groups of the frame, and the shared ones.
-    """
+    """Mask of a segment in one frame, (rows, columns), and functional groups of this and of all frames."""
 
     number: int
     pixels: np.ndarray

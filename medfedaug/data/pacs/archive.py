@@ -54,12 +54,7 @@ _LIBRARIES = ("dicomweb_client", "highdicom", "pydicom", "pynetdicom", "urllib3"
 
 
 class _ArchiveProblem(MedFedAugError):
-    """Problem with an archive.
-
-    Args:
-        text: the reason, without a full stop.
-        timed_out: whether the archive was silent, stopped answering, or could not be reached.
-    """
+    """Problem with an archive; ``timed_out`` where it is silent or cannot be reached."""
 
     def __init__(self, text: str, *, timed_out: bool = False) -> None:
         self.timed_out = timed_out
@@ -132,12 +127,7 @@ class ArchiveStudy:
 
 @dataclass(frozen=True)
 class ArchiveSeries:
-    """Series in an archive, as the archive describes it.
-
-    Args:
-        instances: number of objects; ``None`` where the archive does not say.
-        localiser: whether ImageType says so; answers over a network lack ImageType.
-    """
+    """Series in an archive, as it answers; only a folder knows ImageType, and so localisers."""
 
     study: str
     uid: str
@@ -293,7 +283,7 @@ class Archive(ABC):
 
     @abstractmethod
     def fetch(
-        self, series: ArchiveSeries, folder: Path, on_instance: Callable[[], object] | None = None
+        self, series: ArchiveSeries, folder: Path, on_instance: Callable[[], object] = lambda: None
     ) -> list[Path]:
         """Fetch all objects of a series into one file each, and return the files, sorted.
 

@@ -17,12 +17,7 @@ _MOST_UNREQUESTED = 1000
 
 @dataclass(frozen=True)
 class Failure:
-    """Reason why an object is missing.
-
-    Args:
-        timed_out: whether the archive was silent.
-        passing: whether another attempt may succeed.
-    """
+    """Reason why an object is missing; after a ``passing`` failure another attempt may succeed."""
 
     reason: str = ""
     timed_out: bool = False
@@ -42,12 +37,12 @@ class Arrival:
         series: ArchiveSeries,
         folder: Path,
         uids: Sequence[str],
-        on_instance: Callable[[], object] | None = None,
+        on_instance: Callable[[], object] = lambda: None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._files = {uid: folder / f"{hashlib.sha256(uid.encode()).hexdigest()[:24]}.dcm" for uid in uids}
         self._received = {uid for uid, file in self._files.items() if file.is_file()}
-        self._on_instance = on_instance or (lambda: None)
+        self._on_instance = on_instance
         self._lock = threading.Lock()
         self._bounds, self._unrequested = SeriesBounds(series), 0
         self._refused: ObjectRefused | None = None

@@ -22,12 +22,7 @@ from medfedaug.utils.files import parse_json, private_folder, remove_unfinished,
 
 @dataclass(frozen=True)
 class CaseFiles:
-    """Files of cases in a site's data folder, and of studies that are being fetched.
-
-    Args:
-        out: the site's data folder.
-        state: the site's private folder, to which objects with identity are fetched.
-    """
+    """Files of cases in a site's data folder ``out``, and objects with identity in its private ``state``."""
 
     out: Path
     state: Path

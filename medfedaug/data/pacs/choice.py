@@ -31,11 +31,9 @@ class SeriesRow:
 
 @dataclass
 class StudyPlan:
-    """Series of a study, and the decisions about them.
+    """Series of a study, and the decisions about them, under pseudonyms of study (``case``) and patient.
 
     Args:
-        case: pseudonym of the study.
-        patient: pseudonym of the patient.
         study: ``None`` where the search failed.
         images: the image; or the channels in order; or possible images, of which label objects refer to one.
         problem: reason why the study is not imported; empty where it is.

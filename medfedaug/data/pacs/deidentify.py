@@ -74,7 +74,7 @@ class Deidentifier:
 
     Args:
         new_uid: replaces a UID.
-        name_of: replaces the name of a segment or a region; ``None`` gives it a number.
+        name_of: replaces the name of a segment or a region, by a number where it returns ``None``.
     """
 
     def __init__(

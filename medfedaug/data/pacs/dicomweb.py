@@ -49,12 +49,7 @@ _OBJECTS = {"Accept": 'multipart/related; type="application/dicom"; transfer-syn
 
 
 class DicomWebArchive(Archive):
-    """Archive that is reached by HTTP.
-
-    Args:
-        url: of the service, without ``/studies``.
-        access: user or token, TLS files, time-out, attempts.
-    """
+    """Archive with a DICOMweb service at a URL, the part before ``/studies``."""
 
     def __init__(self, url: str, access: Access) -> None:
         parts = urlsplit(url)
@@ -110,7 +105,7 @@ class DicomWebArchive(Archive):
             raise AnswerRefused("answers a search without end")
 
     def fetch(
-        self, series: ArchiveSeries, folder: Path, on_instance: Callable[[], object] | None = None
+        self, series: ArchiveSeries, folder: Path, on_instance: Callable[[], object] = lambda: None
     ) -> list[Path]:
         """Fetch a series by WADO as it is stored, in one request; then request missing objects one by one.
 

@@ -70,10 +70,7 @@ _PACKED = [
 _MOST_CONTEXTS = 128
 _SUCCESS, _PENDING, _WARNING, _CANCELLED = 0x0000, (0xFF00, 0xFF01), 0xB000, 0xFE00
 _NOT_ASKED_FOR, _NO_SPACE, _OTHERS, _UNREADABLE = 0x0124, 0xA700, 0xA900, 0xC000
-_MOST_ANSWER = 2**26
-"""Bytes of all answers to a search."""
-_MOST_OBJECT = 2**30
-"""Bytes of an object."""
+_MOST_ANSWER, _MOST_OBJECT = 2**26, 2**30  # bytes of all answers to a search, and of an object
 _SENDER = re.compile(r"(?P<aet>[^@\\]{1,16})@(?P<host>[^@]+)")
 _REFUSALS = {
     0xA801: "does not know the AE title of the receiver; enter it there with this host and port",
@@ -85,13 +82,10 @@ _REFUSALS = {
 
 
 class DimseArchive(Archive):
-    """Archive that is reached by DICOM's protocol.
+    """Archive at ``AET@HOST:PORT``, reached by DICOM's protocol.
 
     Objects come by C-GET in the association of the request; or, with ``access.receive``, by C-MOVE to a
     receiver on that port, which accepts requested objects from the archive alone.
-
-    Args:
-        address: ``AET@HOST:PORT``.
 
     Raises:
         ConfigError: for an invalid address, or a port in use.
@@ -137,7 +131,7 @@ class DimseArchive(Archive):
         return list(rows.values())
 
     def fetch(
-        self, series: ArchiveSeries, folder: Path, on_instance: Callable[[], object] | None = None
+        self, series: ArchiveSeries, folder: Path, on_instance: Callable[[], object] = lambda: None
     ) -> list[Path]:
         """Fetch a series by C-GET or C-MOVE; then request missing objects by their UIDs."""
         rows = self._objects(series, ("SOPClassUID",))

@@ -15,12 +15,7 @@ from medfedaug.errors import ConfigError
 
 
 class Traffic:
-    """Count the bytes that the other side of an association sends, and close the connection beyond a bound.
-
-    Args:
-        most: bytes.
-        of_all: whether all messages count together, and not one by one.
-    """
+    """Close a connection that brings more than ``most`` bytes in a message, or ``of_all`` messages."""
 
     def __init__(self, most: int, *, of_all: bool = False) -> None:
         self.exceeded = False

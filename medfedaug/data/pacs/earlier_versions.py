@@ -17,12 +17,7 @@ _PIECE = 2**20
 
 @dataclass(frozen=True)
 class EarlierVersions:
-    """Folder with the earlier versions of cases: ``CASE/VERSION`` holds the files that changed after it.
-
-    Args:
-        folder: a private folder of the site.
-        out: the site's data folder.
-    """
+    """Private folder of earlier versions: ``CASE/VERSION`` holds files of ``out`` that changed after it."""
 
     folder: Path
     out: Path

@@ -38,8 +38,7 @@ class _File(NamedTuple):
     values: dict[str, str]
 
 
-_Index = dict[tuple[str, str], dict[str, _File]]
-"""Files by UIDs of study and series, and of the object."""
+_Index = dict[tuple[str, str], dict[str, _File]]  # by UIDs of study and series, and of the object
 
 
 class FolderArchive(Archive):
@@ -77,7 +76,7 @@ class FolderArchive(Archive):
         ]
 
     def fetch(
-        self, series: ArchiveSeries, folder: Path, on_instance: Callable[[], object] | None = None
+        self, series: ArchiveSeries, folder: Path, on_instance: Callable[[], object] = lambda: None
     ) -> list[Path]:
         """Link the files of a series into a folder, without copies."""
         bounds = SeriesBounds(series)
@@ -92,8 +91,7 @@ class FolderArchive(Archive):
             target.unlink(missing_ok=True)
             os.symlink(files[uid].path.resolve(), target)
             linked.append(target)
-            if on_instance is not None:
-                on_instance()
+            on_instance()
         return linked
 
     def store(self, datasets: Iterable[Dataset]) -> None:

@@ -34,12 +34,7 @@ def class_of(name: str, segments: Mapping[str, str]) -> str | None:
 
 @dataclass(frozen=True)
 class Segment:
-    """Segment of a SEG, or region of an RTSTRUCT.
-
-    Args:
-        algorithm: ``AUTOMATIC``, ``SEMIAUTOMATIC`` or ``MANUAL``; empty where the object does not say.
-        empty: whether it is a region without contours.
-    """
+    """Segment of a SEG, or region of an RTSTRUCT; a region without contours is ``empty``."""
 
     number: int
     name: str
@@ -54,10 +49,9 @@ class Segment:
 
 @dataclass(frozen=True, eq=False)
 class LabelObject:
-    """Label object of a study.
+    """Label object of a study, whose pixels are read on access.
 
     Args:
-        dataset: the object; its pixels are read on access.
         segments: without regions of points, which enclose no voxel.
         date: date and time of its content, comparable as text; empty where it is missing or impossible.
         own: whether this software wrote it.

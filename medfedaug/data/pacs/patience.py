@@ -12,11 +12,8 @@ _MOST = 3
 class Patience:
     """Distinguish failures of one study from an archive that is gone.
 
-    An archive is given up after three silent studies in a row. One that has never answered is given up at
+    An archive is given up after three silent studies in a row. One that has never ``answered`` is given up at
     once, and after three unusable answers. Several threads may use it.
-
-    Args:
-        answered: whether the archive has answered before.
     """
 
     def __init__(self, place: str, *, answered: bool = False) -> None:

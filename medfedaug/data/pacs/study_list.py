@@ -29,7 +29,6 @@ class StudyList:
     Several threads may use it.
 
     Attributes:
-        path: the file.
         studies: by case its patient's pseudonym, identifiers, version, and imported objects.
         refused: by case its patient's pseudonym, identifiers, and names of the refused segments.
         withdrawn: by patient the time.

@@ -16,10 +16,7 @@ from urllib3.util import Retry
 from medfedaug.data.pacs.archive import Access
 from medfedaug.data.pacs.object_check import MOST_BYTES
 
-_MOST_ANSWER = 2**26
-"""Bytes of an answer that is no object."""
-_MOST_OBJECT = 2**30
-"""Bytes of an object."""
+_MOST_ANSWER, _MOST_OBJECT = 2**26, 2**30  # bytes of an answer without objects, and of an object
 _SLOWEST = 1024  # bytes a second
 _CHUNK = 2**16
 _PORTS = {"http": 80, "https": 443}

@@ -122,24 +122,25 @@ def inspect_sites(
     else:
         folders = [root] if root.is_dir() and is_site(root) else list(site_folders(root))
     opened: list[SiteFolder] = []
-    inspections: dict[str, SiteInspection] = {}
+    inspections: list[SiteInspection] = []
     for folder in folders:
         try:
             site = folder if isinstance(folder, SiteFolder) else open_site(folder, limit=limit, check=False)
         except DataError as error:
             name = folder.name if isinstance(folder, SiteFolder) else folder.resolve().name
-            inspections[name] = SiteInspection(name, odd=[Finding("file", "", str(error))])
+            inspections.append(SiteInspection(name, odd=[Finding("file", "", str(error))]))
             continue
         opened.append(site)
-        inspections[site.name] = inspect_site(site, intensity)
+        inspections.append(inspect_site(site, intensity))
+    by_name = {inspection.name: inspection for inspection in inspections}
     for (first, owner, original), (split, site, case) in find_copies(opened, apart=True):
         whose = f"that of the {first} case {original.name} of site {owner.name}"
-        finding = Finding("split", case.name, f"the image of this {split} case is {whose}")
-        inspections[site.name].odd.append(finding)
+        reason = f"the image of this {split} case is {whose}"
+        by_name[site.name].odd.append(Finding("split", case.name, reason))
     if any(site.partial for site in opened):
         for name, reason in annotation_notes(opened):
-            inspections[name].odd.append(Finding("label", "", reason))
-    return list(inspections.values())
+            by_name[name].odd.append(Finding("label", "", reason))
+    return inspections
 
 
 def inspect_site(site: SiteFolder, intensity: str = "scale") -> SiteInspection:

@@ -35,15 +35,9 @@ def write_bundle(
 ) -> WrittenBundle:
     """Write a run's model as a MONAI Bundle, which ``python -m monai.bundle run`` runs with MONAI alone.
 
-    Everything is checked before anything is written, and the whole folder is written or nothing.
-
-    Args:
-        run: a run of a segmentation.
-        out: a new or empty folder.
-        origin: the origin of the images; the bundle gets its layers and pair, if any.
-        card: writes the model card into a folder.
-        onnx: whether to write ``models/model.onnx``, too, which needs the packages of the extra ``onnx``.
-        licence_file: the terms of use of the weights.
+    Everything is checked before anything is written, and the whole folder is written or nothing. The bundle
+    gets the layers and the pair of the images' origin, if any. ``card`` writes the model card into a folder,
+    and ``onnx`` adds ``models/model.onnx``, which needs the packages of the extra ``onnx``.
     """
     out = Path(out)
     check_new_folder(out)

@@ -34,14 +34,8 @@ def inference_config(
     the centres of the outer voxels. A plan's resampling keeps the edges of a volume: an expression calls
     ``interpolate`` with a size for each volume.
 
-    Args:
-        network: MONAI's class and its arguments (`medfedaug.models.networks.network_definition`).
-        task: the run's task.
-        channels: number of channels of an image.
-        batch_size: slices or windows in one pass of the network.
-        pair: the pair that normalises images; ``None`` for none.
-        photographs: whether images are photographs such as PNG, or volumes.
-        bfloat16: whether the network computes in bfloat16.
+    ``network`` has MONAI's class and its arguments (`medfedaug.models.networks.network_definition`), and
+    ``batch_size`` slices or windows are in one pass of the network.
     """
     plan = task.plan
     layout = "torch.channels_last" if plan.spatial_dims == 2 else "torch.channels_last_3d"

@@ -27,15 +27,10 @@ _INSTEAD = "use `medfedaug predict`"
 
 @dataclass(frozen=True, eq=False)
 class PlainInference:
-    """Inference with MONAI alone.
+    """Inference with MONAI alone: ``configs/inference.json``, and MONAI's network in evaluation mode.
 
-    Args:
-        config: ``configs/inference.json``.
-        weights: the weights of MONAI's network.
-        network: MONAI's network with these weights, in evaluation mode.
-        example: a random input image, (1, C, *spatial).
-        pair: the pair that normalises images; ``None`` for none.
-        fixed_size: whether the network takes images of that size alone, not of its multiples.
+    The example is a random input image, (1, C, *spatial). With ``fixed_size`` the network takes images of
+    that size alone, not of its multiples.
     """
 
     config: dict[str, Any]

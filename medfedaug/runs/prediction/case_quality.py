@@ -21,11 +21,8 @@ def case_quality(
 ) -> dict[str, dict[str, Any]]:
     """Describe a label map by class: number of pieces, confidence, agreement of several passes.
 
-    Args:
-        label: (1, X, Y, Z).
-        confidence: (K - 1,), of `medfedaug.functional.soft_dice_confidence.soft_dice_confidence`.
-        classes: names of the classes, background first.
-        passes: all passes of the case, if there are several.
+    The label map is (1, X, Y, Z), and the confidence (K - 1,), of
+    `medfedaug.functional.soft_dice_confidence.soft_dice_confidence`. The classes begin with the background.
 
     Returns:
         ``components``; ``confidence`` of the predicted classes; with several passes ``agreement`` of the
@@ -33,9 +30,9 @@ def case_quality(
     """
     quality: dict[str, dict[str, Any]] = {
         "components": count_components(label, classes),
-        "confidence": _known(classes, confidence),
+        "confidence": _by_class(classes, confidence),
     }
-    return quality if passes is None else {**quality, "agreement": _known(classes, passes.agreement())}
+    return quality if passes is None else {**quality, "agreement": _by_class(classes, passes.agreement())}
 
 
 def count_components(label: Tensor, classes: Sequence[str]) -> dict[str, int]:
@@ -48,7 +45,7 @@ def count_components(label: Tensor, classes: Sequence[str]) -> dict[str, int]:
     }
 
 
-def _known(classes: Sequence[str], values: Tensor) -> dict[str, float]:
+def _by_class(classes: Sequence[str], values: Tensor) -> dict[str, float]:
     named = zip(classes[1:], values.tolist(), strict=True)
     return {name: value for name, value in named if not math.isnan(value)}
 

@@ -30,9 +30,8 @@ _LONGEST = 60
 class Ensemble:
     """Finished runs whose probabilities are averaged, often a single run.
 
-    Args:
-        runs: its members, ordered by the hashes of their models, so that the result does not depend on the
-            order of the arguments.
+    The hashes of their models order the runs, so that the result does not depend on the order of the
+    arguments.
     """
 
     runs: tuple[FinishedRun, ...]

@@ -78,9 +78,7 @@ class DriftReference:
     def intensity_warnings(self, moments: Mapping[str, Tensor], names: Sequence[str] = ()) -> list[str]:
         """Describe an image's intensities outside the sites' ranges.
 
-        Args:
-            moments: ``mean`` and ``std`` of the image, (C,) each, computed like the sites' statistics.
-            names: the channels' names, if any.
+        The moments are ``mean`` and ``std`` of the image, (C,) each, computed like the sites' statistics.
         """
         if not len(self.mean):
             return []
@@ -114,8 +112,7 @@ class DriftReference:
     def spacing_warnings(self, affine: Any) -> list[str]:
         """Describe an image's voxel sizes outside the sites' range.
 
-        Args:
-            affine: (4, 4), from voxels to millimetres in RAS; ``None`` where the file has none.
+        The affine, (4, 4), is from voxels to millimetres in RAS; ``None`` where the file has none.
         """
         if self.edges is None:
             return []

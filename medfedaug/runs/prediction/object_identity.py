@@ -51,14 +51,9 @@ def object_identity(
 ) -> ModelIdentity:
     """Return the identity of a case's objects, which depends on settings and further series.
 
-    Args:
-        models: one or several runs.
-        origin: the origin of the images. A site's pair follows from model and site, and a pair of the images
-            themselves does not count.
-        codes: the codes of the classes.
-        again: see `ModelIdentity`.
-        flips: whether flipped images are predicted, too.
-        further: SeriesInstanceUIDs of the image's series after the first, by channel.
+    A site's pair follows from model and site, and a pair of the images themselves does not count. ``again``
+    is that of `ModelIdentity`, and ``further`` has the SeriesInstanceUIDs of the image's series after the
+    first, by channel.
     """
     chosen: dict[str, Any] = {}
     if codes:

@@ -14,9 +14,7 @@ _BYTE = 2**8
 class PassAgreement:
     """Collects the passes of a case, by the models of an ensemble and of flipped images.
 
-    Args:
-        classes: number K of classes, with the background.
-        mapped: whether `deviation` is needed; passes then need probabilities.
+    There are K classes, with the background. `deviation` needs ``mapped``, and passes with probabilities.
     """
 
     def __init__(self, classes: int, *, mapped: bool = False) -> None:

@@ -36,11 +36,8 @@ _SECONDS = 5.0  # between two writings: a file of thousands of cases takes as lo
 class Predictions:
     """The record of a folder of predictions, which is written as it grows.
 
-    Args:
-        out: the folder.
-        inputs: model, statistics and options, which determine the result. With the same inputs, finished
-            cases of an earlier call stay as they are.
-        details: other content of the file, which may change.
+    ``inputs`` are model, statistics and options, which determine the result: with the same inputs, finished
+    cases of an earlier call stay as they are. ``details`` may change.
 
     Attributes:
         cases: the finished cases, by name.
@@ -72,13 +69,11 @@ class Predictions:
     def resume(
         self, earlier: Mapping[str, Any], states: Mapping[str, Any], among: Collection[str] = ()
     ) -> None:
-        """Take over the finished cases of an earlier call.
+        """Take over the finished cases of an earlier call, from the result of `read`.
 
-        Args:
-            earlier: the result of `read`.
-            states: the sizes and times of the files of each case of this call. A case with changed files is
-                predicted again; cases that are not in this call stay as they are.
-            among: names of cases whose failures stay, too, where they are not in this call.
+        ``states`` has the sizes and times of the files of each case of this call. A case with changed files
+        is predicted again; cases that are not in this call stay as they are, and so do the failures of those
+        ``among``.
         """
         self._earlier = earlier
         self.details = {**{key: earlier[key] for key in _OF_ALL_CASES if key in earlier}, **self.details}

@@ -104,14 +104,9 @@ def predictions(
 ) -> Iterator[Prediction]:
     """Predict a case with one model after the other.
 
-    Args:
-        predictors: the models, within `SiteModel.scoring` and in evaluation mode.
-        folder: the images.
-        case: the case.
-        probabilities: whether to compute probabilities in addition to the label.
-        flips: whether each model also sees the image flipped, along all axes that may be mirrored
-            (`medfedaug.tasks.Task.mirrored`).
-        passes: collects all predictions, also of flipped images.
+    The models are within `SiteModel.scoring` and in evaluation mode. With ``flips``, each model also sees the
+    image flipped, along all axes that may be mirrored (`medfedaug.tasks.Task.mirrored`). ``passes`` collects
+    all predictions, also of flipped images.
 
     Yields:
         The prediction of each model for the unflipped image, in their order.

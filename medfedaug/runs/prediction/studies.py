@@ -47,11 +47,9 @@ _MOST_FAILURES = 3  # consecutive refusals of an archive after which nothing mor
 class StudyPredictions:
     """Outcome of `predict_studies`, by the pseudonym of each study.
 
-    Args:
-        cases: entries of ``predictions.json``.
-        stored: kinds of the objects that this call stored.
-        existing: kinds of the objects that the archive already had.
-        problems: reasons why a study has no prediction, or an object was not stored.
+    ``cases`` are entries of ``predictions.json``. ``stored`` and ``existing`` have the kinds of objects that
+    this call stored and that the archive already had. ``problems`` has the reasons why a study has no
+    prediction, or an object was not stored.
     """
 
     cases: dict[str, Any] = field(default_factory=dict)

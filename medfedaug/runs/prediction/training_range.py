@@ -26,13 +26,8 @@ class TrainingRange:
     The lowest value is 0 if some training case has no voxel of the class. Cases where the class is not
     annotated, or with unknown voxels, do not count. A class that no case shows in full has no range.
 
-    Args:
-        cases: the number of training cases.
-        classes: the run's classes, without the background.
-        shown: by class, the number of cases that show it in full; no entry for 0.
-        volume_ml: by class, in ml; empty where the voxel size of some file is unknown.
-        share: by class, as a share of the voxels of an image.
-        components: by class, the number of connected pieces.
+    ``shown`` has the number of cases that show a class in full. Volumes are in ml, and empty where the voxel
+    size of some file is unknown; shares are of the voxels of an image, and components are connected pieces.
     """
 
     cases: int

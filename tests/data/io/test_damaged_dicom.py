@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pydicom
 import pytest
-from dicom_files import write_slices
+from dicom_files import sets, write_slices
 from pydicom.encaps import encapsulate, generate_frames
 from pydicom.uid import (
     ExplicitVRBigEndian,
@@ -21,16 +21,6 @@ from medfedaug.errors import ReaderError
 
 VOXELS = np.random.default_rng(4).integers(-900, 900, (36, 40, 6)).astype(np.int16)
 MIDDLE = 2
-
-
-def sets(**values):
-    """Give values to every header; functions are called with the number of the slice."""
-
-    def change(header, k):
-        for name, value in values.items():
-            setattr(header, name, value(k) if callable(value) else value)
-
-    return change
 
 
 def lacks(*names):

@@ -14,7 +14,7 @@ import numpy as np
 import pydicom
 import pytest
 import SimpleITK as sitk
-from dicom_files import EDGES, affine_of, write_frames, write_object, write_slices
+from dicom_files import EDGES, affine_of, sets, write_frames, write_object, write_slices
 from finished_runs import FEW, balanced, simulated
 from hospitals import Hospital
 from pydicom.fileset import FileSet
@@ -70,13 +70,7 @@ def independent(folder: Path) -> tuple[np.ndarray | None, np.ndarray, np.ndarray
 
 
 def with_values(**values):
-    """Change a header; functions are called with the number of the slice."""
-
-    def change(header, k):
-        for name, value in values.items():
-            setattr(header, name, value(k) if callable(value) else value)
-
-    return {"change": change}
+    return {"change": sets(**values)}
 
 
 def swap_bytes(header, k):

@@ -13,7 +13,7 @@ import numpy as np
 import pydicom
 import pytest
 import requests
-from dicom_files import write_slices
+from dicom_files import sets, write_slices
 from imports import VOXELS, Site, box, write_image, write_outline
 from pydicom.uid import generate_uid
 
@@ -217,8 +217,7 @@ def test_an_image_that_changed_is_taken_and_another_one_is_said(run, folder, tmp
     site.load(["P"])
     before = images(site)
     shutil.rmtree(tmp_path / "in/P")
-    named = lambda header, k: setattr(header, "PatientID", "P")  # noqa: E731
-    write_slices(tmp_path / "in/P", VOXELS + 1, study=study, change=named)
+    write_slices(tmp_path / "in/P", VOXELS + 1, study=study, change=sets(PatientID="P"))
     output = site.load(["P"])
     assert "new CT series, gone CT series" in output
     assert images(site) == before

@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pydicom
 import pytest
-from dicom_files import write_object, write_slices
+from dicom_files import sets, write_object, write_slices
 from orthanc import free_port, running_orthanc
 from pydicom.uid import (
     ExplicitVRLittleEndian,
@@ -34,10 +34,7 @@ SYNTAXES |= {"jpeg2000": JPEG2000Lossless, "rle": RLELossless}
 
 
 def named(patient, accession):
-    def change(header, k):
-        header.PatientID, header.AccessionNumber, header.SeriesDescription = patient, accession, "T1 ax"
-
-    return change
+    return sets(PatientID=patient, AccessionNumber=accession, SeriesDescription="T1 ax")
 
 
 @pytest.fixture(scope="module")

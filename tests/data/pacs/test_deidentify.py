@@ -11,7 +11,7 @@ import highdicom
 import numpy as np
 import pydicom
 import pytest
-from dicom_files import base, item, put_pixels, write_slices
+from dicom_files import base, item, put_pixels, sets, write_slices
 from label_objects import write_rtstruct, write_segmentation
 from PIL import Image
 from pydicom.datadict import DicomDictionary, tag_for_keyword
@@ -60,10 +60,6 @@ def without_identity(dataset, folder):
     pydicom.dcmwrite(folder / "in.dcm", dataset, enforce_file_format=True, little_endian=little)
     (path,) = DEIDENTIFIER.write([folder / "in.dcm"], folder / "out", patient="patient-1", study="study-1")
     return path
-
-
-def with_values(**values):
-    return lambda header: [setattr(header, name, value) for name, value in values.items()]
 
 
 def items(name, **values):
@@ -134,10 +130,10 @@ PLACES = {
     "annotation": items(
         "GraphicAnnotationSequence", TextObjectSequence=Items([item(UnformattedTextValue="NEEDLE")])
     ),
-    "encapsulated document": with_values(EncapsulatedDocument=b"NEEDLE12", DocumentTitle="NEEDLE"),
+    "encapsulated document": sets(EncapsulatedDocument=b"NEEDLE12", DocumentTitle="NEEDLE"),
     # Of the file
     "preamble": lambda header: setattr(header, "preamble", b"NEEDLE^Doe" + b"\0" * 118),
-    "private information of the file": lambda header: with_values(
+    "private information of the file": lambda header: sets(
         PrivateInformationCreatorUID="1.2.3", PrivateInformation=b"NEEDLE12"
     )(header.file_meta),
     "application of the file": lambda header: setattr(
@@ -150,7 +146,7 @@ PLACES = {
     "name in an item of an item": items(
         "ViewCodeSequence", ViewModifierCodeSequence=Items([item(PatientComments="NEEDLE")])
     ),
-    "content": with_values(ContentLabel="NEEDLE", ContentDescription="NEEDLE"),
+    "content": sets(ContentLabel="NEEDLE", ContentDescription="NEEDLE"),
     "segment": items(
         "SegmentSequence",
         SegmentNumber=1,
@@ -159,15 +155,13 @@ PLACES = {
         TrackingID="NEEDLE",
     ),
     "segment elsewhere": items("ROIContourSequence", SegmentLabel="NEEDLE", ROIName="NEEDLE"),
-    "contrast agent": with_values(ContrastBolusAgent="NEEDLE"),
-    "image type": with_values(ImageType=["ORIGINAL", "PRIMARY", "NEEDLE DOE"]),
-    "only an image type": with_values(ImageType="NEEDLE DOE"),
-    "software": with_values(SoftwareVersions="NEEDLE", Manufacturer="NEEDLE", DeviceID="NEEDLE"),
-    "derivation": with_values(DerivationDescription="NEEDLE"),
-    "window and unit": with_values(
-        WindowCenterWidthExplanation="NEEDLE", RescaleType="NEEDLE", Units="NEEDLE"
-    ),
-    "kernel and stack": with_values(ConvolutionKernel="NEEDLE", StackID="NEEDLE"),
+    "contrast agent": sets(ContrastBolusAgent="NEEDLE"),
+    "image type": sets(ImageType=["ORIGINAL", "PRIMARY", "NEEDLE DOE"]),
+    "only an image type": sets(ImageType="NEEDLE DOE"),
+    "software": sets(SoftwareVersions="NEEDLE", Manufacturer="NEEDLE", DeviceID="NEEDLE"),
+    "derivation": sets(DerivationDescription="NEEDLE"),
+    "window and unit": sets(WindowCenterWidthExplanation="NEEDLE", RescaleType="NEEDLE", Units="NEEDLE"),
+    "kernel and stack": sets(ConvolutionKernel="NEEDLE", StackID="NEEDLE"),
     "table": items(
         "ModalityLUTSequence",
         LUTDescriptor=[4, 0, 16],
@@ -175,26 +169,26 @@ PLACES = {
         LUTExplanation="NEEDLE",
         ModalityLUTType="NEEDLE",
     ),
-    "character set": with_values(SpecificCharacterSet="ISO_IR 192", PatientName="NEEDLE^Ä"),
+    "character set": sets(SpecificCharacterSet="ISO_IR 192", PatientName="NEEDLE^Ä"),
     "acquisition context": items("AcquisitionContextSequence", TextValue="NEEDLE", PersonName="NEEDLE^X"),
     "retired texts": lambda header: [
         header.add_new(tag, vr, "NEEDLE")
         for tag, vr in ((0x4008010B, "ST"), (0x00324000, "LT"), (0x20100010, "ST"))
     ],
-    "other calendars": with_values(
+    "other calendars": sets(
         PatientBirthDateInAlternativeCalendar="NEEDLE", PatientDeathDateInAlternativeCalendar="NEEDLE"
     ),
-    "orders": with_values(
+    "orders": sets(
         PlacerOrderNumberProcedure="NEEDLE", FillerOrderNumberProcedure="NEEDLE", ImageID="NEEDLE"
     ),
-    "addresses": with_values(RetrieveURL="http://needle.NEEDLE/1", NTPSourceAddress="NEEDLE"),
-    "descriptions": with_values(
+    "addresses": sets(RetrieveURL="http://needle.NEEDLE/1", NTPSourceAddress="NEEDLE"),
+    "descriptions": sets(
         FrameOfInterestDescription="NEEDLE",
         DataSetDescription="NEEDLE",
         HangingProtocolCreator="NEEDLE",
         PatientReliabilityIndicator="NEEDLE",
     ),
-    "position": with_values(PositionReferenceIndicator="NEEDLE", PatientPosition="NEEDLE"),
+    "position": sets(PositionReferenceIndicator="NEEDLE", PatientPosition="NEEDLE"),
     # What others wrote about the object
     "encrypted": items(
         "EncryptedAttributesSequence", EncryptedContent=b"NEEDLE12", EncryptedContentTransferSyntaxUID="1.2"

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import requests
 from archive_proxy import HALF, SILENT, Fault, proxy_before
-from dicom_files import write_slices
+from dicom_files import sets, write_slices
 from filelock import FileLock
 from orthanc import running_orthanc
 from pydicom.uid import generate_uid
@@ -43,7 +43,7 @@ def studies(orthanc, tmp_path_factory):
     root, uids = tmp_path_factory.mktemp("fail"), []
     for n in range(COUNT):
         uids.append(generate_uid())
-        named = lambda header, k, n=n: setattr(header, "PatientID", f"{SECRET}-{n}")  # noqa: E731
+        named = sets(PatientID=f"{SECRET}-{n}")
         write_slices(root / str(n), volume(n), study=uids[-1], change=named)
     orthanc.put(root)
     return uids
@@ -213,12 +213,8 @@ def test_a_dimse_archive_that_is_silent_is_given_up(run, tmp_path):
 def test_series_of_one_study_are_fetched_at_a_time(run, proxy, orthanc, tmp_path):
     study, files = generate_uid(), {}
     for name in ("t1", "t2"):
-        files[name] = write_slices(
-            tmp_path / "in" / name,
-            volume(0),
-            study=study,
-            change=lambda header, k, name=name: setattr(header, "SeriesDescription", name),
-        )
+        change = sets(SeriesDescription=name)
+        files[name] = write_slices(tmp_path / "in" / name, volume(0), study=study, change=change)
     orthanc.put(tmp_path / "in")
     proxy.faults = [Fault(r"/series/[\d.]+$", 0.5)]
     rules = ("--channel", "T1=t1", "--channel", "T2=t2", "--parallel", 2)
@@ -303,8 +299,7 @@ def test_a_killed_import_goes_on_without_loss(run, proxy, studies, tmp_path, obj
 
 def test_a_dimse_archive_that_goes_down_after_the_choice_is_given_up(run, tmp_path):
     for n in range(COUNT):
-        named = lambda header, k, n=n: setattr(header, "PatientID", f"{SECRET}-{n}")  # noqa: E731
-        write_slices(tmp_path / f"in/{n}", volume(n), change=named)
+        write_slices(tmp_path / f"in/{n}", volume(n), change=sets(PatientID=f"{SECRET}-{n}"))
     out, state = tmp_path / "out/site_A", tmp_path / "out/site_A.state"
     wanted = [StudyQuery("PatientID", f"{SECRET}-{n}") for n in range(COUNT)]
     settings, pseudonym = ImportSettings(parallel=1), Pseudonyms.of_site(state).of

@@ -13,7 +13,7 @@ import numpy as np
 import pydicom
 import pytest
 import SimpleITK as sitk
-from dicom_files import EDGES, ORIGIN, affine_of, write_frames, write_slices
+from dicom_files import EDGES, ORIGIN, affine_of, sets, write_frames, write_slices
 from label_objects import sorted_slices, write_rtstruct, write_segmentation
 from matplotlib.path import Path as Outline
 from pydicom.uid import (
@@ -45,12 +45,7 @@ OBLIQUE = np.array([[np.cos(ANGLE), -np.sin(ANGLE), 0], [np.sin(ANGLE), np.cos(A
 
 
 def patient(name, **more):
-    def change(header, *_):
-        header.PatientID = name
-        for key, value in more.items():
-            setattr(header, key, value)
-
-    return change
+    return sets(PatientID=name, **more)
 
 
 def imported(run, source, patients, tmp_path, *options):

@@ -14,7 +14,7 @@ import nibabel
 import numpy as np
 import pydicom
 import pytest
-from dicom_files import base, item, write_slices
+from dicom_files import base, item, sets, write_slices
 from hostile_archive import AET, OWN_AET, Lie, changed, hostile_archive
 from label_objects import write_rtstruct, write_segmentation
 from orthanc import free_port
@@ -38,7 +38,7 @@ def source(tmp_path_factory):
     """Studies of two patients, each with a SEG and an RTSTRUCT; the archive lies about one."""
     root = tmp_path_factory.mktemp("source")
     for patient in (LIED, HONEST):
-        named = lambda header, k, patient=patient: setattr(header, "PatientID", patient)  # noqa: E731
+        named = sets(PatientID=patient)
         files = write_slices(root / patient / "image", VOXELS, study=generate_uid(), change=named)
         write_segmentation(root / patient / "seg.dcm", files, MASK)
         write_rtstruct(
@@ -151,9 +151,7 @@ def uid_of(source, patient):
 def test_a_folder_with_two_patients_in_one_study_is_refused(run, tmp_path):
     study, series = generate_uid(), generate_uid()
 
-    def named(header, k):
-        header.PatientID = LIED if k else "SOMEBODY-ELSE"
-
+    named = sets(PatientID=lambda k: LIED if k else "SOMEBODY-ELSE")
     write_slices(tmp_path / "in", VOXELS, study=study, series=series, change=named)
     (tmp_path / "studies.csv").write_text(f"StudyInstanceUID\n{study}\n")
     code, _, err = run(

@@ -9,7 +9,7 @@ import nibabel
 import numpy as np
 import pydicom
 import pytest
-from dicom_files import write_object, write_slices
+from dicom_files import sets, write_object, write_slices
 from label_objects import write_rtstruct, write_segmentation
 from planted import plant, values
 from pydicom.uid import DigitalXRayImageStorageForPresentation, JPEG2000Lossless, generate_uid
@@ -201,7 +201,7 @@ def test_a_withdrawal_reaches_objects_and_caches_and_is_finished_when_killed(
 
 def test_a_study_that_cannot_be_kept_without_identity_leaves_nothing(run, tmp_path):
     """Its image is written before its objects, and no withdrawal finds what no list has."""
-    named = lambda header, k: setattr(header, "PatientID", "PLANT02")  # noqa: E731
+    named = sets(PatientID="PLANT02")
     files = write_slices(tmp_path / "in/a", VOXELS, sop=DigitalXRayImageStorageForPresentation, change=named)
     write_segmentation(tmp_path / "in/seg.dcm", files, MASK)
     code, _, output = imported(run, tmp_path / "in", tmp_path, "--labels", "seg", "--anonymise")

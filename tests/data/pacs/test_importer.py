@@ -8,7 +8,7 @@ import numpy as np
 import pydicom
 import pytest
 import SimpleITK as sitk
-from dicom_files import write_slices
+from dicom_files import sets, write_slices
 from label_objects import write_segmentation
 
 from medfedaug.data.base import SPLITS
@@ -102,9 +102,7 @@ def test_a_table_of_values_is_applied_and_inverted_images_are_named(run, tmp_pat
 
 
 def test_a_localiser_is_known_by_its_image_type(run, tmp_path):
-    def scout(header, k):
-        header.PatientID, header.ImageType = PLANTED[0], ["ORIGINAL", "PRIMARY", "LOCALIZER"]
-
+    scout = sets(PatientID=PLANTED[0], ImageType=["ORIGINAL", "PRIMARY", "LOCALIZER"])
     study = pydicom.uid.generate_uid()
     write_slices(tmp_path / "in/scout", VOXELS[..., :3] + 100, change=scout, study=study)
     (tmp_path / "alone").mkdir()
@@ -157,7 +155,7 @@ def test_from_an_archive_no_identity_leaves_the_sites_own_list(orthanc, run, tmp
 
 def test_a_withdrawn_patient_is_gone_and_stays_away(run, tmp_path):
     write_slices(tmp_path / "in/a", VOXELS, change=identity)
-    write_slices(tmp_path / "in/b", VOXELS, change=lambda header, k: setattr(header, "PatientID", "OTHER"))
+    write_slices(tmp_path / "in/b", VOXELS, change=sets(PatientID="OTHER"))
     (tmp_path / "both.csv").write_text("PatientID\nOTHER\n" + PLANTED[0] + "\n")
     source = ("--folder", tmp_path / "in")
     out = tmp_path / "out/site_A"
@@ -184,8 +182,8 @@ def test_patients_keep_their_split_when_others_are_added(run, tmp_path):
         for n in range(count):
             folder = tmp_path / f"in/{n}"
             if not folder.exists():
-                named = lambda header, k, n=n: setattr(header, "PatientID", f"P{n}")  # noqa: E731
-                write_segmentation(folder / "seg.dcm", write_slices(folder, VOXELS, change=named), mask)
+                files = write_slices(folder, VOXELS, change=sets(PatientID=f"P{n}"))
+                write_segmentation(folder / "seg.dcm", files, mask)
         listed = "\n".join(f"P{n}" for n in range(count))
         (tmp_path / "studies.csv").write_text(f"PatientID\n{listed}\n")
         source = ("--folder", tmp_path / "in", "--studies", tmp_path / "studies.csv")

@@ -13,7 +13,7 @@ from certificates import new_key
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.x509.oid import NameOID
-from dicom_files import write_slices
+from dicom_files import sets, write_slices
 from orthanc import free_port, running_orthanc
 
 from medfedaug.data.pacs.archive import Access, ArchiveError, StudyQuery
@@ -74,7 +74,7 @@ def encrypted(files, tmp_path_factory):
         "DicomTlsRemoteCertificateRequired": True,
         "DicomModalities": {"medfedaug": own},
     }
-    write_slices(root / "in", VOXELS, change=lambda header, k: setattr(header, "PatientID", "TLS"))
+    write_slices(root / "in", VOXELS, change=sets(PatientID="TLS"))
     with running_orthanc(root / "archive", **settings) as started:
         started.put(root / "in")
         started.receive = port

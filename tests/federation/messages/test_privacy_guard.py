@@ -292,7 +292,7 @@ def test_a_method_must_declare_what_it_contributes_for_every_case():
         released(Given([], a="feature_std"), 3, clip={})
     undeclared = Given([])
     undeclared.contributions = lambda bounds: SiteExchange.contributions(undeclared, bounds)
-    with pytest.raises(PrivacyRefused, match="site A: m: there is no form"):
+    with pytest.raises(PrivacyRefused, match="site A: m: noise cannot be added to this exchange"):
         released(undeclared, 3)
 
 
