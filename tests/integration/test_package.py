@@ -148,7 +148,7 @@ def imported_on_import(name: str, tree: ast.AST, known: Collection[str]) -> set[
 
 LONG = {
     # A command, whose options are its parameters.
-    "medfedaug.cli": "benchmark bundle compare export import_ predict prospect simulate site_config",
+    "medfedaug.cli": "benchmark compare export import_ predict simulate site_config",
     # Its arguments are described and checked one by one.
     "medfedaug.data.datasets.phantom": "make_phantom",
     "medfedaug.experiments.simulate": "simulate",
