@@ -42,10 +42,7 @@ def main() -> None:
             return float(torch.stack(images).sum())  # this waits for the GPU
 
         seconds = alternately(
-            {
-                "image by image": lambda run=run: run(one_by_one),
-                "batch at once": lambda run=run: run(batch),
-            },
+            {"image by image": lambda run=run: run(one_by_one), "batch at once": lambda run=run: run(batch)},
             options.repeats,
         )
         report(

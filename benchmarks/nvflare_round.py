@@ -143,10 +143,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         # The first round starts the sites' processes, and does not count.
         common = (arguments.sites, arguments.rounds, Path(folder))
-        idle = {
-            "medfedaug": ours(*common)[1:],
-            "medfedaug, secure": ours(*common, secure=True)[1:],
-        }
+        idle = {"medfedaug": ours(*common)[1:], "medfedaug, secure": ours(*common, secure=True)[1:]}
         # Before the recipe, which may fail.
         print_steps(steps(Path(folder) / "secure/run"))
         idle["plain FedAvgRecipe"] = plain(*common)[1:]

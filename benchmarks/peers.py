@@ -140,12 +140,7 @@ class Watched:
         self.memory, self.lines = 0.0, []
         self.began, started = time.time(), time.monotonic()
         process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=environment,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
         watch = threading.Thread(target=self._watch, args=(process,), daemon=True)
         watch.start()

@@ -137,12 +137,7 @@ def main() -> None:
     arguments.add_argument("--data", type=Path, help="as of medfedaug benchmark; by default phantoms")
     stand_in = ("PATIENTS", "EDGE", "SLICES")
     arguments.add_argument(
-        "--stand-in",
-        type=int,
-        nargs=3,
-        default=(10, 128, 36),
-        metavar=stand_in,
-        help="its size a site",
+        "--stand-in", type=int, nargs=3, default=(10, 128, 36), metavar=stand_in, help="its size a site"
     )
     arguments.add_argument("--methods", default="fedfa+")
     arguments.add_argument("--device", default="cpu")
@@ -169,13 +164,7 @@ def measure(options: argparse.Namespace) -> None:
     preset = PRESETS[options.preset]
     axes = [parse_axis(text) for text in (*options.set, f"precision={options.precision}")]
     run = plan(
-        preset,
-        options.data,
-        [options.methods],
-        seeds=1,
-        axes=axes,
-        holdout=["none"],
-        limit=options.limit,
+        preset, options.data, [options.methods], seeds=1, axes=axes, holdout=["none"], limit=options.limit
     )[0]
     root = find_root(options.data, preset.benchmark)
     sites = open_benchmark(preset.benchmark, root, limit=options.limit, **run.data)

@@ -23,10 +23,7 @@ from medfedaug.methods import build_methods, parse_methods
 from medfedaug.methods.base import ServerContext, SiteContext, Step
 from medfedaug.models import build_network, ffa_layers
 
-NETWORKS = {
-    "paper": (32, 64, 128, 256, 512, 32),
-    "default": (16, 32, 64, 128, 256, 16),
-}
+NETWORKS = {"paper": (32, 64, 128, 256, 512, 32), "default": (16, 32, 64, 128, 256, 16)}
 METHODS = {"plain": "fedavg", "FFA": "fedfa", "FFA + alignment": "fedfa,fedfa_h"}
 
 
@@ -38,10 +35,7 @@ def steps(network: nn.Module, methods: str, images: Tensor) -> Made:
         network = method.prepare_network(network)
     network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     context = SiteContext(
-        "site",
-        network,
-        num_samples=lambda: len(images),
-        training_images=lambda: iter([images]),
+        "site", network, num_samples=lambda: len(images), training_images=lambda: iter([images])
     )
     parts = [method.at_site(context) for method in chosen]
     server = ServerContext(network, images.shape[1])

@@ -31,12 +31,7 @@ from medfedaug.utils.docstrings import plain  # noqa: E402
 project = "medfedaug"
 copyright = "the medfedaug authors"
 release = __version__
-extensions = [
-    "sphinx.ext.autodoc",
-    "sphinx.ext.napoleon",
-    "myst_parser",
-    "sphinx_gallery.gen_gallery",
-]
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "myst_parser", "sphinx_gallery.gen_gallery"]
 html_theme = "furo"
 html_math_renderer = "mathml"
 html_title = f"medfedaug {__version__}"

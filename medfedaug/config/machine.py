@@ -38,10 +38,7 @@ class Machine(Settings):
     VARIABLES: ClassVar[str] = "MEDFEDAUG_"
 
     memory: float = setting(
-        2.0,
-        "GiB of memory for prepared images; the rest stays in files.",
-        at_least=0,
-        unit="GiB",
+        2.0, "GiB of memory for prepared images; the rest stays in files.", at_least=0, unit="GiB"
     )
     cache: Folder = setting(
         None,

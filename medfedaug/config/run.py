@@ -138,9 +138,7 @@ class RunConfig(Settings):
         "first.",
     )
     plan: Plan = setting(
-        Plan,
-        "Orientation, spacing and patches of volumes (`medfedaug.config.plan.Plan`).",
-        flags=None,
+        Plan, "Orientation, spacing and patches of volumes (`medfedaug.config.plan.Plan`).", flags=None
     )
     planning: dict[str, Any] = setting(
         dict,
@@ -541,10 +539,7 @@ class Execution(Settings):
         0, "Good updates that a round needs; 0 for one of every site that it asks.", at_least=0, rare=True
     )
     round_timeout: float = setting(
-        0.0,
-        "Seconds after which the server stops waiting for a site; 0 for no limit.",
-        at_least=0,
-        rare=True,
+        0.0, "Seconds after which the server stops waiting for a site; 0 for no limit.", at_least=0, rare=True
     )
     grace: float | None = setting(
         None,

@@ -1,1 +1,1 @@
-"""The papers' experiments: presets, sweeps over them, and their tables beside the published numbers."""
+"""The papers' experiments: presets, sweeps over them, and their tables next to the published numbers."""

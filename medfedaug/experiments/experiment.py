@@ -29,13 +29,7 @@ from medfedaug.config.options import File, Settings, setting, settings
 from medfedaug.config.plan import PLAN_FIELDS, Plan, load_plan, planning_settings
 from medfedaug.config.run import RunConfig, task_defaults
 from medfedaug.data.base import is_own_data
-from medfedaug.data.benchmarks import (
-    OWN_DATA,
-    find_benchmark,
-    is_federation,
-    open_benchmark,
-    read_federation,
-)
+from medfedaug.data.benchmarks import OWN_DATA, find_benchmark, is_federation, open_benchmark, read_federation
 from medfedaug.data.sites import federation_settings
 from medfedaug.errors import ConfigError, warn
 from medfedaug.experiments.axes import Axis, Comparison, axis_value, parse_axis
@@ -92,8 +86,7 @@ class Experiment(Settings):
     methods: Several = setting(MISSING, "Combinations of methods.")
     out: File = setting(MISSING, "Folder for runs, tables and page.")
     protocol: str = setting(
-        "",
-        "Protocol of a paper (`medfedaug.experiments.presets.PRESETS`); empty for own data.",
+        "", "Protocol of a paper (`medfedaug.experiments.presets.PRESETS`); empty for own data."
     )
     entry: str = setting(
         "",

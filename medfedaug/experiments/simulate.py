@@ -265,9 +265,10 @@ def _prepare(
     sites = arrange(sites, config.channel_names, config.classes)
     composition = Composition(config)  # checks that methods and network go together
     task = composition.task()
+    training = [folder.name for folder in sites if folder.trains and folder.name not in config.holdout]
     for folder in sites:
         task.check_site(folder)
-        if folder.trains and folder.name not in config.holdout and config.unlabelled_weight:
+        if folder.name in training and config.unlabelled_weight:
             composition.check_annotated(folder)
     initial = InitialWeights.read(init, composition.network.state_dict()) if init is not None else None
     config = replace(config, init=initial.digest if initial is not None else None)
@@ -286,8 +287,7 @@ def _prepare(
             "a custom loop runs under NVFlare's Client API: it needs --engine nvflare, and a federation"
         )
     if engine.own_processes and not execution.threads:
-        training = sum(site.trains and site.name not in config.holdout for site in sites)
-        execution = replace(execution, threads=max(1, (os.cpu_count() or 1) // training))
+        execution = replace(execution, threads=max(1, (os.cpu_count() or 1) // len(training)))
     _rehearse(config, sites, engine)
     prepared = FederationRun(
         config=config,

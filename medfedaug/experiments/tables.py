@@ -72,7 +72,7 @@ class PublishedTable(TextTable):
     def body(self) -> list[list[str]]:
         lines = []
         for row in self.rows:
-            cells = [_pair(*row.sites.get(site, (Score(()), None))) for site in self.sites]
+            cells = [_pair(*pair) for pair in self._pairs(row).values()]
             mean, theirs = row.mean.mean, row.published.mean
             difference = "–" if mean is None or theirs is None else f"{mean - theirs.score:+.3f}"
             lines.append(
@@ -84,12 +84,15 @@ class PublishedTable(TextTable):
         records = []
         for row in self.rows:
             record: dict[str, Any] = {"method": row.label, "model": row.model}
-            pairs = {site: row.sites.get(site, (Score(()), None)) for site in self.sites}
-            for name, (ours, theirs) in {**pairs, "mean": (row.mean, row.published.mean)}.items():
+            pairs = {**self._pairs(row), "mean": (row.mean, row.published.mean)}
+            for name, (ours, theirs) in pairs.items():
                 record |= {name: ours.mean, f"{name}_std": ours.std}
                 record |= _recorded(name, theirs)
             records.append({**record, "published_in": row.published.source})
         return records
+
+    def _pairs(self, row: Compared) -> dict[str, tuple[Score, PrintedScore | None]]:
+        return {site: row.sites.get(site, (Score(()), None)) for site in self.sites}
 
 
 @dataclass(frozen=True)

@@ -240,11 +240,7 @@ def test_export_writes_name_and_hash_and_nothing_else_of_a_bundle(run, lead, tmp
     config = sent["executors"][0]["executor"]["args"]["config"]
     assert config["bundle"] == bundle_reference.AllowedBundle.of(lead).reference
     assert config["classes"] == ["background", "spleen"]
-    assert (config["batch_size"], config["learning_rate"], config["plan"]["spatial_dims"]) == (
-        2,
-        0.02,
-        3,
-    )
+    assert (config["batch_size"], config["learning_rate"], config["plan"]["spatial_dims"]) == (2, 0.02, 3)
 
 
 @pytest.mark.slow

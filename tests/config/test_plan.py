@@ -521,7 +521,7 @@ def test_a_fingerprint_is_in_one_order_of_axes(volumes_dir):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (("--patch-size", "16,16"), "patch_size must be 3 numbers"),
         (("--patch-size", "16,x,16"), "patch_size.1 must be a whole number, got 'x'"),
@@ -535,21 +535,11 @@ def test_a_fingerprint_is_in_one_order_of_axes(volumes_dir):
         (("--plan", "nowhere.json"), "nowhere.json: not a plan"),
     ],
 )
-def test_options_that_make_no_plan_are_one_line(options, told, run, volumes_dir, tmp_path):
-    base = (
-        "simulate",
-        "--data",
-        volumes_dir,
-        "--methods",
-        "fedavg",
-        "--out",
-        tmp_path / "out",
-        "--spatial-dims",
-        3,
-    )
-    code, _, err = run(*base, *options)
+def test_options_that_make_no_plan_are_one_line(options, message, run, volumes_dir, tmp_path):
+    base = ("simulate", "--data", volumes_dir, "--methods", "fedavg", "--out", tmp_path / "out")
+    code, _, err = run(*base, "--spatial-dims", 3, *options)
     assert code == 2
-    assert told in " ".join(err.split())
+    assert message in " ".join(err.split())
     assert not (tmp_path / "out").exists()
 
 

@@ -67,11 +67,11 @@ def hospitals(data, tmp_path):
     return make
 
 
-@pytest.mark.parametrize(("values", "told"), IMPOSSIBLE)
-def test_mistakes_are_one_line_and_a_site_that_sends_them_says_nothing(values, told, tmp_path):
+@pytest.mark.parametrize(("values", "message"), IMPOSSIBLE)
+def test_mistakes_are_one_line_and_a_site_that_sends_them_says_nothing(values, message, tmp_path):
     file = tmp_path / "site.yaml"
     file.write_text(json.dumps(values))
-    with pytest.raises(ConfigError, match=told) as error:
+    with pytest.raises(ConfigError, match=message) as error:
         SiteDescription.of_file(file)
     assert str(file) in str(error.value)
     assert "\n" not in str(error.value)

@@ -63,7 +63,7 @@ def test_methods_seeds_folds_and_settings_on_ones_own_data_which_a_second_call_l
     assert sorted(tested) == ["0", "1", "2", "3"]  # over the folds, every case once
 
     before = {path: path.stat().st_mtime_ns for path in out.glob("*/*/seed-*/*")}
-    # The file that lies beside the results says it all, also from elsewhere.
+    # The file with the results says it all, also from elsewhere.
     code, again, err = run(*arguments(None, None, "--experiment", out / "experiment.yml"))
     assert code == 0, err
     assert {path: path.stat().st_mtime_ns for path in out.glob("*/*/seed-*/*")} == before
@@ -76,12 +76,7 @@ def test_a_file_says_what_is_run_options_take_precedence_and_the_whole_is_writte
         "data": "data",
         "methods": ["fedavg", "fedfa"],
         "seeds": 3,
-        "settings": {
-            "rounds": 1,
-            "batch_size": 8,
-            "fedfa.prob": 0.3,
-            "learning_rate": "1e-3",
-        },
+        "settings": {"rounds": 1, "batch_size": 8, "fedfa.prob": 0.3, "learning_rate": "1e-3"},
         "vary": {"patch_size": [[16, 16]]},
         "out": "runs",
     }

@@ -43,7 +43,7 @@ def test_a_whole_configuration_does_the_same_as_keywords(phantom_dir, tmp_path):
 
 @pytest.mark.parametrize("name", [entry.name for entry in (*fields(RunConfig), *fields(Execution))])
 def test_every_setting_is_a_keyword(name, tmp_path):
-    """The folder is missing: that is found after the names of the settings."""
+    """The names of the settings are checked before the folder, which is missing."""
     given = {name: "fedavg" if name == "methods" else None}
     with pytest.raises(MedFedAugError, match="no such folder"):
         mfa.simulate(tmp_path / "none", tmp_path / "run", **given)

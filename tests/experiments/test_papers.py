@@ -64,7 +64,7 @@ def test_no_table_or_figure_of_a_paper_is_forgotten():
     assert [*entries()] == wanted
 
 
-@pytest.mark.skipif(not PAPERS.is_dir(), reason="the papers' text is not beside the project")
+@pytest.mark.skipif(not PAPERS.is_dir(), reason="the papers' text is not next to the project")
 @pytest.mark.parametrize("paper", FILES)
 def test_the_paper_has_so_many_tables_and_figures(paper):
     text = (PAPERS / FILES[paper]).read_text(encoding="utf-8")
@@ -127,11 +127,7 @@ def test_what_is_given_besides_changes_all_runs_of_an_entry():
     ("entry", "protocol", "message"),
     [
         ("fedrdn:table6", "", "fedrdn:table6 cannot be run: it shows data"),
-        (
-            "fedrdn:table1",
-            "",
-            "has the protocols fedrdn_office_caltech_10, fedrdn_domainnet_10",
-        ),
+        ("fedrdn:table1", "", "has the protocols fedrdn_office_caltech_10, fedrdn_domainnet_10"),
         ("fedrdn:table3", "femnist", "has the protocols fedrdn_office_caltech_10, not 'femnist'"),
         ("fedrdn:table33", "", "'fedrdn:table33' is not known; did you mean fedrdn:table3"),
     ],

@@ -1,4 +1,4 @@
-"""Presets: what a planned run gets, beside the words of the paper; and their documentation."""
+"""Presets: what a planned run gets, compared with the words of the paper; and their documentation."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_every_preset_is_documented_as_it_is(preset):
     assert bool(papers) != ("| – |" in row)
 
 
-# --- What a run gets, beside the paper --------------------------------------------------------------------
+# --- What a run gets, and the paper's ---------------------------------------------------------------------
 
 
 def test_fedrdn_has_the_momentum_and_the_weights_of_appendix_a_2(monkeypatch):

@@ -29,7 +29,7 @@ FILES = {
     for path in resources.files("medfedaug.experiments.published").iterdir()
     if path.name.endswith(".csv")
 }
-with_papers = pytest.mark.skipif(not PAPERS.is_dir(), reason="the papers' text is not beside the project")
+with_papers = pytest.mark.skipif(not PAPERS.is_dir(), reason="the papers' text is not next to the project")
 
 TABLES = {
     "FedFA": ("1", "2", "3", "4", "5", "6", "7", "8", "16"),

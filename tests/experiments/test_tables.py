@@ -1,4 +1,4 @@
-"""The tables of a sweep, and ours beside the published numbers."""
+"""The tables of a sweep, and ours next to the published numbers."""
 
 from __future__ import annotations
 

@@ -124,16 +124,7 @@ def dask(tmp_path):
         return started[-1]
 
     file = tmp_path / "scheduler.json"
-    start(
-        "dask_scheduler",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        "0",
-        "--no-dashboard",
-        "--scheduler-file",
-        str(file),
-    )
+    start("dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--scheduler-file", str(file))
     while not file.exists():
         time.sleep(0.1)
     address = json.loads(file.read_text())["address"].removeprefix("tcp:")

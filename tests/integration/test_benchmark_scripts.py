@@ -72,15 +72,8 @@ def script(monkeypatch, capsys):
 
 
 # Their smallest sizes take seconds. `test_operations.py` trains on the pretended device too.
-SLOW = {
-    "aggregation.py",
-    "cluster_jobs.py",
-    "difference_of_sums.py",
-    "late_sites.py",
-    "memory.py",
-    "plan_memory.py",
-}
-SLOW |= {"pretended_gpu.py", "step_graphs.py"}
+SLOW = {"aggregation.py", "cluster_jobs.py", "difference_of_sums.py", "late_sites.py"}
+SLOW |= {"memory.py", "plan_memory.py", "pretended_gpu.py", "step_graphs.py"}
 
 
 @pytest.mark.parametrize(
@@ -122,33 +115,9 @@ def test_the_order_of_cases_is_judged_by_their_dice(script, phantom_dir, tmp_pat
 
 @pytest.mark.slow
 def test_gain_against_shift_runs_and_continues(script, phantom_dir, tmp_path):
-    small = [
-        "--patients",
-        5,
-        "--shape",
-        16,
-        16,
-        2,
-        "--rounds",
-        1,
-        "--local-epochs",
-        1,
-        "--features",
-        *[4] * 6,
-    ]
-    cells = [
-        "--seeds",
-        0,
-        1,
-        "--shifts",
-        1,
-        3,
-        "--methods",
-        "fedavg",
-        "fedrdn",
-        "--real",
-        f"own={phantom_dir}",
-    ]
+    small = ["--patients", 5, "--shape", 16, 16, 2, "--features", *[4] * 6]
+    small += ["--rounds", 1, "--local-epochs", 1, "--real", f"own={phantom_dir}"]
+    cells = ["--seeds", 0, 1, "--shifts", 1, 3, "--methods", "fedavg", "fedrdn"]
     where = ["--work", tmp_path / "work", "--out", tmp_path / "out"]
     printed = script("shift_gain.py", *where, *small, *cells)
     assert printed.count(" s\n") == 8
@@ -385,38 +354,15 @@ def test_steps_are_measured_by_network(script, tmp_path):
     assert all(one["step"] > one["pass"] > 0 for one in measured["networks"].values())
 
 
+APART = """
+alignment calibration calibration_rows calibration_table demo_effect gain_model honest_steps
+judge_prospect look_first measure nvflare_round operations partial_labels peer_site peers
+plain_operators planted_errors prediction_judge privacy_epsilon privacy_weights protocol
+recorded_federations recorded_gains released_fedfa robustness same_bits shift_gain soak step_times
+verdict_rule volume_epoch
+"""
+
+
 def test_none_is_left_out():
-    apart = {
-        "calibration.py",
-        "calibration_rows.py",
-        "calibration_table.py",
-        "gain_model.py",
-        "prediction_judge.py",
-        "recorded_federations.py",
-        "recorded_gains.py",
-        "judge_prospect.py",
-        "look_first.py",
-        "alignment.py",
-        "demo_effect.py",
-        "honest_steps.py",
-        "measure.py",
-        "nvflare_round.py",
-        "operations.py",
-        "partial_labels.py",
-        "peer_site.py",
-        "peers.py",
-        "plain_operators.py",
-        "planted_errors.py",
-        "privacy_epsilon.py",
-        "privacy_weights.py",
-        "protocol.py",
-        "released_fedfa.py",
-        "robustness.py",
-        "same_bits.py",
-        "shift_gain.py",
-        "soak.py",
-        "step_times.py",
-        "verdict_rule.py",
-        "volume_epoch.py",
-    }
+    apart = {f"{name}.py" for name in APART.split()}
     assert set(RUNS) | apart == {p.name for p in FOLDER.glob("*.py")}

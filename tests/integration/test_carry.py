@@ -100,18 +100,8 @@ def test_the_image_builds_the_package_from_the_files_that_it_copies(tmp_path):
                     shutil.copytree(ROOT / source, tmp_path / target)
                 else:
                     shutil.copy(ROOT / source, tmp_path / target)
-    build = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        "out",
-        ".",
-    ]
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    build = [*pip, "-w", "out", "."]
     subprocess.run(build, cwd=tmp_path, check=True, capture_output=True)
     (wheel,) = (tmp_path / "out").glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
@@ -269,17 +259,8 @@ def test_pip_installs_the_wheels_of_a_wheelhouse_and_refuses_one_that_was_exchan
     path = wheel(house, "carried", "1.0")
     script = [sys.executable, DEPLOY / "wheelhouse.py", house]
     assert "1 wheels" in subprocess.run(script, capture_output=True, text=True, check=True).stdout
-    install = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--no-index",
-        "--find-links",
-        house,
-        "--require-hashes",
-    ]
-    install += ["-r", house / "requirements.txt", "--target"]
+    install = [sys.executable, "-m", "pip", "install", "--no-index", "--find-links", house]
+    install += ["--require-hashes", "-r", house / "requirements.txt", "--target"]
     subprocess.run([*install, tmp_path / "there"], check=True, capture_output=True)
     assert (tmp_path / "there/carried.py").is_file()
     subprocess.run(["sha256sum", "--check", "SHA256SUMS"], cwd=house, check=True, capture_output=True)

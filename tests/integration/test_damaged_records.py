@@ -17,7 +17,7 @@ from medfedaug.runs.folder import is_json_with
 from medfedaug.utils.event_schema import EVENTS
 from medfedaug.utils.event_text import EventLines
 
-FEW = 4  # of what takes half a second or more
+FEW = 3  # of what takes half a second or more
 
 
 @dataclass(frozen=True)
@@ -59,20 +59,8 @@ def trained(out: Path, data: Path) -> tuple[object, ...]:
 
 def predict(run: Path, data: Path, out: Path) -> tuple[object, ...]:
     """The command that predicts a site's images, or goes on with it."""
-    images = data / "site_A"
-    return (
-        "predict",
-        "--model",
-        run,
-        "--images",
-        images,
-        "--site",
-        "site_A",
-        "--device",
-        "cpu",
-        "--out",
-        out,
-    )
+    site = ("--images", data / "site_A", "--site", "site_A")
+    return ("predict", "--model", run, *site, "--device", "cpu", "--out", out)
 
 
 def used_or_one_line(result: tuple[int, str, str], name: str, place: object) -> None:

@@ -8,6 +8,7 @@ import re
 import runpy
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 
@@ -167,14 +168,8 @@ def test_every_number_of_the_readme_is_computed_from_the_committed_runs(recorded
 
 def test_the_first_screen_of_the_readme_has_what_code_install_and_picture():
     first = "\n".join((ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:40])
-    for part in (
-        "hospitals",
-        "FedRDNd(",
-        "insert_ffa(",
-        "pip install",
-        "make demo",
-        "docs/pictures/idea.png",
-    ):
+    parts = ("hospitals", "FedRDNd(", "insert_ffa(", "pip install", "make demo", "docs/pictures/idea.png")
+    for part in parts:
         assert part in first
 
 
@@ -232,6 +227,7 @@ SELECTED = re.compile(r"(?P<path>tests/[\w/]+\.py) -k (?P<names>\"[^\"]+\"|\w+)"
 WORDS = {"and", "or", "not"}
 
 
+@cache
 def names_in(path: str) -> str:
     """The names of the functions in a file, and short texts such as names of cases."""
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))

@@ -82,11 +82,6 @@ def test_a_checkout_beside_another_takes_no_part_of_it(tmp_path):
     assert all(Path(file).resolve().is_relative_to(tmp_path) for file in files.splitlines()), files
 
 
-@pytest.fixture(scope="module")
-def trees() -> dict[str, ast.AST]:
-    return {name: ast.parse(path.read_text()) for name, path in modules().items()}
-
-
 def imports(tree: ast.AST) -> set[str]:
     names: set[str] = set()
     for node in ast.walk(tree):

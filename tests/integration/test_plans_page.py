@@ -18,7 +18,7 @@ PAGE = (ROOT / "docs/plans.md").read_text(encoding="utf-8")
 
 
 def test_the_commands_run(kits, monkeypatch):
-    """In the order of the page, with sites whose voxels differ, and a kit beside them."""
+    """In the order of the page, with sites whose voxels differ, and a kit."""
     monkeypatch.chdir(kits)
     make_phantom("data", sites=2, patients=3, spacings=[(8, 8, 8), (10, 10, 10)], seed=0)
     done = run_shell(shell("docs/plans.md").replace("--spacing 2,2,2", "--spacing 8,8,8"), monkeypatch)

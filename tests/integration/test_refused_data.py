@@ -163,7 +163,7 @@ def test_a_patient_in_two_splits_is_refused(run, two_sites, tmp_path):
 
 
 def test_files_that_only_look_alike_are_no_copies(run, two_sites, tmp_path):
-    """Headers in the same words, each with raw data of its own beside it."""
+    """Headers in the same words, each with raw data of its own."""
     for folder in two_sites:
         content = json.loads((folder / "dataset.json").read_text())
         for row in (row for split in ("training", "validation", "test") for row in content[split]):

@@ -63,17 +63,8 @@ def test_one_command_makes_the_next_version_and_loses_no_line(repository):
     collected = RELEASE.collect(repository)
     expected += [line for path in collected for line in path.read_text(encoding="utf-8").splitlines()]
     (repository / "changes/one.fixed.md").write_text("- A fault of this test is gone.\n")
-    build = [
-        sys.executable,
-        "-m",
-        "towncrier",
-        "build",
-        "--yes",
-        "--version",
-        "9.8.7",
-        "--dir",
-        str(repository),
-    ]
+    build = [sys.executable, "-m", "towncrier", "build", "--yes", "--version", "9.8.7"]
+    build += ["--dir", str(repository)]
     subprocess.run(["git", "init", "--quiet"], cwd=repository, check=True)
     subprocess.run(build, cwd=repository, check=True, capture_output=True)
     RELEASE.set_version("9.8.7", repository, datetime.date(2030, 1, 2))

@@ -17,7 +17,7 @@ def new_key() -> rsa.RSAPrivateKey:
 
 
 def root_key(kits: Path) -> rsa.RSAPrivateKey:
-    """The key of the project's root, which NVFlare keeps beside the kits."""
+    """The key of the project's root, which NVFlare keeps next to the kits."""
     state = json.loads((kits.parent / "state/cert.json").read_text())
     return serialization.load_pem_private_key(state["root_pri_key"].encode(), None)
 

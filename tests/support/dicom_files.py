@@ -151,7 +151,7 @@ def sets(**values: Any) -> Callable[..., None]:
 
 
 def write_object(path: Path, sop: str = SegmentationStorage, **values: Any) -> Path:
-    """An object beside images, that has no slices; a SEG has frames of its own."""
+    """An object that is no image and has no slices; a SEG has frames of its own."""
     dataset = base(sop, values.pop("study", generate_uid()), generate_uid())
     for name, value in values.items():
         setattr(dataset, name, value)

@@ -93,7 +93,7 @@ class HostileFile:
     Args:
         name: the file; that of a side with ``{side}``.
         content: from the side's own configuration.
-        keep: whether that configuration stays beside it.
+        keep: whether that configuration stays, too.
     """
 
     name: str

@@ -82,7 +82,7 @@ def plant(header: Dataset, *_: object) -> None:
 
 
 def values() -> list[str]:
-    """All planted values, each as it would be found, and its parts of a name."""
+    """All planted values, each as a file would have it, and its parts of a name."""
     texts = [*TEXTS.values(), PRIVATE, NESTED, "PLANT38", "PLANT58"]
     bare = [text.removeprefix("http://").partition("/")[0] for text in texts]
     return sorted({text.split()[0].split("^")[0] for text in bare} | {*DATES.values()})

@@ -176,7 +176,7 @@ def _block(lines: list[str], caption: int, step: int) -> list[str]:
 
 
 def _side_by_side(cells: list[str]) -> list[Row]:
-    """The rows in a line of a table, or of two that are printed beside each other: text begins a row."""
+    """The rows in a line of a table, or of two that are printed side by side: text begins a row."""
     label, rows = "", []
     begins = True
     for cell in cells:
