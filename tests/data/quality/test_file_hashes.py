@@ -191,7 +191,7 @@ SIMULATE += ("--no-report",)
         ),
         (
             {"config": {}, "rounds": [], "selected_round": 0, "test": {"sites": {}, "mean": {}}},
-            "a finished run with other settings",
+            "results.json is damaged: config is {}, and an object with methods was expected",
         ),
     ],
 )

@@ -225,8 +225,9 @@ def test_the_deviation_of_the_noise_is_as_stated(data):
     policy = PrivacyPolicy(min_images=3, noise_multiplier=0.05, max_epsilon=1e9)
     cases, generator = len(site.cases["training"]), random.Random(0)
     exchange, drawn = ProspectExchange(site), []
-    rows = list(exchange._rows())
-    exchange._rows = lambda: rows
+    contributions = exchange.contributions(policy.bounds)
+    contributions = replace(contributions, values=list(contributions.values))
+    exchange.contributions = lambda bounds: contributions
     for _ in range(60):
         guard = PrivacyGuard("A", policy, cases, generator=generator)
         guard.ledger.spend = lambda *values: 1.0

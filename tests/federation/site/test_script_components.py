@@ -74,5 +74,5 @@ def test_a_case_that_a_script_cannot_score_has_no_score_and_an_impossible_one_is
 def test_a_scripts_file_with_an_odd_name_is_refused_with_what_to_do(tmp_path):
     path = tmp_path / "my train.py"
     path.write_text("")
-    with pytest.raises(ConfigError, match=r"my train\.py: the name of the file goes into the job.*rename it"):
+    with pytest.raises(ConfigError, match=r"my train\.py: the file's name goes into the job.*rename it"):
         loop_reference(str(path))

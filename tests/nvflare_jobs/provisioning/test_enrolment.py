@@ -167,13 +167,13 @@ def test_a_request_that_was_exchanged_on_its_way_is_not_signed(places, basel, ru
         *("--fingerprint", said),
     )
     assert code == 2
-    assert "is another" in err
+    assert "differs" in err
     assert not list(work.rglob("*.signed.zip"))
 
 
 @pytest.mark.parametrize("agreed", [True, False])
 def test_a_request_that_was_changed_on_its_way_is_not_signed(places, basel, run, agreed):
-    """Its key stays, and its name or its part in the federation is another: the fingerprint is of all."""
+    """Its key stays, and its name or its part in the federation differs: the fingerprint covers all."""
     project, _, work = places
     request, said = basel
     forged = work / "forged.request.zip"
@@ -187,7 +187,7 @@ def test_a_request_that_was_changed_on_its_way_is_not_signed(places, basel, run,
     code, _, err = run("enrol", "sign", forged, "--project", project, "--fingerprint", told)
     assert code == 2
     # Where even the telephone was forged, NVFlare compares the parts.
-    assert ("nvflare cert" if agreed else "is another") in err
+    assert ("nvflare cert" if agreed else "differs") in err
     assert not list(work.rglob("*.signed.zip"))
 
 
