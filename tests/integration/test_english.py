@@ -78,6 +78,19 @@ def test_public_names_are_words_of_the_field(trees):
     assert not {path for path in names if RIDDLES & set(words(path.rpartition(".")[2]))}
 
 
+def test_no_variable_is_named_for_having_been_found(trees):
+    """`found` and `told` hold anything: the noun for the content says more."""
+    named = {
+        (name, node.arg if isinstance(node, ast.arg) else node.id)
+        for name, tree in trees.items()
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.Lambda)
+        for node in ast.walk(function)
+        if isinstance(node, ast.arg) or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    }
+    assert not {(name, variable) for name, variable in named if variable in ("found", "told")}
+
+
 def words(name: str) -> list[str]:
     """The words of a name: ``AggregatorExchange`` and ``has_loss`` have two each."""
     return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)]
