@@ -168,6 +168,17 @@ def test_no_other_function_has_more_than_80_lines(trees):
     assert known == named
 
 
+def test_no_call_splats_a_tuple_that_it_writes(trees):
+    calls = [
+        (name, node) for name, tree in trees.items() for node in ast.walk(tree) if isinstance(node, ast.Call)
+    ]
+    assert not [
+        (name, node.lineno)
+        for name, node in calls
+        if any(isinstance(one, ast.Starred) and isinstance(one.value, ast.Tuple) for one in node.args)
+    ]
+
+
 def test_no_module_imports_itself_by_way_of_others(trees):
     remaining = {name: imported_on_import(name, tree, trees) for name, tree in trees.items()}
     while free := {name for name, needed in remaining.items() if not needed & set(remaining)}:

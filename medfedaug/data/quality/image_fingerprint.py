@@ -44,10 +44,10 @@ class Quantity:
     per: str
     low: float
     high: float
-    is_log: bool
-    unit: str
     text: str
     reason: str
+    is_log: bool = False
+    unit: str = ""
     squared: bool = False
     present: bool = False
 
@@ -67,56 +67,91 @@ class Quantity:
 
 QUANTITIES: Mapping[str, Quantity] = {
     "mean": Quantity(
-        *("channel", 0, 1, False, "of the range"),
+        per="channel",
+        low=0,
+        high=1,
+        unit="of the range",
         text="mean intensity, scaled as a run scales it",
         reason="appearance: FedRDN exchanges it, and other sites' images are compared with it",
         squared=True,
     ),
     "std": Quantity(
-        *("channel", 0, 0.5, False, "of the range"),
+        per="channel",
+        low=0,
+        high=0.5,
+        unit="of the range",
         text="standard deviation of the intensities of an image",
         reason="appearance: contrast, and where the site's images land under others' statistics",
         squared=True,
     ),
     "noise": Quantity(
-        *("channel", 1e-4, 0.5, True, "of the range"),
+        per="channel",
+        low=1e-4,
+        high=0.5,
+        is_log=True,
+        unit="of the range",
         text="noise, from the second differences between neighbours",
         reason="appearance: augmentation and normalisation do not remove it",
     ),
     "roughness": Quantity(
-        *("channel", 0, 1, False, ""),
+        per="channel",
+        low=0,
+        high=1,
         text="mean squared difference of neighbours, divided by twice the variance",
         reason="appearance: sharpness of the images on their grid",
     ),
     "geometry": Quantity(
-        *("case", 0, 1, False, ""),
+        per="case",
+        low=0,
+        high=1,
         text="share of the cases whose files give the size of a voxel",
         reason="resolution: without it sizes in mm are unknown",
     ),
     "edge": Quantity(
-        *("case", 0.01, 50, True, "mm"),
+        per="case",
+        low=0.01,
+        high=50,
+        is_log=True,
+        unit="mm",
         text="edge of a voxel in the plane",
         reason="resolution: a network sees voxels, not millimetres",
     ),
     "thickness": Quantity(
-        *("case", 0.01, 50, True, "mm"),
+        per="case",
+        low=0.01,
+        high=50,
+        is_log=True,
+        unit="mm",
         text="longest edge of a voxel",
         reason="resolution: thickness of slices",
     ),
     "extent": Quantity(
-        *("case", 1, 5000, True, "mm"), text="extent of the image in the plane", reason="field of view"
+        per="case",
+        low=1,
+        high=5000,
+        is_log=True,
+        unit="mm",
+        text="extent of the image in the plane",
+        reason="field of view",
     ),
     "present": Quantity(
-        *("class", 0, 1, False, ""), text="share of the cases with the class", reason="prevalence"
+        per="class", low=0, high=1, text="share of the cases with the class", reason="prevalence"
     ),
     "size": Quantity(
-        *("class", 1e-6, 1, True, "of the image"),
+        per="class",
+        low=1e-6,
+        high=1,
+        is_log=True,
+        unit="of the image",
         text="share of the voxels of a case that has the class",
         reason="structure and label style: size of what is outlined",
         present=True,
     ),
     "pieces": Quantity(
-        *("class", 1, 100, True, ""),
+        per="class",
+        low=1,
+        high=100,
+        is_log=True,
         text="number of pieces of a case that has the class, whose voxels touch by a corner at least",
         reason="structure: one lesion or many",
         present=True,

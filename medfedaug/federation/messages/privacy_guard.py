@@ -170,7 +170,13 @@ class PrivacyGuard:
         _log.info(
             "site %s: %d steps of training with noise, each case in one of them with probability %.3g; "
             "ε = %.3g of %g spent at δ = %g over all jobs, %s",
-            *(self.site, steps, rate, epsilon, policy.max_epsilon, policy.delta, self._covered()),
+            self.site,
+            steps,
+            rate,
+            epsilon,
+            policy.max_epsilon,
+            policy.delta,
+            self._covered(),
         )
 
     def _spend(self, what: str, noise: float, releases: int = 1, rate: float = 1.0) -> float:
@@ -210,7 +216,13 @@ class PrivacyGuard:
         _log.info(
             "site %s: %s: statistics of %d cases with noise; ε = %.3g of %g spent at δ = %g over all jobs, "
             "%s",
-            *(self.site, name, self.cases, epsilon, policy.max_epsilon, policy.delta, self._covered()),
+            self.site,
+            name,
+            self.cases,
+            epsilon,
+            policy.max_epsilon,
+            policy.delta,
+            self._covered(),
         )
 
     def _noisy_mean(self, name: str, contributions: Contributions) -> Payload:

@@ -208,7 +208,11 @@ class PrivateTraining(LocalTraining):
             _log.warning(
                 "site %s: %d of %d cases that were drawn in round %d added nothing to the training, the last "
                 "one since %s; the server is not told",
-                *(self.folder.name, failed, drawn, round_.number, reason),
+                self.folder.name,
+                failed,
+                drawn,
+                round_.number,
+                reason,
             )
         return []
 

@@ -196,11 +196,16 @@ class GuardedGate(Gate):
         for oldest in self.book.limit_waiting(most):
             _log.warning(
                 "site %s: %s configurations wait for approval, and one more came: %s, the oldest, is refused",
-                *(self.site, most, oldest.hash[:12]),
+                self.site,
+                most,
+                oldest.hash[:12],
             )
         _log.warning(
             "site %s: job %s waits until it is approved here: %s %s",
-            *(self.site, self.job, self.approve, short),
+            self.site,
+            self.job,
+            self.approve,
+            short,
         )
         while (now := self.book.known(entry.hash)) is not None and now.verdict != APPROVED:
             self._check_refused(now)
