@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -157,10 +158,12 @@ def report(
     loaded = [load_run(run, metric) for run in find_runs(others)]
     local = None
     if features:
-        from medfedaug.experiments.local_features import local_features
-
         if data is None:
             raise ConfigError("--features needs the sites' images: --data")
+        if find_spec("sklearn") is None:  # said before minutes of training
+            raise ConfigError("--features needs scikit-learn for t-SNE; pip install 'medfedaug[tsne]'")
+        from medfedaug.experiments.local_features import local_features
+
         with err_console.status("training local models"):
             local = local_features(loaded, data, device)
     with err_console.status("drawing"):
