@@ -111,7 +111,7 @@ class Composition:
         self.unsent_weights = bool(self.kept_keys) or bool(
             methods_with(self.methods, "global_start", "excludes")
         )
-        """Whether a site's network may have weights that the site never sends."""
+        """Flag: a site's network may have weights that the site never sends."""
         self.epochs_before_test = max(method.epochs_before_test for method in self.methods)
         self.shared = shared_keys({key: state[key] for key in names.values()}, self.kept_keys)
         self.sent = [key for key in self.shared if key not in self.frozen]

@@ -16,25 +16,37 @@ from medfedaug.models import find_head
 Passes = Literal["training", "evaluation"]
 
 
-class FeatureSite(SitePart):
-    """The site's half of a method that uses the input of the network's head in a step's main pass."""
+class HeadInput:
+    """Input of a network's head at its last pass, (B, D); a subclass may reduce it in ``_keep``."""
 
     def __init__(self, network: nn.Module, head: str | None = None) -> None:
         self._seen: Tensor | None = None
-        self._features: Tensor | None = None
         find_head(network, head).register_forward_pre_hook(self._keep)
 
     def _keep(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         self._seen = F.working_precision(args[0])
 
+    def take(self) -> Tensor | None:
+        """Return the features of the last pass, once; ``None`` if they were taken before."""
+        features, self._seen = self._seen, None
+        return features
+
+
+class FeatureSite(HeadInput, SitePart):
+    """The site's half of a method that uses the input of the network's head in a step's main pass."""
+
+    def __init__(self, network: nn.Module, head: str | None = None) -> None:
+        super().__init__(network, head)
+        self._features: Tensor | None = None
+
     def last_features(self) -> Tensor:
         """Return the features of the last pass, once."""
-        features, self._seen = self._seen, None
+        features = self.take()
         assert features is not None
         return features
 
     def after_pass(self, step: Step) -> None:
-        self._features, self._seen = self._seen, None
+        self._features = self.take()
 
     def step_features(self) -> Tensor:
         """Return the features of the step's main pass, once."""
@@ -43,7 +55,7 @@ class FeatureSite(SitePart):
         return features
 
 
-class ClassFeatures:
+class ClassFeatures(HeadInput):
     """Input of a network's head at every pass, and its sums by class over a site's images.
 
     Args:
@@ -56,16 +68,8 @@ class ClassFeatures:
     def __init__(self, context: SiteContext, head: str | None = None, passes: str = "training") -> None:
         assert context.task is not None
         self.context, self.task, self.passes = context, context.task, passes
-        self._last: Tensor | None = None
         self._epoch: deque[tuple[Tensor, Tensor]] = deque()
-        find_head(context.network, head).register_forward_pre_hook(
-            lambda _module, args: setattr(self, "_last", F.working_precision(args[0]))
-        )
-
-    def take(self) -> Tensor | None:
-        """Return the features of the last pass, (B, D), once; ``None`` if they were taken before."""
-        features, self._last = self._last, None
-        return features
+        super().__init__(context.network, head)
 
     def start_round(self) -> None:
         """Forget the features of the previous round."""

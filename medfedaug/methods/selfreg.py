@@ -11,7 +11,7 @@ from torch.nn.functional import mse_loss
 from medfedaug import functional as F
 from medfedaug.methods.average import AveragedParameters, AverageServer
 from medfedaug.methods.base import Method, ServerContext, ServerExchange, SiteContext, SitePart, Step
-from medfedaug.methods.class_features import ClassFeatures, linear_head
+from medfedaug.methods.class_features import HeadInput, linear_head
 from medfedaug.methods.mixup import draw_lambda
 
 _MIXING = 0.5  # of Beta
@@ -78,7 +78,7 @@ class SelfRegSite(AveragedParameters):
     """The site's half: the loss, and the steps of P."""
 
     def __init__(self, method: SelfReg, context: SiteContext) -> None:
-        self.context, self.seen = context, ClassFeatures(context, method.head)
+        self.context, self.head_input = context, HeadInput(context.network, method.head)
         self.projection = method.projection().to(linear_head(context.network, method.head, "selfreg").weight)
         super().__init__(dict(self.projection.named_parameters()))
         self._optimiser: torch.optim.Optimizer | None = None
@@ -88,7 +88,7 @@ class SelfRegSite(AveragedParameters):
 
     def loss(self, step: Step) -> Tensor | None:
         """Return both distances; P gets its gradients with the network."""
-        features = self.seen.take()
+        features = self.head_input.take()
         assert features is not None
         self.projection.zero_grad(set_to_none=True)  # of an earlier pass at other weights
         if len(features) < 2:
