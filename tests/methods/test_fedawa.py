@@ -12,8 +12,6 @@ from torch import nn
 from medfedaug.methods import FedAWA
 from medfedaug.methods.base import RoundMean, ServerContext, SiteUpdate
 
-SITES = ["site_A", "site_B"]
-
 
 def objective(logits, local, model):
     """The two sums, one site after the other."""

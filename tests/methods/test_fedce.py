@@ -7,9 +7,6 @@ import torch
 from reference import Round, assert_models, copied, descend, entries, labels_of, mean, pixels
 from torch.nn.functional import cross_entropy
 
-from medfedaug.federation import run_in_process
-
-SITES = ["site_A", "site_B"]
 MISSED = [("A", "B", "C"), ("A", "C"), ("A", "B", "C"), ("A", "B", "C")]
 
 
@@ -84,10 +81,3 @@ def test_weights_follow_the_contributions(federate, tmp_path, plan, mode, kept):
     assert len({round(weight, 3) for weight in history[-1].values()}) == 3
     for record, weights in zip(run.server.rounds, history, strict=True):
         assert record["methods"]["fedce"]["weights"] == pytest.approx(weights, abs=1e-5)
-
-
-def test_the_payloads(phantom_dir, tiny_config):
-    server = run_in_process(tiny_config("fedce"), phantom_dir, SITES, "cpu")
-    assert {record["bytes"]["fedce"]["up"] for record in server.rounds} == {2 * 2 * 4}
-    assert set(server.payload) == {"fedce/weight/site_A", "fedce/weight/site_B"}
-    assert "fedce/error" in server.rounds[1]["sites"]["site_A"]

@@ -13,12 +13,10 @@ from torch.nn.functional import cross_entropy
 
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.experiments.simulate import simulate
-from medfedaug.federation import SiteTrainer, run_in_process
+from medfedaug.federation import SiteTrainer
 from medfedaug.methods import PartialFedAdaptive
 from medfedaug.methods.base import SiteContext
 from medfedaug.runs.evaluate import evaluate_model
-
-SITES = ["site_A", "site_B", "site_C"]
 
 
 class Squares:
@@ -179,11 +177,6 @@ def test_a_finished_run_is_evaluated_with_each_sites_weights(phantom_dir, tiny_c
         evaluate_model(out / "global_model.pt", phantom_dir, device="cpu")
     evaluation = evaluate_model(out / "global_model.pt", phantom_dir, device="cpu", state=out / "elsewhere")
     assert evaluation["sites"] == scores
-
-
-def test_it_needs_sites_that_are_apart(tiny_config, phantom_dir):
-    with pytest.raises(ConfigError, match="partialfed_adaptive requires separate_sites"):
-        run_in_process(tiny_config("partialfed_adaptive,pooled"), phantom_dir, SITES, "cpu")
 
 
 RATE, TEMPERATURE, EPOCHS = 0.3, 0.7, 2

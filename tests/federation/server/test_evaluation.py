@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import shlex
@@ -12,7 +11,6 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from results import Page
 from running import command
 
 from medfedaug.analysis.local_vs_global import worth_table
@@ -29,7 +27,6 @@ from medfedaug.federation.site.evaluation import EvaluationSite
 from medfedaug.federation.site.gate import GuardedGate
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.metrics.significance import compare_patients
-from medfedaug.nvflare_jobs.simulator import simulator
 from medfedaug.privacy import LEDGER_FILE, JobBook, JobRules, PrivacyLedger, PrivacyPolicy, Pseudonyms
 from medfedaug.privacy.score_release import step_of
 
@@ -125,31 +122,6 @@ def test_models_of_a_site_are_scored_at_the_others_as_it_uses_them(hospitals, co
     assert record["cross_site"]["local"]["site_A"]["site_B"]["dice"] == pytest.approx(by_hand)
     personal = record["cross_site"]["personal"]["site_A"]["site_B"]["dice"]
     assert personal not in (dice(record, "global")["site_B"], dice(record, "personal")["site_B"])
-
-
-def test_the_page_answers_whether_the_federation_is_worth_it(run, hospitals, compared, tmp_path):
-    record, _ = compared
-    page, tables = tmp_path / "page.html", tmp_path / "tables"
-    code, _, err = run("report", hospitals / "runs/ditto/evaluation.json", "--out", page, "--tables", tables)
-    assert code == 0, err
-    text = Page(page.read_text()).text
-    assert "Is the federation worth it for a site?" in text
-    for row in worth_table(record).rows:
-        assert row.sentence("dice") in text
-    assert "personal (own weights)" in text
-    rows = list(csv.DictReader((tables / "worth.csv").open()))
-    assert [(row["site"], row["model"]) for row in rows] == [
-        (site, model) for site in SITES for model in ("global", "personal (own weights)")
-    ]
-    assert float(rows[0]["local"]) == pytest.approx(dice(record, "local")["site_A"])
-    rows = list(csv.DictReader((tables / "local_at_sites.csv").open()))
-    assert {row["model_of"] for row in rows} == set(SITES)
-    # A run's folder with an evaluation in it shows both.
-    code, _, err = run("report", hospitals / "runs/ditto", "--out", page)
-    assert code == 0, err
-    text = Page(page.read_text()).text
-    assert "Is the federation worth it for a site?" in text
-    assert "Dice on the test cases" in text
 
 
 def test_a_site_that_trained_and_is_not_there_is_named(hospitals, tmp_path):
@@ -355,34 +327,6 @@ def test_the_job_in_nvflares_simulator_gives_what_is_had_in_process(run, hospita
     assert "site_A, personal model: " in printed
 
 
-@pytest.mark.slow  # the same in process is fast
-def test_a_site_of_the_job_that_allows_summaries_alone_sends_no_case(run, hospitals, compared, tmp_path):
-    write = simulator._write_site_settings
-
-    def limited(workspace):
-        write(workspace)
-        settings = workspace / "local/medfedaug.json"
-        content = json.loads(settings.read_text())
-        content["privacy"] |= {"min_images": 6, "scores": "summary", "lend_models": False}
-        settings.write_text(json.dumps(content))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulator, "_write_site_settings", limited)
-        record = evaluate_sites(
-            hospitals / "runs/ditto",
-            hospitals / "data",
-            local=[str(hospitals / "runs/single")],
-            cross_site=True,
-            engine="nvflare",
-            device="cpu",
-        )
-    names = {case for models in compared[0]["sites"].values() for case in models["global"]["cases"]}
-    assert not any(case in json.dumps(record) for case in names)
-    sent, exact = record["sites"]["site_A"]["global"]["dice"], dice(compared[0], "global")["site_A"]
-    assert abs(sent - exact) <= 1.5 * step_of(6)
-    assert set(record["kept"]["local"]) == set(SITES)
-
-
 def test_a_model_of_a_job_is_checked_when_it_is_read(hospitals, tmp_path):
     runs, _ = evaluated_runs(hospitals / "runs/ditto", [str(hospitals / "runs/single")])
     run, path = runs[FEDERATION], tmp_path / "model.safetensors"
@@ -397,25 +341,3 @@ def test_a_model_of_a_job_is_checked_when_it_is_read(hospitals, tmp_path):
     path.write_bytes(bytes(2**24))
     with pytest.raises(ConfigError, match="larger than a model"):
         type(run).load(path, small)
-
-
-def test_the_other_commands_of_the_page_run(run, hospitals, compared, kits, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    links = {name: hospitals / name for name in ("data", "runs", "worth.json")}
-    for name, path in {**links, "hospital-a": kits / "hospital-a"}.items():
-        (tmp_path / name).symlink_to(path)
-    first, *others = page_commands()
-    assert [words[0] for words in (first, *others)] == [
-        *("evaluate", "report", "export", "site-config", "site-config", "site-config")
-    ]
-    for words in others:
-        code, _, err = run(*words)
-        assert code == 0, err
-    assert (tmp_path / "tables/worth.md").exists()
-    settings = json.loads((tmp_path / "hospital-a/local/medfedaug.json").read_text())
-    said = {"min_images": 10, "scores": "summary", "lend_models": True, "max_unknown_models": 8}
-    assert settings["privacy"] == said
-    _, printed, _ = run("doctor", "--kit", "hospital-a", "--data", "data/site_A", "--offline")
-    text = " ".join(printed.replace("│", " ").split())
-    assert "no score of a case leaves" in text
-    assert "may be sent to be scored" in text
