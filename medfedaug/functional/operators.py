@@ -174,10 +174,11 @@ def instance_share(
     out_bias: Tensor,
     z: Tensor | None = None,
 ) -> Tensor:
-    r"""α of each image (FedFD-A Eq. 7), (B, 1).
+    """α of each image (FedFD-A Eq. 7), (B, 1).
 
-    .. math:: \alpha = \mathrm{clamp}(z \delta + \epsilon, 0, 1), \qquad
-              [\delta; \epsilon] = G([\mu_i - \mu_G;\ \sigma_i - \sigma_G])
+    ::
+
+        α = clamp(z δ + ε, 0, 1),   [δ; ε] = G([μᵢ − μ_G; σᵢ − σ_G])
 
     Args:
         mean_difference: (B, C).
