@@ -33,7 +33,7 @@ from medfedaug.nvflare_jobs.job.messages import reply_to_model, request_from_mod
 from medfedaug.nvflare_jobs.job.origin import job_origin
 from medfedaug.nvflare_jobs.job.prospect import write_site_page
 from medfedaug.nvflare_jobs.public_paths import public_path
-from medfedaug.privacy import JOBS_FOLDER, LEDGER_FILE, JobBook, PrivacyLedger, Pseudonyms, public_text
+from medfedaug.privacy import JOBS_FOLDER, LEDGER_FILE, JobBook, Pseudonyms, public_text
 from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.utils import plugins
 from medfedaug.utils.printable import log_printable
@@ -184,8 +184,6 @@ def site_trainer(name: str, config: RunConfig, settings: SiteSettings, threads: 
     assert settings.state is not None  # a kit always has one
     state = settings.state / name
     ledger = settings.state / LEDGER_FILE
-    for older in settings.state.glob("*/privacy_ledger.json"):
-        PrivacyLedger(ledger).take_over(older)
     return SiteTrainer(
         config,
         settings.data,
