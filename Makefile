@@ -144,7 +144,8 @@ release: install
 	test -n "$(VERSION)" || { echo "VERSION=1.2.3 is missing"; exit 2; }
 	test -z "$$(git status --porcelain)" || { echo "commit first"; exit 2; }
 	$(BIN)/python deploy/release.py version $(VERSION)
-	git add -A CHANGELOG.md CITATION.cff SECURITY.md medfedaug/_version.py
+	$(BIN)/python docs/generate.py
+	git add -A CHANGELOG.md CITATION.cff SECURITY.md medfedaug/_version.py nvflare_jobs/jobs
 	git commit -m "release: $(VERSION)"
 	git tag -a v$(VERSION) -m "medfedaug $(VERSION)"
 

@@ -110,7 +110,7 @@ def test_export_writes_the_job_that_the_simulator_runs(run, tmp_path):
     assert json.loads((job / "meta.json").read_text())["min_clients"] == 4
     client = json.loads((job / "app/config/config_fed_client.json").read_text())
     (executor,) = client["executors"]
-    assert executor["executor"]["path"] == "medfedaug.nvflare_jobs.executor.SiteExecutor"
+    assert executor["executor"]["path"] == "medfedaug.nvflare_jobs.job.executor.SiteExecutor"
     config = RunConfig.from_dict(executor["executor"]["args"]["config"])
     assert (config.rounds, config.classes) == (3, ("background", "lesion"))
     server = json.loads((job / "app/config/config_fed_server.json").read_text())
