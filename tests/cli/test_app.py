@@ -30,7 +30,7 @@ def test_help_names_every_command(run):
     for command in ("phantom", "statistics", "simulate", "export", "evaluate", "predict", "report"):
         assert command in out
         assert run(command, "--help")[0] == 0
-    assert run("--version")[1].count(".") == 2
+    assert run("--version")[1].strip() == medfedaug.__version__
     module = subprocess.run([sys.executable, "-m", "medfedaug", "--version"], capture_output=True, text=True)
     assert module.stdout == run("--version")[1]
 
