@@ -12,7 +12,7 @@ DEMO := demo
 # imports torch and MONAI then starts in half the time, and tests start many.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-elsewhere test-slow coverage lint types catalogue docs docs-fast notebooks wheel wheelhouse changes dist release clean
+.PHONY: install demo test test-elsewhere test-all coverage lint types catalogue docs docs-fast notebooks wheel wheelhouse changes dist release clean
 
 install: $(STAMP)
 
@@ -66,8 +66,9 @@ test: install
 test-elsewhere:
 	.ci/elsewhere test
 
-test-slow: install
-	$(BIN)/python -m pytest -m slow
+# The slow tests too: those of whole deployments, of clusters and of every combination.
+test-all: install
+	$(RUN_TESTS) -m "slow or not slow" --durations 15
 
 # Lines and branches that the fast tests run, those in processes that they start too: `make test` stays without it.
 coverage: install
