@@ -36,9 +36,7 @@ def write_rtstruct(path: Path, series: Path, voxels: np.ndarray, segments: Segme
         save_object(_structure_set(volume, source, voxels, segments), source, path)
 
 
-def _structure_set(
-    volume: DicomSeries, source: Dataset, voxels: np.ndarray, segments: Segments
-) -> Dataset:
+def _structure_set(volume: DicomSeries, source: Dataset, voxels: np.ndarray, segments: Segments) -> Dataset:
     import highdicom as hd
 
     if volume.affine is None:

@@ -193,9 +193,9 @@ def test_a_name_that_its_character_set_cannot_decode_is_refused_for_every_object
         header.SpecificCharacterSet, header.PatientName = "ISO_IR 192", "?" * len(name)
         header.save_as(file)
         file.write_bytes(file.read_bytes().replace(b"?" * len(name), name))
-    with pytest.raises(DataError, match="no DICOM SEG can be written for it: .* cannot decode"):
+    with pytest.raises(DataError, match=r"no DICOM SEG can be written for it: .* cannot decode"):
         write_segmentation(tmp_path / "seg2.dcm", tmp_path / "series", label, SEGMENTS)
-    with pytest.raises(DataError, match="no RTSTRUCT can be written for it: .* cannot decode"):
+    with pytest.raises(DataError, match=r"no RTSTRUCT can be written for it: .* cannot decode"):
         write_rtstruct(tmp_path / "rt2.dcm", tmp_path / "series", label, SEGMENTS)
     assert not [*tmp_path.glob("*2.dcm")]
 
