@@ -12,7 +12,7 @@ DEMO := demo
 # imports torch and MONAI then starts in half the time, and tests start many.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-elsewhere test-all coverage lint types catalogue docs docs-fast notebooks wheel wheelhouse changes dist release clean
+.PHONY: install demo test test-elsewhere test-all coverage lint types catalogue docs docs-fast notebooks wheel wheelhouse dist release clean
 
 install: $(STAMP)
 
@@ -136,10 +136,6 @@ wheelhouse: install
 	  --constraint deploy/constraints.txt $(if $(CUDA),,--constraint deploy/cpu.txt) "medfedaug[$(EXTRAS)] @ file://$(CURDIR)" pip
 	$(BIN)/python deploy/wheelhouse.py $(WHEELHOUSE)
 
-# The changes of the next version as they will stand in CHANGELOG.md.
-changes: install
-	$(BIN)/towncrier build --draft --version next
-
 # Wheel, source, list of components (CycloneDX), notes of the version and a page for pip, to attach to a release.
 # ADDRESS=https://... is where the files will be found: the notes then say how pip installs the wheel from there.
 dist: install
@@ -150,18 +146,16 @@ dist: install
 	build/release/bin/pip install --quiet --no-deps --index-url https://download.pytorch.org/whl/cpu torch==2.13.0
 	build/release/bin/pip install --quiet dist/*.whl
 	$(BIN)/cyclonedx-py environment --output-reproducible --output-format JSON -o dist/sbom.cdx.json build/release/bin/python
-	$(BIN)/python changes/release.py notes dist/notes.md
-	$(BIN)/python changes/release.py page dist $(ADDRESS)
+	$(BIN)/python deploy/release.py notes dist/notes.md
+	$(BIN)/python deploy/release.py page dist $(ADDRESS)
 	cd dist && sha256sum *.whl *.tar.gz *.json *.html > SHA256SUMS
 
-# VERSION=0.3.0: writes the version and its changes, commits and tags. Nothing is pushed (docs/releasing.md).
+# VERSION=0.4.0: writes the version, also above the changes, commits and tags. Nothing is pushed (docs/releasing.md).
 release: install
 	test -n "$(VERSION)" || { echo "VERSION=1.2.3 is missing"; exit 2; }
 	test -z "$$(git status --porcelain)" || { echo "commit first"; exit 2; }
-	$(BIN)/python changes/release.py collect
-	$(BIN)/towncrier build --yes --version $(VERSION)
-	$(BIN)/python changes/release.py version $(VERSION)
-	git add -A CHANGELOG.md CITATION.cff SECURITY.md changes medfedaug/_version.py
+	$(BIN)/python deploy/release.py version $(VERSION)
+	git add -A CHANGELOG.md CITATION.cff SECURITY.md medfedaug/_version.py
 	git commit -m "release: $(VERSION)"
 	git tag -a v$(VERSION) -m "medfedaug $(VERSION)"
 
