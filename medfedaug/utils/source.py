@@ -231,8 +231,15 @@ def find_definition(path: str) -> Definition | None:
         >>> find_definition("medfedaug.errors.ConfigError").node.name
         'ConfigError'
     """
+    return _find(path, set())
+
+
+def _find(path: str, asked: set[str]) -> Definition | None:
     module, _, name = path.rpartition(".")
-    source = read_source(module) if module else None
+    if not module or path in asked:  # packages that import each other
+        return None
+    asked.add(path)
+    source = read_source(module)
     if source is None:
         return None
     for node in source.tree.body:
@@ -243,6 +250,6 @@ def find_definition(path: str) -> Definition | None:
             for alias in node.names:
                 if (alias.asname or alias.name) == name or alias.name == "*":
                     origin = name if alias.name == "*" else alias.name
-                    if found := find_definition(f"{source.origin(node)}{origin}"):
+                    if found := _find(f"{source.origin(node)}{origin}", asked):
                         return found
     return None
