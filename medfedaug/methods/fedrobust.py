@@ -53,7 +53,6 @@ class FedRobust(Method):
     """
 
     name = "fedrobust"
-    capturable = True
 
     def __init__(
         self,

@@ -77,7 +77,6 @@ class FedSR(Method):
     """
 
     name = "fedsr"
-    capturable = True
     tasks = ("classification",)
     requires = frozenset({"labels"})
 
