@@ -140,6 +140,7 @@ def _kit_files(kit: Kit) -> Iterator[Check]:
     configure = f"medfedaug site-config --kit {kit.path}"
     try:
         resources, policy = kit.resources(), kit.policy()
+        kit.check_version()
     except ConfigError as error:
         yield Check("kit", False, str(error), "Correct it, or provision the kit again.")
         return
@@ -175,7 +176,7 @@ def _classes(resources: dict[str, Any], server: bool, configure: str) -> Check:
         advice = f"Correct local/resources.json, or {configure} --only-medfedaug"
         return Check(name, False, f"{void}: a job can run any command here", advice)
     if old := allowed.outdated(entries, server):
-        text = f"{', '.join(old)}: of an earlier site-config; a job without code can run any command here"
+        text = f"{', '.join(old)}: more than jobs need; a job without code can run any command here"
         return Check(name, False, text, configure)
     if missing := allowed.lacking(entries, server):
         return Check(name, False, f"{', '.join(missing)}: not in class_allow_list", configure)
