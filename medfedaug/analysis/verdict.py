@@ -38,7 +38,7 @@ class Verdict:
         lacking: missing evidence, if the verdict is open.
         carried: sites without which the difference is not shown, each with the mean difference of the
             patients elsewhere; ``None`` if all patients are of that site.
-        unconfirmed: the reason, if only the possibility of rare losses or gains stands against the difference.
+        unconfirmed: the reason, if only rare losses or gains could undo the difference.
     """
 
     word: str
