@@ -58,15 +58,14 @@ def mean_interval(
     confidence: float = 0.95,
     patients: Sequence[Hashable] | None = None,
 ) -> tuple[float, float] | None:
-    r"""Return the interval of a mean over patients by Student's t.
+    """Return the interval of a mean over patients by Student's t.
 
-    .. math::
+    ::
 
-        \bar{x} \pm t_{m-1} \frac{1}{n} \sqrt{\frac{m}{m - 1} \sum_{p=1}^m
-        \Bigl(\sum_{i \in p} (x_i - \bar{x})\Bigr)^2}, \qquad \text{within } [0, \text{largest}]
+        x̄ ± tₘ₋₁ (1/n) √((m/(m − 1)) Σ_(p=1..m) (Σ_(i∈p) (xᵢ − x̄))²),   within [0, largest]
 
     It is the linearised error of a mean over clusters (Cochran, Sampling Techniques, 1977, Section 9A). With
-    one value of each patient it is the usual :math:`\bar{x} \pm t_{n-1} \, s / \sqrt{n}`.
+    one value of each patient it is the usual ``x̄ ± tₙ₋₁ s / √n``.
 
     Args:
         values: n scores.
@@ -110,9 +109,11 @@ def interval_ends(metric: Metric, values: Sequence[tuple[float, Hashable]]) -> d
 
 
 def detectable_difference(spread: float, pairs: int, power: float = 0.8, level: float = 0.05) -> float:
-    r"""Return the resolution of an experiment: the smallest true difference that a paired t-test detects.
+    """Return the resolution of an experiment: the smallest true difference that a paired t-test detects.
 
-    .. math:: d = \lambda s / \sqrt n, \qquad P(|T'_{n-1}(\lambda)| > t_{1 - \alpha / 2, n-1}) = 1 - \beta
+    ::
+
+        d = λ s / √n,   P(|T′ₙ₋₁(λ)| > t_(1−α/2, n−1)) = 1 − β
 
     with T' Student's t with noncentrality λ.
 
@@ -156,17 +157,17 @@ def _power(noncentrality: float, critical: float, df: int) -> float:
 def sign_flip_test(
     differences: Sequence[float], confidence: float = 0.95, seed: int = 0
 ) -> tuple[float, float, float]:
-    r"""Test a mean difference by randomisation; return the p-value, and the interval of accepted means.
+    """Test a mean difference by randomisation; return the p-value, and the interval of accepted means.
 
-    If the true mean is :math:`\delta`, each :math:`d_i - \delta` is as likely to have the other sign (Fisher,
-    1935). With :math:`a_s = \overline{s_i d_i}` and :math:`b_s = \overline{s_i}` over the assignments
-    :math:`s \in \{-1, 1\}^n`,
+    If the true mean is δ, each ``dᵢ − δ`` is as likely to have the other sign (Fisher,
+    1935). With ``aₛ = mean(sᵢ dᵢ)`` and ``bₛ = mean(sᵢ)`` over the assignments
+    ``s ∈ {−1, 1}ⁿ``, ::
 
-    .. math:: p(\delta) = P_s\left(|a_s - \delta b_s| \ge |\bar d - \delta|\right),
+        p(δ) = Pₛ(|aₛ − δ bₛ| ≥ |d̄ − δ|),
 
-    and an assignment is at least as extreme exactly for the :math:`\delta` between
-    :math:`(\bar d - a_s) / (1 - b_s)` and :math:`(\bar d + a_s) / (1 + b_s)`. Hence p is the share of these
-    ranges that contain 0, and the interval, in which :math:`p(\delta) > 1 -` ``confidence``, follows from
+    and an assignment is at least as extreme exactly for the δ between
+    ``(d̄ − aₛ) / (1 − bₛ)`` and ``(d̄ + aₛ) / (1 + bₛ)``. Hence p is the share of these
+    ranges that contain 0, and the interval, in which ``p(δ) > 1 − confidence``, follows from
     their ends. It excludes 0 if and only if p is at most 1 - ``confidence``.
 
     Args:
