@@ -221,6 +221,49 @@ def _assignments(sample: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarr
     return np.concatenate(flipped), np.concatenate(balance)
 
 
+def rare_loss_test(differences: Sequence[float], worst: float) -> float:
+    """Return the probability of such gains if rare losses, which this sample need not contain, undo them.
+
+    A method that misses a structure in 5% of patients loses there what it gains elsewhere, and 20 patients
+    contain none of those 5% in one sample of three. No test of the observed differences alone can see this.
+    With the worst possible difference ``w`` and weights W from a flat Dirichlet distribution,
+
+        p = P(W₀ w + Σᵢ Wᵢ dᵢ ≤ 0),    W = E / Σ E,    E₀, …, Eₙ independent and exponential with mean 1,
+
+    is the level of the lower confidence limit of Gaffke (Mathematical Methods of Statistics, 2005; see
+    Learned-Miller and Thomas, arXiv 1905.06208) that touches 0. The p-value here is two-sided, 2p. The
+    probability is that of a sum of exponentials, by Gil-Pelaez's inversion of its characteristic function.
+    With equal differences d it is 2 (1 − d / (d − w))ⁿ, here 2 (0.7 / 0.75)ⁿ.
+
+    Args:
+        differences: n differences in the direction of the claim, one per patient; a gain is positive.
+        worst: the smallest difference that a patient can have, below 0.
+
+    Returns:
+        The two-sided p-value, at most 1.
+
+    Example:
+        >>> [round(rare_loss_test([0.05] * patients, worst=-0.7), 4) for patients in (20, 120)]
+        [0.5032, 0.0005]
+    """
+    from scipy.integrate import quad
+
+    values = np.append(np.asarray(differences, dtype=np.float64), worst)
+    values = values[values != 0]
+    if not (values > 0).any():
+        return 1.0
+    values /= np.abs(values).max()
+
+    def integrand(angle: float) -> float:
+        t = math.tan(angle)
+        phase = float(np.arctan(t * values).sum())
+        modulus = math.exp(-0.5 * float(np.log1p((t * values) ** 2).sum()))
+        return math.sin(phase) * modulus * (1 + t * t) / t
+
+    area, _ = quad(integrand, 1e-12, math.pi / 2 - 1e-12, limit=400)
+    return min(1.0, max(0.0, 1.0 - 2.0 * area / math.pi))
+
+
 @dataclass(frozen=True)
 class PairedTest:
     """Result of a paired t-test.
