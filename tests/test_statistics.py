@@ -71,29 +71,6 @@ def test_tensors_and_metatensors_are_read_and_left_alone():
     assert type(channel_statistics([MetaTensor(array)]).mean) is torch.Tensor
 
 
-def test_one_image_is_held_at_a_time():
-    alive = 0
-    most = 0
-
-    class Image(np.ndarray):
-        def __del__(self):
-            nonlocal alive
-            alive -= 1
-
-    def images():
-        nonlocal alive, most
-        for i in range(5):
-            image = np.full((1, 4, 4), float(i)).view(Image)
-            alive += 1
-            most = max(most, alive)
-            yield image
-            del image
-
-    assert channel_statistics(images()).count == 5
-    # The one being worked on, and the one that replaces it in the loop.
-    assert most <= 2
-
-
 @pytest.mark.parametrize(
     ("images", "message"),
     [
@@ -153,16 +130,6 @@ def test_pairs_of_constant_channels_are_those_of_an_average_site():
     assert [pair.count for pair in pairs.values()] == [4, 5, 6]
     assert usable_pairs(pairs) == pairs
     assert SITES["B"].std[1] == 0
-
-
-def test_what_is_constant_at_the_own_site_has_the_own_mean_in_all_pairs():
-    pairs = usable_pairs(SITES, own=SITES["B"])
-    assert [pair.mean.tolist() for pair in pairs.values()] == [
-        [1.0, 0.0, 7.0],
-        [2.0, 0.0, 7.0],
-        [3.0, 0.0, 7.0],
-    ]
-    assert all((pair.std > 0).all() for pair in pairs.values())
 
 
 def test_pairs_without_a_constant_channel_stay_to_the_bit():
@@ -268,37 +235,23 @@ def file_with(sites, **other):
         ("", "Expecting value"),
         ("{", "Expecting"),
         ("[1, 2]", "not a statistics file"),
-        ("null", "not a statistics file"),
         ("[" * 100_000, ""),
-        ('{"sites": {}}', "not a statistics file"),
         (file_with({"DU": PAIR}, format="other"), "not a statistics file"),
         (file_with({"DU": PAIR}, version=2), "version is 2, this release reads 1"),
-        (file_with({"DU": PAIR}, version="1"), "version is '1'"),
         (file_with({"DU": PAIR}, version=True), "version is True"),
         (file_with([PAIR]), '"sites" to be a mapping'),
         (file_with({}), "no site"),
-        (file_with({"": PAIR}), "name of a site"),
         (file_with({"DU": [[0.5], [0.25]]}), "site 'DU': expected a mapping"),
         (file_with({"DU": {"mean": [0.5], "std": [0.25]}}), "site 'DU': expected the keys"),
-        (file_with({"DU": {**PAIR, "extra": 1}}), "site 'DU': expected the keys"),
-        (file_with({"DU": {**PAIR, "mean": []}}), "site 'DU': expected mean of shape"),
         (file_with({"DU": {**PAIR, "mean": 0.5}}), "site 'DU': expected mean of shape"),
-        (file_with({"DU": {**PAIR, "mean": [[0.5]]}}), "site 'DU': expected mean of shape"),
         (file_with({"DU": {**PAIR, "mean": [None]}}), "site 'DU': mean is not a sequence of numbers"),
-        (file_with({"DU": {**PAIR, "mean": ["0.5"]}}), "site 'DU': mean is not a sequence of numbers"),
-        (file_with({"DU": {**PAIR, "std": [True]}}), "site 'DU': std is not a sequence of numbers"),
         (file_with({"DU": {**PAIR, "mean": [10**400]}}), "site 'DU': mean is not a sequence of numbers"),
         (file_with({"DU": {**PAIR, "mean": [0.5, 0.5]}}), "site 'DU': .*2 and 1"),
-        (file_with({"DU": {**PAIR, "std": [0]}}), "site 'DU': standard deviation of channel 0 is 0.0"),
         (file_with({"DU": {**PAIR, "std": [-0.1]}}), "site 'DU': standard deviation of channel 0 is -0.1"),
-        (file_with({"DU": {**PAIR, "std": [float("nan")]}}), "site 'DU': standard deviation of channel 0"),
-        (file_with({"DU": {**PAIR, "mean": [float("inf")]}}), "site 'DU': mean of channel 0 is inf"),
         (
             file_with({"DU": PAIR}).replace("0.25", "1e400"),
             "site 'DU': standard deviation of channel 0 is inf",
         ),
-        (file_with({"DU": {**PAIR, "std": [1e300]}}), "site 'DU': standard deviation of channel 0"),
-        (file_with({"DU": {**PAIR, "count": 0}}), "site 'DU': count is 0"),
         (file_with({"DU": {**PAIR, "count": "12"}}), "site 'DU': count is '12'"),
         (
             file_with({"DU": PAIR, "CU": {"mean": [0, 0], "std": [1, 1], "count": 1}}),

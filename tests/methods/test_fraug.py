@@ -163,22 +163,6 @@ def test_a_step_is_equations_2_to_6(args):
     assert ("rtnet_loss" in site.metrics()) == args.get("rtnet", True)
 
 
-def test_prototypes_are_equation_4_for_the_classes_of_the_batch():
-    network, site, step = begun(steps=5, prototype_rate=0.4)
-    site.loss(step)
-    first = site.means.clone()
-    assert site.seen.tolist() == [True, True, False, True]
-    torch.testing.assert_close(first[0], step.inputs[step.targets == 0].mean(0))
-    assert float(first[2].abs().sum()) == 0
-    site.after_step(step)
-    x, y = torch.randn(2, 6, dtype=torch.float64), torch.tensor([0, 2])
-    site.loss(Step(network, x, y, network(x)))
-    rate = 0.4 * math.exp(-5 * 0.16)
-    torch.testing.assert_close(site.means[0], (1 - rate) * first[0] + rate * x[0])
-    torch.testing.assert_close(site.means[2], x[1])
-    assert torch.equal(site.means[1], first[1])  # not in the batch: it stays
-
-
 def test_gradients_taken_again_leave_the_prototypes_of_the_first_pass():
     network, site, step = begun(prototype_rate=0.4)
     other, alone, _ = begun(prototype_rate=0.4)

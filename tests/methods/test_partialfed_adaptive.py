@@ -68,51 +68,6 @@ def test_a_site_learns_to_keep_the_layers_that_serve_it(site):
     assert all(parameter.grad is None for parameter in network.parameters())
 
 
-def test_logits_descend_along_the_gradient_of_the_mixture(site):
-    """One step against the loss written out, with numerical derivatives."""
-    part, network, _ = site
-    part.method = PartialFedAdaptive(epochs=1, learning_rate=0.1, temperature=0.7)
-    (inputs, targets), *_ = part.context.training_batches()
-    part.context = SiteContext("A", network, training_batches=lambda: [(inputs, targets)], task=Squares())
-    part.personalise()
-    own, received = part._own, part._global
-    torch.manual_seed(5)
-    uniform = torch.rand(3)
-    torch.manual_seed(5)
-    part.start_round()
-
-    def loss(logits: torch.Tensor) -> float:
-        u = torch.sigmoid((logits + uniform.log() - (1 - uniform).log()) / 0.7).double()
-        entry = {
-            key: u[i] * received[key].double() + (1 - u[i]) * own[key].double()
-            for i, name in enumerate(part.layers)
-            for key in part.layers[name]
-        }
-        x = inputs.double() @ entry["0.weight"].T + entry["0.bias"]
-        x = (x - entry["1.running_mean"]) / (entry["1.running_var"] + 1e-5).sqrt()
-        x = x * entry["1.weight"] + entry["1.bias"]
-        return float((x @ entry["2.weight"].T + entry["2.bias"] - targets).square().mean())
-
-    for layer in (0, 2):
-        change = torch.zeros(3)
-        change[layer] = 1e-2
-        slope = loss(change) - loss(-change)
-        assert abs(slope) > 1e-6
-        assert part.logits[layer].item() == pytest.approx(
-            -0.1 if slope > 0 else 0.1, rel=1e-3
-        )  # Adam's first
-
-
-def test_nothing_happens_before_a_site_has_weights_of_its_own():
-    network = two_layers(0)
-    before = {key: value.clone() for key, value in network.state_dict().items()}
-    part = PartialFedAdaptive().at_site(SiteContext("A", network))
-    part.personalise()
-    part.start_round()
-    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
-    assert part.metrics() == {"loaded": 1.0}
-
-
 def test_a_loss_that_is_not_finite_is_named(site):
     part, network, _ = site
     with torch.no_grad():

@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+import torch._dynamo  # knows PyTorch's functions as they are when it is imported, which is before `Draws`
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy

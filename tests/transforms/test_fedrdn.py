@@ -39,8 +39,7 @@ def drawn_site(out, x):
     return close[0]
 
 
-@pytest.mark.parametrize("spatial", [(6,), (6, 5), (6, 5, 4)])
-@pytest.mark.parametrize("site", list(SITES))
+@pytest.mark.parametrize(("spatial", "site"), [((6,), "A"), ((6, 5), "B"), ((6, 5, 4), "C")])
 def test_a_named_site_is_the_equation(spatial, site):
     x = image(*spatial)
     transform = FedRDN(SITES, site=site)
@@ -78,12 +77,6 @@ def test_average_pair():
     for _ in range(3):
         expected = (x.double().numpy() - mean[:, None, None]) / std[:, None, None]
         np.testing.assert_allclose(transform(x).numpy(), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_equals_monai_normalisation_of_the_same_pair():
-    x = image(16, 16)
-    expected = NormalizeIntensity(subtrahend=[0.3, 20.0], divisor=[0.7, 3.0], channel_wise=True)(x.clone())
-    torch.testing.assert_close(FedRDN(SITES, site="B")(x), expected)
 
 
 @pytest.mark.parametrize(
@@ -136,16 +129,9 @@ def test_impossible_arguments(cls, args, message):
         cls(**args)
 
 
-def test_an_unseen_site_brings_its_own_statistics():
-    x = image(4, 4)
-    own = ChannelStatistics(x.mean(dim=(1, 2)), x.std(dim=(1, 2), unbiased=False), 1)
-    out = FedRDN({"new": own}, site="new")(x)
-    torch.testing.assert_close(out.mean(dim=(1, 2)), torch.zeros(2), atol=1e-6, rtol=0)
-    torch.testing.assert_close(out.std(dim=(1, 2), unbiased=False), torch.ones(2))
-
-
-@pytest.mark.parametrize("kind", ["numpy", "torch", "meta"])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "uint8", "int16", "uint16"])
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("numpy", "uint16"), ("numpy", "float16"), ("torch", "uint8"), ("meta", "float64")]
+)
 def test_types_in_and_out_and_no_mutation(kind, dtype):
     array = image(5, 4).numpy().astype(dtype)
     x = {"numpy": lambda a: a, "torch": torch.from_numpy, "meta": MetaTensor}[kind](array.copy())
