@@ -48,13 +48,13 @@ from medfedaug.config.plan import Plan, planning_settings
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.sites import find_sites
-from medfedaug.experiments.simulate import configure
 from medfedaug.federation import SiteTrainer
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.planning.fingerprint import fingerprint
 from medfedaug.federation.planning.planner import make_plan
 from medfedaug.methods import parse_methods
 from medfedaug.models.memory_format import channels_last
+from medfedaug.simulate import configure
 from medfedaug.tasks import Task
 from medfedaug.tasks.losses import Loss
 
