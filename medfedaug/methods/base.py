@@ -429,10 +429,6 @@ class Method:
     """The spatial dimensions of the images that the method can use."""
     epochs_before_test: int = 0
     """The number of epochs for which a site trains the selected model before the test."""
-    capturable: ClassVar[bool] = False
-    """Flag for a method with `STEP_HOOKS` or layers: each step takes the same operations on the device, so
-    that a CUDA graph can repeat them. Only tensors at fixed addresses change from step to step; nothing is
-    counted in Python, drawn on the CPU, or chosen by a number of the device."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
