@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from medfedaug.analysis.recorded_gains import gains_of
 from medfedaug.cli.catalogue import (
     describe_data_set,
     describe_method,
@@ -33,10 +32,6 @@ def methods(
     else:
         described = describe_method(name)
         _print_one(described, f"--set {described.name}.{{name}}={{default}}")
-        if gains := gains_of(described.name):
-            _line("\nMeasured here, as the difference from fedavg 95% interval, verdict (docs/results):")
-            for gain in gains:
-                _line(f"  {gain}")
 
 
 def networks(

@@ -98,3 +98,10 @@ def test_settings_of_a_plan_that_later_releases_added_have_their_defaults(write)
     assert runs[0].config["plan"] == plan
     with pytest.raises(DataError, match=r"config\.plan"):
         load_run(write(plan=["3D"]))
+
+
+def test_a_setting_that_ended_and_was_off_makes_no_other_experiment(write):
+    runs = [load_run(write(seed=seed, **ended)) for seed, ended in enumerate(({"ended": False}, {}))]
+    assert [*group_runs(runs)] == ["fedavg"]
+    used = load_run(write(seed=2, ended=["something"]))
+    assert len(group_runs([*runs, used])) == 2
