@@ -2,8 +2,6 @@
 
 # TorchScript reads the annotations of the buffers, so they must not be postponed to strings.
 from collections.abc import Callable
-from functools import cache
-from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -17,7 +15,6 @@ from medfedaug.functional import (
     working_precision,
 )
 from medfedaug.functional.augmentation import augment_at_once, within_torch_func
-from medfedaug.functional.operators import AugmentAtOnce, has_operators
 from medfedaug.models.processes import drawn_together, rows_of_all, several_processes
 from medfedaug.models.stage_layer import StageLayer
 
@@ -195,8 +192,6 @@ class FFALayer(StageLayer):
         if together:
             draw = drawn_together(torch.rand((), device=x.device))
             return self._augment(x, None, True) if float(draw) < self.prob else x
-        if has_operators(x):
-            return self._augment_by_operators(x)
         # A draw on the CPU does not wait for a GPU.
         return self._augment(x) if float(torch.rand(1)) < self.prob else x
 
@@ -266,27 +261,6 @@ class FFALayer(StageLayer):
         mean, std = augmented.statistics.mean(dim=1)
         self._accumulate(mean, std, augmented.sampled_std)
         return augmented.features
-
-    @torch.jit.unused
-    def _augment_by_operators(self, x: Tensor) -> Tensor:
-        """Run Algorithm 2 by a few operators; a draw on the device decides whether the layer is active."""
-        x = x if type(x) is Tensor else x.as_subclass(Tensor)
-        draws = torch.empty(
-            2 * x.shape[:2].numel() + 1, dtype=working_precision(x[:0]).dtype, device=x.device
-        )
-        counts = self.num_active_batches, self.negative_std_count, self.sampled_std_count
-        augmented: Tensor = AugmentAtOnce.apply(
-            x,
-            draws.normal_(),
-            (self.gamma_mean, self.gamma_std),
-            (self.running_mean, self.running_std, *counts),
-            1.0 - self.momentum,
-            self.eps,
-            _quantile(self.prob),
-            float(self.variance in ("adaptive", "direct")),
-            0.5 if self.variance == "random" else -1.0,
-        )
-        return augmented
 
     def _gammas(self) -> tuple[Tensor, Tensor]:
         if self.variance == "client":
@@ -381,9 +355,3 @@ class FFALayer(StageLayer):
         if self.bias_correction:
             text += ", bias_correction=True"
         return f"{text}, stage='{self.stage}'" if self.stage else text
-
-
-@cache
-def _quantile(prob: float) -> float:
-    """Return the quantile of the standard normal distribution."""
-    return NormalDist().inv_cdf(prob) if 0.0 < prob < 1.0 else (2.0 * prob - 1.0) * float("inf")

@@ -33,7 +33,6 @@ class BIN(Method):
     """
 
     name = "bin"
-    capturable = True
     requires = frozenset({"norm_layers"})
     excludes = frozenset({"complete_state_dict"})
 

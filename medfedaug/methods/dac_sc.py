@@ -50,7 +50,6 @@ class DACSC(Method):
     """
 
     name = "dac_sc"
-    capturable = True
     requires = frozenset({"norm_layers"})
     excludes = frozenset({"complete_state_dict"})
 

@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from medfedaug.methods.arguments import NotNegative, Share
 from medfedaug.methods.average import AverageServer
@@ -14,7 +13,6 @@ from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePar
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext
 from medfedaug.methods.diversification import DiversifiedSite, Mixing, Reduction, Weights, mixing_range
 from medfedaug.models import adaptation
-from medfedaug.models.stage_layer import StageLayer
 
 _STATISTICS, _AFFINE = ("running_mean", "running_var"), ("weight", "bias")
 
@@ -70,7 +68,6 @@ class FedFD(Method):
     """
 
     name = "fedfd"
-    capturable = True
     requires = frozenset({"labels", "norm_layers"})
     provides = frozenset({"extra_passes"})
 
@@ -109,14 +106,6 @@ class FedFDSite(DiversifiedSite, SiteExchange):
 
     def diversified(self) -> AbstractContextManager[Any]:
         return adaptation.interpolating(self.network, self.method.mix)
-
-    def paired_batch(self) -> AbstractContextManager[Any] | None:
-        """Return the context, unless another layer of the network mixes images."""
-        mixing = (StageLayer, _BatchNorm)
-        others = (m for m in self.network.modules() if isinstance(m, mixing))
-        if all(isinstance(module, adaptation.AdaptiveBatchNorm) for module in others):
-            return adaptation.interpolating(self.network, adaptation.PairedBatch(self.method.mix))
-        return None
 
     def collect(self) -> Payload:
         return shared_entries(self.network, self.method.entries)

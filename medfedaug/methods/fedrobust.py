@@ -56,7 +56,6 @@ class FedRobust(Method):
     """
 
     name = "fedrobust"
-    capturable = True
 
     def __init__(
         self,

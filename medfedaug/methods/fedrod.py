@@ -52,7 +52,6 @@ class FedRoD(Method):
     """
 
     name = "fedrod"
-    capturable = True
     tasks = ("classification",)
     requires = frozenset({"labels", "separate_sites"})
     provides = frozenset({"personal_model"})

@@ -78,7 +78,6 @@ class FedSR(Method):
     """
 
     name = "fedsr"
-    capturable = True
     tasks = ("classification",)
     requires = frozenset({"labels"})
 

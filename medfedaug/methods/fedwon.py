@@ -48,7 +48,6 @@ class FedWon(Method):
     """
 
     name = "fedwon"
-    capturable = True
     requires = frozenset({"norm_layers"})
     excludes = frozenset({"norm_layers"})
 

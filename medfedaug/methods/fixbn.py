@@ -44,7 +44,6 @@ class FixBN(Method):
     """
 
     name = "fixbn"
-    capturable = True
     requires = frozenset({"fixed_rounds", "norm_layers"})
 
     def __init__(self, exploration: Share = 0.5) -> None:

@@ -67,7 +67,6 @@ class GPerXAN(KeepsNorms):
     """
 
     name = "gperxan"
-    capturable = True
     requires = frozenset({"global_start", "norm_layers"})
     provides = frozenset({"extra_passes"})
     excludes = frozenset({"complete_state_dict", "norm_layers"})

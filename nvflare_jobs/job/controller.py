@@ -32,7 +32,6 @@ from medfedaug.federation.server.server import FederationServer
 from medfedaug.nvflare_jobs.job.carrier import Aborted, NVFlareCarrier
 from medfedaug.nvflare_jobs.job.events import EventLog
 from medfedaug.nvflare_jobs.job.presence import Presence
-from medfedaug.nvflare_jobs.public_paths import public_path
 from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.runs.folder import locked
 from medfedaug.utils import plugins
@@ -124,7 +123,6 @@ class ProtocolController(Controller):
         self.log_warning(fl_ctx, text)
 
 
-@public_path
 class FederationController(ProtocolController):
     """Run a federation at the server, and write its results.
 

@@ -11,16 +11,10 @@ import pytest
 from results import content
 from rich.console import Console
 
-from medfedaug.analysis import (
-    find_runs,
-    learning_curves,
-    load_run,
-    metric_table,
-    patient_table,
-    summary_table,
-)
+from medfedaug.analysis import learning_curves, metric_table, patient_table, summary_table
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.metrics.significance import detectable_difference, sign_flip_test
+from medfedaug.runs.load_results import find_runs, load_run
 
 
 @pytest.mark.parametrize("named_by", ["options", "data"])

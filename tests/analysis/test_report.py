@@ -7,8 +7,9 @@ from statistics import fmean
 import pytest
 from results import Page, content
 
-from medfedaug.analysis import load_run, metric_table, patient_table, summary_table, write_report
+from medfedaug.analysis import metric_table, patient_table, summary_table, write_report
 from medfedaug.errors import DataError
+from medfedaug.runs.load_results import load_run
 
 
 @pytest.mark.usefixtures("drawn")

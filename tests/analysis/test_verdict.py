@@ -8,7 +8,7 @@ import pytest
 from results import Page
 
 from medfedaug import cli
-from medfedaug.analysis import compare_patients, judge, load_run, paired_t_test, patient_table, summary_table
+from medfedaug.analysis import judge, patient_table, summary_table
 from medfedaug.analysis.comparison import compare_groups
 from medfedaug.analysis.grouping import group_runs
 from medfedaug.analysis.report_summary import answer
@@ -16,6 +16,8 @@ from medfedaug.analysis.verdict import LEVEL, chance
 from medfedaug.errors import DataError
 from medfedaug.metrics.crossed import crossed_test
 from medfedaug.metrics.registry import METRICS
+from medfedaug.metrics.significance import compare_patients, paired_t_test
+from medfedaug.runs.load_results import load_run
 
 
 @pytest.fixture

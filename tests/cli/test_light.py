@@ -194,7 +194,7 @@ def test_a_job_is_checked_before_anything_is_built(light, tmp_path):
     (tmp_path / "empty").mkdir()
     nowhere = tmp_path / "nowhere"
     wrong = {
-        "a job is a run (--methods)": (),
+        "give --methods, or --evaluate": (),
         "a job is a run": ("--local", "a=x"),
         "setting 'nothing' is not known": ("--methods", "fedavg", "--set", "nothing=1"),
         "rounds must be a whole number": ("--methods", "fedavg", "--set", "rounds=x"),

@@ -61,6 +61,14 @@ def test_nnu_nets_layout_is_read_as_it_is_and_its_own_list_is_kept(run, tmp_path
     assert opened.load_image(opened.cases["training"][0]).shape == (2, 8, 8, 4)
 
 
+def test_a_named_class_that_no_label_map_shows_is_noted(run, tmp_path):
+    fill(tmp_path / "A", names=range(3))
+    _, out, _ = run("init", tmp_path / "A", "--labels", "background,liver,spleen")
+    assert "note: A: no label map shows spleen: all voxels are learned as other classes" in " ".join(
+        out.split()
+    )
+
+
 def test_no_name_is_cut_in_a_terminal_of_80_columns(run, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     fill(tmp_path / "hospital-of-the-north", names=range(3))

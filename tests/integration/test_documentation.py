@@ -174,7 +174,9 @@ def test_tables_of_the_results_are_computed_from_the_committed_runs(retina):
     results = (DOCS / "results/index.md").read_text(encoding="utf-8").replace("\u2212", "-")
     for row in retina["gains"](retina["SHORT"]):
         cells = f"{row['gain']} ({row['interval']}) | {row['verdict']} |"
-        assert re.search(rf"^\| `{row['methods']}` \|.*\| {re.escape(cells)}$", results, re.MULTILINE), row
+        assert re.search(
+            rf"^\| `{re.escape(row['methods'])}` \|.*\| {re.escape(cells)}$", results, re.MULTILINE
+        ), row
     page = (DOCS / "results/retina/index.md").read_text(encoding="utf-8").splitlines()
     assert [row for row in retina["longer_trainings"]() if row not in page] == []
 

@@ -11,12 +11,12 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import chi, norm
 
-from medfedaug.analysis import paired_t_test
 from medfedaug.metrics import significance
 from medfedaug.metrics.significance import (
     _power,
     compare_patients,
     detectable_difference,
+    paired_t_test,
     sign_flip_test,
     t_quantile,
     t_two_sided,

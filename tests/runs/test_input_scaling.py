@@ -9,7 +9,7 @@ import pytest
 import torch
 from running import TINY_NETWORK, TINY_OPTIONS
 
-from medfedaug.analysis import load_run, summary_table
+from medfedaug.analysis import summary_table
 from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.quality.intensity_scales import find_uneven_scales
@@ -22,6 +22,7 @@ from medfedaug.federation.messages.checkpoint import load_checkpoint, save_check
 from medfedaug.methods import parse_methods
 from medfedaug.nvflare_jobs.kit.doctor import examine
 from medfedaug.nvflare_jobs.kit.kit import open_kit
+from medfedaug.runs.load_results import load_run
 from medfedaug.statistics import load_statistics
 
 

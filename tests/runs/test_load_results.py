@@ -3,10 +3,11 @@
 import pytest
 from results import content
 
-from medfedaug.analysis import load_run, summary_table
+from medfedaug.analysis import summary_table
 from medfedaug.analysis.grouping import group_runs
 from medfedaug.config.plan import Plan
 from medfedaug.errors import DataError
+from medfedaug.runs.load_results import load_run
 
 
 def test_load_run_takes_folder_or_file(write):

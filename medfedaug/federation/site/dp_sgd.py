@@ -86,7 +86,6 @@ class PrivateTraining(LocalTraining):
     """
 
     private: ClassVar[bool] = True
-    uncaptured: ClassVar[str] = "with DP-SGD each case passes alone, and what a batch holds is secret"
 
     def __init__(
         self, model: SiteModel, *, clip: float, noise: float, spend: Callable[[int, float], None]

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from hostile_files import FILES, SECRET, TOKEN, VARIABLE, bait, spoil_files
 
+from medfedaug import __version__
 from medfedaug.nvflare_jobs import MedFedAugRecipe
+from medfedaug.nvflare_jobs.kit import app_validator
 from medfedaug.nvflare_jobs.kit.doctor import examine
 from medfedaug.nvflare_jobs.kit.kit import VALIDATOR
 
@@ -108,7 +110,7 @@ def check_answers(answers: list[dict[str, str]], side: str, kit: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("side", SIDES)
-def test_a_kit_of_an_earlier_version_lets_jobs_read_all_of_it_and_is_not_ready(
+def test_a_kit_without_the_validator_lets_jobs_read_all_of_it_and_is_not_ready(
     run, kits, tmp_path, tiny_config, side
 ):
     """What the validator mends, so that the test above shows something."""
@@ -162,3 +164,26 @@ def test_a_job_that_would_be_refused_is_not_exported(run, tmp_path):
     assert code == 2
     assert "classes.1: a job has no text with braces" in " ".join(err.split())
     assert not (tmp_path / "job").exists()
+
+
+@pytest.mark.parametrize(("exported", "words"), [("9.8.7", "9.8.7"), (None, "0.3 or earlier")])
+@pytest.mark.parametrize("side", SIDES)
+def test_a_job_of_another_version_is_refused_with_both(
+    tmp_path, tiny_config, monkeypatch, side, exported, words
+):
+    monkeypatch.setattr(app_validator, "close_other_loaders", lambda: None)  # for all of this process
+    validator, job = app_validator.JsonAppValidator(), job_of(tmp_path, tiny_config())
+    assert validator.validate(str(job / "app")) == ("", {})
+    file = job / f"app/config/config_fed_{side}.json"
+    content = {**json.loads(file.read_text()), app_validator.VERSION_KEY: exported}
+    file.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+    reason, _ = validator.validate(str(job / "app"))
+    assert f"medfedaug {words} exported it, and this machine has {__version__}" in reason
+
+
+def test_a_job_of_other_packages_needs_no_version(tmp_path, monkeypatch):
+    monkeypatch.setattr(app_validator, "close_other_loaders", lambda: None)
+    (tmp_path / "config").mkdir()
+    content = {"workflows": [{"path": "nvflare.app_common.workflows.fedavg.FedAvg", "args": {}}]}
+    (tmp_path / "config/config_fed_server.json").write_text(json.dumps(content))
+    assert app_validator.JsonAppValidator().validate(str(tmp_path)) == ("", {})

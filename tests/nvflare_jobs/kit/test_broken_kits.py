@@ -94,7 +94,7 @@ def wrong_label(data: Path, value: int) -> None:
     write_volume(data / "labels/3.nii.gz", label)
 
 
-REJOINER = "medfedaug.nvflare_jobs.rejoin.JobRejoiner"
+REJOINER = "medfedaug.nvflare_jobs.kit.rejoin.JobRejoiner"
 ALLOW_NOBODY = '{"format_version": "1.0", "permissions": {"lead": {"submit_job": "q:all"}}}'
 NO_RIGHTS = '{"format_version": "1.0"}'
 NO_SCOPE = '{"scopes": [{"name": "all"}], "default_scope": "none"}'

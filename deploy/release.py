@@ -1,4 +1,4 @@
-"""Steps of `make release` and `make dist`: `collect`, `version NUMBER`, `notes FILE`, `page FOLDER [URL]`."""
+"""Steps of `make release` and `make dist`: `version NUMBER`, `notes FILE`, `page FOLDER [URL]`."""
 
 from __future__ import annotations
 
@@ -9,39 +9,15 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-CHANGELOG = ROOT / "CHANGELOG.md"
-
-
-def collect(root: Path = ROOT) -> list[Path]:
-    """Move entries that stand under *Unreleased* in CHANGELOG.md into files of `changes/`.
-
-    Returns:
-        The files.
-    """
-    text = (root / "CHANGELOG.md").read_text(encoding="utf-8")
-    found = re.search(r"^## Unreleased\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
-    if not found:
-        return []
-    entries: dict[str, list[str]] = {}
-    for heading, body in re.findall(r"^### (\w+)\n(.*?)(?=^### |\Z)", found[1], re.MULTILINE | re.DOTALL):
-        lines = re.sub(r"\n +", " ", body).splitlines()
-        entries.setdefault(heading.lower(), []).extend(line for line in lines if line.strip())
-    written = []
-    for kind, lines in entries.items():
-        if lines:
-            path = root / "changes" / f"unreleased.{kind}.md"
-            path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-            written.append(path)
-    (root / "CHANGELOG.md").write_text(text[: found.start()] + text[found.end() :], encoding="utf-8")
-    return written
 
 
 def set_version(version: str, root: Path = ROOT, today: datetime.date | None = None) -> None:
-    """Write the version where it stands: the package, CITATION.cff and SECURITY.md."""
+    """Write the version into the package, CITATION.cff and SECURITY.md, and above the newest changes."""
     if not re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", version):
         raise SystemExit(f"release: {version} is not a version such as 1.2.3")
     day = (today or datetime.date.today()).isoformat()
     for name, pattern, new in (
+        ("CHANGELOG.md", r"(?m)^## Unreleased$", f"## {version} ({day})"),
         ("medfedaug/_version.py", r'__version__ = ".*"', f'__version__ = "{version}"'),
         ("CITATION.cff", r"(?m)^version: .*$", f"version: {version}"),
         ("CITATION.cff", r"(?m)^date-released: .*$", f"date-released: {day}"),
@@ -55,8 +31,8 @@ def set_version(version: str, root: Path = ROOT, today: datetime.date | None = N
 
 
 def notes(out: Path, root: Path = ROOT) -> None:
-    """Write the newest version's part of CHANGELOG.md."""
-    parts = re.split(r"(?m)^(?=## \d)", (root / "CHANGELOG.md").read_text(encoding="utf-8"))
+    """Write the newest section of CHANGELOG.md."""
+    parts = re.split(r"(?m)^(?=## )", (root / "CHANGELOG.md").read_text(encoding="utf-8"))
     out.write_text(parts[1], encoding="utf-8")
 
 
@@ -80,8 +56,6 @@ def page(folder: Path, address: str = "") -> None:
 def main(arguments: list[str]) -> None:
     """Run one step."""
     match arguments:
-        case ["collect"]:
-            print("\n".join(str(path) for path in collect()) or "nothing stands under Unreleased")
         case ["version", version]:
             set_version(version)
         case ["notes", out]:
