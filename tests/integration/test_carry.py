@@ -110,7 +110,7 @@ def test_the_image_builds_the_package_from_the_files_that_it_copies(tmp_path):
         "transforms/__init__.py",
         "models/__init__.py",
         "nvflare_jobs/kit/kit.py",
-        "cli/catalogue.json",
+        "cli/catalogue.py",
     )
     assert {f"medfedaug/{part}" for part in parts} <= set(names)
 
