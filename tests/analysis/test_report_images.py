@@ -21,9 +21,9 @@ from medfedaug.analysis.intensities import intensity_histograms, sample_intensit
 from medfedaug.data.benchmarks import write_federation
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import DataError
-from medfedaug.experiments.simulate import configure, simulate
 from medfedaug.runs.evaluate import evaluate_model, open_model
 from medfedaug.runs.load_results import load_run
+from medfedaug.simulate import configure, simulate
 from medfedaug.statistics import ChannelStatistics
 
 

@@ -21,10 +21,10 @@ from medfedaug.data.benchmarks import open_benchmark
 from medfedaug.data.preparation.decoded_cache import DecodedMemory, keep_decoded
 from medfedaug.errors import ConfigError
 from medfedaug.experiments import sweep
-from medfedaug.experiments.simulate import simulate
 from medfedaug.experiments.sweep import run_all
 from medfedaug.experiments.tables import write_tables
 from medfedaug.experiments.workers import find_workers
+from medfedaug.simulate import run_simulation
 
 
 class Stopped(Exception):
@@ -102,12 +102,12 @@ def test_a_run_that_fails_is_named_and_the_others_are_made(office, tmp_path):
 def test_a_fault_that_is_none_of_ours_fails_its_run_alone(office, tmp_path, monkeypatch):
     runs, events = planned(office, "fedavg fedprox", seeds=1, scale=0.001), []
 
-    def without_memory(data, folder, config, **options):
-        if "fedprox" in str(folder):
+    def without_memory(simulation):
+        if "fedprox" in str(simulation.out):
             raise RuntimeError("out of memory\nmuch more of it")
-        return simulate(data, folder, config, **options)
+        return run_simulation(simulation)
 
-    monkeypatch.setattr(sweep, "simulate", without_memory)
+    monkeypatch.setattr(sweep, "run_simulation", without_memory)
     failed = run_all(runs[::-1], OFFICE_PRESET, office, tmp_path, device="cpu", on_event=events.append)
     assert failed == {runs[1].folder: "RuntimeError: out of memory"}
     assert [event["event"] for event in events if "folder" in event] == ["failed", "run"]

@@ -148,7 +148,7 @@ LONG = {
     "medfedaug.cli": "benchmark compare export import_ predict simulate site_config",
     # Its arguments are described and checked one by one.
     "medfedaug.data.datasets.phantom": "make_phantom",
-    "medfedaug.experiments.simulate": "simulate",
+    "medfedaug.simulate": "simulate",
 }
 """Functions of more than 80 lines, by module or package."""
 

@@ -16,13 +16,13 @@ from medfedaug.data.quality.intensity_scales import find_uneven_scales
 from medfedaug.data.sites import open_site, site_statistics
 from medfedaug.errors import ConfigError
 from medfedaug.experiments.presets import PRESETS
-from medfedaug.experiments.simulate import simulate
 from medfedaug.federation import FederationServer
 from medfedaug.federation.messages.checkpoint import load_checkpoint, save_checkpoint
 from medfedaug.methods import parse_methods
 from medfedaug.nvflare_jobs.kit.doctor import examine
 from medfedaug.nvflare_jobs.kit.kit import open_kit
 from medfedaug.runs.load_results import load_run
+from medfedaug.simulate import simulate
 from medfedaug.statistics import load_statistics
 
 
