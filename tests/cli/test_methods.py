@@ -39,13 +39,6 @@ def test_the_catalogue_is_that_of_the_classes(described, kind):
     assert written[kind] == json.loads(json.dumps(found[kind])), "write it anew: make catalogue"
 
 
-def test_networks_of_another_monai_are_described_from_their_classes(run, monkeypatch):
-    content = {**catalogue._content(), "monai": "0"}
-    monkeypatch.setattr(catalogue, "_content", lambda: content)
-    monkeypatch.setattr(describe, "_sizes", lambda name: {"in 2D": "read from the class"})
-    assert "read from the class" in run("networks", "unet")[1]
-
-
 def test_every_name_is_in_its_list(run):
     for command, names in (
         ("methods", method_names()),
