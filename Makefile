@@ -83,8 +83,8 @@ types: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# All that is made from the code: the list of methods, what the commands `methods`, `networks` and `datasets` show, the
-# schemas, the ready jobs, the tables of methods on the pages, the picture of the packages.
+# All that is made from the code: the list of methods, the ready jobs, the tables of methods on the pages, the picture
+# of the packages.
 catalogue: install
 	$(BIN)/python docs/generate.py
 
@@ -155,7 +155,8 @@ release: install
 	test -n "$(VERSION)" || { echo "VERSION=1.2.3 is missing"; exit 2; }
 	test -z "$$(git status --porcelain)" || { echo "commit first"; exit 2; }
 	$(BIN)/python deploy/release.py version $(VERSION)
-	git add -A CHANGELOG.md CITATION.cff SECURITY.md medfedaug/_version.py
+	$(BIN)/python docs/generate.py
+	git add -A CHANGELOG.md CITATION.cff SECURITY.md medfedaug/_version.py nvflare_jobs/jobs
 	git commit -m "release: $(VERSION)"
 	git tag -a v$(VERSION) -m "medfedaug $(VERSION)"
 

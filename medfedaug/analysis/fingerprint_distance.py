@@ -65,15 +65,15 @@ def check_together(sites: Sequence[ImageFingerprint]) -> None:
 
 
 def distances(sites: Sequence[ImageFingerprint]) -> dict[str, dict[str, float]]:
-    r"""Return the mean distance of each site from the others, by site and kind (`KINDS`).
+    """Return the mean distance of each site from the others, by site and kind (`KINDS`).
 
-    Intensity and contrast are as in `medfedaug.analysis.shift.site_shift`: with :math:`\bar p` the means
-    of a site's means, or deviations, and s the root mean square of the deviations within the sites,
+    Intensity and contrast are as in `medfedaug.analysis.shift.site_shift`: with p̄ the means
+    of a site's means, or deviations, and s the root mean square of the deviations within the sites, ::
 
-    .. math:: D_{jk} = \sqrt{\tfrac{1}{C} \sum_c (\bar p_{jc} - \bar p_{kc})^2 / s_c^2}
+        Dⱼₖ = √((1/C) Σ_c (p̄_jc − p̄_kc)² / s_c²)
 
-    Polarity is the largest :math:`\min(|z_{kj}|, |z_{jk}|)` of a channel
-    (`medfedaug.statistics.foreign_pairs`). Ratios are in octaves, :math:`|\log_2 (a / b)|`.
+    Polarity is the largest ``min(|zₖⱼ|, |zⱼₖ|)`` of a channel
+    (`medfedaug.statistics.foreign_pairs`). Ratios are in octaves, ``|log₂(a / b)|``.
 
     Deviations:
         s is at least 0.01 of the range of intensities: images that are all alike, or a deviation below 0 from

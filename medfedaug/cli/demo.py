@@ -64,11 +64,12 @@ def demo(
     if norm not in ("batch", "instance"):
         raise ConfigError(f"--norm must be batch or instance, got {norm}")
     with err_console.status("starting"):
-        from medfedaug.analysis import load_run, write_report
+        from medfedaug.analysis import write_report
         from medfedaug.data.datasets.phantom import make_phantom
         from medfedaug.data.sites import find_sites
         from medfedaug.experiments.simulate import configure, simulate
         from medfedaug.methods import parse_methods
+        from medfedaug.runs.load_results import load_run
     remedy = tuple(parse_methods(method))  # before minutes are spent
     patients, settings = 3 if quick else 12, {**_SETTINGS, **({"rounds": 1} if quick else {})}
     with err_console.status("making the phantom"):

@@ -83,7 +83,6 @@ Workers = Annotated[
     str | None,
     typer.Option(
         "--workers",
-        "--jobs",
         metavar="WHERE",
         help="Makers of the runs: a number of processes of this machine, slurm, slurm:PARTITION, or "
         "dask://HOST:PORT. [default: 1]",

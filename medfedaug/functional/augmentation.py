@@ -92,11 +92,12 @@ class _Step(NamedTuple):
 
 
 class Augment(torch.autograd.Function):
-    r"""Features of every image with new statistics (FedFA+ Eq. 2, 4 and 8 to 10).
+    """Features of every image with new statistics (FedFA+ Eq. 2, 4 and 8 to 10).
 
-    .. math:: \hat x = (1 + s) x + t, \qquad s = \epsilon_\sigma\hat\Sigma_\sigma / \sigma, \quad
-              t = \epsilon_\mu\hat\Sigma_\mu - \mu s, \qquad
-              \hat\Sigma^2 = g \odot \frac{1}{B}\sum_b (\cdot^{(b)} - \mathbb{E}_B)^2
+    ::
+
+        x̂ = (1 + s) x + t,   s = ε_σ Σ̂_σ / σ,   t = ε_μ Σ̂_μ − μ s,
+        Σ̂² = g ⊙ (1/B) Σ_b (·^(b) − E_B[·])²
 
     The derivative uses the sums over each image of the gradient and of gradient times feature.
     """

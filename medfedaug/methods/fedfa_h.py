@@ -79,7 +79,6 @@ class FedFAh(Method):
     """
 
     name = "fedfa_h"
-    capturable = True
 
     def __init__(
         self,

@@ -20,6 +20,8 @@ from medfedaug.runs.run import Run, Scores
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.validation import number_or_none
 
+__all__ = ["find_runs", "load_run"]
+
 _GROUPS = ("sites", "unseen")
 
 # The fold in the name of a custom folder: lgg_fold3.

@@ -33,7 +33,6 @@ from medfedaug.nvflare_jobs.job.carrier import Aborted, NVFlareCarrier
 from medfedaug.nvflare_jobs.job.events import EventLog
 from medfedaug.nvflare_jobs.job.presence import Presence
 from medfedaug.nvflare_jobs.job.prospect import write_fingerprints, write_pages
-from medfedaug.nvflare_jobs.public_paths import public_path
 from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.runs.folder import locked
 from medfedaug.utils import plugins
@@ -125,7 +124,6 @@ class ProtocolController(Controller):
         self.log_warning(fl_ctx, text)
 
 
-@public_path
 class FederationController(ProtocolController):
     """Run a federation at the server, and write its results.
 

@@ -32,8 +32,7 @@ from medfedaug.nvflare_jobs.job.loop import ScriptLoop
 from medfedaug.nvflare_jobs.job.messages import reply_to_model, request_from_model
 from medfedaug.nvflare_jobs.job.origin import job_origin
 from medfedaug.nvflare_jobs.job.prospect import write_site_page
-from medfedaug.nvflare_jobs.public_paths import public_path
-from medfedaug.privacy import JOBS_FOLDER, LEDGER_FILE, JobBook, PrivacyLedger, Pseudonyms, public_text
+from medfedaug.privacy import JOBS_FOLDER, LEDGER_FILE, JobBook, Pseudonyms, public_text
 from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.utils import plugins
 from medfedaug.utils.printable import log_printable
@@ -123,12 +122,11 @@ class AnsweringExecutor(Executor):
         return self.open_site(name, settings, self._gate, events)
 
 
-@public_path
 class SiteExecutor(AnsweringExecutor):
     """Run the tasks of a federation at a site, with at most ``threads`` CPU threads; 0 is PyTorch's choice.
 
     If the run has a custom training loop, the site's rules decide whether it takes part, before the script
-    starts (`medfedaug.nvflare_jobs.loop.ScriptLoop`). A job names the executor by its class path, so it
+    starts (`medfedaug.nvflare_jobs.job.loop.ScriptLoop`). A job names the executor by its class path, so it
     carries no code.
 
     Raises:
@@ -184,8 +182,6 @@ def site_trainer(name: str, config: RunConfig, settings: SiteSettings, threads: 
     assert settings.state is not None  # a kit always has one
     state = settings.state / name
     ledger = settings.state / LEDGER_FILE
-    for older in settings.state.glob("*/privacy_ledger.json"):
-        PrivacyLedger(ledger).take_over(older)
     return SiteTrainer(
         config,
         settings.data,

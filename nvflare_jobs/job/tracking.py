@@ -17,7 +17,6 @@ from nvflare.widgets.widget import Widget
 from medfedaug.errors import ConfigError
 from medfedaug.federation.messages.messages import TEST, TRAIN, VALIDATE, Reply
 from medfedaug.nvflare_jobs.job.messages import reply_from_model
-from medfedaug.nvflare_jobs.public_paths import public_path
 from medfedaug.runs.folder import SERVER_TRACKING
 from medfedaug.utils.validation import check_choice, is_number
 
@@ -54,7 +53,6 @@ def add_tracking(recipe: Recipe, tracker: str) -> None:
         add_experiment_tracking(recipe, tracker, tracking_config=_CONFIG[tracker])
 
 
-@public_path
 class RoundMetrics(Widget):
     """Send the numbers in a site's replies to the server as analytics, each with its round."""
 

@@ -10,7 +10,6 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.app_opt.tracking.wandb.wandb_receiver import WandBReceiver
 
-from medfedaug.nvflare_jobs.public_paths import public_path
 from medfedaug.runs.folder import SERVER_TRACKING
 
 _NUMBERS_ALONE = {
@@ -24,7 +23,6 @@ _NUMBERS_ALONE = {
 }
 
 
-@public_path
 class OfflineWandB(WandBReceiver):
     """Write the sites' metrics for ``wandb sync`` into the server's run folder, and send nothing.
 

@@ -9,10 +9,11 @@ from statistics import fmean
 import pytest
 from results import content
 
-from medfedaug.analysis import load_run, patient_table, summary_table
+from medfedaug.analysis import patient_table, summary_table
 from medfedaug.analysis.class_table import class_table
 from medfedaug.analysis.report import write_report
 from medfedaug.metrics.registry import over_sites
+from medfedaug.runs.load_results import load_run
 
 CLASSES = ("background", "liver", "spleen", "kidney")
 LABELLED = {"DU": ["liver", "kidney"], "HT": ["spleen", "kidney"]}

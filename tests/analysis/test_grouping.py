@@ -10,15 +10,10 @@ from statistics import fmean, stdev
 import pytest
 from results import content
 
-from medfedaug.analysis import (
-    find_runs,
-    load_run,
-    metric_table,
-    patient_table,
-    summary_table,
-)
+from medfedaug.analysis import metric_table, patient_table, summary_table
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.metrics.significance import detectable_difference, sign_flip_test
+from medfedaug.runs.load_results import find_runs, load_run
 
 
 @pytest.mark.parametrize("named_by", ["options", "data"])

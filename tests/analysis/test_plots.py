@@ -5,7 +5,8 @@ import io
 import pytest
 from results import content
 
-from medfedaug.analysis import gamma_by_layer, learning_curves, load_run, metric_by_bytes
+from medfedaug.analysis import gamma_by_layer, learning_curves, metric_by_bytes
+from medfedaug.runs.load_results import load_run
 
 
 def test_learning_curves_show_every_site_and_the_mean(seeds):

@@ -6,8 +6,9 @@ import re
 import pytest
 from results import Page, content
 
-from medfedaug.analysis import load_run, metric_table, patient_table, summary_table, write_report
+from medfedaug.analysis import metric_table, patient_table, summary_table, write_report
 from medfedaug.errors import DataError
+from medfedaug.runs.load_results import load_run
 
 
 @pytest.mark.usefixtures("drawn")

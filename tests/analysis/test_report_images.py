@@ -14,13 +14,14 @@ from matplotlib import colors
 from monai.networks.nets import UNet
 from running import TINY_NETWORK
 
-from medfedaug.analysis import load_run, write_report
+from medfedaug.analysis import write_report
 from medfedaug.analysis.case_views import CaseView, case_picture, extreme_cases, network_inputs
 from medfedaug.analysis.intensities import intensity_histograms, sample_intensities
 from medfedaug.data.benchmarks import write_federation
 from medfedaug.data.sites import find_sites
 from medfedaug.experiments.simulate import configure, simulate
 from medfedaug.runs.evaluate import open_model
+from medfedaug.runs.load_results import load_run
 from medfedaug.statistics import ChannelStatistics
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from results import Page, content
 
-from medfedaug.analysis import load_run, summary_table, write_report
+from medfedaug.analysis import summary_table, write_report
 from medfedaug.analysis.report_summary import answer, words_in
+from medfedaug.runs.load_results import load_run
 
 
 def told(*folders) -> str:

@@ -8,8 +8,9 @@ import pytest
 from results import content
 from rich.console import Console
 
-from medfedaug.analysis import group_runs, load_run, summary_table
+from medfedaug.analysis import group_runs, summary_table
 from medfedaug.errors import ConfigError
+from medfedaug.runs.load_results import load_run
 
 
 def test_table_against_numbers_by_hand(seeds):

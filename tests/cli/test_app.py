@@ -28,7 +28,7 @@ def test_help_names_every_command(run):
     for command in ("phantom", "statistics", "simulate", "export", "evaluate", "predict", "report"):
         assert command in out
         assert run(command, "--help")[0] == 0
-    assert run("--version")[1].count(".") == 2
+    assert run("--version")[1].strip() == medfedaug.__version__
     module = subprocess.run([sys.executable, "-m", "medfedaug", "--version"], capture_output=True, text=True)
     assert module.stdout == run("--version")[1]
 
@@ -108,7 +108,7 @@ def test_export_writes_the_job_that_the_simulator_runs(run, tmp_path):
     assert json.loads((job / "meta.json").read_text())["min_clients"] == 4
     client = json.loads((job / "app/config/config_fed_client.json").read_text())
     (executor,) = client["executors"]
-    assert executor["executor"]["path"] == "medfedaug.nvflare_jobs.executor.SiteExecutor"
+    assert executor["executor"]["path"] == "medfedaug.nvflare_jobs.job.executor.SiteExecutor"
     config = RunConfig.from_dict(executor["executor"]["args"]["config"])
     assert (config.rounds, config.classes) == (3, ("background", "lesion"))
     server = json.loads((job / "app/config/config_fed_server.json").read_text())

@@ -8,8 +8,8 @@ import re
 import pytest
 from results import Page
 
-from medfedaug.analysis import load_run
 from medfedaug.cli.catalogue import describe_method
+from medfedaug.runs.load_results import load_run
 
 
 @pytest.fixture(scope="module")

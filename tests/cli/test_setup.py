@@ -61,6 +61,14 @@ def test_nnu_nets_layout_is_read_as_it_is_and_its_own_list_is_kept(run, tmp_path
     assert opened.load_image(opened.cases["training"][0]).shape == (2, 8, 8, 4)
 
 
+def test_a_named_class_that_no_label_map_shows_is_noted(run, tmp_path):
+    fill(tmp_path / "A", names=range(3))
+    _, out, _ = run("init", tmp_path / "A", "--labels", "background,liver,spleen")
+    assert "note: A: no label map shows spleen: all voxels are learned as other classes" in " ".join(
+        out.split()
+    )
+
+
 def test_the_decathlons_layout_and_flat_folders_are_split_by_patient_and_seed(run, tmp_path):
     fill(tmp_path / "A", names=[f"p{patient}_{visit}" for patient in range(5) for visit in (1, 2)])
     fill(tmp_path / "B", "images", "masks", ending="_mask", value=2)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from sweeps import OFFICE_PRESET, planned
 
-from medfedaug.analysis import load_run
 from medfedaug.analysis.features import SiteFeatures, alignment, site_features, uniformity
 from medfedaug.experiments.local_features import local_features
 from medfedaug.experiments.sweep import run_all
 from medfedaug.runs.evaluate import open_model
+from medfedaug.runs.load_results import load_run
 
 SITES = ["amazon", "caltech", "dslr", "webcam"]
 

@@ -102,7 +102,7 @@ def test_a_sweep_that_is_stopped_takes_its_processes_along(office, tmp_path):
     """Or they would go on, and the next sweep would write to the same folders."""
     command = [
         *(sys.executable, "-m", "medfedaug.cli", "benchmark", "office_caltech_10", "--data", str(office)),
-        *("--methods", "fedavg", "fedprox", "--out", str(tmp_path), "--jobs", "2", "--device", "cpu"),
+        *("--methods", "fedavg", "fedprox", "--out", str(tmp_path), "--workers", "2", "--device", "cpu"),
         *("--set", *TINY),
     ]
     command[1:3] = ["-c", "from medfedaug.cli import main; main()"]

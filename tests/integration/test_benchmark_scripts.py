@@ -20,37 +20,12 @@ from medfedaug.privacy import epsilon_spent
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 RUNS = {
-    "ffa_layer.py": (["--tiny", "--repeats", "2"], "FFA / batch norm"),
-    "unet_step.py": (
-        ["--network", "default", "--batch", "2", "--size", "32", "--repeats", "1"],
-        "FFA + alignment / plain",
-    ),
-    "fedrdn_transform.py": (["--tiny", "--repeats", "2"], "FedRDNd / NormalizeIntensityd"),
-    "statistics_pass.py": (
-        ["--shape", "16", "16", "2", "--patients", "3", "--repeats", "1"],
-        "statistics / reading",
-    ),
-    "fedfd_step.py": (["--batch", "2", "--size", "32", "--repeats", "1"], "FedFD-A / FedAvg"),
     "aggregation.py": (["--sites", "3"], "3 sites"),
-    "augmentation.py": (["--tiny", "--repeats", "2"], "image by image / batch at once"),
-    "frozen_bytes.py": (["--widest", "64", "--repeats", "2"], "| 2 | "),
-    "late_sites.py": (
-        ["--hours", "2", "--patients", "3", "--channels", "4", "8", "--repeats", "1"],
-        "| buffer of 2 |",
-    ),
-    "memory.py": (["--volumes", "2", "--shape", "64", "64", "32", "--steps", "1"], "| 2 |"),
-    "plan_memory.py": (["--tiny"], "| basicunet | 1 x 1 x 32 x 32 |"),
-    "precision.py": (["--tiny", "--repeats", "2"], "float32 / bfloat16"),
-    "pretended_gpu.py": (["--methods", "fedfd_a"], "| none in a step |"),
-    "score_oracle.py": (["--repeats", "1", "--checked", "1"], "| default | r "),
-    "score_selection.py": (
-        ["--federations", "1", "--rounds", "2", "--sites", "2", "--patients", "15", "--repeats", "2"],
-        "| 10 | 0.1 |",
-    ),
-    "secure_aggregation.py": (["--sites", "3", "--numbers", "1000", "--repeats", "1"], "| 3 | 1 |"),
-    "step_graphs.py": (["--methods", "fedavg"], "| fedavg | classification | 12 | 0 |"),
-    "cluster_jobs.py": (["--workers", "1", "--runs", "1", "--trials", "2"], "| 2 and the winner |"),
     "difference_of_sums.py": (["--rounds", "2"], "channels in another order"),
+    "memory.py": (["--volumes", "2", "--shape", "64", "64", "32", "--steps", "1"], "| 2 |"),
+    "method_costs.py": (["--batch", "2", "--size", "32", "--repeats", "1"], "FedFD-A / FedAvg"),
+    "score_oracle.py": (["--repeats", "1", "--checked", "1"], "| default | r "),
+    "secure_aggregation.py": (["--sites", "3", "--numbers", "1000", "--repeats", "1"], "| 3 | 1 |"),
 }
 
 
@@ -70,9 +45,8 @@ def script(monkeypatch, capsys):
         sys.modules.pop(name, None)
 
 
-# Their smallest sizes take seconds. `test_operations.py` trains on the pretended device too.
-SLOW = {"aggregation.py", "cluster_jobs.py", "difference_of_sums.py", "late_sites.py"}
-SLOW |= {"memory.py", "plan_memory.py", "pretended_gpu.py", "step_graphs.py"}
+# Their smallest sizes take seconds.
+SLOW = {"aggregation.py", "difference_of_sums.py", "memory.py", "method_costs.py"}
 
 
 @pytest.mark.parametrize(
@@ -83,15 +57,6 @@ def test_the_script_runs(script, name):
     printed = script(name, *arguments)
     assert expected in printed
     assert "1 thread(s)" in printed.splitlines()[0]
-
-
-@pytest.mark.slow
-def test_an_epoch_on_volumes_is_compared_with_monais_loop(script, tmp_path):
-    make_phantom(tmp_path, sites=2, patients=5, shape=(32, 32, 16))
-    arguments = ["--data", tmp_path, "--limit", 2, "--repeats", 1, "--plan-memory", 0.2]
-    printed = script("volume_epoch.py", *arguments)
-    assert "medfedaug / MONAI" in printed
-    assert "MONAI: backward pass" in printed
 
 
 def test_the_order_of_cases_is_judged_by_their_dice(script, phantom_dir, tmp_path):
@@ -281,10 +246,10 @@ def test_steps_are_measured_by_network(script, tmp_path):
 
 APART = """
 alignment calibration calibration_rows calibration_table demo_effect gain_model honest_steps
-judge_prospect look_first measure nvflare_round operations partial_labels peer_site peers
-plain_operators planted_errors prediction_judge privacy_epsilon privacy_weights protocol
+judge_prospect look_first measure partial_labels peer_site peers
+prediction_judge privacy_epsilon privacy_weights
 recorded_federations recorded_gains released_fedfa robustness same_bits shift_gain soak step_times
-verdict_rule volume_epoch
+verdict_rule
 """
 
 

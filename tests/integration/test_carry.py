@@ -192,7 +192,7 @@ def test_a_kit_that_is_prepared_and_then_configured_keeps_both(kits, tmp_path, r
     assert kit.launchers() == [path]
     assert not kit.lacking_components()
     resources = json.loads((prepared / "local/resources.json").read_text())
-    assert "medfedaug.nvflare_jobs.executor.SiteExecutor" in resources["class_allow_list"]
+    assert "medfedaug.nvflare_jobs.job.executor.SiteExecutor" in resources["class_allow_list"]
     assert len(resources["class_allow_list"]) < 10, "NVFlare's other classes are gone"
     assert {finding.name: finding.ok for finding in check_startup(prepared)}["scripts"] is True
     _, printed, _ = run("doctor", "--kit", prepared, "--offline")

@@ -194,7 +194,7 @@ def test_a_job_carries_no_code_and_no_path(tmp_path, tiny_config):
     text = "".join((tmp_path / "job" / path).read_text() for path in files)
     assert not re.search(r"\"/(?!/)[a-z]+/", text)
     paths = re.findall(r"\"path\": \"([^\"]+)\"", text)
-    assert {"medfedaug.nvflare_jobs.controller.FederationController"} <= set(paths)
+    assert {"medfedaug.nvflare_jobs.job.controller.FederationController"} <= set(paths)
     assert all(path.startswith(("medfedaug.", "nvflare.")) for path in paths)
 
 

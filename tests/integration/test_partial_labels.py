@@ -9,7 +9,6 @@ from finished_runs import simulated
 from hospitals import Deployment, Hospital
 from running import TINY_NETWORK, command
 
-from medfedaug.analysis import load_run
 from medfedaug.analysis.score_table import cells_note
 from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.partial_phantom import TRUTH, annotate_apart
@@ -21,6 +20,7 @@ from medfedaug.methods import parse_methods
 from medfedaug.nvflare_jobs.kit.kit import open_kit
 from medfedaug.privacy import PrivacyLedger
 from medfedaug.runs.annotated import BORROWED, OWN, UNKNOWN, Annotated
+from medfedaug.runs.load_results import load_run
 
 STRUCTURES = ("lesion", "ventricles", "deep grey matter", "white matter")
 OWNED = {"site_A": STRUCTURES[:2], "site_B": STRUCTURES[1:3], "site_C": STRUCTURES[2:], "site_D": ()}

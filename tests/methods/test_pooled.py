@@ -11,7 +11,6 @@ from monai.utils import CommonKeys as Keys
 from reference import Recorder, assert_same, descend, entries, pixels, same
 from running import TINY_NETWORK
 
-from medfedaug.analysis import load_run
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError
 from medfedaug.experiments.simulate import configure, simulate
@@ -22,6 +21,7 @@ from medfedaug.federation.pooled import run_pooled
 from medfedaug.federation.site.local_training import LocalTraining
 from medfedaug.nvflare_jobs import MedFedAugRecipe
 from medfedaug.runs.evaluate import evaluate_model
+from medfedaug.runs.load_results import load_run
 
 SITES = ["site_A", "site_B", "site_C"]  # the third has test cases alone
 

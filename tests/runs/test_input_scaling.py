@@ -8,13 +8,14 @@ import pytest
 import torch
 from running import TINY_NETWORK, TINY_OPTIONS
 
-from medfedaug.analysis import load_run, summary_table
+from medfedaug.analysis import summary_table
 from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.quality.intensity_scales import find_uneven_scales
 from medfedaug.data.sites import open_site, site_statistics
 from medfedaug.experiments.simulate import simulate
 from medfedaug.methods import parse_methods
+from medfedaug.runs.load_results import load_run
 from medfedaug.statistics import load_statistics
 
 

@@ -3,8 +3,8 @@
 import pytest
 from results import content
 
-from medfedaug.analysis import load_run
 from medfedaug.errors import DataError
+from medfedaug.runs.load_results import load_run
 
 
 def test_load_run_takes_folder_or_file(write):

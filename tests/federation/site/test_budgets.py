@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sqlite3
 from pathlib import Path
 
 import nibabel
@@ -121,22 +120,6 @@ def test_a_file_is_decoded_once_and_one_that_cannot_be_decoded_is_known_by_its_b
     assert len(read) == 4
     (data / "images/0.nii.gz").write_bytes(b"no image")
     assert len(case_identities(site, "training", account).keys() & identities.keys()) == 3
-
-
-def test_a_ledger_that_knew_files_by_their_bytes_goes_on(make_site, tiny_config, tmp_path, monkeypatch):
-    data = make_site("A", cases=(8, 1, 1))
-    site = hospital(tmp_path, data)
-    with monkeypatch.context() as patch:  # as version 6 of the file entered them
-        patch.setattr(PrivacyLedger, "identities", lambda self, files: {one: one for one in files})
-        assert prepared(site, tiny_config("fedrdn", rounds=1), "job-1") == ""
-    with sqlite3.connect(site.kit / "medfedaug/ledger.sqlite") as connection:
-        connection.executescript(
-            "DROP TABLE files; DROP TABLE voxels; DROP TABLE account; PRAGMA user_version = 6;"
-        )
-    (data / ACCOUNT_MARK).unlink()
-    assert prepared(site, tiny_config("fedrdn", rounds=1), "job-2") == ""
-    without_first(written_again(data))
-    assert "training cases differ by 1" in prepared(site, tiny_config("fedrdn", rounds=1), "job-3")
 
 
 # ------------------------------------------------------------- a part of the cases

@@ -26,7 +26,6 @@ from medfedaug.federation.messages.messages import PREPARE, Reply, Request
 from medfedaug.federation.site.release_log import Account
 from medfedaug.federation.site.site import Site
 from medfedaug.privacy import PrivacyLedger, PrivacyPolicy, Release, ledger
-from medfedaug.privacy.ledger import Scored
 
 FREE = {"min_cases": 1, "allow_limit": True}
 NOISE = {
@@ -171,22 +170,6 @@ def test_the_limits_of_a_job_are_those_of_each_site_wherever_its_state_is(
     assert ("; site A;" in printed) is shared
 
 
-def test_what_an_earlier_version_entered_counts_for_every_site(tmp_path):
-    path, job = tmp_path / "ledger.sqlite", "job"
-    earlier = PrivacyLedger(path)
-    earlier.enter([Release(job, "model", "weights", "1", "training", 1, site="A")])
-    earlier.score(Scored(job, "test", "model", "test", site="A"), [b"case"])
-    assert (earlier.updates(job, "B"), earlier.scored_in(job, "test", "B")) == (0, [])
-    with sqlite3.connect(path) as connection:
-        tables = ("releases", "scored")
-        without = "".join(f"ALTER TABLE {table} DROP COLUMN site;" for table in tables)
-        connection.executescript(f"{without} PRAGMA user_version = 5;")
-    for site in "AB":
-        assert PrivacyLedger(path).updates(job, site) == 1
-        assert [scored.model for scored in PrivacyLedger(path).scored_in(job, "test", site)] == ["model"]
-        assert PrivacyLedger(path).scored_in("other", "test", site) == []
-
-
 def test_a_patient_who_comes_later_is_not_isolated_and_the_site_may_decide_otherwise(
     deploy, tiny_config, tmp_path
 ):
@@ -233,21 +216,6 @@ def test_epsilon_does_not_begin_again_when_a_site_is_renamed(make_site, tiny_con
         spent.append(trainer.guard.metrics()["privacy/epsilon"])
     assert spent[1] > spent[0]
     assert spent[2] == pytest.approx(spent[0])  # other patients have a budget of their own
-
-
-def test_what_an_earlier_release_has_written_counts_for_all_patients(deploy, tiny_config):
-    deployment = deploy(**NOISE)
-    older = deployment.hospitals["A"].kit / "medfedaug/earlier name/privacy_ledger.json"
-    older.parent.mkdir(parents=True)
-    entry = {"noise_multiplier": 1.0, "releases": 50}
-    older.write_text(json.dumps({"format": "medfedaug.privacy_ledger", "version": 1, "spent": [entry]}))
-    with pytest.raises(RunFailed, match="privacy budget spent"):
-        deployment.run(tiny_config("fedrdn", rounds=1))
-    assert not older.exists()
-    assert account(deployment).releases() == [(1.0, 50, 1.0)]
-    older.write_text("{")
-    with pytest.raises(RunFailed, match="is not a privacy ledger"):
-        deployment.run(tiny_config("fedrdn", rounds=1))
 
 
 def test_scores_are_counted_and_limited(deploy, tiny_config, tmp_path):

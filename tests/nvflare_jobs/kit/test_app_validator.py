@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 from hostile_files import FILES, SECRET, TOKEN, VARIABLE, bait, spoil_files
-from nvflare.fuel.utils import wfconf
-from nvflare.fuel.utils.config_factory import ConfigFactory
 
+from medfedaug import __version__
 from medfedaug.nvflare_jobs import MedFedAugRecipe
-from medfedaug.nvflare_jobs.kit.app_validator import JsonAppValidator
+from medfedaug.nvflare_jobs.kit import app_validator
 from medfedaug.nvflare_jobs.kit.kit import VALIDATOR
 
 SIDES = {"client": "hospital-a", "server": "fl-server.example.org"}
@@ -66,21 +65,10 @@ def configured(run, kits: Path, side: str) -> Path:
     return kits / SIDES[side]
 
 
-@pytest.fixture
-def validator(monkeypatch):
-    """The component of a kit; NVFlare's loaders, which it closes, are open after the test."""
-    monkeypatch.setattr(ConfigFactory, "_fmt2Loader", dict(ConfigFactory._fmt2Loader))
-    for holder, name in (
-        (ConfigFactory, "PyhoconLoader"),
-        (ConfigFactory, "OmegaConfLoader"),
-        (wfconf, "_EnvUpdater"),
-    ):
-        monkeypatch.setattr(holder, name, getattr(holder, name, None), raising=False)
-    return JsonAppValidator()
-
-
 @pytest.mark.parametrize("side", SIDES)
-def test_a_job_with_any_other_configuration_is_refused(validator, tmp_path, tiny_config, side):
+def test_a_job_with_any_other_configuration_is_refused(tmp_path, tiny_config, monkeypatch, side):
+    monkeypatch.setattr(app_validator, "close_other_loaders", lambda: None)  # for all of this process
+    validator = app_validator.JsonAppValidator()
     honest = job_of(tmp_path, tiny_config(classes=("background", "lesion")))
     with bait(tmp_path / "secrets") as laid:
         for number, attack in enumerate(FILES):
@@ -139,3 +127,26 @@ def test_a_job_that_would_be_refused_is_not_exported(run, tmp_path):
     assert code == 2
     assert "classes.1: a job has no text with braces" in " ".join(err.split())
     assert not (tmp_path / "job").exists()
+
+
+@pytest.mark.parametrize(("exported", "words"), [("9.8.7", "9.8.7"), (None, "0.3 or earlier")])
+@pytest.mark.parametrize("side", SIDES)
+def test_a_job_of_another_version_is_refused_with_both(
+    tmp_path, tiny_config, monkeypatch, side, exported, words
+):
+    monkeypatch.setattr(app_validator, "close_other_loaders", lambda: None)  # for all of this process
+    validator, job = app_validator.JsonAppValidator(), job_of(tmp_path, tiny_config())
+    assert validator.validate(str(job / "app")) == ("", {})
+    file = job / f"app/config/config_fed_{side}.json"
+    content = {**json.loads(file.read_text()), app_validator.VERSION_KEY: exported}
+    file.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+    reason, _ = validator.validate(str(job / "app"))
+    assert f"medfedaug {words} exported it, and this machine has {__version__}" in reason
+
+
+def test_a_job_of_other_packages_needs_no_version(tmp_path, monkeypatch):
+    monkeypatch.setattr(app_validator, "close_other_loaders", lambda: None)
+    (tmp_path / "config").mkdir()
+    content = {"workflows": [{"path": "nvflare.app_common.workflows.fedavg.FedAvg", "args": {}}]}
+    (tmp_path / "config/config_fed_server.json").write_text(json.dumps(content))
+    assert app_validator.JsonAppValidator().validate(str(tmp_path)) == ("", {})

@@ -7,6 +7,7 @@ import shutil
 from importlib import metadata
 from types import SimpleNamespace
 
+import nibabel
 import numpy as np
 import pytest
 import torch
@@ -59,6 +60,31 @@ def test_a_split_with_too_few_cases_for_a_mean_is_noted(kit, own_data, make_site
     assert found == "9 cases; means of fewer than 10 stay here: it does not count in the choice of the round"
     change(kit, privacy={"scores": "cases"})
     assert "validation scores" not in verdicts(examine(kit))
+
+
+def rewrite_labels(data, values):
+    for file in sorted((data / "labels").iterdir()):
+        image = nibabel.load(file)
+        voxels = np.asarray(image.dataobj)
+        nibabel.save(nibabel.Nifti1Image(values(voxels).astype(np.uint8), image.affine), file)
+
+
+def test_empty_label_maps_in_all_training_cases_are_not_ready(kit, own_data, run):
+    rewrite_labels(own_data, np.zeros_like)
+    found = the(examine(kit), "outlines")
+    assert (found.ok, found.found) == (False, "all 10 label maps of training cases that were read are empty")
+    assert run("doctor", "--kit", kit, "--offline")[0] == 1
+
+
+def test_a_declared_class_that_no_label_map_shows_is_noted(kit, own_data):
+    listing = own_data / "dataset.json"
+    content = json.loads(listing.read_text())
+    content["labels"]["2"] = "cyst"
+    listing.write_text(json.dumps(content))
+    found = the(examine(kit), "outlines")
+    assert found.ok is None
+    assert "label maps shows cyst" in found.found
+    assert "under 'labelled' in dataset.json" in found.advice
 
 
 def test_a_kit_as_provisioned_is_not_ready_and_the_table_says_why(kits, run):
@@ -138,7 +164,7 @@ NAN = np.full((16, 16, 4), np.nan, np.float32)
         (lambda data: (data / "dataset.json").unlink(), "data", "no data of a site"),
         (lambda data: (data / "images/3.nii.gz").write_bytes(b"garbage"), "data", "3.nii.gz: cannot be read"),
         (lambda data: write_volume(data / "images/0.nii.gz", NAN), "one image", "has NaN or infinite voxels"),
-        (lambda kit: allow(kit, "medfedaug."), "allow-list", "medfedaug.: of an earlier site-config"),
+        (lambda kit: allow(kit, "medfedaug."), "allow-list", "medfedaug.: more than jobs need"),
         (
             *(lambda kit: allow(kit, "medfedaug.nvflare_jobs."), "allow-list"),
             "a job without code can run any command here",

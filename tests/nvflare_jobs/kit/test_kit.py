@@ -10,6 +10,7 @@ from hospitals import Hospital
 from nvflare.fuel.sec.authz import AuthzContext, Person, parse_policy_config
 from nvflare.security.security import COMMAND_CATEGORIES
 
+from medfedaug import __version__
 from medfedaug.errors import ConfigError
 from medfedaug.federation.messages.messages import Request
 from medfedaug.nvflare_jobs.kit.allowed import needed_classes, our_classes
@@ -128,7 +129,7 @@ def test_the_servers_kit_gets_the_allow_list_and_a_job_store_of_its_own(run, kit
 
 
 @pytest.mark.parametrize("name", ["hospital-a", "fl-server.example.org"])
-def test_what_an_earlier_site_config_allowed_is_replaced_class_by_class(run, kits, name):
+def test_entries_that_allow_more_than_needed_are_replaced_class_by_class(run, kits, name):
     kit, server = kits / name, name.startswith("fl-")
     assert run("site-config", "--kit", kit)[0] == 0
     now = content(kit, "resources.json")
@@ -146,6 +147,33 @@ def test_what_an_earlier_site_config_allowed_is_replaced_class_by_class(run, kit
     assert run("site-config", "--kit", kit)[0] == 0
     assert content(kit, "resources.json")["class_allow_list"] == [*theirs, *our_classes(server)]
     assert run("site-config", "--kit", kit, "--check")[0] == 0
+
+
+@pytest.mark.parametrize("command", ["doctor", "start", "restart"])
+def test_a_kit_of_another_version_is_refused_with_both_until_it_is_configured_again(run, kits, command):
+    kit = kits / "hospital-a"
+    assert run("site-config", "--kit", kit)[0] == 0
+    values = {**content(kit, "resources.json"), "medfedaug": "9.8.7"}
+    (kit / "local/resources.json").write_text(json.dumps(values))
+    arguments = ("--kit", kit, "--offline") if command == "doctor" else (kit,)
+    code, out, err = run(command, *arguments)
+    assert code in (1, 2)
+    assert f"configured by 9.8.7, this is {__version__}" in " ".join((out + err).replace("│", " ").split())
+    assert run("site-config", "--kit", kit)[0] == 0
+    open_kit(kit).check_version()
+
+
+def test_a_kit_that_recorded_no_version_is_not_configured_over(run, kits):
+    kit = kits / "hospital-a"
+    assert run("site-config", "--kit", kit)[0] == 0
+    values = content(kit, "resources.json")
+    del values["medfedaug"]
+    (kit / "local/resources.json").write_text(json.dumps(values))
+    code, _, err = run("site-config", "--kit", kit)
+    assert code == 2
+    assert f"configured by 0.3 or earlier, this is {__version__}: remove local/resources.json" in err
+    (kit / "local/resources.json").unlink()
+    assert run("site-config", "--kit", kit)[0] == 0
 
 
 @pytest.mark.parametrize("name", ["hospital-a", "fl-server.example.org"])
