@@ -32,7 +32,7 @@ class FederationRun:
         machine: where every site keeps its prepared images.
         initial: see `medfedaug.federation.FederationServer`.
         script: the file of the run's custom training loop, if any.
-        tracking: ``"tensorboard"``, ``"mlflow"``, ``"wandb"`` or ``None``.
+        tracking: ``"tensorboard"``, ``"mlflow"`` or ``None``.
         lock: a file to lock while a process of the run is alive; ``None`` for a single process.
         on_event: see `medfedaug.federation.FederationServer`.
     """

@@ -36,10 +36,7 @@ _FILES = (
     *(RESULTS, GLOBAL_MODEL, FINAL_MODEL, STATISTICS, REPORT, LOG, EVENTS, *CARDS),
     *(exchange_file(Path(model)).name for model in (GLOBAL_MODEL, FINAL_MODEL)),
 )
-_TRACKED = re.compile(
-    r"(.*/)?(events\.out\.tfevents\..*|mlflow\.db)"
-    r"|wandb/(offline-run-[^/]*/(logs/)?)?(run-\w+\.wandb|debug[\w-]*\.log)"
-)
+_TRACKED = re.compile(r"(.*/)?(events\.out\.tfevents\..*|mlflow\.db)")
 # A checkpoint whose writer was killed (`medfedaug.utils.files.write_atomic`).
 _UNFINISHED = re.compile(r"\.(medfedaug|[0-9a-f]{32})\.pt\.[a-z0-9_]{8}")
 _LOCK, _SITES_LOCK, _WORKSPACE = ".medfedaug.lock", ".medfedaug.sites.lock", ".medfedaug-run"

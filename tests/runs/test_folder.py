@@ -102,13 +102,10 @@ def test_overwriting_deletes_the_earlier_run_and_no_more(run, phantom_dir, tmp_p
         out / "state" / "site_A" / "mine",
     ]
     foreign += [out / "tracking" / "debug.log", tmp_path / ".out-abcdefgh" / "mine"]
-    offline_run = out / "tracking/wandb/offline-run-20300102_101112-abcdefgh"
-    tracked = [offline_run / "run-abcdefgh.wandb", offline_run / "logs/debug-core.log"]
-    tracked += [out / "tracking/mlflow.db", out / "tracking/site_A/events.out.tfevents.1"]
+    tracked = [out / "tracking/mlflow.db", out / "tracking/site_A/events.out.tfevents.1"]
     for path in foreign + tracked:
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text("mine")
-    (out / "tracking/wandb/debug.log").symlink_to(offline_run / "logs/debug-core.log")
     code, _, err = run(*command(phantom_dir, out, "--overwrite", "--report", "--no-pictures"))
     assert code == 0, err
     assert all(path.read_text() == "mine" for path in foreign)

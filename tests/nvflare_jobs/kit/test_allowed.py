@@ -9,7 +9,6 @@ import json
 import re
 from contextlib import suppress
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -36,12 +35,7 @@ from medfedaug.nvflare_jobs.kit.kit import open_kit
 from medfedaug.nvflare_jobs.simulator import simulator
 from medfedaug.nvflare_jobs.simulator.simulator import LOG_FILE, run_in_simulator
 
-OURS = [
-    pytest.param(path, marks=pytest.mark.skipif(not find_spec("wandb"), reason="pip install wandb"))
-    if path.endswith("WandB")
-    else path
-    for path in sorted({*our_classes(server=True), *our_classes(server=False)})
-]
+OURS = sorted({*our_classes(server=True), *our_classes(server=False)})
 SERVER, SITE = "fl-server.example.org", "hospital-a"
 
 
