@@ -52,7 +52,7 @@ from medfedaug.utils.files import parse_json
 from medfedaug.utils.validation import check_choice
 
 if TYPE_CHECKING:
-    from medfedaug.data.base import SiteFolder
+    from medfedaug.simulate import Simulation
 
 _AUTO = "auto"
 _NVFLARE = "nvflare"
@@ -109,13 +109,11 @@ def simulate(
     if engine == _NVFLARE and not check:
         _prepare_simulation(context, data, given[Execution].get("threads"))
     with err_console.status("starting"), importing():
-        from medfedaug.data.sites import find_sites
         from medfedaug.experiments.leave_one_site_out import leave_one_site_out
-        from medfedaug.experiments.simulate import configure
-        from medfedaug.experiments.simulate import simulate as run
         from medfedaug.federation.job_folder import REPORT
         from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_in
         from medfedaug.runs.input_scaling import recorded_input
+        from medfedaug.simulate import Simulation, run_simulation
 
     options["methods"] = _methods(options, methods, arguments)
     for name in ("in_channels", "channel_names", "classes"):  # these follow from the data
@@ -125,30 +123,29 @@ def simulate(
     if in_turn:
         options["holdout"] = ()
     with err_console.status(f"reading {data}"):
-        sites = find_sites(data, limit=options.get("limit"))
-        settled = configure(sites, **options)
+        simulation = Simulation.of(
+            data,
+            out,
+            engine=engine,
+            device=device,
+            overwrite=overwrite,
+            resume=resume,
+            tracking=tracking,
+            pictures=pictures,
+            report=report,
+            execution=Execution(**given[Execution]),
+            machine=Machine(**given[Machine]),
+            init=init,
+            loop=loop,
+            **options,
+        )
+    settled = simulation.config
     if check:
-        _check_loop(loop, settled, sites, device)
+        _check_loop(simulation)
         return
     with resumable("--resume"), RoundProgress(settled.rounds) as progress:
-        settings: dict[str, Any] = {
-            "engine": engine,
-            "device": device,
-            "overwrite": overwrite,
-            "resume": resume,
-            "on_event": progress.show,
-            "tracking": tracking,
-            "pictures": pictures,
-            "report": report,
-            "execution": Execution(**given[Execution]),
-            "machine": Machine(**given[Machine]),
-            "init": init,
-            "loop": loop,
-        }
-        if in_turn:
-            results = leave_one_site_out(data, out, settled, **settings)
-        else:
-            results = run(data, out, settled, sites=sites, **settings)
+        simulation = replace(simulation, on_event=progress.show)
+        results = leave_one_site_out(simulation) if in_turn else run_simulation(simulation)
     if in_turn:
         _print_holdout(results, ",".join(method["name"] for method in settled.methods))
         say(f"{out}/holdout.json")
@@ -236,10 +233,10 @@ def export(
     with importing():
         from medfedaug.analysis.pilot import METHODS
         from medfedaug.experiments.prospective import small_settings
-        from medfedaug.experiments.simulate import usual_settings
         from medfedaug.federation.composition import Composition, with_step_limit
         from medfedaug.federation.messages.initial_weights import InitialWeights
         from medfedaug.nvflare_jobs import MedFedAugRecipe
+        from medfedaug.simulate import usual_settings
 
     options["methods"] = _methods(options, methods, arguments)
     if pilot:
@@ -331,8 +328,9 @@ def _prepare_simulation(context: typer.Context, data: Path, threads: int | None)
         prepare(threads or max(1, (os.cpu_count() or 1) // max(1, folders)))
 
 
-def _check_loop(loop: str | None, config: RunConfig, sites: Sequence[SiteFolder], device: str) -> None:
+def _check_loop(simulation: Simulation) -> None:
     """Print the connections of a script's loop."""
+    loop, config, sites = simulation.loop, simulation.config, simulation.sites
     if loop is None:
         raise ConfigError("--check is for a custom training loop; give its file with --loop")
     from medfedaug.experiments.loop_check import check_loop_script
@@ -342,7 +340,7 @@ def _check_loop(loop: str | None, config: RunConfig, sites: Sequence[SiteFolder]
     if site is None:
         raise ConfigError("--check needs a site that trains")
     path = script or find_loop(reference, Path())
-    check = check_loop_script(path, replace(config, loop=reference), site, device)
+    check = check_loop_script(path, replace(config, loop=reference), site, simulation.device)
     table = Table("call", "connection", title=f"{path.name}, one batch at {site.name}")
     for call, text in check.connected.items():
         table.add_row(call, text)

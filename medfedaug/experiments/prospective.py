@@ -14,8 +14,8 @@ from medfedaug.data.quality.image_fingerprint import SAMPLE, fingerprint_of, sam
 from medfedaug.data.sites import arrange, find_sites, unlabelled_sites
 from medfedaug.errors import ConfigError
 from medfedaug.experiments.axes import parse_axis
-from medfedaug.experiments.simulate import configure
 from medfedaug.federation.in_process import run_in_process
+from medfedaug.simulate import configure
 
 SMALL: Mapping[str, Any] = {
     "network_args": {"features": [8, 8, 16, 32, 64, 8]},

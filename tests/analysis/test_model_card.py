@@ -14,9 +14,9 @@ from running import TINY_NETWORK, command
 from medfedaug.analysis.model_card import model_card
 from medfedaug.config.run import RunConfig
 from medfedaug.data.sites import find_sites
-from medfedaug.experiments.simulate import configure, simulate
 from medfedaug.methods import parse_methods
 from medfedaug.runs.finished_run import FinishedRun
+from medfedaug.simulate import configure, simulate
 
 SECTIONS = ["Use", "Training data", "Training", "Scores"]
 SECTIONS += ["Not tested", "Privacy", "Identity", "Reproduction"]

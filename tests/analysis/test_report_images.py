@@ -19,9 +19,9 @@ from medfedaug.analysis.case_views import CaseView, case_picture, extreme_cases,
 from medfedaug.analysis.intensities import intensity_histograms, sample_intensities
 from medfedaug.data.benchmarks import write_federation
 from medfedaug.data.sites import find_sites
-from medfedaug.experiments.simulate import configure, simulate
 from medfedaug.runs.evaluate import open_model
 from medfedaug.runs.load_results import load_run
+from medfedaug.simulate import configure, simulate
 from medfedaug.statistics import ChannelStatistics
 
 

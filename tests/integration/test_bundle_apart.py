@@ -20,9 +20,9 @@ from packaging.requirements import Requirement
 from running import TINY_NETWORK, command
 
 from medfedaug.data.sites import find_sites
-from medfedaug.experiments.simulate import configure, simulate
 from medfedaug.methods import parse_methods
 from medfedaug.runs.finished_run import FinishedRun
+from medfedaug.simulate import configure, simulate
 
 EXTRAS = {"fire", "ignite", "nibabel", "pillow", "jsonschema"}
 

@@ -15,10 +15,10 @@ from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.data.sites import arrange, check_federation, find_sites, site_statistics
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.experiments.simulate import simulate
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.methods.contexts import SiteContext
 from medfedaug.methods.fedrdn import FedRDNServer, FedRDNSite
+from medfedaug.simulate import simulate
 from medfedaug.statistics import load_statistics, usable_pairs
 from medfedaug.transforms import FedRDN
 

@@ -11,8 +11,8 @@ from running import TINY_NETWORK, TINY_OPTIONS
 
 from medfedaug.cli.progress import RoundProgress
 from medfedaug.config.run import RunConfig
-from medfedaug.experiments.simulate import simulate
 from medfedaug.methods import parse_methods
+from medfedaug.simulate import simulate
 
 TRAINING, VALIDATION, TEST = 0, 2, 3  # the images of `make_site`
 

@@ -11,7 +11,6 @@ from medfedaug.data.images import ImageFolder
 from medfedaug.data.quality.content_hash import case_identities
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError, JobRefused, PrivacyRefused
-from medfedaug.experiments.simulate import simulate
 from medfedaug.federation import run_in_process
 from medfedaug.federation.messages.messages import PREPARE, Reply, Request
 from medfedaug.federation.messages.privacy_guard import PrivacyGuard
@@ -24,6 +23,7 @@ from medfedaug.methods.base import SiteExchange
 from medfedaug.metrics.significance import compare_patients
 from medfedaug.privacy import JobRules, PrivacyLedger, PrivacyPolicy, Pseudonyms, released_scores
 from medfedaug.runs.evaluate import evaluate_model
+from medfedaug.simulate import simulate
 
 
 @pytest.fixture

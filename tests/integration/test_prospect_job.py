@@ -17,10 +17,10 @@ from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.quality.image_fingerprint import entry_shapes, fingerprint_of
 from medfedaug.data.sites import find_sites, open_site
 from medfedaug.experiments.prospective import pilot_config, pilot_of, training_sites
-from medfedaug.experiments.simulate import configure
 from medfedaug.nvflare_jobs import MedFedAugRecipe
 from medfedaug.nvflare_jobs.job.prospect import FINGERPRINTS, PAGE, RECORD
 from medfedaug.nvflare_jobs.simulator.simulator import run_job
+from medfedaug.simulate import configure
 
 SITES = ("site_A", "site_B")
 

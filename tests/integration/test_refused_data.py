@@ -20,8 +20,8 @@ from running import TINY_NETWORK, TINY_OPTIONS
 
 from medfedaug.data.sites import find_sites, open_site
 from medfedaug.errors import MedFedAugWarning
-from medfedaug.experiments.simulate import configure
-from medfedaug.experiments.simulate import simulate as run_simulation
+from medfedaug.simulate import configure
+from medfedaug.simulate import simulate as run_simulation
 
 
 def simulate(run, data, out, *extra):

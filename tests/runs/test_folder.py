@@ -8,9 +8,9 @@ import pytest
 import torch
 from running import TINY_OPTIONS
 
-from medfedaug.experiments.simulate import simulate
 from medfedaug.federation.messages.checkpoint import load_checkpoint, server_checkpoint
 from medfedaug.runs.folder import make_workspace
+from medfedaug.simulate import simulate
 
 
 def command(data, out, *extra, methods="fedavg"):

@@ -13,9 +13,9 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.quality.intensity_scales import find_uneven_scales
 from medfedaug.data.sites import open_site, site_statistics
-from medfedaug.experiments.simulate import simulate
 from medfedaug.methods import parse_methods
 from medfedaug.runs.load_results import load_run
+from medfedaug.simulate import simulate
 from medfedaug.statistics import load_statistics
 
 

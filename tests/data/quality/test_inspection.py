@@ -29,9 +29,9 @@ from medfedaug.data.sites import find_sites
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import MedFedAugWarning
 from medfedaug.experiments.prospective import prospect_of, training_sites
-from medfedaug.experiments.simulate import configure
 from medfedaug.federation import run_in_process
 from medfedaug.methods import parse_methods
+from medfedaug.simulate import configure
 from medfedaug.statistics import ChannelStatistics, channel_statistics
 
 

@@ -21,7 +21,6 @@ from medfedaug.data.base import SPLITS, Case
 from medfedaug.data.sites import find_sites
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError
-from medfedaug.experiments.simulate import configure
 from medfedaug.federation import run_in_process
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.server.output import write_run
@@ -29,6 +28,7 @@ from medfedaug.methods import parse_methods
 from medfedaug.runs.bundle.network import plain_inference
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_statistics import Origin
+from medfedaug.simulate import configure
 from medfedaug.statistics import load_statistics, save_statistics
 
 # Runs bundles as their README says, in a process to which medfedaug and what it needs besides is not there.
