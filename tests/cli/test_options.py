@@ -21,7 +21,6 @@ from medfedaug.config.run import Execution, RunConfig
 
 FOLLOW_FROM_DATA = {"in_channels", "channel_names", "classes"}
 FOR_SIMULATIONS = {"limit", "site_speed"}
-FOR_JOBS = {"prospect", "pilot"}
 FOR_SEARCHES = {"tested"}
 ARGS = ("simulate", "--engine", "inprocess", "--device", "cpu", "--no-report")
 
@@ -32,7 +31,7 @@ def words(text: str) -> str:
 
 @pytest.mark.parametrize(
     ("command", "without"),
-    [("simulate", FOLLOW_FROM_DATA | FOR_JOBS | FOR_SEARCHES), ("export", FOR_SIMULATIONS | FOR_SEARCHES)],
+    [("simulate", FOLLOW_FROM_DATA | FOR_SEARCHES), ("export", FOR_SIMULATIONS | FOR_SEARCHES)],
 )
 def test_every_setting_is_an_option(command, without):
     options = {option.name for option in typer.main.get_command(cli.app).commands[command].params}

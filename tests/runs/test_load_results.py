@@ -3,6 +3,7 @@
 import pytest
 from results import content
 
+from medfedaug.analysis.grouping import group_runs
 from medfedaug.errors import DataError
 from medfedaug.runs.load_results import load_run
 
@@ -79,3 +80,10 @@ def test_a_missing_or_unreadable_file_is_named(tmp_path):
 def test_a_score_beyond_the_range_of_a_float_is_none(write):
     run = load_run(write(_with(10**400, "test", "sites", "DU", "dice")))
     assert run.sites["DU"] is None
+
+
+def test_a_setting_that_ended_and_was_off_makes_no_other_experiment(write):
+    runs = [load_run(write(seed=seed, **ended)) for seed, ended in enumerate(({"ended": False}, {}))]
+    assert [*group_runs(runs)] == ["fedavg"]
+    used = load_run(write(seed=2, ended=["something"]))
+    assert len(group_runs([*runs, used])) == 2
