@@ -20,18 +20,18 @@ _FEW_POSITIONS = 9
 
 
 class FFALayer(StageLayer):
-    r"""Augment the statistics of features by as much as the sites differ (FedFA+ Algorithm 2).
+    """Augment the statistics of features by as much as the sites differ (FedFA+ Algorithm 2).
 
-    .. math:: \hat x = \hat\sigma\frac{x - \mu}{\sigma} + \hat\mu, \qquad
-              \hat\mu \sim \mathcal{N}(\mu, (\gamma_\mu + 1) \odot \Sigma_\mu^2), \quad
-              \hat\sigma \sim \mathcal{N}(\sigma, (\gamma_\sigma + 1) \odot \Sigma_\sigma^2)
+    ::
 
-    where :math:`\mu, \sigma` are the statistics of each image and channel (Eq. 2), :math:`\Sigma^2` their
-    variance in the batch (Eq. 4), and :math:`\gamma` comes from the server (Eq. 6 and 7, `set_gamma`). The
-    layer keeps running statistics for the server (Eq. 5, `statistics`):
+        x̂ = σ̂ (x − μ)/σ + μ̂,   μ̂ ~ N(μ, (γ_μ + 1) ⊙ Σ_μ²),
+        σ̂ ~ N(σ, (γ_σ + 1) ⊙ Σ_σ²)
 
-    .. math:: \bar\mu \leftarrow \alpha\bar\mu + (1 - \alpha)\mathbb{E}_B[\mu], \qquad
-              \bar\sigma \leftarrow \alpha\bar\sigma + (1 - \alpha)\mathbb{E}_B[\sigma]
+    where μ and σ are the statistics of each image and channel (Eq. 2), Σ² their
+    variance in the batch (Eq. 4), and γ comes from the server (Eq. 6 and 7, `set_gamma`). The
+    layer keeps running statistics for the server (Eq. 5, `statistics`)::
+
+        μ̄ ← α μ̄ + (1 − α) E_B[μ],   σ̄ ← α σ̄ + (1 − α) E_B[σ]
 
     In training the layer is active with probability `prob`, drawn once per call from torch's generator; in
     evaluation it returns its argument itself. It has no parameters, and its buffers are not part of the state
@@ -42,26 +42,26 @@ class FFALayer(StageLayer):
     inactive and warns. It also warns of fewer than nine positions, whose standard deviation is mostly chance.
 
     If several processes train together (`DistributedDataParallel`, in the group of `torch.distributed`),
-    :math:`\Sigma^2` and the running statistics are over the batches of all processes, as in one process with
+    Σ² and the running statistics are over the batches of all processes, as in one process with
     the same images: the layer exchanges 2C numbers per image of the batch and call, and all processes share
     the draw whether it is active. The process of an image draws its noise and counts it. Each process must
     call the layer equally often.
 
-    Until the first `set_gamma`, :math:`\gamma` is zero: the layer augments by the site's own variance, as in
+    Until the first `set_gamma`, γ is zero: the layer augments by the site's own variance, as in
     FedFA-C and in training without a federation. `medfedaug.runs.finished_run.FinishedRun.gamma` has the
-    :math:`\gamma` of a finished run.
+    γ of a finished run.
 
     Shapes:
-        Input and output (B, C, *spatial), 1D, 2D or 3D. :math:`\gamma` and the running statistics (C,). The
+        Input and output (B, C, *spatial), 1D, 2D or 3D. γ and the running statistics (C,). The
         running statistics have the units of the features.
 
     Args:
         num_channels: number of channels C.
         prob: probability p that the layer is active in a call.
-        momentum: :math:`\alpha`.
+        momentum: α.
         eps: added to the spatial variance before its root.
         variance: the variances of the Gaussians. "adaptive": as above. "direct": the same formula, with
-            unmodulated variances across sites from the server (Table 11). "client": :math:`\Sigma^2` alone
+            unmodulated variances across sites from the server (Table 11). "client": Σ² alone
             (FedFA-C). "random": standard deviation 0.5 in every channel (FedFA-R).
         running: the effect of `start_round` on the running statistics. "reset": back to 0 and 1 (Algorithm
             1). "continue": none, as in the paper's public code.
@@ -72,21 +72,21 @@ class FFALayer(StageLayer):
 
     Attributes:
         num_active_batches: calls since the running statistics were reset in which the layer was active.
-        sampled_std_count: number of :math:`\hat\sigma` sampled so far (one per image and channel).
-        negative_std_count: number of negative :math:`\hat\sigma` among them.
+        sampled_std_count: number of σ̂ sampled so far (one per image and channel).
+        negative_std_count: number of negative σ̂ among them.
 
     Raises:
         ValueError: when an argument is out of its range; on a call in training, when the features are not
             (B, num_channels, *spatial).
 
     Deviations:
-        * The papers print no `eps`; it is inside the root, so that :math:`\sigma` and its running average
+        * The papers print no `eps`; it is inside the root, so that σ and its running average
           include it.
-        * A sampled :math:`\hat\sigma` can be negative, which mirrors the channel about its mean. The papers
+        * A sampled σ̂ can be negative, which mirrors the channel about its mean. The papers
           do not mention it: the sign is kept, and counted.
         * The running statistics of Algorithm 2 are accumulated when the layer is active; Algorithm 1 starts
-          them at 0 and 1 every round, so that with :math:`\alpha = 0.99` and few steps they stay near 0 and
-          1. That is the default here too; `bias_correction` divides by :math:`1 - \alpha^t`.
+          them at 0 and 1 every round, so that with α = 0.99 and few steps they stay near 0 and
+          1. That is the default here too; `bias_correction` divides by ``1 − αᵗ``.
         * The paper's public code differs from the paper: it has the unbiased variance over the batch, and
           continues the running statistics across rounds.
 

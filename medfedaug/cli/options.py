@@ -142,9 +142,7 @@ Config = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Settings (medfedaug schema run), or a run's results.json."),
 ]
-Tracking = Annotated[
-    str | None, typer.Option(help="tensorboard, mlflow or wandb: log the sites' metrics there.")
-]
+Tracking = Annotated[str | None, typer.Option(help="tensorboard or mlflow: log the sites' metrics there.")]
 
 
 def takes(

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medfedaug.config.scanners import Scanners
 from medfedaug.data.base import Case
 from medfedaug.errors import ConfigError, PrivacyRefused
 from medfedaug.methods.base import HISTOGRAM, Contributions, Payload, SiteExchange
@@ -272,10 +271,6 @@ class PrivacyGuard:
         if name not in self._means:
             raise self._refused(f"{name}: nothing was observed since the last release")
         return exchange.privatised(self._means.pop(name), self.cases)
-
-    def scanners(self) -> Scanners:
-        """Return the scanners named by the policy; none by default."""
-        return dict(self.policy.scanners)
 
     def description(self, cases: Sequence[int]) -> dict[str, Any]:
         """Return the site's description of itself, with its counts if the policy allows them.
