@@ -131,11 +131,3 @@ def test_a_site_without_outlines_is_tried_without_and_with_its_images(run, tmp_p
     }
     assert {"site_A", "site_B"} == {*trained["trial", "fedavg"]}
     assert {"site_A", "site_B", "site_C"} == {*trained["trial_unlabelled", "teacher"]}
-
-
-def test_several_values_of_a_setting_are_the_benchmarks(run, apart, tmp_path):
-    options = ("--methods", "norm", "--set", "image_size=16,32", "--out", tmp_path / "trial")
-    code, _, err = run("compare", "--data", apart, *options)
-    assert code == 2
-    assert "--set image_size: give one value; medfedaug benchmark compares several" in err
-    assert not (tmp_path / "trial").exists()

@@ -87,12 +87,6 @@ def test_catalogues(light):
         assert word in out
 
 
-def test_an_unknown_name(light):
-    unknown = [(command, "nothing_of_that_name") for command in ("methods", "networks", "datasets")]
-    for err in light(*unknown, code=2):
-        assert "is not known" in err
-
-
 def test_commands_of_a_site(light, kit):
     ledger, every, jobs, watch, clean = light(
         ("ledger", kit),
@@ -107,12 +101,6 @@ def test_commands_of_a_site(light, kit):
     assert "fedfa" in jobs
     assert "training loss" in watch
     assert "stays: ledger, keys and book of jobs" in clean
-
-
-def test_protocols(light):
-    out, one = light(("benchmark", "--list"), ("benchmark", "lgg_multisite", "--list"))
-    assert "retina_vessels" in out
-    assert "expected: kaggle_3m/" in one
 
 
 def test_folders_that_are_not_there(light, tmp_path):

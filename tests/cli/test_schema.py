@@ -60,13 +60,6 @@ def with_value(file: File, path, value):
     return {**content, path[0]: value}
 
 
-@pytest.mark.parametrize("file", File)
-def test_the_command_prints_the_schema(run, file):
-    code, out, err = run("schema", file.value)
-    assert code == 0, err
-    assert json.loads(out) == schema_of(file)
-
-
 def test_each_setting_has_a_description():
     assert [path for _, path, values in SETTINGS if not values.get("description")] == []
 
@@ -96,28 +89,6 @@ def test_an_unknown_key_is_refused_by_both(file, path, tmp_path):
     assert not schema(file).is_valid(content)
     with pytest.raises(ConfigError, match=path[-1]):
         by_code(file, content, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        (("privacy", "min_images"), 0),
-        (("privacy", "delta"), 1.0),
-        (("privacy", "scores"), "all"),
-        (("privacy", "clip"), {"colour": [0, 1]}),
-        (("privacy", "clip"), {"feature_mean": [0]}),
-        (("jobs", "min_batch_size"), 0),
-        (("jobs", "min_summed"), 1),
-        (("memory",), -1),
-        (("plugins",), [""]),
-        (("data",), ""),
-    ],
-)
-def test_a_value_out_of_range_is_refused_by_both(path, value, tmp_path):
-    content = with_value(File.site_settings, path, value)
-    assert not schema(File.site_settings).is_valid(content)
-    with pytest.raises(ConfigError):
-        by_code(File.site_settings, content, tmp_path)
 
 
 def test_examples_of_the_pages_are_valid(tmp_path):

@@ -105,60 +105,6 @@ def test_the_gradient_of_the_alignment_is_measured(script, tmp_path):
     assert aligned["term"] > 0
 
 
-# What the script uses of the released code, with the network that both share.
-RELEASED = {
-    "pyfed/network/alexnet.py": """
-from medfedaug.models.classifiers import alexnet
-AlexNet = AlexNetFedFa = lambda num_classes: alexnet(out_channels=num_classes)
-""",
-    "pyfed/client/base.py": """
-import copy, torch, wandb
-from pyfed.manager.helper.build_dataset import build_dataset
-class BaseClient:
-    def __init__(self, config, site, server):
-        self.model = copy.deepcopy(server)
-        self.optimiser = torch.optim.SGD(self.model.parameters(), lr=config.TRAIN_LR)
-        self.train_loader, self.validation_loader, _ = build_dataset(config, site)
-    def train(self, server_model):
-        self.model.train()
-        for images, labels in self.train_loader:
-            self.optimiser.zero_grad()
-            torch.nn.functional.cross_entropy(self.model(images), labels).backward()
-            self.optimiser.step()
-    def val(self, model):
-        assert len(self.validation_loader)
-    def client_to_server(self):
-        return {"model": self.model}
-    def server_to_client(self, server):
-        self.model.load_state_dict(server.state_dict())
-""",
-    "pyfed/manager/comm.py": """
-def Comm(server, kind):
-    def mean(models, weights, server):
-        states = [model.state_dict() for model in models]
-        server.load_state_dict({k: sum(s[k] for s in states) / len(states) for k in states[0]})
-        return server
-    return mean
-""",
-}
-
-
-@pytest.mark.slow
-def test_released_code_runs_beside_ours_on_the_same_images(script, office, tmp_path):
-    for name, text in RELEASED.items():
-        path = tmp_path / "code" / name
-        path.parent.mkdir(parents=True)
-        path.write_text(text)
-    where = ["--code", tmp_path / "code", "--data", office, "--out", tmp_path / "out"]
-    small = ["--image-size", 64, "--rounds", 2, "--batch-size", 4, "--methods", "fedavg"]
-    printed = script("released_fedfa.py", *where, *small)
-    assert printed.count(" s a round") == 2
-    for run in json.loads((tmp_path / "out/numbers.json").read_text())["runs"]:
-        assert list(run["sites"]) == ["amazon", "caltech", "dslr", "webcam"]
-        assert run["seconds"] > 0
-    assert " s a round" not in script("released_fedfa.py", *where, *small)
-
-
 @pytest.mark.slow
 def test_accuracy_against_epsilon_runs(script, phantom_dir, tmp_path):
     options = ["--rounds", 1, "--features", *[4] * 6, "--seeds", 0, "--epsilon", 8, "--draws", 2]
@@ -209,17 +155,6 @@ def test_nothing_is_lost_in_many_rounds_with_faults(script, tmp_path, rounds):
     if rounds == 1000:  # all sites are there at the beginning of what is compared, but for one
         assert last["allocated"] < first["allocated"] + 20
         assert last["Python's blocks"] < first["Python's blocks"] + 100 * rounds
-
-
-@pytest.mark.slow
-def test_a_simulation_is_timed_beside_a_plain_loop(script):
-    kinds = ["medfedaug, in process", "plain loop"]
-    small = ("--sites", 2, "--rounds", 1, "--patients", 3, "--features", *([4] * 6))
-    table = script("peers.py", *small, "--kinds", *kinds)
-    for kind in kinds:
-        (row,) = (line for line in table.splitlines() if line.startswith(f"| {kind} |"))
-        elapsed, first_step = (float(cell) for cell in re.findall(r"\d+\.\d", row)[:2])
-        assert 0 < first_step < elapsed
 
 
 @pytest.mark.slow
