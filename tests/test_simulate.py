@@ -32,16 +32,6 @@ def test_the_first_example_runs_and_gives_a_run(phantom_dir, tmp_path):
     assert len(run.predict(image, tmp_path / "predicted", site="site_A").cases) == 1
 
 
-def test_a_whole_configuration_does_the_same_as_keywords(phantom_dir, tmp_path):
-    given = {"methods": ({"name": "fedavg", "args": {}},), "rounds": 1, "batch_size": 4, **TINY_NETWORK}
-    config = configure(find_sites(phantom_dir), **given)
-    options = {"engine": "inprocess", "device": "cpu", "report": False}
-    whole = mfa.simulate(phantom_dir, tmp_path / "whole", config, **options)
-    single = mfa.simulate(phantom_dir, tmp_path / "single", rounds=1, **QUICK)
-    assert whole["config"] == single["config"]
-    assert whole.scores == single.scores
-
-
 def test_names_may_be_a_list_and_the_folder_may_be_left_out(phantom_dir, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = mfa.simulate(data=phantom_dir, methods=["fedrdn", "fedfa"], rounds=1, **QUICK)

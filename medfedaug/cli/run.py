@@ -33,7 +33,6 @@ from medfedaug.cli.options import (
     Report,
     Tracking,
     existing_run,
-    first_sentence,
     is_given,
     takes,
 )
@@ -178,16 +177,6 @@ def export(
             metavar="MODEL", callback=existing_run, help="A finished run to score, instead of a run."
         ),
     ] = None,
-    prospect: Annotated[
-        bool,
-        typer.Option(
-            "--prospect",
-            help=first_sentence(RunConfig.__dataclass_fields__["prospect"].metadata["description"]),
-        ),
-    ] = False,
-    pilot: Annotated[
-        bool, typer.Option("--pilot", hidden=True, help="With --prospect: train FedAvg and sites alone.")
-    ] = False,
     local: Local = None,
     cross_site: CrossSite = False,
     set_: Assignments = None,
@@ -207,42 +196,26 @@ def export(
     loop: Loop = None,
     tracking: Tracking = None,
 ) -> None:
-    """Write a run, an evaluation or a prospect as an NVFlare job: no code (but for --loop), data or paths."""
+    """Write a run or an evaluation as an NVFlare job: no code (but for --loop), data or paths."""
     if out.exists():
         raise ConfigError(f"{out} exists already; choose another folder")
-    if prospect and (methods is not None or "methods" in given[RunConfig]):
-        raise ConfigError("--prospect chooses its methods: leave out --methods")
-    if pilot and not prospect:
-        raise ConfigError("--pilot goes with --prospect")
     execution = Execution(**{**given[Execution], "min_sites": min_sites, "round_timeout": round_timeout})
     if evaluate is not None:
         _export_evaluation(context, evaluate, local or [], cross_site, execution, out)
         return
-    if prospect:
-        methods = "fedavg"
     if (methods is None and "methods" not in given[RunConfig]) or local or cross_site:
-        raise ConfigError(
-            "a job is a run (--methods), an evaluation (--evaluate, --local, --cross-site) or a prospect "
-            "(--prospect)"
-        )
+        raise ConfigError("a job is a run or an evaluation: give --methods, or --evaluate")
     options, arguments = _settings(
         given, methods, set_, plan=plan, memory=plan_memory, bundle=bundle, init=init, loop=loop
     )
-    options["prospect"] = prospect
     reference, script = loop_reference(loop) if loop is not None else (None, None)
     with importing():
-        from medfedaug.analysis.pilot import METHODS
-        from medfedaug.experiments.prospective import small_settings
         from medfedaug.federation.composition import Composition, with_step_limit
         from medfedaug.federation.messages.initial_weights import InitialWeights
         from medfedaug.nvflare_jobs import MedFedAugRecipe
         from medfedaug.simulate import usual_settings
 
     options["methods"] = _methods(options, methods, arguments)
-    if pilot:
-        small = small_settings(options["task"], options.get("network"))
-        options |= {name: value for name, value in small.items() if not is_given(context, name)}
-        options["pilot"] = METHODS
     if options["bundle"]:
         described = described_data(options["bundle"])
         options |= {name: value for name, value in described.items() if not is_given(context, name)}
@@ -270,8 +243,7 @@ def export(
     if initial is not None:
         for line in initial.summary():
             say(line)
-    if not prospect:
-        say(f"augmentation: {settled.augmentation}")
+    say(f"augmentation: {settled.augmentation}")
     say(f"{out}: submit it with `nvflare job submit -j {quote(str(out))}`")
 
 

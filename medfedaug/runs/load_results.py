@@ -134,9 +134,13 @@ def _content(file: Path) -> dict[str, Any]:
 
 
 def _complete(settings: dict[str, Any]) -> dict[str, Any]:
-    """Add the defaults of settings that the run's version lacked, so that runs of two versions compare."""
+    """Return the settings of a run, comparable with those of other releases.
+
+    Settings of later releases get their defaults. Settings that ended are left out where they were off.
+    """
     defaults = RunConfig().to_dict()
-    return {**defaults, **settings, "plan": {**defaults["plan"], **settings.get("plan", {})}}
+    known = {name: value for name, value in settings.items() if value or name in defaults}
+    return {**defaults, **known, "plan": {**defaults["plan"], **settings.get("plan", {})}}
 
 
 def _entries(

@@ -104,6 +104,7 @@ def test_the_bundle_needs_no_ignite():
         assert "Evaluator" not in content
 
 
+@pytest.mark.slow  # a process for each site
 def test_an_engine_of_ones_own_gives_the_same_models(root, tmp_path, monkeypatch):
     """It registers an engine, and starts a process for each site."""
     monkeypatch.setattr(engines, "_ENGINES", dict(engines._ENGINES))

@@ -114,7 +114,6 @@ def test_blocks_that_are_not_run_are_few_and_say_why():
         "docs/howto/import.md": 2,
         "docs/howto/nnunet.md": 3,
         "docs/howto/partial_labels.md": 1,
-        "docs/howto/prospect.md": 4,
         "docs/howto/store.md": 1,
         "docs/howto/sweep.md": 2,
         "docs/index.md": 1,

@@ -14,8 +14,6 @@ from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.quality.intensity_scales import find_uneven_scales
 from medfedaug.data.sites import open_site, site_statistics
 from medfedaug.methods import parse_methods
-from medfedaug.nvflare_jobs.kit.doctor import examine
-from medfedaug.nvflare_jobs.kit.kit import open_kit
 from medfedaug.runs.load_results import load_run
 from medfedaug.simulate import simulate
 from medfedaug.statistics import load_statistics
@@ -90,17 +88,6 @@ def test_the_input_that_a_run_sees_is_recorded(
     torch.testing.assert_close(load_statistics(folder / "statistics.json")["site_A"].mean, expected.mean)
 
 
-def test_photographs_are_divided_by_one_number(photo_config, tmp_path):
-    for intensity, scaling in (("raw", "none"), ("scale", "fixed")):
-        config = photo_config("fedavg", rounds=1, intensity=intensity)
-        results = simulate(
-            *(tmp_path / "photos", tmp_path / intensity, config),
-            **{"engine": "inprocess", "device": "cpu", "report": False},
-        )
-        assert results["input"] == {"scaling": scaling, "normalised_by": None}
-    assert not same(weights(tmp_path / "raw"), weights(tmp_path / "scale"))
-
-
 def test_different_input_is_never_compared_without_saying_so(runs, run, tmp_path):
     pair = [runs("fedavg", "by_method"), runs("fedrdn", "by_method")]
     code, out, _ = run("report", *pair, "--out", tmp_path / "page.html", "--tables", tmp_path / "tables")
@@ -167,20 +154,6 @@ def test_simulate_names_a_site_with_several_scales(run, three_scales, tmp_path, 
     page = (tmp_path / "run/report.html").read_text()
     assert "Sites whose volumes lie on wildly different scales of intensity: site_A (patient_" in page
     assert page.count("site_B (patient_") == 1
-
-
-def test_doctor_names_a_site_with_several_scales(run, three_scales, kits):
-    kit = kits / "hospital-a"
-    few = {"privacy": {"min_images": 1}, "jobs": {"min_cases": 1}}
-    open_kit(kit).write(open_kit(kit).plan({"data": three_scales / "site_A", **few}))
-    code, out, _ = run("doctor", "--kit", kit, "--offline")
-    assert code == 0
-    assert "intensities" in out
-    assert "wildly" in out
-    found = {check.name: check for check in examine(kit)}["intensities"]
-    assert "site_A" not in found.found  # the site's name is the kit's
-    assert found.found.startswith("hospital-a: its volumes lie on wildly different scales of intensity")
-    assert found.advice == "Statistics of them all fit none of them: use --intensity scale."
 
 
 def test_one_hot_voxel_and_an_empty_channel_make_no_scale(make_site):
