@@ -83,8 +83,8 @@ types: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# All that is made from the code: the list of methods, what the commands `methods`, `networks` and `datasets` show, the
-# schemas, the ready jobs, the tables of methods on the pages, the picture of the packages.
+# All that is made from the code: the list of methods, the ready jobs, the tables of methods on the pages, the picture
+# of the packages.
 catalogue: install
 	$(BIN)/python docs/generate.py
 

@@ -263,10 +263,11 @@ class UnsavedModule(nn.Module):
 
 
 class InstanceAdapter(UnsavedModule):
-    r"""Network that computes α of an image from the difference between its and the federation's statistics.
+    """Network that computes α of an image from the difference between its and the federation's statistics.
 
-    .. math:: \alpha = \mathrm{clamp}(z \delta + \epsilon, 0, 1), \qquad
-              [\delta; \epsilon] = G([\mu_i - \mu_G;\ \sigma_i - \sigma_G])
+    ::
+
+        α = clamp(z δ + ε, 0, 1),   [δ; ε] = G([μᵢ − μ_G; σᵢ − σ_G])
 
     FedFD-A Eq. 7: one α per image and layer. G is Linear(2C → C/16), ReLU, Linear(→ 2).
 
@@ -301,7 +302,8 @@ class InstanceAdapter(UnsavedModule):
         ).relu()
         out = nn.functional.linear(hidden, self.out_weight.to(kind), self.out_bias.to(kind)).to(kind)
         delta, epsilon = out.split(1, dim=1)
-        return (epsilon if z is None else z * delta + epsilon).clamp(0.0, 1.0)
+        alpha: Tensor = (epsilon if z is None else z * delta + epsilon).clamp(0.0, 1.0)
+        return alpha
 
 
 def adapt_batch_norm(net: Network) -> Network:

@@ -18,7 +18,7 @@ os.environ["PATH"] = f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ.get('PA
 
 # Files that take longest, of which those that start NVFlare mostly wait for its processes.
 _LONGEST = ("faults", "nvflare", "plugins", "sweep", "benchmark", "app_validator")
-_LONGEST += ("agreement", "reply_checks", "interrupted_round", "composition", "damaged_records")
+_LONGEST += ("agreement", "reply_checks", "composition", "damaged_records")
 _LONGEST += ("score_release", "report_images", "client", "printable", "names", "compare", "plan", "carry")
 _FIRST = {f"test_{name}.py" for name in _LONGEST}
 

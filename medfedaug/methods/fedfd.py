@@ -18,18 +18,17 @@ _STATISTICS, _AFFINE = ("running_mean", "running_var"), ("weight", "bias")
 
 
 class FedFD(Method):
-    r"""Federated feature diversification.
+    """Federated feature diversification.
 
     Yang et al., "Feature Diversification and Adaptation for Federated Domain Generalization", section 3.2. A
     batch passes through the network twice: as usual, f, and with batch norms that use statistics between each
-    image's and the federation's, :math:`f_\Delta` (Eq. 2):
+    image's and the federation's, ``f_Δ`` (Eq. 2)::
 
-    .. math:: \mu_\Delta = u \mu_i + (1 - u) \mu_G, \qquad \sigma_\Delta = u \sigma_i + (1 - u) \sigma_G
+        μ_Δ = u μᵢ + (1 − u) μ_G,   σ_Δ = u σᵢ + (1 − u) σ_G
 
-    with u ~ U(low, high) for each channel, new in every step. The loss becomes (Eq. 3-5)
+    with u ~ U(low, high) for each channel, new in every step. The loss becomes (Eq. 3-5) ::
 
-    .. math:: (1 - \lambda_1)\,\mathrm{CE}(f) + \lambda_1\,\mathrm{CE}(f_\Delta)
-              + \lambda_2 \lVert f - f_\Delta \rVert^2
+        (1 − λ₁) CE(f) + λ₁ CE(f_Δ) + λ₂ ‖f − f_Δ‖²
 
     with the input of the network's head as features f, and the task's loss as CE. Inference is the plain
     network's.

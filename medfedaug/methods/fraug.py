@@ -49,22 +49,20 @@ def _perceptron(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
 
 
 class FRAug(Method):
-    r"""Federated representation augmentation, for classification.
+    """Federated representation augmentation, for classification.
 
     Chen et al., "FRAug: Tackling Federated Learning with Non-IID Features via Representation Augmentation".
-    The head h is trained on real and on synthetic embeddings (Eq. 1-3):
+    The head h is trained on real and on synthetic embeddings (Eq. 1-3)::
 
-    .. math:: \hat u = u + \lambda_{syn}\, m(g(z, y)), \qquad
-              \hat u_c = \bar u_c + \lambda_{syn}\, m(g(z', c)), \qquad
-              L_{syn} = \mathrm{CE}(h(\hat u), y) + \sum_c \mathrm{CE}(h(\hat u_c), c)
+        û = u + λ_syn m(g(z, y)),   û_c = ū_c + λ_syn m(g(z′, c)),
+        L_syn = CE(h(û), y) + Σ_c CE(h(û_c), c)
 
     with z ~ N(0, I), the generator g that all sites share, the transformation network m (RTNet) that each
-    site keeps, and prototypes :math:`\bar u_c`, moving averages of a site's embeddings by class (Eq. 4).
-    After each step of the classifier, g and m take a step with the classifier fixed (Eq. 5, 6):
+    site keeps, and prototypes ``ū_c``, moving averages of a site's embeddings by class (Eq. 4).
+    After each step of the classifier, g and m take a step with the classifier fixed (Eq. 5, 6)::
 
-    .. math:: L_{gen} = \mathrm{CE}(h(\hat u), y) - \alpha\, \mathrm{MMD}(\hat u, u), \qquad
-              L_{rt} = -H(h(\hat u)) - \sum_c H(h(\hat u_c))
-              + \beta\,\bigl(\mathrm{MMD}(\hat u, u) + \sum_c \mathrm{MMD}(\hat u_c, \bar u_c)\bigr)
+        L_gen = CE(h(û), y) − α MMD(û, u),
+        L_rt = −H(h(û)) − Σ_c H(h(û_c)) + β (MMD(û, u) + Σ_c MMD(û_c, ū_c))
 
     Batch norms, chosen by module type, stay at their site. Embeddings are the input of the last layer.
 
@@ -277,7 +275,8 @@ class FRAugSite(SitePart, SiteExchange):
         if self.transformation is not None:
             residuals = self.transformation(residuals)
         weight = self.method.lambda_syn * (self._ramp() if self.method.smoothing else 1.0)
-        return torch.cat([real, self.means]) + weight * residuals
+        synthetic: Tensor = torch.cat([real, self.means]) + weight * residuals
+        return synthetic
 
     def _update_prototypes(self, real: Tensor, labels: Tensor) -> None:
         """Update the prototypes of the batch's classes (Eq. 4)."""

@@ -29,7 +29,6 @@ MLFLOW_FILE = "mlflow.db"
 TRACKERS = {
     "tensorboard": ["tensorboard"],
     "mlflow": ["mlflow", "alembic"],  # mlflow-skinny has no store
-    "wandb": ["wandb"],
 }
 """The trackers with the packages that they need."""
 
@@ -44,13 +43,7 @@ def add_tracking(recipe: Recipe, tracker: str) -> None:
             text = f"tracking with {tracker} needs the package {package}: pip install 'medfedaug[tracking]'"
             raise ConfigError(text)
     recipe._job.to_clients(RoundMetrics(), id="round_metrics")
-    if tracker == "wandb":
-        # Imported here: NVFlare's receiver needs the package.
-        from medfedaug.nvflare_jobs.job.wandb_receiver import OfflineWandB
-
-        recipe._job.to_server(OfflineWandB(), "receiver")
-    else:
-        add_experiment_tracking(recipe, tracker, tracking_config=_CONFIG[tracker])
+    add_experiment_tracking(recipe, tracker, tracking_config=_CONFIG[tracker])
 
 
 class RoundMetrics(Widget):

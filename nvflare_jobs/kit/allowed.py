@@ -18,7 +18,6 @@ from medfedaug.errors import ConfigError
 _SERVER = (
     "medfedaug.nvflare_jobs.job.controller.FederationController",
     "medfedaug.nvflare_jobs.job.evaluation.EvaluationController",
-    "medfedaug.nvflare_jobs.job.wandb_receiver.OfflineWandB",
 )
 _SITE = (
     "medfedaug.nvflare_jobs.job.executor.SiteExecutor",

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from medfedaug.errors import ConfigError, MedFedAugError, first_line, withheld
-from medfedaug.federation.site.interrupted_round import RoundCheckpoint
 from medfedaug.federation.site.local_training import LocalRound, LocalTraining
 from medfedaug.federation.site.samples import SiteSamples, TrainingSamples
 from medfedaug.methods.base import STEP_HOOKS, Method, overridden
@@ -36,23 +35,24 @@ _HOOKS = ("personalise", "scoring", "start_round", "end_round", *STEP_HOOKS)
 
 
 class PrivateTraining(LocalTraining):
-    r"""Local training by DP-SGD (Abadi et al., CCS 2016).
+    """Local training by DP-SGD (Abadi et al., CCS 2016).
 
-    .. math:: g = \frac{1}{qn}\Bigl(\sum_{i \in S} g_i \min(1, C/\lVert g_i\rVert) + \sigma C\,\xi\Bigr),
-        \qquad \xi \sim N(0, I)
+    ::
 
-    over a set S that contains each of the n cases independently with probability q, anew in every step. g_i
+        g = (1/(qn)) (Σ_(i∈S) gᵢ min(1, C/‖gᵢ‖) + σ C ξ),   ξ ~ N(0, I)
+
+    over a set S that contains each of the n cases independently with probability q, anew in every step. gᵢ
     is the gradient of one random sample (slice, patch) of case i. So a case, whatever the number of its
     samples, moves a step by at most C / (qn). q is the batch size divided by n, at most 1. An epoch has
     ⌈n / batch size⌉ steps, which draw each case once on average. The run's optimiser uses g as its gradient.
 
     **Why a case moves the sum by no more than C.** Each drawn case passes through the network alone, with
-    separate draws r_i for augmentation, patch and dropout from a new seed of the operating system. So g_i
-    depends on the model, the case and r_i, and on no other case. The distribution of r_i does not depend on
-    the set of cases. Given all r_i, adding or removing a case adds or removes its own term, of norm at most
+    separate draws rᵢ for augmentation, patch and dropout from a new seed of the operating system. So gᵢ
+    depends on the model, the case and rᵢ, and on no other case. The distribution of rᵢ does not depend on
+    the set of cases. Given all rᵢ, adding or removing a case adds or removes its own term, of norm at most
     C, and changes no other: the step is a sampled Gaussian mechanism of sensitivity C. Since that holds for
-    every value of the r_i, and their distribution does not depend on the data, it holds for the mixture over
-    them. The r_i need not be secret. S and ξ must be; they come from the operating system too. With one
+    every value of the rᵢ, and their distribution does not depend on the data, it holds for the mixture over
+    them. The rᵢ need not be secret. S and ξ must be; they come from the operating system too. With one
     stream of draws from the run's seed, one more case would shift the draws of all later ones. A run
     therefore never repeats.
 
@@ -162,12 +162,10 @@ class PrivateTraining(LocalTraining):
         loader: Any,
         round_: LocalRound,
         should_stop: Callable[[], bool] = lambda: False,
-        checkpoint: RoundCheckpoint | None = None,
     ) -> list[float]:
         """Enter the round in the ledger, then train.
 
-        A resumed round was entered when it began, and nothing of it has been sent. Its remaining steps draw
-        new sets and new noise, so that the update has as many steps as were entered.
+        A round that breaks off stays entered. Its repetition draws new sets and noise, and is entered too.
 
         Returns:
             An empty list: a case's influence on a loss has no bound.
@@ -177,17 +175,14 @@ class PrivateTraining(LocalTraining):
             MedFedAugError: when the training was stopped.
         """
         self._try_out(loader.noise)
-        steps, checkpoint = round_.steps or round_.epochs * len(loader), checkpoint or RoundCheckpoint.none()
+        steps = round_.steps or round_.epochs * len(loader)
         trained = [p for p in self.network.parameters() if p.requires_grad]
         optimiser = self.optimiser(trained, round_.number)
-        roots = {"network": self.network, "optimiser": optimiser}
-        taken = checkpoint.resume(roots, None, self.device)  # placeholders of losses
-        if not taken:
-            self.spend(steps, loader.rate)
+        self.spend(steps, loader.rate)
         self.network.train()
         drawn, failed, reason = 0, 0, ""
         with _own_global_random_numbers():
-            for _ in range(steps - len(taken)):
+            for _ in range(steps):
                 self.check_stop(should_stop)
                 total = [torch.zeros_like(p, dtype=torch.float64) for p in trained]
                 for case in loader.draw():
@@ -200,8 +195,6 @@ class PrivateTraining(LocalTraining):
                     noise = secret_normal(parameter.shape).to(clipped) * (self.noise * self.clip)
                     parameter.grad = ((clipped + noise) / loader.expected).to(parameter.dtype)
                 optimiser.step()
-                taken.append(torch.zeros(()))
-                checkpoint.step(roots, taken, [], self.device)
         self.network.zero_grad(set_to_none=True)
         if failed:
             _log.warning(
