@@ -44,10 +44,10 @@ class FedCE(Method):
     Args:
         mode: ``"plus"`` for the sum, ``"times"`` for the product.
 
-    Exchange, every round: ``error`` (2,) up, the sum of a site's errors so far and their number, clipped and
-    rounded by a site that releases losses (``losses`` of its privacy policy); down ``weight/<site>`` (1,) for
-    every site of the round. The server keeps the models of a round until its end. A site's weight depends on
-    numbers that it reports itself, and no limit on a site's share applies.
+    Exchange, every round: ``error`` (2,) up, the sum of a site's errors so far and their number; down
+    ``weight/<site>`` (1,) for every site of the round. Losses stay at a site of a real federation, so the
+    method runs in simulations only. The server keeps the models of a round until its end. A site's weight
+    depends on numbers that it reports itself, and no limit on a site's share applies.
 
     Raises:
         ConfigError: for another ``mode``, when no parameter is averaged, and for a method with weights or
@@ -66,7 +66,7 @@ class FedCE(Method):
 
     name = "fedce"
     requires = frozenset({"averaged_parameters", "complete_state_dict", "global_start", "same_start"})
-    excludes = frozenset({"given_shares"})
+    excludes = frozenset({"counted_patients", "given_shares"})
 
     def __init__(self, mode: Literal["plus", "times"] = "plus") -> None:
         self.mode = mode
@@ -91,8 +91,6 @@ class FedCESite(SitePart, SiteExchange):
         errors: the sum of the errors and their number, (2,).
         weights: p of the last round, by site.
     """
-
-    of_losses = True
 
     def __init__(self, context: SiteContext) -> None:
         self.context, self.every_round = context, self

@@ -185,6 +185,7 @@ class PrivateTraining(LocalTraining):
         taken = checkpoint.resume(roots, None, self.device)  # placeholders of losses
         if not taken:
             self.spend(steps, loader.rate)
+        self.census.all_steps()  # which cases were drawn is secret
         self.network.train()
         drawn, failed, reason = 0, 0, ""
         with _own_global_random_numbers():

@@ -16,12 +16,13 @@ from torch import Tensor
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import DataError, MedFedAugError
 from medfedaug.federation.site.interrupted_round import RoundCheckpoint, keeps_order, remaining_batches
-from medfedaug.federation.site.samples import SiteSamples
+from medfedaug.federation.site.samples import SiteSamples, TrainingSamples
 from medfedaug.federation.site.step_graph import Capturing, of_device, why_plain
 from medfedaug.federation.site.training_state import random_state, set_random_state
 from medfedaug.methods.base import Step, Targets, overridden
 from medfedaug.models.freezing import hold_norms
 from medfedaug.models.supervision import DeepSupervision
+from medfedaug.sampling.augmentation import TrainingDataset
 from medfedaug.sampling.prefetch import on_device, prefetch
 
 if TYPE_CHECKING:
@@ -90,7 +91,8 @@ class LocalTraining:
     def __init__(self, model: SiteModel) -> None:
         self.folder, self.network, self.task = model.folder, model.network, model.task
         self.config, self.device, self.parts = model.config, model.device, model.parts
-        self.ahead = model.machine.ahead
+        self.ahead, self.census = model.machine.ahead, model.census
+        self._patients: Tensor | None = None  # of the batch's images
         self.frozen, self.definition = model.composition.frozen, model.composition.definition
         self.criterion = DeepSupervision(self.network).criterion(self.task.loss)
         reason = self.uncaptured or why_plain(self.device, model.composition.methods, self.parts)
@@ -134,8 +136,12 @@ class LocalTraining:
                 part.continue_round()
         losses = checkpoint.resume(roots, getattr(loader, "dataset", None), self.device)
         batches = checkpoint.numbered(_batches(loader, round_, len(losses)))
+        dataset = getattr(loader, "dataset", None)
+        if isinstance(dataset, TrainingDataset):
+            dataset.drawn.clear()
         for batch, data in prefetch(batches, self.ahead, self.device):
             self.check_stop(should_stop)
+            self._patients = self.census.step(_cases(dataset))
             losses.append(step(*on_device(batch, self.device)))
             checkpoint.step(roots, losses, data, self.device)
         return self.values(losses)
@@ -207,7 +213,9 @@ class LocalTraining:
     def _backward(self, inputs: Tensor, targets: Tensor, mixed: Targets) -> tuple[Step, Tensor]:
         """Compute the gradients of the whole loss, in place of earlier ones."""
         outputs = self._forward(inputs)
-        step = Step(self.network, inputs, targets, outputs, self.criterion, mixed=mixed)
+        step = Step(
+            self.network, inputs, targets, outputs, self.criterion, mixed=mixed, patients=self._patients
+        )
         loss = step.task_loss
         for term in self.terms(step):
             loss = loss + term
@@ -240,6 +248,13 @@ class LocalTraining:
         """Return the run's optimiser for some parameters at the beginning of a round."""
         optimiser = self.definition.optimiser(parameters, learning_rate(self.config, round_))
         return of_device(optimiser, self.device)
+
+
+def _cases(dataset: Any) -> list[int] | None:
+    """Return the case of each sample in the next batch; ``None`` where the site does not know."""
+    if not isinstance(dataset, TrainingDataset) or not isinstance(dataset.samples, TrainingSamples):
+        return None
+    return [dataset.samples.case_of(index) for index in dataset.drawn.popleft()]
 
 
 def _batches(loader: Any, round_: LocalRound, done: int) -> Iterator[Any]:

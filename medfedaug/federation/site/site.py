@@ -216,6 +216,7 @@ class Site:
             reply = trainer.train(request.round, should_stop)
             reply.metrics = {**score, **reply.metrics}
             if masking is not None:
+                self.gate.count(reply)
                 self._mask(request, reply, masking)
             if not trainer.training.private:
                 reply.metrics["seconds"] = time.perf_counter() - started
