@@ -12,14 +12,20 @@ DEMO := demo
 # imports torch and MONAI then starts in half the time, and tests start many.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-slow coverage lint types catalogue docs docs-fast notebooks wheel wheelhouse changes dist release clean
+.PHONY: install demo test test-elsewhere test-all coverage lint types catalogue docs docs-fast notebooks wheel wheelhouse dist release clean
 
 install: $(STAMP)
 
 # torch comes first: asked for by another package, it would come as the build with gigabytes of CUDA
 # libraries, also on a machine without a GPU. `--no-deps`, since the index of CPU builds is no mirror of PyPI.
 define TORCH
-	$(PYTHON) -m venv $(VENV)
+	@command -v "$(PYTHON)" >/dev/null || { echo "$(PYTHON) is not installed." \
+	  "Install Python 3.10 or newer (Debian, Ubuntu: apt install python3 python3-venv)."; exit 2; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "$(PYTHON) is older than 3.10." \
+	  "Name a newer one: make PYTHON=python3.12"; exit 2; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) has no venv and no pip." \
+	  "Debian and Ubuntu have them in a package of their own: apt install python3-venv"; exit 2; }
+	"$(PYTHON)" -m venv $(VENV)
 	@if nvidia-smi -L >/dev/null 2>&1; then echo "installing torch with CUDA"; \
 	  $(PIP) "torch>=2.4.1"; \
 	else echo "installing the CPU build of torch"; \
@@ -56,8 +62,13 @@ endef
 test: install
 	$(RUN_TESTS) --durations 15
 
-test-slow: install
-	$(BIN)/python -m pytest -m slow
+# The tests as an ordinary user with another Python, locale, time zone, umask and processor runs them.
+test-elsewhere:
+	.ci/elsewhere test
+
+# The slow tests too: those of whole deployments, of clusters and of every combination.
+test-all: install
+	$(RUN_TESTS) -m "slow or not slow" --durations 15
 
 # Lines and branches that the fast tests run, those in processes that they start too: `make test` stays without it.
 coverage: install
@@ -72,8 +83,8 @@ types: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# All that is made from the code: the list of methods, what the commands `methods`, `networks` and `datasets` show, the
-# schemas, the ready jobs, the tables of methods on the pages, the picture of the packages.
+# All that is made from the code: the list of methods, the ready jobs, the tables of methods on the pages, the picture
+# of the packages.
 catalogue: install
 	$(BIN)/python docs/generate.py
 
@@ -125,10 +136,6 @@ wheelhouse: install
 	  --constraint deploy/constraints.txt $(if $(CUDA),,--constraint deploy/cpu.txt) "medfedaug[$(EXTRAS)] @ file://$(CURDIR)" pip
 	$(BIN)/python deploy/wheelhouse.py $(WHEELHOUSE)
 
-# The changes of the next version as they will stand in CHANGELOG.md.
-changes: install
-	$(BIN)/towncrier build --draft --version next
-
 # Wheel, source, list of components (CycloneDX), notes of the version and a page for pip, to attach to a release.
 # ADDRESS=https://... is where the files will be found: the notes then say how pip installs the wheel from there.
 dist: install
@@ -139,18 +146,17 @@ dist: install
 	build/release/bin/pip install --quiet --no-deps --index-url https://download.pytorch.org/whl/cpu torch==2.13.0
 	build/release/bin/pip install --quiet dist/*.whl
 	$(BIN)/cyclonedx-py environment --output-reproducible --output-format JSON -o dist/sbom.cdx.json build/release/bin/python
-	$(BIN)/python changes/release.py notes dist/notes.md
-	$(BIN)/python changes/release.py page dist $(ADDRESS)
+	$(BIN)/python deploy/release.py notes dist/notes.md
+	$(BIN)/python deploy/release.py page dist $(ADDRESS)
 	cd dist && sha256sum *.whl *.tar.gz *.json *.html > SHA256SUMS
 
-# VERSION=0.3.0: writes the version and its changes, commits and tags. Nothing is pushed (docs/releasing.md).
+# VERSION=0.4.0: writes the version, also above the changes, commits and tags. Nothing is pushed (docs/releasing.md).
 release: install
 	test -n "$(VERSION)" || { echo "VERSION=1.2.3 is missing"; exit 2; }
 	test -z "$$(git status --porcelain)" || { echo "commit first"; exit 2; }
-	$(BIN)/python changes/release.py collect
-	$(BIN)/towncrier build --yes --version $(VERSION)
-	$(BIN)/python changes/release.py version $(VERSION)
-	git add -A CHANGELOG.md CITATION.cff SECURITY.md changes medfedaug/_version.py
+	$(BIN)/python deploy/release.py version $(VERSION)
+	$(BIN)/python docs/generate.py
+	git add -A CHANGELOG.md CITATION.cff SECURITY.md medfedaug/_version.py nvflare_jobs/jobs
 	git commit -m "release: $(VERSION)"
 	git tag -a v$(VERSION) -m "medfedaug $(VERSION)"
 

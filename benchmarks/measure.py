@@ -7,18 +7,10 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
-
-if TYPE_CHECKING:  # the environment of `peers.py` has no medfedaug
-    from medfedaug.methods.base import Method, ServerContext, SitePart
-
-Made = tuple[Callable[..., Tensor], Sequence["SitePart"]]
 
 
 def parser(description: str | None, repeats: int = 0, *, on_gpu: bool = False) -> argparse.ArgumentParser:
@@ -32,7 +24,7 @@ def parser(description: str | None, repeats: int = 0, *, on_gpu: bool = False) -
             "--repeats", type=int, default=repeats, help=f"measurements of each kind (default {repeats})"
         )
     if on_gpu:
-        result.add_argument("--device", default="cpu", help="cpu, cuda or pretended (default cpu)")
+        result.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
     return result
 
 
@@ -46,53 +38,10 @@ def begin(arguments: argparse.ArgumentParser) -> tuple[argparse.Namespace, torch
 
 
 def device_in_use(name: str) -> torch.device:
-    """Return the device of a name, and start a GPU, so that no measurement includes its start.
-
-    ``pretended`` is the device of `step_graphs.py`, on which everything runs and nothing is measured.
-    """
-    if name == "pretended":
-        from step_graphs import DEVICE, Recording
-
-        Recording().__enter__()
-        return DEVICE
+    """Return the device of a name, and start a GPU, so that no measurement includes its start."""
     device = torch.device(name)
     torch.empty(1, device=device)
     return device
-
-
-def exchange_once(methods: Sequence[Method], parts: Sequence[SitePart], server: ServerContext) -> None:
-    """Exchange the methods' statistics of a round with one site, whose messages are on the CPU."""
-    for method, part in zip(methods, parts, strict=True):
-        exchange = method.every_round(server)
-        if exchange is not None and part.every_round is not None:
-            exchange.accept("site", {key: value.cpu() for key, value in part.every_round.collect().items()})
-            part.every_round.apply(exchange.result())
-
-
-def steps_on(
-    device: torch.device, batch: Sequence[Tensor], makers: Mapping[str, Callable[[], Made]]
-) -> dict[str, Callable[[], Tensor]]:
-    """Make steps on a batch, and a graph of each step on a device with graphs.
-
-    Args:
-        device: of the batch.
-        batch: the tensors of a step.
-        makers: make a step and the methods' parts in it, by name.
-
-    Returns:
-        The steps by name; the name of a graph ends in ``(graph)``.
-    """
-    from medfedaug.federation.site.step_graph import GRAPH_OF, StepGraph, generators_on
-
-    work: dict[str, Callable[[], Tensor]] = {
-        name: partial(make()[0], *batch) for name, make in makers.items()
-    }
-    for name, make in makers.items() if device.type in GRAPH_OF else ():
-        step, parts = make()
-        graph = GRAPH_OF[device.type](device, generators_on(device, parts))
-        failed = partial(print, f"{name} is not captured:")
-        work[f"{name} (graph)"] = partial(StepGraph(step, graph, parts, failed), *batch)
-    return work
 
 
 def hardware() -> str:
@@ -147,15 +96,12 @@ def report(
     Args:
         title: the measured work.
         seconds: the result of `alternately`.
-        ratios: from numerator and denominator to ``("<=" or ">=", goal)``; ratios of graphs follow.
+        ratios: from numerator and denominator to ``("<=" or ">=", goal)``.
     """
     print(title)
     for name, values in seconds.items():
         print(f"  {name:46s} {1e3 * statistics.median(values):9.2f} ms")
-    graphs = {(f"{a} (graph)", f"{b} (graph)"): goal for (a, b), goal in ratios.items()}
-    for (a, b), (relation, goal) in {**ratios, **graphs}.items():
-        if a not in seconds or b not in seconds:
-            continue
+    for (a, b), (relation, goal) in ratios.items():
         middle, low, high = ratio(seconds[a], seconds[b])
         met = middle <= goal if relation == "<=" else middle >= goal
         verdict = "met" if met else "missed"

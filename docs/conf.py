@@ -6,9 +6,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from docutils.nodes import SkipNode
-from docutils.utils.math.latex2mathml import tex2mathml
-
 from medfedaug import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,7 +30,6 @@ copyright = "the medfedaug authors"
 release = __version__
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "myst_parser", "sphinx_gallery.gen_gallery"]
 html_theme = "furo"
-html_math_renderer = "mathml"
 html_title = f"medfedaug {__version__}"
 html_show_sourcelink = False
 html_static_path = ["static"]
@@ -42,7 +38,6 @@ exclude_patterns = [
     "build",
     "results/shift/table.md",
     "results/shift/polarity",
-    "results/prospect/judged.md",
 ]  # written by scripts
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
@@ -71,18 +66,6 @@ sphinx_gallery_conf = {
 def _escape_shapes(app, what, name, obj, options, lines):
     """Escape stars of shapes, as in (B, C, *spatial), which begin no emphasis."""
     lines[:] = [line.replace(r"\*spatial", "*spatial").replace("*spatial", r"\*spatial") for line in lines]
-
-
-def _formula(translator, node):
-    """Write MathML, which browsers draw without a network or JavaScript."""
-    translator.body.append(tex2mathml(node.astext(), as_block=False))
-    raise SkipNode
-
-
-def _formula_apart(translator, node):
-    lines = "".join(tex2mathml(line, as_block=True) for line in node.astext().split("\n\n"))
-    translator.body.append(f'<div class="formula">{lines}</div>')
-    raise SkipNode
 
 
 class SettingsTable(Directive):
@@ -122,6 +105,5 @@ def setup(app):
     """Connect the parts to Sphinx."""
     app.connect("config-inited", _fork_commands)
     app.connect("build-finished", _end_commands)
-    app.add_html_math_renderer("mathml", (_formula, None), (_formula_apart, None))
     app.add_directive("settings", SettingsTable)
     app.connect("autodoc-process-docstring", _escape_shapes)

@@ -1,7 +1,7 @@
 """Generate files from the code; ``make catalogue`` runs it.
 
-They are the list of methods, the catalogue and schemas of the command, the ready jobs, the tables of methods
-on three pages, and the picture of the packages. An existing row of a page stays; a new method gets its row
+They are the list of methods, the ready jobs, the tables of methods on three pages, and the picture of the
+packages. An existing row of a page stays; a new method gets its row
 from its declarations.
 """
 
@@ -38,13 +38,12 @@ def _is_name(node: ast.stmt) -> bool:
 
 def pages() -> dict[Path, str]:
     """Return the pages with tables of methods."""
-    from medfedaug.cli import describe
-    from medfedaug.cli.described import BESIDE_THE_MODEL
+    from medfedaug.cli.catalogue import BESIDE_THE_MODEL, describe_method
     from medfedaug.methods import base, registry
 
     texts = {path: path.read_text(encoding="utf-8") for path in (TABLE, SENT, WORDS)}
     for name in registry.BUILT_IN_NAMES:
-        one = describe.describe_method(name)
+        one = describe_method(name)
         if not _has_row(texts[TABLE], name):
             what = one.what[:1].lower() + one.what[1:].rstrip(".")
             row = f"| `{name}` | {what} | {one.listed[BESIDE_THE_MODEL]} |"
@@ -86,10 +85,8 @@ def _with_rows(page: str, rows: Iterable[str]) -> str:
 def main() -> None:
     """Write all files; the list of methods comes first, since the others read it."""
     LIST.write_text(method_list(), encoding="utf-8")
-    from medfedaug.cli import describe
     from medfedaug.nvflare_jobs.job.ready_jobs import write_ready_jobs
 
-    describe.write_catalogue()
     write_ready_jobs(ROOT / "nvflare_jobs/jobs")
     for path, text in pages().items():
         path.write_text(text, encoding="utf-8")

@@ -193,10 +193,11 @@ class ChannelStatistics:
 
 
 def channel_statistics(images: Iterable[Any]) -> ChannelStatistics:
-    r"""Channel statistics of a site, in one pass over its images (FedRDN Eq. 5 and 6).
+    """Channel statistics of a site, in one pass over its images (FedRDN Eq. 5 and 6).
 
-    .. math:: \mu = \frac{1}{n}\sum_i \mu_i, \quad \sigma = \frac{1}{n}\sum_i \sigma_i, \qquad
-              \sigma_i = \sqrt{\frac{1}{HW}\sum_{h,w} (x_i^{(h,w)} - \mu_i)^2}
+    ::
+
+        μ = (1/n) Σᵢ μᵢ,   σ = (1/n) Σᵢ σᵢ,   σᵢ = √((1/(HW)) Σ_(h,w) (xᵢ^(h,w) − μᵢ)²)
 
     Every image counts once, whatever its size. One image is in memory at a time, so a generator that reads
     files is the usual argument.
@@ -347,13 +348,13 @@ FOREIGN = 1.5
 
 
 def foreign_pairs(statistics: Mapping[str, ChannelStatistics]) -> list[ForeignPair]:
-    r"""Return the pairs of sites whose images lie far from 0 under each other's pair, the farthest first.
+    """Return the pairs of sites whose images lie far from 0 under each other's pair, the farthest first.
 
     Normalised by its own pair the mean image of a site lies at 0. Under another site's pair it lies at
-    :math:`z_{kj} = (\mu_k - \mu_j) / \sigma_j`. Two scanners of different gain or contrast can be far apart
+    ``zₖⱼ = (μₖ − μⱼ) / σⱼ``. Two scanners of different gain or contrast can be far apart
     in one direction, if one of them hardly varies. They are far apart in both directions if one site stores
     bright what the other stores dark. Two sites are foreign to each other if the smaller of
-    :math:`|z_{kj}|` and :math:`|z_{jk}|` is `FOREIGN` or more in a channel. A method that normalises images
+    ``|zₖⱼ|`` and ``|zⱼₖ|`` is `FOREIGN` or more in a channel. A method that normalises images
     by other sites' pairs (FedRDN) then gives the network images that no site has.
 
     Channels that are constant at one of two sites are left out.
@@ -382,15 +383,14 @@ def foreign_pairs(statistics: Mapping[str, ChannelStatistics]) -> list[ForeignPa
 def usable_pairs(
     statistics: Mapping[str, ChannelStatistics], own: ChannelStatistics | None = None
 ) -> dict[str, ChannelStatistics]:
-    r"""Return pairs that can normalise an image of any site, even if a channel is constant at some.
+    """Return pairs that can normalise an image of any site, even if a channel is constant at some.
 
     A channel that is constant at a site, because its device or protocol does not record it, has no deviation
     to divide by. A small number in its place would multiply the other sites' images, which do vary, by its
-    inverse. So the channel's pair at such a site is the average of the other sites' pairs:
+    inverse. So the channel's pair at such a site is the average of the other sites' pairs::
 
-    .. math:: \mu_c^k = \frac{1}{|V_c|} \sum_{j \in V_c} \mu_c^j, \qquad
-              \sigma_c^k = \frac{1}{|V_c|} \sum_{j \in V_c} \sigma_c^j, \qquad
-              V_c = \{j : \sigma_c^j > \text{SIGMA\_FLOOR} \cdot |\mu_c^j|\}
+        μ_cᵏ = (1/|V_c|) Σ_(j∈V_c) μ_cʲ,   σ_cᵏ = (1/|V_c|) Σ_(j∈V_c) σ_cʲ,
+        V_c = {j : σ_cʲ > SIGMA_FLOOR · |μ_cʲ|}
 
     If the channel varies at no site, and for a single site, it keeps its mean and gets the largest deviation
     of the site's channels: a number of the right scale, which divides nothing but rounding errors.

@@ -9,7 +9,7 @@ small networks, which choose for each image how far to interpolate.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from medfedaug.errors import WITH_BATCH_NORM
 from medfedaug.functional import mix_statistics, working_precision
 from medfedaug.functional.features import normalising
-from medfedaug.functional.operators import InterpolateAtOnce, has_operators, instance_share
 from medfedaug.functional.passes import scale_by_moments
 from medfedaug.models.modes import evaluating
 
@@ -31,7 +30,6 @@ __all__ = [
     "InstanceAware",
     "Interpolation",
     "LearnedAlpha",
-    "PairedBatch",
     "RandomAlpha",
     "RandomMix",
     "UnsavedModule",
@@ -77,7 +75,7 @@ class AdaptiveBatchNorm(nn.modules.batchnorm._BatchNorm):
     """
 
     inference: Interpolation | None
-    override: Interpolation | PairedBatch | None
+    override: Interpolation | None
     global_mean: Tensor | None
     global_var: Tensor | None
     adapter: InstanceAdapter  # only where one was inserted
@@ -104,8 +102,6 @@ class AdaptiveBatchNorm(nn.modules.batchnorm._BatchNorm):
         how = self.override if self.override is not None or self.training else self.inference
         if how is None:
             return super().forward(x)
-        if isinstance(how, PairedBatch):
-            return how.normalised(self, x)
         return self.interpolated(x, how)
 
     def interpolated(self, x: Tensor, how: Interpolation) -> Tensor:
@@ -116,8 +112,6 @@ class AdaptiveBatchNorm(nn.modules.batchnorm._BatchNorm):
             if not isinstance(how, RandomMix):
                 return nn.functional.batch_norm(x, *self._global(), self.weight, self.bias, eps=self.eps)
             return self.interpolated(x.t()[None], how)[0].t()
-        if isinstance(how, RandomMix | LearnedAlpha) and has_operators(x):
-            return self.at_once(x, **how.shares(self, x))
 
         def move(mean: Tensor, var: Tensor) -> Statistics:
             local = mean, (var + self.eps).sqrt()
@@ -125,24 +119,6 @@ class AdaptiveBatchNorm(nn.modules.batchnorm._BatchNorm):
             return normalising(*mixed, self.weight, self.bias)
 
         return scale_by_moments(x, move)
-
-    def at_once(
-        self,
-        x: Tensor,
-        share: Tensor | None = None,
-        z: Tensor | None = None,
-        floor: float = 0.0,
-        adapter: Sequence[Tensor] = (),
-        plain: int = 0,
-    ) -> Tensor:
-        """Normalise by the operators; arguments as of `medfedaug.functional.operators.InterpolateAtOnce`."""
-        x = x if type(x) is Tensor else x.as_subclass(Tensor)
-        running = (self.running_mean, self.running_var) if plain else (None, None)
-        scalars = self.eps, floor, self.momentum or 0.0, plain
-        normalised: Tensor = InterpolateAtOnce.apply(
-            x, self.weight, self.bias, share, self._global(), running, scalars, z, *adapter
-        )
-        return normalised
 
 
 class AdaptiveBatchNorm1d(AdaptiveBatchNorm, nn.BatchNorm1d):
@@ -181,34 +157,9 @@ class RandomMix:
         """Eq. 2, with the same u for the mean and the standard deviation."""
         u = torch.empty_like(federation[0]).uniform_(self.low, self.high)
         mean, std = (mix_statistics(*pair, u) for pair in zip(local, federation, strict=True))
-        floor = self._floor(norm)
-        return mean, std.clamp_min(floor) if floor else std
-
-    def _floor(self, norm: AdaptiveBatchNorm) -> float:
-        """Return the least deviation; 0 for u in [0, 1], where both deviations include eps."""
-        return 0.0 if self.low >= 0 and self.high <= 1 else math.sqrt(norm.eps)
-
-    def shares(self, norm: AdaptiveBatchNorm, x: Tensor) -> dict[str, Any]:
-        """Draw u, and return arguments of `AdaptiveBatchNorm.at_once`."""
-        u = torch.empty_like(working_precision(norm._global()[0])).uniform_(self.low, self.high)
-        return {"share": u, "floor": self._floor(norm)}
-
-
-@dataclass
-class PairedBatch:
-    """Batch of images and the same images diversified: normalise the first half, interpolate the second."""
-
-    how: RandomMix
-
-    def normalised(self, norm: AdaptiveBatchNorm, x: Tensor) -> Tensor:
-        """Normalise both halves; the first updates the running statistics."""
-        if norm.training and norm.momentum is not None and x.dim() > 2 and has_operators(x):
-            if norm.num_batches_tracked is not None:
-                norm.num_batches_tracked.add_(1)
-            return norm.at_once(x, **self.how.shares(norm, x), plain=len(x) // 2)
-        first, second = x.chunk(2)
-        plain = nn.modules.batchnorm._BatchNorm.forward(norm, first)
-        return torch.cat([plain, norm.interpolated(second, self.how)])
+        if self.low >= 0 and self.high <= 1:  # both deviations include eps
+            return mean, std
+        return mean, std.clamp_min(math.sqrt(norm.eps))
 
 
 @dataclass
@@ -291,13 +242,6 @@ class LearnedAlpha:
         z = local[0].new_empty(images, 1).normal_() if self.noise else None
         return _mixed(local, federation, norm.adapter(local[0] - federation[0], local[1] - federation[1], z))
 
-    def shares(self, norm: AdaptiveBatchNorm, x: Tensor) -> dict[str, Any]:
-        """Draw z, and return arguments of `AdaptiveBatchNorm.at_once`."""
-        if not hasattr(norm, "adapter"):
-            return {"share": x.new_zeros(norm.num_features)}
-        z = working_precision(x[:0]).new_empty(len(x), 1).normal_() if self.noise else None
-        return {"z": z, "adapter": norm.adapter.weights()}
-
 
 def _mixed(local: Statistics, federation: Statistics, alpha: Tensor) -> Statistics:
     """Return the statistics of Eq. 6: Eq. 2 with one α per image, (B, 1), in place of one u per channel."""
@@ -319,10 +263,11 @@ class UnsavedModule(nn.Module):
 
 
 class InstanceAdapter(UnsavedModule):
-    r"""Network that computes α of an image from the difference between its and the federation's statistics.
+    """Network that computes α of an image from the difference between its and the federation's statistics.
 
-    .. math:: \alpha = \mathrm{clamp}(z \delta + \epsilon, 0, 1), \qquad
-              [\delta; \epsilon] = G([\mu_i - \mu_G;\ \sigma_i - \sigma_G])
+    ::
+
+        α = clamp(z δ + ε, 0, 1),   [δ; ε] = G([μᵢ − μ_G; σᵢ − σ_G])
 
     FedFD-A Eq. 7: one α per image and layer. G is Linear(2C → C/16), ReLU, Linear(→ 2).
 
@@ -349,11 +294,16 @@ class InstanceAdapter(UnsavedModule):
 
     def forward(self, mean_difference: Tensor, std_difference: Tensor, z: Tensor | None = None) -> Tensor:
         """Return α, (B, 1), given two differences (B, C) and z (B, 1); without z, z = 0, its mean."""
-        return instance_share(mean_difference, std_difference, *self.weights(), z)
-
-    def weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return G's parameters, layer by layer."""
-        return self.hidden_weight, self.hidden_bias, self.out_weight, self.out_bias
+        differences = torch.cat([mean_difference, std_difference], dim=1)
+        # A network in half precision has rounded weights, and statistics in float32.
+        kind = differences.dtype
+        hidden = nn.functional.linear(
+            differences, self.hidden_weight.to(kind), self.hidden_bias.to(kind)
+        ).relu()
+        out = nn.functional.linear(hidden, self.out_weight.to(kind), self.out_bias.to(kind)).to(kind)
+        delta, epsilon = out.split(1, dim=1)
+        alpha: Tensor = (epsilon if z is None else z * delta + epsilon).clamp(0.0, 1.0)
+        return alpha
 
 
 def adapt_batch_norm(net: Network) -> Network:
@@ -449,7 +399,7 @@ def instance_adapters(net: nn.Module) -> dict[str, InstanceAdapter]:
 
 
 @contextmanager
-def interpolating(net: nn.Module, how: Interpolation | PairedBatch) -> Iterator[None]:
+def interpolating(net: nn.Module, how: Interpolation) -> Iterator[None]:
     """A context in which all adaptive batch norms interpolate, in training mode too.
 
     Running statistics do not change in it.

@@ -35,10 +35,11 @@ class InstanceBranch:
 
 
 def assemble_norms(net: Network) -> Network:
-    r"""Add an instance norm to every batch norm that keeps statistics (XAN).
+    """Add an instance norm to every batch norm that keeps statistics (XAN).
 
-    .. math:: \mathrm{XAN}(h) = s_1\, \mathrm{BN}(h) + s_2\, \mathrm{IN}(h), \qquad
-              s = \mathrm{softmax}(\text{scores})
+    ::
+
+        XAN(h) = s₁ BN(h) + s₂ IN(h),   s = softmax(scores)
 
     with weights and biases of both, in training and in evaluation. Modules, names and state dict stay the
     same.

@@ -32,9 +32,11 @@ class BatchShare(UnsavedModule):
 
 
 def mix_instance_norms(net: Network) -> Network:
-    r"""Let every batch norm that keeps statistics mix in each image's statistics (Nam and Kim, NeurIPS 2018).
+    """Let every batch norm that keeps statistics mix in each image's statistics (Nam and Kim, NeurIPS 2018).
 
-    .. math:: y = \bigl(\rho\, \hat x_B + (1 - \rho)\, \hat x_I\bigr)\, \gamma + \beta
+    ::
+
+        y = (ρ x̂_B + (1 − ρ) x̂_I) γ + β
 
     in training and in evaluation, with the batch norm's γ and β, and ρ in [0, 1] for each channel, 1 at
     first. Modules and state dict stay the same.

@@ -2,22 +2,13 @@
 
 # TorchScript reads the annotations of the buffers, so they must not be postponed to strings.
 from collections.abc import Callable
-from functools import cache
-from statistics import NormalDist
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from medfedaug.errors import warn
-from medfedaug.functional import (
-    augmentation_spread,
-    feature_statistics,
-    perturb_features,
-    working_precision,
-)
-from medfedaug.functional.augmentation import augment_at_once, within_torch_func
-from medfedaug.functional.operators import AugmentAtOnce, has_operators
+from medfedaug.functional import augmentation_spread, feature_statistics, perturb_features
 from medfedaug.models.processes import drawn_together, rows_of_all, several_processes
 from medfedaug.models.stage_layer import StageLayer
 
@@ -29,18 +20,18 @@ _FEW_POSITIONS = 9
 
 
 class FFALayer(StageLayer):
-    r"""Augment the statistics of features by as much as the sites differ (FedFA+ Algorithm 2).
+    """Augment the statistics of features by as much as the sites differ (FedFA+ Algorithm 2).
 
-    .. math:: \hat x = \hat\sigma\frac{x - \mu}{\sigma} + \hat\mu, \qquad
-              \hat\mu \sim \mathcal{N}(\mu, (\gamma_\mu + 1) \odot \Sigma_\mu^2), \quad
-              \hat\sigma \sim \mathcal{N}(\sigma, (\gamma_\sigma + 1) \odot \Sigma_\sigma^2)
+    ::
 
-    where :math:`\mu, \sigma` are the statistics of each image and channel (Eq. 2), :math:`\Sigma^2` their
-    variance in the batch (Eq. 4), and :math:`\gamma` comes from the server (Eq. 6 and 7, `set_gamma`). The
-    layer keeps running statistics for the server (Eq. 5, `statistics`):
+        x̂ = σ̂ (x − μ)/σ + μ̂,   μ̂ ~ N(μ, (γ_μ + 1) ⊙ Σ_μ²),
+        σ̂ ~ N(σ, (γ_σ + 1) ⊙ Σ_σ²)
 
-    .. math:: \bar\mu \leftarrow \alpha\bar\mu + (1 - \alpha)\mathbb{E}_B[\mu], \qquad
-              \bar\sigma \leftarrow \alpha\bar\sigma + (1 - \alpha)\mathbb{E}_B[\sigma]
+    where μ and σ are the statistics of each image and channel (Eq. 2), Σ² their
+    variance in the batch (Eq. 4), and γ comes from the server (Eq. 6 and 7, `set_gamma`). The
+    layer keeps running statistics for the server (Eq. 5, `statistics`)::
+
+        μ̄ ← α μ̄ + (1 − α) E_B[μ],   σ̄ ← α σ̄ + (1 − α) E_B[σ]
 
     In training the layer is active with probability `prob`, drawn once per call from torch's generator; in
     evaluation it returns its argument itself. It has no parameters, and its buffers are not part of the state
@@ -51,26 +42,26 @@ class FFALayer(StageLayer):
     inactive and warns. It also warns of fewer than nine positions, whose standard deviation is mostly chance.
 
     If several processes train together (`DistributedDataParallel`, in the group of `torch.distributed`),
-    :math:`\Sigma^2` and the running statistics are over the batches of all processes, as in one process with
+    Σ² and the running statistics are over the batches of all processes, as in one process with
     the same images: the layer exchanges 2C numbers per image of the batch and call, and all processes share
     the draw whether it is active. The process of an image draws its noise and counts it. Each process must
     call the layer equally often.
 
-    Until the first `set_gamma`, :math:`\gamma` is zero: the layer augments by the site's own variance, as in
+    Until the first `set_gamma`, γ is zero: the layer augments by the site's own variance, as in
     FedFA-C and in training without a federation. `medfedaug.runs.finished_run.FinishedRun.gamma` has the
-    :math:`\gamma` of a finished run.
+    γ of a finished run.
 
     Shapes:
-        Input and output (B, C, *spatial), 1D, 2D or 3D. :math:`\gamma` and the running statistics (C,). The
+        Input and output (B, C, *spatial), 1D, 2D or 3D. γ and the running statistics (C,). The
         running statistics have the units of the features.
 
     Args:
         num_channels: number of channels C.
         prob: probability p that the layer is active in a call.
-        momentum: :math:`\alpha`.
+        momentum: α.
         eps: added to the spatial variance before its root.
         variance: the variances of the Gaussians. "adaptive": as above. "direct": the same formula, with
-            unmodulated variances across sites from the server (Table 11). "client": :math:`\Sigma^2` alone
+            unmodulated variances across sites from the server (Table 11). "client": Σ² alone
             (FedFA-C). "random": standard deviation 0.5 in every channel (FedFA-R).
         running: the effect of `start_round` on the running statistics. "reset": back to 0 and 1 (Algorithm
             1). "continue": none, as in the paper's public code.
@@ -81,21 +72,21 @@ class FFALayer(StageLayer):
 
     Attributes:
         num_active_batches: calls since the running statistics were reset in which the layer was active.
-        sampled_std_count: number of :math:`\hat\sigma` sampled so far (one per image and channel).
-        negative_std_count: number of negative :math:`\hat\sigma` among them.
+        sampled_std_count: number of σ̂ sampled so far (one per image and channel).
+        negative_std_count: number of negative σ̂ among them.
 
     Raises:
         ValueError: when an argument is out of its range; on a call in training, when the features are not
             (B, num_channels, *spatial).
 
     Deviations:
-        * The papers print no `eps`; it is inside the root, so that :math:`\sigma` and its running average
+        * The papers print no `eps`; it is inside the root, so that σ and its running average
           include it.
-        * A sampled :math:`\hat\sigma` can be negative, which mirrors the channel about its mean. The papers
+        * A sampled σ̂ can be negative, which mirrors the channel about its mean. The papers
           do not mention it: the sign is kept, and counted.
         * The running statistics of Algorithm 2 are accumulated when the layer is active; Algorithm 1 starts
-          them at 0 and 1 every round, so that with :math:`\alpha = 0.99` and few steps they stay near 0 and
-          1. That is the default here too; `bias_correction` divides by :math:`1 - \alpha^t`.
+          them at 0 and 1 every round, so that with α = 0.99 and few steps they stay near 0 and
+          1. That is the default here too; `bias_correction` divides by ``1 − αᵗ``.
         * The paper's public code differs from the paper: it has the unbiased variance over the batch, and
           continues the running statistics across rounds.
 
@@ -163,7 +154,7 @@ class FFALayer(StageLayer):
             self.register_buffer(name, torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Augment features in training, return them in evaluation.
+        """Augment features in training (Algorithm 2, by line), return them in evaluation.
 
         Args:
             x: features, (B, C, *spatial).
@@ -173,43 +164,51 @@ class FFALayer(StageLayer):
         """
         if not self.training:
             return x
+        self._check(x)
+        together = False
+        if not torch.jit.is_scripting():
+            together = self._together()
+        if x.shape[0] == 1 and self.variance != "random" and not together:
+            return x
+
+        draw = self._draw(x, together)
+        active: Tensor | None = None
+        if not torch.jit.is_scripting() and torch.compiler.is_compiling():
+            # A branch on a random number would break the graph; both results are cheap next to a convolution.
+            active = draw < self.prob
+        elif float(draw) >= self.prob:  # 1
+            return x
+        mean, std = feature_statistics(x, self.eps)  # 2, 3
+        means, stds = mean, std
+        if together:
+            means, stds = self._gather(mean, std)
+        gamma_mean, gamma_std = self._gammas()
+        spread_mean = self._spread(means, gamma_mean)  # 4, 6
+        spread_std = self._spread(stds, gamma_std)  # 5, 7
+        noise_mean, noise_std = torch.randn_like(mean), torch.randn_like(std)
+        out = perturb_features(x, mean, std, spread_mean, spread_std, noise_mean, noise_std)  # 8 to 10
+        sampled = (std + noise_std * spread_std).detach()
+        self._accumulate(means.detach().mean(dim=0), stds.detach().mean(dim=0), sampled, active)  # 11, 12
+        return out if active is None else torch.where(active, out, x)  # 13
+
+    def _check(self, x: Tensor) -> None:
         if x.dim() < 3 or x.shape[1] != self.num_channels:
             raise ValueError(
                 f"FFA layer {self.stage}: expected features of shape (B, {self.num_channels}, *spatial), "
                 f"got {list(x.shape)}"
             )
-        together = False
         if not torch.jit.is_scripting():
-            together = self._together()
-        if x.shape[0] == 1 and self.variance != "random" and not together:
-            if not torch.jit.is_scripting():
-                self._warn_of_single()
-            return x
-        if torch.jit.is_scripting():
-            return self._augment(x) if float(torch.rand(1)) < self.prob else x
-        self._warn_of_few(x)
-        if torch.compiler.is_compiling():
-            # A branch on a random number would break the graph; both results are cheap next to a convolution.
-            draw = torch.rand((), device=x.device)
-            return self._augment(x, (drawn_together(draw) if together else draw) < self.prob, together)
-        if together:
-            draw = drawn_together(torch.rand((), device=x.device))
-            return self._augment(x, None, True) if float(draw) < self.prob else x
-        if has_operators(x):
-            return self._augment_by_operators(x)
-        # A draw on the CPU does not wait for a GPU.
-        return self._augment(x) if float(torch.rand(1)) < self.prob else x
+            self._warn(x)
 
     @torch.jit.unused
-    def _warn_of_single(self) -> None:
-        if not torch.compiler.is_compiling():
-            warn("FFA layers do nothing with a batch of one image, which has no variance over the batch")
-
-    @torch.jit.unused
-    def _warn_of_few(self, x: Tensor) -> None:
+    def _warn(self, x: Tensor) -> None:
+        """Warn of features whose statistics say little."""
         if torch.compiler.is_compiling() or self.variance == "random":
             return
-        if x.shape[2:].numel() < _FEW_POSITIONS:
+        if len(x) == 1:
+            if not self._together():
+                warn("FFA layers do nothing with a batch of one image, which has no variance over the batch")
+        elif x.shape[2:].numel() < _FEW_POSITIONS:
             name, size = f" {self.stage}" if self.stage else "", " x ".join(map(str, x.shape[2:]))
             warn(
                 f"FFA layer{name}: features of {size} positions have deviations that are mostly chance, and "
@@ -227,94 +226,39 @@ class FFALayer(StageLayer):
         both = rows_of_all(torch.cat([mean, std], dim=1))
         return both[:, : self.num_channels], both[:, self.num_channels :]
 
-    def _augment(self, x: Tensor, active: Tensor | None = None, together: bool = False) -> Tensor:
-        """Run Algorithm 2 for an active layer; the value of `active`, if given, decides whether it is."""
-        at_once = False
+    def _draw(self, x: Tensor, together: bool) -> Tensor:
+        """Draw the number that decides whether the layer is active, uniform in [0, 1)."""
         if not torch.jit.is_scripting():
-            plain = active is None and not together and self.variance != "random"
-            at_once = plain and not within_torch_func()
-        if at_once:
-            return self._augment_at_once(x)
-        mean, std = feature_statistics(x, self.eps)
-        means, stds = mean, std
-        if together:
-            means, stds = self._gather(mean, std)
-        if self.variance == "random":
-            # FedFA-R: one standard deviation for all channels (FedFA+ section 5.1).
-            spread_mean = torch.full_like(mean[0], 0.5)
-            spread_std = torch.full_like(std[0], 0.5)
-        else:
-            gamma_mean, gamma_std = self._gammas()
-            spread_mean = augmentation_spread(means, gamma_mean)
-            spread_std = augmentation_spread(stds, gamma_std)
-        noise_mean = torch.randn_like(mean)
-        noise_std = torch.randn_like(std)
-        out = perturb_features(x, mean, std, spread_mean, spread_std, noise_mean, noise_std)
-
-        if active is not None:
-            out = torch.where(active, out, x)
-        sampled = (std + noise_std * spread_std).detach()
-        self._accumulate(means.detach().mean(dim=0), stds.detach().mean(dim=0), sampled, active)
-        return out
-
-    @torch.jit.unused
-    def _augment_at_once(self, x: Tensor) -> Tensor:
-        noise = torch.empty(2, *x.shape[:2], dtype=working_precision(x[:0]).dtype, device=x.device)
-        for draws in noise:
-            draws.normal_()
-        augmented = augment_at_once(x, 1.0 + torch.stack(self._gammas()), noise, self.eps)
-        mean, std = augmented.statistics.mean(dim=1)
-        self._accumulate(mean, std, augmented.sampled_std)
-        return augmented.features
-
-    @torch.jit.unused
-    def _augment_by_operators(self, x: Tensor) -> Tensor:
-        """Run Algorithm 2 by a few operators; a draw on the device decides whether the layer is active."""
-        x = x if type(x) is Tensor else x.as_subclass(Tensor)
-        draws = torch.empty(
-            2 * x.shape[:2].numel() + 1, dtype=working_precision(x[:0]).dtype, device=x.device
-        )
-        counts = self.num_active_batches, self.negative_std_count, self.sampled_std_count
-        augmented: Tensor = AugmentAtOnce.apply(
-            x,
-            draws.normal_(),
-            (self.gamma_mean, self.gamma_std),
-            (self.running_mean, self.running_std, *counts),
-            1.0 - self.momentum,
-            self.eps,
-            _quantile(self.prob),
-            float(self.variance in ("adaptive", "direct")),
-            0.5 if self.variance == "random" else -1.0,
-        )
-        return augmented
+            if together:
+                return drawn_together(torch.rand((), device=x.device))
+            if torch.compiler.is_compiling():
+                return torch.rand((), device=x.device)
+        return torch.rand(1)  # on the CPU, which does not wait for a GPU
 
     def _gammas(self) -> tuple[Tensor, Tensor]:
         if self.variance == "client":
             return torch.zeros_like(self.gamma_mean), torch.zeros_like(self.gamma_std)
         return self.gamma_mean, self.gamma_std
 
+    def _spread(self, statistic: Tensor, gamma: Tensor) -> Tensor:
+        """Return the standard deviation of the noise, (C,), from statistics of the images, (B, C)."""
+        if self.variance == "random":  # FedFA-R: one deviation for all channels (FedFA+ section 5.1)
+            return torch.full_like(statistic[0], 0.5)
+        return augmentation_spread(statistic, gamma)
+
     def _accumulate(
         self, mean: Tensor, std: Tensor, sampled_std: Tensor, active: Tensor | None = None
     ) -> None:
         """Update running statistics (Eq. 5), given means over the batch (C,), and the counts."""
-        share, dtype = 1.0 - self.momentum, self.running_mean.dtype
-        negative = (sampled_std < 0).sum()
-        if active is None:
-            self.running_mean.lerp_(mean.to(dtype), share)
-            self.running_std.lerp_(std.to(dtype), share)
-            self.num_active_batches.add_(1)
-            self.sampled_std_count.add_(sampled_std.numel())
-        else:
-            running_mean = torch.lerp(self.running_mean, mean.to(dtype), share)
-            running_std = torch.lerp(self.running_std, std.to(dtype), share)
-            running_mean = torch.where(active, running_mean, self.running_mean)
-            running_std = torch.where(active, running_std, self.running_std)
-            negative = negative * active
-            self.num_active_batches.add_(torch.ones_like(negative) * active)
-            self.sampled_std_count.add_(torch.full_like(negative, sampled_std.numel()) * active)
-            self.running_mean.copy_(running_mean)
-            self.running_std.copy_(running_std)
-        self.negative_std_count.add_(negative)
+        share = torch.full_like(self.running_mean, 1.0 - self.momentum)
+        count = torch.ones_like(self.num_active_batches)
+        if active is not None:
+            share, count = share * active, count * active
+        self.running_mean.lerp_(mean.to(share.dtype), share)
+        self.running_std.lerp_(std.to(share.dtype), share)
+        self.num_active_batches.add_(count)
+        self.sampled_std_count.add_(count * sampled_std.numel())
+        self.negative_std_count.add_(count * (sampled_std < 0).sum())
 
     @torch.jit.unused
     def statistics(self) -> tuple[Tensor, Tensor]:
@@ -381,9 +325,3 @@ class FFALayer(StageLayer):
         if self.bias_correction:
             text += ", bias_correction=True"
         return f"{text}, stage='{self.stage}'" if self.stage else text
-
-
-@cache
-def _quantile(prob: float) -> float:
-    """Return the quantile of the standard normal distribution."""
-    return NormalDist().inv_cdf(prob) if 0.0 < prob < 1.0 else (2.0 * prob - 1.0) * float("inf")

@@ -11,21 +11,22 @@ from medfedaug.models.stage_layer import StageLayer
 
 
 class MixStyleLayer(StageLayer):
-    r"""Mix the channel statistics of two images of the batch (Zhou et al., ICLR 2021).
+    """Mix the channel statistics of two images of the batch (Zhou et al., ICLR 2021).
 
-    .. math:: \hat x = \gamma\frac{x - \mu(x)}{\sigma(x)} + \beta, \qquad
-              \gamma = \lambda\sigma(x) + (1 - \lambda)\sigma(\tilde x), \quad
-              \beta = \lambda\mu(x) + (1 - \lambda)\mu(\tilde x)
+    ::
 
-    with :math:`\lambda \sim \mathrm{Beta}(\alpha, \alpha)` for each image, and the partner
-    :math:`\tilde x` from a permutation of the batch. No gradient flows through the statistics. In training
+        x̂ = γ (x − μ(x))/σ(x) + β,   γ = λ σ(x) + (1 − λ) σ(x̃),
+        β = λ μ(x) + (1 − λ) μ(x̃)
+
+    with ``λ ~ Beta(α, α)`` for each image, and the partner
+    x̃ from a permutation of the batch. No gradient flows through the statistics. In training
     the layer is active with probability `prob`, drawn once per call from torch's generator; in evaluation it
     returns its argument.
 
     Args:
         num_channels: number of channels C.
         prob: probability that the layer is active in a call.
-        alpha: :math:`\alpha`; with 0, :math:`\lambda = 1`, which changes nothing.
+        alpha: α; with 0, λ = 1, which changes nothing.
         eps: added to the spatial variance before its root.
 
     Raises:
@@ -109,9 +110,11 @@ class _PartnerLayer(StageLayer, ABC):
 
 
 class MomentExchangeLayer(_PartnerLayer):
-    r"""Give the features of an image the moments of another image (Li et al., CVPR 2021, Eq. 1-2).
+    """Give the features of an image the moments of another image (Li et al., CVPR 2021, Eq. 1-2).
 
-    .. math:: \hat x_A = \sigma_B\frac{x_A - \mu_A}{\sigma_A} + \mu_B
+    ::
+
+        x̂_A = σ_B (x_A − μ_A)/σ_A + μ_B
 
     Args:
         num_channels: number of channels C.
@@ -160,7 +163,7 @@ class MomentExchangeLayer(_PartnerLayer):
 
 
 class FeatureMixLayer(_PartnerLayer):
-    r"""The weighted mean of the features of two images, :math:`\lambda x_A + (1 - \lambda) x_B`.
+    """The weighted mean of the features of two images, ``λ x_A + (1 − λ) x_B``.
 
     Manifold MixUp (Verma et al., ICML 2019).
 
@@ -168,7 +171,7 @@ class FeatureMixLayer(_PartnerLayer):
         num_channels: number of channels C.
 
     Attributes:
-        weight: :math:`\lambda`, set together with the partners.
+        weight: λ, set together with the partners.
     """
 
     kind = "Manifold MixUp"

@@ -18,10 +18,11 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 class StyleControlNorm(UnsavedModule, StageLayer):
-    r"""Mix normalised features and the features themselves, in training and in evaluation (SCNorm).
+    """Mix normalised features and the features themselves, in training and in evaluation (SCNorm).
 
-    .. math:: \hat x = \gamma\bigl(s_1\, \mathrm{IN}(x) + s_2\, x\bigr) + \beta, \qquad
-              s = \mathrm{softmax}(h / T)
+    ::
+
+        x̂ = γ (s₁ IN(x) + s₂ x) + β,   s = softmax(h / T)
 
     by `medfedaug.functional.control_style`. γ, β and h are parameters of the network and trained with it, but
     no entries of its state dict.

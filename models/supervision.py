@@ -77,7 +77,9 @@ def head_weights(count: int) -> list[float]:
 class DeepSupervision:
     r"""Loss over all heads of a network that returns its finest head.
 
-    .. math:: \ell = \sum_h w_h\, \ell_h, \qquad w_h = 2^{-h} / \sum_i 2^{-i}
+    ::
+
+        ℓ = Σₕ wₕ ℓₕ,   wₕ = 2⁻ʰ / Σᵢ 2⁻ⁱ
 
     over the heads h = 0, 1, ..., the finest first (nnU-Net, Isensee et al., Nature Methods 2021). For a head
     of lower resolution the targets are resized by nearest neighbour. The loss of a network with one output

@@ -23,15 +23,17 @@ RELU_GAIN = math.sqrt(2) / math.sqrt(1 - 1 / math.pi)
 def standardised(weight: Tensor, gain: float = RELU_GAIN, eps: float = 1e-4) -> Tensor:
     r"""Scaled weight standardisation (Brock, De and Smith, ICLR 2021; FedWon).
 
-    .. math:: \hat W_i = \gamma\, \frac{W_i - \mu_i}{\sigma_i \sqrt N}
+    ::
 
-    with the mean :math:`\mu_i` and the population deviation :math:`\sigma_i` of the N weights of output
+        Ŵᵢ = γ (Wᵢ − μᵢ) / (σᵢ √N)
+
+    with the mean μᵢ and the population deviation σᵢ of the N weights of output
     channel i.
 
     Args:
         weight: (channels out, channels in, \*kernel).
         gain: γ.
-        eps: the least :math:`\sigma_i^2 N`.
+        eps: the least ``σᵢ² N``.
 
     Returns:
         The weights, of the shape and dtype of ``weight``.
@@ -127,10 +129,11 @@ def _put_back(module: nn.Module, _args: tuple[Any, ...], _output: Any) -> None:
 
 
 def clip_by_weights(weight: Tensor, gradient: Tensor, ratio: float, eps: float = 1e-3) -> Tensor:
-    r"""Adaptive gradient clipping (Brock et al., ICML 2021, Eq. 3).
+    """Adaptive gradient clipping (Brock et al., ICML 2021, Eq. 3).
 
-    .. math:: G_i \leftarrow \lambda\, \frac{\max(\lVert W_i\rVert, \epsilon)}{\lVert G_i\rVert}\, G_i
-              \quad \text{where}\; \frac{\lVert G_i\rVert}{\max(\lVert W_i\rVert, \epsilon)} > \lambda
+    ::
+
+        Gᵢ ← λ (max(‖Wᵢ‖, ε) / ‖Gᵢ‖) Gᵢ   where ‖Gᵢ‖ / max(‖Wᵢ‖, ε) > λ
 
     for each output channel i; a vector counts as one channel.
 

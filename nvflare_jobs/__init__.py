@@ -2,10 +2,6 @@
 
 import lazy_loader
 
-from medfedaug.nvflare_jobs.public_paths import find_public_paths
-
-find_public_paths()
-
 # Names are imported when they are used: a site's parent process runs for months and needs only the launcher,
 # not PyTorch. The stub beside this file lists them.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

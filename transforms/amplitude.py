@@ -23,9 +23,11 @@ Amplitude = NdarrayOrTensor | Sequence[Any]
 
 
 class NormalizeAmplitude(Transform):
-    r"""Replace the amplitudes of an image's Fourier transform (HarmoFL, `functional.normalise_amplitude`).
+    """Replace the amplitudes of an image's Fourier transform (HarmoFL, `functional.normalise_amplitude`).
 
-    .. math:: \Psi(x) = F^{-1}(\bar A\, e^{iP}), \qquad P = \arg F(x)
+    ::
+
+        Ψ(x) = F⁻¹(Ā e^(iP)),   P = arg F(x)
 
     With the amplitudes of the average image of all sites, the images of all scanners look as if from one
     scanner; the phases, which hold the image's content, stay. Volumes are processed slice by slice along
@@ -35,7 +37,7 @@ class NormalizeAmplitude(Transform):
     the images behind the amplitudes.
 
     Args:
-        amplitude: :math:`\bar A` of each channel, (C, H, W // 2 + 1), for instance the mean of
+        amplitude: Ā of each channel, (C, H, W // 2 + 1), for instance the mean of
             `functional.amplitude_spectrum` over images.
         band: replace low frequencies alone, see `functional.normalise_amplitude`.
         dtype: floating point type of the result; None keeps that of the input (float32 for integers).

@@ -59,10 +59,11 @@ def _site_statistics(statistics: Statistics) -> dict[str, ChannelStatistics]:
 
 
 class FedRDN(RandomizableTransform):
-    r"""Normalise an image with the statistics of a random site (FedRDN Eq. 7 and 8).
+    """Normalise an image with the statistics of a random site (FedRDN Eq. 7 and 8).
 
-    .. math:: \hat x = \frac{x - \mu^j}{\sigma^j}, \qquad
-              (\mu^j, \sigma^j) \sim \{(\mu^k, \sigma^k)\}_{k=1}^{K}
+    ::
+
+        x̂ = (x − μʲ)/σʲ,   (μʲ, σʲ) ~ {(μᵏ, σᵏ) : k = 1..K}
 
     In training every call draws one site j, uniformly, and uses both its mean and its standard deviation.
     With `site` the transform is deterministic: that site's own pair, as the method does at test time.

@@ -1,12 +1,3 @@
-from .elsewhere import PairedTest as PairedTest
-from .elsewhere import PatientTest as PatientTest
-from .elsewhere import Run as Run
-from .elsewhere import compare_patients as compare_patients
-from .elsewhere import detectable_difference as detectable_difference
-from .elsewhere import find_runs as find_runs
-from .elsewhere import load_run as load_run
-from .elsewhere import paired_t_test as paired_t_test
-from .elsewhere import sign_flip_test as sign_flip_test
 from .features import alignment as alignment
 from .features import feature_picture as feature_picture
 from .features import site_features as site_features

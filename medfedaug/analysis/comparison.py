@@ -19,6 +19,7 @@ from medfedaug.metrics.significance import (
     compare_patients,
     paired_t_test,
     patient_means,
+    rare_loss_test,
 )
 from medfedaug.runs.input_scaling import OTHER_INPUT, input_note
 from medfedaug.runs.run import BASELINE, Run, compared_metric
@@ -44,6 +45,8 @@ class Comparison:
         patients: the comparison of the patients' mean scores; ``None`` for fewer than six, and if all
             differences are 0.
         crossed: the comparison of seeds and patients together; ``None`` if one of them does not vary.
+        rare: the p-value against losses in patients that the sample need not contain
+            (`medfedaug.metrics.significance.rare_loss_test`).
         without: for each site the comparison of the patients of all other sites; ``None`` without such.
         adjusted: the p-value of the verdict, adjusted for all methods of the table; ``None`` if the verdict
             is open.
@@ -66,6 +69,7 @@ class Comparison:
     num_patients: int
     patients: PatientTest | None
     crossed: CrossedTest | None
+    rare: float
     without: Mapping[str, Elsewhere | None]
     metric: Metric
     learned: bool
@@ -86,6 +90,7 @@ class Comparison:
             self.crossed,
             self.num_patients,
             self.metric,
+            rare=self.rare,
             adjusted=self.adjusted,
             without=self.without,
         )
@@ -150,6 +155,7 @@ def compared(groups: Mapping[str, Sequence[Run]], reference: str = BASELINE) -> 
                     if learned and len(paired) >= MIN_PATIENTS and any(one != other for one, other in paired)
                     else None,
                     crossed=_crossed([*table.values()]),
+                    rare=_rare(paired, metric) if learned else 1.0,
                     without={site: _elsewhere(table, site) for site in sorted({site for site, _ in table})},
                     metric=metric,
                     learned=learned,
@@ -172,7 +178,9 @@ def adjusted(comparisons: Sequence[Comparison]) -> list[Comparison]:
         and comparison.crossed
         and not lacks(comparison.num_seeds, comparison.num_patients)
     ]
-    p_values = holm([chance(comparisons[k].seeds, comparisons[k].crossed) for k in judged])
+    p_values = holm(
+        [chance(comparisons[k].seeds, comparisons[k].crossed, comparisons[k].rare) for k in judged]
+    )
     by_index = dict(zip(judged, p_values, strict=True))
     return [replace(comparison, adjusted=by_index.get(k)) for k, comparison in enumerate(comparisons)]
 
@@ -357,6 +365,19 @@ def _differences(
 
 def _crossed(by_patient: Sequence[Sequence[float]]) -> CrossedTest | None:
     return crossed_test([*zip(*by_patient, strict=True)]) if by_patient else None
+
+
+def _rare(pairs: Sequence[tuple[float, float]], metric: Metric) -> float:
+    """Test whether rare losses could undo the difference.
+
+    A patient loses at most the best baseline score of the sample, and gains at most what the worst one lacks.
+    """
+    differences = [ours - theirs for ours, theirs in pairs]
+    if not any(differences):
+        return 1.0
+    if fmean(differences) > 0:
+        return rare_loss_test(differences, -max(theirs for _, theirs in pairs))
+    return rare_loss_test([-d for d in differences], min(theirs for _, theirs in pairs) - metric.largest)
 
 
 def _elsewhere(table: Mapping[tuple[str, str], Sequence[float]], site: str) -> Elsewhere | None:

@@ -26,10 +26,11 @@ _MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*", "<", ">")
 
 
 def alignment(features: Tensor, labels: Tensor, alpha: float = 2.0) -> float:
-    r"""Return the mean distance between features of one class; lower is closer (FedFA+ section 5.4.1).
+    """Return the mean distance between features of one class; lower is closer (FedFA+ section 5.4.1).
 
-    .. math:: \mathrm{mean}_{i < j,\; y_i = y_j} \|\hat z_i - \hat z_j\|_2^\alpha, \qquad
-              \hat z = z / \|z\|_2
+    ::
+
+        mean over i < j with yᵢ = yⱼ of ‖ẑᵢ − ẑⱼ‖₂^α,   ẑ = z / ‖z‖₂
 
     Args:
         features: z, (N, D).
@@ -65,9 +66,11 @@ def alignment(features: Tensor, labels: Tensor, alpha: float = 2.0) -> float:
 
 
 def uniformity(features: Tensor, t: float = 2.0) -> float:
-    r"""Measure the uniformity of features on the sphere; lower is more even (FedFA+ section 5.4.1).
+    """Measure the uniformity of features on the sphere; lower is more even (FedFA+ section 5.4.1).
 
-    .. math:: \log \mathrm{mean}_{i < j} \exp(-t \|\hat z_i - \hat z_j\|_2^2), \qquad \hat z = z / \|z\|_2
+    ::
+
+        log of the mean over i < j of exp(−t ‖ẑᵢ − ẑⱼ‖₂²),   ẑ = z / ‖z‖₂
 
     Args:
         features: z, (N, D), N at least 2.

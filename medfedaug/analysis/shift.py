@@ -87,29 +87,24 @@ class Shift:
 
 
 def site_shift(pairs: Mapping[str, np.ndarray], quantiles: Mapping[str, np.ndarray]) -> Shift | None:
-    r"""Measure the distance between the sites' images, in units of the distance within a site.
+    """Measure the distance between the sites' images, in units of the distance within a site.
 
-    Image i of site k has the pair :math:`p_{ki} = (\mu_{ki}, \sigma_{ki})`, mean and deviation of every
-    channel (FedRDN Eq. 5-6), a vector with 2C components d. With the sites' means :math:`\bar p_k` and the
-    deviation within a site, the same for all sites,
+    Image i of site k has the pair ``pₖᵢ = (μₖᵢ, σₖᵢ)``, mean and deviation of every
+    channel (FedRDN Eq. 5-6), a vector with 2C components d. With the sites' means p̄ₖ and the
+    deviation within a site, the same for all sites, ::
 
-    .. math::
-
-        s_d^2 = \frac{\sum_k \sum_i (p_{kid} - \bar p_{kd})^2}{\sum_k (n_k - 1)}, \qquad
-        D_{jk} = \sqrt{\frac{1}{2C} \sum_d \frac{(\bar p_{jd} - \bar p_{kd})^2}{s_d^2}}
+        s_d² = (Σₖ Σᵢ (p_kid − p̄_kd)²) / (Σₖ (nₖ − 1)),
+        Dⱼₖ = √((1/(2C)) Σ_d (p̄_jd − p̄_kd)² / s_d²)
 
     is the distance of two sites' statistics: 1 means that they lie one standard deviation of the images
-    within a site apart. If the sites do not differ, :math:`D_{jk}^2` is :math:`1 / n_j + 1 / n_k` on
+    within a site apart. If the sites do not differ, Dⱼₖ² is ``1 / nⱼ + 1 / nₖ`` on
     average, the square of ``chance``. **The shift of a federation is the mean of D over all pairs of sites.**
 
-    With :math:`W_c` the 1-Wasserstein distance between distributions of the intensities of channel c, of an
-    image, :math:`h_{ki}`, and of all images of a site in equal parts, :math:`h_k`,
+    With ``W_c`` the 1-Wasserstein distance between distributions of the intensities of channel c, of an
+    image, hₖᵢ, and of all images of a site in equal parts, hₖ, ::
 
-    .. math::
-
-        H_{jk} = \frac{1}{C} \sum_c \frac{W_c(h_j, h_k)}{w_c}, \qquad
-        w_c = \frac{1}{M} \sum_k \frac{1}{n_k} \sum_i W_c(h_{ki}, h_k), \qquad
-        W(g, h) = \frac{1}{Q} \sum_q |G^{-1}(q) - H^{-1}(q)|
+        Hⱼₖ = (1/C) Σ_c W_c(hⱼ, hₖ)/w_c,   w_c = (1/M) Σₖ (1/nₖ) Σᵢ W_c(hₖᵢ, hₖ),
+        W(g, h) = (1/Q) Σ_q |G⁻¹(q) − H⁻¹(q)|
 
     is the distance of their histograms: 1 means that they lie as far apart as an image from its own site.
     Both leave out components that vary within no site, and channels that one of the two sites lacks.

@@ -13,8 +13,8 @@ from medfedaug.metrics.significance import PairedTest
 _ANY_SCORE = Metric("score", "Score", cases="patients")
 ENOUGH_SEEDS = 5
 ENOUGH_PATIENTS = 20
-LEVEL = 0.01
-"""Largest adjusted p-value of a claim: at 0.05 skewed differences gave one in 10% of equal tables."""
+LEVEL = 0.05
+"""Largest adjusted p-value of a claim."""
 
 
 class Elsewhere(NamedTuple):
@@ -38,13 +38,17 @@ class Verdict:
         lacking: missing evidence, if the verdict is open.
         carried: sites without which the difference is not shown, each with the mean difference of the
             patients elsewhere; ``None`` if all patients are of that site.
+        unconfirmed: the reason, if only rare losses or gains could undo the difference.
     """
 
     word: str
     lacking: tuple[str, ...] = ()
     carried: Mapping[str, float | None] = field(default_factory=dict)
+    unconfirmed: str = ""
 
     def __str__(self) -> str:
+        if self.unconfirmed:
+            return f"not confirmed ({self.unconfirmed})"
         if self.lacking:
             return f"{self.word}: {', '.join(self.lacking)}"
         if not self.carried:
@@ -67,14 +71,17 @@ def lacks(num_seeds: int, num_patients: int, metric: Metric = _ANY_SCORE) -> tup
     return tuple(f"{number} of {enough} {noun}" for number, enough, noun in counts if number < enough)
 
 
-def chance(seeds: PairedTest | None, crossed: CrossedTest | None) -> float:
-    """Return the p-value of a verdict: the larger of the two tests' p-values, 1 if the tests disagree.
+def chance(seeds: PairedTest | None, crossed: CrossedTest | None, rare: float = 0.0) -> float:
+    """Return the p-value of a verdict: the largest of the tests' p-values, 1 if the first two disagree.
 
-    The first test is of the means over the sites, each with the same weight; the second is of the patients.
+    Args:
+        seeds: the test of the means over the sites, each with the same weight.
+        crossed: the test of seeds and patients together.
+        rare: the p-value of `medfedaug.metrics.significance.rare_loss_test`.
     """
     if seeds is None or crossed is None or seeds.difference * crossed.difference <= 0:
         return 1.0
-    return max(seeds.p, crossed.p)
+    return max(seeds.p, crossed.p, rare)
 
 
 def judge(
@@ -84,6 +91,7 @@ def judge(
     num_patients: int,
     metric: Metric = _ANY_SCORE,
     *,
+    rare: float = 0.0,
     adjusted: float | None = None,
     without: Mapping[str, Elsewhere | None] | None = None,
 ) -> Verdict:
@@ -97,7 +105,8 @@ def judge(
       Two trainings of the same method can differ as much as two methods do, and with few patients the
       interval depends on the shape of their distribution, which so few cannot show;
     - *no difference shown* unless the p-value (`chance`), adjusted for all methods of the table
-      (`medfedaug.metrics.crossed.holm`), is at most `LEVEL`;
+      (`medfedaug.metrics.crossed.holm`), is at most `LEVEL`; *not confirmed* if the two tests of the
+      observed differences suffice, and rare losses, which so few patients need not contain, could undo them;
     - *better at SITE* (*worse at SITE*) if the patients of the other sites do not show it: their 95% interval
       (`medfedaug.metrics.crossed.crossed_test`) contains 0 or lies on the other side, or their scores do not
       vary. *Better, not shown without A or without B* if several sites are such;
@@ -109,6 +118,7 @@ def judge(
         crossed: the comparison over seeds and patients together; ``None`` if all differences are equal.
         num_patients: the number of common patients; a case without a known patient counts as one.
         metric: the metric, which has a direction.
+        rare: the p-value of `medfedaug.metrics.significance.rare_loss_test`.
         adjusted: the p-value, adjusted for all methods of the table; by default `chance`.
         without: for each site the patients of all other sites; ``None`` for a site that has all patients.
 
@@ -122,16 +132,19 @@ def judge(
         lacking += [f"no variation between {metric.cases}"] * (crossed is None)
     if lacking or seeds is None or crossed is None:
         return Verdict("open", tuple(lacking))
-    p = chance(seeds, crossed) if adjusted is None else adjusted
-    if p > LEVEL:
-        return Verdict("no difference shown")
+    p = chance(seeds, crossed, rare)
     sign = 1 if crossed.difference > 0 else -1
+    better = (sign > 0) == metric.higher_is_better
+    factor = adjusted / p if adjusted and p else 1.0  # for the number of methods
+    if p * factor > LEVEL:
+        undone = "rare losses could undo the gain" if better else "rare gains could undo the loss"
+        return Verdict("no difference shown", unconfirmed=undone * (chance(seeds, crossed) * factor <= LEVEL))
     carried = {
         site: other.difference if other else None
         for site, other in (without or {}).items()
         if other is None or other.test is None or min(sign * other.test.low, sign * other.test.high) <= 0
     }
-    return Verdict("better" if (sign > 0) == metric.higher_is_better else "worse", carried=carried)
+    return Verdict("better" if better else "worse", carried=carried)
 
 
 def rule(reference: str, cases: str) -> str:
@@ -139,8 +152,9 @@ def rule(reference: str, cases: str) -> str:
     return (
         f"Verdict: open unless both have at least {ENOUGH_SEEDS} seeds and {ENOUGH_PATIENTS} {cases} in "
         f"common, whatever the scores are. Better or worse than {reference} if the difference exceeds the "
-        f"chance of other seeds, and of other seeds and {cases} together (p at most {LEVEL:g}, adjusted for "
-        f"all methods of the table by Holm's procedure), and is shown without each single site too (95% "
-        f"interval); better at a site, if the {cases} of the other sites do not show it. No difference shown "
-        f"otherwise. A verdict holds for these sites: results at other sites are a chance of their own."
+        f"chance of other seeds, and of other seeds and {cases} together, and if rare losses, which so few "
+        f"{cases} need not contain, cannot undo it (p at most {LEVEL:g} for each of the three, adjusted for "
+        f"all methods of the table by Holm's procedure). Better at a site if the {cases} of the other sites "
+        f"do not show it (95% interval). No difference shown otherwise. A verdict holds for these sites: "
+        f"results at other sites are a chance of their own."
     )

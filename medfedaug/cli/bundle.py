@@ -41,13 +41,6 @@ def bundle(
     onnx: Annotated[
         bool, typer.Option("--onnx", help="Also write the network as ONNX, checked with ONNX Runtime.")
     ] = False,
-    application: Annotated[
-        Path | None,
-        typer.Option("--map", metavar="DIR", help="Also write a MONAI application (MAP) around it."),
-    ] = None,
-    codes: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Codes of the classes for --map, as for `predict`.")
-    ] = None,
     site_names: SiteNames = False,
     license_: Annotated[
         Path | None, typer.Option("--license", help="Text with the terms of use of the weights.")
@@ -67,18 +60,11 @@ def bundle(
     if out is None:
         raise ConfigError("--out DIR is needed: the folder of the new Bundle")
     from medfedaug.analysis.model_card import write_model_card
-    from medfedaug.data.io.segment_codes import read_segment_codes
     from medfedaug.runs.bundle import write_bundle
-    from medfedaug.runs.bundle.deploy import check_new_folder, write_application
     from medfedaug.runs.finished_run import FinishedRun
     from medfedaug.runs.input_statistics import Origin
 
     opened = FinishedRun.open(sources[0], state=state)
-    if codes is not None and application is None:
-        raise ConfigError("--codes goes with --map DIR: a bundle alone writes no DICOM")
-    if application is not None:
-        check_new_folder(application)
-    coded = {} if codes is None else read_segment_codes(codes, opened.config.classes)
     origin = Origin.of(opened, site, statistics)
 
     def write_card(folder: Path) -> None:
@@ -92,10 +78,6 @@ def bundle(
     call = f"python -m monai.bundle run --bundle_root {quote(str(out))} --config_file {config}"
     say(f"{out}: run it with")
     say(f"{call} --meta_file {meta} --dataset_dir IMAGES --output_dir PREDICTIONS")
-    if application is not None:
-        write_application(application, out, opened.config.classes, opened.sha256, coded)
-        say(f"{application}: the sources of a MONAI application; its README.md explains the packaging")
-        say(f"not run: {application}/app/app.py, since MONAI Deploy's SDK needs CUDA's runtime", "yellow")
 
 
 def _add_training(folder: Path) -> None:

@@ -146,8 +146,9 @@ def report(
     device: Device = "auto",
 ) -> None:
     """Compare runs on one self-contained page."""
-    from medfedaug.analysis import find_runs, load_run, write_report
+    from medfedaug.analysis import write_report
     from medfedaug.analysis.local_vs_global import find_evaluations
+    from medfedaug.runs.load_results import find_runs, load_run
     from medfedaug.runs.run import BASELINE
 
     if reference != BASELINE:

@@ -19,12 +19,13 @@ from medfedaug.config.machine import Machine
 from medfedaug.data.pacs.archive import Access
 from medfedaug.data.pacs.import_settings import ImportSettings
 from medfedaug.errors import ConfigError
-from medfedaug.utils.files import parse_json, write_json
+from medfedaug.utils.files import write_json
 from medfedaug.utils.printable import counted
 
 if TYPE_CHECKING:
     from medfedaug.data.pacs.choice import StudyPlan
     from medfedaug.data.pacs.importer import ImportOutcome
+    from medfedaug.data.pacs.study_list import StudyList
 
 
 @takes(Access, ImportSettings)
@@ -138,7 +139,7 @@ def import_(
     if changed and not settings.refresh:
         say(f"{len(changed)} of the studies changed in the archive; --refresh takes them again")
     say(f"{len(plans) - len(outcome.problems)} of {len(plans)} studies in {out}; who is who: {state_folder}")
-    _print_folder(out, settings)
+    _print_folder(out, state_folder, settings)
     if outcome.problems:
         raise typer.Exit(1)
 
@@ -155,15 +156,18 @@ def _print_outcome(outcome: ImportOutcome, state_folder: Path) -> None:
         say(f"failed: {case}: {problem}", "red", err=True)
 
 
-def _print_folder(out: Path, settings: ImportSettings) -> None:
-    """Print the numbers of classes, and a note if the patients are too few for scores."""
+def _print_folder(out: Path, state: Path, settings: ImportSettings) -> None:
+    """Print the classes, and a note if the patients are too few for scores."""
     from medfedaug.data.base import SPLITS
+    from medfedaug.data.pacs.case_files import CaseFiles
+    from medfedaug.data.pacs.study_list import StudyList
     from medfedaug.privacy.policy import PrivacyPolicy
 
-    if not settings.labelled or not (out / "dataset.json").is_file():
+    content = CaseFiles(out, state).content()
+    if not content:
         return
-    say(f"classes: {', '.join(f'{number} {name}' for number, name in enumerate(settings.classes))}")
-    content = parse_json((out / "dataset.json").read_text(encoding="utf-8"))
+    if settings.outlined:
+        _print_classes(settings, content, StudyList(state))
     patients = {split: len({row["patient"] for row in content[split]}) for split in SPLITS}
     least = PrivacyPolicy().min_images
     say(f"patients: {', '.join(f'{count} {split}' for split, count in patients.items())}")
@@ -171,6 +175,30 @@ def _print_folder(out: Path, settings: ImportSettings) -> None:
         say(
             f"fewer than {least} patients in {', '.join(few)}: with the default policy (site-config "
             f"--min-images {least}) their scores and statistics stay at the site"
+        )
+
+
+def _print_classes(settings: ImportSettings, content: Mapping[str, Any], studies: StudyList) -> None:
+    """Print the numbers of the classes, and which of them count as outlined here."""
+    from medfedaug.data.dataset_json import LABELLED, unseen_note
+
+    say(f"classes: {', '.join(f'{number} {name}' for number, name in enumerate(settings.classes))}")
+    shown = {name for entry in studies.studies.values() for name in entry.get("shown", ())}
+    labelled = content.get(LABELLED, settings.classes[1:])
+    absent = [name for name in settings.classes[1:] if name not in shown]
+    if left_out := [name for name in absent if name not in labelled]:
+        say(
+            f"no label map shows {', '.join(left_out)}: counts as not outlined here, and is not learned as "
+            f"background ({LABELLED} in dataset.json); --labelled says otherwise"
+        )
+    if claimed := [name for name in absent if name in labelled]:
+        say(unseen_note(claimed), "yellow", err=True)
+    if lacking := sorted(shown.difference(labelled)):
+        say(
+            f"label maps show {', '.join(lacking)}, which {LABELLED!r} in dataset.json lacks: training "
+            f"refuses them; give --labelled {','.join([*labelled, *lacking])}",
+            "yellow",
+            err=True,
         )
 
 

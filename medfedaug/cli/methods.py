@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from typing import Annotated
+from dataclasses import replace
+from typing import Annotated, Any
 
 import typer
 
-from medfedaug.analysis.recorded_gains import gains_of
 from medfedaug.cli.catalogue import (
+    BESIDE_THE_MODEL,
+    ONLY_FOR,
+    Described,
     describe_data_set,
     describe_method,
     describe_network,
@@ -18,7 +21,7 @@ from medfedaug.cli.catalogue import (
     known_networks,
 )
 from medfedaug.cli.console import Table, out_console
-from medfedaug.cli.described import BESIDE_THE_MODEL, ONLY_FOR, Described
+from medfedaug.errors import first_line
 
 
 def methods(
@@ -33,24 +36,27 @@ def methods(
     else:
         described = describe_method(name)
         _print_one(described, f"--set {described.name}.{{name}}={{default}}")
-        if gains := gains_of(described.name):
-            _line("\nMeasured here, as the difference from fedavg 95% interval, verdict (docs/results):")
-            for gain in gains:
-                _line(f"  {gain}")
 
 
 def networks(
     name: Annotated[
         str | None, typer.Argument(help="A network, or MONAI's class path, to show in detail.")
     ] = None,
+    stages: Annotated[
+        bool,
+        typer.Option("--stages", help="Build the network, for its stages and size."),
+    ] = False,
 ) -> None:
     """List the networks for --network, or show one: arguments, stages, sizes."""
     if name is None:
         _print_list(known_networks(), "for")
         _line("Any other network of MONAI has its class path: monai.networks.nets.HighResNet")
-        _line("Arguments, stages and sizes of one: medfedaug networks NAME")
+        _line("Arguments of one: medfedaug networks NAME; stages and sizes too: --stages")
     else:
-        _print_one(describe_network(name), "--network-args '{{\"{name}\": {default}}}'")
+        described = describe_network(name)
+        if stages:
+            described = replace(described, facts={**described.facts, **_sizes(name)})
+        _print_one(described, "--network-args '{{\"{name}\": {default}}}'")
 
 
 def datasets(
@@ -63,6 +69,33 @@ def datasets(
         _line("Data of your own need no name: one folder per site, as docs/data.md shows")
     else:
         _print_one(describe_data_set(name), "--set {name}={default}")
+
+
+def _sizes(name: str) -> dict[str, str]:
+    """Describe the stages of a network, and its number of parameters in 2D and 3D."""
+    import torch
+
+    from medfedaug.models import build_network, networks
+    from medfedaug.models.stages import known_stages
+
+    facts = {}
+    channels, classes = (3, 10) if networks.task_of(name) == "classification" else (1, 2)
+    for dims in (2, 3):
+        sizes: dict[str, Any] = {"spatial_dims": dims, "in_channels": channels, "out_channels": classes}
+        try:
+            try:
+                with torch.device("meta"):  # without weights: AlexNet's in 3D take a gigabyte
+                    net = build_network(name, **sizes)
+            except (RuntimeError, NotImplementedError):  # Swin computes numbers with tensors
+                net = build_network(name, **sizes)
+        except Exception as error:  # any error of a network about arguments or sizes
+            facts[f"in {dims}D"] = f"not with its defaults: {first_line(error)}"
+            continue
+        count = sum(parameter.numel() for parameter in net.parameters()) / 1e6
+        facts[f"in {dims}D"] = f"{count:.2f} million parameters ({channels} channels, {classes} classes)"
+        known = [f"{stage.name} ({stage.channels} channels)" for stage in known_stages(net) or ()]
+        facts["stages"] = ", ".join(known) or "not known; name modules instead, as in --set fedfa.stages"
+    return facts
 
 
 def _print_list(choices: Sequence[Described], *headings: str) -> None:
@@ -97,7 +130,8 @@ def _print_one(choice: Described, example: str) -> None:
 
 
 def _line(text: str) -> None:
-    """Print a paragraph, wrapped between words; continued lines of a formula are indented."""
+    """Print a paragraph, wrapped between words; continued lines of an equation are indented."""
     if text.startswith(" "):
-        text = textwrap.fill(text, out_console.width, subsequent_indent=" " * 6)
+        lines = text.splitlines()
+        text = "\n".join(textwrap.fill(line, out_console.width, subsequent_indent=" " * 6) for line in lines)
     out_console.print(text)

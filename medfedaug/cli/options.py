@@ -83,7 +83,6 @@ Workers = Annotated[
     str | None,
     typer.Option(
         "--workers",
-        "--jobs",
         metavar="WHERE",
         help="Makers of the runs: a number of processes of this machine, slurm, slurm:PARTITION, or "
         "dask://HOST:PORT. [default: 1]",
@@ -143,9 +142,7 @@ Config = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Settings (medfedaug schema run), or a run's results.json."),
 ]
-Tracking = Annotated[
-    str | None, typer.Option(help="tensorboard, mlflow or wandb: log the sites' metrics there.")
-]
+Tracking = Annotated[str | None, typer.Option(help="tensorboard or mlflow: log the sites' metrics there.")]
 
 
 def takes(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import fields
 from enum import Enum
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-FOLDER = Path(__file__).with_name("schemas")
-"""Folder of the schemas, which ``make catalogue`` makes from the classes (`medfedaug.cli.describe`)."""
+from medfedaug.config.options import json_schema
+from medfedaug.config.plan import Plan
+from medfedaug.config.run import Execution, RunConfig
+from medfedaug.config.site_description import SiteDescription
+from medfedaug.privacy.site_settings import SiteSettings
+from medfedaug.utils.docstrings import plain
 
 
 class File(str, Enum):
@@ -20,11 +25,6 @@ class File(str, Enum):
     site_settings = "site-settings"
     site_description = "site-description"
 
-    @property
-    def path(self) -> Path:
-        """The file of the schema."""
-        return FOLDER / f"{self.value}.json"
-
 
 def schema(
     file: Annotated[File, typer.Argument(help="experiment, run, site-settings or site-description.")],
@@ -33,4 +33,25 @@ def schema(
 
     The first line of the file names it: # yaml-language-server: $schema=experiment.schema.json
     """
-    typer.echo(file.path.read_text(encoding="utf-8"), nl=False)
+    typer.echo(json.dumps(schema_of(file), indent=1, ensure_ascii=False))
+
+
+def schema_of(file: File) -> dict[str, Any]:
+    """Return the JSON Schema of a file."""
+    if file is File.site_settings:
+        return json_schema(SiteSettings)
+    if file is File.site_description:
+        return json_schema(SiteDescription)
+    if file is File.run:
+        run = json_schema(RunConfig)
+        run["properties"] |= json_schema(Execution)["properties"]
+        return run
+    from medfedaug.experiments.experiment import Experiment  # imports PyTorch
+
+    experiment = json_schema(Experiment)
+    del experiment["required"]  # options of the command may give the rest
+    known = [*fields(RunConfig), *fields(Plan)]
+    texts = {f.name: {"description": plain(f.metadata["description"])} for f in known if f.metadata}
+    for name in ("settings", "vary"):
+        experiment["properties"][name]["properties"] = texts
+    return experiment

@@ -18,6 +18,7 @@ def start(kit: Kit, timeout: Timeout = 60.0) -> None:
     """Start a kit, and wait until it runs; at a site, until the server has answered."""
     from medfedaug.nvflare_jobs.kit import kit_process
 
+    _check_version(kit)
     _do(kit_process.start, kit, timeout)
 
 
@@ -38,6 +39,7 @@ def restart(kit: Kit, timeout: Timeout = 60.0) -> None:
     """
     from medfedaug.nvflare_jobs.kit import kit_process
 
+    _check_version(kit)
     _do(kit_process.restart, kit, timeout)
 
 
@@ -55,6 +57,12 @@ def health(kit: Kit) -> None:
     say(f"{kit}: {trouble or 'works'}")
     if trouble:
         raise typer.Exit(1)
+
+
+def _check_version(kit: Path) -> None:
+    from medfedaug.nvflare_jobs.kit.kit import open_kit
+
+    open_kit(kit).check_version()
 
 
 def _do(action: Callable[[Path, float], str], kit: Path, timeout: float) -> None:

@@ -9,9 +9,7 @@ from pydantic import BeforeValidator, WithJsonSchema
 
 from medfedaug.config.options import Settings, setting, settings
 
-__all__ = ["GRAPHS", "Folder", "Machine"]
-
-GRAPHS = ("auto", "on", "off")
+__all__ = ["Folder", "Machine"]
 
 
 def _folder(value: Any) -> Path | None:
@@ -45,13 +43,6 @@ class Machine(Settings):
         "Folder of these files, which later jobs use too and nothing removes; by default a temporary one "
         "of the job.",
     )
-    graphs: str = setting(
-        "off",
-        "Training steps and passes of inference as CUDA graphs. auto: where the methods allow it. on: the "
-        "same, with a warning where there is no CUDA. off: never.",
-        choices=GRAPHS,
-        rare=True,
-    )
     deterministic: bool = setting(
         False,
         "Operations that give the same bits each time on one GPU; slower, and an error where PyTorch has "
@@ -68,6 +59,6 @@ class Machine(Settings):
     def variables(self) -> dict[str, str]:
         """Return the same settings as environment variables for another process of this machine."""
         folder = {"cache": str(self.cache.resolve())} if self.cache else {}
-        values = {"memory": str(self.memory), "graphs": self.graphs, **folder}
+        values = {"memory": str(self.memory), **folder}
         values["deterministic"] = str(self.deterministic).lower()
         return {f"{Machine.VARIABLES}{name.upper()}": value for name, value in values.items()}

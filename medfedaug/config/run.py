@@ -147,19 +147,6 @@ class RunConfig(Settings):
         "the plan keeps. Empty for a plan that is made already.",
         flags=None,
     )
-    prospect: bool = setting(
-        False,
-        "Exchange fingerprints of the sites' images in place of training; each site gets a page about the "
-        "expected gain (medfedaug prospect).",
-        flags=None,
-    )
-    pilot: tuple[str, ...] = setting(
-        (),
-        "Methods to train after the exchange of fingerprints, in turn. The first trains for the job's "
-        "rounds, or for two or four times as many while its validation score rises; the others train for "
-        "as many rounds as the first in its last training. Each training has its own configuration.",
-        flags=None,
-    )
     image_size: int | None = setting(
         None,
         "Edge in pixels to which photographs or slices are resized. By default they keep their size. "
@@ -409,11 +396,6 @@ class RunConfig(Settings):
         self._check_bundle()
         self._check_plan()
         self._check_buffer()
-        if self.pilot and (not self.prospect or self.secure_aggregation or self.planning):
-            raise ConfigError(
-                "a pilot follows an exchange of fingerprints, and allows neither secure aggregation nor "
-                "planning"
-            )
         if 0 < self.max_step < 1:
             raise ConfigError(f"max_step is 0, or 1 or more, got {self.max_step}")
         if self.max_step and self.compare_sites != "updates":
@@ -427,8 +409,6 @@ class RunConfig(Settings):
                 "buffer and secure_aggregation cannot be combined: masks cancel out among the sites of one "
                 "round, and a late update has those of an earlier one"
             )
-        if self.prospect:
-            raise ConfigError("a prospect and its pilot have no buffered rounds: leave out buffer")
         if self.participation < 1:
             raise ConfigError("buffer takes the updates that come first: leave out participation, or buffer")
         if self.compare_sites != "updates":

@@ -39,6 +39,14 @@ def named_classes(site: SiteFolder) -> tuple[str, ...]:
     return site.classes[1:] if site.classes != UNNAMED or site.annotated() else ()
 
 
+def unseen_note(names: Sequence[str], where: str = "no label map") -> str:
+    """Return a sentence on classes that a site claims to have outlined, and that its label maps lack."""
+    return (
+        f"{where} shows {', '.join(names)}: all voxels are learned as other classes; where nobody outlined "
+        f"{'it' if len(names) == 1 else 'them'}, list the outlined classes under {LABELLED!r} in dataset.json"
+    )
+
+
 def read_listing(folder: Path, site: str) -> Listing:
     """Read the classes and cases of ``folder/dataset.json``."""
     file = _DatasetFile(folder, site)

@@ -20,7 +20,7 @@ import numpy as np
 
 from medfedaug.data.base import SPLITS, Case, by_patient, plain_name
 from medfedaug.data.checks.site_checks import check_classes
-from medfedaug.data.dataset_json import IGNORE, LARGEST_VALUE, UNNAMED
+from medfedaug.data.dataset_json import IGNORE, LARGEST_VALUE, UNNAMED, unseen_note
 from medfedaug.data.io.formats import format_of, image_suffix, is_lossy, is_volume_file, without_suffix
 from medfedaug.data.splits import shuffled, split_patients
 from medfedaug.data.volumes import VolumeFolder, is_black_and_white
@@ -112,7 +112,7 @@ def propose(
     cases, tested = (_with_patients(listed, patient, name, folder) for listed in (channels, test_channels))
     if patient is None and (hint := _looks_grouped(cases)):
         notes.append(hint)
-    classes = _classes([*cases, *tested], labels or _named(existing) or (), name, on_label)
+    classes = _classes([*cases, *tested], labels or _named(existing) or (), name, notes, on_label)
     if not labels:
         notes += _regions(existing)
     ignore = next((value for value, text in classes.items() if plain_name(text) == IGNORE), None)
@@ -324,9 +324,10 @@ def _classes(
     cases: Sequence[Case],
     names: Sequence[str] | Mapping[int, str],
     site: str,
+    notes: list[str],
     on_label: Callable[[int, int], None] | None,
 ) -> dict[int, str]:
-    """Return the classes by their value in the label maps, with names by value or in the order of values."""
+    """Return the classes by value, with names by value or in the order of values; note those without one."""
     holders: dict[float, Path] = {}
     drawn: set[float] = set()
     for number, case in enumerate(cases, start=1):
@@ -357,6 +358,9 @@ def _classes(
         problem = f"has the classes {', '.join(f'{value} {text}' for value, text in classes.items())}"
         hint = f"Two or more are needed, each with a name and a value from 0 to {LARGEST_VALUE}."
         raise DataError(problem, site=site, hint=hint)
+    absent = [text for value, text in classes.items() if value not in (min(classes), *values)]
+    if unseen := [text for text in absent if plain_name(text) != IGNORE]:
+        notes.append(unseen_note(unseen))
     return classes
 
 

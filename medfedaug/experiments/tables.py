@@ -10,10 +10,8 @@ from typing import Any
 
 from medfedaug.analysis import (
     MetricTable,
-    Run,
     Score,
     Table,
-    load_run,
     metric_table,
     patient_table,
     summary_table,
@@ -33,7 +31,8 @@ from medfedaug.experiments.sweep import difference
 from medfedaug.federation.job_folder import RESULTS
 from medfedaug.methods import parse_methods
 from medfedaug.metrics.registry import LOCAL
-from medfedaug.runs.run import MODEL
+from medfedaug.runs.load_results import load_run
+from medfedaug.runs.run import MODEL, Run
 
 
 @dataclass(frozen=True)

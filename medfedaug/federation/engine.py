@@ -32,7 +32,7 @@ class FederationRun:
         machine: where every site keeps its prepared images.
         initial: see `medfedaug.federation.FederationServer`.
         script: the file of the run's custom training loop, if any.
-        tracking: ``"tensorboard"``, ``"mlflow"``, ``"wandb"`` or ``None``.
+        tracking: ``"tensorboard"``, ``"mlflow"`` or ``None``.
         lock: a file to lock while a process of the run is alive; ``None`` for a single process.
         on_event: see `medfedaug.federation.FederationServer`.
     """
@@ -84,7 +84,7 @@ class Engine(ABC):
 
     `medfedaug.federation.protocol` makes all decisions about a run; an engine provides a
     `medfedaug.federation.protocol.Carrier`. A package adds an engine by an entry point of the group
-    ``medfedaug.engines``, and a script by `medfedaug.experiments.engines.register`.
+    ``medfedaug.engines``, and a script by `medfedaug.engines.register`.
 
     Attributes:
         name: the value of ``--engine``.

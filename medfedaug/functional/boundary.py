@@ -12,10 +12,11 @@ from medfedaug.functional.passes import working_precision
 
 
 def boundary_features(z: Tensor, masks: Tensor, outside: int = 5) -> tuple[Tensor, Tensor, Tensor]:
-    r"""The mean features at the boundary of each region, and of the background around it (FedDG).
+    """The mean features at the boundary of each region, and of the background around it (FedDG).
 
-    .. math:: h_{bd} = \frac{\sum_x z(x)\, b(x)}{\sum_x b(x)}, \qquad
-              h_{bg} = \frac{\sum_x z(x)\, o(x)}{\sum_x o(x)}
+    ::
+
+        h_bd = (Σₓ z(x) b(x)) / (Σₓ b(x)),   h_bg = (Σₓ z(x) o(x)) / (Σₓ o(x))
 
     where b is the region without its erosion by one pixel, and o its dilation by some pixels without the
     region.
@@ -61,12 +62,14 @@ def _pooled(z: Tensor, weights: Tensor) -> Tensor:
 
 
 def class_contrast(h: Tensor, kinds: Tensor, temperature: float) -> Tensor:
-    r"""InfoNCE between features of the same kind and of others (FedDG, NT-Xent).
+    """InfoNCE between features of the same kind and of others (FedDG, NT-Xent).
 
-    .. math:: \ell(m, p) = -\log \frac{e^{s_{mp}/\tau}}{e^{s_{mp}/\tau} + \sum_{q \in N_m} e^{s_{mq}/\tau}},
-              \qquad L = \operatorname{mean}_{(m, p)} \ell(m, p)
+    ::
 
-    over all ordered pairs m, p of the same kind, with the cosine s as similarity and :math:`N_m` all features
+        ℓ(m, p) = −log(e^(sₘₚ/τ) / (e^(sₘₚ/τ) + Σ_(q∈Nₘ) e^(s_mq/τ))),
+        L = mean_(m,p) ℓ(m, p)
+
+    over all ordered pairs m, p of the same kind, with the cosine s as similarity and Nₘ all features
     of another kind than m.
 
     Args:

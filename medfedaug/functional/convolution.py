@@ -17,7 +17,9 @@ _CONVOLUTIONS = {2: functional.conv2d, 3: functional.conv3d}
 def mix_convolution(x: Tensor, weight: Tensor, share: Tensor | float = 0.0) -> Tensor:
     r"""Mix images with their convolution (RandConv, Eq. of RC_mix).
 
-    .. math:: x' = \alpha x + (1 - \alpha)\, (W * x)
+    ::
+
+        x′ = α x + (1 − α) (W * x)
 
     with zeros around the image, so that it keeps its size.
 
@@ -42,7 +44,9 @@ def mix_convolution(x: Tensor, weight: Tensor, share: Tensor | float = 0.0) -> T
 def prediction_spread(logits: Sequence[Tensor]) -> Tensor:
     r"""Jensen-Shannon divergence between predictions (RandConv, consistency loss).
 
-    .. math:: \frac{1}{J} \sum_j \mathrm{KL}(p_j \,\Vert\, \bar p), \qquad \bar p = \frac{1}{J} \sum_j p_j
+    ::
+
+        (1/J) Σⱼ KL(pⱼ ‖ p̄),   p̄ = (1/J) Σⱼ pⱼ
 
     with the softmax p of J logits; the mean over images and, of label maps, over voxels.
 

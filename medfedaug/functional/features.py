@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from medfedaug.functional.augmentation import augment_at_once, within_torch_func
 from medfedaug.functional.moments import feature_statistics
 from medfedaug.functional.passes import (
     Affine,
@@ -18,10 +17,11 @@ from medfedaug.functional.passes import (
 
 
 def augmentation_spread(statistic: Tensor, gamma: Tensor) -> Tensor:
-    r"""Return the standard deviation of the noise on a feature statistic (FedFA+ Eq. 4 and 8).
+    """Return the standard deviation of the noise on a feature statistic (FedFA+ Eq. 4 and 8).
 
-    .. math:: \hat\Sigma = \sqrt{(\gamma + 1) \odot \Sigma^2}, \qquad
-              \Sigma^2 = \frac{1}{B}\sum_b (s^{(b)} - \mathbb{E}_B[s])^2
+    ::
+
+        Σ̂ = √((γ + 1) ⊙ Σ²),   Σ² = (1/B) Σ_b (s^(b) − E_B[s])²
 
     Args:
         statistic: the mean or the standard deviation of every image, (B, C).
@@ -56,14 +56,14 @@ def perturb_features(
     noise_mean: Tensor,
     noise_std: Tensor,
 ) -> Tensor:
-    r"""Move the features of every image to new statistics (FedFA+ Eq. 9 and 10).
+    """Move the features of every image to new statistics (FedFA+ Eq. 9 and 10).
 
-    .. math:: \hat x = \hat\sigma\frac{x - \mu}{\sigma} + \hat\mu, \qquad
-              \hat\mu = \mu + \epsilon_\mu\hat\Sigma_\mu, \quad
-              \hat\sigma = \sigma + \epsilon_\sigma\hat\Sigma_\sigma
+    ::
 
-    It is evaluated as :math:`x (1 + s) + t` with :math:`s = \epsilon_\sigma\hat\Sigma_\sigma / \sigma` and
-    :math:`t = \epsilon_\mu\hat\Sigma_\mu - \mu s`: the same value in one pass over `x`, and exactly `x` when
+        x̂ = σ̂ (x − μ)/σ + μ̂,   μ̂ = μ + ε_μ Σ̂_μ,   σ̂ = σ + ε_σ Σ̂_σ
+
+    It is evaluated as ``x (1 + s) + t`` with ``s = ε_σ Σ̂_σ / σ`` and
+    ``t = ε_μ Σ̂_μ − μ s``: the same value in one pass over `x`, and exactly `x` when
     the noise or the spread is zero.
 
     Args:
@@ -83,7 +83,7 @@ def perturb_features(
 
     Deviations:
         A channel that is constant in an image (zero `std`) has no normalised feature; it counts as zero, so
-        only the mean moves. The sign of a negative :math:`\hat\sigma` is kept; the paper does not mention the
+        only the mean moves. The sign of a negative σ̂ is kept; the paper does not mention the
         case.
 
     Example:
@@ -118,11 +118,11 @@ def augment_features(
     noise_std: Tensor,
     eps: float = 0.0,
 ) -> Tensor:
-    r"""Federated feature augmentation of one batch (FedFA+ Eq. 2, 4, 8, 9, 10).
+    """Federated feature augmentation of one batch (FedFA+ Eq. 2, 4, 8, 9, 10).
 
     The statistics of every image are replaced by draws from Gaussians around them. The variance of the
     Gaussians is that of the batch, widened by `gamma` in the channels in which the sites differ:
-    :math:`\hat\Sigma^2 = (\gamma + 1) \odot \Sigma^2`. Gradients flow through the statistics (Eq. 10 is the
+    ``Σ̂² = (γ + 1) ⊙ Σ²``. Gradients flow through the statistics (Eq. 10 is the
     reparametrisation trick).
 
     Args:
@@ -159,19 +159,6 @@ def augment_features(
         check_shape(name, value, [x.shape[1]])
     for name, value in (("noise_mean", noise_mean), ("noise_std", noise_std)):
         check_shape(name, value, list(x.shape[:2]))
-    if torch.jit.is_scripting() or torch.compiler.is_compiling():
-        return _one_by_one(x, gamma_mean, gamma_std, noise_mean, noise_std, eps)
-    else:
-        arguments = (gamma_mean, gamma_std, noise_mean, noise_std)
-        if any(value.requires_grad for value in arguments) or within_torch_func():
-            return _one_by_one(x, *arguments, eps)
-        gain, noise = 1.0 + torch.stack((gamma_mean, gamma_std)), torch.stack((noise_mean, noise_std))
-        return augment_at_once(x, gain, noise, eps).features
-
-
-def _one_by_one(
-    x: Tensor, gamma_mean: Tensor, gamma_std: Tensor, noise_mean: Tensor, noise_std: Tensor, eps: float
-) -> Tensor:
     mean, std = feature_statistics(x, eps)
     spread_mean, spread_std = augmentation_spread(mean, gamma_mean), augmentation_spread(std, gamma_std)
     return perturb_features(x, mean, std, spread_mean, spread_std, noise_mean, noise_std)
@@ -180,16 +167,18 @@ def _one_by_one(
 def normalise_features(
     x: Tensor, mean: Tensor, std: Tensor, weight: Tensor | None = None, bias: Tensor | None = None
 ) -> Tensor:
-    r"""Normalise every image with its statistics (FedFD section 3.1; statistics of Eq. 2 or 6).
+    """Normalise every image with its statistics (FedFD section 3.1; statistics of Eq. 2 or 6).
 
-    .. math:: \gamma\frac{a - \mu}{\sigma} + \beta
+    ::
+
+        γ (a − μ)/σ + β
 
     Args:
         x: features, (B, C, *spatial).
         mean: (B, C).
         std: (B, C), positive.
-        weight: :math:`\gamma`, (C,); 1 where ``None``.
-        bias: :math:`\beta`, (C,); 0 where ``None``.
+        weight: γ, (C,); 1 where ``None``.
+        bias: β, (C,); 0 where ``None``.
 
     Returns:
         The normalised features, shape and dtype of `x`.
@@ -223,12 +212,12 @@ def normalising(
 
 
 def affine_shift(x: Tensor, matrix: Tensor, shift: Tensor) -> Tensor:
-    r"""An affine map of every voxel's channels (FedRobust's :math:`\Lambda x + \delta`).
+    """An affine map of every voxel's channels (FedRobust's ``Λ x + δ``).
 
     Args:
         x: images, (B, C, *spatial), or flattened, (B, N), for a map over all of an image.
-        matrix: :math:`\Lambda`, (C, C).
-        shift: :math:`\delta`, (C,).
+        matrix: Λ, (C, C).
+        shift: δ, (C,).
 
     Returns:
         The shifted images, shape of `x`.

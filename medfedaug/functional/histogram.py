@@ -15,13 +15,15 @@ def soft_histogram(
     low: Tensor | None = None,
     high: Tensor | None = None,
 ) -> Tensor:
-    r"""Differentiable histogram of every channel (FedFA+ Eq. 11 and 12).
+    """Differentiable histogram of every channel (FedFA+ Eq. 11 and 12).
 
-    .. math:: \pi_c = \frac{1}{N}\sum_i \mathrm{softmax}\bigl((w \hat z_c^i + b) / \tau\bigr), \qquad
-              \hat z_c^i = \frac{z_c^i - z_c^{\min}}{z_c^{\max} - z_c^{\min}}
+    ::
 
-    with :math:`w = [1, \ldots, L]`, :math:`b = [0, -\rho_1, \ldots, -\sum_{l=1}^{L-1} \rho_l]` and the L - 1
-    cut points :math:`\rho = [0, 1, \ldots, L-2] / (L-2)`. The first and the last cut point are the ends of
+        π_c = (1/N) Σᵢ softmax((w ẑ_cⁱ + b) / τ),
+        ẑ_cⁱ = (z_cⁱ − z_c^min) / (z_c^max − z_c^min)
+
+    with ``w = [1, …, L]``, ``b = [0, −ρ₁, …, −(ρ₁ + … + ρ_(L−1))]`` and the L - 1
+    cut points ``ρ = [0, 1, …, L − 2] / (L − 2)``. The first and the last cut point are the ends of
     the range, so L - 2 bins divide the range and the two outermost ones are open to either side.
 
     Args:
@@ -41,7 +43,7 @@ def soft_histogram(
     Deviations:
         * Values outside [`low`, `high`] (a mini-batch can leave the range of the stored minimum and maximum)
           are not clamped: they fall into the open outermost bin on their side and keep their gradient.
-        * L = 2 makes :math:`\rho = [0] / 0`; the one cut point is then the middle, 0.5, about which the cut
+        * L = 2 makes ``ρ = [0] / 0``; the one cut point is then the middle, 0.5, about which the cut
           points of every other L are symmetric.
         * A channel without extent (`high` equal to `low`) is shifted by `low` and not scaled.
 
@@ -73,10 +75,12 @@ def soft_histogram(
 
 
 def symmetric_kl(p: Tensor, q: Tensor, eps: float = 1e-8) -> Tensor:
-    r"""Symmetric Kullback-Leibler divergence of two histograms (FedFA+ Eq. 14).
+    """Symmetric Kullback-Leibler divergence of two histograms (FedFA+ Eq. 14).
 
-    .. math:: \frac{1}{C}\sum_c \tfrac{1}{2}\bigl(D_{KL}(p_c \| q_c) + D_{KL}(q_c \| p_c)\bigr)
-              = \frac{1}{2C}\sum_{c,l} (p_{cl} - q_{cl})(\log p_{cl} - \log q_{cl})
+    ::
+
+        (1/C) Σ_c (D_KL(p_c ‖ q_c) + D_KL(q_c ‖ p_c))/2
+            = (1/(2C)) Σ_(c,l) (p_cl − q_cl)(log p_cl − log q_cl)
 
     Args:
         p: histogram, (C, L), rows summing to 1.

@@ -56,7 +56,9 @@ def histogram_landmarks(image: Tensor) -> Tensor:
 def map_landmarks(image: Tensor, landmarks: Tensor, standard: Tensor) -> Tensor:
     r"""Move an image's landmarks to a standard histogram's (Nyúl and Udupa, 2000).
 
-    .. math:: x' = s_i + (x - l_i) \frac{s_{i+1} - s_i}{l_{i+1} - l_i}, \qquad l_i \le x < l_{i+1},
+    ::
+
+        x′ = sᵢ + (x − lᵢ) (sᵢ₊₁ − sᵢ) / (lᵢ₊₁ − lᵢ),   lᵢ ≤ x < lᵢ₊₁,
 
     in each channel. The first and the last line extend beyond the landmarks. Equal landmarks, as in an image
     of few grey levels, have no line between them. A channel in which all are equal becomes 0.

@@ -42,10 +42,11 @@ def feature_moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def feature_statistics(x: Tensor, eps: float = 0.0) -> tuple[Tensor, Tensor]:
-    r"""Mean and standard deviation of every channel of every image (FedFA+ Eq. 2).
+    """Mean and standard deviation of every channel of every image (FedFA+ Eq. 2).
 
-    .. math:: \mu = \frac{1}{HW}\sum_{h,w} x^{(h,w)}, \qquad
-              \sigma = \sqrt{\frac{1}{HW}\sum_{h,w} (x^{(h,w)} - \mu)^2 + \mathrm{eps}}
+    ::
+
+        μ = (1/(HW)) Σ_(h,w) x^(h,w),   σ = √((1/(HW)) Σ_(h,w) (x^(h,w) − μ)² + eps)
 
     Args:
         x: features, (B, C, *spatial) with at least one spatial dimension.
@@ -76,9 +77,11 @@ def feature_statistics(x: Tensor, eps: float = 0.0) -> tuple[Tensor, Tensor]:
 
 
 def across_site_variance(values: Tensor) -> Tensor:
-    r"""Variance of a statistic across sites, channel by channel (FedFA+ Eq. 6).
+    """Variance of a statistic across sites, channel by channel (FedFA+ Eq. 6).
 
-    .. math:: \Sigma^2 = \frac{1}{M}\sum_{m=1}^{M} (v_m - \mathbb{E}_M[v])^2
+    ::
+
+        Σ² = (1/M) Σₘ (vₘ − E_M[v])²
 
     Args:
         values: one row per site, (M, C).
@@ -104,18 +107,20 @@ def across_site_variance(values: Tensor) -> Tensor:
 
 
 def student_t_modulation(variance: Tensor) -> Tensor:
-    r"""Turn variances across sites into weights of mean 1 (FedFA+ Eq. 7).
+    """Turn variances across sites into weights of mean 1 (FedFA+ Eq. 7).
 
-    .. math:: \gamma^{(j)} = \frac{C\,(1 + 1/\Sigma^{2,(j)})^{-1}}{\sum_{c=1}^{C} (1 + 1/\Sigma^{2,(c)})^{-1}}
+    ::
 
-    The kernel is Student's t distribution with one degree of freedom. It is evaluated as
-    :math:`\Sigma^2 / (1 + \Sigma^2)`, which needs no division by a zero variance.
+        γ^(j) = C k^(j) / (k^(1) + … + k^(C)),   k^(j) = (1 + 1/Σ²^(j))⁻¹
+
+    The kernel k is Student's t distribution with one degree of freedom. It is evaluated as
+    ``Σ² / (1 + Σ²)``, which needs no division by a zero variance.
 
     Args:
         variance: variances across sites, (C,), not negative.
 
     Returns:
-        :math:`\gamma`, (C,), without unit; its mean over channels is 1.
+        γ, (C,), without unit; its mean over channels is 1.
 
     Raises:
         ValueError: when `variance` is not (C,) with at least one channel.
@@ -145,9 +150,11 @@ def student_t_modulation(variance: Tensor) -> Tensor:
 
 
 def mix_statistics(local: Tensor, global_: Tensor, u: Tensor) -> Tensor:
-    r"""Interpolate a normalisation statistic between site and federation (FedFD Eq. 2).
+    """Interpolate a normalisation statistic between site and federation (FedFD Eq. 2).
 
-    .. math:: \mu_\Delta = u \mu_k + (1 - u) \mu_G
+    ::
+
+        μ_Δ = u μₖ + (1 − u) μ_G
 
     and the same for the standard deviation.
 

@@ -33,12 +33,11 @@ def conditional_distillation(
     r"""Soft Dice loss between two models about the classes that a case has not annotated.
 
     With F the structures that a case has annotated and G all other classes, background included, both models
-    have the probabilities of G on the condition that a voxel is not of F,
+    have the probabilities of G on the condition that a voxel is not of F, ::
 
-    .. math:: \tilde p_g = \frac{p_g}{1 - \sum_{n \in F} p_n} \; (g \in G), \qquad
-              p = \mathrm{softmax}(z / \tau)
+        p̃_g = p_g / (1 − Σ_(n∈F) pₙ) for g ∈ G,   p = softmax(z / τ)
 
-    and the loss is the mean of :math:`1 - 2 \sum_v \tilde s_g \tilde t_g / \sum_v (\tilde s_g + \tilde t_g)`
+    and the loss is the mean of ``1 − 2 (Σᵥ s̃_g t̃_g) / (Σᵥ (s̃_g + t̃_g))``
     over the classes g, over the voxels that neither the label map nor the teacher's prediction counts as F.
 
     Args:

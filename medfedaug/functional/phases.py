@@ -17,22 +17,21 @@ def control_style(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    r"""Features with a mixture of their own amplitudes and normalised ones (DAC-SC's SCNorm).
+    """Features with a mixture of their own amplitudes and normalised ones (DAC-SC's SCNorm).
 
-    With amplitudes :math:`\alpha` and phases :math:`\rho` over space, of each channel of each image:
+    With amplitudes α and phases ρ over space, of each channel of each image::
 
-    .. math:: \hat x = \gamma\, \mathcal{F}^{-1}\bigl(a,\ \rho(x)\bigr) + \beta, \qquad
-              a = s_1\, \alpha(\mathrm{IN}(x)) + s_2\, \alpha(x)
+        x̂ = γ F⁻¹(a, ρ(x)) + β,   a = s₁ α(IN(x)) + s₂ α(x)
 
-    The function computes :math:`\gamma (s_1\, \mathrm{IN}(x) + s_2\, x) + \beta`, which is the same: instance
-    norm scales all frequencies but zero by :math:`1 / \sigma` and keeps their phases, and at frequency zero
+    The function computes ``γ (s₁ IN(x) + s₂ x) + β``, which is the same: instance
+    norm scales all frequencies but zero by ``1 / σ`` and keeps their phases, and at frequency zero
     only x has an amplitude.
 
     Args:
         x: features, (B, C, *spatial).
-        shares: :math:`s_1, s_2`, (2,), which are not negative.
-        weight: :math:`\gamma`, (C,); 1 where ``None``.
-        bias: :math:`\beta`, (C,); 0 where ``None``.
+        shares: s₁ and s₂, (2,), which are not negative.
+        weight: γ, (C,); 1 where ``None``.
+        bias: β, (C,); 0 where ``None``.
         eps: added to the spatial variance before its root.
 
     Returns:
@@ -58,24 +57,25 @@ def control_style(
 def control_content(
     x: Tensor, normalised: Tensor, mean: Tensor, content: float = 0.5, bias: Tensor | None = None
 ) -> Tensor:
-    r"""Normalised features with the phases of features from which less was subtracted (DAC-SC's CCNorm).
+    """Normalised features with the phases of features from which less was subtracted (DAC-SC's CCNorm).
 
-    .. math:: \hat x = \mathcal{F}^{-1}\bigl(\alpha(y),\ \rho(x - \lambda\mu)\bigr), \qquad
-              y = \frac{x - \mu}{\sigma}
+    ::
 
-    with :math:`\lambda = 0` PCNorm, which keeps the phases of x; with 1 the norm itself. Only the phase at
-    frequency zero differs, which is 0 or :math:`\pi`: where an image's mean is on the one side of
-    :math:`\lambda\mu` and on the other side of :math:`\mu`, the function changes the sign of the mean of y.
+        x̂ = F⁻¹(α(y), ρ(x − λμ)),   y = (x − μ)/σ
+
+    with λ = 0 PCNorm, which keeps the phases of x; with 1 the norm itself. Only the phase at
+    frequency zero differs, which is 0 or π: where an image's mean is on the one side of
+    λμ and on the other side of μ, the function changes the sign of the mean of y.
 
     Args:
         x: features before the norm, (B, C, *spatial).
-        normalised: :math:`\gamma y + \beta`, of the same shape.
-        mean: :math:`\mu`, that the norm subtracts, (C,).
-        content: :math:`\lambda`, from 0 to 1.
-        bias: :math:`\beta`, (C,); 0 where ``None``.
+        normalised: ``γ y + β``, of the same shape.
+        mean: μ, that the norm subtracts, (C,).
+        content: λ, from 0 to 1.
+        bias: β, (C,); 0 where ``None``.
 
     Returns:
-        :math:`\gamma\hat x + \beta`, of the shape and dtype of `normalised`.
+        ``γ x̂ + β``, of the shape and dtype of `normalised`.
 
     Raises:
         ValueError: when a shape does not fit.

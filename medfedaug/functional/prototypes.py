@@ -10,11 +10,12 @@ from torch import Tensor
 from medfedaug.functional.passes import working_precision
 
 
-def gaussian_mmd(x: Tensor, y: Tensor, bandwidth: float) -> Tensor:
-    r"""Squared maximum mean discrepancy of two samples (Gretton et al., JMLR 2012; FRAug Eq. 5 and 6).
+def gaussian_mmd(x: Tensor, y: Tensor, bandwidth: float | Tensor) -> Tensor:
+    """Squared maximum mean discrepancy of two samples (Gretton et al., JMLR 2012; FRAug Eq. 5 and 6).
 
-    .. math:: \mathbb{E}[k(x, x')] + \mathbb{E}[k(y, y')] - 2\mathbb{E}[k(x, y)], \qquad
-              k(a, b) = \exp\left(-\frac{\lVert a - b\rVert^2}{2 s^2}\right)
+    ::
+
+        E[k(x, x′)] + E[k(y, y′)] − 2 E[k(x, y)],   k(a, b) = exp(−‖a − b‖² / (2 s²))
 
     The means are over all pairs, including those of an element with itself, so that the value is never
     negative and a sample may have one element, as where there is one prototype per class. (MONAI's
@@ -24,7 +25,7 @@ def gaussian_mmd(x: Tensor, y: Tensor, bandwidth: float) -> Tensor:
     Args:
         x: one sample, (N, D).
         y: the other, (M, D).
-        bandwidth: s, in units of `x`, positive.
+        bandwidth: s, in units of `x`, positive; a tensor is not checked, since that would wait for a GPU.
 
     Returns:
         A scalar in [0, 2].
@@ -42,7 +43,7 @@ def gaussian_mmd(x: Tensor, y: Tensor, bandwidth: float) -> Tensor:
     """
     if x.dim() != 2 or y.dim() != 2 or x.shape[1] != y.shape[1]:
         raise ValueError(f"expected samples (N, D) and (M, D), got {list(x.shape)} and {list(y.shape)}")
-    if not bandwidth > 0:
+    if not isinstance(bandwidth, Tensor) and not bandwidth > 0:
         raise ValueError(f"bandwidth is {bandwidth}, expected a positive number")
     both = torch.cat([working_precision(x), working_precision(y)])
     kernel = torch.exp((both[:, None] - both[None]).square().sum(dim=2) / (-2.0 * bandwidth**2))
@@ -51,7 +52,7 @@ def gaussian_mmd(x: Tensor, y: Tensor, bandwidth: float) -> Tensor:
 
 
 def ramp_up(step: int, length: int) -> float:
-    r"""The exponential ramp-up :math:`\exp(-5(1 - t)^2)`, t = step / length, at most 1.
+    """The exponential ramp-up ``exp(−5(1 − t)²)``, t = step / length, at most 1.
 
     Laine and Aila, "Temporal ensembling for semi-supervised learning", 2017, to which FRAug refers.
 
@@ -69,16 +70,17 @@ def ramp_up(step: int, length: int) -> float:
 
 
 def gaussian_kl(mean: Tensor, std: Tensor, other_mean: Tensor, other_std: Tensor) -> Tensor:
-    r"""Kullback-Leibler divergence of Gaussians with diagonal covariance (FedSR's KL(p(z|x) || r(z|y))).
+    """Kullback-Leibler divergence of Gaussians with diagonal covariance (FedSR's KL(p(z|x) || r(z|y))).
 
-    .. math:: \sum_d \log\frac{\sigma'_d}{\sigma_d}
-              + \frac{\sigma_d^2 + (\mu_d - \mu'_d)^2}{2\sigma_d'^2} - \frac{1}{2}
+    ::
+
+        Σ_d [log(σ′_d / σ_d) + (σ_d² + (μ_d − μ′_d)²) / (2 σ′_d²) − 1/2]
 
     Args:
-        mean: :math:`\mu`, (N, D).
-        std: :math:`\sigma`, (N, D), positive.
-        other_mean: :math:`\mu'`, (N, D).
-        other_std: :math:`\sigma'`, (N, D), positive.
+        mean: μ, (N, D).
+        std: σ, (N, D), positive.
+        other_mean: μ′, (N, D).
+        other_std: σ′, (N, D), positive.
 
     Returns:
         The divergence of each pair, (N,).
@@ -105,14 +107,14 @@ def directions(x: Tensor) -> Tensor:
 
 
 def first_neighbours(x: Tensor) -> Tensor:
-    r"""Clusters of vectors that are linked by nearest neighbours: the first partition of FINCH.
+    """Clusters of vectors that are linked by nearest neighbours: the first partition of FINCH.
 
-    Sarfraz et al., CVPR 2019, Eq. 1 (FPL Eq. 4): with :math:`v_i` the other element that is most similar to
-    i by the cosine, the clusters are the connected components of
+    Sarfraz et al., CVPR 2019, Eq. 1 (FPL Eq. 4): with vᵢ the other element that is most similar to
+    i by the cosine, the clusters are the connected components of ::
 
-    .. math:: A(i, j) = 1 \text{ if } j = v_i \text{ or } i = v_j \text{ or } v_i = v_j
+        A(i, j) = 1 if j = vᵢ or i = vⱼ or vᵢ = vⱼ
 
-    Two elements that share a neighbour are connected through it, so that the edges :math:`(i, v_i)` are
+    Two elements that share a neighbour are connected through it, so that the edges ``(i, vᵢ)`` are
     enough. Every cluster has at least two elements, unless there is only one element.
 
     Args:
@@ -143,17 +145,19 @@ def first_neighbours(x: Tensor) -> Tensor:
 def prototype_contrast(
     z: Tensor, labels: Tensor, prototypes: Tensor, classes: Tensor, temperature: float
 ) -> Tensor:
-    r"""Contrast of features with the prototypes of their own class and of the others (FPL Eq. 7 and 8).
+    """Contrast of features with the prototypes of their own class and of the others (FPL Eq. 7 and 8).
 
-    .. math:: -\log\frac{\sum_{c \in P^y} e^{s(z, c)}}{\sum_{c \in P} e^{s(z, c)}}, \qquad
-              s(z, c) = \frac{z \cdot c}{\lVert z\rVert\,\lVert c\rVert\,\tau}
+    ::
+
+        −log((Σ_(c∈Pʸ) e^(s(z,c))) / (Σ_(c∈P) e^(s(z,c)))),
+        s(z, c) = (z · c) / (‖z‖ ‖c‖ τ)
 
     Args:
         z: features, (B, D).
         labels: their classes, (B,); each must have a prototype.
         prototypes: one or more per class, (J, D).
         classes: the prototypes' classes, (J,).
-        temperature: :math:`\tau`.
+        temperature: τ.
 
     Returns:
         The loss of each feature, (B,); 0 where there is no prototype of another class.

@@ -11,10 +11,11 @@ from medfedaug.functional.passes import working_precision
 
 
 def amplitude_spectrum(x: Tensor, band: float | None = None) -> Tensor:
-    r"""The amplitudes of an image's Fourier transform (HarmoFL, "amplitude normalization").
+    """The amplitudes of an image's Fourier transform (HarmoFL, "amplitude normalization").
 
-    .. math:: A(u, v) = \lvert F(u, v)\rvert, \qquad
-              F(u, v) = \sum_{h, w} x(h, w)\, e^{-2\pi i(hu/H + wv/W)}
+    ::
+
+        A(u, v) = |F(u, v)|,   F(u, v) = Σ_(h,w) x(h, w) e^(−2πi(hu/H+wv/W))
 
     of each channel. The transform of real numbers is symmetric, so that half of it is enough.
 
@@ -41,13 +42,15 @@ def amplitude_spectrum(x: Tensor, band: float | None = None) -> Tensor:
 
 
 def normalise_amplitude(x: Tensor, amplitude: Tensor, band: float | None = None) -> Tensor:
-    r"""An image with other amplitudes and its own phases (HarmoFL, "amplitude normalization").
+    """An image with other amplitudes and its own phases (HarmoFL, "amplitude normalization").
 
-    .. math:: \Psi(x) = F^{-1}(\bar A\, e^{iP}), \qquad P = \arg F(x)
+    ::
+
+        Ψ(x) = F⁻¹(Ā e^(iP)),   P = arg F(x)
 
     Args:
         x: an image (C, H, W), or a volume (C, H, W, D) of slices along its last axis.
-        amplitude: :math:`\bar A` as `amplitude_spectrum` gives it for an image, (C, H, W // 2 + 1).
+        amplitude: Ā as `amplitude_spectrum` gives it for an image, (C, H, W // 2 + 1).
         band: replace the amplitudes of low frequencies alone, up to ⌊band · min(H, W)⌋ periods per image in
             each direction; 0 for the mean of each channel, None for all frequencies.
 
@@ -86,10 +89,11 @@ def normalise_amplitude(x: Tensor, amplitude: Tensor, band: float | None = None)
 
 
 def low_amplitudes(x: Tensor, band: float) -> Tensor:
-    r"""The amplitudes of the low frequencies of images (FedDG, "continuous frequency space interpolation").
+    """The amplitudes of the low frequencies of images (FedDG, "continuous frequency space interpolation").
 
-    .. math:: A(u, v) = \frac{1}{HW}\lvert F(u, v)\rvert, \qquad -r \le u \le r,\; 0 \le v \le r,
-              \qquad r = \lfloor \mathrm{band} \cdot \min(H, W) \rfloor
+    ::
+
+        A(u, v) = |F(u, v)| / (HW),   −r ≤ u ≤ r, 0 ≤ v ≤ r,   r = ⌊band · min(H, W)⌋
 
     with F as in `amplitude_spectrum`; the other half follows by symmetry. The factor makes the first, u = v =
     0, the mean of the image, whatever its size.
@@ -112,10 +116,11 @@ def low_amplitudes(x: Tensor, band: float) -> Tensor:
 
 
 def mix_low_amplitudes(x: Tensor, amplitudes: Tensor, share: Tensor, band: float) -> Tensor:
-    r"""Images whose low frequencies are between their own and other amplitudes (FedDG).
+    """Images whose low frequencies are between their own and other amplitudes (FedDG).
 
-    .. math:: x' = F^{-1}\bigl(((1 - \lambda) A + \lambda A')\, e^{iP}\bigr), \qquad A = \lvert F(x)\rvert,
-              \; P = \arg F(x)
+    ::
+
+        x′ = F⁻¹(((1 − λ) A + λ A′) e^(iP)),   A = |F(x)|, P = arg F(x)
 
     at the frequencies of `low_amplitudes`; the others stay as they are.
 

@@ -39,7 +39,6 @@ from medfedaug.methods.contexts import (
     Targets,
     zeros,
 )
-from medfedaug.methods.old_names import RefusesOldNames
 from medfedaug.models.substitution import trained_entries
 from medfedaug.privacy.kinds import (
     FEATURE_MEAN,
@@ -115,7 +114,7 @@ only one with it. ``method:NAME`` is a word too: the method of that name provide
 method that contains this one provides it."""
 
 
-class SiteExchange(RefusesOldNames, ABC):
+class SiteExchange(ABC):
     """The site's half of an exchange. A method names its own keys; the federation adds the method's name.
 
     `collect` returns the payload of the paper. Only a tensor whose patients the site knows leaves a site of a
@@ -126,8 +125,6 @@ class SiteExchange(RefusesOldNames, ABC):
     training of the round and with the network as received, and `privatised` makes the payload from their
     noisy mean.
     """
-
-    _old = frozenset({"cases_per_value", "of_losses", "summarises", "summarised"})
 
     @abstractmethod
     def collect(self) -> Payload:
@@ -248,7 +245,7 @@ class ServerExchange(ABC):
         """Restore the result of `state`."""
 
 
-class Aggregator(RefusesOldNames, ABC):
+class Aggregator(ABC):
     """Computes the new global model, for a method in which it is not the mean of the sites' models.
 
     It receives everything that is averaged, including running statistics. A method on parameters changes
@@ -257,8 +254,6 @@ class Aggregator(RefusesOldNames, ABC):
     In every round the server calls `weigh` and `accept` once for each accepted update, in the order of
     arrival, and then `result` once.
     """
-
-    _old = frozenset({"least_updates"})
 
     min_updates: int = 1
     """The number of updates that a round needs for the method to be defined."""
@@ -294,10 +289,8 @@ STEP_HOOKS = ("mix", "after_pass", "loss", "gradients", "before_step", "after_st
 """The hooks of `SitePart` in a step of the local training."""
 
 
-class SitePart(RefusesOldNames):
+class SitePart:
     """The half of a method that runs at one site. By default no hook does anything."""
-
-    _old = frozenset({"stand_ins"})
 
     before_training: SiteExchange | None = None
     every_round: SiteExchange | None = None
@@ -398,21 +391,12 @@ class SitePart(RefusesOldNames):
         """Restore the result of `state`, in a site process that has not trained yet."""
 
 
-class Method(RefusesOldNames):
+class Method:
     """Published method. Its constructor takes JSON-friendly arguments, the paper's hyper-parameters.
 
     A subclass that declares words adds the words of its base class that hold for it too:
     ``requires = FedFD.requires | {"global_start"}``. A constructor may set them for one object.
     """
-
-    _old = frozenset(
-        {
-            *("kept_at_site", "contains", "covers_round", "keeps_models", "mixes_labels", "needs_batch"),
-            *("needs_global_start", "needs_labels", "needs_landmarks", "needs_norms", "normalises_input"),
-            *("outside_entries", "own_weights", "personalises", "plans_rounds", "pools_data"),
-            *("replaces_norms", "runs_network_again", "softens_labels", "starts_elsewhere"),
-        }
-    )
 
     name: ClassVar[str]
     requires: Set[str] = frozenset()
@@ -430,10 +414,6 @@ class Method(RefusesOldNames):
     """The spatial dimensions of the images that the method can use."""
     epochs_before_test: int = 0
     """The number of epochs for which a site trains the selected model before the test."""
-    capturable: ClassVar[bool] = False
-    """Flag for a method with `STEP_HOOKS` or layers: each step takes the same operations on the device, so
-    that a CUDA graph can repeat them. Only tensors at fixed addresses change from step to step; nothing is
-    counted in Python, drawn on the CPU, or chosen by a number of the device."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -12,9 +12,9 @@ from medfedaug.models.batch_instance_norm import batch_shares, mix_instance_norm
 
 
 class BIN(Method):
-    r"""Batch-instance normalisation (Nam and Kim, NeurIPS 2018), with which FedFD-A compares its adapter.
+    """Batch-instance normalisation (Nam and Kim, NeurIPS 2018), with which FedFD-A compares its adapter.
 
-    Every batch norm returns :math:`(\rho\, \hat x_B + (1 - \rho)\, \hat x_I)\, \gamma + \beta`
+    Every batch norm returns ``(ρ x̂_B + (1 − ρ) x̂_I) γ + β``
     (`medfedaug.models.batch_instance_norm`). ρ is trained with the network and clipped to [0, 1] after each
     step.
 
@@ -33,7 +33,6 @@ class BIN(Method):
     """
 
     name = "bin"
-    capturable = True
     requires = frozenset({"norm_layers"})
     excludes = frozenset({"complete_state_dict"})
 

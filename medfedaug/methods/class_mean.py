@@ -17,17 +17,17 @@ from medfedaug.models.substitution import trained_entries
 
 
 class ClassMean(Method):
-    r"""Average the last layer's weights of each class over the sites that have annotated it.
+    """Average the last layer's weights of each class over the sites that have annotated it.
 
     The simplest method for sites that label different classes, and a baseline for the others: with weights
-    :math:`w_k` of the sites, and :math:`a_{kn} = 1` if site k has annotated class n,
+    wₖ of the sites, and ``aₖₙ = 1`` if site k has annotated class n, ::
 
-    .. math:: W_n = \frac{\sum_k w_k a_{kn} W_{kn}}{\sum_k w_k a_{kn}}
+        Wₙ = (Σₖ wₖ aₖₙ Wₖₙ) / (Σₖ wₖ aₖₙ)
 
-    for the rows :math:`W_n` of the last layer and their biases. The row of a class that no site of a round
+    for the rows Wₙ of the last layer and their biases. The row of a class that no site of a round
     has annotated keeps its previous global value. Everything else is the mean of all sites.
 
-    Exchange, every round: :math:`a_k`, (K,), up.
+    Exchange, every round: aₖ, (K,), up.
 
     Args:
         head: dotted name of the last layer; by default the network's.

@@ -15,12 +15,11 @@ from medfedaug.models.substitution import call_with
 
 
 class ConDist(Method):
-    r"""Conditional distillation (Wang et al., DeCaF 2023, arXiv 2308.04070; arXiv 2412.18833).
+    """Conditional distillation (Wang et al., DeCaF 2023, arXiv 2308.04070; arXiv 2412.18833).
 
-    The marginal loss of the annotated classes gains, in round r of R,
+    The marginal loss of the annotated classes gains, in round r of R, ::
 
-    .. math:: \lambda_r\, \ell_{ConDist}(z, z_{glob}), \qquad
-              \lambda_r = \lambda_{min} + (\lambda_{max} - \lambda_{min}) \frac{r - 1}{R - 1}
+        λᵣ ℓ_ConDist(z, z_glob),   λᵣ = λ_min + (λ_max − λ_min) (r − 1) / (R − 1)
 
     by `medfedaug.functional.conditional_distillation` between the local model and the global model that the
     site received in this round. The method does nothing at a site that has annotated all classes; a site

@@ -16,16 +16,15 @@ from medfedaug.models.stages import known_stages
 
 
 class DACSC(Method):
-    r"""Decompose, adjust, compose: SCNorm and CCNorm (Lee et al., CVPR 2023).
+    """Decompose, adjust, compose: SCNorm and CCNorm (Lee et al., CVPR 2023).
 
     Amplitudes of features over space stand for style, and phases for content. After every stage but the last
-    comes an SCNorm, in training and in evaluation,
+    comes an SCNorm, in training and in evaluation, ::
 
-    .. math:: \hat x = \gamma\bigl(s_1\, \mathrm{IN}(x) + s_2\, x\bigr) + \beta, \qquad
-              s = \mathrm{softmax}(h / T)
+        x̂ = γ (s₁ IN(x) + s₂ x) + β,   s = softmax(h / T)
 
     In the shortcuts of residual blocks CCNorm replaces the batch norm; it keeps the phases of
-    :math:`x - \lambda\mu` (`medfedaug.functional.control_content`).
+    ``x − λμ`` (`medfedaug.functional.control_content`).
 
     Exchange, every round and SCNorm: γ and β, (C,) each, and h, (2,), up; their average down, which a
     finished run keeps.
@@ -50,7 +49,6 @@ class DACSC(Method):
     """
 
     name = "dac_sc"
-    capturable = True
     requires = frozenset({"norm_layers"})
     excludes = frozenset({"complete_state_dict"})
 

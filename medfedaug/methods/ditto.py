@@ -17,15 +17,14 @@ from medfedaug.models.substitution import call_with, shared_by_name, trained_ent
 
 
 class Ditto(Method):
-    r"""A personal model for each site and a global model (Li, Hu, Beirami and Smith, ICML 2021).
+    """A personal model for each site and a global model (Li, Hu, Beirami and Smith, ICML 2021).
 
     The global model is trained and averaged as without Ditto. Each site also trains v, which never leaves it,
-    for
+    for ::
 
-    .. math:: \min_v\; h_k(v; w^t) = F_k(v) + \frac{\lambda}{2}\lVert v - w^t\rVert^2,
-              \qquad v \leftarrow v - \eta\bigl(\nabla F_k(v) + \lambda (v - w^t)\bigr)
+        min_v hₖ(v; wᵗ) = Fₖ(v) + (λ/2) ‖v − wᵗ‖²,   v ← v − η (∇Fₖ(v) + λ (v − wᵗ))
 
-    (Eq. 1 and Algorithm 1), with the loss :math:`F_k` of the site and the global model :math:`w^t` of this
+    (Eq. 1 and Algorithm 1), with the loss Fₖ of the site and the global model wᵗ of this
     round. Validation and test score a site with its personal model, so that these select the round; a site
     that did not train is scored with the global model, which is bit for bit that of a run without Ditto.
 

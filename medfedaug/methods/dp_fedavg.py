@@ -19,10 +19,11 @@ from medfedaug.utils.secure_random import secret_normal
 
 
 class DPFedAvg(Method):
-    r"""Differentially private federated averaging (McMahan et al., ICLR 2018, Algorithm 1).
+    """Differentially private federated averaging (McMahan et al., ICLR 2018, Algorithm 1).
 
-    .. math:: w \leftarrow w + \frac{1}{n} \sum_k \Delta_k \min\Bigl(1, \frac{S}{\lVert\Delta_k\rVert}\Bigr)
-              + \frac{zS}{n}\, \xi, \qquad \Delta_k = w_k - w, \quad \xi \sim N(0, I)
+    ::
+
+        w ← w + (1/n) Σₖ Δₖ min(1, S/‖Δₖ‖) + (zS/n) ξ,   Δₖ = wₖ − w,   ξ ~ N(0, I)
 
     with the norm over all averaged parameters together: the paper's flat clipping, also in Geyer, Klein and
     Nabi (2017). The messages to sites and the final model reveal little about whether one site took part. The

@@ -14,15 +14,14 @@ from medfedaug.methods.kept import KeptUpdates, flattened, weighted_mean
 
 
 class FedAWA(Method):
-    r"""Adaptive weights from client vectors (Shi et al., FedAWA, CVPR 2025).
+    """Adaptive weights from client vectors (Shi et al., FedAWA, CVPR 2025).
 
-    With the client vectors :math:`\tau_k = w_k - w` of the sites k and the global model w, the server takes
-    steps on :math:`\lambda` along the gradient of
+    With the client vectors ``τₖ = wₖ − w`` of the sites k and the global model w, the server takes
+    steps on λ along the gradient of ::
 
-    .. math:: \sum_k p_k \bigl(1 - \cos(w_k, w)\bigr) + \sum_k p_k \Bigl\lVert \tau_k - \sum_j p_j \tau_j
-              \Bigr\rVert, \qquad p = \mathrm{softmax}(\lambda)
+        Σₖ pₖ (1 − cos(wₖ, w)) + Σₖ pₖ ‖τₖ − Σⱼ pⱼ τⱼ‖,   p = softmax(λ)
 
-    and averages the models with p. :math:`\lambda` starts as the sites' shares of the samples, and is kept
+    and averages the models with p. λ starts as the sites' shares of the samples, and is kept
     from round to round.
 
     Only the model leaves a site. The server keeps the models of a round until its end.
@@ -37,8 +36,8 @@ class FedAWA(Method):
     Deviations:
         This follows the paper's public code, with its values as defaults. That code averages with the weights
         before the last step, this method with those after it. The vectors have the trainable parameters; p
-        averages everything. A site that misses rounds keeps its :math:`\lambda`, and the softmax is over the
-        sites of the round. With these defaults the weights change little: a step changes :math:`\lambda` by
+        averages everything. A site that misses rounds keeps its λ, and the softmax is over the
+        sites of the round. With these defaults the weights change little: a step changes λ by
         0.001, and a softmax of shares is nearly even, whatever the sites' numbers of samples. No limit on a
         site's share applies.
     """

@@ -22,20 +22,20 @@ _LEAST = 1e-3
 
 
 class FedCE(Method):
-    r"""Aggregation weights by contribution estimation (Jiang et al., FedCE, CVPR 2023).
+    """Aggregation weights by contribution estimation (Jiang et al., FedCE, CVPR 2023).
 
-    With the update :math:`u_k = w_k - w` of site k and the weights :math:`p_k` of the last round, 1/N in the
-    first, the server compares each update with those of all others,
+    With the update ``uₖ = wₖ − w`` of site k and the weights pₖ of the last round, 1/N in the
+    first, the server compares each update with those of all others, ::
 
-    .. math:: c_k = \cos\Bigl(u_k, \sum_{j \ne k} p_j u_j\Bigr),
+        cₖ = cos(uₖ, Σ_(j≠k) pⱼ uⱼ),
 
-    and each site computes the error :math:`e_k` of the model without its contribution,
+    and each site computes the error eₖ of the model without its contribution, ::
 
-    .. math:: w_{-k} = \frac{w - p_k w_k}{1 - p_k}.
+        w₋ₖ = (w − pₖ wₖ) / (1 − pₖ).
 
-    Both are averaged over the rounds so far. The new weights are the sum of the two shares,
+    Both are averaged over the rounds so far. The new weights are the sum of the two shares, ::
 
-    .. math:: p_k \propto \frac{1 - \bar c_k}{\sum_j (1 - \bar c_j)} + \frac{\bar e_k}{\sum_j \bar e_j},
+        pₖ ∝ (1 − c̄ₖ) / (Σⱼ (1 − c̄ⱼ)) + ēₖ/(Σⱼ ēⱼ),
 
     or their product. A site whose data differ from the others' counts more.
 
@@ -57,7 +57,7 @@ class FedCE(Method):
         The paper's text was not available: this follows the authors' code for NVFlare and the published
         descriptions. There the error is one minus the Dice of validation images; here these select the round,
         and nothing is fitted to them. The code counts an error of 1 for the first round, which has no
-        :math:`w_{-k}`; here that round adds none, and neither does a round after one that the site missed,
+        w₋ₖ; here that round adds none, and neither does a round after one that the site missed,
         since the received model then has no part of it. A site without any error gets the mean of the
         others'. The code of 2023 compares with equal weights in every round; NVFlare 2.9, which has the
         method too, with those of the last round, as here. Shares are at least 0.001, as in that code. The

@@ -19,22 +19,20 @@ from medfedaug.models.substitution import call_with
 
 
 class FedDG(Method):
-    r"""Episodic learning in continuous frequency space (ELCFS; Liu et al., FedDG, CVPR 2021).
+    """Episodic learning in continuous frequency space (ELCFS; Liu et al., FedDG, CVPR 2021).
 
     Before training, sites send the amplitudes of the low frequencies of their images, and receive those of
     all sites. In every step each image x gets a counterpart t in the style of another site: with amplitudes A
-    and phases P of the Fourier transform of x, and amplitudes A' of a random image of that site,
+    and phases P of the Fourier transform of x, and amplitudes A' of a random image of that site, ::
 
-    .. math:: t = F^{-1}\bigl(((1 - \lambda) A + \lambda A')\, e^{iP}\bigr) \text{ at low frequencies},
-              \qquad \lambda \sim U(0, 1).
+        t = F⁻¹(((1 − λ) A + λ A′) e^(iP)) at low frequencies,   λ ~ U(0, 1).
 
-    An episode takes a step on x and evaluates it on t (meta-train and meta-test):
+    An episode takes a step on x and evaluates it on t (meta-train and meta-test)::
 
-    .. math:: \hat\theta = \theta - \beta \nabla_\theta L_{seg}(x; \theta), \qquad
-              \min_\theta\; L_{seg}(x; \theta) + L_{seg}(t; \hat\theta)
-              + \gamma L_{bd}(x, t; \theta, \hat\theta).
+        θ̂ = θ − β ∇_θ L_seg(x; θ),
+        min_θ L_seg(x; θ) + L_seg(t; θ̂) + γ L_bd(x, t; θ, θ̂).
 
-    The boundary loss :math:`L_{bd}` contrasts, for each class, the mean features of x and t at its boundary
+    The boundary loss ``L_bd`` contrasts, for each class, the mean features of x and t at its boundary
     and in the background around it (`functional.boundary_features`, `functional.class_contrast` with
     temperature τ): it draws boundaries of all sites together, and backgrounds, and separates the two. It is
     summed over the classes.

@@ -24,28 +24,27 @@ _LEAST = 1e-3
 
 
 class FedDGGA(Method):
-    r"""Generalization adjustment of the weights in the mean (Zhang et al., FedDG-GA, CVPR 2023).
+    """Generalization adjustment of the weights in the mean (Zhang et al., FedDG-GA, CVPR 2023).
 
     After round r the *generalization gap* of site i is the growth of its loss when its model is averaged with
-    the others,
+    the others, ::
 
-    .. math:: G_i = E_i(w^{r+1}) - E_i(w_i^r), \qquad w^{r+1} = \sum_i a_i w_i^r,
+        Gᵢ = Eᵢ(wʳ⁺¹) − Eᵢ(wᵢʳ),   wʳ⁺¹ = Σᵢ aᵢ wᵢʳ,
 
-    and the weights of the next round move towards sites with large gaps,
+    and the weights of the next round move towards sites with large gaps, ::
 
-    .. math:: a_i \leftarrow a_i + d^r\, \frac{G_i - \mu}{\max_j \lvert G_j - \mu\rvert},
-              \qquad d^r = \left(1 - \frac{r}{R}\right) d,
+        aᵢ ← aᵢ + dʳ (Gᵢ − μ) / (max_j |Gⱼ − μ|),   dʳ = (1 − r/R) d,
 
     with the mean μ of the gaps and r = 0, 1, ..., R - 1. Then they are clipped to [0, 1] and divided by their
     sum. They start as 1/N for N sites, whatever their number of images.
 
-    The loss :math:`E_i` is the mean of the task's loss over the site's training images, in evaluation.
+    The loss Eᵢ is the mean of the task's loss over the site's training images, in evaluation.
 
     Args:
         step: d, between 0 and 1. With 0 all sites weigh the same.
 
-    Exchange, every round: ``loss`` (2,) up, :math:`E_i` of the received and of the sent model, nothing
-    down. Losses stay at a site of a real federation, so the method runs in simulations only. The server keeps
+    Exchange, every round: ``loss`` (2,) up, Eᵢ of the received and of the sent model, nothing down. Losses
+    stay at a site of a real federation, so the method runs in simulations only. The server keeps
     the models of a round until its end. A site's weight depends on losses that it reports itself, and no
     limit on a site's share applies.
 

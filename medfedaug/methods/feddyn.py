@@ -31,7 +31,6 @@ class FedDyn(Method):
     """
 
     name = "feddyn"
-    capturable = True
     requires = frozenset({"averaged_parameters", "global_start", "same_start"})
 
     def __init__(self, alpha: Positive = 0.01) -> None:

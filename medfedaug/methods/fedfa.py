@@ -68,7 +68,6 @@ class FedFA(Method):
     """
 
     name = "fedfa"
-    capturable = True
 
     def __init__(
         self,

@@ -80,7 +80,6 @@ class FedFAh(Method):
     """
 
     name = "fedfa_h"
-    capturable = True
 
     def __init__(
         self,

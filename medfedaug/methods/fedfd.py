@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from medfedaug.methods.arguments import NotNegative, Share
 from medfedaug.methods.average import AverageServer
@@ -14,24 +13,22 @@ from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePar
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext
 from medfedaug.methods.diversification import DiversifiedSite, Mixing, Reduction, Weights, mixing_range
 from medfedaug.models import adaptation
-from medfedaug.models.stage_layer import StageLayer
 
 _STATISTICS, _AFFINE = ("running_mean", "running_var"), ("weight", "bias")
 
 
 class FedFD(Method):
-    r"""Federated feature diversification.
+    """Federated feature diversification.
 
     Yang et al., "Feature Diversification and Adaptation for Federated Domain Generalization", section 3.2. A
     batch passes through the network twice: as usual, f, and with batch norms that use statistics between each
-    image's and the federation's, :math:`f_\Delta` (Eq. 2):
+    image's and the federation's, ``f_Δ`` (Eq. 2)::
 
-    .. math:: \mu_\Delta = u \mu_i + (1 - u) \mu_G, \qquad \sigma_\Delta = u \sigma_i + (1 - u) \sigma_G
+        μ_Δ = u μᵢ + (1 − u) μ_G,   σ_Δ = u σᵢ + (1 − u) σ_G
 
-    with u ~ U(low, high) for each channel, new in every step. The loss becomes (Eq. 3-5)
+    with u ~ U(low, high) for each channel, new in every step. The loss becomes (Eq. 3-5) ::
 
-    .. math:: (1 - \lambda_1)\,\mathrm{CE}(f) + \lambda_1\,\mathrm{CE}(f_\Delta)
-              + \lambda_2 \lVert f - f_\Delta \rVert^2
+        (1 − λ₁) CE(f) + λ₁ CE(f_Δ) + λ₂ ‖f − f_Δ‖²
 
     with the input of the network's head as features f, and the task's loss as CE. Inference is the plain
     network's.
@@ -70,7 +67,6 @@ class FedFD(Method):
     """
 
     name = "fedfd"
-    capturable = True
     requires = frozenset({"labels", "norm_layers"})
     provides = frozenset({"extra_passes"})
 
@@ -109,14 +105,6 @@ class FedFDSite(DiversifiedSite, SiteExchange):
 
     def diversified(self) -> AbstractContextManager[Any]:
         return adaptation.interpolating(self.network, self.method.mix)
-
-    def paired_batch(self) -> AbstractContextManager[Any] | None:
-        """Return the context, unless another layer of the network mixes images."""
-        mixing = (StageLayer, _BatchNorm)
-        others = (m for m in self.network.modules() if isinstance(m, mixing))
-        if all(isinstance(module, adaptation.AdaptiveBatchNorm) for module in others):
-            return adaptation.interpolating(self.network, adaptation.PairedBatch(self.method.mix))
-        return None
 
     def collect(self) -> Payload:
         return shared_entries(self.network, self.method.entries)

@@ -19,13 +19,12 @@ Inference = Literal["adapter", "global", "instance", "fixed", "random", "iabn"]
 
 
 class FedFDA(FedFD):
-    r"""FedFD with instance feature adaptation, FedFD-A (Yang et al., section 3.3).
+    """FedFD with instance feature adaptation, FedFD-A (Yang et al., section 3.3).
 
     In evaluation every batch norm normalises an image with statistics between its own and the federation's
-    (Eq. 6),
+    (Eq. 6), ::
 
-    .. math:: \mu^* = \alpha \mu_i + (1 - \alpha) \mu_G, \qquad
-              \sigma^* = \alpha \sigma_i + (1 - \alpha) \sigma_G
+        μ^* = α μᵢ + (1 − α) μ_G,   σ^* = α σᵢ + (1 − α) σ_G
 
     with α from a `medfedaug.models.InstanceAdapter` in each layer (Eq. 7): one forward pass, image by image,
     also at an unseen site. In training, after each step of the main network, the adapters take a step on the

@@ -14,18 +14,15 @@ from medfedaug.methods.kept import KeptUpdates, flattened, stacked
 
 
 class FedLWS(Method):
-    r"""Layer-wise weight shrinking (Shi et al., FedLWS, ICLR 2025).
+    """Layer-wise weight shrinking (Shi et al., FedLWS, ICLR 2025).
 
-    For each layer l, with the update :math:`g_{k,l} = w_{k,l} - w_l` of site k and the mean update
-    :math:`g_l = \sum_k p_k g_{k,l}`, the server computes
+    For each layer l, with the update ``g_(k,l) = w_(k,l) − wₗ`` of site k and the mean update
+    ``gₗ = Σₖ pₖ g_(k,l)``, the server computes ::
 
-    .. math:: w_l \leftarrow \gamma_l \sum_k p_k w_{k,l}, \qquad
-              \gamma_l = \frac{\lVert w_l \rVert}{\lVert w_l \rVert + \tau_l \lVert g_l \rVert},
+        wₗ ← γₗ Σₖ pₖ w_(k,l),   γₗ = ‖wₗ‖ / (‖wₗ‖ + τₗ ‖gₗ‖),
+        τₗ = β (1/M) Σₖ ‖g_(k,l) − ḡₗ‖,   τ_min ≤ τₗ ≤ τ_max
 
-    .. math:: \tau_l = \beta\, \frac{1}{M} \sum_k \lVert g_{k,l} - \bar g_l \rVert,
-              \quad \tau_{min} \le \tau_l \le \tau_{max}
-
-    with the unweighted mean :math:`\bar g_l` over the M sites of the round. The more the sites disagree about
+    with the unweighted mean ḡₗ over the M sites of the round. The more the sites disagree about
     a layer, the more it shrinks.
 
     Only the model leaves a site. The server keeps the models of a round until its end.

@@ -11,12 +11,12 @@ from medfedaug.models import find_head
 
 
 class FedPer(Method):
-    r"""Average base layers and keep personalisation layers (Arivazhagan et al., arXiv:1912.00818, 2019).
+    """Average base layers and keep personalisation layers (Arivazhagan et al., arXiv:1912.00818, 2019).
 
-    The network of site k is :math:`x \mapsto f(x; W_B, W_{P_k})`. In each round the site starts from the
-    global base layers :math:`W_B` and its own :math:`W_{P_k}`, trains both together on its images, and
+    The network of site k is ``x ↦ f(x; W_B, W_(P,k))``. In each round the site starts from the
+    global base layers ``W_B`` and its own ``W_(P,k)``, trains both together on its images, and
     sends the base layers alone. The server takes their mean
-    :math:`W_B \leftarrow \sum_k \gamma_k W_{B,k}` (Algorithms 1 and 2). Here :math:`W_{P_k}` is the last
+    ``W_B ← Σₖ γₖ W_(B,k)`` (Algorithms 1 and 2). Here ``W_(P,k)`` is the last
     layer.
 
     Only the model without the last layer leaves a site. The global model is therefore not complete, and a

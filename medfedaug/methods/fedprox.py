@@ -24,7 +24,6 @@ class FedProx(Method):
     """
 
     name = "fedprox"
-    capturable = True
     requires = frozenset({"averaged_parameters", "global_start"})
 
     def __init__(self, mu: NotNegative = 0.001) -> None:

@@ -16,18 +16,15 @@ _LARGEST = 4096  # values per image, with a matrix of 64 MB
 
 
 class FedRobust(Method):
-    r"""Training that is robust to affine shifts of the images (Reisizadeh et al., NeurIPS 2020).
+    """Training that is robust to affine shifts of the images (Reisizadeh et al., NeurIPS 2020).
 
-    Every site i has its own shift, the worst one for the model under a penalty:
+    Every site i has its own shift, the worst one for the model under a penalty::
 
-    .. math:: \min_w \frac{1}{n} \sum_i \max_{\Lambda_i, \delta_i}\;
-              \mathbb{E}\,\ell(f_w(\Lambda_i x + \delta_i), y)
-              - \lambda\lVert\Lambda_i - I\rVert_F^2 - \lambda'\lVert\delta_i\rVert^2
+        min_w (1/n) Σᵢ max_(Λᵢ,δᵢ) [E ℓ(f_w(Λᵢ x + δᵢ), y) − λ ‖Λᵢ − I‖_F² − λ′ ‖δᵢ‖²]
 
-    Gradient descent ascent: with each descent step of the model, the shift takes an ascent step,
+    Gradient descent ascent: with each descent step of the model, the shift takes an ascent step, ::
 
-    .. math:: \Lambda \leftarrow \Lambda + \eta\,\bigl(\nabla_\Lambda \ell - 2\lambda(\Lambda - I)\bigr),
-              \qquad \delta \leftarrow \delta + \eta\,\bigl(\nabla_\delta \ell - 2\lambda'\delta\bigr),
+        Λ ← Λ + η (∇_Λ ℓ − 2λ (Λ − I)),   δ ← δ + η (∇_δ ℓ − 2λ′ δ),
 
     both at the previous model and shift, from one pass. A shift starts with Λ = I and δ = 0, stays at its
     site across rounds and restarts, and is not used in evaluation. With η = 0 and Λ over channels it is
@@ -56,7 +53,6 @@ class FedRobust(Method):
     """
 
     name = "fedrobust"
-    capturable = True
 
     def __init__(
         self,

@@ -18,16 +18,16 @@ _ABSENT = -1e4  # in place of log 0; its exponential is 0
 
 
 class FedRoD(Method):
-    r"""Federated robust decoupling (Chen and Chao, ICLR 2022), with the linear personal head.
+    """Federated robust decoupling (Chen and Chao, ICLR 2022), with the linear personal head.
 
-    The network, features z and last layer g, is averaged, and trained with the balanced softmax loss
+    The network, features z and last layer g, is averaged, and trained with the balanced softmax loss ::
 
-    .. math:: \ell_{BSM} = -\log \frac{n_y^\gamma \exp(g_y)}{\sum_c n_c^\gamma \exp(g_c)}
+        ℓ_BSM = −log(n_y^γ exp(g_y) / (Σ_c n_c^γ exp(g_c)))
 
-    with the site's number :math:`n_c` of training images of class c. Each site also trains a personal head h,
-    a linear layer on the same features, which never leaves it, with the task's loss of
+    with the site's number ``n_c`` of training images of class c. Each site also trains a personal head h,
+    a linear layer on the same features, which never leaves it, with the task's loss of ::
 
-    .. math:: g(z) + h(z)
+        g(z) + h(z)
 
     without a gradient for z and g. Validation and test score a site with g + h (the paper's personalised
     model), and a site that did not train with g, the paper's generic model.
@@ -52,7 +52,6 @@ class FedRoD(Method):
     """
 
     name = "fedrod"
-    capturable = True
     tasks = ("classification",)
     requires = frozenset({"labels", "separate_sites"})
     provides = frozenset({"personal_model"})

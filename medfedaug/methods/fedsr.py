@@ -43,13 +43,12 @@ class Representation(nn.Module):
 
 
 class FedSR(Method):
-    r"""Simple representations (Nguyen, Torr and Lim, NeurIPS 2022), for classification.
+    """Simple representations (Nguyen, Torr and Lim, NeurIPS 2022), for classification.
 
     The head classifies a draw z of p(z|x) = N(μ(x), σ²(x)), and two terms limit its information, the second
-    an upper bound of the conditional mutual information I(x; z | y):
+    an upper bound of the conditional mutual information I(x; z | y)::
 
-    .. math:: \ell = \mathrm{CE} + \alpha_{L2R}\,\mathbb{E}\lVert z\rVert^2
-              + \alpha_{CMI}\,\mathbb{E}\,\mathrm{KL}\bigl(p(z|x)\,\Vert\,r(z|y)\bigr)
+        ℓ = CE + α_L2R E‖z‖² + α_CMI E KL(p(z|x) ‖ r(z|y))
 
     with a learned Gaussian r(z|y) for every class. μ(x) are the network's features, the input of its last
     layer; σ(x) is the softplus of a layer on them. In evaluation z = μ(x): the plain network, without a draw.
@@ -78,7 +77,6 @@ class FedSR(Method):
     """
 
     name = "fedsr"
-    capturable = True
     tasks = ("classification",)
     requires = frozenset({"labels"})
 

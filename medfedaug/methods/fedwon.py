@@ -19,12 +19,12 @@ from medfedaug.models.weight_standardisation import (
 
 
 class FedWon(Method):
-    r"""Federated learning without normalisations (Zhuang and Lyu, FedWon, ICLR 2024).
+    """Federated learning without normalisations (Zhuang and Lyu, FedWon, ICLR 2024).
 
     Sites with different scanners have different statistics in their normalisation layers. So batch, instance
-    and group norms become identities, and each convolution uses standardised weights,
+    and group norms become identities, and each convolution uses standardised weights, ::
 
-    .. math:: \hat W_i = \gamma\, \frac{W_i - \mu_i}{\sigma_i \sqrt N},
+        Ŵᵢ = γ (Wᵢ − μᵢ) / (σᵢ √N),
 
     with mean and deviation of the N weights of output channel i. The rest is FedAvg. A batch may have one
     image.
@@ -48,7 +48,6 @@ class FedWon(Method):
     """
 
     name = "fedwon"
-    capturable = True
     requires = frozenset({"norm_layers"})
     excludes = frozenset({"norm_layers"})
 

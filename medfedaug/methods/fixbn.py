@@ -14,14 +14,14 @@ from medfedaug.methods.base import Method, SiteContext, SitePart
 
 
 class FixBN(Method):
-    r"""Batch norm in two stages (Zhong, Chen and Chao, arXiv:2303.06530, 2023).
+    """Batch norm in two stages (Zhong, Chen and Chao, arXiv:2303.06530, 2023).
 
     The first stage, *exploration*, is FedAvg: in training a batch norm normalises with the mean and variance
     of the batch, and its running statistics are averaged with the weights. In the second stage,
     *calibration*, it normalises in training as in evaluation, with the running statistics
-    :math:`\bar\mu, \bar\sigma^2` of the global model at the end of the first,
+    μ̄ and σ̄² of the global model at the end of the first, ::
 
-    .. math:: \mathrm{BN}(h) = \gamma\, \frac{h - \bar\mu}{\sqrt{\bar\sigma^2 + \epsilon}} + \beta,
+        BN(h) = γ (h − μ̄)/√(σ̄² + ε) + β,
 
     which no longer change; γ and β are still trained. So the gradients of all sites belong to one function,
     and do not depend on the composition of a batch.
@@ -44,7 +44,6 @@ class FixBN(Method):
     """
 
     name = "fixbn"
-    capturable = True
     requires = frozenset({"fixed_rounds", "norm_layers"})
 
     def __init__(self, exploration: Share = 0.5) -> None:

@@ -16,16 +16,16 @@ from medfedaug.privacy.kinds import FEATURE_MEAN
 
 
 class FPL(Method):
-    r"""Federated prototypes learning (Huang et al., CVPR 2023), for classification.
+    """Federated prototypes learning (Huang et al., CVPR 2023), for classification.
 
     A site's prototype of a class is the mean of its images' features (Eq. 2), the input of the network's
     last layer. The server clusters the sites' prototypes of a class by their first neighbours
-    (`F.first_neighbours`, Eq. 4); the means of the clusters are the cluster prototypes :math:`P^k` (Eq. 5),
-    their mean the unbiased prototype :math:`U^k` (Eq. 6), with equal weights for domains of many and of few
-    sites. In the next round the loss of an image of class k with features z gains (Eq. 7, 8, 10, 12)
+    (`F.first_neighbours`, Eq. 4); the means of the clusters are the cluster prototypes Pᵏ (Eq. 5),
+    their mean the unbiased prototype Uᵏ (Eq. 6), with equal weights for domains of many and of few
+    sites. In the next round the loss of an image of class k with features z gains (Eq. 7, 8, 10, 12) ::
 
-    .. math:: L_{CPCL} = -\log\frac{\sum_{c \in P^k} e^{s(z, c)}}{\sum_{c \in P} e^{s(z, c)}}, \qquad
-              L_{UPCR} = \sum_v (z_v - U^k_v)^2
+        L_CPCL = −log((Σ_(c∈Pᵏ) e^(s(z,c))) / (Σ_(c∈P) e^(s(z,c)))),
+        L_UPCR = Σᵥ (zᵥ − Uᵏᵥ)²
 
     with the cosine over the temperature as s (`F.prototype_contrast`), as means over the batch.
 

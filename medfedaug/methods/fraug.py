@@ -38,7 +38,9 @@ class Generator(nn.Module):
 
     def forward(self, z: Tensor, y: Tensor) -> Tensor:
         """Return residuals, (N, embedding), for noise (N, noise) and classes (N,)."""
-        residuals: Tensor = self.layers(torch.cat([z, nn.functional.one_hot(y, self.classes).to(z)], dim=1))
+        # `one_hot` of PyTorch reads the largest class.
+        one_hot = (y[:, None] == torch.arange(self.classes, device=y.device)).to(z)
+        residuals: Tensor = self.layers(torch.cat([z, one_hot], dim=1))
         return residuals
 
 
@@ -47,22 +49,20 @@ def _perceptron(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
 
 
 class FRAug(Method):
-    r"""Federated representation augmentation, for classification.
+    """Federated representation augmentation, for classification.
 
     Chen et al., "FRAug: Tackling Federated Learning with Non-IID Features via Representation Augmentation".
-    The head h is trained on real and on synthetic embeddings (Eq. 1-3):
+    The head h is trained on real and on synthetic embeddings (Eq. 1-3)::
 
-    .. math:: \hat u = u + \lambda_{syn}\, m(g(z, y)), \qquad
-              \hat u_c = \bar u_c + \lambda_{syn}\, m(g(z', c)), \qquad
-              L_{syn} = \mathrm{CE}(h(\hat u), y) + \sum_c \mathrm{CE}(h(\hat u_c), c)
+        û = u + λ_syn m(g(z, y)),   û_c = ū_c + λ_syn m(g(z′, c)),
+        L_syn = CE(h(û), y) + Σ_c CE(h(û_c), c)
 
     with z ~ N(0, I), the generator g that all sites share, the transformation network m (RTNet) that each
-    site keeps, and prototypes :math:`\bar u_c`, moving averages of a site's embeddings by class (Eq. 4).
-    After each step of the classifier, g and m take a step with the classifier fixed (Eq. 5, 6):
+    site keeps, and prototypes ``ū_c``, moving averages of a site's embeddings by class (Eq. 4).
+    After each step of the classifier, g and m take a step with the classifier fixed (Eq. 5, 6)::
 
-    .. math:: L_{gen} = \mathrm{CE}(h(\hat u), y) - \alpha\, \mathrm{MMD}(\hat u, u), \qquad
-              L_{rt} = -H(h(\hat u)) - \sum_c H(h(\hat u_c))
-              + \beta\,\bigl(\mathrm{MMD}(\hat u, u) + \sum_c \mathrm{MMD}(\hat u_c, \bar u_c)\bigr)
+        L_gen = CE(h(û), y) − α MMD(û, u),
+        L_rt = −H(h(û)) − Σ_c H(h(û_c)) + β (MMD(û, u) + Σ_c MMD(û_c, ū_c))
 
     Batch norms, chosen by module type, stay at their site. Embeddings are the input of the last layer.
 
@@ -102,7 +102,6 @@ class FRAug(Method):
     """
 
     name = "fraug"
-    capturable = True
     requires = frozenset({"labels", "norm_layers"})
     tasks = ("classification",)
 
@@ -146,15 +145,19 @@ class FRAug(Method):
         return state_entries(network, (_BatchNorm,))
 
     def at_site(self, context: SiteContext) -> SitePart:
-        device = linear_head(context.network, self.head, self.name).weight.device
-        half = FRAugSite if device.type == "cpu" else FixedShapeSite
-        return half(self, context.network)
+        return FRAugSite(self, context.network)
 
     def every_round(self, context: ServerContext) -> ServerExchange:
         return AverageServer(self.generator().state_dict())
 
 
 class FRAugSite(SitePart, SiteExchange):
+    """The site's half: every step has the same shapes, so that none waits for a number from a GPU.
+
+    The prototypes of all classes pass through both networks in one batch with the embeddings; a class not yet
+    seen has weight 0.
+    """
+
     def __init__(self, method: FRAug, network: nn.Module) -> None:
         self.method, self.head = method, linear_head(network, method.head, method.name)
         weight = self.head.weight
@@ -164,12 +167,13 @@ class FRAugSite(SitePart, SiteExchange):
         self.transformation: nn.Module | None = None
         self.means = weight.new_zeros(classes, size)
         self.seen = torch.zeros(classes, dtype=torch.bool, device=weight.device)
-        self.steps: Any = 0
+        self.steps = 0
         self.every_round = self
+        self._classes = torch.arange(classes, device=weight.device)
         self._optimisers: list[tuple[torch.optim.Optimizer, list[nn.Parameter]]] = []
         self._embeddings: Tensor | None = None
         self._real: Tensor | None = None
-        self._noise: dict[str, Tensor] = {}
+        self._synthetic: tuple[Tensor, Tensor] | None = None
         self._means = RoundMeans("generator_loss", *(["rtnet_loss"] if method.rtnet else []))
         self.head.register_forward_pre_hook(self._keep)
 
@@ -200,29 +204,23 @@ class FRAugSite(SitePart, SiteExchange):
         if not self._optimisers:
             self._begin()
         real, self._embeddings = self._embeddings, None
-        if self._real is None:  # otherwise this call is for gradients at other weights
+        first = self._real is None  # otherwise this call is for gradients at other weights
+        if first:
             self._real = real
             self._update_prototypes(real, step.targets)
-        number = {"embeddings": len(step.targets), "prototypes": int(self.seen.sum())}
-        self._noise = {kind: self._draw(count, real) for kind, count in number.items()}
-        with torch.no_grad():
-            synthetic = self._synthesise(real, step.targets)
-        total = real.new_zeros(())
-        for kind, (embeddings, _, labels) in synthetic.items():
-            if getattr(self.method, kind):
-                # Not through the module, whose hooks are for real embeddings.
-                logits = nn.functional.linear(embeddings, self.head.weight, self.head.bias)
-                reduction = "mean" if kind == "embeddings" else "sum"
-                total = total + nn.functional.cross_entropy(logits, labels, reduction=reduction)
-        return total
-
-    def _draw(self, count: int, like: Tensor) -> Tensor:
-        return torch.randn(count, self.method.noise, device=like.device, dtype=like.dtype)
+        synthetic, weights = self._synthesise(real, step.targets), self._weights(len(real))
+        if first:
+            self._synthetic = synthetic, weights
+        # Not through the module, whose hooks are for real embeddings.
+        logits = nn.functional.linear(synthetic.detach(), self.head.weight, self.head.bias)
+        labels = torch.cat([step.targets, self._classes])
+        return weights @ nn.functional.cross_entropy(logits, labels, reduction="none")
 
     def after_step(self, step: Step) -> None:
         """Take one step of the generator and one of RTNet with the classifier fixed (Eq. 5 and 6)."""
         assert self._real is not None
-        losses = self.losses(self._real, step.targets)
+        assert self._synthetic is not None
+        losses = self.losses(self._real, step.targets, *self._synthetic)
         last = len(self._optimisers) - 1
         gradients = [
             torch.autograd.grad(losses[index], parameters, retain_graph=index < last)
@@ -234,53 +232,64 @@ class FRAugSite(SitePart, SiteExchange):
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
         self._means.add(*losses[: last + 1])
-        self._real = None
+        self._real = self._synthetic = None
         self.steps += 1
 
-    def losses(self, real: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return L_gen and L_rt (Eq. 5 and 6) for a batch's embeddings, (B, D), and classes, (B,)."""
-        weight = self.head.weight.detach()
-        bias = None if self.head.bias is None else self.head.bias.detach()
+    def losses(
+        self, real: Tensor, labels: Tensor, synthetic: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return L_gen and L_rt (Eq. 5 and 6).
+
+        Args:
+            real: the embeddings u of a batch, (B, D).
+            labels: their classes y, (B,).
+            synthetic: û and û_c, (B + C, D).
+            weights: of `_weights`.
+        """
+        method, count = self.method, len(real)
         # The spread of the real embeddings: half their mean squared distance is the sum of their variances.
-        width = float(real.var(dim=0).sum().sqrt()) if len(real) > 1 else 1.0
-        width = max(width, 1e-6)
-        generating = transforming = real.new_zeros(())
-        for kind, (synthetic, reference, y) in self._synthesise(real, labels).items():
-            logits = nn.functional.linear(synthetic, weight, bias)
-            entropies = -(logits.softmax(dim=1) * logits.log_softmax(dim=1)).sum(dim=1)
-            if kind == "embeddings":
-                distance, entropy = F.gaussian_mmd(synthetic, reference, width), entropies.mean()
-                generating = nn.functional.cross_entropy(logits, y) - self.method.alpha * distance
-            else:  # one synthetic embedding per prototype: the sums of Eq. 6 run over the classes
-                pairs = zip(synthetic.split(1), reference.split(1), strict=True)
-                distance = torch.stack([F.gaussian_mmd(a, b, width) for a, b in pairs]).sum()
-                entropy = entropies.sum()
-            if getattr(self.method, kind):
-                transforming = transforming - entropy + self.method.beta * distance
+        square = real.var(dim=0).sum().clamp(min=1e-12) if count > 1 else real.new_ones(())
+        bias = None if self.head.bias is None else self.head.bias.detach()
+        log = nn.functional.linear(synthetic, self.head.weight.detach(), bias).log_softmax(dim=1)
+        entropies = -(log.exp() * log).sum(dim=1)
+        distance = F.gaussian_mmd(synthetic[:count], real, square.sqrt())  # MMD(û, u)
+        generating = nn.functional.nll_loss(log[:count], labels) - method.alpha * distance
+        transforming = -(weights @ entropies)
+        if method.embeddings:
+            transforming = transforming + method.beta * distance
+        if method.prototypes:  # MMD(û_c, ū_c) of one embedding each: k(a, a) + k(b, b) - 2 k(a, b)
+            kernel = ((synthetic[count:] - self.means).square().sum(dim=1) / (-2.0 * square)).exp()
+            transforming = transforming + method.beta * (weights[count:] @ (2.0 - 2.0 * kernel))
         return generating, transforming
 
-    def _synthesise(self, real: Tensor, labels: Tensor) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-        """Return û and û_c (Eq. 3), each with its original embeddings and classes."""
-        classes = self.seen.nonzero().flatten()
-        weight = self.method.lambda_syn
-        if self.method.smoothing:
-            weight *= F.ramp_up(self.steps, self.method.ramp_steps)
-        synthetic = {}
-        for kind, base, y in (("embeddings", real, labels), ("prototypes", self.means[classes], classes)):
-            residuals = self.generator(self._noise[kind], y)
-            if self.transformation is not None:
-                residuals = self.transformation(residuals)
-            synthetic[kind] = (base + weight * residuals, base, y)
+    def _weights(self, count: int) -> Tensor:
+        """Return what each row of û and û_c counts in Eq. 2 and 6, (B + C,): means and sums over classes."""
+        each = self.means.new_full((count,), self.method.embeddings / count)
+        return torch.cat([each, self.seen * float(self.method.prototypes)])
+
+    def _synthesise(self, real: Tensor, labels: Tensor) -> Tensor:
+        """Return û of a batch and û_c of all classes (Eq. 3), (B + C, D)."""
+        y = torch.cat([labels, self._classes])
+        z = torch.randn(len(y), self.method.noise, device=real.device, dtype=real.dtype)
+        residuals = self.generator(z, y)
+        if self.transformation is not None:
+            residuals = self.transformation(residuals)
+        weight = self.method.lambda_syn * (self._ramp() if self.method.smoothing else 1.0)
+        synthetic: Tensor = torch.cat([real, self.means]) + weight * residuals
         return synthetic
 
     def _update_prototypes(self, real: Tensor, labels: Tensor) -> None:
         """Update the prototypes of the batch's classes (Eq. 4)."""
-        rate = self.method.prototype_rate * F.ramp_up(self.steps, self.method.ramp_steps)
-        for label in labels.unique():
-            mean = real[labels == label].mean(dim=0)
-            share = rate if bool(self.seen[label]) else 1.0
-            self.means[label] = (1.0 - share) * self.means[label] + share * mean
-            self.seen[label] = True
+        one_hot = (labels[:, None] == self._classes).to(real)
+        counts = one_hot.sum(dim=0)
+        present = counts > 0
+        rate = self.method.prototype_rate * self._ramp()
+        share = (present * torch.where(self.seen, rate, 1.0)).to(self.means)
+        self.means.lerp_(one_hot.T @ real / counts.clamp(min=1.0)[:, None], share[:, None])
+        self.seen.logical_or_(present)
+
+    def _ramp(self) -> float:
+        return F.ramp_up(self.steps, self.method.ramp_steps)
 
     def metrics(self) -> dict[str, float]:
         return self._means.read()
@@ -306,78 +315,3 @@ class FRAugSite(SitePart, SiteExchange):
             size = self.head.in_features
             self.transformation = _perceptron(size, self.method.hidden, size).to(self.head.weight)
             self.transformation.load_state_dict(kept)
-
-
-class FixedShapeSite(FRAugSite):
-    """The site's half on a GPU: every step takes the same few operations, without waiting for a number.
-
-    Prototypes of all classes pass through both networks, in one batch with the embeddings; a class not yet
-    seen has weight 0. A table has the values that depend on the number of steps.
-    """
-
-    def __init__(self, method: FRAug, network: nn.Module) -> None:
-        super().__init__(method, network)
-        ramps = [F.ramp_up(step, method.ramp_steps) for step in range(method.ramp_steps + 1)]
-        rows = [[r if method.smoothing else 1.0, r] for r in ramps]
-        self.steps = torch.zeros((), dtype=torch.long, device=self.means.device)
-        self._by_step = self.means.new_tensor(rows) * self.means.new_tensor(
-            [method.lambda_syn, method.prototype_rate]
-        )
-        self._classes = torch.arange(len(self.means), device=self.means.device)
-        self._signs = self.means.new_tensor([[1.0, -1.0], [-1.0, 1.0]])
-        self._synthetic: tuple[Tensor, Tensor] | None = None
-
-    def loss(self, step: Step) -> Tensor | None:
-        assert self._embeddings is not None
-        if not self._optimisers:
-            self._begin()
-        real, self._embeddings = self._embeddings, None
-        labels = torch.cat([step.targets, self._classes])
-        one_hot = (labels[:, None] == self._classes).to(real)
-        last = len(self._by_step) - 1
-        scale, rate = self._by_step.index_select(0, self.steps.clamp(max=last).view(1))[0].unbind()
-        if first := self._real is None:
-            self._real = real
-            self._move_prototypes(real, one_hot[: len(real)], rate)
-        residuals = self.generator.layers(torch.cat([self._draw(len(labels), real), one_hot], dim=1))
-        if self.transformation is not None:
-            residuals = self.transformation(residuals)
-        synthetic = torch.addcmul(torch.cat([real, self.means]), residuals, scale)
-        each = real.new_full((len(real),), self.method.embeddings / len(real))
-        weights = torch.cat([each, self.seen * float(self.method.prototypes)])
-        if first:
-            self._synthetic = synthetic, weights
-        logits = nn.functional.linear(synthetic.detach(), self.head.weight, self.head.bias)
-        return weights @ nn.functional.cross_entropy(logits, labels, reduction="none")
-
-    def losses(self, real: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """See `FRAugSite.losses`; for the synthetic embeddings of the last `loss`."""
-        assert self._synthetic is not None
-        (synthetic, weights), self._synthetic, count = self._synthetic, None, len(real)
-        bias = None if self.head.bias is None else self.head.bias.detach()
-        logits = nn.functional.linear(synthetic, self.head.weight.detach(), bias)
-        log = logits.log_softmax(dim=1)
-        squared_width = real.var(dim=0).sum().clamp(min=1e-12) if count > 1 else real.new_ones(())
-        pairs = torch.cat([synthetic[:count], real])
-        kernel = (pairs[:, None] - pairs).square().sum(dim=2).div(-2.0 * squared_width).exp()
-        distance = (kernel.view(2, count, 2, count).mean(dim=(1, 3)) * self._signs).sum()
-        generating = nn.functional.nll_loss(log[:count], labels) - self.method.alpha * distance
-        transforming = weights @ (log.exp() * log).sum(dim=1)
-        if self.method.embeddings:
-            transforming = transforming + self.method.beta * distance
-        if self.method.prototypes:  # of a pair: k(a, a) + k(b, b) - 2 k(a, b)
-            moved = (synthetic[count:] - self.means).square().sum(dim=1).div(-2.0 * squared_width)
-            transforming = transforming - 2.0 * self.method.beta * (weights[count:] @ moved.expm1())
-        return generating, transforming
-
-    def _move_prototypes(self, real: Tensor, one_hot: Tensor, rate: Tensor) -> None:
-        """Update all prototypes at once (Eq. 4), with share 0 for classes that the batch lacks."""
-        counts = one_hot.sum(dim=0)
-        present = counts > 0
-        share = present * torch.where(self.seen, rate, 1.0)
-        self.means.lerp_(one_hot.T @ real / counts.clamp(min=1.0)[:, None], share[:, None])
-        self.seen.logical_or_(present)
-
-    def restore(self, state: Payload) -> None:
-        super().restore(state)
-        self.steps = state["steps"].to(self.means.device, copy=True)

@@ -28,19 +28,18 @@ from medfedaug.models.substitution import call_with
 
 
 class GPerXAN(KeepsNorms):
-    r"""Assembled normalisation and a guiding regulariser (Le et al., gPerXAN, CVPR 2024).
+    """Assembled normalisation and a guiding regulariser (Le et al., gPerXAN, CVPR 2024).
 
-    Every batch norm becomes
+    Every batch norm becomes ::
 
-    .. math:: \mathrm{XAN}(h) = s_1\, \mathrm{BN}(h) + s_2\, \mathrm{IN}(h), \qquad
-              s = \mathrm{softmax}(r_1, r_2)
+        XAN(h) = s₁ BN(h) + s₂ IN(h),   s = softmax(r₁, r₂)
 
     with trained scores r of the layer, and separate weights and biases of batch norm and instance norm. The
     batch norms, with their statistics, stay at their site; scores and instance norms are averaged like all
-    other weights. The loss of a site gains the loss of the global last layer :math:`h_g` of this round, with
-    fixed weights, on the features z that the site trains,
+    other weights. The loss of a site gains the loss of the global last layer ``h_g`` of this round, with
+    fixed weights, on the features z that the site trains, ::
 
-    .. math:: \ell = \ell(h_k(z), y) + \lambda\, \ell(h_g(z), y)
+        ℓ = ℓ(hₖ(z), y) + λ ℓ(h_g(z), y)
 
     Exchange, every round and batch norm: weight and bias of the instance norm, (C,) each, and scores, (2,),
     up; their average down, which a finished run keeps. With ``unseen="average"``, the default here, batch
@@ -60,14 +59,13 @@ class GPerXAN(KeepsNorms):
         The abstract and the published code were available, not the paper's text. The code has no
         segmentation; here the last layer's loss is the task's, also for maps. Batch norms of features without
         spatial dimensions, which the paper's networks lack, get no instance norm. Batch norms in the last
-        layer, which the paper's lacks, normalise with the batch in :math:`h_g` too, whose weights alone are
+        layer, which the paper's lacks, normalise with the batch in ``h_g`` too, whose weights alone are
         fixed. Both scores of a layer are averaged; the published code keeps the batch norm's
         (``score_batchnorm``) at the site and averages the other. The paper starts from weights that were
         trained with such layers on ImageNet.
     """
 
     name = "gperxan"
-    capturable = True
     requires = frozenset({"global_start", "norm_layers"})
     provides = frozenset({"extra_passes"})
     excludes = frozenset({"complete_state_dict", "norm_layers"})

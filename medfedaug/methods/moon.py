@@ -15,13 +15,12 @@ from medfedaug.models.substitution import call_with
 
 
 class MOON(Method):
-    r"""Model-contrastive learning (Li, He and Song, CVPR 2021, Eq. 3 and 4).
+    """Model-contrastive learning (Li, He and Song, CVPR 2021, Eq. 3 and 4).
 
-    With the features z of an image under the weights in training, :math:`z_{glob}` under the global weights
-    of this round, and :math:`z_{prev}` under the site's weights at the end of its last round, the loss gains
+    With the features z of an image under the weights in training, ``z_glob`` under the global weights
+    of this round, and ``z_prev`` under the site's weights at the end of its last round, the loss gains ::
 
-    .. math:: \mu\,\ell_{con} = -\mu \log \frac{\exp(\mathrm{sim}(z, z_{glob})/\tau)}
-              {\exp(\mathrm{sim}(z, z_{glob})/\tau) + \exp(\mathrm{sim}(z, z_{prev})/\tau)}
+        μ ℓ_con = −μ log(exp(sim(z, z_glob)/τ) / (exp(sim(z, z_glob)/τ) + exp(sim(z, z_prev)/τ)))
 
     averaged over the images of the batch, with the cosine as similarity. Gradients flow through z alone.
 
@@ -41,7 +40,7 @@ class MOON(Method):
     Deviations:
         z is the input of the network's last layer. The paper puts a projection head of two layers before that
         layer; here networks are not changed. The paper is about classification: for feature maps, as in
-        segmentation, z is the mean over space. :math:`z_{glob}` and :math:`z_{prev}` are in evaluation mode,
+        segmentation, z is the mean over space. ``z_glob`` and ``z_prev`` are in evaluation mode,
         in which layers of other methods change nothing; the paper does not name the mode. A site's first
         round has no earlier model and no term; with the initial model instead, the term would be constant.
     """

@@ -22,17 +22,16 @@ _STEPS = len(F.PERCENTILES) - 1
 
 
 class Nyul(Method):
-    r"""Histogram standardisation (Nyúl and Udupa, 1999; Nyúl, Udupa and Zhang, IEEE TMI 2000), federated.
+    """Histogram standardisation (Nyúl and Udupa, 1999; Nyúl, Udupa and Zhang, IEEE TMI 2000), federated.
 
     In its first step the method learns a standard scale. The landmarks
-    :math:`l_{i,0} \le \ldots \le l_{i,10}` of image i are percentiles of its foreground, in each channel;
-    brought to [0, 1], they are averaged:
+    ``l_(i,0) ≤ … ≤ l_(i,10)`` of image i are percentiles of its foreground, in each channel;
+    brought to [0, 1], they are averaged::
 
-    .. math:: s_j = \frac{1}{N} \sum_k \frac{1}{n_k} \sum_{i \in k}
-              \frac{l_{i,j} - l_{i,0}}{l_{i,10} - l_{i,0}}
+        sⱼ = (1/N) Σₖ (1/nₖ) Σ_(i∈k) (l_(i,j) − l_(i,0)) / (l_(i,10) − l_(i,0))
 
     over the images of a site k, and over the N sites. In the second step, in training and at test, every
-    image is mapped by the lines between :math:`(l_{i,j}, s_j)` (`medfedaug.functional.map_landmarks`). The
+    image is mapped by the lines between ``(l_(i,j), sⱼ)`` (`medfedaug.functional.map_landmarks`). The
     map depends on the image alone: at test no site, also no unseen one, needs statistics.
 
     Exchange, once: ``steps`` (C, 10) up, the mean of the distances between adjacent landmarks on the scale

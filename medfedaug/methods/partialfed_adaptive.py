@@ -15,19 +15,18 @@ _LOGITS, _OWN = "logits", "own/"
 
 
 class PartialFedAdaptive(Method):
-    r"""PartialFed-Adaptive: partial initialisation, learned by each site (Sun et al., NeurIPS 2021).
+    """PartialFed-Adaptive: partial initialisation, learned by each site (Sun et al., NeurIPS 2021).
 
     Sites send all layers and the server averages all. For layer l a site loads the global weights
-    :math:`W^g_l`, or keeps its own from the end of its last round, :math:`W^s_l`. It learns this choice at
-    the start of a round: with logits :math:`\theta_l` and draws of the binary Gumbel-softmax (Jang et al. and
-    Maddison et al., ICLR 2017),
+    Wᵍₗ, or keeps its own from the end of its last round, Wˢₗ. It learns this choice at
+    the start of a round: with logits θₗ and draws of the binary Gumbel-softmax (Jang et al. and
+    Maddison et al., ICLR 2017), ::
 
-    .. math:: u_l = \operatorname{sigmoid}\bigl((\theta_l + \log r_l - \log(1 - r_l)) / \tau\bigr),
-              \quad r_l \sim U(0, 1),
-              \qquad W_l = u_l W^g_l + (1 - u_l) W^s_l,
+        uₗ = sigmoid((θₗ + log rₗ − log(1 − rₗ)) / τ),   rₗ ~ U(0, 1),
+        Wₗ = uₗ Wᵍₗ + (1 − uₗ) Wˢₗ,
 
     the logits descend along the gradient of the task's loss at W with all weights fixed. The site then loads
-    layers with :math:`\theta_l \ge 0`, and trains the round as any other. In its first round it loads
+    layers with ``θₗ ≥ 0``, and trains the round as any other. In its first round it loads
     everything. It is scored with its choice of layers from the scored model; a site that did not train, with
     the global model.
 

@@ -15,17 +15,17 @@ from medfedaug.methods.base import Method, SiteContext, SitePart, Step, Targets
 
 
 class RandConv(Method):
-    r"""Random convolutions as augmentation (Xu et al., ICLR 2021).
+    """Random convolutions as augmentation (Xu et al., ICLR 2021).
 
     Every batch passes a convolution with random weights, which changes textures and keeps shapes: W of kernel
-    size k, drawn from a list, with independent entries :math:`N(0, 1/(C k^2))` for C channels (:math:`C k^3`
-    in 3D), without bias. In mixing mode (RC_mix) the images become
+    size k, drawn from a list, with independent entries ``N(0, 1/(C k²))`` for C channels (``C k³``
+    in 3D), without bias. In mixing mode (RC_mix) the images become ::
 
-    .. math:: x' = \alpha x + (1 - \alpha)(W * x), \qquad \alpha \sim U(0, 1),
+        x′ = α x + (1 − α)(W * x),   α ~ U(0, 1),
 
-    and otherwise (RC_img) W * x, or with probability p stay as they are. The loss of x' gains
+    and otherwise (RC_img) W * x, or with probability p stay as they are. The loss of x' gains ::
 
-    .. math:: \frac{\lambda}{3} \sum_{j=1}^3 \mathrm{KL}(p_j \,\Vert\, \bar p)
+        (λ/3) Σ_(j=1..3) KL(pⱼ ‖ p̄)
 
     of the predictions of x' and of two more versions of the same images, each with its own draws, and the
     mean of the three. Inference is the plain network's.

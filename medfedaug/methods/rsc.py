@@ -13,12 +13,12 @@ from medfedaug.methods.class_features import FeatureSite, linear_head
 
 
 class RSC(Method):
-    r"""Representation self-challenging (Huang et al., ECCV 2020), for classification.
+    """Representation self-challenging (Huang et al., ECCV 2020), for classification.
 
     For an image with label y, the share of its features z with the largest gradients of the label's logit,
-    :math:`g_z = \partial h_y(z) / \partial z`, is set to zero,
+    ``g_z = ∂h_y(z) / ∂z``, is set to zero, ::
 
-    .. math:: m_i = [\,g_{z,i} < q_p(g_z)\,], \qquad \ell = \mathrm{CE}\bigl(h(z \odot m), y\bigr)
+        mᵢ = [g_(z,i) < qₚ(g_z)],   ℓ = CE(h(z ⊙ m), y)
 
     but only in the share of a batch whose probability of the label falls most; other images keep m = 1.
     Nothing is exchanged.

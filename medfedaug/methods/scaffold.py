@@ -38,7 +38,6 @@ class Scaffold(Method):
     """
 
     name = "scaffold"
-    capturable = True
     requires = frozenset({"averaged_parameters"})
 
     def at_site(self, context: SiteContext) -> SitePart:

@@ -19,14 +19,13 @@ _FEATURES = 0.3  # weight of the features' distances; the outputs' have weight 1
 
 
 class SelfReg(Method):
-    r"""Self-supervised contrastive regularisation (Kim et al., ICCV 2021), for classification.
+    """Self-supervised contrastive regularisation (Kim et al., ICCV 2021), for classification.
 
     With features z, outputs o, a projection p = P(z) of three layers, and partners i, j of the same class,
-    drawn for each image of the batch, and one λ ~ Beta(0.5, 0.5),
+    drawn for each image of the batch, and one λ ~ Beta(0.5, 0.5), ::
 
-    .. math:: D(u, v) = \mathrm{MSE}(o, u) + 0.3\,\mathrm{MSE}(z, v), \qquad
-              \ell = \mathrm{CE} + \min(\mathrm{CE}, 1)\,\bigl[\lambda D(o_i, p_i)
-              + (1 - \lambda) D(\lambda o_i + (1 - \lambda) o_j,\; \lambda p_i + (1 - \lambda) p_j)\bigr]
+        D(u, v) = MSE(o, u) + 0.3 MSE(z, v),
+        ℓ = CE + min(CE, 1) [λ D(oᵢ, pᵢ) + (1 − λ) D(λ oᵢ + (1 − λ) oⱼ, λ pᵢ + (1 − λ) pⱼ)]
 
     The factor min(CE, 1) has no gradient. P is no part of the model: scores do not use it.
 

@@ -17,12 +17,12 @@ from medfedaug.models.substitution import trained_entries
 
 
 class Teacher(Method):
-    r"""Mean teacher (Tarvainen and Valpola, NeurIPS 2017) with a confidence threshold.
+    """Mean teacher (Tarvainen and Valpola, NeurIPS 2017) with a confidence threshold.
 
     The teacher starts a round as the global model and follows the weights in training,
-    :math:`\theta' \leftarrow \alpha \theta' + (1 - \alpha)\theta`, after every step. The loss gains
+    ``θ′ ← α θ′ + (1 − α) θ``, after every step. The loss gains ::
 
-    .. math:: \lambda\, e^{-5 (1 - r / R)^2} \; \ell
+        λ e^(−5(1−r/R)²) ℓ
 
     in round r of R, with the cross-entropy ℓ of the classes with a probability of the teacher at or above the
     threshold, at voxels whose class the labels leave open (`medfedaug.functional.confident_entropy`): all

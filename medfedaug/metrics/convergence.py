@@ -29,14 +29,14 @@ def is_converged(validation: Sequence[float | None]) -> bool:
 
 
 def has_stalled(validation: Sequence[float], patience: int, *, higher_is_better: bool = True) -> bool:
-    r"""Return whether the last scores are no better than as many before, beyond the noise between rounds.
+    """Return whether the last scores are no better than as many before, beyond the noise between rounds.
 
-    The mean gain :math:`g` of the last :math:`n` scores over the :math:`n` before counts if it exceeds
-    :math:`t_{0.95,\,2n-2} \sqrt{(s_1^2 + s_2^2) / n}`, the one-sided 95% limit of Student's two-sample test.
+    The mean gain g of the last n scores over the n before counts if it exceeds
+    ``t_(0.95, 2n−2) √((s₁² + s₂²) / n)``, the one-sided 95% limit of Student's two-sample test.
 
     Args:
         validation: the score of each validated round so far.
-        patience: :math:`n`, at least 2.
+        patience: n, at least 2.
         higher_is_better: the direction of the score.
 
     Example:

@@ -31,23 +31,23 @@ class CrossedTest:
 
 
 def crossed_test(differences: Sequence[Sequence[float]]) -> CrossedTest | None:
-    r"""Test a mean difference over samples of trainings and of patients.
+    """Test a mean difference over samples of trainings and of patients.
 
     Each training scores each patient, so the two effects are crossed:
-    :math:`d_{sp} = \delta + a_s + b_p + e_{sp}`. With :math:`s_a^2` the variance of the trainings' means and
-    :math:`s_b^2` the variance of the patients' means,
+    ``dₛₚ = δ + aₛ + bₚ + eₛₚ``. With sₐ² the variance of the trainings' means and
+    ``s_b²`` the variance of the patients' means, ::
 
-    .. math:: T = \bar d / \sqrt{v}, \qquad v = s_a^2 / S + s_b^2 / P, \qquad
-        f = v^2 / \Bigl(\frac{(s_a^2 / S)^2}{S - 1} + \frac{(s_b^2 / P)^2}{P - 1}\Bigr)
+        T = d̄ / √v,   v = sₐ² / S + s_b² / P,
+        f = v² / ((sₐ² / S)²/(S − 1) + (s_b² / P)²/(P − 1))
 
     has about Student's t distribution with f degrees of freedom (Satterthwaite, Biometrics Bulletin, 1946).
     Both variances contain the residual, which makes v too large rather than too small.
 
     If few patients differ much and the others little, this interval is too short on one side. Hall's
     transformation (Journal of the Royal Statistical Society B, 1992) corrects it for the skewness
-    :math:`\gamma` of the patients' means, :math:`g = \gamma \, (s_b^2 / P / v)^{3/2} / \sqrt P`:
+    γ of the patients' means, ``g = γ (s_b² / P / v)^(3/2) / √P``::
 
-    .. math:: T' = T + g T^2 / 3 + g^2 T^3 / 27 + g / 6.
+        T′ = T + g T² / 3 + g² T³ / 27 + g / 6.
 
     The p-value is the larger of the two, and the interval is the union of both.
 
@@ -111,10 +111,10 @@ def _original(value: float, skew: float) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    r"""Adjust p-values for their number (Holm, Scandinavian Journal of Statistics, 1979).
+    """Adjust p-values for their number (Holm, Scandinavian Journal of Statistics, 1979).
 
-    The i-th smallest of m becomes the largest :math:`(m - j + 1) \, p_{(j)}` with j up to i, and 1 at most.
-    The probability of at least one value below :math:`\alpha` without a difference is :math:`\alpha` at most.
+    The i-th smallest of m becomes the largest ``(m − j + 1) p_(j)`` with j up to i, and 1 at most.
+    The probability of at least one value below α without a difference is α at most.
 
     Example:
         >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]

@@ -15,9 +15,11 @@ _PERCENTILE = 95
 
 
 def _hd95(maps: LabelMaps, index: int) -> float | None:
-    r"""Compute the 95% Hausdorff distance of a class.
+    """Compute the 95% Hausdorff distance of a class.
 
-    .. math:: \mathrm{HD95} = \max\{P_{95}(d(S_p, S_t)), P_{95}(d(S_t, S_p))\}
+    ::
+
+        HD95 = max{P₉₅(d(Sₚ, Sₜ)), P₉₅(d(Sₜ, Sₚ))}
 
     with the distances d between the surfaces S of prediction and truth
     (`medfedaug.metrics.segmentation.surface_distances`), and P₉₅ the 95th percentile, linear between

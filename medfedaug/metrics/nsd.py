@@ -13,12 +13,11 @@ if TYPE_CHECKING:
 
 
 def _nsd(maps: LabelMaps, index: int) -> float | None:
-    r"""Compute the normalised surface Dice of a class (Nikolov et al. 2021).
+    """Compute the normalised surface Dice of a class (Nikolov et al. 2021).
 
-    .. math::
+    ::
 
-        \mathrm{NSD} = \frac{|\{s \in S_p: d(s, S_t) \le \tau\}| + |\{s \in S_t: d(s, S_p) \le \tau\}|}
-        {|S_p| + |S_t|}
+        NSD = (|{s ∈ Sₚ: d(s, Sₜ) ≤ τ}| + |{s ∈ Sₜ: d(s, Sₚ) ≤ τ}|) / (|Sₚ| + |Sₜ|)
 
     with the distances d between the surfaces S of prediction and truth
     (`medfedaug.metrics.segmentation.surface_distances`). Without a truth it is ``None``, with a truth and no

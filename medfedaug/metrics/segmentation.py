@@ -40,8 +40,8 @@ def voxel_edges(affine: Tensor | None, dims: int = 3) -> tuple[float, ...]:
 def surface_distances(predicted: Tensor, truth: Tensor, edges: Sequence[float]) -> Distances | None:
     r"""Compute the distances between the predicted and the true surface of a structure.
 
-    With the surface voxels :math:`S` of a structure, which have a face on the outside (as in MONAI's
-    metrics), they are :math:`d(s, S') = \min_{s' \in S'} \lVert s - s' \rVert` between the centres.
+    With the surface voxels S of a structure, which have a face on the outside (as in MONAI's
+    metrics), they are ``d(s, S′) = min_(s′∈S′) ‖s − s′‖`` between the centres.
 
     Args:
         predicted: (\*spatial), boolean, in two or three dimensions.

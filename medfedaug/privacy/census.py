@@ -214,7 +214,7 @@ class Census:
                 unknown.
         """
         sums, counts = classes.T @ values, classes.sum(dim=0)
-        if patients is None:
+        if patients is None or len(patients) != len(values):
             return sums.float(), counts.float()
         who = torch.zeros(classes.shape[1], self.patients, dtype=torch.float64)
         who.index_add_(1, patients.cpu(), classes.detach().T.to("cpu", torch.float64))

@@ -16,61 +16,35 @@ from filelock import FileLock
 
 from medfedaug.errors import ConfigError, MedFedAugError, StorageError, own
 from medfedaug.privacy.accountant import Spent, epsilon_spent
-from medfedaug.utils.files import PRIVATE, make_private, parse_versioned, private_folder
-from medfedaug.utils.validation import is_number
+from medfedaug.utils.files import PRIVATE, make_private, private_folder
 
 __all__ = ["LEDGER_FILE", "Entry", "Nearest", "PrivacyLedger", "Release", "Scored", "by_kind"]
 
 LEDGER_FILE = "ledger.sqlite"
 """File of the ledger in a site's state folder."""
 
-_VERSION = 7
-_PATIENTS = "CREATE TABLE patients (identity BLOB PRIMARY KEY, patient BLOB) WITHOUT ROWID;"
-_MODELS = """
-CREATE TABLE IF NOT EXISTS scored (
-    job TEXT, split TEXT, cases TEXT, model TEXT, place TEXT, known INTEGER, answer TEXT, time REAL,
-    site TEXT NOT NULL DEFAULT ''
-);
-CREATE INDEX IF NOT EXISTS by_model ON scored (model, split, cases);
-CREATE TABLE IF NOT EXISTS models (model TEXT PRIMARY KEY, job TEXT, time REAL) WITHOUT ROWID;
-"""
-_CONTENT = """
-CREATE TABLE IF NOT EXISTS files (files BLOB PRIMARY KEY, identity BLOB) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS voxels (voxels BLOB PRIMARY KEY, identity BLOB) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS account (identifier TEXT);
-INSERT INTO account SELECT LOWER(HEX(RANDOMBLOB(16))) WHERE NOT EXISTS (SELECT 1 FROM account);
-"""
-"""The identity of a case by the hash of its files and by the hash of its voxels; the account's identifier."""
-_SITE = "ADD COLUMN site TEXT NOT NULL DEFAULT '';"
-_OF_SITES = f"ALTER TABLE releases {_SITE}"
-_FROM = {
-    2: f"ALTER TABLE spent ADD COLUMN rate REAL NOT NULL DEFAULT 1; {_PATIENTS} {_MODELS} {_OF_SITES}",
-    3: f"{_PATIENTS} {_MODELS} {_OF_SITES}",
-    4: f"{_MODELS} {_OF_SITES}",
-    5: f"ALTER TABLE scored {_SITE} {_OF_SITES}",
-    6: "",
-}
-"""Conversions of a file from an earlier version to this one."""
-_OLDER = "privacy_ledger", 1
-"""Kind and version of the JSON files that earlier releases wrote, one for each name of a site."""
-
-_TABLES = f"""
+_SCHEMA = 1
+_TABLES = """
+CREATE TABLE account (identifier TEXT);
+INSERT INTO account VALUES (LOWER(HEX(RANDOMBLOB(16))));
+CREATE TABLE files (files BLOB PRIMARY KEY, identity BLOB) WITHOUT ROWID;
 CREATE TABLE members (cases TEXT, identity BLOB, PRIMARY KEY (cases, identity)) WITHOUT ROWID;
-{_PATIENTS}
-CREATE TABLE spent (time REAL, noise REAL, releases INTEGER, cases TEXT, rate REAL NOT NULL DEFAULT 1);
+CREATE TABLE patients (identity BLOB PRIMARY KEY, patient BLOB) WITHOUT ROWID;
+CREATE TABLE spent (time REAL, noise REAL, releases INTEGER, cases TEXT, rate REAL);
 CREATE TABLE releases (
     number INTEGER PRIMARY KEY, time REAL, job TEXT, method TEXT, kind TEXT, shape TEXT, split TEXT,
-    count INTEGER, noise REAL, digest TEXT, queries INTEGER, cases TEXT, site TEXT NOT NULL DEFAULT ''
+    count INTEGER, noise REAL, digest TEXT, queries INTEGER, cases TEXT, site TEXT
 );
 CREATE INDEX by_cases ON releases (split, cases);
-{_MODELS}
-{_CONTENT}
+CREATE TABLE scored (
+    job TEXT, split TEXT, cases TEXT, model TEXT, place TEXT, known INTEGER, answer TEXT, time REAL, site TEXT
+);
+CREATE INDEX by_model ON scored (model, split, cases);
+CREATE TABLE models (model TEXT PRIMARY KEY, job TEXT, time REAL) WITHOUT ROWID;
 """
+"""Among them the account's identifier, and the identity of a case by the hash of its files."""
 
 _TIMED = ("releases", "spent", "scored", "models")  # the tables whose rows have a time
-
-_OF_SITE = "job = ? AND site IN (?, '')"
-"""Entries of a site in a job; an entry from before sites were named counts for every site."""
 
 _OWNER = "COALESCE(patient, identity)"
 """The patient of a case; a case without a named patient counts as a patient."""
@@ -173,19 +147,14 @@ class PrivacyLedger:
             _make(self._memory)
 
     def identities(self, files: Mapping[bytes, Callable[[], bytes]]) -> dict[bytes, bytes]:
-        """Return the identities under which cases are entered; see `IdentityStore`.
-
-        A case keeps its identity if an earlier version entered it by its files, or if its voxels come in
-        another file.
-        """
+        """Return the identities under which cases are entered; see `IdentityStore`."""
         with self._opened() as connection:
             known = dict(connection.execute("SELECT files, identity FROM files"))
         # Decoding takes long, and other jobs wait for an opened ledger.
         new = {key: decode() for key, decode in files.items() if key not in known}
         with self._opened() as connection:
-            for key, voxels in new.items():
-                known[key] = _identity(connection, key, voxels)
-        return {key: known[key] for key in files}
+            connection.executemany("INSERT OR IGNORE INTO files VALUES (?, ?)", new.items())
+        return {key: known[key] if key in known else new[key] for key in files}
 
     def account(self) -> tuple[str, int]:
         """Return the account's identifier, which never changes, and the number of its entries."""
@@ -297,7 +266,7 @@ class PrivacyLedger:
     def scored_in(self, job: str, split: str, site: str) -> list[Scored]:
         """List the models whose scores have left a site in a job."""
         with self._opened() as connection:
-            return _scored(connection, f"{_OF_SITE} AND split = ?", (job, site, split))
+            return _scored(connection, "job = ? AND site = ? AND split = ?", (job, site, split))
 
     def meet(self, models: Iterable[str], job: str) -> None:
         """Enter models that the site received or trained in a training job, by their hashes."""
@@ -314,7 +283,7 @@ class PrivacyLedger:
 
     def updates(self, job: str, site: str, *, failed: bool = False) -> int:
         """Count a site's models and failed answers that have left in a job, or the failed answers alone."""
-        where = f"{_OF_SITE} AND method = 'model'" + " AND kind = 'message'" * failed
+        where = "job = ? AND site = ? AND method = 'model'" + " AND kind = 'message'" * failed
         with self._opened() as connection:
             ((count,),) = connection.execute(f"SELECT COUNT(*) FROM releases WHERE {where}", (job, site))
         return int(count)
@@ -331,27 +300,6 @@ class PrivacyLedger:
             ).fetchall()
         return [Entry(number, when, Release(*rest), cases) for number, when, cases, *rest in rows]
 
-    def take_over(self, older: Path) -> None:
-        """Enter the content of an earlier release's file, and rename the file.
-
-        Raises:
-            ConfigError: when it cannot be read: the spent budget is unknown, and nothing more may leave.
-        """
-        if not older.exists():
-            return
-        try:
-            content = parse_versioned(older.read_text(encoding="utf-8"), *_OLDER)
-            spent = [(float(e["noise_multiplier"]), e["releases"]) for e in content["spent"]]
-            if not all(is_number(z) and z > 0 and type(n) is int and n > 0 for z, n in spent):
-                raise ValueError("an entry that is no release")
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise _unreadable(older, error) from error
-        with self._opened() as connection:
-            now = _now(connection)
-            rows = [(now, noise, count) for noise, count in spent]
-            connection.executemany("INSERT INTO spent (time, noise, releases) VALUES (?, ?, ?)", rows)
-        os.replace(older, older.with_name(f"{older.name}.taken_over"))
-
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
         if self._memory is not None:
@@ -367,14 +315,9 @@ class PrivacyLedger:
                     raise ValueError("it is empty")
                 make_private(self.path)
                 with closing(sqlite3.connect(self.path)) as connection, connection:
-                    ((version,),) = connection.execute("PRAGMA user_version")
-                    if version in _FROM:
-                        connection.executescript(
-                            f"BEGIN; {_FROM[version]} {_CONTENT} PRAGMA user_version = {_VERSION}; COMMIT;"
-                        )
-                        version = _VERSION
-                    if version != _VERSION:
-                        raise ValueError(f"its version is {version}")
+                    ((schema,),) = connection.execute("PRAGMA user_version")
+                    if schema != _SCHEMA:
+                        raise ValueError(f"it has schema {schema}, this version reads schema {_SCHEMA}")
                     yield connection
             except (OSError, ValueError, sqlite3.Error) as error:
                 raise _unreadable(self.path, error) from error
@@ -404,7 +347,7 @@ def _create(path: Path) -> None:
 
 
 def _make(connection: sqlite3.Connection) -> None:
-    connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {_VERSION}; COMMIT;")
+    connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {_SCHEMA}; COMMIT;")
 
 
 def _now(connection: sqlite3.Connection) -> float:
@@ -424,17 +367,6 @@ def _enter_cases(connection: sqlite3.Connection, cases: Collection[bytes]) -> st
     if isinstance(cases, Mapping):
         connection.executemany("INSERT OR REPLACE INTO patients VALUES (?, ?)", cases.items())
     return digest
-
-
-def _identity(connection: sqlite3.Connection, files: bytes, voxels: bytes) -> bytes:
-    """Enter a case with new files, and return its identity."""
-    row = connection.execute("SELECT identity FROM voxels WHERE voxels = ?", (voxels,)).fetchone()
-    if row is None:
-        row = connection.execute("SELECT identity FROM members WHERE identity = ?", (files,)).fetchone()
-    identity: bytes = row[0] if row is not None else voxels
-    connection.execute("INSERT OR IGNORE INTO voxels VALUES (?, ?)", (voxels, identity))
-    connection.execute("INSERT OR IGNORE INTO files VALUES (?, ?)", (files, identity))
-    return identity
 
 
 def _apart(connection: sqlite3.Connection, first: str | None, second: str) -> int:

@@ -36,10 +36,7 @@ _FILES = (
     *(RESULTS, GLOBAL_MODEL, FINAL_MODEL, STATISTICS, REPORT, LOG, EVENTS, *CARDS),
     *(exchange_file(Path(model)).name for model in (GLOBAL_MODEL, FINAL_MODEL)),
 )
-_TRACKED = re.compile(
-    r"(.*/)?(events\.out\.tfevents\..*|mlflow\.db)"
-    r"|wandb/(offline-run-[^/]*/(logs/)?)?(run-\w+\.wandb|debug[\w-]*\.log)"
-)
+_TRACKED = re.compile(r"(.*/)?(events\.out\.tfevents\..*|mlflow\.db)")
 # A checkpoint whose writer was killed (`medfedaug.utils.files.write_atomic`).
 _UNFINISHED = re.compile(r"\.(medfedaug|[0-9a-f]{32})\.pt\.[a-z0-9_]{8}")
 _LOCK, _SITES_LOCK, _WORKSPACE = ".medfedaug.lock", ".medfedaug.sites.lock", ".medfedaug-run"
@@ -63,13 +60,11 @@ def keep_fingerprint(state: Path, fingerprint: Fingerprint) -> None:
     write_versioned(file, _DATA_KIND, _DATA_VERSION, {"files": fingerprint})
 
 
-def kept_fingerprint(state: Path) -> Fingerprint | None:
-    """Read the file of `keep_fingerprint`; ``None`` for a run of an earlier release."""
+def kept_fingerprint(state: Path) -> Fingerprint:
+    """Read the file of `keep_fingerprint`."""
     file = server_checkpoint(state).with_name(_DATA)
     try:
         fingerprint: Fingerprint = parse_versioned(file.read_text(), _DATA_KIND, _DATA_VERSION)["files"]
-    except FileNotFoundError:
-        return None
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{file}: {first_line(error)}") from error
     return fingerprint

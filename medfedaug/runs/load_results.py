@@ -20,6 +20,8 @@ from medfedaug.runs.run import Run, Scores
 from medfedaug.utils.files import parse_json
 from medfedaug.utils.validation import number_or_none
 
+__all__ = ["find_runs", "load_run"]
+
 _GROUPS = ("sites", "unseen")
 
 # The fold in the name of a custom folder: lgg_fold3.
@@ -132,9 +134,13 @@ def _content(file: Path) -> dict[str, Any]:
 
 
 def _complete(settings: dict[str, Any]) -> dict[str, Any]:
-    """Add the defaults of settings from later releases, so that older runs stay comparable."""
+    """Return the settings of a run, comparable with those of other releases.
+
+    Settings of later releases get their defaults. Settings that ended are left out where they were off.
+    """
     defaults = RunConfig().to_dict()
-    return {**defaults, **settings, "plan": {**defaults["plan"], **settings.get("plan", {})}}
+    known = {name: value for name, value in settings.items() if value or name in defaults}
+    return {**defaults, **known, "plan": {**defaults["plan"], **settings.get("plan", {})}}
 
 
 def _entries(

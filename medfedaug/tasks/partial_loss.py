@@ -19,7 +19,9 @@ _LARGEST = 100.0
 def merged_logits(logits: Tensor, annotated: Tensor) -> Tensor:
     r"""Return logits of the classes that each case has annotated, the others merged with its background.
 
-    .. math:: q_0 = p_0 + \sum_{n \notin A} p_n, \qquad q_n = p_n \; (n \in A)
+    ::
+
+        q₀ = p₀ + Σ_(n∉A) pₙ,   qₙ = pₙ (n ∈ A)
 
     (Shi et al., Med. Image Anal. 2021, marginal probability), computed as the logarithm of a sum of
     exponentials, so that the result are logits again. Channels of merged classes stay, with probability 0: a
@@ -40,11 +42,12 @@ def merged_logits(logits: Tensor, annotated: Tensor) -> Tensor:
 def exclusion_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
     r"""Compute the overlap of classes that a case has not annotated with its annotated structures.
 
-    .. math:: \frac{1}{K - 1} \sum_n \Bigl( \frac{2 \sum_v p_{nv} e_{nv}}{\sum_v p_{nv} + e_{nv}}
-              + \frac{1}{V} \sum_v e_{nv} \log(p_{nv} + 1) \Bigr)
+    ::
+
+        (1/(K − 1)) Σₙ [2 (Σᵥ pₙᵥ eₙᵥ) / (Σᵥ (pₙᵥ + eₙᵥ)) + (1/V) Σᵥ eₙᵥ log(pₙᵥ + 1)]
 
     over the classes n without the background (Shi et al., Med. Image Anal. 2021, exclusion Dice and exclusion
-    cross-entropy), where :math:`e_{nv} = 1` at the annotated structures of cases that have not annotated n,
+    cross-entropy), where ``eₙᵥ = 1`` at the annotated structures of cases that have not annotated n,
     and v runs over the voxels of these cases. Cases with nothing annotated take no part.
 
     Args:
@@ -68,7 +71,7 @@ def exclusion_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
 
 
 class PartialLoss(Loss):
-    r"""A loss of label maps whose code has the annotated classes and voxels of their case.
+    """A loss of label maps whose code has the annotated classes and voxels of their case.
 
     Classes that a case has not annotated are merged with its background (`merged_logits`). Classes that no
     case of the batch has annotated take no part, so that a mean over classes is over the others; a loss with

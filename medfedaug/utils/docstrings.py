@@ -5,16 +5,12 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from textwrap import dedent
 
-from docstring_parser import DocstringParam
-from docstring_parser.google import DEFAULT_SECTIONS, GoogleParser, Section, SectionType
-
-from medfedaug.utils.docstring_math import formula_text
-
-_FORMULA = ".. math::"
-_TEXTS = [Section(title, title.lower(), SectionType.SINGULAR) for title in ("Deviations", "Note")]
-_PARSER = GoogleParser([*DEFAULT_SECTIONS, *_TEXTS])
+_HEADINGS = "Args|Attributes|Deviations|Examples?|Notes?|Raises|References|Returns|Shapes|Warnings?|Yields"
+_HEADING = re.compile(rf"({_HEADINGS}):[ \t]*\n(?=[ \t])")
+_BLOCK = re.compile(rf"\n[ \t]*\n(?=\S)|\n(?=(?:{_HEADINGS}):[ \t]*\n)")
+_ENTRY = re.compile(r"^(?:``)?\*{0,2}(\w+)(?:``)?(?: *\([^)\n]*\))?:", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -23,78 +19,66 @@ class Docstring:
 
     Args:
         summary: the first paragraph.
-        paragraphs: the paragraphs of the text after it, and between its sections.
+        paragraphs: the paragraphs of the text after it, and between its sections. Lines of an equation or of
+            code stay lines, and are indented.
         arguments: the text of each argument.
         sections: the text of the other sections by name.
     """
 
-    summary: str
+    summary: str = ""
     paragraphs: tuple[str, ...] = ()
     arguments: dict[str, str] = field(default_factory=dict)
     sections: dict[str, str] = field(default_factory=dict)
 
 
-def read_docstring(of: Any) -> Docstring:
-    """Read the docstring of a function, or of a class and its constructor; empty where there is none.
-
-    Formulas are text (`medfedaug.utils.docstring_math.formula_text`); a displayed formula is an indented
-    paragraph.
+def parse_docstring(*texts: str | None) -> Docstring:
+    """Read docstrings that belong together, as those of a class and its constructor.
 
     Example:
-        >>> def scale(x, by=2.0):
-        ...     '''Scale ``x``.
+        >>> docstring = parse_docstring('''Scale ``x``.
         ...
-        ...     It is not changed.
+        ...     It becomes ::
+        ...
+        ...         y = a x
         ...
         ...     Args:
-        ...         by: the factor,
+        ...         a: the factor,
         ...             above 0.
-        ...     '''
-        >>> docstring = read_docstring(scale)
+        ...     ''')
         >>> docstring.summary, docstring.paragraphs, docstring.arguments
-        ('Scale x.', ('It is not changed.',), {'by': 'the factor, above 0.'})
+        ('Scale x.', ('It becomes', '    y = a x'), {'a': 'the factor, above 0.'})
     """
-    init = [of.__init__] if inspect.isclass(of) and "__init__" in vars(of) else []
-    # Text may go on after a section: each block that begins at the margin is parsed by itself, below a
-    # summary, which the parser expects.
-    blocks = [
-        _PARSER.parse(f"Summary.\n\n{block}")
-        for documented in (of, *init)
-        for block in re.split(r"\n\s*\n(?=\S)", inspect.cleandoc(documented.__doc__ or ""))
-    ]
-    paragraphs = [
-        _paragraph(text)
-        for block in blocks
-        for text in re.split(r"\n\s*\n", block.long_description or "")
-        if text.strip()
-    ]
-    entries = [entry for block in blocks for entry in block.meta]
-    arguments = {
-        entry.arg_name.lstrip("*"): plain(entry.description or "")
-        for entry in entries
-        if isinstance(entry, DocstringParam) and entry.args[0] == "param"
-    }
-    sections = {
-        entry.args[0].capitalize(): plain(entry.description or "")
-        for entry in entries
-        if not isinstance(entry, DocstringParam)
-    }
+    paragraphs: list[str] = []
+    arguments: dict[str, str] = {}
+    sections: dict[str, str] = {}
+    for block in (block for text in texts for block in _BLOCK.split(inspect.cleandoc(text or ""))):
+        if heading := _HEADING.match(block):
+            body = dedent(block[heading.end() :])
+            if heading[1] == "Args":
+                _, *entries = _ENTRY.split(body)
+                pairs = zip(entries[::2], entries[1::2], strict=True)
+                arguments |= {name: plain(described) for name, described in pairs}
+            else:
+                sections[heading[1]] = plain(body)
+        else:
+            paragraphs += filter(None, map(_paragraph, re.split(r"\n[ \t]*\n", block)))
     return Docstring(paragraphs[0] if paragraphs else "", tuple(paragraphs[1:]), arguments, sections)
 
 
-def _paragraph(lines: str) -> str:
-    formula = lines.removeprefix(_FORMULA)
-    return plain(lines) if formula == lines else f"    {formula_text(formula)}"
+def _paragraph(text: str) -> str:
+    if text.startswith((" ", "\t")):
+        return "\n".join(f"    {line}" for line in dedent(text).splitlines())
+    ended = re.fullmatch(r"(.*?)(\s*)::", text.strip(), re.DOTALL)
+    return plain(text if ended is None else ended[1] + ("" if ended[2] or not ended[1] else ":"))
 
 
 def plain(text: str) -> str:
-    r"""Return a text without line ends and the markup of code, links and formulas.
+    r"""Return a text without line ends and the markup of code and links.
 
     Example:
         >>> plain("As ``x`` in `this paper <https://arxiv.org>`_,\nand `medfedaug.config.run.RunConfig`.")
         'As x in this paper, and medfedaug.config.run.RunConfig.'
     """
-    text = re.sub(r":math:`([^`]*)`", lambda match: formula_text(match[1]), text)
     text = re.sub(r"(?::\w+)+:`([^`]*)`", r"\1", text)
     text = re.sub(r"\s*<https?://[^>]*>`?_{0,2}", "", text)
     return " ".join(text.replace("`", "").replace("\\*", "*").split())

@@ -11,6 +11,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.job_config.base_fed_job import BaseFedJob
 from nvflare.recipe.spec import Recipe
 
+from medfedaug._version import __version__
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.federation.job_folder import EVALUATION
 from medfedaug.federation.messages.messages import SCORING_TASKS
@@ -23,14 +24,13 @@ from medfedaug.nvflare_jobs.job.controller import ProtocolController
 from medfedaug.nvflare_jobs.job.events import EventLog
 from medfedaug.nvflare_jobs.job.executor import AnsweringExecutor, site_trainer
 from medfedaug.nvflare_jobs.job.recipe import name_classes_only, server_settings
-from medfedaug.nvflare_jobs.public_paths import public_path
+from medfedaug.nvflare_jobs.kit.app_validator import VERSION_KEY
 from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.files import write_json
 from medfedaug.utils.validation import check_printable
 
 
-@public_path
 class EvaluationController(ProtocolController):
     """Run an evaluation at the server, and write ``medfedaug/evaluation.json`` to its run folder.
 
@@ -68,7 +68,6 @@ class EvaluationController(ProtocolController):
         write_json(folder / EVALUATION, evaluation.results())
 
 
-@public_path
 class EvaluationExecutor(AnsweringExecutor):
     """Score models at a site, with the settings of each run by its name in the evaluation.
 
@@ -126,6 +125,7 @@ class EvaluationRecipe(Recipe):
         name_classes_only(job)
         super().__init__(job)
         self.add_server_config(server_settings(execution, task_request_interval))
+        self.add_client_config({VERSION_KEY: __version__})
 
 
 def _file(index: int) -> str:

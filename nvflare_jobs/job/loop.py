@@ -26,7 +26,6 @@ from medfedaug.federation.messages.messages import TRAIN
 from medfedaug.federation.site.local_training import LocalRound
 from medfedaug.federation.site.script_training import CustomLoop, ScriptSession
 from medfedaug.nvflare_jobs.job.ranks import Ranks
-from medfedaug.nvflare_jobs.public_paths import public_path
 from medfedaug.privacy.site_settings import SiteSettings
 
 _starts = count(1)
@@ -61,7 +60,6 @@ class _AbortSignal:
         return aborted or self._ranks.lost() is not None
 
 
-@public_path
 class ScriptLoop(CustomLoop):
     """The script of a run's training loop, by its name in the run (`medfedaug.config.training_scripts`).
 

@@ -12,6 +12,7 @@ from nvflare.job_config.api import FedJob
 from nvflare.job_config.base_fed_job import BaseFedJob
 from nvflare.recipe.spec import Recipe
 
+from medfedaug._version import __version__
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.config.training_scripts import find_loop
 from medfedaug.errors import ConfigError, first_line
@@ -21,7 +22,7 @@ from medfedaug.federation.messages.messages import TASKS
 from medfedaug.nvflare_jobs.job.controller import FederationController
 from medfedaug.nvflare_jobs.job.executor import SiteExecutor
 from medfedaug.nvflare_jobs.job.tracking import add_tracking
-from medfedaug.nvflare_jobs.kit.app_validator import keys_with_variables
+from medfedaug.nvflare_jobs.kit.app_validator import VERSION_KEY, keys_with_variables
 
 _LEAST_PATIENCE, _NO_END = 60.0, 1e9  # seconds
 
@@ -40,8 +41,7 @@ class MedFedAugRecipe(Recipe):
         resume: whether to continue the run of this name from the server's checkpoint.
         task_request_interval: seconds after which an idle site asks for work again. NVFlare's default of
             2 s would be most of the duration of a round with a small model.
-        tracking: the tracker for the sites' metrics of every round, ``"tensorboard"``, ``"mlflow"`` or
-            ``"wandb"``.
+        tracking: the tracker for the sites' metrics of every round, ``"tensorboard"`` or ``"mlflow"``.
         execution: see `medfedaug.config.run.Execution`.
         initial: the initial weights, if the run is configured with them: a file of numbers in the job's
             folder of configuration.
@@ -96,12 +96,13 @@ class MedFedAugRecipe(Recipe):
         name_classes_only(job)
         super().__init__(job)
         self.add_server_config(server_settings(execution, task_request_interval))
+        self.add_client_config({VERSION_KEY: __version__})
         if tracking:
             add_tracking(self, tracking)
 
 
 def server_settings(execution: Execution, task_request_interval: float) -> dict[str, Any]:
-    """Return NVFlare's settings of a job at the server.
+    """Return NVFlare's settings of a job at the server, with the version that exports it.
 
     NVFlare would end a job a minute after fewer than ``min_clients`` sites are left. These settings let the
     server wait for a site as long as the run says, so that it can come back.
@@ -110,6 +111,7 @@ def server_settings(execution: Execution, task_request_interval: float) -> dict[
     return {
         "server": {"task_request_interval": task_request_interval},
         ConfigVarName.DEAD_CLIENT_GRACE_PERIOD: patience,
+        VERSION_KEY: __version__,
     }
 
 

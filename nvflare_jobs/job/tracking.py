@@ -17,7 +17,6 @@ from nvflare.widgets.widget import Widget
 from medfedaug.errors import ConfigError
 from medfedaug.federation.messages.messages import TEST, TRAIN, VALIDATE, Reply
 from medfedaug.nvflare_jobs.job.messages import reply_from_model
-from medfedaug.nvflare_jobs.public_paths import public_path
 from medfedaug.runs.folder import SERVER_TRACKING
 from medfedaug.utils.validation import check_choice, is_number
 
@@ -30,7 +29,6 @@ MLFLOW_FILE = "mlflow.db"
 TRACKERS = {
     "tensorboard": ["tensorboard"],
     "mlflow": ["mlflow", "alembic"],  # mlflow-skinny has no store
-    "wandb": ["wandb"],
 }
 """The trackers with the packages that they need."""
 
@@ -45,16 +43,9 @@ def add_tracking(recipe: Recipe, tracker: str) -> None:
             text = f"tracking with {tracker} needs the package {package}: pip install 'medfedaug[tracking]'"
             raise ConfigError(text)
     recipe._job.to_clients(RoundMetrics(), id="round_metrics")
-    if tracker == "wandb":
-        # Imported here: NVFlare's receiver needs the package.
-        from medfedaug.nvflare_jobs.job.wandb_receiver import OfflineWandB
-
-        recipe._job.to_server(OfflineWandB(), "receiver")
-    else:
-        add_experiment_tracking(recipe, tracker, tracking_config=_CONFIG[tracker])
+    add_experiment_tracking(recipe, tracker, tracking_config=_CONFIG[tracker])
 
 
-@public_path
 class RoundMetrics(Widget):
     """Send the numbers in a site's replies to the server as analytics, each with its round."""
 

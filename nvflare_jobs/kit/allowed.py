@@ -16,14 +16,13 @@ from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 from medfedaug.errors import ConfigError
 
 _SERVER = (
-    "medfedaug.nvflare_jobs.controller.FederationController",
-    "medfedaug.nvflare_jobs.evaluation.EvaluationController",
-    "medfedaug.nvflare_jobs.wandb_receiver.OfflineWandB",
+    "medfedaug.nvflare_jobs.job.controller.FederationController",
+    "medfedaug.nvflare_jobs.job.evaluation.EvaluationController",
 )
 _SITE = (
-    "medfedaug.nvflare_jobs.executor.SiteExecutor",
-    "medfedaug.nvflare_jobs.evaluation.EvaluationExecutor",
-    "medfedaug.nvflare_jobs.tracking.RoundMetrics",
+    "medfedaug.nvflare_jobs.job.executor.SiteExecutor",
+    "medfedaug.nvflare_jobs.job.evaluation.EvaluationExecutor",
+    "medfedaug.nvflare_jobs.job.tracking.RoundMetrics",
 )
 # Classes of NVFlare, which are in its default list too: those in every job, and those in some.
 _EVERY_SERVER = (

@@ -1,4 +1,4 @@
-"""Admission of a job's files at a site or server: only plain JSON may configure a job.
+"""Admission of a job's files at a site or server: only plain JSON of this version may configure a job.
 
 NVFlare 2.9 also reads HOCON (``.conf``) and YAML (``.yml``, ``.yaml``), whose values may come from the
 environment, from files and from addresses of the machine that reads them, and it replaces variables in JSON
@@ -25,7 +25,11 @@ from nvflare.fuel.utils.config import Config, ConfigFormat, ConfigLoader
 from nvflare.fuel.utils.config_factory import ConfigFactory
 from nvflare.lighter.tool_consts import NVFLARE_PREFIX
 
-from medfedaug.nvflare_jobs.public_paths import public_path
+from medfedaug._version import __version__
+
+VERSION_KEY = "medfedaug"
+"""Entry of a job's configuration: the version that exported the job."""
+
 
 _CONFIGURATION = ("config/config_fed_client.json", "config/config_fed_server.json")
 _CODE = "custom/"
@@ -41,9 +45,8 @@ class NotJson(NVFlareConfigError, ValueError):
     """
 
 
-@public_path
 class JsonAppValidator(AppValidator):
-    """Refuse a job with any configuration but plain JSON, and close NVFlare's other loaders.
+    """Refuse a job with any configuration but plain JSON of this version, and close NVFlare's other loaders.
 
     Another validator of the site is asked next.
     """
@@ -128,7 +131,7 @@ def _problems(app: Path) -> Iterator[str]:
         elif lower.endswith(_OTHER_SUFFIXES):
             yield f"{_short(name)}: only JSON may configure a job here"
         elif name in _CONFIGURATION:
-            yield from _variables(path, name)
+            yield from _content_problems(path, name)
         elif lower.endswith(".json") and not (path.name.startswith(NVFLARE_PREFIX) or name.startswith(_CODE)):
             # NVFlare finds its settings by their names, anywhere below the folder of a kit.
             yield f"{_short(name)}: a job has no JSON but {' and '.join(_CONFIGURATION)}"
@@ -140,8 +143,8 @@ def _entries(app: Path) -> Iterator[Path]:
             yield Path(root) / entry
 
 
-def _variables(path: Path, name: str) -> Iterator[str]:
-    """Find strings in which NVFlare, or a component of it, would replace a variable."""
+def _content_problems(path: Path, name: str) -> Iterator[str]:
+    """Find strings in which NVFlare would replace a variable, and a job of another version."""
     try:
         with path.open() as file:
             content = json.load(file)
@@ -150,6 +153,25 @@ def _variables(path: Path, name: str) -> Iterator[str]:
         return
     for key in keys_with_variables(content):
         yield f"{name}: {key[-200:]} has a brace: variables are not replaced here"
+    version = content.get(VERSION_KEY) if isinstance(content, dict) else None
+    if version != __version__ and _names_our_class(content):
+        exported = _short(str(version or "0.3 or earlier"), 40)
+        text = f"medfedaug {exported} exported it, and this machine has {__version__}"
+        yield f"{name}: {text}; export it again with one version everywhere"
+
+
+def _names_our_class(content: Any) -> bool:
+    """Return whether a component of the configuration is of this package."""
+    waiting = [content]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            if str(value.get("path", "")).startswith("medfedaug."):
+                return True
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+    return False
 
 
 def _short(text: str, most: int = 120) -> str:

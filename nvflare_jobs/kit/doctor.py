@@ -23,10 +23,10 @@ from packaging.utils import canonicalize_name
 
 from medfedaug._version import __version__
 from medfedaug.config.bundle_reference import AllowedBundle, short_hash
-from medfedaug.config.scanners import scanners_text
 from medfedaug.config.training_scripts import find_loop
-from medfedaug.data.base import SPLITS, SiteFolder
+from medfedaug.data.base import SPLITS, Case, SiteFolder
 from medfedaug.data.benchmarks import BENCHMARKS
+from medfedaug.data.dataset_json import unseen_note
 from medfedaug.data.io.formats import BUILT_IN_SUFFIXES, plugin_format
 from medfedaug.data.quality.intensity_scales import find_uneven_scales
 from medfedaug.data.sites import open_site
@@ -140,6 +140,7 @@ def _kit_files(kit: Kit) -> Iterator[Check]:
     configure = f"medfedaug site-config --kit {kit.path}"
     try:
         resources, policy = kit.resources(), kit.policy()
+        kit.check_version()
     except ConfigError as error:
         yield Check("kit", False, str(error), "Correct it, or provision the kit again.")
         return
@@ -175,7 +176,7 @@ def _classes(resources: dict[str, Any], server: bool, configure: str) -> Check:
         advice = f"Correct local/resources.json, or {configure} --only-medfedaug"
         return Check(name, False, f"{void}: a job can run any command here", advice)
     if old := allowed.outdated(entries, server):
-        text = f"{', '.join(old)}: of an earlier site-config; a job without code can run any command here"
+        text = f"{', '.join(old)}: more than jobs need; a job without code can run any command here"
         return Check(name, False, text, configure)
     if missing := allowed.lacking(entries, server):
         return Check(name, False, f"{', '.join(missing)}: not in class_allow_list", configure)
@@ -281,7 +282,7 @@ def _data(kit: Kit | None, folder: Path | None, settings: SiteSettings) -> Itera
         yield _account(site, kit.ledger())
     decoding = _decoding(site)
     yield decoding
-    yield _labels(site)
+    yield from _labels(site)
     if decoding.ok and site.scaling == "each volume":
         yield _scales(site)
     yield from _numbers(site, settings, rules=kit is not None)
@@ -354,7 +355,7 @@ def _noise(policy: PrivacyPolicy) -> Iterator[Check]:
 
 
 def _leaves(policy: PrivacyPolicy) -> Iterator[Check]:
-    """Report the site's policy on scores, losses, models and scanners."""
+    """Report the site's policy on scores, losses and models."""
     text = "one by one, for each case"
     if policy.scores == SUMMARY:
         text = f"rounded means over {policy.min_images} cases or more; no score of a case leaves"
@@ -374,9 +375,6 @@ def _leaves(policy: PrivacyPolicy) -> Iterator[Check]:
     yield Check("scored models", None if more else True, text, advice)
     text = "may be sent to be scored at other sites" if policy.lend_models else "stay here"
     yield Check("own models", True, text)
-    scanners = scanners_text(policy.scanners)
-    text = f"sent to other sites with fingerprints: {scanners}" if scanners else "sent to no other site"
-    yield Check("scanners", True, text)
 
 
 def _decoding(site: SiteFolder) -> Check:
@@ -388,24 +386,35 @@ def _decoding(site: SiteFolder) -> Check:
     return Check("one image", True, f"{case.name}: {' x '.join(map(str, image.shape))} decoded")
 
 
-def _labels(site: SiteFolder) -> Check:
+def _labels(site: SiteFolder) -> Iterator[Check]:
     """Decode label maps for as long as a person waits: no header has the voxels' values."""
     if not isinstance(site, VolumeFolder):
-        return Check("labels", True, "the classes are folders")
-    cases = [case for split in SPLITS for case in site.cases[split]]
-    end, count = time.monotonic() + _LABEL_TIME, 0
+        yield Check("labels", True, "the classes are folders")
+        return
+    cases = [case for split in SPLITS for case in site.cases[split] if isinstance(case.label, Path)]
+    end, shown = time.monotonic() + _LABEL_TIME, dict[Case, set[int]]()
     for case in random.Random(0).sample(cases, len(cases)):
         try:
-            site.load_label(case)
+            shown[case] = {*site.load_label(case).unique().tolist()}
         except MedFedAugError as error:
             advice = "Correct dataset.json or the file, or take the case out of the list."
-            return Check("labels", False, str(error), advice)
-        count += 1
+            yield Check("labels", False, str(error), advice)
+            return
         if time.monotonic() > end:
             break
-    advice = "" if count == len(cases) else "medfedaug inspect reads them all."
-    text = f"{count} of {len(cases)} label maps read: no value outside of the classes"
-    return Check("labels", True, text, advice)
+    advice = "" if len(shown) == len(cases) else "medfedaug inspect reads them all."
+    text = f"{len(shown)} of {len(cases)} label maps read: no value outside of the classes"
+    yield Check("labels", True, text, advice)
+    training = [shown[case] for case in site.cases["training"] if case in shown]
+    if training and not any(values - {0} for values in training):
+        text = f"all {len(training)} label maps of training cases that were read are empty"
+        yield Check("outlines", False, text, "Check the export, and the values under labels in dataset.json.")
+        return
+    present = set[int]().union(*shown.values())
+    numbers = {name: number for number, name in enumerate(site.classes)}
+    if unseen := [name for name in site.annotated() if numbers[name] not in present]:
+        text, _, advice = unseen_note(unseen, f"none of {len(shown)} label maps").partition("; ")
+        yield Check("outlines", None, text, f"{advice[:1].upper()}{advice[1:]}.")
 
 
 def _scales(site: SiteFolder) -> Check:

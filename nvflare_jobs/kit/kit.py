@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from medfedaug._version import __version__
 from medfedaug.config.options import to_json
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.nvflare_jobs.kit import allowed
@@ -21,24 +22,29 @@ from medfedaug.privacy import JOBS_FOLDER, LEDGER_FILE, JobBook, PrivacyLedger, 
 from medfedaug.privacy.site_settings import SETTINGS_FILE, SiteSettings
 from medfedaug.utils.files import parse_json, write_text
 
-LAUNCHER = "medfedaug.nvflare_jobs.launcher.RestartingLauncher"
-VALIDATOR = "medfedaug.nvflare_jobs.app_validator.JsonAppValidator"
+LAUNCHER = "medfedaug.nvflare_jobs.kit.launcher.RestartingLauncher"
+VALIDATOR = "medfedaug.nvflare_jobs.kit.app_validator.JsonAppValidator"
 DEFAULT_LAUNCHER = "nvflare.app_common.job_launcher.client_process_launcher.ClientProcessJobLauncher"
 OWN_COMPONENTS: dict[bool, dict[str, str]] = {
     True: {
-        "medfedaug_status": "medfedaug.nvflare_jobs.kit_status.KitStatus",
-        "medfedaug_certificates": "medfedaug.nvflare_jobs.startup.CertificateWatch",
-        "medfedaug_lost_jobs": "medfedaug.nvflare_jobs.lost_jobs.LostJobs",
+        "medfedaug_status": "medfedaug.nvflare_jobs.kit.kit_status.KitStatus",
+        "medfedaug_certificates": "medfedaug.nvflare_jobs.kit.startup.CertificateWatch",
+        "medfedaug_lost_jobs": "medfedaug.nvflare_jobs.kit.lost_jobs.LostJobs",
     },
     False: {
-        "medfedaug_status": "medfedaug.nvflare_jobs.kit_status.KitStatus",
-        "medfedaug_certificates": "medfedaug.nvflare_jobs.startup.CertificateWatch",
-        "medfedaug_rejoin": "medfedaug.nvflare_jobs.rejoin.JobRejoiner",
+        "medfedaug_status": "medfedaug.nvflare_jobs.kit.kit_status.KitStatus",
+        "medfedaug_certificates": "medfedaug.nvflare_jobs.kit.startup.CertificateWatch",
+        "medfedaug_rejoin": "medfedaug.nvflare_jobs.kit.rejoin.JobRejoiner",
     },
 }
 """Components of this package in the server's (``True``) and in a site's parent process, by their identifiers.
 
 NVFlare builds them from ``local/resources.json``, without arguments, before it takes any job."""
+
+_CONFIGURED_BY = "medfedaug"
+"""Entry of ``local/resources.json``: the version that configured the kit."""
+
+_BEFORE = "0.3 or earlier"  # which recorded no version
 
 _SERVER_SETTINGS = {"plugins", "bundles"}
 """Settings of a site that a server has too: it builds the same methods and networks."""
@@ -127,6 +133,17 @@ class Kit:
         paths = (str(component.get("path", "")) for component in _components(self.resources()))
         return [path for path in paths if path.endswith("Launcher")]
 
+    def check_version(self) -> None:
+        """Check that this version of medfedaug configured the kit, or none did.
+
+        Raises:
+            ConfigError: naming both versions.
+        """
+        by = _configured_by(self.resources())
+        if by not in (None, __version__):
+            advice = f"run medfedaug site-config --kit {self.path}"
+            raise ConfigError(f"{self.path}: configured by {by}, this is {__version__}: {advice}")
+
     def lacking_components(self) -> list[str]:
         """The class paths of `OWN_COMPONENTS` that the kit lacks."""
         present = {component.get("path") for component in _components(self.resources())}
@@ -179,6 +196,12 @@ class Kit:
 
     def _resources(self, only: bool) -> KitFile:
         file = self._file("resources.json")
+        if (by := _configured_by(file.wanted)) == _BEFORE:
+            advice = "remove local/resources.json and configure the kit again"
+            raise ConfigError(f"{self.path}: configured by {by}, this is {__version__}: {advice}")
+        if by != __version__:
+            file.wanted[_CONFIGURED_BY] = __version__
+            file.changes.append(f"{_CONFIGURED_BY}: {__version__}")
         self._classes(file, only)
         self._validator(file)
         self._add_components(file)
@@ -289,6 +312,13 @@ def open_kit(path: str | Path) -> Kit:
     )
 
 
+def _configured_by(resources: Mapping[str, Any]) -> str | None:
+    """Return the version that configured a kit, if any."""
+    named = [str(component.get("path", "")) for component in _components(resources)]
+    ours = any(path.startswith("medfedaug.") for path in [*named, *allowed.allow_list(resources)])
+    return str(resources.get(_CONFIGURED_BY, _BEFORE)) if ours else None
+
+
 def validates_json(resources: Mapping[str, Any]) -> bool:
     """Return whether a server or site with these resources refuses jobs that are not plain JSON."""
     validator = resources.get("app_validator")
@@ -317,7 +347,7 @@ def forbid_code(policy: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return wanted, roles
 
 
-def _components(resources: dict[str, Any]) -> list[dict[str, Any]]:
+def _components(resources: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [entry for entry in resources.get("components", []) if isinstance(entry, dict)]
 
 

@@ -33,7 +33,6 @@ from medfedaug.nvflare_jobs.kit.kit_process import (
     settings_at_start,
 )
 from medfedaug.nvflare_jobs.kit.startup import MOST_CLOCK, await_log, is_parent
-from medfedaug.nvflare_jobs.public_paths import public_path
 
 LEAST_DISK = 2 * 2**30
 """Bytes that must be free for a kit's state: a job writes logs and checkpoints."""
@@ -44,7 +43,6 @@ _LOOPING = 3
 _LEFT = 30 * 86400.0  # seconds of silence after which a site counts as gone
 
 
-@public_path
 class KitStatus(FLComponent):
     """Write the `ProcessRecord` of a server's or a site's parent process every ``period`` seconds.
 

@@ -4,7 +4,7 @@ If a job process is killed, runs out of memory or crashes, NVFlare 2.9 reports t
 the job for all sites. Here the site's parent process starts the job process again, and NVFlare's server sends
 it the pending task. If the process dies too often, the site stays silent, and the server's rules (its time
 limits and the number of sites that it needs) decide how the job continues. After a crash of the parent
-process, `medfedaug.nvflare_jobs.rejoin.JobRejoiner` starts the job process.
+process, `medfedaug.nvflare_jobs.kit.rejoin.JobRejoiner` starts the job process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from nvflare.app_common.job_launcher.client_process_launcher import ClientProces
 from nvflare.fuel.common.exit_codes import ProcessExitCode
 
 from medfedaug.nvflare_jobs.kit.rejoin import JobSession
-from medfedaug.nvflare_jobs.public_paths import public_path
 from medfedaug.utils.printable import log_printable
 
 # The site or its policy cannot run this job, so another attempt would fail too.
@@ -31,7 +30,6 @@ _PERMANENT = (ProcessExitCode.UNSAFE_COMPONENT, ProcessExitCode.CONFIG_ERROR)
 _REPORTED = (JobReturnCode.SUCCESS, JobReturnCode.ABORTED, ProcessExitCode.UNSAFE_COMPONENT)
 
 
-@public_path
 class RestartingLauncher(ClientProcessJobLauncher):
     """Start a site's job process, and start it again when it has died.
 

@@ -17,13 +17,10 @@ from nvflare.apis.fl_constant import SystemComponents
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import RunStatus
 
-from medfedaug.nvflare_jobs.public_paths import public_path
-
 _GONE_AFTER = 60.0  # seconds without a heartbeat after which the server does not wait for a site's outcome
 _PERIOD = 1.0
 
 
-@public_path
 class LostJobs(FLComponent):
     """Mark orphaned jobs as ended: a component of the server's parent process.
 

@@ -37,7 +37,6 @@ from nvflare.private.defs import CellChannel, CellChannelTopic, CellMessageHeade
 from nvflare.private.fed.utils.app_authz import AppAuthzService
 
 from medfedaug.federation.job_folder import JOB_FOLDER, SESSION
-from medfedaug.nvflare_jobs.public_paths import public_path
 from medfedaug.utils.files import write_json
 
 _FILE = f"{JOB_FOLDER}/{SESSION}"
@@ -102,7 +101,6 @@ class JobSession:
         (Path(workspace) / job / _FILE).unlink(missing_ok=True)
 
 
-@public_path
 class JobRejoiner(FLComponent):
     """Start the processes of jobs that were running when the site's machine went down.
 

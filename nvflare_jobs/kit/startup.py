@@ -30,7 +30,6 @@ from cryptography.x509.oid import NameOID
 from nvflare.apis.fl_component import FLComponent
 
 from medfedaug.nvflare_jobs.kit.kit_process import PARENTS, ProcessRecord
-from medfedaug.nvflare_jobs.public_paths import public_path
 
 WARN_DAYS = 30
 """Days before the end of a certificate at which warnings begin."""
@@ -380,7 +379,6 @@ def _is_synchronised() -> bool | None:
     return not status & _UNSYNCHRONISED
 
 
-@public_path
 class CertificateWatch(FLComponent):
     """Log certificate problems of a server or a site, at once and then every day.
 

@@ -5,10 +5,11 @@ import re
 import pytest
 from results import Page, content
 
-from medfedaug.analysis import load_run, summary_table, write_report
+from medfedaug.analysis import summary_table, write_report
 from medfedaug.analysis.grouping import experiment
 from medfedaug.config.plan import Plan
 from medfedaug.errors import DataError
+from medfedaug.runs.load_results import load_run
 
 
 def planned_run(write, spacing, methods=("fedavg",), seed=0, held_out="", fold=0, asked=None):

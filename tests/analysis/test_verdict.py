@@ -1,21 +1,21 @@
 """One verdict for page, tables and terminal, through `medfedaug report` on runs made for it."""
 
 import csv
-import json
 import random
 
 import pytest
 from results import Page
 
 from medfedaug import cli
-from medfedaug.analysis import compare_patients, judge, load_run, paired_t_test, patient_table, summary_table
+from medfedaug.analysis import judge, patient_table, summary_table
 from medfedaug.analysis.comparison import compare_groups
 from medfedaug.analysis.grouping import group_runs
 from medfedaug.analysis.report_summary import answer
 from medfedaug.analysis.verdict import LEVEL, chance
-from medfedaug.errors import DataError
 from medfedaug.metrics.crossed import crossed_test
 from medfedaug.metrics.registry import METRICS
+from medfedaug.metrics.significance import compare_patients, paired_t_test
+from medfedaug.runs.load_results import load_run
 
 
 @pytest.fixture
@@ -112,13 +112,6 @@ def test_images_of_one_patient_are_one_pair(fold):
     )
 
 
-def test_patients_are_put_together_by_their_cases_since_each_run_counts_anew(fold):
-    runs, gain = grouped(fold, 24, 2, folds=3)
-    (row,) = patient_table(runs).rows
-    assert row.test.patients == 24
-    assert row.test.difference == pytest.approx(sum(gain.values()) / 24)
-
-
 def test_a_patients_cases_are_averaged_first(fold):
     """One patient has twenty images, six have one each: all seven have the same weight."""
     names = [*(f"many/{i}" for i in range(20)), *(f"p{i}/0" for i in range(6))]
@@ -135,33 +128,6 @@ def test_a_patients_cases_are_averaged_first(fold):
     (row,) = patient_table(runs).rows
     assert (row.test.patients, row.test.better) == (7, 7)
     assert row.test.difference == pytest.approx((0.2 + 6 * 0.01) / 7)
-
-
-def test_photographs_of_named_patients_are_patients_in_all_words(fold, write):
-    runs, _ = grouped(fold, 8, 3)
-    folders = []
-    for made in runs:
-        content = json.loads(made.path.read_text().replace('"dice"', '"accuracy"'))
-        folders.append(write(content))
-    found = [load_run(folder) for folder in folders]
-    (row,) = patient_table(found).rows
-    assert str(row.verdict) == "open: 8 of 20 patients"
-    assert "on the same 8 patients" in row.sentence("accuracy")
-    assert "images" not in " ".join([*patient_table(found).notes, *patient_table(found).header])
-    assert "8 of 20 patients" in str(summary_table(found).rows[1].verdict)
-    for wrong in ({"p0/0": "0"}, {"p0/0": True}, ["p0/0"]):
-        content["test"]["sites"]["A"]["patients"] = wrong
-        with pytest.raises(DataError, match=r"test\.sites\.A\.patients"):
-            load_run(write(content))
-
-
-def test_interval_and_p_of_every_comparison_agree(against_fedavg):
-    for patients, seeds, gain in ((7, 1, 0.01), (12, 3, 0.02), (40, 5, 0.004), (25, 5, 0.0)):
-        runs = [load_run(folder) for folder in against_fedavg(patients, seeds, gain)]
-        tests = [row.test for row in (*patient_table(runs).rows, *summary_table(runs).rows) if row.test]
-        assert tests
-        for test in tests:
-            assert (test.p <= 0.05) == (test.low > 0 or test.high < 0)
 
 
 def test_both_comparisons_must_lie_on_one_side():
@@ -181,7 +147,7 @@ def test_unseen_sites_are_judged_by_their_own_scores(fold):
     runs = []
     for seed in range(5):
         plain = {f"p{i}": 0.5 + 0.001 * i * (seed + 1) for i in range(24)}
-        for methods, gain in ((("fedavg",), 0.0), (("fedrdn",), 0.05 + 0.001 * seed)):
+        for methods, gain in ((("fedavg",), 0.0), (("fedrdn",), 0.2 + 0.001 * seed)):
             seen = {name: score + gain for name, score in plain.items()}
             unseen = {name: score - gain for name, score in plain.items()}
             runs.append(fold({"DU": seen}, 0, seed=seed, methods=methods, unseen={"EZ": unseen}))
@@ -237,25 +203,13 @@ def test_a_gain_that_two_sites_share_names_both_where_neither_may_lack(at_sites,
     assert verdict.word == "no difference shown" or {"A", "B"} <= verdict.carried.keys()
     plain, runs = {site: {f"p{i}": 0.4 + 0.01 * i for i in range(12)} for site in "AB"}, []
     for seed in range(5):
-        moved = {f"p{i}": 0.4305 + 0.01 * i + 0.05 * (-1) ** i + 0.001 * seed for i in range(12)}
+        moved = {f"p{i}": 0.5485 + 0.01 * i + 0.25 * (-1) ** i + 0.001 * seed for i in range(12)}
         runs.append(fold(plain, 0, seed=seed))
         runs.append(fold(dict.fromkeys("AB", moved), 0, seed=seed, methods=("fedrdn",)))
     half = summary_table(runs)
     found = str(half.rows[1].verdict)
-    assert found == "better, not shown without A (+0.032) or without B (+0.032)"
+    assert found == "better, not shown without A (+0.150) or without B (+0.150)"
     assert f"by the rule of this page: {found}." in answer(half)
-
-
-@pytest.mark.parametrize("gain", [0.0, 0.05])
-def test_sites_at_which_nothing_varies_show_nothing_and_their_gain_is_given(fold, gain):
-    rng, runs = random.Random(3), []
-    for seed in range(5):
-        plain = {s: {f"p{i}": 0.4 + 0.01 * i + 0.005 * seed for i in range(12)} for s in "AB"}
-        better = {name: score + rng.gauss(0.2, 0.01) for name, score in plain["A"].items()}
-        alike = {name: score + gain for name, score in plain["B"].items()}
-        runs.append(fold(plain, 0, seed=seed))
-        runs.append(fold({"A": better, "B": alike}, 0, seed=seed, methods=("fedrdn",)))
-    assert str(patient_table(runs).rows[0].verdict) == f"better at A (elsewhere {gain:+.3f})"
 
 
 def test_sites_that_a_seed_did_not_test_are_compared_over_the_other_seeds(at_sites, fold):
@@ -270,19 +224,27 @@ def test_sites_that_a_seed_did_not_test_are_compared_over_the_other_seeds(at_sit
 def test_the_more_methods_the_stronger_the_evidence_has_to_be(at_sites):
     """A method whose p-value is enough alone is not one of eleven."""
     null = dict.fromkeys(("fedbn", "fedprox", "silobn", "fedfa", "norm", "ditto", "fixbn"), (0.0, 0.0))
-    runs = at_sites(spread=0.03, fedrdn=(0.02, 0.02), **null)
+    runs = at_sites(spread=0.03, fedrdn=(0.14, 0.14), **null)
     pair = [run for run in runs if run.methods in (("fedavg",), ("fedrdn",))]
     (alone,) = compare_groups(group_runs(pair))
     among = next(one for one in compare_groups(group_runs(runs)) if one.label == "fedrdn")
-    assert alone.adjusted == chance(alone.seeds, alone.crossed) <= LEVEL
+    assert alone.adjusted == chance(alone.seeds, alone.crossed, alone.rare) <= LEVEL
     assert among.adjusted == pytest.approx(8 * alone.adjusted)
     assert among.adjusted > LEVEL
     assert alone.verdict.word == "better"
     assert among.verdict.word == "no difference shown"
 
 
+def test_a_gain_that_a_missed_structure_in_a_few_patients_would_undo_is_not_claimed(at_sites):
+    """The same gain of 0.05 at 24 and at 200 patients; the observed differences show it in both."""
+    for patients, verdict in ((24, "not confirmed (rare losses could undo the gain)"), (200, "better")):
+        (row,) = patient_table(at_sites(patients=patients, fedrdn=(0.05, 0.05))).rows
+        assert row.test.p < 0.001
+        assert str(row.verdict) == verdict
+
+
 def test_any_method_can_be_the_reference(run, at_sites, tmp_path):
-    runs = at_sites(fedrdn=(0.05, 0.05), fedbn=(0.1, 0.1))
+    runs = at_sites(fedrdn=(0.2, 0.2), fedbn=(0.4, 0.4))
     against = {row.label: str(row.verdict) for row in patient_table(runs, "fedrdn").rows}
     assert against == {"fedavg": "worse", "fedbn": "better"}
     out = tmp_path / "page.html"
@@ -304,14 +266,6 @@ def test_any_method_can_be_the_reference(run, at_sites, tmp_path):
         code, said, err = run("report", *folders, "--reference", wrong, "--out", out)
         assert code == 2, said
         assert why in " ".join(err.split()).lower()
-
-
-def test_a_published_name_of_a_combination_can_be_the_reference(run, seeds, write, tmp_path):
-    theirs = write(methods=("fedfa", "fedfa_h"), seed=0, scores={"DU": 0.4, "HT": 0.6})
-    folders = [theirs, *(r.path.parent for r in seeds)]
-    code, said, err = run("report", *folders, "--reference", "fedfa+", "--out", tmp_path / "page.html")
-    assert code == 0, err
-    assert "Δ to fedfa,fedfa_h" in said
 
 
 def test_a_verdict_takes_a_p_value_at_the_level_and_follows_the_adjusted_one():

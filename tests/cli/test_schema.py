@@ -12,8 +12,7 @@ import yaml
 from hospitals import Hospital
 from jsonschema import Draft202012Validator
 
-from medfedaug.cli import describe
-from medfedaug.cli.schema import File
+from medfedaug.cli.schema import File, schema_of
 from medfedaug.errors import ConfigError
 from medfedaug.experiments import experiment
 from medfedaug.experiments.experiment import make_experiment
@@ -25,7 +24,7 @@ WHOLE = {"data": "hospitals", "methods": "fedavg", "out": "runs"}
 
 @cache
 def schema(file: File) -> Draft202012Validator:
-    content = json.loads(file.path.read_text(encoding="utf-8"))
+    content = schema_of(file)
     Draft202012Validator.check_schema(content)
     return Draft202012Validator(content)
 
@@ -43,7 +42,7 @@ def by_code(file: File, content, folder) -> None:
 
 def members(file: File):
     """All settings of a file, as path and schema."""
-    content = json.loads(file.path.read_text(encoding="utf-8"))
+    content = schema_of(file)
     for name, values in content["properties"].items():
         yield (name,), values
         if "$ref" in values:
@@ -59,19 +58,6 @@ def with_value(file: File, path, value):
     for name in reversed(path[1:]):
         value = {name: value}
     return {**content, path[0]: value}
-
-
-def test_the_schemas_are_those_of_the_classes():
-    for file, found in describe.schemas().items():
-        written = json.loads(file.path.read_text(encoding="utf-8"))
-        assert written == json.loads(json.dumps(found)), f"write {file.value} anew: make catalogue"
-
-
-@pytest.mark.parametrize("file", File)
-def test_the_command_prints_the_schema(run, file):
-    code, out, err = run("schema", file.value)
-    assert code == 0, err
-    assert json.loads(out) == json.loads(file.path.read_text(encoding="utf-8"))
 
 
 def test_each_setting_has_a_description():
@@ -103,28 +89,6 @@ def test_an_unknown_key_is_refused_by_both(file, path, tmp_path):
     assert not schema(file).is_valid(content)
     with pytest.raises(ConfigError, match=path[-1]):
         by_code(file, content, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        (("privacy", "min_images"), 0),
-        (("privacy", "delta"), 1.0),
-        (("privacy", "scores"), "all"),
-        (("privacy", "clip"), {"colour": [0, 1]}),
-        (("privacy", "clip"), {"feature_mean": [0]}),
-        (("jobs", "min_batch_size"), 0),
-        (("jobs", "min_summed"), 1),
-        (("memory",), -1),
-        (("plugins",), [""]),
-        (("data",), ""),
-    ],
-)
-def test_a_value_out_of_range_is_refused_by_both(path, value, tmp_path):
-    content = with_value(File.site_settings, path, value)
-    assert not schema(File.site_settings).is_valid(content)
-    with pytest.raises(ConfigError):
-        by_code(File.site_settings, content, tmp_path)
 
 
 def test_examples_of_the_pages_are_valid(tmp_path):

@@ -201,8 +201,36 @@ def test_inspection_names_spellings_and_classes_that_few_or_none_have_outlined(s
     assert nothing.startswith("no site has outlined 'kidneys'")
     assert any(reason.startswith("no site has outlined 'gland'") for reason in reasons["B"])
     assert any(reason.startswith("no other site has outlined 'kidney'") for reason in reasons["A"])
-    assert suggest(inspect_sites(sites)).methods == ("ditto", "condist")
+    assert suggest(find_sites(sites)).methods == ("fedrdn", "fedbn", "ditto", "condist")
     assert not any("label map is empty" in reason for reason in (*reasons["B"], *reasons["C"]))
+
+
+def reasons_of(root):
+    return {site.name: " ".join(odd.reason for odd in site.odd) for site in inspect_sites(root)}
+
+
+def test_a_declared_class_that_no_label_map_shows_is_named(tmp_path):
+    write_site(tmp_path, "A", {"0": "background", "1": "liver", "2": "spleen"}, values=[0, 1])
+    assert "none of 4 cases shows spleen" in reasons_of(tmp_path)["A"]
+    rewrite(tmp_path / "A", labelled=["liver"])
+    assert "spleen" not in reasons_of(tmp_path)["A"].partition("shows")[2]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "asked"),
+    [
+        (["nucleus"], ["cell nucleus"], True),
+        (["liver"], ["spleen"], False),
+        (["tumour", "tumour core"], ["tumour core"], False),  # site A names both: two structures
+    ],
+)
+def test_names_that_nearly_agree_are_asked_about_also_without_labelled(tmp_path, ours, theirs, asked):
+    for name, classes in (("A", ours), ("B", theirs)):
+        labels = {"0": "background", **{str(n): text for n, text in enumerate(classes, 1)}}
+        write_site(tmp_path, name, labels, values=[*range(len(labels))])
+    reason = reasons_of(tmp_path)["B"]
+    assert (f"its class {theirs[0]!r} may be the {ours[0]!r} of site A" in reason) is asked
+    assert "list what it has outlined under 'labelled'" in reason  # the likely cause of other classes
 
 
 def test_a_site_without_outlines_need_not_name_classes(sites):

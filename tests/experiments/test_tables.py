@@ -92,16 +92,6 @@ def test_reduced_runs_are_marked_wherever_they_stand_beside_the_papers(office, t
     assert "Not the protocol's, in all runs: image_size=64." in notes
 
 
-def test_a_site_left_out_alone_has_no_mean_beside_the_papers(office, tmp_path):
-    runs = plan(OFFICE_PRESET, office, ["fedavg"], seeds=1, holdout=["dslr"])
-    pretend(runs[0], tmp_path, dict.fromkeys(["amazon", "caltech", "webcam"], 0.9), {"dslr": 0.4})
-    tables, _ = write_tables(runs, OFFICE_PRESET, tmp_path)
-    (row,) = tables["published"].rows
-    assert row.sites["dslr"][0].mean == 0.4
-    assert row.mean.mean is None
-    assert tables["table"].sites == ("dslr",)
-
-
 def test_sites_left_out_in_turn_make_one_row_beside_the_papers(office, tmp_path):
     runs = plan(OFFICE_PRESET, office, ["fedavg"], seeds=2, holdout=["all"])
     for run in runs:

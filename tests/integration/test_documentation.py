@@ -6,18 +6,14 @@ import ast
 import dataclasses
 import re
 import runpy
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from statistics import fmean
 
 import pytest
-from PIL import Image
 
-from medfedaug.analysis.grouping import pool_runs
-from medfedaug.analysis.recorded_gains import recorded_gains
-from medfedaug.methods import registry
 from medfedaug.metrics.registry import BUILT_IN_METRICS
 from medfedaug.privacy.job_policy import JobRules
 
@@ -121,44 +117,47 @@ def test_the_glossary_explains(term):
 
 
 @pytest.fixture(scope="module")
-def recorded():
+def retina():
     """The functions of the script that computes gains from the committed runs."""
-    return runpy.run_path(str(ROOT / "benchmarks/recorded_gains.py"))
+    return runpy.run_path(str(ROOT / "benchmarks/retina_tables.py"))
 
 
 READERS_NAMES = {"each camera alone": "single"}
 NUMBERS = {5: "five"}
 
 
-def test_every_number_of_the_readme_is_computed_from_the_committed_runs(recorded):
+def test_every_number_of_the_readme_is_computed_from_the_committed_runs(retina):
     """Rows, with what is not measured, and the sentence before them."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8").replace("\u2212", "-")
     rows = [
         [c.strip() for c in line.strip("|").split("|")] for line in readme.splitlines() if line[:1] == "|"
     ]
     shown = {row[0].split(" (")[0]: row[1:] for row in rows if len(row) == 5 and row[0] != "method"}
-    computed = {name: {row["methods"]: row for row in recorded["rows"](name)} for name in recorded["RECORDS"]}
-    short, long = computed[recorded["SHORT"]], computed[recorded["LONG"]]
-    folds = Counter(recorded["named"](run.label) for run in recorded["recorded"](recorded["LONG"]))
+    archives = retina["SHORT"], retina["LONG"]
+    short, long = ({row["methods"]: row for row in retina["gains"](name)} for name in archives)
+    folds = Counter(retina["named"](run.label) for run in retina["recorded"](retina["LONG"]))
     for name, cells in ((name, cells) for name, cells in shown.items() if set(name) != {"-"}):
         method = READERS_NAMES.get(name, name.lower())
         row, after = short[method], long.get(method)
-        longer = "{gain} ({low} to {high})".format(**after) + f", {folds[method]} folds" if after else None
+        longer = "{gain} ({interval})".format(**after) + f", {folds[method]} folds" if after else None
         assert cells == [
             row["gain"],
-            f"{row['low']} to {row['high']}",
+            row["interval"],
             row["verdict"],
             longer or "not measured",
         ]
     verdicts = {cells[2].split(" (")[0] for cells in shown.values()}
     assert {"better", "better at AVWIDE", "no difference shown"} <= verdicts
-    runs = [run for run in recorded["recorded"](recorded["SHORT"]) if run.methods == ("fedavg",)]
-    cameras, seeds = {site for run in runs for site in run.tested}, pool_runs(runs)
-    (patients,), (trainings,) = ({row[key] for row in short.values()} for key in ("cases", "trainings"))
+    runs = [run for run in retina["recorded"](retina["SHORT"]) if run.methods == ("fedavg",)]
+    cameras, scores = {site for run in runs for site in run.tested}, defaultdict(list)
+    for number, site in ((number, site) for number, run in enumerate(runs) for site in run.tested):
+        for case, score in runs[number].case_scores[site].items():
+            scores[number, site, runs[number].patients[site].get(case, case)].append(score)
+    (patients,), (trainings,) = ({row[key] for row in short.values()} for key in ("patients", "trainings"))
     text = " ".join(readme.split())
     for part in (
         f"{NUMBERS[len(cameras)]} hospitals' retinal cameras, {patients} patients",
-        f"(FedAvg, {fmean(seed.mean for seed in seeds):.3f})",
+        f"Dice by patient against plain averaging (FedAvg, {fmean(map(fmean, scores.values())):.3f})",
         f"{NUMBERS[int(trainings)].title()} trainings of {runs[0].config['rounds']} rounds",
         f"one training, of {' or '.join(map(str, sorted({*folds.values()})))} folds of 5",
     ):
@@ -173,53 +172,15 @@ def test_the_first_screen_of_the_readme_has_what_code_install_and_picture():
         assert part in first
 
 
-def test_what_the_command_says_was_measured_is_the_two_tables_of_the_results():
-    """One table has all verdicts and no open row, the other one all open rows and no verdict."""
-    lines = text(DOCS / "results/index.md").splitlines()
-    rows = [line.strip("|").split("|") for line in lines if line.startswith("| ")]
-    rows = [[cell.strip().replace("\u2212", "-") for cell in row] for row in rows]
-    (first, second) = (index for index, row in enumerate(rows) if row[0] == "method")
-    verdicts, ((_, *names), (_, *over), *gains) = rows[first + 1 : second], rows[second:]
-    judged = [one for one in recorded_gains() if one.verdict != "open"]
-    assert sorted([row[0].strip("`"), row[2], row[3], row[4]] for row in verdicts) == sorted(
-        [one.methods, one.over, one.text, one.verdict] for one in judged
-    )
-    opened = {(one.experiment, one.methods): one for one in recorded_gains() if one.verdict == "open"}
-    shown = {
-        (name.partition("](")[0][1:], row[0].strip("`")): (row[number + 1], over[number])
-        for row in gains
-        for number, name in enumerate(names)
-        if row[number + 1]
-    }
-    assert shown == {key: (one.text, one.over) for key, one in opened.items()}
-    named = {name for row in [*gains, *verdicts] for name in row[0].strip("`").split(",")}
-    assert named <= {*registry.method_names()}
-
-
-def test_gains_are_computed_from_the_committed_runs(recorded):
-    """The table, and with it the results, which another test compares with it; and the longer trainings."""
-    assert recorded["text"]() == recorded["TABLE"].read_text(encoding="utf-8")
-    assert {one.experiment for one in recorded_gains() if one.verdict != "open"} < {*recorded["RECORDS"]}
+def test_tables_of_the_results_are_computed_from_the_committed_runs(retina):
+    results = (DOCS / "results/index.md").read_text(encoding="utf-8").replace("\u2212", "-")
+    for row in retina["gains"](retina["SHORT"]):
+        cells = f"{row['gain']} ({row['interval']}) | {row['verdict']} |"
+        assert re.search(
+            rf"^\| `{re.escape(row['methods'])}` \|.*\| {re.escape(cells)}$", results, re.MULTILINE
+        ), row
     page = (DOCS / "results/retina/index.md").read_text(encoding="utf-8").splitlines()
-    assert [row for row in recorded["page"]() if row not in page] == []
-
-
-def test_no_verdict_has_fewer_trainings_or_patients_than_the_rule_asks_for():
-    words = {one.verdict.split(" at ")[0] for one in recorded_gains()}
-    assert words == {"open", "better", "no difference shown"}
-    for one in recorded_gains():
-        if one.verdict != "open":
-            assert one.num_trainings >= 5
-            assert one.num_cases >= 20
-            assert one.verdict.startswith("better") <= (one.interval[0] > 0)
-
-
-def test_the_picture_of_the_results_shows_the_numbers_of_the_table():
-    drawn = runpy.run_path(str(DOCS / "pictures/gains.py"))
-    with Image.open(DOCS / "pictures/gains.png") as picture:
-        assert picture.text[drawn["NUMBERS"]] == drawn["numbers"]()
-    columns = tuple(name for names in drawn["COLUMNS"] for name in names)
-    assert all(name.startswith(columns) for name in drawn["experiments"](opened=True))
+    assert [row for row in retina["longer_trainings"]() if row not in page] == []
 
 
 NAMED = re.compile(r"`(?P<path>tests/[\w/]+\.py)`(?P<names>(?:, \*[^*]+\*(?: and \*[^*]+\*)?)*)")

@@ -64,7 +64,7 @@ def join(system, name: str) -> None:
         *(system, "site-config", "--kit", system.kit(name), "--data", system.data[name]),
         *("--device", "cpu", "--forbid-code", "--only-medfedaug"),
     )
-    assert "medfedaug.nvflare_jobs.kit_status.KitStatus" in configured
+    assert "medfedaug.nvflare_jobs.kit.kit_status.KitStatus" in configured
     assert "allow_log_streaming: false" in configured
     assert "runs as process" in output(system, "start", system.kit(name), "--timeout", "300")
     ready, checks = doctor(system, name)

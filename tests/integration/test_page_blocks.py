@@ -17,7 +17,6 @@ from typer.main import get_command
 import medfedaug
 from medfedaug.cli.app import app
 from medfedaug.data.datasets.phantom import make_phantom
-from medfedaug.experiments import one_run
 
 # Results are records of commands that took hours, on data that are elsewhere.
 PAGES = [
@@ -115,7 +114,6 @@ def test_blocks_that_are_not_run_are_few_and_say_why():
         "docs/howto/import.md": 2,
         "docs/howto/nnunet.md": 3,
         "docs/howto/partial_labels.md": 1,
-        "docs/howto/prospect.md": 4,
         "docs/howto/store.md": 1,
         "docs/howto/sweep.md": 2,
         "docs/index.md": 1,
@@ -157,4 +155,4 @@ def test_examples_of_docstrings_without_prompt_run(small, tmp_path, monkeypatch)
     for thing in (medfedaug, medfedaug.load_run):
         (example,) = re.findall(r"::\n\n((?:    .*\n|\n)+)", f"{inspect.getdoc(thing)}\n\n")
         run_python(inspect.cleandoc(example), {}, monkeypatch)
-    assert inspect.cleandoc(example).splitlines()[0] in str(inspect.getdoc(one_run.simulate))
+    assert inspect.cleandoc(example).splitlines()[0] in str(inspect.getdoc(medfedaug.simulate))

@@ -9,7 +9,6 @@ from finished_runs import simulated
 from hospitals import Deployment, Hospital
 from running import TINY_NETWORK, command
 
-from medfedaug.analysis import load_run
 from medfedaug.analysis.score_table import cells_note
 from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.partial_phantom import TRUTH, annotate_apart
@@ -21,6 +20,7 @@ from medfedaug.methods import parse_methods
 from medfedaug.nvflare_jobs.kit.kit import open_kit
 from medfedaug.privacy import PrivacyLedger
 from medfedaug.runs.annotated import BORROWED, OWN, UNKNOWN, Annotated
+from medfedaug.runs.load_results import load_run
 
 STRUCTURES = ("lesion", "ventricles", "deep grey matter", "white matter")
 OWNED = {"site_A": STRUCTURES[:2], "site_B": STRUCTURES[1:3], "site_C": STRUCTURES[2:], "site_D": ()}
@@ -49,15 +49,6 @@ def outline_test_cases(root, site):
 def run(phantom, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "condist"
     return simulated(phantom, out, "condist,teacher,fedrdn", "--partial-loss", "exclusion")
-
-
-def test_the_truth_is_kept_beside(phantom, tmp_path):
-    full = tmp_path / "full"
-    make_phantom(full, patients=3, shape=(48, 48, 5), classes=5)
-    for file in full.glob("site_*/**/*.*"):
-        kept = phantom / TRUTH / file.relative_to(full)
-        assert kept.read_bytes() == file.read_bytes()
-    assert not list((phantom / "site_D" / "labels").iterdir())
 
 
 def test_a_class_is_scored_where_it_is_outlined_and_pages_say_so(run):

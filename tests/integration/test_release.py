@@ -1,4 +1,4 @@
-"""A release: changes in files of their own, one version everywhere, pages by version."""
+"""A release: one version everywhere, its wheel by address, pages by version."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ import pytest
 import medfedaug
 
 ROOT = Path(__file__).resolve().parents[2]
-KINDS = ("summary", "upgrade", "security", "added", "changed", "fixed", "deprecated", "removed")
 
 
 def script(path: str):
@@ -31,67 +30,30 @@ def script(path: str):
     return module
 
 
-RELEASE, PUBLISH = script("changes/release.py"), script("docs/publish.py")
+RELEASE, PUBLISH = script("deploy/release.py"), script("docs/publish.py")
 
 
 @pytest.fixture
 def repository(tmp_path) -> Path:
     """A copy of the files that a release changes."""
-    for name in ("CHANGELOG.md", "CITATION.cff", "SECURITY.md", "pyproject.toml", "medfedaug/_version.py"):
+    for name in ("CHANGELOG.md", "CITATION.cff", "SECURITY.md", "medfedaug/_version.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
-    shutil.copytree(ROOT / "changes", tmp_path / "changes", ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path
 
 
-def fragments() -> list[Path]:
-    others = {"README.md", "template.md", "release.py"}
-    return [path for path in (ROOT / "changes").iterdir() if path.is_file() and path.name not in others]
-
-
-def test_each_change_is_one_line_under_a_kind():
-    for path in fragments():
-        assert re.fullmatch(rf"[\w+-]+\.({'|'.join(KINDS)})\.md", path.name), path.name
-        for line in path.read_text(encoding="utf-8").splitlines():
-            assert re.match(r"(-|\d+\.) \S", line), f"{path.name}: {line[:60]}"
-            assert len(line) <= 300, f"{path.name}: {line[:60]}"
-
-
-def test_one_command_makes_the_next_version_and_loses_no_line(repository):
-    expected = [line for path in fragments() for line in path.read_text(encoding="utf-8").splitlines()]
-    before = (repository / "CHANGELOG.md").read_text(encoding="utf-8")
-    collected = RELEASE.collect(repository)
-    expected += [line for path in collected for line in path.read_text(encoding="utf-8").splitlines()]
-    (repository / "changes/one.fixed.md").write_text("- A fault of this test is gone.\n")
-    build = [sys.executable, "-m", "towncrier", "build", "--yes", "--version", "9.8.7"]
-    build += ["--dir", str(repository)]
-    subprocess.run(["git", "init", "--quiet"], cwd=repository, check=True)
-    subprocess.run(build, cwd=repository, check=True, capture_output=True)
+def test_the_next_version_is_written_at_each_of_its_places(repository):
+    newest = "## Unreleased\n\n- A fault of this test is gone.\n"
+    (repository / "CHANGELOG.md").write_text(f"# Changes\n\n{newest}\n## 9.8.6 (2029-01-01)\n\n- Old.\n")
     RELEASE.set_version("9.8.7", repository, datetime.date(2030, 1, 2))
-
-    after = (repository / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert "## Unreleased" not in after
-    newest = re.split(r"(?m)^(?=## \d)", after)[1]
-    assert newest.startswith("## 9.8.7 (")
-    assert set(expected) | {"- A fault of this test is gone."} <= set(newest.splitlines())
-    assert after.endswith(before[before.index("## 0.2.0") :]), "earlier versions are as they were"
-    assert not list((repository / "changes").glob("*.*.md"))
+    assert "## 9.8.7 (2030-01-02)\n\n- A" in (repository / "CHANGELOG.md").read_text()
     assert '"9.8.7"' in (repository / "medfedaug/_version.py").read_text()
-    assert "version: 9.8.7\n" in (repository / "CITATION.cff").read_text()
+    assert "version: 9.8.7\ndate-released: 2030-01-02\n" in (repository / "CITATION.cff").read_text()
     assert "(9.8 today)" in (repository / "SECURITY.md").read_text()
     RELEASE.notes(repository / "notes.md", repository)
-    assert (repository / "notes.md").read_text(encoding="utf-8").strip() == newest.strip()
-
-
-def test_entries_under_unreleased_become_a_file_for_each_kind(repository):
-    head = "# Changes\n\n<!-- versions -->\n\n"
-    entries = "## Unreleased\n\n### Fixed\n\n- One\n  fault.\n\n### Fixed\n- Two.\n"
-    (repository / "CHANGELOG.md").write_text(f"{head}{entries}\n## 0.2.0 (2026)\n\n- Old.\n")
-    (path,) = RELEASE.collect(repository)
-    assert path.name == "unreleased.fixed.md"
-    assert path.read_text() == "- One fault.\n- Two.\n"
-    assert (repository / "CHANGELOG.md").read_text() == f"{head}## 0.2.0 (2026)\n\n- Old.\n"
-    assert RELEASE.collect(repository) == []
+    assert (repository / "notes.md").read_text().strip() == newest.replace(
+        "Unreleased", "9.8.7 (2030-01-02)"
+    ).strip()
 
 
 def test_files_say_the_version_of_the_package():
@@ -136,16 +98,6 @@ def test_pip_finds_a_release_by_its_page_and_by_its_address_and_no_other_file(re
     with zipfile.ZipFile(folder / "medfedaug-9.8.7-py3-none-any.whl", "a") as wheel:
         wheel.writestr("medfedaug/planted.py", "")
     assert "DO NOT MATCH THE HASHES" in pip_finds(by_address)
-
-
-def test_nothing_tells_to_ask_an_index_for_medfedaug():
-    """No package of this name is ours there. An extra, of what is installed, asks none."""
-    asking = re.compile(r"pip install [^\n`]*(?<= )'?medfedaug(?=[ =<>~'`\"\n])[^\n]*")
-    assert asking.search("pip install --upgrade medfedaug==1.0\n")
-    for pattern in ("*.md", "docs/**/*.md", "examples/**/*.py", "medfedaug/**/*.py", "nvflare_jobs/**/*.py"):
-        for path in ROOT.glob(pattern):
-            for command in asking.findall(path.read_text(encoding="utf-8")):
-                assert "--no-index" in command or " @ http" in command, f"{path}: {command}"
 
 
 def test_pages_of_all_versions_stay_and_the_newest_is_the_first(tmp_path):

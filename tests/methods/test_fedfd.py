@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 
-import plain_operators  # noqa: F401  a CPU has no kernels
 import pytest
 import torch
 from fedfd_loop import L1, L2, SITES, STATISTICS, diversified_loss, layers
@@ -16,10 +15,9 @@ from torch import nn
 from medfedaug.errors import ConfigError
 from medfedaug.federation import FederationServer, SiteTrainer, run_in_process
 from medfedaug.federation.composition import Composition
-from medfedaug.functional import operators
 from medfedaug.methods import FedFD, FedFDA, build_methods
 from medfedaug.methods.base import ServerContext, SiteContext, Step
-from medfedaug.models import build_network, find_head, insert_ffa, instance_adapters
+from medfedaug.models import build_network, find_head, instance_adapters
 from medfedaug.models.adaptation import RandomMix, adaptive_norms, interpolating
 
 
@@ -86,54 +84,6 @@ def test_the_loss_is_equation_5(case, distance):
         0
     ]
     torch.testing.assert_close(ours, theirs)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_one_pass_of_both_batches_is_the_same_step(monkeypatch, case):
-    """The step of a GPU on the CPU: loss, gradients and running statistics of two passes."""
-    name, args, channels, shape, criterion = CASES[case]
-    torch.manual_seed(0)
-    method = FedFD(lambda1=0.3, lambda2=2.0)
-    network = build_network(name, in_channels=channels, out_channels=2, **args)
-    network = method.prepare_network(network).double().train()
-    inputs = torch.randn(shape, dtype=torch.float64)
-    targets = torch.randint(0, 2, (shape[0], *(() if case == "classification" else shape[2:])))
-    values = []
-    for works in (False, True):
-        monkeypatch.setattr(operators, "_compiles_on", lambda device, works=works: works)
-        trained = copy.deepcopy(network)
-        site = method.at_site(SiteContext("A", trained))
-        site.apply(drawn_payload(network, method))
-        passes = []
-        trained.register_forward_pre_hook(lambda module, args, passes=passes: passes.append(len(args[0])))
-        torch.manual_seed(1)
-        site.mix(inputs, [(1.0, targets)])
-        step = step_of(trained, inputs, targets, criterion)
-        site.after_pass(step)
-        loss = step.task_loss + site.loss(step)
-        loss.backward()
-        assert passes == ([2 * len(inputs)] if works else [len(inputs)] * 2)
-        grads = {key: value.grad for key, value in trained.named_parameters()}
-        values.append({"loss": loss, **grads, **trained.state_dict()})
-        assert len(trained(inputs)) == len(inputs)  # no other pass is doubled
-    for key, value in values[0].items():
-        torch.testing.assert_close(values[1][key], value, rtol=1e-6, atol=1e-9, msg=key)
-
-
-def test_layers_that_mix_a_batch_keep_two_passes(monkeypatch):
-    monkeypatch.setattr(operators, "_compiles_on", lambda device: True)
-    method, network = FedFD(), build_network("resnet18", in_channels=3, out_channels=2)
-    network = insert_ffa(method.prepare_network(network), prob=0.0).train()
-    site = method.at_site(SiteContext("A", network))
-    site.apply(drawn_payload(network, method))
-    passes = []
-    network.register_forward_pre_hook(lambda module, args: passes.append(len(args[0])))
-    inputs, targets = torch.randn(3, 3, 32, 32), torch.tensor([0, 1, 0])
-    site.mix(inputs, [(1.0, targets)])
-    step = step_of(network, inputs, targets, nn.CrossEntropyLoss())
-    site.after_pass(step)
-    assert site.loss(step) is not None
-    assert passes == [3, 3]
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,11 @@ import pytest
 import torch
 from running import TINY_OPTIONS
 
-from medfedaug.analysis import load_run, patient_table, summary_table, write_report
+from medfedaug.analysis import patient_table, summary_table, write_report
 from medfedaug.analysis.report_summary import answer
 from medfedaug.metrics.nothing_learned import nothing_learned_in
 from medfedaug.metrics.segmentation import LabelMapScores
+from medfedaug.runs.load_results import load_run
 from medfedaug.runs.model_score import ModelScore
 
 

@@ -11,12 +11,13 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import chi, norm
 
-from medfedaug.analysis import paired_t_test
 from medfedaug.metrics import significance
 from medfedaug.metrics.significance import (
     _power,
     compare_patients,
     detectable_difference,
+    paired_t_test,
+    rare_loss_test,
     sign_flip_test,
     t_quantile,
     t_two_sided,
@@ -223,3 +224,18 @@ def test_power_is_that_of_an_integral_over_the_spread(df):
             limit=400,
         )
         assert _power(noncentrality, critical, df) == pytest.approx(found, abs=1e-11)
+
+
+@pytest.mark.parametrize("patients", [3, 20, 120])
+def test_rare_losses_against_draws_of_the_weights(patients):
+    rng = np.random.default_rng(0)
+    differences = rng.normal(0.03, 0.1, patients)
+    weights = rng.dirichlet(np.ones(patients + 1), 20_000)
+    share = np.mean(weights @ np.append(differences, -0.6) <= 0)
+    assert rare_loss_test(differences, -0.6) == pytest.approx(min(1, 2 * share), abs=0.02)
+
+
+def test_rare_losses_at_their_edges():
+    assert rare_loss_test([-0.1, 0.0], -0.5) == 1
+    assert rare_loss_test([0.5, 0.5], 0.0) == pytest.approx(0, abs=1e-6)
+    assert rare_loss_test([0.1] * 30, -0.4) == pytest.approx(2 * 0.8**30, rel=1e-6)

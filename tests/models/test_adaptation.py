@@ -5,13 +5,11 @@ from __future__ import annotations
 import copy
 import pickle
 
-import plain_operators  # noqa: F401  a CPU has no kernels
 import pytest
 import torch
 from torch import nn
 
 from medfedaug import functional as F
-from medfedaug.functional import operators
 from medfedaug.models import (
     build_network,
     insert_ffa,
@@ -311,29 +309,3 @@ def test_adaptive_norms_are_named_as_the_modules_are():
     net = adapt_batch_norm(build_network("resnet18", in_channels=3, out_channels=2))
     assert list(adaptive_norms(net))[:2] == ["bn1", "layer1.0.bn1"]
     assert len(adaptive_norms(net)) == 20
-
-
-@pytest.mark.parametrize("how", [RandomMix(), RandomMix(-0.5, 1.5), LearnedAlpha(noise=True), LearnedAlpha()])
-@pytest.mark.parametrize("wide", [True, False])
-def test_operators_change_no_result_of_a_norm(monkeypatch, how, wide):
-    """Same draws, results and derivatives, with the plain versions of the operators."""
-    norm = insert_instance_adapters(nn.Sequential(lively_norm(channels=20)[1])).double()[0]
-    for parameter in norm.adapter.parameters():
-        nn.init.uniform_(parameter, -0.2, 0.3)
-    parameters = [norm.weight, norm.bias]
-    parameters += list(norm.adapter.parameters()) if isinstance(how, LearnedAlpha) else []
-    monkeypatch.setattr(operators, "_FEW_WEIGHTS", 0 if wide else 10**6)
-    values = []
-    for works in (False, True):
-        monkeypatch.setattr(operators, "_compiles_on", lambda device, works=works: works)
-        x = features((4, 20, 6, 5)).requires_grad_()
-        leaves = [x, *(parameter.requires_grad_() for parameter in parameters)]
-        torch.manual_seed(3)
-        with interpolating(norm, how):
-            out = norm(x)
-        grads = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
-        again = torch.autograd.grad(sum(grad.square().sum() for grad in grads), leaves, retain_graph=True)
-        first = torch.autograd.grad(out.square().sum(), leaves)
-        values.append((out, *grads, *again, *first))
-    for other, ours in zip(*values, strict=True):
-        torch.testing.assert_close(ours, other)

@@ -5,12 +5,10 @@ import math
 import pickle
 
 import numpy as np
-import plain_operators  # noqa: F401  a CPU has no kernels
 import pytest
 import torch
 
 from medfedaug.errors import MedFedAugWarning
-from medfedaug.functional import operators
 from medfedaug.models import FFALayer
 
 SHAPES = [(4, 3, 9), (4, 3, 6, 5), (3, 3, 4, 5, 3)]
@@ -413,62 +411,3 @@ def test_a_batch_of_one_image_is_no_active_one(variance, recwarn):
     reported = [str(warning.message) for warning in recwarn if warning.category is MedFedAugWarning]
     assert bool(reported) != active
     assert all("batch of one image" in text for text in reported)
-
-
-@pytest.fixture
-def by_operators(monkeypatch):
-    """Let layers on the CPU take the path of a GPU, with the plain versions of the operators."""
-    monkeypatch.setattr(operators, "_compiles_on", lambda device: True)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("variance", ["adaptive", "direct", "client", "random"])
-def test_a_layer_by_operators_equals_algorithm_2(by_operators, shape, variance):
-    x = features(shape)
-    layer = FFALayer(3, prob=1.0, variance=variance)
-    layer.set_gamma(*SHARED)
-    torch.manual_seed(7)
-    draws = torch.randn(2 * shape[0] * 3 + 1, dtype=torch.float64)[:-1]
-    noise = list(draws.view(2, shape[0], 3).numpy())
-    expected, new_std = algorithm_2(x.numpy(), noise, variance, eps=1e-6)
-    torch.manual_seed(7)
-    np.testing.assert_allclose(layer(x).numpy(), expected, rtol=1e-6, atol=1e-6)
-    mu, sigma = image_statistics(x.numpy(), 1e-6)
-    mean, std = layer.statistics()
-    np.testing.assert_allclose(mean.numpy(), 0.01 * mu.mean(0), rtol=1e-5)
-    np.testing.assert_allclose(std.numpy(), 0.99 + 0.01 * sigma.mean(0), rtol=1e-5)
-    counts = int(layer.num_active_batches), int(layer.negative_std_count), int(layer.sampled_std_count)
-    assert counts == (1, (new_std < 0).sum(), shape[0] * 3)
-
-
-def test_derivatives_of_a_layer_by_operators(by_operators):
-    layer = FFALayer(2, prob=1.0)
-
-    def seeded(x):
-        torch.manual_seed(7)
-        return layer(x)
-
-    x = features((2, 2, 3)).requires_grad_()
-    torch.autograd.gradcheck(seeded, x)
-    torch.autograd.gradgradcheck(seeded, x)
-
-
-def test_the_draw_decides_over_a_layer_by_operators(by_operators):
-    x, layer = features(), FFALayer(3, prob=0.3)
-    torch.manual_seed(0)
-    changed = sum(not torch.equal(layer(x), x) for _ in range(200))
-    assert changed == int(layer.num_active_batches)
-    assert 40 <= changed <= 80
-    assert not FFALayer(3, prob=0.0)(x).ne(x).any()
-    one = x[:1]
-    with pytest.warns(MedFedAugWarning):
-        assert layer(one) is one
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_stays_so_by_operators(by_operators, dtype):
-    layer = FFALayer(3, prob=1.0).to(dtype)
-    out = layer(features(dtype=dtype).requires_grad_())
-    out.sum().backward()
-    assert out.dtype == dtype
-    assert layer.running_mean.dtype == torch.float32

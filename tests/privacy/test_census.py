@@ -86,7 +86,8 @@ def test_means_over_cases_leave_out_cases_without_a_value():
 
 
 def test_means_over_cases_have_weights():
-    (mean,) = census(2, least=1).over_cases(({"x": torch.tensor([v])} for v in (0.0, 4.0)), [3.0, 1.0]).values()
+    rows = ({"x": torch.tensor([value])} for value in (0.0, 4.0))
+    (mean,) = census(2, least=1).over_cases(rows, [3.0, 1.0]).values()
     assert mean.item() == 1.0
     assert float(contributors_of(mean).share) == 0.75
 

@@ -1,5 +1,7 @@
-"""What jobs ask of a hospital with a kit's default rules, through its executor and gate: arguments of a job that
-decide how many patients are behind a number, and methods that cannot say which."""
+"""Arguments of a job that decide how many patients are behind a number, and methods that cannot say which.
+
+Each job runs through the executor and the gate of a hospital with a kit's default rules.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ def hospital(tmp_path):
 
 
 def job(methods: str = "fedavg", arguments=None, *, norm="group", classes: int = 2, **given) -> RunConfig:
-    norm = {"group": ["group", {"num_groups": 1}], "batch": ["batch", {}]}[norm] if isinstance(norm, str) else norm
+    if isinstance(norm, str):
+        norm = [norm, {"num_groups": 1} if norm == "group" else {}]
     network = {"block": "basic", "layers": [1, 1, 1, 1], "block_inplanes": [4, 4, 4, 4], "norm": norm}
     return RunConfig(
         task="classification",
@@ -51,7 +54,8 @@ def job(methods: str = "fedavg", arguments=None, *, norm="group", classes: int =
         classes=tuple(f"c{n}" for n in range(classes)),
         image_size=SIDE,
         intensity="scale",
-        **{"rounds": 1, "local_steps": 5, "batch_size": 2, "learning_rate": 1e-12, "optimizer": "sgd", **given},
+        **{"rounds": 1, "local_steps": 5, "batch_size": 2, "learning_rate": 1e-12, **given},
+        optimizer="sgd",
     )
 
 
@@ -118,7 +122,7 @@ def test_a_running_average_is_of_all_patients(hospital):
     layer = next(iter(trainer.parts["fedfa"].layers.values()))
     (mean,) = (value for key, value in reply.payload.items() if key.endswith("/mean"))
     assert not torch.allclose(mean, layer.statistics()[0])
-    cases = [entries for entries in trainer.parts["fedfa"]._by_case()]
+    cases = list(trainer.parts["fedfa"]._by_case())
     key = f"{layer.stage}/mean"
     assert torch.allclose(mean, torch.stack([case[key] for case in cases]).mean(dim=0).float(), atol=1e-5)
 
@@ -174,7 +178,7 @@ def test_a_method_that_can_say_its_patients_runs_at_a_hospital(hospital, methods
         assert reply.payload
 
 
-CARELESS = '''
+CARELESS = """
 import torch
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 
@@ -196,7 +200,7 @@ class Careless(Method):
     name = "careless"
     def at_site(self, context): return Site(context)
     def every_round(self, context): return Server()
-'''
+"""
 
 
 def test_a_careless_method_of_somebody_else_sends_nothing(hospital, outside_package):

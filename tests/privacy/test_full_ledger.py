@@ -38,3 +38,10 @@ def test_a_file_that_is_no_ledger_is_still_none(ledger):
     ledger.path.write_bytes(b"no database" * 100)
     with pytest.raises(ConfigError, match="not a privacy ledger of this version"):
         ledger.entries()
+
+
+def test_a_ledger_of_another_schema_is_refused_with_both(ledger):
+    with sqlite3.connect(ledger.path) as connection:
+        connection.execute("PRAGMA user_version = 7")
+    with pytest.raises(ConfigError, match="it has schema 7, this version reads schema 1"):
+        ledger.entries()

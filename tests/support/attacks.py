@@ -38,21 +38,24 @@ def function(mark: Path) -> Component:
 
 
 def launcher(mark: Path) -> Component:
-    return {"path": "medfedaug.nvflare_jobs.launcher.RestartingLauncher", "args": {}}
+    return {"path": "medfedaug.nvflare_jobs.kit.launcher.RestartingLauncher", "args": {}}
 
 
 def below(mark: Path) -> Component:
     """A path that begins like an entry of the list."""
-    return {"path": "medfedaug.nvflare_jobs.executor.SiteExecutor.execute", "args": {"config": command(mark)}}
+    return {
+        "path": "medfedaug.nvflare_jobs.job.executor.SiteExecutor.execute",
+        "args": {"config": command(mark)},
+    }
 
 
 def executor(mark: Path) -> Component:
-    return {"path": "medfedaug.nvflare_jobs.executor.SiteExecutor", "args": {"config": command(mark)}}
+    return {"path": "medfedaug.nvflare_jobs.job.executor.SiteExecutor", "args": {"config": command(mark)}}
 
 
 def controller(mark: Path) -> Component:
     return {
-        "path": "medfedaug.nvflare_jobs.controller.FederationController",
+        "path": "medfedaug.nvflare_jobs.job.controller.FederationController",
         "args": {"config": command(mark)},
     }
 
@@ -60,13 +63,13 @@ def controller(mark: Path) -> Component:
 def nested(mark: Path) -> Component:
     """NVFlare builds arguments that look like components."""
     inner = {key: value for key, value in command(mark).items() if key != "config_type"}
-    return {"path": "medfedaug.nvflare_jobs.executor.SiteExecutor", "args": {"config": inner}}
+    return {"path": "medfedaug.nvflare_jobs.job.executor.SiteExecutor", "args": {"config": inner}}
 
 
 def attributes(mark: Path) -> Component:
     """The arguments that NVFlare takes in place of all others, and does not look at."""
     values = {"class_attributes": {"config": command(mark)}}
-    return {"path": "medfedaug.nvflare_jobs.executor.SiteExecutor", "args": values}
+    return {"path": "medfedaug.nvflare_jobs.job.executor.SiteExecutor", "args": values}
 
 
 ATTACKS: dict[str, Callable[[Path], Component]] = {

@@ -33,9 +33,7 @@ SOURCES = {
         *("federation/site/test_dp_sgd.py", "federation/site/test_dp_sgd_audit.py"),
         "federation/site/test_dp_sgd_hostile.py",
     ),
-    "medfedaug/federation/messages/privacy_guard.py": (
-        *("federation/messages/test_privacy_guard.py", "federation/planning/test_prospect.py"),
-    ),
+    "medfedaug/federation/messages/privacy_guard.py": ("federation/messages/test_privacy_guard.py",),
     "medfedaug/federation/site/samples.py": ("federation/site/test_local_training.py",),
     "medfedaug/methods/dp_fedavg.py": ("methods/test_dp_fedavg.py",),
     "medfedaug/privacy/pseudonyms.py": ("privacy/test_pseudonyms.py",),

@@ -6,7 +6,7 @@ from statistics import fmean
 
 import pytest
 
-from medfedaug.analysis import load_run
+from medfedaug.runs.load_results import load_run
 
 
 def content(

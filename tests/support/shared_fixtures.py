@@ -8,6 +8,8 @@ import gc
 gc.disable()
 
 import base64
+import errno
+import io
 import json
 import os
 import shutil
@@ -33,13 +35,13 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.data.sites import find_sites
-from medfedaug.experiments.simulate import configure
 from medfedaug.methods import parse_methods, registry
 from medfedaug.metrics.registry import METRICS
 from medfedaug.models import networks
 from medfedaug.nvflare_jobs.kit.kit import open_kit
 from medfedaug.nvflare_jobs.simulator import simulator
 from medfedaug.privacy.site_settings import SETTINGS_FILE
+from medfedaug.simulate import configure
 from medfedaug.utils import plugins
 
 gc.freeze()
@@ -398,15 +400,17 @@ def own_data(ready_kit, thirty_cases, tmp_path) -> Path:
     return copy
 
 
+class _FullDisk(io.FileIO):
+    def write(self, _):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 @pytest.fixture
 def full_disk(monkeypatch):
-    """Every write goes to the kernel's own full device: a real ENOSPC, not a made-up one."""
-    if not Path("/dev/full").exists():
-        pytest.skip("the system has no /dev/full")
+    """No file that is opened from now on takes a byte, as on a full disk."""
     opened = os.fdopen
 
-    def fdopen(descriptor, *arguments):
-        opened(descriptor, *arguments).close()
-        return open("/dev/full", *arguments)
+    def fdopen(descriptor, mode):
+        return io.BufferedWriter(_FullDisk(descriptor, "w")) if mode == "wb" else opened(descriptor, mode)
 
     monkeypatch.setattr(os, "fdopen", fdopen)

@@ -47,33 +47,3 @@ def from_mlflow(folder) -> Numbers:
             history = client.get_metric_history(run.info.run_id, tag)
             numbers.update({(site, tag, entry.step): entry.value for entry in history})
     return numbers
-
-
-def from_wandb(folder) -> Numbers:
-    """The steps of offline runs, which `wandb sync` would send."""
-    numbers: Numbers = {}
-    for records in map(wandb_records, sorted(folder.glob("wandb/offline-run-*/run-*.wandb"))):
-        (run,) = (record.run for record in records if record.HasField("run"))
-        site = run.display_name.split("-")[0]
-        for record in records:
-            values = {item.key or item.nested_key[0]: float(item.value_json) for item in record.history.item}
-            numbers.update({(site, k, int(values["_step"])): v for k, v in values.items() if k[0] != "_"})
-    return numbers
-
-
-def wandb_records(path) -> list:
-    """The records of a run: chunks in blocks of 32 KiB, each after seven bytes, as in a log of LevelDB."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    data, records, part, at = path.read_bytes(), [], b"", 7
-    while at + 7 <= len(data):
-        if (left := 32768 - at % 32768) < 7:
-            at += left
-            continue
-        size, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
-        part += data[at + 7 : at + 7 + size]
-        at += 7 + size
-        if kind in (1, 4):  # the whole record, or its last chunk
-            records.append(Record.FromString(part))
-            part = b""
-    return records

@@ -14,10 +14,10 @@ from torch import nn
 from medfedaug.config.run import RunConfig, recorded_settings
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError
-from medfedaug.experiments.simulate import configure
 from medfedaug.federation.in_process import run_in_process
 from medfedaug.federation.site.local_training import LocalTraining
 from medfedaug.methods import parse_methods
+from medfedaug.simulate import configure
 from medfedaug.tasks.losses import build_loss, loss_names
 from medfedaug.utils import plugins
 

@@ -74,11 +74,6 @@ def test_what_others_may_not_read_stays_so(tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_others_may_read_what_is_written(tmp_path):
-    write_atomic(tmp_path / "kept", lambda file: file.write(b"new"))
-    assert stat.S_IMODE((tmp_path / "kept").stat().st_mode) == 0o644
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

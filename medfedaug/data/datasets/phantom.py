@@ -78,10 +78,10 @@ class Scanner:
         return values if self.inverted else {k: v for k, v in values.items() if k != "inverted"}
 
     def shifted(self, shift: float) -> Scanner:
-        r"""Return the scanner ``shift`` times as far from the middle of all scanners.
+        """Return the scanner ``shift`` times as far from the middle of all scanners.
 
-        A parameter p becomes :math:`m (p / m)^s`, m the geometric mean of its lowest and highest value; the
-        coil's field :math:`s` times as strong. Parameters that could remove the lesion from the image (field
+        A parameter p becomes ``m (p / m)ˢ``, m the geometric mean of its lowest and highest value; the
+        coil's field s times as strong. Parameters that could remove the lesion from the image (field
         of view, coverage, blur, noise) stay within the range of scanners.
 
         Args:

@@ -106,6 +106,7 @@ class ModelIdentity:
             "manufacturer_model_name": _NAME,
             "software_versions": __version__,
             "device_serial_number": self.sha256[:64],
+            "specific_character_set": None,  # `save_object` chooses it
         }
 
     def tracking_uid(self, series: DicomSeries, number: int) -> str:

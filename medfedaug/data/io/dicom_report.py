@@ -5,7 +5,7 @@ highdicom writes it, which is an extra: ``pip install 'medfedaug[pacs]'``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pydicom
 
 from medfedaug._version import __version__
 from medfedaug.data.io.dicom_identity import ObjectKind
-from medfedaug.data.io.dicom_segmentation import OWN_CODES, Segments, concept, writing
+from medfedaug.data.io.dicom_segmentation import OWN_CODES, Segments, concept, save_object, writing
 from medfedaug.data.io.dicom_series import open_series
 from medfedaug.data.io.segment_codes import Code
 
@@ -37,7 +37,9 @@ def write_report(
 ) -> None:
     """Write a report (PS3.16, TID 1500): volume of each class, in millilitres, and measures of `QUALITY`."""
     with writing("report", series, "Leave out --report."):
-        _report(series, voxels, segmentation, segments, quality).save_as(path, enforce_file_format=True)
+        seg = pydicom.dcmread(segmentation, stop_before_pixels=True)
+        slices = [pydicom.dcmread(file, stop_before_pixels=True) for file in open_series(series).files]
+        save_object(_report(series, voxels, seg, slices, segments, quality), slices[0], path)
 
 
 def _measurements(name: str, millilitres: float, quality: Mapping[str, Mapping[str, float]]) -> list[Any]:
@@ -56,7 +58,8 @@ def _measurements(name: str, millilitres: float, quality: Mapping[str, Mapping[s
 def _report(
     series: Path,
     voxels: np.ndarray,
-    segmentation: Path,
+    seg: pydicom.Dataset,
+    slices: Sequence[pydicom.Dataset],
     segments: Segments,
     quality: Mapping[str, Mapping[str, float]],
 ) -> Any:
@@ -67,8 +70,6 @@ def _report(
     if volume.affine is None:
         raise ValueError("its slices do not say where they lie")
     millilitres = abs(float(np.linalg.det(volume.affine[:3, :3]))) / 1000
-    seg = pydicom.dcmread(segmentation, stop_before_pixels=True)
-    slices = [pydicom.dcmread(file, stop_before_pixels=True) for file in volume.files]
     model = segments.model
     device = hd.sr.ObserverContext(
         observer_type=codes.DCM.Device,

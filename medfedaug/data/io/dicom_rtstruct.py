@@ -16,7 +16,7 @@ from pydicom.uid import ExplicitVRLittleEndian, RTStructureSetStorage
 from medfedaug.data.io.contours import closed_contours
 from medfedaug.data.io.dicom_headers import DicomSlice, dataset_of
 from medfedaug.data.io.dicom_identity import ObjectKind
-from medfedaug.data.io.dicom_segmentation import Segments, concept, writing
+from medfedaug.data.io.dicom_segmentation import Segments, concept, save_object, writing
 from medfedaug.data.io.dicom_series import open_series
 from medfedaug.data.io.dicom_volumes import DicomSeries
 
@@ -32,15 +32,15 @@ def write_rtstruct(path: Path, series: Path, voxels: np.ndarray, segments: Segme
     """
     volume = open_series(series)
     with writing("RTSTRUCT", series, "Leave out --rtstruct."):
-        _structure_set(volume, voxels, segments).save_as(path, enforce_file_format=True)
+        source = pydicom.dcmread(volume.files[0], stop_before_pixels=True)
+        save_object(_structure_set(volume, source, voxels, segments), source, path)
 
 
-def _structure_set(volume: DicomSeries, voxels: np.ndarray, segments: Segments) -> Dataset:
+def _structure_set(volume: DicomSeries, source: Dataset, voxels: np.ndarray, segments: Segments) -> Dataset:
     import highdicom as hd
 
     if volume.affine is None:
         raise ValueError("its slices do not say where they lie")
-    source = pydicom.dcmread(volume.files[0], stop_before_pixels=True)
     structure = hd.SOPClass(
         study_instance_uid=source.StudyInstanceUID,
         sop_class_uid=RTStructureSetStorage,

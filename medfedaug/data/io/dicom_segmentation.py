@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pydicom
+from pydicom import Dataset
+from pydicom.valuerep import CUSTOMIZABLE_CHARSET_VR
 
 from medfedaug.data.io.dicom_identity import ModelIdentity, ObjectKind
 from medfedaug.data.io.dicom_series import open_series
@@ -25,6 +28,7 @@ OWN_CODES = "99MEDFEDAUG"
 """Coding scheme of classes without a code, and of measures that no scheme has."""
 _SEG, _CONVERT = "DICOM SEG", "Convert the series to NIfTI."
 _NEEDED = ("PatientID", "StudyInstanceUID", "FrameOfReferenceUID")
+_UTF8, _REPLACEMENT = "ISO_IR 192", "\ufffd"
 _PLACED = ("ImageOrientationPatient", "PixelSpacing")
 
 
@@ -71,7 +75,6 @@ def write_segmentation(path: Path, series: Path, voxels: np.ndarray, segments: S
         segments: the classes, and who predicted them.
     """
     import highdicom as hd
-    import pydicom
 
     volume = open_series(series)
     slices = [pydicom.dcmread(file, stop_before_pixels=True) for file in volume.files]
@@ -110,7 +113,7 @@ def write_segmentation(path: Path, series: Path, voxels: np.ndarray, segments: S
     if volume.first.frames > 1:  # and the frames of one file in their stored order
         frames = frames[np.argsort([piece.frame for piece in volume.slices])]
     with writing(_SEG, series, _CONVERT):
-        hd.seg.Segmentation(
+        made = hd.seg.Segmentation(
             source_images=slices,
             pixel_array=np.ascontiguousarray(np.clip(frames, 0, 1) if fractional else frames),
             segmentation_type="FRACTIONAL" if fractional else "BINARY",
@@ -118,7 +121,8 @@ def write_segmentation(path: Path, series: Path, voxels: np.ndarray, segments: S
             pixel_measures=measures,
             **segments.model.of_series(volume, kind),
             omit_empty_frames=not fractional and bool(voxels.any()),
-        ).save_as(path)
+        )
+        save_object(made, slices[0], path)
 
 
 @contextmanager
@@ -130,6 +134,35 @@ def writing(kind: str, series: Path, hint: str) -> Iterator[None]:
             yield
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise _unfit(kind, series, first_line(error), hint) from error
+
+
+def save_object(made: Dataset, source: Dataset, path: Path) -> None:
+    """Save an object in the character set of its image, or in UTF-8 where that lacks a character.
+
+    Raises:
+        ValueError: where the file would hold another text than the image, such as the patient's name.
+    """
+    declared, texts = source.get("SpecificCharacterSet"), [*_texts(made)]
+    if any(_REPLACEMENT in text for text in texts):
+        raise ValueError("its header has a text that its character set cannot decode")
+    # Without a character set, the bytes of a name are kept: nobody knows which letters they mean.
+    known = declared or all(map(str.isascii, _texts(source)))
+    for characters in (declared, _UTF8) if known else (None,):
+        made.SpecificCharacterSet = characters
+        if not characters:
+            del made.SpecificCharacterSet
+        with suppress(UnicodeEncodeError):
+            made.save_as(path, enforce_file_format=True)
+            if [*_texts(pydicom.dcmread(path, stop_before_pixels=True))] == texts:
+                return
+    raise ValueError("its header has a text, such as the patient's name, that would change")
+
+
+def _texts(dataset: Dataset) -> Iterator[str]:
+    """Yield all values that a character set encodes, also those of items."""
+    for element in dataset.iterall():
+        if element.VR in CUSTOMIZABLE_CHARSET_VR:
+            yield str(element.value or "")
 
 
 def concept(code: Code) -> Any:

@@ -13,11 +13,16 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from medfedaug.data.base import SPLITS, Case
+from medfedaug.data.dataset_json import LABELLED
 from medfedaug.data.pacs.earlier_versions import EarlierVersions
 from medfedaug.data.pacs.import_settings import ImportSettings
+from medfedaug.data.pacs.study_list import StudyList
 from medfedaug.data.splits import split_patients
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import parse_json, private_folder, remove_unfinished, write_json
+
+_OWN_FIELDS = ("labels", "channel_names", LABELLED)
+_OWN_OF_ROW = ("image", "label", "patient", "version", "notes")
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ class CaseFiles:
     def whole(self, case: str, settings: ImportSettings) -> bool:
         """Return whether all files of a case exist."""
         files = self.images(case, settings.channels)
-        files += [self.label(case)] if settings.labelled else []
+        files += [self.label(case)] if settings.outlined else []
         kept = self.dicom(case).is_dir() or not settings.anonymise
         return kept and all(file.is_file() for file in files)
 
@@ -114,74 +119,93 @@ class CaseFiles:
         for folder in (self.dicom(case), self.staging(case)):
             shutil.rmtree(folder, ignore_errors=True)
 
-    def write_listing(self, studies: Mapping[str, dict[str, Any]], settings: ImportSettings) -> None:
-        """Write ``dataset.json``: split by patient, or without label maps all as test images.
+    def write_listing(self, studies: StudyList, settings: ImportSettings) -> None:
+        """Write ``dataset.json``, split by patient; a patient stays in the split of an earlier list.
 
-        A patient stays in the split of an earlier list.
-
-        Args:
-            studies: by case its ``patient``, and optionally ``version``, ``notes`` and ``split``, which is
-                entered where a site trains.
-            settings: of the import.
+        Fields that no import writes are kept, in the list and in its rows. ``labelled`` is that of the
+        settings; else that of the list, if a person wrote it; else the classes that some label map shows,
+        where one shows none of a class.
         """
+        entries = studies.studies
         cases = [
             Case(case, self.images(case, settings.channels)[0], "", patient=entry["patient"])
-            for case, entry in sorted(studies.items())
+            for case, entry in sorted(entries.items())
             if self.whole(case, settings)
         ]
-        if not cases and not self.listing.is_file():
+        before = self.content()
+        if not cases and not before:
             return
-        split = self._split(cases, studies, settings)
-        for entry in studies.values():
+        split = self._split(cases, entries, before)
+        for entry in entries.values():
             if "training" in split.values() and entry["patient"] in split:
                 entry["split"] = split[entry["patient"]]
-        content: dict[str, Any] = {
-            "labels": {str(number): name for number, name in enumerate(settings.classes)}
-        }
+        content = {name: value for name, value in before.items() if name not in (*_OWN_FIELDS, *SPLITS)}
+        content["labels"] = {str(number): name for number, name in enumerate(settings.classes)}
         if settings.channels:
             content["channel_names"] = {str(number): name for number, name in enumerate(settings.channels)}
+        if labelled := _labelled(before, studies, settings):
+            content[LABELLED] = labelled
+        rows = {str(row.get("image")): row for part in SPLITS for row in before.get(part, ())}
         for part in SPLITS:
             content[part] = [
-                self._row(case, settings, studies[case.name]) for case in cases if split[case.patient] == part
+                self._row(case, settings, entries[case.name], rows)
+                for case in cases
+                if split[case.patient] == part
             ]
         write_json(self.listing, content, private=True)
 
-    def _row(self, case: Case, settings: ImportSettings, entry: Mapping[str, Any]) -> dict[str, Any]:
+    def content(self) -> dict[str, Any]:
+        """Read ``dataset.json``; empty where there is none."""
+        if not self.listing.is_file():
+            return {}
+        content: dict[str, Any] = parse_json(self.listing.read_text(encoding="utf-8"))
+        return content
+
+    def _row(
+        self,
+        case: Case,
+        settings: ImportSettings,
+        entry: Mapping[str, Any],
+        before: Mapping[str, Mapping[str, Any]],
+    ) -> dict[str, Any]:
         images = [f"images/{file.name}" for file in self.images(case.name, settings.channels)]
-        label = {"label": f"labels/{case.name}.nii.gz"} if settings.labelled else {}
-        optional = {name: entry[name] for name in ("version", "notes") if entry.get(name)}
         image = images if settings.channels else images[0]
-        return {"image": image, **label, "patient": case.patient, **optional}
+        label = {"label": f"labels/{case.name}.nii.gz"} if settings.outlined else {}
+        optional = {name: entry[name] for name in ("version", "notes") if entry.get(name)}
+        kept = {key: v for key, v in before.get(str(image), {}).items() if key not in _OWN_OF_ROW}
+        return {"image": image, **label, "patient": case.patient, **optional, **kept}
 
     def _split(
-        self, cases: Sequence[Case], studies: Mapping[str, Mapping[str, Any]], settings: ImportSettings
+        self, cases: Sequence[Case], studies: Mapping[str, Mapping[str, Any]], before: Mapping[str, Any]
     ) -> dict[str, str]:
         """Return the split of each patient."""
         known = {entry["patient"]: entry["split"] for entry in studies.values() if "split" in entry}
-        known = {**known, **self._known_splits()} if settings.labelled else {}
+        if before.get("training"):
+            known |= {row["patient"]: part for part in SPLITS for row in before.get(part, ())}
         new = [case for case in cases if case.patient not in known]
-        parts: Mapping[str, Sequence[Case]]
-        if not settings.labelled:
-            parts = {"test": new}
-        elif known and len({case.patient for case in new}) < len(SPLITS):
-            parts = {"training": new}
+        if known and len({case.patient for case in new}) < len(SPLITS):
+            parts: Mapping[str, Sequence[Case]] = {"training": new}
         else:
             parts = split_patients(self.out.resolve().name, new)
         return known | {case.patient: part for part, members in parts.items() for case in members}
 
-    def _known_splits(self) -> dict[str, str]:
-        """Return the split of each patient of an earlier list; empty for a list without training cases."""
-        if not self.listing.is_file():
-            return {}
-        content = parse_json(self.listing.read_text(encoding="utf-8"))
-        splits = {row["patient"]: part for part in SPLITS for row in content.get(part, ())}
-        return splits if "training" in splits.values() else {}
-
     def unlist(self, patients: Collection[str]) -> None:
         """Take patients off ``dataset.json``."""
-        if not self.listing.is_file():
+        if not (content := self.content()):
             return
-        content = parse_json(self.listing.read_text(encoding="utf-8"))
         for part in SPLITS:
             content[part] = [row for row in content.get(part, []) if row.get("patient") not in patients]
         write_json(self.listing, content, private=True)
+
+
+def _labelled(before: Mapping[str, Any], studies: StudyList, settings: ImportSettings) -> list[str]:
+    """Return the classes under ``labelled``; empty where the site has outlined all."""
+    if settings.labelled or not settings.outlined:
+        studies.labelled = []
+        return [*settings.labelled] if {*settings.labelled} != {*settings.classes[1:]} else []
+    if LABELLED in before and before[LABELLED] != studies.labelled:
+        return [*before[LABELLED]]
+    shown = {name for entry in studies.studies.values() for name in entry.get("shown", ())}
+    labelled = [name for name in settings.classes[1:] if name in shown]
+    studies.labelled = labelled if len(labelled) < len(settings.classes) - 1 else []
+    return studies.labelled

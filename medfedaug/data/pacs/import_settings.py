@@ -51,6 +51,11 @@ class ImportSettings(Settings):
         "of medfedaug.",
         flags=("--automatic-labels",),
     )
+    labelled: tuple[str, ...] = setting(
+        (),
+        "Classes that the site has outlined wherever they are, separated by commas; by default those that "
+        "some label map shows.",
+    )
     unmapped: str = setting(
         "refuse",
         "Segments without a class: refuse, or background, which makes their voxels background.",
@@ -108,6 +113,13 @@ class ImportSettings(Settings):
         for rule in self.label_series:
             compile_series(rule, "--label-series")
         object.__setattr__(self, "classes", self._classes())
+        names = tuple(name.strip() for text in self.labelled for name in text.split(","))
+        object.__setattr__(self, "labelled", names)
+        if self.labelled and not self.outlined:
+            raise ConfigError("--labelled goes with --labels seg or --labels rtstruct")
+        for name in self.labelled:
+            if name not in self.classes[1:]:
+                raise ConfigError(f"--labelled names {name!r}; the classes are {', '.join(self.classes[1:])}")
 
     def _classes(self) -> tuple[str, ...]:
         names = [*dict.fromkeys(name for name in self.segments.values() if name != BACKGROUND)]
@@ -131,6 +143,6 @@ class ImportSettings(Settings):
         return [*dict.fromkeys([*self.segments.values(), *self.classes[1:]])]
 
     @property
-    def labelled(self) -> bool:
+    def outlined(self) -> bool:
         """Return whether cases have label maps."""
         return self.labels != "none"

@@ -140,7 +140,7 @@ class _Import:
                     pool.shutdown(cancel_futures=True, wait=False)
                 raise
         # Not after an interruption: a split of some patients would bind the others.
-        files.write_listing(studies.studies, settings)
+        files.write_listing(studies, settings)
         versions = studies.kept_versions(settings.keep_versions)
         studies.save()
         files.earlier.trim(versions)
@@ -204,16 +204,18 @@ class _Import:
         grid = volumes[0]
         label: np.ndarray | None = None
         notes: list[str] = []
-        if settings.labelled:
+        shown: list[str] = []
+        if settings.outlined:
             references = _references(possible_outlines(objects, settings) or objects)
             grid = next((volume for volume in volumes if volume.uid in references), grid)
             if grid.uid not in references:
                 raise ReaderError("none of its label maps refers to its image")
             label, notes = _label_map(grid, objects, settings)
+            shown = [settings.classes[number] for number in np.unique(label) if number]
         differs = self._write(plan, volumes, grid, label, files)
         instances = {volume.uid: [piece.instance for piece in volume.slices] for volume in volumes}
         records = describe_series(plan, instances, objects)
-        self.studies.enter(plan, [series.uid for series in images], records, notes, differs)
+        self.studies.enter(plan, [series.uid for series in images], records, notes, shown, differs)
         self.outcome.notes[plan.case] = notes
         if differs:
             self.outcome.refreshed[plan.case] = self.studies.version(plan.case)

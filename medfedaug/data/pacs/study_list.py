@@ -16,7 +16,7 @@ from medfedaug.errors import ConfigError
 from medfedaug.utils.files import parse_versioned, write_versioned
 
 _FILE, _KIND, _VERSION = "studies.json", "imported-studies", 1
-_FREE = ("allow_burned_in", "parallel", "refresh", "keep_versions")
+_FREE = ("allow_burned_in", "parallel", "refresh", "keep_versions", "labelled")
 _KEPT = 1  # earlier versions of a case by default
 _OF_VERSION = ("imported", "series", "notes")
 # Choices for refused studies may be made later: imported studies did not need them.
@@ -29,7 +29,10 @@ class StudyList:
     Several threads may use it.
 
     Attributes:
-        studies: by case its patient's pseudonym, identifiers, version, and imported objects.
+        studies: by case its patient's pseudonym, identifiers, version, imported objects, and the classes that
+            its label map shows.
+        labelled: the classes under ``labelled`` that the last import wrote without ``--labelled``; empty
+            where it wrote none.
         refused: by case its patient's pseudonym, identifiers, and names of the refused segments.
         withdrawn: by patient the time.
         caches: folders of prepared images from which withdrawn patients are still to be removed.
@@ -48,6 +51,7 @@ class StudyList:
         self.refused: dict[str, Any] = self._content.setdefault("refused", {})
         self.withdrawn: dict[str, str] = self._content.setdefault("withdrawn", {})
         self.caches: list[str] = self._content.setdefault("caches", [])
+        self.labelled: list[str] = self._content.setdefault("labelled", [])
 
     def settle(self, settings: ImportSettings) -> None:
         """Bind the list to the settings that decide over voxels; refuse a change of them."""
@@ -71,6 +75,7 @@ class StudyList:
         images: Sequence[str],
         series: Mapping[str, Any],
         notes: Sequence[str],
+        shown: Sequence[str],
         differs: bool | None,
     ) -> None:
         """Enter an imported study, as a new version where its files, or else its objects, differ."""
@@ -91,6 +96,7 @@ class StudyList:
                 "imported": _now(),
                 "series": series,
                 "notes": [*notes],
+                "shown": [*shown],
                 "previous": previous,
             }
             self.refused.pop(plan.case, None)
@@ -129,7 +135,7 @@ class StudyList:
     def save(self) -> None:
         """Write the file."""
         names = ("settings", "studies", "refused", "withdrawn", "caches", "keep_versions")
-        content = {name: self._content.get(name) for name in names}
+        content = {name: self._content.get(name) for name in names} | {"labelled": self.labelled}
         write_versioned(self.path, _KIND, _VERSION, content, private=True)
 
 

@@ -12,10 +12,12 @@ from medfedaug.config.plan import Plan
 
 
 class ModalityNormalisation:
-    r"""Normalise the channels of an image by the words of a plan's ``normalisation``.
+    """Normalise the channels of an image by the words of a plan's ``normalisation``.
 
-    .. math:: z = \frac{x - \bar x}{s(x)} \;\text{(z\_score)}, \qquad
-              z = \frac{\min(\max(x, l), h) - \mu}{\sigma} \;\text{(ct)}
+    ::
+
+        z_score: z = (x − x̄) / s(x)
+        ct:      z = (min(max(x, l), h) − μ) / σ
 
     x are the channel's stored intensities, in the kept box and before resampling; mean and deviation
     (population) are over x, and l, h, μ, σ are the plan's ``ct_intensities`` (nnU-Net, Isensee et al.,

@@ -1,7 +1,6 @@
 """Compare each case with the others of its site: label maps that do not fit, foreign images, near copies.
 
-Every rule uses a median and a median absolute deviation over the site's cases. `benchmarks/planted_errors.py`
-counts detected planted errors, and false alarms on data without errors.
+Every rule uses a median and a median absolute deviation over the site's cases.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import torch
 from medfedaug.data.base import SPLITS, Case, SiteFolder, by_patient
 from medfedaug.data.benchmarks import is_federation, open_federation
 from medfedaug.data.checks.duplicates import find_copies
+from medfedaug.data.dataset_json import unseen_note
 from medfedaug.data.folders import is_site, site_folders
 from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.data.quality.annotation_notes import annotation_notes
@@ -137,9 +138,8 @@ def inspect_sites(
         whose = f"that of the {first} case {original.name} of site {owner.name}"
         reason = f"the image of this {split} case is {whose}"
         by_name[site.name].odd.append(Finding("split", case.name, reason))
-    if any(site.partial for site in opened):
-        for name, reason in annotation_notes(opened):
-            by_name[name].odd.append(Finding("label", "", reason))
+    for name, reason in annotation_notes(opened):
+        by_name[name].odd.append(Finding("label", "", reason))
     return inspections
 
 
@@ -174,6 +174,9 @@ def inspect_site(site: SiteFolder, intensity: str = "scale") -> SiteInspection:
         if measure is not None:
             measures.append((split, case, measure))
     _summarise(inspection, measured, shares)
+    unseen = [name for name in site.annotated() if not inspection.present.get(name)]
+    if unseen and shares and isinstance(site, VolumeFolder):
+        inspection.odd.append(Finding("label", "", unseen_note(unseen, f"none of {len(shares)} cases")))
     _check_channel_names(inspection)
     _compare_cases(inspection, measures)
     if site.scaling != "fixed" and len(inspection.stored):

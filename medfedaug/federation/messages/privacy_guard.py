@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medfedaug.config.scanners import Scanners
 from medfedaug.errors import ConfigError, PrivacyRefused
 from medfedaug.methods.base import HISTOGRAM, Contributions, Payload, SiteExchange
 from medfedaug.privacy.accountant import require_opacus
@@ -249,10 +248,6 @@ class PrivacyGuard:
             raise self._refused(f"{name}: nothing was observed since the last release")
         private = exchange.privatised(self._means.pop(name), self.cases)
         return {key: self.census.of_all(value) for key, value in private.items()}
-
-    def scanners(self) -> Scanners:
-        """Return the scanners named by the policy; none by default."""
-        return dict(self.policy.scanners)
 
     def description(self, cases: Sequence[int]) -> dict[str, Any]:
         """Return the site's description of itself, with its counts if the policy allows them.

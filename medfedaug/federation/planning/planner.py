@@ -31,6 +31,7 @@ import torch
 
 from medfedaug.config.plan import PLAN_MEMORY, Plan
 from medfedaug.config.run import RunConfig
+from medfedaug.data.dataset_json import unseen_note
 from medfedaug.errors import ConfigError, first_line
 from medfedaug.federation.planning.fingerprint import is_ct, outlines_differ
 from medfedaug.functional.weighted_mean import capped_weights
@@ -115,6 +116,10 @@ def make_plan(sites: Mapping[str, Payload], config: RunConfig) -> Planned:
     else:
         summary += f"the median volume has {_by(size)} voxels; some do not say of what size"
     decided.reasons.append(("fingerprint", summary))
+    for site, payload in sorted(sites.items()):
+        shares = zip(config.classes[1:], payload["foreground"].tolist(), strict=True)
+        if unseen := [name for name, share in shares if share == 0]:
+            decided.reasons.append((f"site {site}", unseen_note(unseen, "no sampled label map")))
     dims, orientation = _axes_of_plan(decided, size, target, located=located)
     # Fingerprints have the axes R, A and S; from here on the plan's axes apply.
     axes = nibabel.orientations.axcodes2ornt(tuple(orientation or "RAS"))[:, 0]

@@ -36,23 +36,24 @@ _HOOKS = ("personalise", "scoring", "start_round", "end_round", *STEP_HOOKS)
 
 
 class PrivateTraining(LocalTraining):
-    r"""Local training by DP-SGD (Abadi et al., CCS 2016).
+    """Local training by DP-SGD (Abadi et al., CCS 2016).
 
-    .. math:: g = \frac{1}{qn}\Bigl(\sum_{i \in S} g_i \min(1, C/\lVert g_i\rVert) + \sigma C\,\xi\Bigr),
-        \qquad \xi \sim N(0, I)
+    ::
 
-    over a set S that contains each of the n cases independently with probability q, anew in every step. g_i
+        g = (1/(qn)) (Σ_(i∈S) gᵢ min(1, C/‖gᵢ‖) + σ C ξ),   ξ ~ N(0, I)
+
+    over a set S that contains each of the n cases independently with probability q, anew in every step. gᵢ
     is the gradient of one random sample (slice, patch) of case i. So a case, whatever the number of its
     samples, moves a step by at most C / (qn). q is the batch size divided by n, at most 1. An epoch has
     ⌈n / batch size⌉ steps, which draw each case once on average. The run's optimiser uses g as its gradient.
 
     **Why a case moves the sum by no more than C.** Each drawn case passes through the network alone, with
-    separate draws r_i for augmentation, patch and dropout from a new seed of the operating system. So g_i
-    depends on the model, the case and r_i, and on no other case. The distribution of r_i does not depend on
-    the set of cases. Given all r_i, adding or removing a case adds or removes its own term, of norm at most
+    separate draws rᵢ for augmentation, patch and dropout from a new seed of the operating system. So gᵢ
+    depends on the model, the case and rᵢ, and on no other case. The distribution of rᵢ does not depend on
+    the set of cases. Given all rᵢ, adding or removing a case adds or removes its own term, of norm at most
     C, and changes no other: the step is a sampled Gaussian mechanism of sensitivity C. Since that holds for
-    every value of the r_i, and their distribution does not depend on the data, it holds for the mixture over
-    them. The r_i need not be secret. S and ξ must be; they come from the operating system too. With one
+    every value of the rᵢ, and their distribution does not depend on the data, it holds for the mixture over
+    them. The rᵢ need not be secret. S and ξ must be; they come from the operating system too. With one
     stream of draws from the run's seed, one more case would shift the draws of all later ones. A run
     therefore never repeats.
 
@@ -86,7 +87,6 @@ class PrivateTraining(LocalTraining):
     """
 
     private: ClassVar[bool] = True
-    uncaptured: ClassVar[str] = "with DP-SGD each case passes alone, and what a batch holds is secret"
 
     def __init__(
         self, model: SiteModel, *, clip: float, noise: float, spend: Callable[[int, float], None]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from medfedaug.federation.messages.messages import Reply
 from medfedaug.methods.base import SitePart
 from medfedaug.privacy.census import Census, Contributors, contributors_of
 
@@ -43,6 +44,11 @@ class EntryPatients:
         """Begin a round: the network has the received model."""
         self.census.begin()
         self._before = {name: buffer.clone() for name, buffer in self.network.named_buffers()}
+
+    def note(self, reply: Reply) -> None:
+        """Note the patients behind a reply's payload, and take the marks off the tensors."""
+        reply.contributors = self.of(reply.payload)
+        reply.payload = {key: value.detach().clone() for key, value in reply.payload.items()}
 
     def of(self, tensors: Mapping[str, Tensor]) -> dict[str, Contributors | None]:
         """Return the patients behind tensors; ``None`` where nobody can answer."""

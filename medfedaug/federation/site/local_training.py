@@ -17,7 +17,6 @@ from medfedaug.config.run import RunConfig
 from medfedaug.errors import DataError, MedFedAugError
 from medfedaug.federation.site.interrupted_round import RoundCheckpoint, keeps_order, remaining_batches
 from medfedaug.federation.site.samples import SiteSamples, TrainingSamples
-from medfedaug.federation.site.step_graph import Capturing, of_device, why_plain
 from medfedaug.federation.site.training_state import random_state, set_random_state
 from medfedaug.methods.base import Step, Targets, overridden
 from medfedaug.models.freezing import hold_norms
@@ -85,8 +84,6 @@ class LocalTraining:
     """
 
     private: ClassVar[bool] = False
-    uncaptured: ClassVar[str] = ""
-    """The reason why the class captures no step; empty if it captures steps."""
 
     def __init__(self, model: SiteModel) -> None:
         self.folder, self.network, self.task = model.folder, model.network, model.task
@@ -95,10 +92,6 @@ class LocalTraining:
         self._patients: Tensor | None = None  # of the batch's images
         self.frozen, self.definition = model.composition.frozen, model.composition.definition
         self.criterion = DeepSupervision(self.network).criterion(self.task.loss)
-        reason = self.uncaptured or why_plain(self.device, model.composition.methods, self.parts)
-        if self.folder.partial:
-            reason = reason or "some classes or voxels of its cases are not annotated"
-        self.capturing = Capturing("steps", self.folder.name, self.device, model.machine.graphs, reason)
 
     def try_out(self, samples: SiteSamples) -> None:
         """Check that the network can be trained, before any budget is spent."""
@@ -126,7 +119,6 @@ class LocalTraining:
         """Train for a number of epochs, or for a number of steps over as many epochs as needed."""
         trained = [p for p in self.network.parameters() if p.requires_grad]
         optimiser, parts = self.optimiser(trained, round_.number), list(self.parts.values())
-        step = self.capturing.repeated(partial(self._take_step, optimiser), self.parts)
         self.network.train()
         hold_norms(self.network, self.frozen)
         checkpoint = checkpoint if checkpoint is not None and keeps_order(loader) else RoundCheckpoint.none()
@@ -142,7 +134,7 @@ class LocalTraining:
         for batch, data in prefetch(batches, self.ahead, self.device):
             self.check_stop(should_stop)
             self._patients = self.census.step(_cases(dataset))
-            losses.append(step(*on_device(batch, self.device)))
+            losses.append(self._take_step(optimiser, *on_device(batch, self.device)))
             checkpoint.step(roots, losses, data, self.device)
         return self.values(losses)
 
@@ -246,8 +238,7 @@ class LocalTraining:
 
     def optimiser(self, parameters: Iterable[Tensor], round_: int) -> torch.optim.Optimizer:
         """Return the run's optimiser for some parameters at the beginning of a round."""
-        optimiser = self.definition.optimiser(parameters, learning_rate(self.config, round_))
-        return of_device(optimiser, self.device)
+        return self.definition.optimiser(parameters, learning_rate(self.config, round_))
 
 
 def _cases(dataset: Any) -> list[int] | None:

@@ -25,7 +25,6 @@ from medfedaug.federation.site.request_checks import check_received
 from medfedaug.federation.site.samples import SiteSamples
 from medfedaug.federation.site.script_components import ScriptComponents, ScriptSamples, script_scores
 from medfedaug.federation.site.state import LocalState
-from medfedaug.federation.site.step_graph import CapturedNetwork, Capturing, of_device, why_plain
 from medfedaug.methods.base import Payload, SiteContext, SitePart
 from medfedaug.models.memory_format import channels_last
 from medfedaug.models.modes import evaluating
@@ -140,8 +139,6 @@ class SiteModel:
         self.entry_patients = EntryPatients(self.census, self.network, self.parts)
         context = self._context(samples)
         self.parts.update({method.name: method.at_site(context) for method in composition.methods})
-        reason = why_plain(self.device, composition.methods)
-        self._passes = Capturing("passes of inference", self.name, self.device, self.machine.graphs, reason)
         if self.config.precision == "bfloat16":
             run_in_bfloat16(self.network)  # after the methods, whose hooks on the network see float32
 
@@ -176,11 +173,8 @@ class SiteModel:
             annotated=lambda: self.folder.annotated("training"),
             task=self.task,
             momentum=composition.definition.momentum,
-            optimiser=lambda parameters: of_device(
-                composition.definition.optimiser(
-                    self.entry_patients.optimised(parameters), learning_rate(config, self.round)
-                ),
-                self.device,
+            optimiser=lambda parameters: composition.definition.optimiser(
+                self.entry_patients.optimised(parameters), learning_rate(config, self.round)
             ),
             round=lambda: self.round,
             rounds=config.rounds,
@@ -317,15 +311,7 @@ class SiteModel:
     def score(self, cases: Iterable[EvaluationCase], full: bool = False) -> dict[str, Any]:
         """Score the present network."""
         transform, size = self.evaluation_transform(), self.config.batch_size
-        return self.task.evaluate(self.inference(), cases, transform, self.device, size, full)
-
-    def inference(self) -> torch.nn.Module:
-        """Return the network for inference, with captured passes if the machine uses CUDA graphs.
-
-        It is valid as long as the weights stay at their place in memory.
-        """
-        captured = self._passes.on
-        return CapturedNetwork(self.network, self._passes, self.parts) if captured else self.network
+        return self.task.evaluate(self.network, cases, transform, self.device, size, full)
 
     def pass_own_images(self) -> None:
         """Run the network over the site's training images, or its test images; see `SiteContext`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from monai.transforms import Compose, RandomizableTrait, Transform
@@ -164,8 +164,6 @@ class LoopTraining(LocalTraining):
         losses: the losses of this round that the script has reported.
         steps: the number of steps in this round.
     """
-
-    uncaptured: ClassVar[str] = "a script's own loop takes the steps"
 
     def __init__(
         self, model: SiteModel, loop: CustomLoop, criterion: Callable[[Tensor, Tensor], Tensor] | None = None

@@ -39,7 +39,6 @@ from medfedaug.federation.messages.messages import (
 )
 from medfedaug.federation.messages.privacy_guard import PrivacyGuard
 from medfedaug.federation.planning.fingerprint import PLAN, FingerprintExchange, site_spacing
-from medfedaug.federation.planning.pilot import pilot_training
 from medfedaug.federation.site.interrupted_round import RoundCheckpoint
 from medfedaug.federation.site.local_training import LocalRound, LocalTraining
 from medfedaug.federation.site.model import SiteModel
@@ -182,15 +181,13 @@ class SiteTrainer(SiteModel):
         self._apply_once(self.memory.once)
 
     def planned_run(self, planned: dict[str, Any]) -> RunConfig:
-        """Return the run with the server's plan, or the named training of the job's pilot.
+        """Return the run with the server's plan.
 
         Raises:
-            ConfigError: for settings that belong to no plan or pilot, or are impossible.
+            ConfigError: for settings that belong to no plan, or are impossible.
         """
         if not planned or planned == self._planned:
             return self.config
-        if self._job.pilot:
-            return pilot_training(self._job, planned)
         check_keys("planned:", planned, PLANNED)
         return RunConfig.from_dict({**self.config.to_dict(), **planned, "planning": {}})
 
@@ -224,7 +221,7 @@ class SiteTrainer(SiteModel):
                 if (exchange := part.before_training) is not None:
                     self.guard.observe(name, exchange)
                     reply.payload.update(namespaced(self.guard.collect(name, exchange), name))
-            reply.contributors = self.entry_patients.of(reply.payload)
+            self.entry_patients.note(reply)
             self.memory.sent = reply.payload
             if self.saves_each_round:
                 self.save()

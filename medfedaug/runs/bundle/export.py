@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from medfedaug.errors import ConfigError
 from medfedaug.federation.server.output import write_state
-from medfedaug.runs.bundle.deploy import check_new_folder, new_folder
 from medfedaug.runs.bundle.metadata import SCHEMA_FILE, bundle_metadata, licence, metadata_schema, readme
 from medfedaug.runs.bundle.network import plain_inference
 from medfedaug.runs.bundle.onnx import write_onnx
@@ -40,12 +44,12 @@ def write_bundle(
     and ``onnx`` adds ``models/model.onnx``, which needs the packages of the extra ``onnx``.
     """
     out = Path(out)
-    check_new_folder(out)
+    _check_new_folder(out)
     terms = licence(licence_file)
     run.check_whole()
     plain = plain_inference(run, origin)
     notes: list[str] = []
-    with new_folder(out) as work:
+    with _new_folder(out) as work:
         for name in ("configs", "models", "docs"):
             (work / name).mkdir()
         write_state(work / "models/model.pt", plain.weights)
@@ -58,3 +62,22 @@ def write_bundle(
         card(work / "docs")
         (work / "LICENSE").write_text(terms, encoding="utf-8")
     return WrittenBundle(out, tuple(notes))
+
+
+def _check_new_folder(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} is not an empty folder; choose another one")
+
+
+@contextmanager
+def _new_folder(out: Path) -> Iterator[Path]:
+    """Yield a folder, which becomes ``out`` in the end; after an error nothing is left."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.resolve().parent))
+    work = unfinished / out.name  # with the mode of the umask, unlike `unfinished`
+    try:
+        work.mkdir()
+        yield work
+        os.replace(work, out)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from monai.transforms import Compose
-from torch import nn
 
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.errors import ConfigError
@@ -77,20 +75,14 @@ class Predictor:
     ) -> Prediction:
         """Predict a case that the model's task has prepared; ``flipped``: axes along which to flip it."""
         model = self.model
-        network = FlippedNetwork(self.network, flipped) if flipped else self.network
+        network = FlippedNetwork(model.network, flipped) if flipped else model.network
         return model.task.predict_case(
             network, case, self.transform, model.device, model.config.batch_size, probabilities
         )
 
-    @cached_property
-    def network(self) -> nn.Module:
-        """The network for inference, until `rest`."""
-        return self.model.inference()
-
     def rest(self) -> None:
         """Move the network off its device, for the other models of an ensemble."""
         self.model.network.to("cpu")
-        vars(self).pop("network", None)
 
 
 def predictions(

@@ -17,6 +17,7 @@ from medfedaug.data.io.dicom_report import write_report
 from medfedaug.data.io.dicom_rtstruct import write_rtstruct
 from medfedaug.data.io.dicom_segmentation import Segments, write_segmentation
 from medfedaug.data.io.segment_codes import Code, SegmentCodes
+from medfedaug.errors import DataError
 
 SHAPE = (48, 40, 5)
 ANGLE = np.deg2rad(20)
@@ -141,6 +142,62 @@ def test_a_report_names_volume_segment_and_model(label, tmp_path):
         done = subprocess.run([program, tmp_path / "sr.dcm"], capture_output=True, text=True, check=True)
         for text in ('(108369006,SCT,"Neoplasm")', '"site: site_A"', '(mL,UCUM,"milliliter")'):
             assert text in done.stdout
+
+
+def all_objects(folder, label, segments=SEGMENTS):
+    """SEG, RTSTRUCT and report of the series in a folder."""
+    write_segmentation(folder / "seg.dcm", folder / "series", label, segments)
+    write_rtstruct(folder / "rt.dcm", folder / "series", label, segments)
+    write_report(folder / "sr.dcm", folder / "series", label, folder / "seg.dcm", segments, {})
+    return [pydicom.dcmread(folder / name) for name in ("seg.dcm", "rt.dcm", "sr.dcm")]
+
+
+def test_a_class_that_the_images_character_set_lacks_makes_the_object_utf8(label, tmp_path):
+    def named(header, k):
+        header.SpecificCharacterSet, header.PatientName = "ISO_IR 100", "Müller^Jürgen"
+
+    write_slices(tmp_path / "series", np.zeros(SHAPE, np.int16), change=named)
+    for written in all_objects(tmp_path, label):
+        assert (written.SpecificCharacterSet, str(written.PatientName)) == ("ISO_IR 100", "Müller^Jürgen")
+    russian = replace(SEGMENTS, classes=("background", "опухоль", "core", "cyst"))
+    seg, contours, report = all_objects(tmp_path, label, russian)
+    for written in (seg, contours, report):
+        assert (written.SpecificCharacterSet, str(written.PatientName)) == ("ISO_IR 192", "Müller^Jürgen")
+    assert seg.SegmentSequence[0].SegmentLabel == "опухоль"
+    assert contours.StructureSetROISequence[0].ROIName == "опухоль"
+    assert "опухоль" in str(report)
+
+
+def test_undeclared_letters_keep_their_bytes_and_are_not_turned_into_others(label, tmp_path):
+    def named(header, k):
+        header.PatientName = "Müller^Jürgen"  # without a character set: pydicom writes Latin-1
+
+    write_slices(tmp_path / "series", np.zeros(SHAPE, np.int16), change=named)
+    for written in all_objects(tmp_path, label):
+        assert "SpecificCharacterSet" not in written
+        assert written.PatientName.original_string == "Müller^Jürgen".encode("latin-1")
+    with pytest.raises(DataError, match="would change"):
+        all_objects(tmp_path, label, replace(SEGMENTS, classes=("background", "опухоль", "core", "cyst")))
+
+
+def test_a_name_that_its_character_set_cannot_decode_is_refused_for_every_object(label, tmp_path):
+    files = write_slices(
+        tmp_path / "series",
+        np.zeros(SHAPE, np.int16),
+        change=lambda header, k: setattr(header, "PatientName", "Müller^Jürgen"),
+    )
+    all_objects(tmp_path, label)  # the SEG for the report
+    for file in files:
+        header = pydicom.dcmread(file)
+        name = header.PatientName.original_string
+        header.SpecificCharacterSet, header.PatientName = "ISO_IR 192", "?" * len(name)
+        header.save_as(file)
+        file.write_bytes(file.read_bytes().replace(b"?" * len(name), name))
+    with pytest.raises(DataError, match=r"no DICOM SEG can be written for it: .* cannot decode"):
+        write_segmentation(tmp_path / "seg2.dcm", tmp_path / "series", label, SEGMENTS)
+    with pytest.raises(DataError, match=r"no RTSTRUCT can be written for it: .* cannot decode"):
+        write_rtstruct(tmp_path / "rt2.dcm", tmp_path / "series", label, SEGMENTS)
+    assert not [*tmp_path.glob("*2.dcm")]
 
 
 def test_uids_follow_from_model_site_series_and_kind(label, tmp_path):

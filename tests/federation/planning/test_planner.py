@@ -82,6 +82,14 @@ def test_ct_is_clipped_to_the_range_of_all_sites_where_these_outlined_different_
         check_fingerprint("C", prints["C"])
 
 
+def test_a_class_that_no_label_map_of_a_site_shows_is_named():
+    prints = prints_of(A=SPINE["A"], B=SPINE["B"])
+    prints["B"]["foreground"] = torch.tensor([0.0])
+    reasons = dict(make_plan(prints, asked()).reasons)
+    assert "site A" not in reasons
+    assert reasons["site B"].startswith("no sampled label map shows foreground: ")
+
+
 TWO_PROTOCOLS = {  # the same anatomy, thick and thin slices
     "MR": {"thick": ((96, 96, 12), (0.5, 0.5, 5.0)), "thin": ((96, 96, 48), (0.5, 0.5, 1.2))},
     "CT": {"thick": ((64, 64, 16), (0.8, 0.8, 5.0)), "thin": ((80, 80, 80), (0.64, 0.64, 1.0))},

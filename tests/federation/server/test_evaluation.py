@@ -337,7 +337,7 @@ def test_the_job_carries_numbers_and_no_code(run, hospitals, tmp_path):
     text = "".join((job / path).read_text() for path in files if path.suffix == ".json")
     assert not re.search(r"\"/(?!/)[a-z]+/", text)
     paths = set(re.findall(r"\"path\": \"(medfedaug[^\"]+)\"", text))
-    module = "medfedaug.nvflare_jobs.evaluation."
+    module = "medfedaug.nvflare_jobs.job.evaluation."
     assert paths == {f"{module}EvaluationController", f"{module}EvaluationExecutor"}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sqlite3
 from pathlib import Path
 
 import nibabel
@@ -17,7 +16,7 @@ from rehearsed_hospitals import HOSPITALS
 from medfedaug.config.plan import Plan
 from medfedaug.data.quality.content_hash import case_identities
 from medfedaug.data.sites import open_site
-from medfedaug.federation.messages.messages import FINGERPRINT, PREPARE, PROSPECT, Request
+from medfedaug.federation.messages.messages import FINGERPRINT, PREPARE, Request
 from medfedaug.privacy import PrivacyLedger, Release, account_mark, ledger
 from medfedaug.privacy.account_mark import ACCOUNT_MARK
 
@@ -123,22 +122,6 @@ def test_a_file_is_decoded_once_and_one_that_cannot_be_decoded_is_known_by_its_b
     assert len(case_identities(site, "training", account).keys() & identities.keys()) == 3
 
 
-def test_a_ledger_that_knew_files_by_their_bytes_goes_on(make_site, tiny_config, tmp_path, monkeypatch):
-    data = make_site("A", cases=(8, 1, 1))
-    site = hospital(tmp_path, data)
-    with monkeypatch.context() as patch:  # as version 6 of the file entered them
-        patch.setattr(PrivacyLedger, "identities", lambda self, files: {one: one for one in files})
-        assert prepared(site, tiny_config("fedrdn", rounds=1), "job-1") == ""
-    with sqlite3.connect(site.kit / "medfedaug/ledger.sqlite") as connection:
-        connection.executescript(
-            "DROP TABLE files; DROP TABLE voxels; DROP TABLE account; PRAGMA user_version = 6;"
-        )
-    (data / ACCOUNT_MARK).unlink()
-    assert prepared(site, tiny_config("fedrdn", rounds=1), "job-2") == ""
-    without_first(written_again(data))
-    assert "training cases differ by 1" in prepared(site, tiny_config("fedrdn", rounds=1), "job-3")
-
-
 # ------------------------------------------------------------- a part of the cases
 
 
@@ -191,12 +174,6 @@ def test_a_fingerprint_of_a_sample_is_checked_and_entered_as_one(make_site, tiny
     (numbers,) = (entry for entry in account.entries() if entry.release.kind == "numbers")
     assert (plan.release.count, numbers.release.count) == (50, 90)
     assert plan.cases != numbers.cases
-
-
-def test_a_prospect_counts_the_patients_of_its_sample(make_site, tiny_config, tmp_path):
-    site = hospital(tmp_path, many(make_site, 4, 90), min_images=6)
-    site.start(tiny_config("fedavg", prospect=True, classes=("background", "lesion")), "job-1")
-    assert "prospect's statistics would summarise" in site.answer(Request(PROSPECT)).error
 
 
 # ------------------------------------------------------------- one account

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
-
 import numpy as np
 import pytest
 import reference
@@ -13,11 +11,11 @@ from running import TINY_ARGS
 
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, PrivacyRefused, RunFailed
-from medfedaug.experiments.simulate import configure
 from medfedaug.federation import Request, Site, SiteTrainer, run_in_process
 from medfedaug.methods import parse_methods
 from medfedaug.models import networks
-from medfedaug.privacy import PrivacyLedger, PrivacyPolicy, epsilon_spent
+from medfedaug.privacy import PrivacyLedger, PrivacyPolicy
+from medfedaug.simulate import configure
 
 RATE = 0.5
 
@@ -177,21 +175,6 @@ def test_a_round_that_the_budget_does_not_allow_is_not_trained(federation):
     one = epsilon((1.0, 1.0, 1))
     with pytest.raises(RunFailed, match="site A: privacy budget spent: training would exceed ε"):
         federation(policy=private(sgd_noise_multiplier=1.0, max_epsilon=1.5 * one), rounds=10)
-
-
-def test_a_ledger_from_before_rates_goes_on(tmp_path):
-    path = tmp_path / "ledger.sqlite"
-    ledger = PrivacyLedger(path)
-    ledger.spend(2.0, 1e-5, 100.0)
-    with sqlite3.connect(path) as connection:  # as the version before wrote it
-        connection.executescript(
-            "ALTER TABLE spent DROP COLUMN rate; ALTER TABLE releases DROP COLUMN site; DROP TABLE patients;"
-            "PRAGMA user_version = 2;"
-        )
-    assert ledger.releases() == [(2.0, 1, 1.0)]
-    ledger.spend(2.0, 1e-5, 100.0, releases=3, rate=0.1)
-    assert ledger.releases() == [(2.0, 1, 1.0), (2.0, 3, 0.1)]
-    assert epsilon_spent(ledger.releases(), 1e-5) == pytest.approx(epsilon((2.0, 1.0, 1), (2.0, 0.1, 3)))
 
 
 # ---------------------------------------------------------------- what it does not go with

@@ -18,7 +18,6 @@ from medfedaug.federation import FederationServer, Site, SiteTrainer
 from medfedaug.federation.messages.checkpoint import load_checkpoint, save_checkpoint
 from medfedaug.federation.messages.messages import TRAIN
 from medfedaug.federation.protocol import Carrier, run
-from medfedaug.federation.site import training_state
 from medfedaug.privacy import PrivacyPolicy
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
@@ -68,7 +67,7 @@ class Machines(Carrier):
             state_dir=self.state / name,
             policy=self.policies.get(name),
             ledger=self.state / name / "ledger.json",
-            machine=Machine(1.0, ahead=self.ahead, graphs="auto"),
+            machine=Machine(1.0, ahead=self.ahead),
             save_every=self.save_every if self.kill is None or name == self.kill[0] else 0.0,
         )
         return Site(name, trainer, on_event=lambda event: self.events.append({**event, "site": name}))
@@ -206,25 +205,6 @@ def test_precision_steps_optimisers_and_drawn_images_go_on_too(segmentation, tmp
 def test_batches_that_were_made_ahead_are_not_lost(segmentation, tmp_path, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 64)  # a thread of its own makes them
     check(segmentation("fedrdn", augmentation="full"), tmp_path / "data", tmp_path, ahead=2)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_round_whose_steps_are_captured_goes_on_to_the_bit(photo_config, tmp_path, monkeypatch):
-    """Killed after a replayed step; FFA layers draw from the device's random numbers in each."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import step_graphs
-
-    memory_of = training_state._identity  # a wrapper has none of its own
-    monkeypatch.setattr(training_state, "_identity", lambda one: memory_of(getattr(one, "held", one)))
-    monkeypatch.setattr(SiteTrainer, "evaluate_round", step_graphs.unscored)
-    replays, replay = [], step_graphs.RecordedGraph.replay
-    monkeypatch.setattr(
-        step_graphs.RecordedGraph, "replay", lambda graph: (replays.append(graph), replay(graph))
-    )
-    config = photo_config("fedfa", rounds=1, local_epochs=2, batch_size=2)
-    with step_graphs.Recording():
-        check(config, tmp_path / "photos", tmp_path, kill=("B", 1, 4), device=str(step_graphs.DEVICE))
-    assert replays
 
 
 def test_without_saving_the_round_is_trained_again_to_the_same_bits(segmentation, tmp_path):

@@ -26,7 +26,6 @@ from medfedaug.federation.messages.messages import PREPARE, Reply, Request
 from medfedaug.federation.site.release_log import Account
 from medfedaug.federation.site.site import Site
 from medfedaug.privacy import PrivacyLedger, PrivacyPolicy, Release, ledger
-from medfedaug.privacy.ledger import Scored
 
 FREE = {"min_cases": 1, "allow_limit": True}
 NOISE = {
@@ -171,22 +170,6 @@ def test_the_limits_of_a_job_are_those_of_each_site_wherever_its_state_is(
     assert ("; site A;" in printed) is shared
 
 
-def test_what_an_earlier_version_entered_counts_for_every_site(tmp_path):
-    path, job = tmp_path / "ledger.sqlite", "job"
-    earlier = PrivacyLedger(path)
-    earlier.enter([Release(job, "model", "weights", "1", "training", 1, site="A")])
-    earlier.score(Scored(job, "test", "model", "test", site="A"), [b"case"])
-    assert (earlier.updates(job, "B"), earlier.scored_in(job, "test", "B")) == (0, [])
-    with sqlite3.connect(path) as connection:
-        tables = ("releases", "scored")
-        without = "".join(f"ALTER TABLE {table} DROP COLUMN site;" for table in tables)
-        connection.executescript(f"{without} PRAGMA user_version = 5;")
-    for site in "AB":
-        assert PrivacyLedger(path).updates(job, site) == 1
-        assert [scored.model for scored in PrivacyLedger(path).scored_in(job, "test", site)] == ["model"]
-        assert PrivacyLedger(path).scored_in("other", "test", site) == []
-
-
 def test_a_patient_who_comes_later_is_not_isolated_and_the_site_may_decide_otherwise(
     deploy, tiny_config, tmp_path
 ):
@@ -235,21 +218,6 @@ def test_epsilon_does_not_begin_again_when_a_site_is_renamed(make_site, tiny_con
     assert spent[2] == pytest.approx(spent[0])  # other patients have a budget of their own
 
 
-def test_what_an_earlier_release_has_written_counts_for_all_patients(deploy, tiny_config):
-    deployment = deploy(**NOISE)
-    older = deployment.hospitals["A"].kit / "medfedaug/earlier name/privacy_ledger.json"
-    older.parent.mkdir(parents=True)
-    entry = {"noise_multiplier": 1.0, "releases": 50}
-    older.write_text(json.dumps({"format": "medfedaug.privacy_ledger", "version": 1, "spent": [entry]}))
-    with pytest.raises(RunFailed, match="privacy budget spent"):
-        deployment.run(tiny_config("fedrdn", rounds=1))
-    assert not older.exists()
-    assert account(deployment).releases() == [(1.0, 50, 1.0)]
-    older.write_text("{")
-    with pytest.raises(RunFailed, match="is not a privacy ledger"):
-        deployment.run(tiny_config("fedrdn", rounds=1))
-
-
 def test_scores_are_counted_and_limited(deploy, tiny_config, tmp_path):
     deployment = deploy(max_test_scores=2, max_validation_scores=3)
     for job in range(2):
@@ -286,20 +254,6 @@ def test_fedmix_counts_cases_and_not_slices(make_site, tiny_config):
     # Six slices with foreground, two a case: five of them are of three cases.
     assert ask(3) == ""
     assert "fedmix's statistics would summarise 3 images" in ask(4)
-
-
-@pytest.mark.parametrize("per_case", [[2, 2, 2], [6], [1] * 12, [5, 0, 1], [3, 40, 7, 0, 9]])
-def test_the_cases_of_a_group_are_counted_as_by_hand(per_case):
-    from medfedaug.methods.base import SiteContext
-    from medfedaug.methods.gathered import fewest_cases, random_groups
-
-    context = SiteContext("A", None, samples_by_case=lambda: per_case)
-    for size in (2, 5):
-        samples = [case for case, count in enumerate(per_case) for _ in range(count)]
-        found: dict[int, set[int]] = {}
-        for group, case in zip(random_groups("m", "A", len(samples), size).tolist(), samples, strict=True):
-            found.setdefault(group, set()).add(case)
-        assert fewest_cases("m", context, size) == min(size, *map(len, found.values()))
 
 
 def test_the_ledger_finds_the_nearest_set_of_the_same_split_without_noise(tmp_path):

@@ -1,4 +1,4 @@
-"""The sites' metrics in TensorBoard, MLflow and Weights & Biases are those of the results."""
+"""The sites' metrics in TensorBoard and MLflow are those of the results."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import json
 import math
 
 import pytest
-from tracked import from_mlflow, from_results, from_wandb, wandb_records
+from tracked import from_mlflow, from_results
 
 from medfedaug.errors import ConfigError
-from medfedaug.experiments.simulate import simulate
 from medfedaug.federation.messages.messages import Reply
 from medfedaug.nvflare_jobs import MedFedAugRecipe
 from medfedaug.nvflare_jobs.job import tracking as module
 from medfedaug.nvflare_jobs.job.tracking import tracked
+from medfedaug.simulate import simulate
 
 
 @pytest.mark.slow
@@ -23,27 +23,6 @@ def test_a_simulation_is_tracked_in_mlflow_by_site_and_round(phantom_dir, tmp_pa
     out = tmp_path / "out"
     results = simulate(phantom_dir, out, tiny_config("fedfa"), device="cpu", report=False, tracking="mlflow")
     assert from_mlflow(out / "tracking") == pytest.approx(from_results(results), rel=1e-6)
-
-
-@pytest.mark.slow
-def test_a_simulation_leaves_runs_that_wandb_sync_can_send(phantom_dir, tmp_path, tiny_config):
-    """The best round is not the last one: test scores stand at the last that a site has, and none is lost."""
-    pytest.importorskip("wandb", reason="wandb is not installed")
-    out = tmp_path / "out"
-    config = tiny_config("fedfa", learning_rate=1e-12)
-    results = simulate(phantom_dir, out, config, device="cpu", report=False, tracking="wandb")
-    assert results["selected_round"] == 1
-    trained = {**results, "selected_round": 2, "test": {**results["test"], "unseen": {}}}
-    sites = results["test"]["unseen"]
-    unseen = {key: value for key, value in from_results(results).items() if key[0] in sites}
-    assert unseen
-    assert from_wandb(out / "tracking") == pytest.approx({**from_results(trained), **unseen}, rel=1e-6)
-    for path in out.glob("tracking/wandb/*/run-*.wandb"):
-        records = wandb_records(path)
-        assert {one.run.host for one in records if one.HasField("run")} == {"server"}
-        assert not [
-            one for one in records if one.WhichOneof("record_type") in ("files", "stats", "output_raw")
-        ]
 
 
 def test_a_score_that_comes_with_an_update_belongs_to_the_round_before():
@@ -75,7 +54,7 @@ def test_a_job_names_the_trackers_receiver_only_where_it_is_asked_for(tmp_path, 
 
 
 def test_what_is_missing_is_said(run, tiny_config, monkeypatch, phantom_dir, tmp_path):
-    with pytest.raises(ConfigError, match="'neptune' is not known; choose from tensorboard, mlflow, wandb"):
+    with pytest.raises(ConfigError, match="'neptune' is not known; choose from tensorboard, mlflow"):
         MedFedAugRecipe(config=tiny_config(), tracking="neptune")
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     code, _, err = run(

@@ -6,16 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 from hospitals import Hospital
 from nvflare.fuel.sec.authz import AuthzContext, Person, parse_policy_config
 from nvflare.security.security import COMMAND_CATEGORIES
 
+from medfedaug import __version__
 from medfedaug.errors import ConfigError
 from medfedaug.federation.messages.messages import Request
 from medfedaug.nvflare_jobs.kit.allowed import needed_classes, our_classes
 from medfedaug.nvflare_jobs.kit.kit import LAUNCHER, OWN_COMPONENTS, forbid_code, open_kit
-from medfedaug.nvflare_jobs.provisioning.project import project_file
 from medfedaug.privacy.site_settings import SiteSettings
 
 
@@ -81,19 +80,6 @@ def test_a_site_limits_the_memory_of_prepared_images(run, kits, tmp_path, monkey
     assert "a server has no memory of its own" in " ".join(err.split())
 
 
-def test_an_administrator_sets_the_budget_of_scores(run, kits):
-    kit = kits / "hospital-a"
-    options = {"max-validation-scores": 500, "max-test-scores": 30, "max-unknown-models": 0}
-    code, _, err = run("site-config", "--kit", kit, *(w for n, v in options.items() for w in (f"--{n}", v)))
-    assert code == 0, err
-    policy = SiteSettings.load(kit).privacy
-    assert (policy.max_validation_scores, policy.max_test_scores, policy.max_unknown_models) == (500, 30, 0)
-    assert run("site-config", "--kit", kit, "--max-test-scores", 0)[0] == 2
-    code, _, err = run("site-config", "--kit", kits / "fl-server.example.org", "--max-test-scores", 3)
-    assert code == 2
-    assert "a server has no max_test_scores of its own" in " ".join(err.split())
-
-
 def test_site_config_is_idempotent_and_keeps_what_it_is_not_asked_to_change(run, kits, tmp_path):
     kit = kits / "hospital-b"
     assert run("site-config", "--kit", kit, "--device", "cuda:1", "--min-images", 30)[0] == 0
@@ -143,7 +129,7 @@ def test_the_servers_kit_gets_the_allow_list_and_a_job_store_of_its_own(run, kit
 
 
 @pytest.mark.parametrize("name", ["hospital-a", "fl-server.example.org"])
-def test_what_an_earlier_site_config_allowed_is_replaced_class_by_class(run, kits, name):
+def test_entries_that_allow_more_than_needed_are_replaced_class_by_class(run, kits, name):
     kit, server = kits / name, name.startswith("fl-")
     assert run("site-config", "--kit", kit)[0] == 0
     now = content(kit, "resources.json")
@@ -163,6 +149,33 @@ def test_what_an_earlier_site_config_allowed_is_replaced_class_by_class(run, kit
     assert run("site-config", "--kit", kit, "--check")[0] == 0
 
 
+@pytest.mark.parametrize("command", ["doctor", "start", "restart"])
+def test_a_kit_of_another_version_is_refused_with_both_until_it_is_configured_again(run, kits, command):
+    kit = kits / "hospital-a"
+    assert run("site-config", "--kit", kit)[0] == 0
+    values = {**content(kit, "resources.json"), "medfedaug": "9.8.7"}
+    (kit / "local/resources.json").write_text(json.dumps(values))
+    arguments = ("--kit", kit, "--offline") if command == "doctor" else (kit,)
+    code, out, err = run(command, *arguments)
+    assert code in (1, 2)
+    assert f"configured by 9.8.7, this is {__version__}" in " ".join((out + err).replace("│", " ").split())
+    assert run("site-config", "--kit", kit)[0] == 0
+    open_kit(kit).check_version()
+
+
+def test_a_kit_that_recorded_no_version_is_not_configured_over(run, kits):
+    kit = kits / "hospital-a"
+    assert run("site-config", "--kit", kit)[0] == 0
+    values = content(kit, "resources.json")
+    del values["medfedaug"]
+    (kit / "local/resources.json").write_text(json.dumps(values))
+    code, _, err = run("site-config", "--kit", kit)
+    assert code == 2
+    assert f"configured by 0.3 or earlier, this is {__version__}: remove local/resources.json" in err
+    (kit / "local/resources.json").unlink()
+    assert run("site-config", "--kit", kit)[0] == 0
+
+
 @pytest.mark.parametrize("name", ["hospital-a", "fl-server.example.org"])
 def test_a_kit_may_allow_what_our_jobs_need_and_nothing_else(run, kits, name):
     kit, server = kits / name, name.startswith("fl-")
@@ -178,27 +191,6 @@ def test_a_kit_may_allow_what_our_jobs_need_and_nothing_else(run, kits, name):
     # It stays so when the kit is configured again.
     assert run("site-config", "--kit", kit)[0] == 0
     assert content(kit, "resources.json") == now
-
-
-def test_an_allow_list_that_is_none_is_refused(run, kits):
-    kit = kits / "hospital-a"
-    (kit / "local/resources.json").write_text(json.dumps({"class_allow_list": "medfedaug."}))
-    code, _, err = run("site-config", "--kit", kit)
-    assert code == 2
-    assert "class_allow_list must be a list of class paths" in err
-
-
-def test_another_launcher_stays(run, kits):
-    kit = kits / "hospital-a"
-    values = content(kit, "resources.json.default")
-    for component in values["components"]:
-        if component["id"] == "process_launcher":
-            component["path"] = "nvflare.app_opt.job_launcher.docker_launcher.ClientDockerJobLauncher"
-    (kit / "local/resources.json").write_text(json.dumps(values))
-    assert run("site-config", "--kit", kit)[0] == 0
-    own = OWN_COMPONENTS[False]
-    found = [c for c in content(kit, "resources.json")["components"] if c["id"] not in own]
-    assert found == values["components"]
 
 
 def permitted(policy: dict, role: str, right: str) -> bool:
@@ -228,39 +220,6 @@ def test_no_role_may_send_code_and_all_keep_their_other_rights(kits):
 def test_a_folder_that_is_no_sites_kit_is_refused(kits, name, words):
     with pytest.raises(ConfigError, match=words):
         open_kit(kits / name)
-
-
-def test_a_damaged_file_of_a_kit_is_named(run, kits):
-    kit = kits / "hospital-a"
-    (kit / "local/resources.json").write_text("{")
-    code, _, err = run("site-config", "--kit", kit)
-    assert code == 2
-    assert "resources.json: not readable as JSON" in err
-    (kit / "local/resources.json").unlink()
-    code, _, err = run("site-config", "--kit", kit, "--data", kit / "nowhere")
-    assert code == 2
-    assert "nowhere: no such folder" in err
-    assert not (kit / "local/resources.json").exists()
-
-
-def test_a_full_disk_costs_a_site_none_of_its_settings(run, kits, request):
-    kit = kits / "hospital-a"
-    assert run("site-config", "--kit", kit, "--min-images", 20)[0] == 0
-    before = content(kit, "medfedaug.json")
-    request.getfixturevalue("full_disk")
-    code, _, err = run("site-config", "--kit", kit, "--min-images", 30)
-    assert code == 2
-    assert "medfedaug.json: cannot be written: the disk is full" in " ".join(err.split())
-    assert content(kit, "medfedaug.json") == before
-
-
-def test_sites_may_have_names_that_yaml_takes_for_something_else():
-    sites = ["01", "no", "null", "1e5", "2026-01-01", "clinic-a"]
-    said = yaml.safe_load(project_file(sites, name="123"))
-    clients = [entry for entry in said["participants"] if entry["type"] == "client"]
-    assert [entry["name"] for entry in clients] == sites
-    assert [entry["org"] for entry in clients] == [name.replace("-", "_") for name in sites]
-    assert said["name"] == "123"
 
 
 def test_a_setting_that_pytorch_does_not_know_is_answered_in_one_line(tmp_path, tiny_config, phantom_dir):

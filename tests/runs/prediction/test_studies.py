@@ -21,11 +21,9 @@ from hostile_archive import Lie, changed, hostile_archive
 from orthanc import running_orthanc
 from pydicom.uid import generate_uid
 
-from medfedaug.cli.predict import key_folder
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.pacs.archive import StudyQuery
 from medfedaug.data.pacs.open_archive import open_archive
-from medfedaug.privacy.pseudonyms import Pseudonyms
 from medfedaug.runs.prediction.ensemble import Ensemble
 from medfedaug.runs.prediction.options import PredictionOptions, StudyOptions
 from medfedaug.runs.prediction.studies import predict_studies
@@ -114,6 +112,44 @@ def test_seg_contours_and_report_come_back_and_refer_to_their_series(orthanc, ru
     assert patient in own.read_text()
     assert not (tmp_path / "out.state/images").exists()
     assert patient not in said + err + (out / "predictions.json").read_text()
+
+
+NAMES = {
+    "ISO_IR 144": "Люксембург^Роза",
+    "ISO_IR 101": "Wałęsa^Łucja",
+    "ISO_IR 100": "Müller-Weiß^Jürgen",
+    "\\ISO 2022 IR 87": "Yamada^Tarou=山田^太郎=やまだ^たろう",
+    "\\ISO 2022 IR 149": "Hong^Gildong=洪^吉洞=홍^길동",
+    "GB18030": "Wang^XiaoDong=王^小东",
+}
+
+
+def test_names_in_any_letters_come_back_from_the_archive(orthanc, run, model, tmp_path):
+    patients = {f"LETTERS-{n}": pair for n, pair in enumerate(NAMES.items())}
+    for patient, (characters, name) in patients.items():
+
+        def named(header, k, patient=patient, characters=characters, name=name):
+            header.SpecificCharacterSet = characters.split("\\") if "\\" in characters else characters
+            header.PatientID, header.PatientName = patient, name
+            header.StudyDescription, header.ReferringPhysicianName = name.split("=")[0], name
+
+        voxels = np.random.default_rng(0).integers(0, 1000, SHAPE).astype(np.int16)
+        write_slices(tmp_path / "in" / patient, voxels, change=named)
+    orthanc.put(tmp_path / "in")
+    call = ("predict", "--model", model, "--dicomweb", orthanc.dicomweb, "--store", "--rtstruct", "--report")
+    call += ("--studies", studies(tmp_path / "s.csv", *patients), "--out", tmp_path / "out", "--no-previews")
+    code, said, err = run(*call)
+    assert code == 0, err
+    assert f"stored {3 * len(patients)} objects of {len(patients)} studies" in said
+    for patient, (_, name) in patients.items():
+        found = objects(orthanc, patient)
+        assert sorted(found) == ["RTSTRUCT", "SEG", "SR"]
+        for (one,) in found.values():
+            assert (str(one.PatientName), str(one.ReferringPhysicianName)) == (name, name)
+            url = f"{orthanc.dicomweb}/studies/{one.StudyInstanceUID}/series/{one.SeriesInstanceUID}/metadata"
+            (shown,) = requests.get(url, timeout=60).json()  # as the archive itself decodes it
+            (value,) = shown["00100010"]["Value"]
+            assert "=".join(value.values()) == name
 
 
 def test_the_same_study_gets_no_second_objects_unless_asked_for(orthanc, run, model, tmp_path):
@@ -322,30 +358,6 @@ def test_a_patient_who_was_withdrawn_from_the_import_is_left_out(orthanc, run, m
     assert "restore it from a copy" in err
 
 
-@pytest.mark.slow
-def test_statistics_of_all_images_wait_for_all_and_a_file_of_them_makes_other_objects(
-    orthanc, run, phantom_dir, tmp_path
-):
-    put(orthanc, tmp_path / "in", "TOGETHER-1", 3)
-    model = simulated(phantom_dir, tmp_path / "run", "fedrdn", *FEW)
-    call = ("predict", "--model", model, "--dicomweb", orthanc.dicomweb, "--store", "--no-previews")
-    call += ("--studies", studies(tmp_path / "studies.csv", "TOGETHER-1"), "--parallel", 1)
-    code, _, err = run(*call, "--out", tmp_path / "all")
-    assert code == 0, err
-    told = json.loads((tmp_path / "all/predictions.json").read_text())
-    assert told["statistics"]["of"] == "the 3 images given"
-    assert len(objects(orthanc, "TOGETHER-1")["SEG"]) == 3
-    own = ("--statistics", tmp_path / "all/statistics.json")
-    code, said, err = run(*call, "--out", tmp_path / "later", *own)
-    assert code == 0, err
-    assert "stored 3 objects" in said
-    found = objects(orthanc, "TOGETHER-1")["SEG"]
-    assert len({one.SeriesInstanceUID for one in found}) == 6
-    code, said, _ = run(*call, "--out", tmp_path / "once", *own)
-    assert code == 0
-    assert "stored" not in said
-
-
 def test_images_are_removed_study_by_study_and_failures_of_all_are_named(orthanc, run, model, tmp_path):
     put(orthanc, tmp_path / "in", "MANY-1", 7)
     write_slices(  # a constant volume fails to be predicted, in whatever part of the studies it is
@@ -380,29 +392,6 @@ def test_images_are_removed_study_by_study_and_failures_of_all_are_named(orthanc
     assert not [*(tmp_path / "out.state").glob("images/*")]
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ((), "give one of --images"),
-        (("--images", ".", "--dicomweb", "http://x"), "give one of --images"),
-        (("--dicomweb", "http://x"), "--studies FILE"),
-        (("--images", ".", "--store"), "--store needs an archive"),
-        (("--images", ".", "--channel", "T1=t1"), "--channel goes with an archive"),
-        (("--dicomweb", "http://x", "--studies", "studies.csv", "--again"), "--again goes with --store"),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused_in_one_line(
-    run, model, tmp_path, monkeypatch, options, said
-):
-    monkeypatch.chdir(tmp_path)
-    studies(tmp_path / "studies.csv", "X")
-    code, _, err = run("predict", "--model", model, "--out", tmp_path / "out", *options)
-    assert code == 2
-    assert said in err
-    assert err.count("\n") == 1
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.slow
 def test_killed_and_called_again_each_study_has_its_objects_once(orthanc, run, model, tmp_path):
     put(orthanc, tmp_path / "in", "KILLED", 12)
@@ -424,12 +413,6 @@ def test_killed_and_called_again_each_study_has_its_objects_once(orthanc, run, m
     kept = {one.SOPInstanceUID for one in before["SEG"]}
     assert kept <= {one.SOPInstanceUID for one in after["SEG"]}
     assert len({one.StudyInstanceUID for one in after["SR"]}) == 12
-
-
-def test_the_key_beside_the_sites_data_is_used_where_an_import_made_one(tmp_path):
-    assert key_folder(None) is key_folder(tmp_path / "site_A") is None
-    Pseudonyms.of_site(tmp_path / "site_A.state")
-    assert key_folder(tmp_path / "site_A") == tmp_path / "site_A.state"
 
 
 def test_an_archive_that_sends_another_patient_gets_no_prediction(run, model, tmp_path):
