@@ -106,16 +106,6 @@ def test_pip_finds_a_release_by_its_page_and_by_its_address_and_no_other_file(re
     assert "DO NOT MATCH THE HASHES" in pip_finds(by_address)
 
 
-def test_nothing_tells_to_ask_an_index_for_medfedaug():
-    """No package of this name is ours there. An extra, of what is installed, asks none."""
-    asking = re.compile(r"pip install [^\n`]*(?<= )'?medfedaug(?=[ =<>~'`\"\n])[^\n]*")
-    assert asking.search("pip install --upgrade medfedaug==1.0\n")
-    for pattern in ("*.md", "docs/**/*.md", "examples/**/*.py", "medfedaug/**/*.py", "nvflare_jobs/**/*.py"):
-        for path in ROOT.glob(pattern):
-            for command in asking.findall(path.read_text(encoding="utf-8")):
-                assert "--no-index" in command or " @ http" in command, f"{path}: {command}"
-
-
 def test_pages_of_all_versions_stay_and_the_newest_is_the_first(tmp_path):
     html, pages = tmp_path / "html", tmp_path / "pages"
     for folder in (html / "_static", pages):
