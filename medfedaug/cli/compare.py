@@ -59,7 +59,6 @@ def compare(
     with err_console.status(f"reading {data}"):
         from medfedaug.analysis.score_table import Table
         from medfedaug.cli.benchmark import run_experiment
-        from medfedaug.data.quality.inspection import inspect_sites
         from medfedaug.data.sites import find_sites, unlabelled_sites
         from medfedaug.experiments.experiment import Experiment, make_experiment
         from medfedaug.experiments.trial import WITHOUT_OUTLINES, Suggestion, recommend, suggest, taken_in
@@ -67,8 +66,9 @@ def compare(
         from medfedaug.utils.files import write_json
 
         asked_for = Suggestion(tuple((methods or "").split()), "asked for")
-        suggestion = asked_for if methods is not None else suggest(inspect_sites(data, limit))
-        silent = unlabelled_sites(find_sites(data, limit=limit))
+        sites = find_sites(data, limit=limit)
+        suggestion = asked_for if methods is not None else suggest(sites)
+        silent = unlabelled_sites(sites)
     if silent:
         say(f"{', '.join(silent)}: no training case has an outline, and comes in last")
     combinations = list(dict.fromkeys([*_ALWAYS, *suggestion.methods]))

@@ -87,12 +87,6 @@ def test_catalogues(light):
         assert word in out
 
 
-def test_an_unknown_name(light):
-    unknown = [(command, "nothing_of_that_name") for command in ("methods", "networks", "datasets")]
-    for err in light(*unknown, code=2):
-        assert "is not known" in err
-
-
 def test_commands_of_a_site(light, kit):
     ledger, every, jobs, watch, clean = light(
         ("ledger", kit),
@@ -109,19 +103,13 @@ def test_commands_of_a_site(light, kit):
     assert "stays: ledger, keys and book of jobs" in clean
 
 
-def test_protocols(light):
-    out, one = light(("benchmark", "--list"), ("benchmark", "lgg_multisite", "--list"))
-    assert "retina_vessels" in out
-    assert "expected: kaggle_3m/" in one
-
-
 def test_folders_that_are_not_there(light, tmp_path):
     nowhere = tmp_path / "nowhere"
     of_data = [
         ("simulate", "--methods", "fedavg", "--out", tmp_path / "out"),
         ("compare", "--out", tmp_path / "out"),
         ("plan", "--out", tmp_path / "plan.json"),
-        *(("inspect",), ("statistics",), ("prospect",), ("evaluate", "--model", tmp_path)),
+        *(("inspect",), ("statistics",), ("evaluate", "--model", tmp_path)),
     ]
     of_data = [*((*call, "--data", nowhere) for call in of_data), ("init", nowhere)]
     for err in light(*of_data, code=2):
@@ -147,10 +135,8 @@ def test_names_of_methods_that_are_not_known(light, tmp_path):
     for err in light(*calls, code=2):
         assert err.startswith("medfedaug: method 'fedrnd' is not known; did you mean fedrdn?")
     taken = ("export", "--methods", "fedavg", "--out", tmp_path)
-    asked = ("export", "--prospect", "--methods", "fedavg", "--out", tmp_path / "out")
-    there, leave_out = light(taken, asked, code=2)
+    (there,) = light(taken, code=2)
     assert "exists already" in there
-    assert "leave out --methods" in leave_out
 
 
 def test_the_help_of_each_command(light):
@@ -195,7 +181,7 @@ def test_a_job_is_checked_before_anything_is_built(light, tmp_path):
     (tmp_path / "empty").mkdir()
     nowhere = tmp_path / "nowhere"
     wrong = {
-        "a job is a run (--methods)": (),
+        "give --methods, or --evaluate": (),
         "a job is a run": ("--local", "a=x"),
         "setting 'nothing' is not known": ("--methods", "fedavg", "--set", "nothing=1"),
         "rounds must be a whole number": ("--methods", "fedavg", "--set", "rounds=x"),

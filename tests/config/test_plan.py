@@ -242,8 +242,8 @@ def train(config, data, **more):
 
 
 def volume_config(data, methods="fedavg", plan=VOLUMES, **changes):
-    from medfedaug.experiments.simulate import configure
     from medfedaug.methods import parse_methods
+    from medfedaug.simulate import configure
 
     values = {**TINY_NETWORK, "rounds": 1, "batch_size": 2, **changes}
     return configure(find_sites(data), methods=tuple(parse_methods(methods)), plan=plan, **values)
@@ -445,7 +445,7 @@ def test_a_run_with_a_plan_of_its_own_is_continued_with_it(volumes_dir, tmp_path
 @pytest.mark.slow
 def test_the_engines_agree_on_volumes_with_a_plan_that_is_made(volumes_dir, tmp_path):
     """Fingerprints through the job, patches in three dimensions: the same weights to the bit."""
-    from medfedaug.experiments.simulate import simulate
+    from medfedaug.simulate import simulate
 
     config = volume_config(volumes_dir, "fedrdn,fedfa+", plan=Plan(), planning={"memory": 0.02}, rounds=2)
     for engine in ("nvflare", "inprocess"):

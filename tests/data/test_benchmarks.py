@@ -14,10 +14,10 @@ from medfedaug.data.folders import MARKER
 from medfedaug.data.published import COMMON_OPTIONS
 from medfedaug.data.sites import find_sites, open_site
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.experiments.simulate import configure
 from medfedaug.federation import run_in_process
 from medfedaug.federation.server.output import write_run
 from medfedaug.runs.evaluate import evaluate_model
+from medfedaug.simulate import configure
 
 
 @pytest.mark.skipif(

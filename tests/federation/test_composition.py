@@ -11,11 +11,11 @@ from small_networks import SEGMENTING, WIDTHS, needs_einops
 from medfedaug.config.plan import Plan
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError
-from medfedaug.experiments.simulate import configure
 from medfedaug.federation.in_process import run_in_process
 from medfedaug.federation.pooled import run_pooled
 from medfedaug.methods import build_methods, parse_methods, registry
 from medfedaug.models import network_names
+from medfedaug.simulate import configure
 
 SITES = ["site_A", "site_B"]
 CLASSIFYING = ("fraug", "fedfd_prompt")

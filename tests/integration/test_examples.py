@@ -14,8 +14,8 @@ import torch
 from monai.bundle import ConfigWorkflow
 from running import command
 
+from medfedaug import engines
 from medfedaug.data.datasets.phantom import make_phantom
-from medfedaug.experiments import engines
 from medfedaug.models import ffa_layers
 from medfedaug.statistics import load_statistics
 from medfedaug.transforms import FedRDNd
@@ -87,6 +87,7 @@ def test_the_bundle_runs(config, root, capsys):
             assert normalise.normalizer.site == site
 
 
+@pytest.mark.slow  # a process for each site
 def test_an_engine_of_ones_own_gives_the_same_models(root, tmp_path, monkeypatch):
     """It registers an engine, and starts a process for each site."""
     monkeypatch.setattr(engines, "_ENGINES", dict(engines._ENGINES))

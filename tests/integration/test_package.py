@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import re
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -59,23 +58,6 @@ def test_type_checkers_find_the_package_where_python_does(tmp_path):
     }
     for name in APART:
         assert (package / name / "__init__.py").exists()
-
-
-def test_a_checkout_beside_another_takes_no_part_of_it(tmp_path):
-    """Python is started in it, with the other one installed."""
-    shutil.copytree(
-        ROOT / "medfedaug", tmp_path / "medfedaug", symlinks=True, ignore=shutil.ignore_patterns("__*__")
-    )
-    for name in APART:
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "medfedaug/__init__.py").touch()
-    names = [f"medfedaug.{name}" for name in ("utils", *APART)]
-    script = (
-        f"from importlib.util import find_spec; print(*(find_spec(n).origin for n in {names}), sep='\\n')"
-    )
-    run = [sys.executable, "-c", script]
-    files = subprocess.run(run, check=True, cwd=tmp_path, text=True, capture_output=True).stdout
-    assert all(Path(file).resolve().is_relative_to(tmp_path) for file in files.splitlines()), files
 
 
 def imports(path: Path) -> set[str]:

@@ -12,7 +12,6 @@ from page_blocks import ROOT, blocks, carry_out, run_python, run_shell, shell
 
 import medfedaug
 from medfedaug.data.datasets.phantom import make_phantom
-from medfedaug.experiments import one_run
 
 # Results are records of commands that took hours, on data that are elsewhere.
 PAGES = [
@@ -74,4 +73,4 @@ def test_examples_of_docstrings_without_prompt_run(small, tmp_path, monkeypatch)
     for thing in (medfedaug, medfedaug.load_run):
         (example,) = re.findall(r"::\n\n((?:    .*\n|\n)+)", f"{inspect.getdoc(thing)}\n\n")
         run_python(inspect.cleandoc(example), {}, monkeypatch)
-    assert inspect.cleandoc(example).splitlines()[0] in str(inspect.getdoc(one_run.simulate))
+    assert inspect.cleandoc(example).splitlines()[0] in str(inspect.getdoc(medfedaug.simulate))

@@ -6,7 +6,6 @@ import copy
 import multiprocessing
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from monai.data import CacheDataset, DataLoader, Dataset, PersistentDataset, ThreadDataLoader
@@ -283,16 +282,3 @@ def test_a_trained_network_exports_as_the_plain_one(make):
     ]
     assert operations[0] == operations[1]
     assert exported.state_dict.keys() == plain.state_dict.keys()
-
-
-def test_a_trained_network_runs_as_onnx(tmp_path):
-    pytest.importorskip("onnxscript")
-    runtime = pytest.importorskip("onnxruntime")
-    network = unet(prob=1.0)
-    _steps(network.train(), _batches([0, 1, 2]))
-    network.eval()
-    x = torch.rand(2, 1, 32, 32)
-    torch.onnx.export(network, (x,), tmp_path / "net.onnx", dynamo=True, verbose=False)
-    session = runtime.InferenceSession(str(tmp_path / "net.onnx"), providers=["CPUExecutionProvider"])
-    (logits,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-    np.testing.assert_allclose(logits, network(x).detach().numpy(), rtol=1e-4, atol=1e-5)

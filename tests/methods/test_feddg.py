@@ -14,11 +14,11 @@ from torch.nn.functional import cross_entropy
 from medfedaug import functional as F
 from medfedaug.data.sites import find_sites, open_site
 from medfedaug.errors import ConfigError, RunFailed
-from medfedaug.experiments.simulate import configure
 from medfedaug.federation import run_in_process
 from medfedaug.methods import FedDG, parse_methods
 from medfedaug.methods.base import SiteContext, Step
 from medfedaug.privacy import PrivacyPolicy
+from medfedaug.simulate import configure
 
 SITES = ["site_A", "site_B"]
 SIDE, BAND, BETA, GAMMA, TAU = 32, 0.1, 0.5, 0.3, 0.2

@@ -9,11 +9,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from medfedaug.data.sites import find_sites
-from medfedaug.experiments.simulate import configure
 from medfedaug.federation import run_in_process
 from medfedaug.federation.messages.tensor_checks import check_tensors
 from medfedaug.methods import FedProto
 from medfedaug.methods.base import ServerContext, SiteContext, Step
+from medfedaug.simulate import configure
 
 WEIGHT = 0.3
 

@@ -13,7 +13,6 @@ from running import TINY_NETWORK
 
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError
-from medfedaug.experiments.simulate import configure, simulate
 from medfedaug.federation import SiteTrainer
 from medfedaug.federation import run_in_process as in_process
 from medfedaug.federation.composition import Composition
@@ -22,6 +21,7 @@ from medfedaug.federation.site.local_training import LocalTraining
 from medfedaug.nvflare_jobs import MedFedAugRecipe
 from medfedaug.runs.evaluate import evaluate_model
 from medfedaug.runs.load_results import load_run
+from medfedaug.simulate import configure, simulate
 
 SITES = ["site_A", "site_B", "site_C"]  # the third has test cases alone
 

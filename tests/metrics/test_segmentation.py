@@ -14,12 +14,12 @@ from results import Page
 from running import TINY_ARGS
 from scipy.stats import t as student_t
 
-from medfedaug.experiments.simulate import simulate
 from medfedaug.metrics.classification import ClassifiedImages, image_scores
 from medfedaug.metrics.registry import METRICS, metric_names, over_sites
 from medfedaug.metrics.segmentation import LabelMaps, LabelMapScores, voxel_edges
 from medfedaug.metrics.significance import mean_interval
 from medfedaug.runs.evaluate import open_model
+from medfedaug.simulate import simulate
 from medfedaug.tasks import ClassificationTask, EvaluationCase, SegmentationTask
 
 CPU = torch.device("cpu")

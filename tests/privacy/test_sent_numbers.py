@@ -130,14 +130,11 @@ def test_scores_of_cases_and_an_evaluation_send_nothing_that_the_table_lacks(dep
         check(replies)
 
 
-def test_planning_and_a_prospect_send_nothing_that_the_table_lacks(deploy, tiny_config):
+def test_planning_sends_nothing_that_the_table_lacks(deploy, tiny_config):
     deployment = deploy()
     planned = tiny_config(rounds=1, plan=Plan(), planning={"memory": 0.05})
     deployment.run(planned)
     assert "fingerprint" in {reply.task for _, reply in deployment.replies}
-    check(reply for _, reply in deployment.replies)
-    deployment.run(replace(tiny_config(), prospect=True))
-    assert {reply.task for _, reply in deployment.replies} == {"prospect"}
     check(reply for _, reply in deployment.replies)
 
 

@@ -19,11 +19,11 @@ from medfedaug.data.base import SiteFolder
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import MedFedAugError
-from medfedaug.experiments.simulate import configure
 from medfedaug.federation import SiteTrainer
 from medfedaug.federation.server.server import FederationServer
 from medfedaug.methods import registry
 from medfedaug.privacy import PrivacyPolicy
+from medfedaug.simulate import configure
 
 U_NET = {"channels": [2, 4, 4], "strides": [2, 2]}
 WITH_BATCH_NORM = {**U_NET, "norm": "batch"}

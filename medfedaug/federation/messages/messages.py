@@ -16,13 +16,11 @@ from medfedaug.methods.base import Payload
 
 FINGERPRINT, PREPARE, TRAIN, VALIDATE, TEST = "fingerprint", "prepare", "train", "validate", "test"
 KEYS, SHARES, CONFIRM, OPEN = "keys", "shares", "confirm", "open"
-PROSPECT = "prospect"
-"""The task of a job that exchanges fingerprints of images and trains nothing."""
 
 MASK_TASKS = (KEYS, SHARES, CONFIRM, OPEN)
 """The tasks before and after each round under secure aggregation (`medfedaug.federation.secure`)."""
 
-TASKS = (FINGERPRINT, PROSPECT, PREPARE, TRAIN, VALIDATE, TEST, *MASK_TASKS)
+TASKS = (FINGERPRINT, PREPARE, TRAIN, VALIDATE, TEST, *MASK_TASKS)
 """The tasks of a federation."""
 
 MASKED = "sum"
@@ -61,7 +59,6 @@ class Request:
         method_states: in an evaluation, the methods' state for another site's model, with keys
             ``<method>/<key>``.
         masks: under secure aggregation, the messages of the round's sites to each other.
-        scanners: in an exchange of fingerprints, the named scanners by site, as JSON types.
     """
 
     task: str
@@ -76,7 +73,6 @@ class Request:
     scoring: dict[str, Any] = field(default_factory=dict)
     method_states: Payload = field(default_factory=dict)
     masks: dict[str, Any] = field(default_factory=dict)
-    scanners: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass

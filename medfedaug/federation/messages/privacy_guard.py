@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medfedaug.config.scanners import Scanners
 from medfedaug.data.base import Case
 from medfedaug.errors import ConfigError, PrivacyRefused
 from medfedaug.methods.base import HISTOGRAM, Contributions, Payload, SiteExchange
@@ -273,10 +272,6 @@ class PrivacyGuard:
             raise self._refused(f"{name}: nothing was observed since the last release")
         return exchange.privatised(self._means.pop(name), self.cases)
 
-    def scanners(self) -> Scanners:
-        """Return the scanners named by the policy; none by default."""
-        return dict(self.policy.scanners)
-
     def description(self, cases: Sequence[int]) -> dict[str, Any]:
         """Return the site's description of itself, with its counts if the policy allows them.
 
@@ -288,14 +283,6 @@ class PrivacyGuard:
             patients, studies = description.patients or len(cases), description.studies or sum(cases)
             description = dataclasses.replace(description, patients=patients or None, studies=studies or None)
         return description.to_dict()
-
-    def pending(self) -> dict[str, Payload]:
-        """Return the observed noisy means that are not collected yet."""
-        return dict(self._means)
-
-    def take_pending(self, means: dict[str, Payload]) -> None:
-        """Restore a result of `pending` in a new process; its noise is in the ledger."""
-        self._means = dict(means)
 
     def _covered(self) -> str:
         on = "statistics and weights" if self.policy.sgd_noise_multiplier else "statistics alone"

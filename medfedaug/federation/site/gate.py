@@ -21,7 +21,6 @@ from medfedaug.federation.messages.messages import (
     FINGERPRINT,
     FROZEN,
     PREPARE,
-    PROSPECT,
     TEST,
     TRAIN,
     VALIDATE,
@@ -172,11 +171,6 @@ class GuardedGate(Gate):
         self.book.begin(self.site, config, self.job, self.rules.max_jobs_per_day)
         self._admitted.append(config)
 
-    def _account_of(self, config: RunConfig) -> str:
-        """Return the job whose budget of scores a run uses; each training of a pilot has its own."""
-        of_pilot = bool(self._admitted and self._admitted[0].pilot and config != self._admitted[0])
-        return f"{self.job}.{job_hash(config.to_dict())[:8]}" if of_pilot else self.job
-
     def ended(self) -> None:
         """Record the end of the job, and the ledger's state next to the images."""
         if self._admitted:
@@ -237,8 +231,9 @@ class GuardedGate(Gate):
         self.rules.check_model(self.site, num_bytes(trainer.network.state_dict()) / 1e6)
         if trainer.trains:
             self.rules.check_cases(self.site, trainer.folder.cases_of_patients("training"))
-        job, rounds = self._account_of(trainer.config), trainer.config.rounds
-        account = Account(self.site, job, trainer.ledger, trainer.policy, trainer.folder, rounds)
+        account = Account(
+            self.site, self.job, trainer.ledger, trainer.policy, trainer.folder, trainer.config.rounds
+        )
         account.bind()
         self._accounts[trainer] = account
         trainer.release_loss = account.release_loss
@@ -260,7 +255,7 @@ class GuardedGate(Gate):
             self._accounts[trainer].check_updates()
         trained = request.round - 1 if request.task == TRAIN else request.round
         if trained > 0:  # the initial model may be anything
-            trainer.ledger.meet(_identities(request, trainer), self._account_of(trainer.config))
+            trainer.ledger.meet(_identities(request, trainer), self.job)
 
     def identify(self, request: Request, trainer: SiteTrainer, place: str) -> ScoreRequest:
         """Identify the model by a hash of everything that decides over its scores."""
@@ -300,7 +295,7 @@ class GuardedGate(Gate):
         """Check a reply, replace names by pseudonyms, and enter it in the ledger."""
         self.rules.check_payload(self.site, num_bytes(reply.payload) / 1e6)
         reply.metrics = sent_numbers(reply.task, reply.metrics)
-        if reply.task not in (FINGERPRINT, PROSPECT, PREPARE):  # their `cases` are counts
+        if reply.task not in (FINGERPRINT, PREPARE):  # their `cases` are counts
             reply.metrics = self.pseudonyms.scores(reply.metrics)
         self._accounts[trainer].enter(reply, trainer.guard.samples)
         return reply

@@ -21,7 +21,6 @@ from medfedaug.federation.messages.messages import (
     LEND,
     MASK_TASKS,
     PREPARE,
-    PROSPECT,
     SCORE_EPSILON,
     TRAIN,
     Reply,
@@ -49,7 +48,7 @@ _TIMES = 3
 """The largest number of answers per round: a restarted server repeats some, and answers to other weights
 reveal more of the cases each time."""
 
-_TRAINING = (FINGERPRINT, PROSPECT, PREPARE, TRAIN, LEND)
+_TRAINING = (FINGERPRINT, PREPARE, TRAIN, LEND)
 """The tasks whose answers are about training cases."""
 
 _NONE: Mapping[str, Sequence[Case]] = {}

@@ -8,10 +8,10 @@ import pytest
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import MedFedAugError
-from medfedaug.experiments.simulate import configure
 from medfedaug.federation import run_in_process
 from medfedaug.federation.pooled import run_pooled
 from medfedaug.methods import method_names, parse_methods
+from medfedaug.simulate import configure
 
 CLASSIFYING = ("fedproto", "fedrod", "fedsr", "fpl", "fraug", "rsc", "selfreg")
 REFUSED = {

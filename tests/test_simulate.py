@@ -12,7 +12,8 @@ import medfedaug as mfa
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, MedFedAugError
-from medfedaug.experiments.simulate import configure
+from medfedaug.methods import parse_methods
+from medfedaug.simulate import Simulation, configure
 
 QUICK = {"engine": "inprocess", "device": "cpu", "report": False, "batch_size": 4, **TINY_NETWORK}
 
@@ -31,14 +32,19 @@ def test_the_first_example_runs_and_gives_a_run(phantom_dir, tmp_path):
     assert len(run.predict(image, tmp_path / "predicted", site="site_A").cases) == 1
 
 
-def test_a_whole_configuration_does_the_same_as_keywords(phantom_dir, tmp_path):
-    given = {"methods": ({"name": "fedavg", "args": {}},), "rounds": 1, "batch_size": 4, **TINY_NETWORK}
-    config = configure(find_sites(phantom_dir), **given)
-    options = {"engine": "inprocess", "device": "cpu", "report": False}
-    whole = mfa.simulate(phantom_dir, tmp_path / "whole", config, **options)
-    single = mfa.simulate(phantom_dir, tmp_path / "single", rounds=1, **QUICK)
-    assert whole["config"] == single["config"]
-    assert whole.scores == single.scores
+def test_names_may_be_a_list_and_the_folder_may_be_left_out(phantom_dir, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = mfa.simulate(data=phantom_dir, methods=["fedrdn", "fedfa"], rounds=1, **QUICK)
+    assert [method["name"] for method in run["config"]["methods"]] == ["fedrdn", "fedfa"]
+    assert (tmp_path / "runs/fedrdn,fedfa/results.json").is_file()
+
+
+@pytest.mark.parametrize("methods", ["fedrdn,fedfa+", ["fedrdn", "fedfa+"], ["fedrdn", {"name": "fedfa+"}]])
+def test_methods_are_names_in_one_text_or_in_a_list(phantom_dir, methods):
+    if methods[-1] == {"name": "fedfa+"}:
+        methods = ["fedrdn", *parse_methods("fedfa+")]
+    simulation = Simulation.of(phantom_dir, methods=methods)
+    assert simulation.config.methods == tuple(parse_methods("fedrdn,fedfa+"))
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in (*fields(RunConfig), *fields(Execution))])
