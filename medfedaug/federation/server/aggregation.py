@@ -244,7 +244,6 @@ class Aggregation:
         for name, aggregator in self.aggregators.items():
             previous = {key: state[key] for key in self.sent}
             mean = aggregator.result(RoundMean(round_, previous, mean, self.weights))
-            payload.update(namespaced(aggregator.message(), name))
         return shared_by_name(self._network, {**state, **mean}), payload
 
     def summaries(self) -> dict[str, dict[str, Any]]:
