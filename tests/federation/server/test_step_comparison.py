@@ -406,19 +406,3 @@ def test_a_job_with_another_limit_or_none(run, tmp_path, options, expected):
     if expected is None:
         options, expected = ("--compare-sites", "statistics"), 0
     assert exported(run, tmp_path, *options)["max_step"] == expected
-
-
-def test_a_checkpoint_without_the_setting_is_of_a_run_without_a_limit(config, tmp_path):
-    """Of an earlier release: it goes on as it was, and not with the limit."""
-    before = Federation(config(max_step=0.0))
-    before.round({site: (seed, 1.0) for seed, site in enumerate(SITES)})
-    path = tmp_path / "server" / "run.pt"
-    before.server.save(path)
-    content = torch.load(path, weights_only=True)
-    del content["config"]["max_step"]
-    torch.save(content, path)
-    after = FederationServer(config(max_step=0.0))
-    after.restore(path)
-    assert same(after.state, before.server.state)
-    with pytest.raises(ConfigError, match=r"another max_step: 0\.0, asked for 2\.0"):
-        FederationServer(config()).restore(path)
