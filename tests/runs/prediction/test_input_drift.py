@@ -54,7 +54,7 @@ def test_a_run_without_a_plan_records_it_and_a_wrong_spacing_is_flagged(run, tmp
         "its voxels are 32 x 32 x 32 mm, a factor of 3.2 outside the sites' 8 x 8 x 8 to 9.9 x 9.9 x 10 mm"
     ]
     assert f"wrong: unlike the federation's images: {found['wrong'][0]}" in err
-    # An earlier version recorded nothing of it.
+    # Where the sites sent no spacing.
     del record["spacing"]
     (model / "results.json").write_text(json.dumps(record))
     code, _, err = run(*arguments, tmp_path / "earlier")
