@@ -284,10 +284,6 @@ class Aggregator(ABC):
     def result(self, round_: RoundMean) -> dict[str, Tensor]:
         """The shared entries of the new global model, float32."""
 
-    def message(self) -> Payload:
-        """Return the payload for all sites with the new model, under the method's own keys."""
-        return {}
-
     def summary(self) -> dict[str, Any]:
         """Some numbers about the last round, for ``results.json``."""
         return {}
