@@ -187,7 +187,7 @@ EVENTS_OF_A_JOB: list[dict[str, object]] = [
     {
         **{"event": "answered", "task": "train", "round": 2, "rounds": 3, "samples": 12, "cases": 4},
         **{"scores": {"train_loss": 0.4, "val_dice": 0.3}, "seconds": 2.5, "model": 100},
-        **{"statistics": {"fedfa": 10}, "unscored": "few", "continued": 3},
+        **{"statistics": {"fedfa": 10}, "unscored": "few"},
     },
     {"event": "tested", "site": "A", "dice": 0.5},
     {"event": "labelled", "site": "A", "classes": "lesion"},
