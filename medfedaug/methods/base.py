@@ -269,10 +269,6 @@ class Aggregator(ABC):
     def result(self, round_: RoundMean) -> dict[str, Tensor]:
         """The shared entries of the new global model, float32."""
 
-    def message(self) -> Payload:
-        """Return the payload for all sites with the new model, under the method's own keys."""
-        return {}
-
     def summary(self) -> dict[str, Any]:
         """Some numbers about the last round, for ``results.json``."""
         return {}
@@ -320,10 +316,10 @@ class SitePart:
         """Called before local training, with the random state of the round."""
 
     def continue_round(self) -> None:
-        """Called after `start_round` when a new process resumes a round in its middle.
+        """Called after `start_round` when a further process of a site joins a round.
 
-        A method makes the objects of its first step here. The site then restores their content, and all other
-        tensors, numbers and random states in the attributes of this part.
+        A method makes the objects of its first step here. They then get the content that they have in the
+        first process, and so do all other tensors, numbers and random states in the attributes of this part.
         """
 
     def end_round(self) -> None:

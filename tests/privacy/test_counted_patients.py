@@ -105,7 +105,7 @@ def test_each_bin_of_a_histogram_has_enough_patients(hospital):
 
 
 @pytest.mark.parametrize(
-    ("method", "arguments"), [("fedmix", {"group": 10}), ("feddg_ga", {}), ("fedce", {})]
+    ("method", "arguments"), [("fedmix", {"group": 10}), ("feddg_ga", {})]
 )
 def test_images_and_losses_leave_in_simulations_only(hospital, method, arguments):
     prepared, _ = answers(hospital(), job(method, {method: arguments}))

@@ -261,14 +261,6 @@ class PrivacyGuard:
             description = dataclasses.replace(description, patients=patients or None, studies=studies or None)
         return description.to_dict()
 
-    def pending(self) -> dict[str, Payload]:
-        """Return the observed noisy means that are not collected yet."""
-        return dict(self._means)
-
-    def take_pending(self, means: dict[str, Payload]) -> None:
-        """Restore a result of `pending` in a new process; its noise is in the ledger."""
-        self._means = dict(means)
-
     def _covered(self) -> str:
         on = "statistics and weights" if self.policy.sgd_noise_multiplier else "statistics alone"
         weights = [] if self.policy.sgd_noise_multiplier else ["model weights"]

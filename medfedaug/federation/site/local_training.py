@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,9 +15,13 @@ from torch import Tensor
 
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import DataError, MedFedAugError
+<<<<<<< HEAD
 from medfedaug.federation.site.interrupted_round import RoundCheckpoint, keeps_order, remaining_batches
 from medfedaug.federation.site.samples import SiteSamples, TrainingSamples
 from medfedaug.federation.site.training_state import random_state, set_random_state
+=======
+from medfedaug.federation.site.samples import SiteSamples
+>>>>>>> main
 from medfedaug.methods.base import Step, Targets, overridden
 from medfedaug.models.freezing import hold_norms
 from medfedaug.models.supervision import DeepSupervision
@@ -114,13 +118,13 @@ class LocalTraining:
         loader: Iterable[Any],
         round_: LocalRound,
         should_stop: Callable[[], bool] = lambda: False,
-        checkpoint: RoundCheckpoint | None = None,
     ) -> list[float]:
         """Train for a number of epochs, or for a number of steps over as many epochs as needed."""
         trained = [p for p in self.network.parameters() if p.requires_grad]
-        optimiser, parts = self.optimiser(trained, round_.number), list(self.parts.values())
+        optimiser, losses = self.optimiser(trained, round_.number), list[Tensor]()
         self.network.train()
         hold_norms(self.network, self.frozen)
+<<<<<<< HEAD
         checkpoint = checkpoint if checkpoint is not None and keeps_order(loader) else RoundCheckpoint.none()
         roots = {"network": self.network, "parts": dict(self.parts), "optimiser": optimiser}
         if checkpoint.resumed:
@@ -132,10 +136,14 @@ class LocalTraining:
         if isinstance(dataset, TrainingDataset):
             dataset.drawn.clear()
         for batch, data in prefetch(batches, self.ahead, self.device):
+=======
+        epochs: Iterable[int] = count() if round_.steps else range(round_.epochs)
+        batches = islice((batch for _ in epochs for batch in loader), round_.steps or None)
+        for batch in prefetch(batches, self.ahead, self.device):
+>>>>>>> main
             self.check_stop(should_stop)
             self._patients = self.census.step(_cases(dataset))
             losses.append(self._take_step(optimiser, *on_device(batch, self.device)))
-            checkpoint.step(roots, losses, data, self.device)
         return self.values(losses)
 
     def _take_step(self, optimiser: torch.optim.Optimizer, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -145,7 +153,7 @@ class LocalTraining:
         mixed: Targets = [(1.0, targets)]
         for part in parts:
             inputs, mixed = part.mix(inputs, mixed)
-        random = random_state(self.device) if goes_back else ()
+        random = _random_state(self.device) if goes_back else ()
         step, loss = self._backward(inputs, targets, mixed)
         if goes_back:
             again = partial(self._backward_again, inputs, targets, mixed, random)
@@ -230,7 +238,7 @@ class LocalTraining:
         """Compute the gradients again at other weights, with the same random numbers; restore the buffers."""
         buffers = [(buffer, buffer.clone()) for buffer in self.network.buffers()]
         with self.own_random_numbers():
-            set_random_state(random, self.device)
+            _set_random_state(random, self.device)
             self._backward(inputs, targets, mixed)
         with torch.no_grad():
             for buffer, value in buffers:
@@ -241,6 +249,7 @@ class LocalTraining:
         return self.definition.optimiser(parameters, learning_rate(self.config, round_))
 
 
+<<<<<<< HEAD
 def _cases(dataset: Any) -> list[int] | None:
     """Return the case of each sample in the next batch; ``None`` where the site does not know."""
     if not isinstance(dataset, TrainingDataset) or not isinstance(dataset.samples, TrainingSamples):
@@ -253,3 +262,16 @@ def _batches(loader: Any, round_: LocalRound, done: int) -> Iterator[Any]:
     epochs: Iterable[int] = count() if round_.steps else range(round_.epochs)
     batches = remaining_batches(loader, epochs, done) if done else (b for _ in epochs for b in loader)
     return islice(batches, round_.steps - done if round_.steps else None)
+=======
+def _random_state(device: torch.device) -> tuple[Tensor, ...]:
+    """Return the state of PyTorch's own random generators, of the CPU and of a GPU."""
+    on_gpu = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+    return (torch.get_rng_state(), *on_gpu)
+
+
+def _set_random_state(state: Sequence[Tensor], device: torch.device) -> None:
+    """Restore a result of `_random_state`."""
+    torch.set_rng_state(state[0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state[1], device)
+>>>>>>> main

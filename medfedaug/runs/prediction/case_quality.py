@@ -53,14 +53,13 @@ def _by_class(classes: Sequence[str], values: Tensor) -> dict[str, float]:
 def look_first(cases: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Sort cases by their least certain class; empty label maps come first.
 
-    The certainty of a class is the agreement of several passes, else its confidence. Cases of earlier
-    releases, without a confidence, are left out.
+    The certainty of a class is the agreement of several passes, else its confidence.
     """
     lowest: dict[str, float] = {}
     for name, entry in cases.items():
         if "probabilities" in entry:
             lowest[name] = entry["probabilities"][entry["class"]]
-        elif "confidence" in entry:
+        else:
             # Predicted classes alone: a pass may have a voxel of another class, without agreement.
             confidence, agreement = entry["confidence"], entry.get("agreement", {})
             certainty = (agreement.get(label, value) for label, value in confidence.items())

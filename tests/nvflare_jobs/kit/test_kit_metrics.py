@@ -156,6 +156,12 @@ def test_a_process_that_was_killed_is_down_at_once_and_one_in_another_container_
     assert value(kit_metrics(kit), "kit_up") == 1
 
 
+def test_a_site_that_the_server_has_never_answered_does_not_work(kit, run):
+    running(kit)
+    code, out, _ = run("health", kit.path)
+    assert (code, "the server has not answered for" in out) == (1, True)
+
+
 def test_the_file_is_whole_for_everybody_and_prometheus_takes_it(server, kit, run, tmp_path):
     job(server, *SERVER_EVENTS)
     job(kit, *SITE_EVENTS)

@@ -41,7 +41,6 @@ def test_the_least_sure_case_comes_first_and_one_without_a_finding_before_it():
         "sure": {"confidence": {"a": 0.9, "b": 0.95}},
         "unsure": {"confidence": {"a": 0.99, "b": 0.4}},
         "empty": {"confidence": {}},
-        "earlier release": {"voxels": {}},
     }
     assert look_first(cases) == ["empty", "unsure", "sure"]
     # Of several passes their agreement counts, of the classes that are found.
