@@ -164,7 +164,6 @@ def test_an_update_of_enough_patients_leaves(hospital, norm):
         ("selfreg", "group"),
         ("fedsr", "group"),
         ("fraug", "batch"),
-        ("gperxan", "batch"),
         ("dac_sc", "batch"),
         ("fedfa,fedfa_h", "group"),
     ],

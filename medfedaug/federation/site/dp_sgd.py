@@ -178,15 +178,8 @@ class PrivateTraining(LocalTraining):
         steps = round_.steps or round_.epochs * len(loader)
         trained = [p for p in self.network.parameters() if p.requires_grad]
         optimiser = self.optimiser(trained, round_.number)
-<<<<<<< HEAD
-        roots = {"network": self.network, "optimiser": optimiser}
-        taken = checkpoint.resume(roots, None, self.device)  # placeholders of losses
-        if not taken:
-            self.spend(steps, loader.rate)
-        self.census.all_steps()  # which cases were drawn is secret
-=======
         self.spend(steps, loader.rate)
->>>>>>> main
+        self.census.all_steps()  # which cases were drawn is secret
         self.network.train()
         drawn, failed, reason = 0, 0, ""
         with _own_global_random_numbers():

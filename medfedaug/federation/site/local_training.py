@@ -15,13 +15,7 @@ from torch import Tensor
 
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import DataError, MedFedAugError
-<<<<<<< HEAD
-from medfedaug.federation.site.interrupted_round import RoundCheckpoint, keeps_order, remaining_batches
 from medfedaug.federation.site.samples import SiteSamples, TrainingSamples
-from medfedaug.federation.site.training_state import random_state, set_random_state
-=======
-from medfedaug.federation.site.samples import SiteSamples
->>>>>>> main
 from medfedaug.methods.base import Step, Targets, overridden
 from medfedaug.models.freezing import hold_norms
 from medfedaug.models.supervision import DeepSupervision
@@ -124,23 +118,12 @@ class LocalTraining:
         optimiser, losses = self.optimiser(trained, round_.number), list[Tensor]()
         self.network.train()
         hold_norms(self.network, self.frozen)
-<<<<<<< HEAD
-        checkpoint = checkpoint if checkpoint is not None and keeps_order(loader) else RoundCheckpoint.none()
-        roots = {"network": self.network, "parts": dict(self.parts), "optimiser": optimiser}
-        if checkpoint.resumed:
-            for part in parts:
-                part.continue_round()
-        losses = checkpoint.resume(roots, getattr(loader, "dataset", None), self.device)
-        batches = checkpoint.numbered(_batches(loader, round_, len(losses)))
+        epochs: Iterable[int] = count() if round_.steps else range(round_.epochs)
+        batches = islice((batch for _ in epochs for batch in loader), round_.steps or None)
         dataset = getattr(loader, "dataset", None)
         if isinstance(dataset, TrainingDataset):
             dataset.drawn.clear()
-        for batch, data in prefetch(batches, self.ahead, self.device):
-=======
-        epochs: Iterable[int] = count() if round_.steps else range(round_.epochs)
-        batches = islice((batch for _ in epochs for batch in loader), round_.steps or None)
         for batch in prefetch(batches, self.ahead, self.device):
->>>>>>> main
             self.check_stop(should_stop)
             self._patients = self.census.step(_cases(dataset))
             losses.append(self._take_step(optimiser, *on_device(batch, self.device)))
@@ -249,7 +232,6 @@ class LocalTraining:
         return self.definition.optimiser(parameters, learning_rate(self.config, round_))
 
 
-<<<<<<< HEAD
 def _cases(dataset: Any) -> list[int] | None:
     """Return the case of each sample in the next batch; ``None`` where the site does not know."""
     if not isinstance(dataset, TrainingDataset) or not isinstance(dataset.samples, TrainingSamples):
@@ -257,12 +239,6 @@ def _cases(dataset: Any) -> list[int] | None:
     return [dataset.samples.case_of(index) for index in dataset.drawn.popleft()]
 
 
-def _batches(loader: Any, round_: LocalRound, done: int) -> Iterator[Any]:
-    """Yield the batches of a round after the first ``done`` ones."""
-    epochs: Iterable[int] = count() if round_.steps else range(round_.epochs)
-    batches = remaining_batches(loader, epochs, done) if done else (b for _ in epochs for b in loader)
-    return islice(batches, round_.steps - done if round_.steps else None)
-=======
 def _random_state(device: torch.device) -> tuple[Tensor, ...]:
     """Return the state of PyTorch's own random generators, of the CPU and of a GPU."""
     on_gpu = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
@@ -274,4 +250,3 @@ def _set_random_state(state: Sequence[Tensor], device: torch.device) -> None:
     torch.set_rng_state(state[0])
     if device.type == "cuda":
         torch.cuda.set_rng_state(state[1], device)
->>>>>>> main
