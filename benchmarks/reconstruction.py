@@ -1,9 +1,9 @@
 """Measure what promise A leaves open: whoever chooses the weights of a job reads images from the updates.
 
-A hospital with a kit's default rules (n = 10 patients, nothing of `--epsilon`) trains one epoch on 24 photographs. The
-server sends weights whose first layer compares the brightness of two halves of the image with many thresholds (Fowl et al.,
-ICLR 2022). Two rows of its gradient differ by the images between two thresholds, often one photograph, although 24
-patients are behind each number. `docs/threats.md` has the result.
+A hospital with a kit's default rules (10 patients, no `--epsilon`) trains one epoch on 24 photographs. The
+first layer of the weights that it receives compares the brightness of the two halves of an image with many
+thresholds (Fowl et al., ICLR 2022). Two rows of its gradient differ by the images between two thresholds,
+often one photograph, although 24 patients are behind each number. `docs/threats.md` has the result.
 
     PYTHONPATH=tests/support python benchmarks/reconstruction.py
 """
