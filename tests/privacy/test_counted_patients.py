@@ -104,9 +104,7 @@ def test_each_bin_of_a_histogram_has_enough_patients(hospital):
     assert len(heights) <= 2 * 4  # of 24 patients in each of four channels there are two groups of bins
 
 
-@pytest.mark.parametrize(
-    ("method", "arguments"), [("fedmix", {"group": 10}), ("feddg_ga", {})]
-)
+@pytest.mark.parametrize(("method", "arguments"), [("fedmix", {"group": 10}), ("feddg_ga", {})])
 def test_images_and_losses_leave_in_simulations_only(hospital, method, arguments):
     prepared, _ = answers(hospital(), job(method, {method: arguments}))
     refused(prepared, f"{method} sends what a site cannot say the patients of, and runs in simulations only")
