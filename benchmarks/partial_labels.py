@@ -27,11 +27,11 @@ from medfedaug.analysis.verdict import Elsewhere, chance, judge
 from medfedaug.data.datasets.partial_phantom import TRUTH, annotate_apart
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.sites import find_sites
-from medfedaug.experiments.simulate import configure, simulate
 from medfedaug.methods import parse_methods
 from medfedaug.metrics.crossed import crossed_test, holm
 from medfedaug.metrics.significance import paired_t_test
 from medfedaug.runs.evaluate import evaluate_model
+from medfedaug.simulate import configure, simulate
 
 ALIKE, ODD = (0.0, 0.0, 0.0, 0.0), (0.0, 0.0, 2.0, 0.0)
 # By name: shifts of the scanners, and outlined structures (`annotate_apart`).

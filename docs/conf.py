@@ -38,7 +38,6 @@ exclude_patterns = [
     "build",
     "results/shift/table.md",
     "results/shift/polarity",
-    "results/prospect/judged.md",
 ]  # written by scripts
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"

@@ -68,9 +68,8 @@ class ProcessEngine(Engine):
 
 def main():
     """Train FedRDN and FedFA with this engine."""
-    from medfedaug.data.sites import find_sites
-    from medfedaug.experiments.engines import register
-    from medfedaug.experiments.simulate import configure, simulate
+    from medfedaug.engines import register
+    from medfedaug.simulate import simulate
 
     register(ProcessEngine)
     arguments = argparse.ArgumentParser(description=__doc__)
@@ -79,11 +78,15 @@ def main():
     arguments.add_argument("--rounds", type=int, default=2)
     arguments.add_argument("--network-args", type=json.loads, default={}, help="JSON")
     options = arguments.parse_args()
-    methods = ({"name": "fedrdn"}, {"name": "fedfa"})
-    settings = {"rounds": options.rounds, "network_args": options.network_args}
-    config = configure(find_sites(options.data), methods=methods, **settings)
-    results = simulate(options.data, options.out, config, engine="processes")
-    print(results["test"]["mean"])
+    run = simulate(
+        options.data,
+        options.out,
+        methods=["fedrdn", "fedfa"],
+        rounds=options.rounds,
+        network_args=options.network_args,
+        engine="processes",
+    )
+    print(run.scores["mean"])
 
 
 if __name__ == "__main__":

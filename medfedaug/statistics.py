@@ -9,7 +9,7 @@ Sites exchange them once before training for FedRDN, and `medfedaug simulate` wr
      "sites": {"DU": {"mean": [0.21], "std": [0.13], "count": 120}}}
 
 ``intensity`` is the scale of the images: ``"raw"``, as stored, or ``"scale"``, scaled to [0, 1]
-(`medfedaug.config.run.RunConfig`). Files of earlier releases have no such entry.
+(`medfedaug.config.run.RunConfig`). A file without it has an unknown scale.
 """
 
 from __future__ import annotations

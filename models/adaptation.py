@@ -302,7 +302,8 @@ class InstanceAdapter(UnsavedModule):
         ).relu()
         out = nn.functional.linear(hidden, self.out_weight.to(kind), self.out_bias.to(kind)).to(kind)
         delta, epsilon = out.split(1, dim=1)
-        return (epsilon if z is None else z * delta + epsilon).clamp(0.0, 1.0)
+        alpha: Tensor = (epsilon if z is None else z * delta + epsilon).clamp(0.0, 1.0)
+        return alpha
 
 
 def adapt_batch_norm(net: Network) -> Network:

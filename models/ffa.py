@@ -8,13 +8,7 @@ import torch
 from torch import Tensor
 
 from medfedaug.errors import warn
-from medfedaug.functional import (
-    augmentation_spread,
-    feature_statistics,
-    perturb_features,
-    working_precision,
-)
-from medfedaug.functional.augmentation import augment_at_once, within_torch_func
+from medfedaug.functional import augmentation_spread, feature_statistics, perturb_features
 from medfedaug.models.processes import drawn_together, rows_of_all, several_processes
 from medfedaug.models.stage_layer import StageLayer
 
@@ -160,7 +154,7 @@ class FFALayer(StageLayer):
             self.register_buffer(name, torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Augment features in training, return them in evaluation.
+        """Augment features in training (Algorithm 2, by line), return them in evaluation.
 
         Args:
             x: features, (B, C, *spatial).
@@ -170,41 +164,51 @@ class FFALayer(StageLayer):
         """
         if not self.training:
             return x
+        self._check(x)
+        together = False
+        if not torch.jit.is_scripting():
+            together = self._together()
+        if x.shape[0] == 1 and self.variance != "random" and not together:
+            return x
+
+        draw = self._draw(x, together)
+        active: Tensor | None = None
+        if not torch.jit.is_scripting() and torch.compiler.is_compiling():
+            # A branch on a random number would break the graph; both results are cheap next to a convolution.
+            active = draw < self.prob
+        elif float(draw) >= self.prob:  # 1
+            return x
+        mean, std = feature_statistics(x, self.eps)  # 2, 3
+        means, stds = mean, std
+        if together:
+            means, stds = self._gather(mean, std)
+        gamma_mean, gamma_std = self._gammas()
+        spread_mean = self._spread(means, gamma_mean)  # 4, 6
+        spread_std = self._spread(stds, gamma_std)  # 5, 7
+        noise_mean, noise_std = torch.randn_like(mean), torch.randn_like(std)
+        out = perturb_features(x, mean, std, spread_mean, spread_std, noise_mean, noise_std)  # 8 to 10
+        sampled = (std + noise_std * spread_std).detach()
+        self._accumulate(means.detach().mean(dim=0), stds.detach().mean(dim=0), sampled, active)  # 11, 12
+        return out if active is None else torch.where(active, out, x)  # 13
+
+    def _check(self, x: Tensor) -> None:
         if x.dim() < 3 or x.shape[1] != self.num_channels:
             raise ValueError(
                 f"FFA layer {self.stage}: expected features of shape (B, {self.num_channels}, *spatial), "
                 f"got {list(x.shape)}"
             )
-        together = False
         if not torch.jit.is_scripting():
-            together = self._together()
-        if x.shape[0] == 1 and self.variance != "random" and not together:
-            if not torch.jit.is_scripting():
-                self._warn_of_single()
-            return x
-        if torch.jit.is_scripting():
-            return self._augment(x) if float(torch.rand(1)) < self.prob else x
-        self._warn_of_few(x)
-        if torch.compiler.is_compiling():
-            # A branch on a random number would break the graph; both results are cheap next to a convolution.
-            draw = torch.rand((), device=x.device)
-            return self._augment(x, (drawn_together(draw) if together else draw) < self.prob, together)
-        if together:
-            draw = drawn_together(torch.rand((), device=x.device))
-            return self._augment(x, None, True) if float(draw) < self.prob else x
-        # A draw on the CPU does not wait for a GPU.
-        return self._augment(x) if float(torch.rand(1)) < self.prob else x
+            self._warn(x)
 
     @torch.jit.unused
-    def _warn_of_single(self) -> None:
-        if not torch.compiler.is_compiling():
-            warn("FFA layers do nothing with a batch of one image, which has no variance over the batch")
-
-    @torch.jit.unused
-    def _warn_of_few(self, x: Tensor) -> None:
+    def _warn(self, x: Tensor) -> None:
+        """Warn of features whose statistics say little."""
         if torch.compiler.is_compiling() or self.variance == "random":
             return
-        if x.shape[2:].numel() < _FEW_POSITIONS:
+        if len(x) == 1:
+            if not self._together():
+                warn("FFA layers do nothing with a batch of one image, which has no variance over the batch")
+        elif x.shape[2:].numel() < _FEW_POSITIONS:
             name, size = f" {self.stage}" if self.stage else "", " x ".join(map(str, x.shape[2:]))
             warn(
                 f"FFA layer{name}: features of {size} positions have deviations that are mostly chance, and "
@@ -222,73 +226,39 @@ class FFALayer(StageLayer):
         both = rows_of_all(torch.cat([mean, std], dim=1))
         return both[:, : self.num_channels], both[:, self.num_channels :]
 
-    def _augment(self, x: Tensor, active: Tensor | None = None, together: bool = False) -> Tensor:
-        """Run Algorithm 2 for an active layer; the value of `active`, if given, decides whether it is."""
-        at_once = False
+    def _draw(self, x: Tensor, together: bool) -> Tensor:
+        """Draw the number that decides whether the layer is active, uniform in [0, 1)."""
         if not torch.jit.is_scripting():
-            plain = active is None and not together and self.variance != "random"
-            at_once = plain and not within_torch_func()
-        if at_once:
-            return self._augment_at_once(x)
-        mean, std = feature_statistics(x, self.eps)
-        means, stds = mean, std
-        if together:
-            means, stds = self._gather(mean, std)
-        if self.variance == "random":
-            # FedFA-R: one standard deviation for all channels (FedFA+ section 5.1).
-            spread_mean = torch.full_like(mean[0], 0.5)
-            spread_std = torch.full_like(std[0], 0.5)
-        else:
-            gamma_mean, gamma_std = self._gammas()
-            spread_mean = augmentation_spread(means, gamma_mean)
-            spread_std = augmentation_spread(stds, gamma_std)
-        noise_mean = torch.randn_like(mean)
-        noise_std = torch.randn_like(std)
-        out = perturb_features(x, mean, std, spread_mean, spread_std, noise_mean, noise_std)
-
-        if active is not None:
-            out = torch.where(active, out, x)
-        sampled = (std + noise_std * spread_std).detach()
-        self._accumulate(means.detach().mean(dim=0), stds.detach().mean(dim=0), sampled, active)
-        return out
-
-    @torch.jit.unused
-    def _augment_at_once(self, x: Tensor) -> Tensor:
-        noise = torch.empty(2, *x.shape[:2], dtype=working_precision(x[:0]).dtype, device=x.device)
-        for draws in noise:
-            draws.normal_()
-        augmented = augment_at_once(x, 1.0 + torch.stack(self._gammas()), noise, self.eps)
-        mean, std = augmented.statistics.mean(dim=1)
-        self._accumulate(mean, std, augmented.sampled_std)
-        return augmented.features
+            if together:
+                return drawn_together(torch.rand((), device=x.device))
+            if torch.compiler.is_compiling():
+                return torch.rand((), device=x.device)
+        return torch.rand(1)  # on the CPU, which does not wait for a GPU
 
     def _gammas(self) -> tuple[Tensor, Tensor]:
         if self.variance == "client":
             return torch.zeros_like(self.gamma_mean), torch.zeros_like(self.gamma_std)
         return self.gamma_mean, self.gamma_std
 
+    def _spread(self, statistic: Tensor, gamma: Tensor) -> Tensor:
+        """Return the standard deviation of the noise, (C,), from statistics of the images, (B, C)."""
+        if self.variance == "random":  # FedFA-R: one deviation for all channels (FedFA+ section 5.1)
+            return torch.full_like(statistic[0], 0.5)
+        return augmentation_spread(statistic, gamma)
+
     def _accumulate(
         self, mean: Tensor, std: Tensor, sampled_std: Tensor, active: Tensor | None = None
     ) -> None:
         """Update running statistics (Eq. 5), given means over the batch (C,), and the counts."""
-        share, dtype = 1.0 - self.momentum, self.running_mean.dtype
-        negative = (sampled_std < 0).sum()
-        if active is None:
-            self.running_mean.lerp_(mean.to(dtype), share)
-            self.running_std.lerp_(std.to(dtype), share)
-            self.num_active_batches.add_(1)
-            self.sampled_std_count.add_(sampled_std.numel())
-        else:
-            running_mean = torch.lerp(self.running_mean, mean.to(dtype), share)
-            running_std = torch.lerp(self.running_std, std.to(dtype), share)
-            running_mean = torch.where(active, running_mean, self.running_mean)
-            running_std = torch.where(active, running_std, self.running_std)
-            negative = negative * active
-            self.num_active_batches.add_(torch.ones_like(negative) * active)
-            self.sampled_std_count.add_(torch.full_like(negative, sampled_std.numel()) * active)
-            self.running_mean.copy_(running_mean)
-            self.running_std.copy_(running_std)
-        self.negative_std_count.add_(negative)
+        share = torch.full_like(self.running_mean, 1.0 - self.momentum)
+        count = torch.ones_like(self.num_active_batches)
+        if active is not None:
+            share, count = share * active, count * active
+        self.running_mean.lerp_(mean.to(share.dtype), share)
+        self.running_std.lerp_(std.to(share.dtype), share)
+        self.num_active_batches.add_(count)
+        self.sampled_std_count.add_(count * sampled_std.numel())
+        self.negative_std_count.add_(count * (sampled_std < 0).sum())
 
     @torch.jit.unused
     def statistics(self) -> tuple[Tensor, Tensor]:

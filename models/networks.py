@@ -10,7 +10,6 @@ from typing import Any
 from monai.networks import nets
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 
 from medfedaug.errors import ConfigError
 from medfedaug.models.classifiers import SwinClassifier, ViTClassifier, alexnet, digits_cnn, lenet5
@@ -161,19 +160,6 @@ def build_network(
     if norm is not None and norm != "batch":
         _replace_batch_norm(net, norm)
     return net
-
-
-def norm_of(network: nn.Module) -> str:
-    """Return the normalisation of a network: ``"batch"``, ``"instance"``, or ``"other"``.
-
-    Example:
-        >>> norm_of(build_network("basicunet", in_channels=1, out_channels=2, norm="instance"))
-        'instance'
-    """
-    modules = list(network.modules())
-    if any(isinstance(module, _BatchNorm) for module in modules):
-        return "batch"
-    return "instance" if any(isinstance(module, _InstanceNorm) for module in modules) else "other"
 
 
 def network_definition(

@@ -20,7 +20,7 @@ NAMES = {
     "load_run": "medfedaug.runs.prediction.loaded_run",
     "load_statistics": "medfedaug.statistics",
     "remove_ffa": "medfedaug.models",
-    "simulate": "medfedaug.experiments.one_run",
+    "simulate": "medfedaug.simulate",
 }
 
 
@@ -59,7 +59,7 @@ def simulate_alone():
 
 
 def test_simulate_stays_the_function_after_an_import_of_its_module(simulate_alone):
-    assert simulate_alone[0] == "True medfedaug.experiments.one_run"
+    assert simulate_alone[0] == "True medfedaug.simulate"
 
 
 def test_running_in_process_imports_neither_nvflare_nor_opacus_which_noise_alone_needs(simulate_alone):

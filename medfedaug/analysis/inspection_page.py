@@ -83,7 +83,6 @@ def write_inspection(
     sites: Sequence[SiteInspection],
     out_html: str | Path,
     intensity: str = "scale",
-    expected: Sequence[str] = (),
 ) -> Path:
     """Write the findings as one page, and as JSON next to it.
 
@@ -100,7 +99,7 @@ def write_inspection(
     if out == record or (record.exists() and not is_json_with(record, "sites", "shift", "intensity")):
         raise ConfigError(f"{record} exists and is of no inspection; choose another file")
     shift = federation_shift(sites)
-    page.write_page(_page(sites, shift, intensity, expected), out)
+    page.write_page(_page(sites, shift, intensity), out)
     write_json(record, inspection_record(sites, shift, intensity))
     return record
 
@@ -154,9 +153,7 @@ def _percentiles(quantiles: np.ndarray) -> list[list[float]]:
     return np.percentile(together, _PERCENT, axis=1).T.tolist()
 
 
-def _page(
-    sites: Sequence[SiteInspection], shift: Shift | None, intensity: str, expected: Sequence[str]
-) -> ET.Element:
+def _page(sites: Sequence[SiteInspection], shift: Shift | None, intensity: str) -> ET.Element:
     html, body = page.start_page("Data of the sites" if len(sites) > 1 else f"Data of {sites[0].name}")
     cases = sum(sum(site.splits.values()) for site in sites)
     odd = sum(len(site.odd) for site in sites)
@@ -164,11 +161,6 @@ def _page(
     for append in (_cases, _classes, _intensities):
         append(body, sites)
     _shift(body, sites, shift, intensity)
-    if expected:
-        section = page.start_section(body, "How far apart are the sites?")
-        for sentence in expected:
-            page.add(section, "p", sentence)
-        page.remark(section, "medfedaug prospect has all numbers.")
     _odd(body, sites)
     page.remark(body, "This page names cases, and is for owners of the data; the JSON next to it names none.")
     page.end_page(body)

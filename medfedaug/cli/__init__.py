@@ -23,7 +23,6 @@ from medfedaug.cli.methods import datasets, methods, networks
 from medfedaug.cli.options import rare_options
 from medfedaug.cli.plan import plan
 from medfedaug.cli.predict import predict
-from medfedaug.cli.prospect import prospect
 from medfedaug.cli.run import export, simulate
 from medfedaug.cli.schema import schema
 from medfedaug.cli.setup import init, project
@@ -51,7 +50,6 @@ _COMMANDS: dict[str, dict[Callable[..., None] | typer.Typer, str]] = {
         plan: "plan --data data --out plan.json",
     },
     "Train": {
-        prospect: "prospect --data data --pilot --json prospect.json",
         compare: "compare --data data",
         simulate: "simulate --data data --methods fedrdn --out runs/fedrdn",
         benchmark: "benchmark --data data --methods fedavg fedrdn --out runs",

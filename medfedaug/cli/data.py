@@ -103,21 +103,11 @@ def inspect(
             foreign_sites,
             write_inspection,
         )
-        from medfedaug.analysis.prospect_page import sentences
         from medfedaug.data.quality.inspection import inspect_sites
-        from medfedaug.errors import ConfigError, DataError
-        from medfedaug.experiments.prospective import prospect_of, training_sites
 
     with err_console.status("reading"):
         inspections = inspect_sites(data, limit, intensity.value)
-    expected = []
-    if len(inspections) > 1:
-        with err_console.status("comparing"):
-            try:
-                expected = sentences(prospect_of(training_sites(data, limit)))
-            except (ConfigError, DataError) as error:
-                expected = [f"The sites were not compared: {error}"]
-    record = write_inspection(inspections, out, intensity.value, expected)
+    record = write_inspection(inspections, out, intensity.value)
     table = Table("site", "train", "val", "test", "patients", "channels", "odd")
     for site in inspections:
         counts = [str(site.splits.get(split, 0)) for split in ("training", "validation", "test")]
@@ -132,8 +122,6 @@ def inspect(
             say(f"odd: {site.name}: and {len(site.odd) - _MOST_ODD} more")
     if (shift := federation_shift(inspections)) is not None:
         say(shift.sentence)
-    for sentence in expected:
-        say(sentence)
     if note := foreign_note(foreign_sites(inspections)):
         say(note, "yellow", err=True)
     say(f"{out}, {record}")

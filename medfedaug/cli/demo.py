@@ -67,9 +67,9 @@ def demo(
         from medfedaug.analysis import write_report
         from medfedaug.data.datasets.phantom import make_phantom
         from medfedaug.data.sites import find_sites
-        from medfedaug.experiments.simulate import configure, simulate
         from medfedaug.methods import parse_methods
         from medfedaug.runs.load_results import load_run
+        from medfedaug.simulate import Simulation, configure, run_simulation
     remedy = tuple(parse_methods(method))  # before minutes are spent
     patients, settings = 3 if quick else 12, {**_SETTINGS, **({"rounds": 1} if quick else {})}
     with err_console.status("making the phantom"):
@@ -95,9 +95,15 @@ def demo(
             **settings,
         )
         with RoundProgress(config.rounds) as progress:
-            simulate(
-                out / "data", out / name, config, engine="inprocess", sites=folders, on_event=progress.show
+            simulation = Simulation(
+                data=out / "data",
+                out=out / name,
+                config=config,
+                sites=folders,
+                engine="inprocess",
+                on_event=progress.show,
             )
+            run_simulation(simulation)
         runs[name] = load_run(out / name)
     scores = {site.name: {name: run.sites[site.name] for name, run in runs.items()} for site in sites}
     with err_console.status("drawing the page"):

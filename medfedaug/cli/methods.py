@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from medfedaug.analysis.recorded_gains import gains_of
 from medfedaug.cli.catalogue import (
     BESIDE_THE_MODEL,
     ONLY_FOR,
@@ -37,10 +36,6 @@ def methods(
     else:
         described = describe_method(name)
         _print_one(described, f"--set {described.name}.{{name}}={{default}}")
-        if gains := gains_of(described.name):
-            _line("\nMeasured here, as the difference from fedavg 95% interval, verdict (docs/results):")
-            for gain in gains:
-                _line(f"  {gain}")
 
 
 def networks(

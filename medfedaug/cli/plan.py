@@ -35,9 +35,9 @@ def plan(
     from medfedaug.analysis.plan_page import write_plan_page
     from medfedaug.config.plan import save_plan
     from medfedaug.data.sites import arrange, find_sites
-    from medfedaug.experiments.simulate import configure
     from medfedaug.federation.planning.fingerprint import fingerprint
     from medfedaug.federation.planning.planner import make_plan
+    from medfedaug.simulate import configure
 
     sites = arrange(find_sites(data))
     planning = planning_settings((*given[Plan], *given[RunConfig]), plan_memory)

@@ -33,7 +33,6 @@ from medfedaug.cli.options import (
     Report,
     Tracking,
     existing_run,
-    first_sentence,
     is_given,
     takes,
 )
@@ -52,7 +51,7 @@ from medfedaug.utils.files import parse_json
 from medfedaug.utils.validation import check_choice
 
 if TYPE_CHECKING:
-    from medfedaug.data.base import SiteFolder
+    from medfedaug.simulate import Simulation
 
 _AUTO = "auto"
 _NVFLARE = "nvflare"
@@ -109,13 +108,11 @@ def simulate(
     if engine == _NVFLARE and not check:
         _prepare_simulation(context, data, given[Execution].get("threads"))
     with err_console.status("starting"), importing():
-        from medfedaug.data.sites import find_sites
         from medfedaug.experiments.leave_one_site_out import leave_one_site_out
-        from medfedaug.experiments.simulate import configure
-        from medfedaug.experiments.simulate import simulate as run
         from medfedaug.federation.job_folder import REPORT
-        from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_in
+        from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_at, nothing_learned_in
         from medfedaug.runs.input_scaling import recorded_input
+        from medfedaug.simulate import Simulation, run_simulation
 
     options["methods"] = _methods(options, methods, arguments)
     for name in ("in_channels", "channel_names", "classes"):  # these follow from the data
@@ -125,30 +122,29 @@ def simulate(
     if in_turn:
         options["holdout"] = ()
     with err_console.status(f"reading {data}"):
-        sites = find_sites(data, limit=options.get("limit"))
-        settled = configure(sites, **options)
+        simulation = Simulation.of(
+            data,
+            out,
+            engine=engine,
+            device=device,
+            overwrite=overwrite,
+            resume=resume,
+            tracking=tracking,
+            pictures=pictures,
+            report=report,
+            execution=Execution(**given[Execution]),
+            machine=Machine(**given[Machine]),
+            init=init,
+            loop=loop,
+            **options,
+        )
+    settled = simulation.config
     if check:
-        _check_loop(loop, settled, sites, device)
+        _check_loop(simulation)
         return
     with resumable("--resume"), RoundProgress(settled.rounds) as progress:
-        settings: dict[str, Any] = {
-            "engine": engine,
-            "device": device,
-            "overwrite": overwrite,
-            "resume": resume,
-            "on_event": progress.show,
-            "tracking": tracking,
-            "pictures": pictures,
-            "report": report,
-            "execution": Execution(**given[Execution]),
-            "machine": Machine(**given[Machine]),
-            "init": init,
-            "loop": loop,
-        }
-        if in_turn:
-            results = leave_one_site_out(data, out, settled, **settings)
-        else:
-            results = run(data, out, settled, sites=sites, **settings)
+        simulation = replace(simulation, on_event=progress.show)
+        results = leave_one_site_out(simulation) if in_turn else run_simulation(simulation)
     if in_turn:
         _print_holdout(results, ",".join(method["name"] for method in settled.methods))
         say(f"{out}/holdout.json")
@@ -157,6 +153,11 @@ def simulate(
     print_scores(results["test"], title, results.get("scored", {}))
     if reason := nothing_learned_in(results["test"]):
         say(f"nothing was learned: {reason}. {REMEDIES}", "yellow", err=True)
+    else:
+        metric = next(iter(results["test"]["mean"]), "")
+        by_site = {site: entry.get(metric) for site, entry in results["test"]["sites"].items()}
+        for site in nothing_learned_at(metric, by_site):
+            say(f"nothing was learned at {site}: {metric} 0.000", "yellow", err=True)
     if missing := results["test"].get("missing", {}):
         text = f"{', '.join(missing)}: not tested ({out}/results.json has the reason) and not in the mean. "
         model = quote(f"{out}/global_model.pt")
@@ -181,16 +182,6 @@ def export(
             metavar="MODEL", callback=existing_run, help="A finished run to score, instead of a run."
         ),
     ] = None,
-    prospect: Annotated[
-        bool,
-        typer.Option(
-            "--prospect",
-            help=first_sentence(RunConfig.__dataclass_fields__["prospect"].metadata["description"]),
-        ),
-    ] = False,
-    pilot: Annotated[
-        bool, typer.Option("--pilot", hidden=True, help="With --prospect: train FedAvg and sites alone.")
-    ] = False,
     local: Local = None,
     cross_site: CrossSite = False,
     set_: Assignments = None,
@@ -210,42 +201,26 @@ def export(
     loop: Loop = None,
     tracking: Tracking = None,
 ) -> None:
-    """Write a run, an evaluation or a prospect as an NVFlare job: no code (but for --loop), data or paths."""
+    """Write a run or an evaluation as an NVFlare job: no code (but for --loop), data or paths."""
     if out.exists():
         raise ConfigError(f"{out} exists already; choose another folder")
-    if prospect and (methods is not None or "methods" in given[RunConfig]):
-        raise ConfigError("--prospect chooses its methods: leave out --methods")
-    if pilot and not prospect:
-        raise ConfigError("--pilot goes with --prospect")
     execution = Execution(**{**given[Execution], "min_sites": min_sites, "round_timeout": round_timeout})
     if evaluate is not None:
         _export_evaluation(context, evaluate, local or [], cross_site, execution, out)
         return
-    if prospect:
-        methods = "fedavg"
     if (methods is None and "methods" not in given[RunConfig]) or local or cross_site:
-        raise ConfigError(
-            "a job is a run (--methods), an evaluation (--evaluate, --local, --cross-site) or a prospect "
-            "(--prospect)"
-        )
+        raise ConfigError("a job is a run or an evaluation: give --methods, or --evaluate")
     options, arguments = _settings(
         given, methods, set_, plan=plan, memory=plan_memory, bundle=bundle, init=init, loop=loop
     )
-    options["prospect"] = prospect
     reference, script = loop_reference(loop) if loop is not None else (None, None)
     with importing():
-        from medfedaug.analysis.pilot import METHODS
-        from medfedaug.experiments.prospective import small_settings
-        from medfedaug.experiments.simulate import usual_settings
         from medfedaug.federation.composition import Composition, with_step_limit
         from medfedaug.federation.messages.initial_weights import InitialWeights
         from medfedaug.nvflare_jobs import MedFedAugRecipe
+        from medfedaug.simulate import usual_settings
 
     options["methods"] = _methods(options, methods, arguments)
-    if pilot:
-        small = small_settings(options["task"], options.get("network"))
-        options |= {name: value for name, value in small.items() if not is_given(context, name)}
-        options["pilot"] = METHODS
     if options["bundle"]:
         described = described_data(options["bundle"])
         options |= {name: value for name, value in described.items() if not is_given(context, name)}
@@ -273,8 +248,7 @@ def export(
     if initial is not None:
         for line in initial.summary():
             say(line)
-    if not prospect:
-        say(f"augmentation: {settled.augmentation}")
+    say(f"augmentation: {settled.augmentation}")
     say(f"{out}: submit it with `nvflare job submit -j {quote(str(out))}`")
 
 
@@ -331,8 +305,9 @@ def _prepare_simulation(context: typer.Context, data: Path, threads: int | None)
         prepare(threads or max(1, (os.cpu_count() or 1) // max(1, folders)))
 
 
-def _check_loop(loop: str | None, config: RunConfig, sites: Sequence[SiteFolder], device: str) -> None:
+def _check_loop(simulation: Simulation) -> None:
     """Print the connections of a script's loop."""
+    loop, config, sites = simulation.loop, simulation.config, simulation.sites
     if loop is None:
         raise ConfigError("--check is for a custom training loop; give its file with --loop")
     from medfedaug.experiments.loop_check import check_loop_script
@@ -342,7 +317,7 @@ def _check_loop(loop: str | None, config: RunConfig, sites: Sequence[SiteFolder]
     if site is None:
         raise ConfigError("--check needs a site that trains")
     path = script or find_loop(reference, Path())
-    check = check_loop_script(path, replace(config, loop=reference), site, device)
+    check = check_loop_script(path, replace(config, loop=reference), site, simulation.device)
     table = Table("call", "connection", title=f"{path.name}, one batch at {site.name}")
     for call, text in check.connected.items():
         table.add_row(call, text)

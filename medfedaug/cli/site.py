@@ -12,8 +12,7 @@ import typer
 from rich.text import Text
 
 from medfedaug.cli.console import Table, err_console, out_console, print_page, say
-from medfedaug.cli.options import Given, JsonFile, split_pairs, takes
-from medfedaug.errors import ConfigError
+from medfedaug.cli.options import Given, JsonFile, takes
 from medfedaug.privacy import JobRules, PrivacyPolicy
 from medfedaug.privacy.site_settings import SiteSettings
 
@@ -32,22 +31,6 @@ def site_config(
     config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="JSON like local/medfedaug.json; options come first.")
     ] = None,
-    name_scanner: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--name-scanner",
-            metavar="MANUFACTURER=MODEL",
-            help="Name a scanner of the site to other sites in an exchange of fingerprints (export "
-            "--prospect), repeatable; replaces earlier ones. By default none is named.",
-            rich_help_panel=PrivacyPolicy.PANEL,
-        ),
-    ] = None,
-    keep_scanners: Annotated[
-        bool,
-        typer.Option(
-            "--keep-scanners", help="Name no scanner any more.", rich_help_panel=PrivacyPolicy.PANEL
-        ),
-    ] = False,
     describe: Annotated[
         Path | None,
         typer.Option(
@@ -88,9 +71,10 @@ def site_config(
 
     opened = open_kit(kit)
     bundles = [AllowedBundle.of(folder) for folder in allow_bundle or []]
-    scanners = _named_scanners(name_scanner or [], keep=keep_scanners)
-    privacy = {**given[PrivacyPolicy], **({} if scanners is None else {"scanners": scanners})}
-    privacy |= {"description": SiteDescription.of_file(describe)} if describe else {}
+    privacy = {
+        **given[PrivacyPolicy],
+        **({"description": SiteDescription.of_file(describe)} if describe else {}),
+    }
     allowed = {**given[SiteSettings].get("bundles", {}), **{bundle.name: bundle for bundle in bundles}}
     changes = {**given[SiteSettings], "privacy": privacy, "jobs": given[JobRules], "bundles": allowed}
     files = opened.plan(changes, forbid=forbid_code, only=only_medfedaug)
@@ -107,17 +91,6 @@ def site_config(
         say("Restart a running kit: it reads launcher, validator and policy at the start, the rest per job.")
     if check and changed:
         raise typer.Exit(1)
-
-
-def _named_scanners(given: Sequence[str], *, keep: bool) -> dict[str, list[str]] | None:
-    """Return models by manufacturer; ``None`` without a change."""
-    pairs = split_pairs("--name-scanner", "'Siemens=Prisma'", given, form="MANUFACTURER=MODEL", first=True)
-    if keep and given:
-        raise ConfigError("give one of --name-scanner and --keep-scanners")
-    models: dict[str, list[str]] = {}
-    for maker, model in pairs:
-        models.setdefault(maker, []).append(model)
-    return models if models or keep else None
 
 
 def doctor(

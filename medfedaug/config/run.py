@@ -33,7 +33,6 @@ __all__ = [
     "RunConfig",
     "asked_settings",
     "derive_seed",
-    "recorded_settings",
     "task_defaults",
 ]
 
@@ -145,19 +144,6 @@ class RunConfig(Settings):
         "Settings of a plan that the job makes from the sites' fingerprints "
         "(`medfedaug.federation.planning.planner`): memory in GiB, and given, the names of the settings that "
         "the plan keeps. Empty for a plan that is made already.",
-        flags=None,
-    )
-    prospect: bool = setting(
-        False,
-        "Exchange fingerprints of the sites' images in place of training; each site gets a page about the "
-        "expected gain (medfedaug prospect).",
-        flags=None,
-    )
-    pilot: tuple[str, ...] = setting(
-        (),
-        "Methods to train after the exchange of fingerprints, in turn. The first trains for the job's "
-        "rounds, or for two or four times as many while its validation score rises; the others train for "
-        "as many rounds as the first in its last training. Each training has its own configuration.",
         flags=None,
     )
     image_size: int | None = setting(
@@ -409,11 +395,6 @@ class RunConfig(Settings):
         self._check_bundle()
         self._check_plan()
         self._check_buffer()
-        if self.pilot and (not self.prospect or self.secure_aggregation or self.planning):
-            raise ConfigError(
-                "a pilot follows an exchange of fingerprints, and allows neither secure aggregation nor "
-                "planning"
-            )
         if 0 < self.max_step < 1:
             raise ConfigError(f"max_step is 0, or 1 or more, got {self.max_step}")
         if self.max_step and self.compare_sites != "updates":
@@ -427,8 +408,6 @@ class RunConfig(Settings):
                 "buffer and secure_aggregation cannot be combined: masks cancel out among the sites of one "
                 "round, and a late update has those of an earlier one"
             )
-        if self.prospect:
-            raise ConfigError("a prospect and its pilot have no buffered rounds: leave out buffer")
         if self.participation < 1:
             raise ConfigError("buffer takes the updates that come first: leave out participation, or buffer")
         if self.compare_sites != "updates":
@@ -513,13 +492,11 @@ class RunConfig(Settings):
     @classmethod
     def from_dict(cls, values: Any) -> Self:
         """Invert `to_dict`; an unknown key is an error, since it would silently do nothing."""
-        # Older records and checkpoints hold the settings of `Execution` here too.
         try:
             check_depth(values)
         except ValueError as error:
             raise ConfigError(f"configuration: {error}") from error
-        moved = {entry.name for entry in dataclasses.fields(Execution)}
-        return super().from_dict({name: value for name, value in values.items() if name not in moved})
+        return super().from_dict(values)
 
 
 @settings
@@ -586,27 +563,9 @@ def task_defaults(task: str, plan: Plan | None = None, *, own_data: bool = False
     return {**TASK_DEFAULTS[task], **volumes, **augmentation}
 
 
-def recorded_settings(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings in a ``results.json`` or a checkpoint, as this release names them.
-
-    A record without ``input`` is of an earlier release, whose ``"raw"`` is ``"by_method"`` now. Without
-    ``max_share``, nothing limited a site's share.
-
-    >>> recorded_settings({"config": {"intensity": "raw"}})
-    {'intensity': 'by_method', 'max_share': 1.0}
-    """
-    settings = dict(record["config"])
-    if settings.get("max_share") is None:
-        settings["max_share"] = 1.0
-    if "input" not in record and settings.get("intensity", "raw") == "raw":
-        settings["intensity"] = "by_method"
-    return settings
-
-
 def asked_settings(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that the user gave, before the sites' fingerprints decided some of them."""
-    planned = record.get("planned")
-    return recorded_settings({**record, "config": planned["asked"]} if planned else record)
+    return dict(record.get("planned", {}).get("asked", record["config"]))
 
 
 def derive_seed(*parts: object) -> int:

@@ -8,13 +8,13 @@ from typing import Any
 
 from medfedaug.config.run import Execution
 from medfedaug.data.sites import find_sites
+from medfedaug.engines import find_engine
 from medfedaug.errors import ConfigError
-from medfedaug.experiments.engines import find_engine
-from medfedaug.experiments.simulate import check_device
 from medfedaug.federation.engine import SiteEvaluation
 from medfedaug.federation.server.evaluation import FEDERATION, EvaluatedRun, Evaluation
 from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.runs.finished_run import FinishedRun
+from medfedaug.simulate import check_device
 
 __all__ = ["evaluate_sites", "evaluated_runs"]
 
@@ -86,7 +86,7 @@ def evaluate_sites(
         local: see `evaluated_runs`.
         cross_site: see `medfedaug.federation.server.evaluation.Evaluation`.
         on_event: see there.
-        engine: its name; see `medfedaug.experiments.engines.find_engine`.
+        engine: its name; see `medfedaug.engines.find_engine`.
         device: the sites' device.
         config: see `evaluated_runs`.
         state: see `evaluated_runs`.

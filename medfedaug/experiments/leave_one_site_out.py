@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from medfedaug.config.run import RunConfig
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.experiments.simulate import simulate
 from medfedaug.federation.job_folder import RESULTS
 from medfedaug.federation.messages.run_definition import define
 from medfedaug.metrics.registry import UNSEEN, over_sites
 from medfedaug.runs.folder import is_json_with
+from medfedaug.simulate import Simulation, run_simulation
 from medfedaug.utils.files import write_json
 
 __all__ = ["HOLDOUT", "leave_one_site_out"]
@@ -24,25 +22,14 @@ HOLDOUT = "holdout.json"
 """File of the scores of all held-out sites."""
 
 
-def leave_one_site_out(
-    data_dir: str | Path,
-    out: str | Path,
-    config: RunConfig,
-    *,
-    sites: Sequence[str] | None = None,
-    on_event: Callable[[dict[str, Any]], None] | None = None,
-    **options: Any,
-) -> dict[str, Any]:
+def leave_one_site_out(simulation: Simulation, sites: Sequence[str] | None = None) -> dict[str, Any]:
     """Run a federation without each site in turn, and collect the scores of the unseen sites.
 
     Args:
-        data_dir: the folder that holds the sites' folders.
-        out: receives ``holdout.json``, and a folder for each held-out site with the files of
-            `medfedaug.experiments.simulate.simulate`.
-        config: the run; sites that it holds out already are unseen in every run.
+        simulation: its folder receives ``holdout.json``, and a folder for each held-out site with the files
+            of a run; sites that it holds out already are unseen in every run. The event ``"holdout"`` names
+            the present site.
         sites: the sites to hold out in turn; by default all that could train.
-        on_event: see `medfedaug.federation.FederationServer`; the event ``"holdout"`` names the present site.
-        **options: of `medfedaug.experiments.simulate.simulate`.
 
     Returns:
         The content of ``holdout.json``: ``{"metric": name, "unseen": {site: score}, "seen": {site: mean over
@@ -54,14 +41,14 @@ def leave_one_site_out(
     Raises:
         MedFedAugError: one line that names the mistake and its place.
     """
-    out = Path(out)
+    out, config, on_event = simulation.out, simulation.config, simulation.on_event
     if (out / RESULTS).exists():
         raise ConfigError(
             f"{out} holds the results of a run; choose another folder for runs without each site"
         )
     if (out / HOLDOUT).exists() and not is_json_with(out / HOLDOUT, "metric", "unseen", "seen"):
         raise ConfigError(f"{out / HOLDOUT} is not of such runs; choose another folder")
-    folders = find_sites(data_dir, limit=config.limit)
+    folders = simulation.sites or find_sites(simulation.data, limit=config.limit)
     able = [site.name for site in folders if site.trains and site.name not in config.holdout]
     chosen = list(sites) if sites is not None else able
     for name in chosen:
@@ -69,7 +56,7 @@ def leave_one_site_out(
             raise ConfigError(f"cannot hold out {name!r}; the sites that train are {', '.join(able)}")
     if len(able) < 3:
         raise DataError(
-            f"two sites must remain when one is left out, and {len(able)} can train", path=data_dir
+            f"two sites must remain when one is left out, and {len(able)} can train", path=simulation.data
         )
     task = define(config).task(config, normalised=False)
     tests: dict[str, dict[str, Any]] = {}
@@ -77,7 +64,7 @@ def leave_one_site_out(
         if on_event is not None:
             on_event({"event": "holdout", "site": name})
         run = replace(config, holdout=(*config.holdout, name))
-        results = simulate(data_dir, out / name, run, on_event=on_event, sites=folders, **options)
+        results = run_simulation(replace(simulation, out=out / name, config=run, sites=folders))
         tests[name], scored = results["test"], results.get("scored", {})
         metrics = {metric: _scores(tests, metric) for metric in task.metrics}
         table = {

@@ -18,13 +18,13 @@ from typing import Any
 from medfedaug.config.run import Execution, RunConfig, asked_settings
 from medfedaug.data.benchmarks import find_benchmark, find_root, write_federation
 from medfedaug.data.folders import MARKER
+from medfedaug.engines import find_engine
 from medfedaug.errors import ConfigError, MedFedAugError, first_line
-from medfedaug.experiments.engines import find_engine
 from medfedaug.experiments.planned import PlannedRun
 from medfedaug.experiments.presets import Preset
-from medfedaug.experiments.simulate import check_device, simulate
 from medfedaug.experiments.workers import ThisProcess, Workers
 from medfedaug.federation.job_folder import RESULTS
+from medfedaug.simulate import Simulation, check_device, run_simulation
 
 # The files of `medfedaug.experiments.tables`.
 TABLES = ("table", "patients", "classes", "metrics", "published", "cross_site")
@@ -133,8 +133,7 @@ def difference(results: Path, benchmark: str, run: PlannedRun) -> str:
     """
     record = json.loads(results.read_text())
     defaults = find_benchmark(benchmark).options
-    options = record.get("data_options")  # an earlier release recorded none
-    if options is not None and {**defaults, **options} != {**defaults, **run.data}:
+    if {**defaults, **record.get("data_options", {})} != {**defaults, **run.data}:
         return "data"
     config = RunConfig.from_dict(asked_settings(record))
     fields = (field.name for field in dataclasses.fields(RunConfig) if field.name not in _FROM_THE_DATA)
@@ -150,7 +149,7 @@ def _run(
     watch: Watch | None = None,
     **options: Any,
 ) -> str:
-    """Make one run, with options of `simulate`; return the reason if it failed."""
+    """Make one run, with fields of `Simulation`; return the reason if it failed."""
     folder = out / run.folder
     finished = (folder / RESULTS).exists()
     if finished and (other := difference(folder / RESULTS, benchmark, run)):
@@ -173,9 +172,17 @@ def _run(
                     raise
 
         try:
-            data = out / run.data_folder(benchmark)
             # One page shows all runs; `medfedaug report` draws the page of one run.
-            simulate(data, folder, run.config, resume=True, on_event=emit, report=False, **options)
+            simulation = Simulation(
+                data=out / run.data_folder(benchmark),
+                out=folder,
+                config=run.config,
+                resume=True,
+                on_event=emit,
+                report=False,
+                **options,
+            )
+            run_simulation(simulation)
         except RunStopped as stop:
             return str(stop)
         except Exception as error:  # an error of a plugin or of CUDA's memory fails this run only

@@ -6,17 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from medfedaug.analysis.gain_record import find_record
-from medfedaug.analysis.inspection_page import foreign_sites
 from medfedaug.analysis.score_table import Row, Table
 from medfedaug.analysis.text_table import TextTable
-from medfedaug.data.quality.inspection import SiteInspection
+from medfedaug.data.base import SiteFolder
+from medfedaug.metrics.nothing_learned import nothing_learned_at
 from medfedaug.metrics.registry import find_metric
 from medfedaug.runs.run import BASELINE
 
 ALONE = "single"
-_PERSONAL = "ditto"
-"""A model for each site, which gained over plain averaging most often on record."""
+_REMEDIES = ("fedrdn", "fedbn", "ditto")
+_CAUSES = "a remedy for each cause of differences: intensities, features, and what sites cannot share"
 _LACKING = "condist"
 WITHOUT_OUTLINES = ("condist", "teacher")
 """Methods that learn from sites without outlines."""
@@ -37,16 +36,12 @@ class Suggestion:
     reason: str
 
 
-def suggest(sites: Sequence[SiteInspection]) -> Suggestion:
-    """Suggest methods for sites of `medfedaug.data.quality.inspection.inspect_sites`."""
-    gained, number = find_record("dice").gained[_PERSONAL]
-    reason = f"{_PERSONAL} gained over fedavg in {gained} of {number} trainings on record"
-    if foreign_sites(sites):
-        reason += "; images may lie far from 0 under other sites' statistics, where fedrdn fell below norm"
-    if any(site.annotated for site in sites):
-        reason += f"; sites have annotated different classes, which {_LACKING} teaches those that lack some"
-        return Suggestion((_PERSONAL, _LACKING), reason)
-    return Suggestion((_PERSONAL,), reason)
+def suggest(sites: Sequence[SiteFolder]) -> Suggestion:
+    """Suggest methods for sites."""
+    if any(site.partial for site in sites):
+        reason = f"{_CAUSES}; {_LACKING} teaches sites the classes that others have annotated"
+        return Suggestion((*_REMEDIES, _LACKING), reason)
+    return Suggestion(_REMEDIES, _CAUSES)
 
 
 def recommend(scores: Table, rising: int | None = None) -> list[str]:
@@ -82,12 +77,25 @@ def recommend(scores: Table, rising: int | None = None) -> list[str]:
         sentences += _by_site(rows, sign, metric.in_text)
     elif BASELINE in rows:
         sentences.append(f"{take} {BASELINE}: no other method that was tried scored above it.")
+    sentences += _at_nothing(rows, scores.metric)
     trainings = len(best.seeds)
     sentences.append(
         f"That rests on {trainings} training{'s' * (trainings > 1)} of a few rounds, and is no verdict: "
         "`medfedaug benchmark` with five seeds, folds and the rounds that you need gives one."
     )
     return sentences
+
+
+def _at_nothing(rows: Mapping[str, Row], metric: str) -> list[str]:
+    """Name the sites at which methods learned nothing."""
+    at: dict[str, list[str]] = {}
+    for label, row in rows.items():
+        for site in nothing_learned_at(metric, {site: score.mean for site, score in row.sites.items()}):
+            at.setdefault(site, []).append(label)
+    return [
+        f"Nothing was learned at {site} with {', '.join(labels)}: {find_metric(metric).in_text} 0.000."
+        for site, labels in at.items()
+    ]
 
 
 def taken_in(scores: TextTable | None, without: Table, names: Sequence[str]) -> list[str]:

@@ -36,7 +36,7 @@ _OF_BUFFERED_ROUNDS = frozenset({"complete_state_dict", "separate_sites"})
 
 def with_step_limit(config: RunConfig) -> RunConfig:
     """Return a run with `MAX_STEP`, the limit of jobs for hospitals, if single updates can be compared."""
-    comparable = config.compare_sites == "updates" and not (config.secure_aggregation or config.prospect)
+    comparable = config.compare_sites == "updates" and not config.secure_aggregation
     if not comparable or methods_with(build_methods(config.methods), _COMPARED_STEPS, "excludes"):
         return config
     return replace(config, max_step=MAX_STEP)

@@ -84,7 +84,7 @@ class Engine(ABC):
 
     `medfedaug.federation.protocol` makes all decisions about a run; an engine provides a
     `medfedaug.federation.protocol.Carrier`. A package adds an engine by an entry point of the group
-    ``medfedaug.engines``, and a script by `medfedaug.experiments.engines.register`.
+    ``medfedaug.engines``, and a script by `medfedaug.engines.register`.
 
     Attributes:
         name: the value of ``--engine``.

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import MedFedAugError
-from medfedaug.metrics.convergence import ATTEMPTS
 from medfedaug.privacy.job_log import JobBook, JobEntry
 from medfedaug.utils.printable import counted
 
@@ -96,8 +95,6 @@ def summary(entry: JobEntry) -> list[str]:
         lines += [
             "  once: the fingerprint of the training volumes; the plan that is made of it is a job of its own"
         ]
-    if config.prospect:
-        return [*lines, *_prospect(config), *_changed(config)]
     times = "once" if config.rounds == 1 else f"{config.rounds} times"
     entries = counted(len(server.reply_checks.model.shapes), "entry", "entries")
     return [
@@ -140,29 +137,6 @@ def changed_settings(config: RunConfig) -> list[str]:
     return [f"{name}: {json.dumps(v)}" for name, v in config.to_dict().items() if v != usual[name]]
 
 
-def _prospect(config: RunConfig) -> list[str]:
-    """Return lines on the numbers that leave in a job that exchanges fingerprints."""
-    from medfedaug.data.quality.image_fingerprint import QUANTITIES, entry_shapes
-
-    shapes = entry_shapes(config.task, len(config.classes), config.in_channels)
-    texts = {name: quantity.text for name, quantity in QUANTITIES.items()}
-    return [
-        "  once: the fingerprint, a mean over patients of each of these numbers, with noise where this "
-        "kit's privacy policy adds it",
-        *(
-            f"    {name} ({shape[0]}): {texts.get(name.removesuffix('_square'), 'share of each class')}"
-            for name, shape in shapes.items()
-        ),
-        "  once: the numbers of training cases, of sampled cases, and of patients in training and test; 0 "
-        "where this kit's privacy policy withholds them",
-        "  once: manufacturers and models of the site's scanners, where this kit's privacy policy names them "
-        "(site-config --name-scanner); by default none",
-        "  once: the names of the classes that all training cases of this site show, where its dataset.json "
-        "says that these may not be all (labelled)",
-        "  The server sends all sites of the job the fingerprints, scanners and these classes of all.",
-    ]
-
-
 def _runs(config: RunConfig) -> list[str]:
     local, unit = (config.local_steps, "step") if config.local_steps else (config.local_epochs, "epoch")
     methods = [
@@ -174,21 +148,9 @@ def _runs(config: RunConfig) -> list[str]:
         f"network: {config.network}" + (" (a Bundle, which is code of this site)" if config.bundle else ""),
         *([f"training loop: {config.loop}, CODE THAT SEES THE IMAGES"] if config.loop else []),
         f"methods: {', '.join(methods)}",
-        *(_before_training(config) if config.prospect else []),
         f"training: {counted(config.rounds, 'round')} of {counted(local, unit)}, "
         f"{counted(config.batch_size, 'sample')} a step",
         f"cases: {'all' if config.limit is None else f'at most {config.limit} of each split'}",
-    ]
-
-
-def _before_training(config: RunConfig) -> list[str]:
-    if not config.pilot:
-        return ["NOTHING IS TRAINED: sites exchange fingerprints of their images"]
-    return [
-        "IN THIS CONFIGURATION NOTHING IS TRAINED: sites exchange fingerprints of their images",
-        f"afterwards the job asks to train {', then '.join(config.pilot)}, {config.rounds} to "
-        f"{ATTEMPTS[-1] * config.rounds} rounds each; each training is a configuration of its own, "
-        "with a page and an approval of its own",
     ]
 
 

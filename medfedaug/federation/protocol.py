@@ -11,7 +11,6 @@ from medfedaug.federation.messages.messages import TEST, TRAIN, VALIDATE, Reply,
 from medfedaug.federation.messages.refusal import refusal
 from medfedaug.federation.secure.unmasking import ServerMasks
 from medfedaug.federation.server.evaluation import Evaluation
-from medfedaug.federation.server.pilot import pilot_trainings
 from medfedaug.federation.server.server import FederationServer
 
 Accept = Callable[[str, Reply], bool]
@@ -90,11 +89,6 @@ def run(server: FederationServer, carrier: Carrier) -> None:
     Raises:
         MedFedAugError: when too few sites can train, or too few updates of a round can be used.
     """
-    if server.config.prospect:
-        _prospect(server, carrier)
-        for pilot in pilot_trainings(server):
-            run(pilot, carrier)
-        return
     if server.config.planning:
         everybody = carrier.connected()
         _ask(server, carrier, server.planning.request(), everybody, len(everybody), server.planning.accept)
@@ -129,15 +123,6 @@ def evaluate(evaluation: Evaluation, carrier: Carrier) -> None:
         needed = max(1, len(set(sites) - evaluation.silent))
         _ask(evaluation, carrier, request, sites, needed, evaluation.accept_scores)
     evaluation.finish()
-
-
-def _prospect(server: FederationServer, carrier: Carrier) -> None:
-    """Gather the sites' fingerprints, and send every site the full set."""
-    prospecting, everybody = server.prospecting, carrier.connected()
-    _ask(server, carrier, prospecting.request(), everybody, len(everybody), prospecting.accept)
-    prospecting.finish()
-    present = sorted(prospecting.sites)
-    _ask(server, carrier, prospecting.full_set(), present, len(present), lambda site, reply: not reply.error)
 
 
 def _round(server: FederationServer, carrier: Carrier) -> None:

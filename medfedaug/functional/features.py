@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from medfedaug.functional.augmentation import augment_at_once, within_torch_func
 from medfedaug.functional.moments import feature_statistics
 from medfedaug.functional.passes import (
     Affine,
@@ -160,19 +159,6 @@ def augment_features(
         check_shape(name, value, [x.shape[1]])
     for name, value in (("noise_mean", noise_mean), ("noise_std", noise_std)):
         check_shape(name, value, list(x.shape[:2]))
-    if torch.jit.is_scripting() or torch.compiler.is_compiling():
-        return _one_by_one(x, gamma_mean, gamma_std, noise_mean, noise_std, eps)
-    else:
-        arguments = (gamma_mean, gamma_std, noise_mean, noise_std)
-        if any(value.requires_grad for value in arguments) or within_torch_func():
-            return _one_by_one(x, *arguments, eps)
-        gain, noise = 1.0 + torch.stack((gamma_mean, gamma_std)), torch.stack((noise_mean, noise_std))
-        return augment_at_once(x, gain, noise, eps).features
-
-
-def _one_by_one(
-    x: Tensor, gamma_mean: Tensor, gamma_std: Tensor, noise_mean: Tensor, noise_std: Tensor, eps: float
-) -> Tensor:
     mean, std = feature_statistics(x, eps)
     spread_mean, spread_std = augmentation_spread(mean, gamma_mean), augmentation_spread(std, gamma_std)
     return perturb_features(x, mean, std, spread_mean, spread_std, noise_mean, noise_std)

@@ -128,29 +128,26 @@ def _batch_norm_moments(image: Tensor) -> tuple[Tensor, Tensor]:
     return mean, (share * (variances + (means - mean).square())).sum(dim=0, keepdim=True)
 
 
-def spatial_sums(grad: Tensor, x: Tensor, mean: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The sums of a gradient g, and of g (x - mean), over each image and channel, (B, C) each.
+def spatial_sums(grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums of a gradient g, and of g x, over each image and channel, (B, C) each.
 
     Args:
         grad: g, (B, C, *spatial).
         x: features of the same shape.
-        mean: (B, C); ``None`` for 0.
     """
     if torch.is_grad_enabled() or x.is_cuda or not is_large(x) or not _same_layout(grad, x):
         spatial = list(range(2, x.dim()))
-        total, product = grad.sum(dim=spatial), (grad * x).sum(dim=spatial)
-        return total, product if mean is None else torch.addcmul(product, mean, total, value=-1)
-    centre = x.new_zeros(x.shape[:2]) if mean is None else mean
-    totals, products = zip(*map(_batch_norm_sums, grad.split(1), x.split(1), centre), strict=True)
+        return grad.sum(dim=spatial), (grad * x).sum(dim=spatial)
+    totals, products = zip(*map(_batch_norm_sums, grad.split(1), x.split(1)), strict=True)
     return torch.stack(totals), torch.stack(products)
 
 
-def _batch_norm_sums(grad: Tensor, image: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+def _batch_norm_sums(grad: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
     """The sums of an image, (C,) each: the derivatives of a batch norm by its bias and its weight."""
-    ones = torch.ones_like(mean)
+    ones, zeros = image.new_ones(image.shape[1]), image.new_zeros(image.shape[1])
     gradients = [
         torch.ops.aten.native_batch_norm_backward.default(
-            *pair, ones, mean, ones, None, None, False, 0.0, _SUMS_ALONE
+            *pair, ones, zeros, ones, None, None, False, 0.0, _SUMS_ALONE
         )
         for pair in zip(_blocks(grad), _blocks(image), strict=True)
     ]
@@ -182,13 +179,6 @@ def affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         # A CPU's `addcmul` is not vectorised along an axis on which an operand is repeated.
         return (x * per_channel(scale, x.dim())).add_(per_channel(shift, x.dim()))
     return torch.addcmul(per_channel(shift, x.dim()), x, per_channel(scale, x.dim()))
-
-
-def two_affine(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, shift: Tensor) -> Tensor:
-    """Return a times its scale plus b times its scale plus the shift; scales and shift (B, C)."""
-    second = affine(b, scale_b, shift)
-    scale = per_channel(scale_a, a.dim())
-    return torch.addcmul(second, a, scale) if torch.is_grad_enabled() else second.addcmul_(a, scale)
 
 
 class Moments(torch.autograd.Function):

@@ -275,7 +275,8 @@ class FRAugSite(SitePart, SiteExchange):
         if self.transformation is not None:
             residuals = self.transformation(residuals)
         weight = self.method.lambda_syn * (self._ramp() if self.method.smoothing else 1.0)
-        return torch.cat([real, self.means]) + weight * residuals
+        synthetic: Tensor = torch.cat([real, self.means]) + weight * residuals
+        return synthetic
 
     def _update_prototypes(self, real: Tensor, labels: Tensor) -> None:
         """Update the prototypes of the batch's classes (Eq. 4)."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Final
 
-from pydantic import BeforeValidator, Field, Strict, WithJsonSchema
+from pydantic import Field, Strict
 
 from medfedaug.config.options import Settings, setting, settings
-from medfedaug.config.scanners import SCANNERS_SCHEMA, Scanners, check_scanners
 from medfedaug.config.site_description import SiteDescription
 from medfedaug.errors import ConfigError
 from medfedaug.privacy.kinds import FEATURE_MEAN, FEATURE_STD, INTENSITY_MEAN, INTENSITY_STD
@@ -106,7 +105,7 @@ class PrivacyPolicy(Settings):
         False,
         "Let losses over training cases leave the site, each patient's clipped to a public range, as "
         "rounded means over at least min_images patients (`medfedaug.privacy.released_loss`), within "
-        "max_validation_scores; or keep them, and refuse methods that exchange losses (fedce, feddg_ga). "
+        "max_validation_scores; or keep them, and refuse methods that exchange losses (feddg_ga). "
         "None leaves with DP-SGD, and none under secure aggregation.",
         flags=("--losses/--keep-losses",),
     )
@@ -136,12 +135,6 @@ class PrivacyPolicy(Settings):
         "Most models in an evaluation job that the site did not meet in a training job, the run's selected "
         "model among them; --cross-site needs more.",
         at_least=0,
-    )
-    scanners: Annotated[Scanners, BeforeValidator(check_scanners), WithJsonSchema(SCANNERS_SCHEMA)] = setting(
-        dict,
-        "Manufacturers of the site's scanners, each with its models, which all sites receive in an exchange "
-        "of fingerprints (`medfedaug export --prospect`); none by default.",
-        flags=None,
     )
     description: SiteDescription = setting(
         SiteDescription,

@@ -24,10 +24,6 @@ _OF_NOISE = ("privacy/epsilon", "privacy/delta", "privacy/weights", "privacy/sco
 
 SENT: Mapping[str, tuple[str, ...]] = {
     "fingerprint": _OF_NOISE,
-    "prospect": (
-        *("cases", "looked_at", "patients", "test_patients", "scanners", "annotated", "noise"),
-        *_OF_NOISE,
-    ),
     "prepare": ("cases", "input", "spacing", DESCRIPTION, *_OF_NOISE),
     "train": (f"val_{METRIC}", "val_note", "train_loss", "seconds", *_OF_NOISE),
     "validate": _OF_SCORES,

@@ -60,13 +60,11 @@ def keep_fingerprint(state: Path, fingerprint: Fingerprint) -> None:
     write_versioned(file, _DATA_KIND, _DATA_VERSION, {"files": fingerprint})
 
 
-def kept_fingerprint(state: Path) -> Fingerprint | None:
-    """Read the file of `keep_fingerprint`; ``None`` for a run of an earlier release."""
+def kept_fingerprint(state: Path) -> Fingerprint:
+    """Read the file of `keep_fingerprint`."""
     file = server_checkpoint(state).with_name(_DATA)
     try:
         fingerprint: Fingerprint = parse_versioned(file.read_text(), _DATA_KIND, _DATA_VERSION)["files"]
-    except FileNotFoundError:
-        return None
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{file}: {first_line(error)}") from error
     return fingerprint

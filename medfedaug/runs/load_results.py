@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from medfedaug.config.run import RunConfig, asked_settings, recorded_settings
+from medfedaug.config.run import RunConfig, asked_settings
 from medfedaug.errors import DataError
 from medfedaug.federation.job_folder import RESULTS
 from medfedaug.metrics.base import mean_score
@@ -77,7 +77,7 @@ def load_run(path: str | Path, metric: str | None = None) -> Run:
     first, (context, options) = scores[chosen_by, ""], _context(check, content)
     run = Run(
         path=file,
-        config=_complete(recorded_settings(content)),
+        config=_complete(content["config"]),
         input=recorded_input(content),
         metric=chosen_by,
         rounds=content["rounds"],
@@ -134,9 +134,13 @@ def _content(file: Path) -> dict[str, Any]:
 
 
 def _complete(settings: dict[str, Any]) -> dict[str, Any]:
-    """Add the defaults of settings from later releases, so that older runs stay comparable."""
+    """Return the settings of a run, comparable with those of other releases.
+
+    Settings of later releases get their defaults. Settings that ended are left out where they were off.
+    """
     defaults = RunConfig().to_dict()
-    return {**defaults, **settings, "plan": {**defaults["plan"], **settings.get("plan", {})}}
+    known = {name: value for name, value in settings.items() if value or name in defaults}
+    return {**defaults, **known, "plan": {**defaults["plan"], **settings.get("plan", {})}}
 
 
 def _entries(

@@ -32,7 +32,6 @@ from medfedaug.federation.server.server import FederationServer
 from medfedaug.nvflare_jobs.job.carrier import Aborted, NVFlareCarrier
 from medfedaug.nvflare_jobs.job.events import EventLog
 from medfedaug.nvflare_jobs.job.presence import Presence
-from medfedaug.nvflare_jobs.job.prospect import write_fingerprints, write_pages
 from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.runs.folder import locked
 from medfedaug.utils import plugins
@@ -184,13 +183,7 @@ class FederationController(ProtocolController):
                     server.restore(checkpoint)
                 elif checkpoint.exists():  # an earlier run of this name, which the user may still need
                     os.replace(checkpoint, checkpoint.with_suffix(".previous.pt"))
-                try:
-                    run(server, carrier(checkpoint))
-                finally:  # the fingerprints remain after a failed pilot
-                    if server.prospecting.sites:
-                        self._write_prospect(folder, server, fl_ctx)
-                if self._run_config.prospect:
-                    return
+                run(server, carrier(checkpoint))
                 write_run(folder, server)
             except Exception:
                 if server.round > 1:
@@ -209,16 +202,6 @@ class FederationController(ProtocolController):
             f"another job of the name {self.run_name} is under way at this server, and both would write one "
             "checkpoint: wait until it is over, or export this one under another name",
         )
-
-    def _write_prospect(self, folder: Path, server: FederationServer, fl_ctx: FLContext) -> None:
-        """Write the sites' fingerprints, and their page."""
-        missing = server.prospecting.missing
-        sites = [fingerprint for _, fingerprint in sorted(server.prospecting.sites.items())]
-        write_fingerprints(folder, sites, missing)
-        try:
-            write_pages(folder, sites, missing, config=self._run_config, trained=server.pilot)
-        except Exception as error:  # the fingerprints are written
-            self.log_warning(fl_ctx, f"no page: {error!r}")
 
     def _write_pages(self, folder: Path, fl_ctx: FLContext) -> None:
         """Write page and model card; an error must not fail a job with results."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -31,13 +30,10 @@ from medfedaug.nvflare_jobs.job.identity import kit_identity
 from medfedaug.nvflare_jobs.job.loop import ScriptLoop
 from medfedaug.nvflare_jobs.job.messages import reply_to_model, request_from_model
 from medfedaug.nvflare_jobs.job.origin import job_origin
-from medfedaug.nvflare_jobs.job.prospect import write_site_page
 from medfedaug.privacy import JOBS_FOLDER, LEDGER_FILE, JobBook, Pseudonyms, public_text
 from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.utils import plugins
 from medfedaug.utils.printable import log_printable
-
-_log = logging.getLogger(__name__)
 
 
 class Answers(Protocol):
@@ -150,8 +146,6 @@ class SiteExecutor(AnsweringExecutor):
         trainer.loop = self._loop
         if self._loop is not None:
             self._loop.settings = settings
-        assert settings.state is not None  # a kit always has one
-        self._pages = settings.state / name / "prospect"
         return Site(name, trainer, gate, events)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -166,15 +160,7 @@ class SiteExecutor(AnsweringExecutor):
         """Answer a request."""
         if self._loop is not None:
             self._loop.enter(fl_ctx, abort_signal)
-        answer = super().execute(task_name, shareable, fl_ctx, abort_signal)
-        if isinstance(self._site, Site) and self._site.prospect:
-            try:
-                page = write_site_page(self._site, self._pages)
-                _log.info("site %s: its page: %s", self._site.name, page)
-            except Exception as error:  # an error of the page must not fail the job
-                _log.warning("site %s: no page: %r", self._site.name, error)
-            self._site.prospect = []
-        return answer
+        return super().execute(task_name, shareable, fl_ctx, abort_signal)
 
 
 def site_trainer(name: str, config: RunConfig, settings: SiteSettings, threads: int) -> SiteTrainer:
@@ -191,7 +177,6 @@ def site_trainer(name: str, config: RunConfig, settings: SiteSettings, threads: 
         ledger,
         threads=threads,
         machine=settings,
-        save_every=settings.save_every,
     )
 
 

@@ -21,7 +21,7 @@ _META = "medfedaug"
 
 def request_to_model(request: Request) -> FLModel:
     """Convert the server's request to an `FLModel`."""
-    plain = ("task", "round", "selected_round", "run", "planned", "frozen", "scoring", "masks", "scanners")
+    plain = ("task", "round", "selected_round", "run", "planned", "frozen", "scoring", "masks")
     meta = {name: getattr(request, name) for name in plain}
     meta |= {name: _contiguous(getattr(request, name)) for name in ("once", "payload", "method_states")}
     return _model(_contiguous(request.weights), {"task": request.task}, meta, request.round)
@@ -43,7 +43,6 @@ def request_from_model(model: FLModel) -> Request:
         scoring=_dict(meta.get("scoring")),
         method_states=meta.get("method_states") or {},
         masks=_dict(meta.get("masks")),
-        scanners=_dict(meta.get("scanners")),
     )
 
 

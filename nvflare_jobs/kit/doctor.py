@@ -23,7 +23,6 @@ from packaging.utils import canonicalize_name
 
 from medfedaug._version import __version__
 from medfedaug.config.bundle_reference import AllowedBundle, short_hash
-from medfedaug.config.scanners import scanners_text
 from medfedaug.config.training_scripts import find_loop
 from medfedaug.data.base import SPLITS, Case, SiteFolder
 from medfedaug.data.benchmarks import BENCHMARKS
@@ -356,7 +355,7 @@ def _noise(policy: PrivacyPolicy) -> Iterator[Check]:
 
 
 def _leaves(policy: PrivacyPolicy) -> Iterator[Check]:
-    """Report the site's policy on scores, losses, models and scanners."""
+    """Report the site's policy on scores, losses and models."""
     text = "one by one, for each case"
     if policy.scores == SUMMARY:
         text = f"rounded means over {policy.min_images} cases or more; no score of a case leaves"
@@ -376,9 +375,6 @@ def _leaves(policy: PrivacyPolicy) -> Iterator[Check]:
     yield Check("scored models", None if more else True, text, advice)
     text = "may be sent to be scored at other sites" if policy.lend_models else "stay here"
     yield Check("own models", True, text)
-    scanners = scanners_text(policy.scanners)
-    text = f"sent to other sites with fingerprints: {scanners}" if scanners else "sent to no other site"
-    yield Check("scanners", True, text)
 
 
 def _decoding(site: SiteFolder) -> Check:

@@ -86,22 +86,10 @@ def test_a_method_that_helps_borrowed_classes_alone_is_better_there_and_nowhere_
     assert alone.adjusted > max(alone.seeds.p, alone.crossed.p)
 
 
-def test_the_reference_is_compared_with_nothing(runs):
-    assert {row.verdict for row in class_table(runs()).rows if row.label == "fedavg"} == {""}
-
-
 def test_with_few_seeds_or_without_scores_of_cases_every_verdict_is_open(runs):
     for found in (class_table(runs(seeds=2)), class_table(runs(cases=False))):
         assert all(row.verdict.startswith("open") for row in found.rows if row.label == "condist")
     assert "0 of 20" in class_table(runs(cases=False)).rows[-1].verdict
-
-
-def test_where_all_is_annotated_there_is_no_table_and_no_note(runs, tmp_path):
-    found = runs(labelled=None)
-    assert class_table(found).rows == ()
-    assert not any("Outlined for training" in note for note in summary_table(found).notes)
-    write_report(found, tmp_path / "report.html")
-    assert "By class, where" not in (tmp_path / "report.html").read_text()
 
 
 def test_pages_say_which_cells_a_mean_is_of(runs, tmp_path):

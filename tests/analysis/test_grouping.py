@@ -9,9 +9,8 @@ from statistics import fmean, stdev
 
 import pytest
 from results import content
-from rich.console import Console
 
-from medfedaug.analysis import learning_curves, metric_table, patient_table, summary_table
+from medfedaug.analysis import metric_table, patient_table, summary_table
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.metrics.significance import detectable_difference, sign_flip_test
 from medfedaug.runs.load_results import find_runs, load_run
@@ -71,14 +70,6 @@ def test_seeds_that_lack_other_sites_have_no_mean(without):
     both = without("DU", {"CS": {"a": 0.5}}, {"DU": {"b": 0.3}})
     first = summary_table([*runs[:2], both]).rows[0]
     assert (first.seeds, first.mean.values) == ((0,), (pytest.approx(0.6),))
-
-
-def test_folds_that_differ_by_seed_have_no_mean(fold):
-    folds = ((0, 0), (0, 1), (1, 1), (1, 2))
-    runs = [fold({"DU": {str(number): 0.5}}, number, seed=seed) for seed, number in folds]
-    table = summary_table(runs)
-    assert table.rows[0].mean.mean is None
-    assert "fedavg, seed 1, has 2 of 3 folds and no mean." in table.notes
 
 
 def test_patients_are_paired_over_folds_and_seeds(fold):
@@ -162,42 +153,6 @@ def test_a_site_left_out_with_all_its_patients_is_tested_by_every_fold(without):
         summary_table([replace(run, options={**run.options, "unseen": ""}) for run in runs])
 
 
-def test_a_site_left_out_is_told_from_one_that_trained(without, write):
-    alone = without("CS", {"DU": {"a": 0.9}}, {"CS": {"b": 0.2}})
-    (row,) = summary_table([alone]).rows  # one site left out is no turn
-    assert row.mean.values == (0.9,)
-    assert row.sites["CS"].values == (0.2,)
-    other = without("DU", {"CS": {"b": 0.8}}, {"DU": {"a": 0.4}})
-    plain = load_run(write(holdout=[], scores={"CS": 0.7, "DU": 0.8}))
-    fedfa = load_run(write(methods=("fedfa",), holdout=[], scores={"CS": 0.7, "DU": 0.8}))
-    labels = {row.label: row.mean.mean for row in summary_table([alone, other, plain, fedfa]).rows}
-    assert labels == pytest.approx(
-        {
-            "fedavg (holdout=each site in turn)": 0.3,
-            "fedavg (holdout=none)": 0.75,
-            "fedfa (holdout=none)": 0.75,
-        }
-    )
-    fewer = without("CS", {"DU": {"a": 0.9}}, {"CS": {"b": 0.3}}, methods=("fedfa",))
-    table = summary_table([alone, other, fewer])
-    assert table.rows[1].mean.mean is None
-    assert "fedfa: only 1 of 2 sites were left out; it has no mean." in table.notes
-
-
-def test_a_name_that_only_looks_like_a_folds_tells_none(write):
-    for name, fold, data in (
-        ("manifold2", None, "manifold2"),
-        ("lgg_fold3", "3", "lgg"),
-        ("lgg_multisite_folds-5_fold-10", "10", "lgg_multisite_folds-5"),
-    ):
-        run = load_run(write({**content(), "data": name}))
-        assert (run.fold, run.data) == (fold, data)
-    recorded = {"data": "lgg_fold3", "data_options": {"folds": 0, "fold": 1}}
-    assert load_run(write({**content(), **recorded})).fold is None
-    half = {"data_options": {"folds": 5, "fold": 2}}
-    assert "fedavg: 1 of 5 folds;" in summary_table([load_run(write({**content(), **half}))]).notes[-1]
-
-
 def test_runs_are_found_below_a_folder(tmp_path):
     for name in ("b/seed-0", "a/seed-1", "a/.moving"):
         (tmp_path / "runs" / name).mkdir(parents=True)
@@ -209,39 +164,6 @@ def test_runs_are_found_below_a_folder(tmp_path):
         find_runs([tmp_path / "empty"])
 
 
-def test_a_reduced_table_says_so_in_the_table_itself(seeds):
-    table = replace(summary_table(seeds), reduced="scale=0.1, limit=6")
-    assert table.markdown().startswith("| method (REDUCED: scale=0.1, limit=6) |")
-    assert r"method (REDUCED: scale=0.1, limit=6) &" in table.latex()
-    assert {row["reduced"] for row in csv.DictReader(io.StringIO(table.csv()))} == {"scale=0.1, limit=6"}
-    console = Console(file=io.StringIO(), width=80)
-    console.print(table)
-    assert "(REDUCED:" in console.file.getvalue()
-    assert "reduced" not in summary_table(seeds).csv()
-
-
-def test_columns_share_the_room_and_none_is_cut(write):
-    runs = [
-        load_run(write(seed=k, scores={f"hospital_{s}": 0.5 + 0.01 * k for s in range(4)})) for k in (0, 1)
-    ]
-    for width in range(70, 130, 7):
-        console = Console(file=io.StringIO(), width=width)
-        console.print(replace(summary_table(runs), reduced="scale=0.005, limit=6"))
-        text = console.file.getvalue()
-        assert "…" not in text
-        for word in ("seeds", "mean", "0.505", "±0.007", "scale=0.005,"):
-            assert word in text
-
-
-def test_the_scores_of_many_sites_are_in_the_csv_alone(write, tmp_path):
-    run = load_run(write(scores={f"writer{k:03}": 0.5 for k in range(200)}))
-    table = summary_table([run])
-    assert table.header == ["method", "mean", "model", "seeds"]
-    assert "200 test cases of 200 sites" in table.notes[1]
-    assert table.csv().count("writer") == 2 * 200
-    assert len(learning_curves([run]).axes) == 1
-
-
 def test_patients_are_not_paired_across_other_settings_or_sites_without_names(fold, write):
     scores = {f"p{i}": 0.1 * i for i in range(7)}
     plain = fold({"DU": scores}, 0)
@@ -251,17 +173,6 @@ def test_patients_are_not_paired_across_other_settings_or_sites_without_names(fo
     counted = content(methods=("fedrdn",))
     counted["test"]["sites"]["DU"]["cases"] = 7
     assert not patient_table([load_run(write()), load_run(write(counted))]).rows
-
-
-def test_unseen_patients_are_compared_apart(fold):
-    plain, better = ({f"e{i}": 0.1 * i + gain for i in range(6)} for gain in (0.0, 0.2))
-    runs = [
-        fold({"DU": {"a": 0.5}}, 0, unseen={"EZ": plain}),
-        fold({"DU": {"a": 0.1}}, 0, unseen={"EZ": better}, methods=("fedbn",)),
-    ]
-    (row,) = patient_table(runs).rows
-    assert (row.where, row.test.patients) == ("unseen sites", 6)
-    assert row.test.difference == pytest.approx(0.2)
 
 
 def test_a_site_that_could_not_be_tested_is_named_and_its_run_not_compared(write):

@@ -122,76 +122,12 @@ def test_lower_is_better_where_it_is(run, fold, tmp_path):
     assert "HD95 against fedavg on the same 20 patients" in page.text
 
 
-def test_runs_of_before_are_shown_beside_new_ones(run, write, with_metrics, tmp_path):
-    old = content(methods=("fedrdn",), scores=dict.fromkeys(SEEDS[0], 0.5))
-    new = with_metrics(SEEDS[0], surface_tolerance=2.0)
-    code, _, err = run("report", write(old), new, "--out", tmp_path / "page.html")
-    assert code == 0, err
-    rows = {(row.label, row.metric): row for row in metric_table(list(map(load_run, (write(old), new)))).rows}
-    assert rows["fedrdn", "dice"].mean.mean == 0.5
-    assert (rows["fedrdn", "hd95"].mean.mean, rows["fedrdn", "hd95"].worst) == (None, "")
-    assert rows["fedavg", "hd95"].mean.mean == pytest.approx(4.25)
-    code, _, err = run("report", write(old), "--metric", "hd95", "--out", tmp_path / "none.html")
-    assert code == 2
-    assert "its test has no hd95, but dice" in err
-    assert not (tmp_path / "none.html").exists()
-
-
-def test_a_method_that_was_not_left_out_everywhere_has_no_mean(without):
-    """Its worst site and its spread would be those of the sites that happen to be there."""
-    scores = {"CS": 0.9, "DU": 0.8, "HT": 0.2}
-    runs = [
-        without(
-            site, {other: {"a": 0.7} for other in scores if other != site}, {site: {"b": score}}, methods=m
-        )
-        for m in (("fedavg",), ("fedrdn",))
-        for site, score in scores.items()
-        if (m, site) != (("fedrdn",), "HT")
-    ]
-    table = metric_table(runs)
-    assert [(row.label, row.worst) for row in table.rows] == [("fedavg", "HT"), ("fedrdn", "")]
-    fedrdn = table.rows[1]
-    assert (fedrdn.mean.mean, fedrdn.worst_score, fedrdn.spread, fedrdn.gap) == (None, None, None, None)
-    assert table.notes[-1] == "fedrdn: only 2 of 3 sites were left out; it has no mean."
-
-
-def test_what_a_seed_missed_that_lacks_folds_is_not_counted(with_metrics, write):
-    runs = []
-    for seed, fold, missed in ((0, 0, 4), (0, 1, 2), (1, 0, 0)):
-        data = json.loads((with_metrics(SEEDS[0], missed=missed, seed=seed) / "results.json").read_text())
-        data["data_options"] = {"folds": True, "fold": fold, "fold_seed": seed}
-        for entry in data["test"]["sites"].values():
-            entry["cases"] = {f"p{fold}": entry["dice"]}
-            entry["case_metrics"] = {"hd95": {f"p{fold}": entry["hd95"]}}
-        runs.append(load_run(write(data)))
-    table = metric_table(runs)
-    (row,) = (row for row in table.rows if row.metric == "hd95")
-    assert row.missed == 3 * (4 + 2)  # at three sites, in the folds of seed 0
-    assert "fedavg, seed 1, has 1 of 2 folds and is left out." in table.notes
-
-
 def test_millimetres_and_pixels_have_no_common_worst_site(with_metrics, write):
     data = json.loads((with_metrics(SEEDS[0]) / "results.json").read_text())
     data["test"]["sites"]["HT"]["unit"] = "px"
     (row,) = [row for row in metric_table([load_run(write(data))]).rows if row.metric == "hd95"]
     assert (row.worst, row.spread, row.title) == ("", None, "HD95")
     assert (row.mean.mean, row.classes) == (None, {})
-
-
-def test_millimetres_and_pixels_have_no_mean_over_folds_either(with_metrics, write):
-    runs = []
-    for fold in range(2):
-        data = json.loads((with_metrics(SEEDS[0]) / "results.json").read_text())
-        data["data_options"] = {"folds": True, "fold": fold, "fold_seed": 0}
-        for site, entry in data["test"]["sites"].items():
-            entry["cases"] = {f"p{fold}": entry["dice"]}
-            entry["case_metrics"] = {"hd95": {f"p{fold}": entry["hd95"]}}
-            entry["unit"] = "px" if site == "HT" else "mm"
-        data["test"]["mean"]["hd95"] = None
-        runs.append(load_run(write(data)))
-    rows = {row.metric: row for row in metric_table(runs).rows}
-    assert (rows["hd95"].mean.mean, rows["hd95"].classes) == (None, {})
-    assert rows["dice"].mean.mean is not None
 
 
 def test_millimetres_and_pixels_have_no_common_difference_by_patient(with_metrics, write):
@@ -209,24 +145,3 @@ def test_millimetres_and_pixels_have_no_common_difference_by_patient(with_metric
     for unit, compared in (("mm", True), ("px", False)):
         assert bool(patient_table([run.scored_by("hd95") for run in runs[unit]]).rows) is compared
         assert patient_table(runs[unit]).rows
-
-
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (lambda entry: entry["classes"].update(core=3), "test.sites.DU.classes.core is not an object"),
-        (lambda entry: entry["classes"]["core"].update(dice="x"), "DU.classes.core.dice is not a number"),
-        (lambda entry: entry["case_metrics"]["hd95"].update(p1="x"), "case_metrics.hd95.p1 is not a number"),
-        (lambda entry: entry.update(case_metrics=[]), "test.sites.DU.case_metrics is not an object"),
-        (lambda entry: entry.update(missed="x"), "test.sites.DU.missed is not a whole number"),
-    ],
-)
-def test_a_file_that_is_not_what_it_should_be_is_named(run, with_metrics, spoil, words):
-    folder = with_metrics(SEEDS[0])
-    data = json.loads((folder / "results.json").read_text())
-    spoil(data["test"]["sites"]["DU"])
-    (folder / "results.json").write_text(json.dumps(data))
-    code, _, err = run("report", folder, "--out", folder / "page.html")
-    assert code == 2
-    assert words in err
-    assert err.count("\n") == 1

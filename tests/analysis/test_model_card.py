@@ -11,12 +11,12 @@ import pytest
 import torch
 from running import TINY_NETWORK, command
 
-from medfedaug.analysis.model_card import model_card
+from medfedaug.analysis.model_card import command_of, model_card
 from medfedaug.config.run import RunConfig
 from medfedaug.data.sites import find_sites
-from medfedaug.experiments.simulate import configure, simulate
 from medfedaug.methods import parse_methods
 from medfedaug.runs.finished_run import FinishedRun
+from medfedaug.simulate import configure, simulate
 
 SECTIONS = ["Use", "Training data", "Training", "Scores"]
 SECTIONS += ["Not tested", "Privacy", "Identity", "Reproduction"]
@@ -91,18 +91,6 @@ def test_scores_have_the_interval_of_the_mean_over_cases(finished, tmp_path):
     assert "HD95 (mm)" in found
 
 
-def test_what_is_no_mean_over_cases_has_no_interval(finished, tmp_path):
-    """Accuracy and AUC of 1: the interval is that of the accuracy's cases."""
-
-    def change(record):
-        entry = {"accuracy": 1.0, "auc": 1.0, "cases": {"p1": 1.0, "p2": 1.0}}
-        record["test"] = {"sites": {"site_A": entry}, "mean": {"accuracy": 1.0, "auc": 1.0}}
-
-    found = section(model_card(changed(finished, tmp_path, change)), "Scores")
-    rows = [line for line in found.splitlines() if line.startswith("| site 1")]
-    assert ["[" in row for row in rows] == [True, False]
-
-
 def test_means_that_a_site_sent_without_cases_have_no_interval(finished, tmp_path):
     def change(record):
         record["test"]["sites"]["site_A"] = {"dice": 0.61, "scored_cases": 12, "cases": {}, "unit": "mm"}
@@ -123,14 +111,6 @@ def test_why_a_site_has_no_score_is_said_without_its_name(finished, tmp_path):
     found = section(model_card(changed(finished, tmp_path, change)), "Scores")
     assert "site 1, no score: fewer than 10 patients." in found
     assert "site 2, no say in the choice: scores of 100 models have left." in found
-
-
-def test_what_sites_spent_on_their_scores_is_said(finished, tmp_path):
-    def change(record):
-        record["rounds"][-1]["sites"]["site_A"]["privacy/score_epsilon"] = 3.21
-
-    found = section(model_card(changed(finished, tmp_path, change)), "Privacy")
-    assert "site 1 added noise to its scores: ε = 3.21 for its validation patients" in found
 
 
 def test_what_is_not_known_is_said(finished, tmp_path):
@@ -163,23 +143,6 @@ def test_privacy_is_what_each_site_has_spent(finished, tmp_path):
     assert "| site 2 | 2.35 | 1.0e-05 | statistics alone |" in found
     assert "weights of the model were sent without noise" in found
     assert "Without noise: site 1. Nothing bounds" in found
-
-
-def test_noise_of_one_site_is_said_to_cover_no_other(finished, tmp_path):
-    def change(record):
-        first, second = (record["rounds"][-1]["sites"][name] for name in ("site_A", "site_B"))
-        first.update({"privacy/epsilon": 7.0, "privacy/delta": 1e-5, "privacy/weights": 1.0})
-        if both:
-            second.update({"privacy/epsilon": 2.0, "privacy/delta": 1e-5})
-
-    both = False
-    found = section(model_card(changed(finished, tmp_path, change)), "Privacy")
-    assert "| site 1 | 7 | 1.0e-05 | weights (DP-SGD) and statistics |" in found
-    assert "Without noise: site 2." in found
-    both = True
-    found = section(model_card(changed(finished, tmp_path, change)), "Privacy")
-    assert "| site 2 | 2 | 1.0e-05 | statistics alone |" in found
-    assert "Without noise:" not in found
 
 
 def test_noise_at_the_server_is_told(finished, tmp_path):
@@ -219,13 +182,6 @@ def test_names_of_a_site_are_text_in_both_forms(finished, tmp_path):
     assert "\\<img" in card.markdown()
 
 
-def test_a_card_replaces_cards_alone(finished, tmp_path):
-    (tmp_path / "model_card.html").write_text("<h1>somebody's</h1>")
-    code, _, err = command("card", finished, "--out", tmp_path)
-    assert (code, "is no page of medfedaug" in err) == (2, True)
-    assert not (tmp_path / "model_card.md").exists()
-
-
 def test_patients_studies_and_edges_are_those_of_each_site(finished):
     found = section(model_card(FinishedRun.open(finished)), "Training data")
     record = json.loads((finished / "results.json").read_text())
@@ -255,3 +211,10 @@ def test_what_sites_say_of_themselves_is_on_the_card_and_what_they_do_not_too(fi
     assert "trials" not in hidden
     assert "names of the sites (--site-names)" in hidden
     assert "Contact at site_A: trials@example.org" in named.replace("\\", "")
+
+
+def test_a_repeatable_setting_is_repeated_and_a_list_is_joined():
+    settings = {"without_metrics": ["hd95", "nsd"], "plan": {"spatial_dims": 3, "patch_size": [16, 16, 8]}}
+    command = command_of(settings, simulated=False)
+    assert "--without-metrics hd95 --without-metrics nsd" in command
+    assert "--patch-size 16,16,8" in command

@@ -5,7 +5,7 @@ import io
 import pytest
 from results import content
 
-from medfedaug.analysis import gamma_by_layer, learning_curves, metric_by_bytes, write_report
+from medfedaug.analysis import gamma_by_layer, learning_curves, metric_by_bytes
 from medfedaug.runs.load_results import load_run
 
 
@@ -19,18 +19,6 @@ def test_learning_curves_show_every_site_and_the_mean(seeds):
     assert [list(dot.get_xdata()) for dot in dots] == [[2], [2]]
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == ["fedavg (3 seeds)", "fedrdn (3 seeds)", "selected round"]
-
-
-def test_learning_curves_of_the_test(write):
-    data = content()
-    for place, entry in enumerate(data["rounds"]):
-        entry["sites"]["DU"]["test_dice"] = 0.3 if place else None
-    run = load_run(write(data))
-    figure = learning_curves([run], split="test")
-    assert list(figure.axes[-1].lines[0].get_ydata()) == [0.3, 0.3]
-    assert figure.get_supylabel() == "Dice, test"
-    page = write_report([run], run.path.parent / "report.html").read_text(encoding="utf-8")
-    assert "Test score by round" in page
 
 
 def test_learning_curves_leave_out_missing_scores(write):
@@ -50,12 +38,6 @@ def test_gamma_by_layer(write):
     low, high = figure.axes[0].lines[:2]
     assert list(low.get_ydata()) == [0.3] * 3
     assert list(high.get_ydata()) == [0.51, 0.52, 0.53]
-
-
-def test_gamma_by_layer_says_where_there_is_none(write):
-    figure = gamma_by_layer(load_run(write()))
-    assert not figure.axes
-    assert "no γ" in figure.texts[0].get_text()
 
 
 def test_metric_by_bytes_adds_up_what_was_sent(write):

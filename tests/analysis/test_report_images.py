@@ -6,11 +6,9 @@ import json
 import re
 import shutil
 
-import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from benchmark_files import write_lgg
 from matplotlib import colors
 from monai.networks.nets import UNet
 from running import TINY_NETWORK
@@ -18,12 +16,9 @@ from running import TINY_NETWORK
 from medfedaug.analysis import write_report
 from medfedaug.analysis.case_views import CaseView, case_picture, extreme_cases, network_inputs
 from medfedaug.analysis.intensities import intensity_histograms, sample_intensities
-from medfedaug.data.benchmarks import write_federation
 from medfedaug.data.sites import find_sites
-from medfedaug.errors import DataError
-from medfedaug.experiments.simulate import configure, simulate
-from medfedaug.runs.evaluate import evaluate_model, open_model
-from medfedaug.runs.load_results import load_run
+from medfedaug.runs.evaluate import open_model
+from medfedaug.simulate import configure, simulate
 from medfedaug.statistics import ChannelStatistics
 
 
@@ -96,25 +91,6 @@ def test_an_unseen_site_is_not_drawn_in_training_and_its_pair_not_mixed_in():
     assert np.array_equal(own, mixed)
     with pytest.raises(ValueError, match="site EZ has no pair"):
         intensity_histograms(samples, {"A": pairs["A"]})
-
-
-def test_a_spike_of_saturated_pixels_is_cut():
-    spread = np.linspace(0, 255, 3000)[:, None]
-    pairs = {"A": ChannelStatistics([128.0], [60.0], 4)}
-    saturated = {"A": np.concatenate([spread, np.full((3000, 1), 255.0)])}
-    for samples, cut in ((saturated, True), ({"A": spread}, False)):
-        for panel in intensity_histograms(samples, pairs).axes:
-            assert (panel.patches[1].get_data().values.max() > panel.get_ylim()[1]) == cut
-
-
-def test_channels_are_drawn_apart_and_must_fit():
-    samples = {"A": np.random.default_rng(0).uniform(size=(60, 3))}
-    pairs = {"A": ChannelStatistics([0.5] * 3, [0.3] * 3, 4)}
-    assert len(intensity_histograms(samples, pairs).axes) == 9
-    with pytest.raises(ValueError, match="channels"):
-        intensity_histograms(samples, {"A": ChannelStatistics([0.5], [0.3], 4)})
-    with pytest.raises(ValueError, match="expected samples"):
-        intensity_histograms({}, {})
 
 
 def test_foreground_is_what_is_brighter_than_the_mean():
@@ -195,30 +171,6 @@ def test_case_picture_outlines_truth_and_prediction():
         case_picture([])
 
 
-def test_titles_end_where_the_next_begins():
-    plane = np.zeros((6, 6), np.uint8)
-    view = CaseView("A" * 60, "TCGA_" + "0" * 60 + "_19960909", "worst", 0.5, plane, plane, plane)
-    for width in (4.0, 9.0):
-        figure = case_picture([view], width=width)
-        figure.canvas.draw()
-        left, right = (panel.title.get_window_extent() for panel in figure.axes)
-        assert left.x1 < right.x0
-        assert right.x1 < figure.bbox.x1
-    assert figure.axes[1].get_title().endswith("_19960909")
-
-
-def test_a_site_with_one_case_does_not_shift_the_others():
-    plane = np.zeros((6, 6), np.uint8)
-    cases = [("A", "worst"), ("A", "best"), ("B", "only"), ("C", "worst"), ("C", "best")]
-    views = [CaseView(site, "p", rank, 0.5, plane, plane, plane) for site, rank in cases]
-    for width, rows in ((9.0, [0, 0, 1, 2, 2]), (4.0, [0, 1, 2, 3, 4])):
-        panels = case_picture(views, width=width).axes[::2]
-        assert [panel.get_subplotspec().rowspan.start for panel in panels] == rows
-    labels = [CaseView(site, "p", rank, 0.5, np.zeros((6, 6, 3)), "a", "b") for site, rank in cases]
-    starts = [panel.get_subplotspec().num1 for panel in case_picture(labels).axes]
-    assert starts == [0, 1, 2, 4, 5]
-
-
 def test_photographs_are_ranked_by_the_probability_of_their_class(photographs, tmp_path):
     config = configure(
         find_sites(photographs), methods=({"name": "fedavg", "args": {}},), network="lenet5", rounds=1
@@ -274,31 +226,6 @@ def test_no_picture_of_cases_that_the_run_was_not_tested_with(trained, phantom_d
     assert "image/jpeg" not in text
 
 
-def test_the_run_of_a_fold_is_shown_with_the_patients_of_its_fold(tmp_path):
-    write_lgg(tmp_path / "files" / "lgg_multisite")
-    write_federation(tmp_path / "fold", "lgg_multisite", tmp_path / "files/lgg_multisite", folds=3, fold=2)
-    config = configure(
-        find_sites(tmp_path / "fold", limit=2),
-        methods=({"name": "fedavg", "args": {}},),
-        **TINY_NETWORK,
-        rounds=1,
-        limit=2,
-    )
-    results = simulate(
-        tmp_path / "fold", tmp_path / "run", config, engine="inprocess", device="cpu", pictures=True
-    )
-    assert "image/jpeg" in (tmp_path / "run/report.html").read_text()
-    assert (results["data"], results["data_options"]["fold"]) == ("lgg_multisite", 2)
-    run = load_run(tmp_path / "run")
-    assert (run.name, run.data, run.options["folds"]) == ("seed 0, fold 2", "lgg_multisite", 3)
-    text = write_report([run], tmp_path / "r.html", data=tmp_path / "files", device="cpu").read_text()
-    assert "image/jpeg" in text
-    tested = set(results["test"]["sites"]["DU"]["cases"])
-    shown = set(re.findall(r"(?:worst|best) at DU: (\w+),", text))
-    assert shown
-    assert shown <= tested
-
-
 def test_report_goes_on_without_a_model(trained, phantom_dir, tmp_path):
     alone = tmp_path / "alone"
     alone.mkdir()
@@ -325,42 +252,6 @@ def test_a_network_that_cannot_run_on_prepared_images_is_named_in_one_line(
     assert text.count(f"No picture: {reason}") == 2
 
 
-def test_a_network_without_known_stages_has_cases_without_features(
-    trained, phantom_dir, tmp_path, monkeypatch
-):
-    monkeypatch.setattr("medfedaug.models.stages.known_stages", lambda network: None)
-    text = write_report([trained], tmp_path / "r.html", data=phantom_dir, device="cpu").read_text()
-    assert text.count("No picture: the stages of UNet are not known.") == 1
-    assert text.count("data:image/jpeg;base64,") == 2
-
-
-def test_a_site_without_foreground_in_its_test_leaves_the_others_their_pictures(
-    trained, phantom_dir, tmp_path
-):
-    other, run = tmp_path / "data", tmp_path / "run"
-    shutil.copytree(phantom_dir, other)
-    shutil.copytree(trained, run)
-    results = json.loads((run / "results.json").read_text())
-    results["test"]["sites"]["site_A"]["cases"] = {}  # the site told its means alone
-    (run / "results.json").write_text(json.dumps(results))
-    listing = json.loads((other / "site_A/dataset.json").read_text())
-    for case in listing["test"]:
-        label = nib.load(path := other / "site_A" / case["label"])
-        nib.save(nib.Nifti1Image(np.zeros_like(np.asarray(label.dataobj)), label.affine), path)
-    text = write_report([run], tmp_path / "r.html", data=other, device="cpu").read_text()
-    told = set(re.findall(r"(?:worst|best|only) at (\w+):", text))
-    assert "site_B" in told
-    assert "site_A" not in told
-    assert "No picture" not in text
-
-
-def test_report_refuses_data_of_other_sites(trained, make_site, tmp_path):
-    make_site("elsewhere")
-    with pytest.raises(DataError, match=r"holds none of the runs' sites.*site_A"):
-        write_report([trained], tmp_path / "r.html", data=tmp_path / "data")
-    assert not (tmp_path / "r.html").exists()
-
-
 def test_a_run_that_kept_layers_at_the_sites_is_shown_with_them(phantom_dir, tmp_path):
     config = configure(
         find_sites(phantom_dir),
@@ -381,10 +272,3 @@ def test_a_run_that_kept_layers_at_the_sites_is_shown_with_them(phantom_dir, tmp
         else:
             assert trainer.name == "site_C"  # it did not train
             assert f"at {trainer.name}" not in text
-
-
-def test_an_opened_model_scores_as_evaluate_does(trained, phantom_dir):
-    scores = evaluate_model(trained / "global_model.pt", phantom_dir, device="cpu")
-    results = json.loads((trained / "results.json").read_text())["test"]
-    for site, entry in {**results["sites"], **results["unseen"]}.items():
-        assert scores["sites"][site]["cases"] == pytest.approx(entry["cases"], abs=1e-6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from results import Page, content
 
 from medfedaug.analysis import summary_table, write_report
@@ -38,16 +37,6 @@ def test_the_answer_of_several_methods(write):
     assert text.endswith("The others: fedrdn -0.150.")
 
 
-def test_the_answer_without_a_baseline(write):
-    alone = write(methods=("fedrdn",), scores={"DU": 0.4, "HT": 0.5})
-    assert (
-        told(alone) == "fedrdn has a mean Dice of 0.450 on the test cases: from 0.400 at DU to 0.500 at HT."
-    )
-    other = write(methods=("fedfa",), scores={"DU": 0.6, "HT": 0.8})
-    assert told(alone, other) == "fedfa has a mean Dice of 0.700 on the test cases, the best of 2 methods."
-    assert told(write(scores={"DU": None})) == "No method has a score."
-
-
 def test_the_answer_follows_the_direction_of_the_metric(write):
     """A smaller distance is the better one."""
     far, near = content(), content(methods=("fedrdn",))
@@ -61,24 +50,6 @@ def test_the_answer_follows_the_direction_of_the_metric(write):
     )
 
 
-@pytest.mark.parametrize("gain", [0.05, 0.0])
-def test_a_verdict_is_said_as_such(fold, gain):
-    folders = []
-    for seed in range(5):
-        plain = {f"p{i}": 0.3 + 0.01 * ((i * 7 + seed) % 11) for i in range(24)}
-        other = {
-            name: score + gain + 0.004 * (-1) ** (i + seed) + 0.001 * (seed - 2)
-            for i, (name, score) in enumerate(plain.items())
-        }
-        for methods, found in ((("fedavg",), plain), (("fedrdn",), other)):
-            names = sorted(found)
-            sites = {"DU": {n: found[n] for n in names[:12]}, "EZ": {n: found[n] for n in names[12:]}}
-            folders.append(fold(sites, 0, seed=seed, methods=methods))
-    text = answer(summary_table(folders))
-    said = "more than chance by the rule of this page: better" if gain else "no difference is shown"
-    assert said in text
-
-
 def test_the_page_begins_with_it_and_explains_its_words(write, tmp_path):
     folders = [write(unseen={"EZ": 0.3}), write(methods=("fedrdn",), scores={"DU": 0.6, "HT": 0.75})]
     page = Page(write_report(folders, tmp_path / "page.html").read_text())
@@ -88,17 +59,3 @@ def test_the_page_begins_with_it_and_explains_its_words(write, tmp_path):
     for word in ("Dice", "unseen", "selected round", "verdict"):
         assert f"{word}{words_in(word)[word]}" in page.text
     assert words_in("AUC")["AUC"] not in page.text
-
-
-def test_words_are_found_as_words():
-    assert set(words_in("Δ and p of Dice, by seeds")) == {"Δ", "p", "Dice", "seed"}
-    assert not words_in("Dicey words of a type, spin, apart")
-
-
-def test_the_mean_comes_first_and_the_baseline_is_marked(write):
-    """A phone shows the first columns of a table."""
-    runs = [write(), write(methods=("fedrdn",), scores={"DU": 0.6, "HT": 0.75})]
-    table = summary_table([load_run(run) for run in runs])
-    assert table.header[:3] == ["method", "mean", "Δ to fedavg"]
-    assert [line[1:3] for line in table.body] == [["0.600", "baseline"], ["0.675", "+0.075"]]
-    assert [record["difference"] for record in table.records()] == [None, pytest.approx(0.075)]

@@ -62,26 +62,10 @@ def test_csv_has_full_precision(seeds):
     assert (fedavg["p"], float(fedrdn["p"])) == ("", pytest.approx(1 - math.sqrt(12 / 14)))
 
 
-def test_a_site_named_like_a_column_has_a_column_of_its_own_in_csv(write):
-    scores = {"mean": 0.25, "seeds": 0.5, "Ulm": 0.75}
-    (row,) = csv.DictReader(io.StringIO(summary_table([load_run(write(scores=scores))]).csv()))
-    assert {name: float(row[name]) for name in ("mean", "site mean", "site seeds", "Ulm")} == {
-        "mean": 0.5,
-        "site mean": 0.25,
-        "site seeds": 0.5,
-        "Ulm": 0.75,
-    }
-    assert row["seeds"] == "0"
-
-
 def test_latex_is_escaped(write):
     text = summary_table([load_run(write(scores={"site_A & 50%": 0.5}))]).latex()
     assert r"method & mean & site\_A \& 50\% & model & seeds \\" in text
     assert text.count(r"\begin{tabular}{lrrrr}") == text.count(r"\end{tabular}") == 1
-
-
-def test_markdown_cells_stay_in_their_column(write):
-    assert r"| a\|b |" in summary_table([load_run(write(scores={"a|b": 0.5}))]).markdown()
 
 
 def test_rich_cuts_no_number_in_a_terminal_of_80_columns(seeds):
@@ -90,22 +74,6 @@ def test_rich_cuts_no_number_in_a_terminal_of_80_columns(seeds):
     text = console.file.getvalue()
     assert "…" not in text
     assert all(part in text for part in ("0.540", "±0.030", "+0.020", "0.074", "fedrdn"))
-
-
-def test_rich_leaves_out_sites_where_the_terminal_has_no_room_for_all(seeds):
-    for width, complete in ((60, False), (120, True)):
-        console = Console(file=io.StringIO(), width=width)
-        console.print(summary_table(seeds))
-        text = console.file.getvalue()
-        assert ("DU" in text.split("─")[0]) == complete  # the heading, of one line or two
-        assert all(part in text for part in ("0.540", "+0.020", "0.074", "0.033"))
-        assert "Model of all rows: global." in " ".join(text.split())
-
-
-def test_rich_reads_no_markup_in_names(write):
-    console = Console(file=io.StringIO(), width=80)
-    console.print(summary_table([load_run(write(scores={"[red]": 0.5}))]))
-    assert "[red]" in console.file.getvalue()
 
 
 def test_what_cannot_be_scored_is_left_out(write):
@@ -117,14 +85,6 @@ def test_what_cannot_be_scored_is_left_out(write):
     assert (str(row.sites["DU"]), str(row.mean)) == ("–", "0.600 ± 0.141")
     nothing = load_run(write(seed=2, scores={"DU": None}))
     assert str(summary_table([nothing]).rows[0].mean) == "–"
-
-
-def test_nothing_is_tested_on_two_seeds(seeds):
-    table = summary_table(seeds[:4])
-    assert all(row.test is None for row in table.rows)
-    assert "p" not in table.header
-    assert [str(row.verdict) for row in table.rows] == ["None", "open: 2 of 5 seeds, 2 of 20 patients"]
-    assert "Verdict: open unless both have" in table.notes[-1]
 
 
 def test_only_common_seeds_of_equal_settings_are_compared(write):
@@ -159,16 +119,6 @@ def test_other_settings_make_another_row_and_the_label_tells_them(write):
 def test_no_row_is_lost_to_another_of_the_same_label(write, one, other, labels):
     runs = [load_run(write(methods=("fedprox",), args={"fedprox": {"mu": mu}})) for mu in (one, other)]
     assert [row.label for row in summary_table(runs).rows] == labels
-
-
-def test_a_number_is_the_same_with_and_without_a_point(write):
-    """`--methods fedprox:mu=1` and `mu=1.0`: seeds of one row, and no second row of its label."""
-    runs = [
-        load_run(write(methods=("fedprox",), seed=seed, args={"fedprox": {"mu": mu}}))
-        for seed, mu in enumerate([1, 1.0])
-    ]
-    (row,) = summary_table(runs).rows
-    assert (row.label, row.seeds) == ("fedprox", (0, 1))
 
 
 def test_runs_that_do_not_belong_together_are_refused(write):

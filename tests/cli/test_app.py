@@ -8,10 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from benchmark_files import write_volume
 from cli_arguments import simulate_args
 from running import assert_complete
 
@@ -125,63 +123,6 @@ def test_export_writes_the_job_that_the_simulator_runs(run, tmp_path):
     assert "segmentation, classification" in err
 
 
-def test_phantom_and_its_faults(run, tmp_path):
-    code, out, _ = run("phantom", "--out", tmp_path / "p", "--sites", 1, "--patients", 3)
-    assert code == 0
-    assert "1 sites" in out
-    code, _, err = run("phantom", "--out", tmp_path / "p", "--sites", 1)
-    assert code == 2
-    assert err.count("\n") == 1
-
-
-def missing(folder):
-    (folder / "labels/0.nii.gz").unlink()
-
-
-def unreadable(folder):
-    (folder / "images/0.nii.gz").write_bytes(b"garbage")
-
-
-def truncated(folder):
-    path = folder / "images/0.nii.gz"
-    path.write_bytes(path.read_bytes()[:3000])
-
-
-def other_shape(folder):
-    write_volume(folder / "labels/0.nii.gz", np.zeros((16, 16, 9), np.uint8))
-
-
-def empty_split(folder):
-    listing = folder / "dataset.json"
-    content = json.loads(listing.read_text())
-    listing.write_text(json.dumps({**content, "validation": []}))
-
-
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (missing, ["site B", "labels/0.nii.gz", "missing", "take the case out"]),
-        (unreadable, ["site B", "images/0.nii.gz", "cannot be read", "Replace"]),
-        (truncated, ["site B", "images/0.nii.gz", "cannot be read", "Replace"]),
-        (other_shape, ["site B", "labels/0.nii.gz", "16 x 16 x 9", "Resample"]),
-        (empty_split, ["site B", "dataset.json", "validation", "all three splits"]),
-    ],
-)
-def test_bad_input_is_one_line_exit_code_2_and_nothing_written(run, make_site, tmp_path, spoil, words):
-    make_site("A")
-    spoil(make_site("B"))
-    out = tmp_path / "out"
-    code, printed, err = run(*simulate_args(tmp_path / "data", out))
-    assert code == 2
-    last = err.strip().splitlines()[-1]
-    for word in words:
-        assert word in last
-    assert "Traceback" not in err
-    assert not out.exists()
-    assert {path.name for path in tmp_path.iterdir()} == {"data"}
-    assert "dice" not in printed
-
-
 def test_sites_that_do_not_make_a_federation(run, make_site, tmp_path):
     out, data = tmp_path / "out", tmp_path / "data"
     data.mkdir()
@@ -293,15 +234,6 @@ def test_names_and_paths_are_printed_as_they_are(run, tmp_path):
     assert printed.splitlines()[-1] == f"{out}: submit it with `nvflare job submit -j '{out}'`"
 
 
-@pytest.mark.parametrize("command", [("card",), ("bundle", "--out", "bundle"), ("evaluate", "--data", ".")])
-def test_a_run_that_is_not_there_is_named(run, tmp_path, command):
-    name, *more = command
-    model = ("--model",) if name == "evaluate" else ()
-    code, _, err = run(name, *model, tmp_path / "fedavgg", *more)
-    assert code == 2
-    assert f"{tmp_path / 'fedavgg'}: no finished run" in err
-
-
 def test_evaluate_says_what_is_wrong(run, phantom_dir, tmp_path):
     model = tmp_path / "global_model.pt"
     code, _, err = run("evaluate", "--model", model, "--data", phantom_dir)
@@ -314,29 +246,6 @@ def test_evaluate_says_what_is_wrong(run, phantom_dir, tmp_path):
     code, _, err = run("evaluate", "--model", model, "--data", phantom_dir)
     assert code == 2
     assert "not a model" in err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["simulate", "--methods", "fedrnd"], "method 'fedrnd' is not known; did you mean fedrdn? All: "),
-        (
-            ["simulate", "--methods", "fedfa", "--set", "fedfa.stags=1"],
-            "no argument stags (did you mean stages?)",
-        ),
-        (["simulate", "--methods", "fedavg", "--network", "basicunit"], "did you mean basicunet"),
-        (["benchmark", "retina_vesels", "--methods", "fedavg"], "did you mean retina_vessels? All: "),
-        (["networks", "unett"], "did you mean unet or unetr"),
-        (["datasets", "pcas"], "did you mean pacs?"),
-    ],
-)
-def test_a_name_that_is_not_known_comes_with_the_one_that_is_meant(
-    run, phantom_dir, tmp_path, arguments, said
-):
-    training = ("--data", phantom_dir, "--out", tmp_path / "o", "--engine", "inprocess")
-    code, _, err = run(*arguments, *(training if arguments[0] in ("simulate", "benchmark") else ()))
-    assert code == 2
-    assert said in " ".join(err.split())
 
 
 def test_nothing_is_printed_when_a_process_with_triton_ends():

@@ -24,42 +24,6 @@ def test_the_list_names_every_protocol_and_whether_its_data_are_there(run, offic
     assert "http://cs231n.stanford.edu/tiny-imagenet-200.zip" in out
 
 
-def test_missing_data_are_named_with_their_address_and_layout(run, tmp_path):
-    code, _, err = run(
-        "benchmark", "fedfd_a_vlcs", "--data", tmp_path, "--methods", "fedavg", "--out", tmp_path / "out"
-    )
-    assert code == 2
-    assert (
-        "not there, and vlcs needs it. Get the files from https://github.com/fmcarlucci/JigenDG#vlcs" in err
-    )
-    assert "Expected there: {CALTECH,LABELME,PASCAL,SUN}/" in err
-    assert not (tmp_path / "out").exists()
-    code, _, err = run("benchmark", "Office", "--data", tmp_path, "--methods", "fedavg", "--out", tmp_path)
-    assert code == 2
-    assert "did you mean office_caltech_10 or fedrdn_office_caltech_10 or fedfd_a_officehome" in err
-    assert "--methods needs a value" in run("benchmark", "femnist", "--methods", "--data", tmp_path)[2]
-    arguments = (
-        "benchmark",
-        "office_caltech_10",
-        "--data",
-        tmp_path,
-        "--methods",
-        "fedavg",
-        "--out",
-        tmp_path,
-    )
-    assert "not there" in run(*arguments)[2]
-    assert "a benchmark needs --data, --methods and --out" in run("benchmark", "femnist")[2]
-
-
-def test_values_follow_one_after_an_equals_sign_too(run, tmp_path):
-    code, _, err = run(
-        "benchmark", "office_caltech_10", "--methods=fedavg", "fedrnd", "--data", tmp_path, "--out", tmp_path
-    )
-    assert code == 2
-    assert "method 'fedrnd' is not known; did you mean fedrdn? All: " in err
-
-
 def test_a_benchmark_starts_from_given_weights(run, office, tmp_path):
     state = build_network("lenet5", in_channels=3, out_channels=7).state_dict()
     torch.save({name: torch.ones_like(value) for name, value in state.items()}, tmp_path / "ones.pt")

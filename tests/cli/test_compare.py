@@ -7,15 +7,13 @@ from dataclasses import replace
 from statistics import fmean
 
 import pytest
-from calibration_table import Calibration
 from results import Page
 from running import TINY_AXES
 
-from medfedaug.analysis.gain_record import find_record
 from medfedaug.analysis.score_table import Row, Score, Table
 from medfedaug.data.datasets.partial_phantom import annotate_apart
 from medfedaug.data.datasets.phantom import make_phantom
-from medfedaug.data.quality.inspection import inspect_sites
+from medfedaug.data.sites import find_sites
 from medfedaug.experiments.trial import recommend, suggest, taken_in
 
 
@@ -35,27 +33,8 @@ def scores(**means: tuple[float, ...]) -> Table:
     return Table("dice", ("A",), (), rows)
 
 
-def test_ditto_is_always_tried_and_its_record_told(apart):
-    for sites in (inspect_sites(apart, None), []):
-        found = suggest(sites)
-        assert found.methods == ("ditto",)
-        assert found.reason.startswith("ditto gained over fedavg in 18 of 23 trainings on record")
-    assert "fedrdn fell below norm" in suggest(inspect_sites(apart, None)).reason
-
-
-def test_the_record_counts_means_over_the_sites_above_plain_averaging():
-    table, record = Calibration.load(), find_record("dice")
-    gained, number = record.gained["ditto"]
-    above = [
-        sum(one.scores["ditto"].values()) > sum(one.scores["fedavg"].values())
-        for one in table.federations
-        if "ditto" in one.scores
-    ]
-    assert (gained, number) == (sum(above), len(above))
-    assert number >= 20
-    # The remedy that is always tried has the best record of those with as many trainings.
-    others = {name: found for name, found in record.gained.items() if name not in ("single", "pooled")}
-    assert max(others, key=lambda name: others[name][0] / others[name][1]) == "ditto"
+def test_a_remedy_for_each_cause_of_differences_is_tried(apart):
+    assert suggest(find_sites(apart)).methods == ("fedrdn", "fedbn", "ditto")
 
 
 def test_the_recommendation_names_what_it_rests_on():
@@ -92,6 +71,14 @@ def test_it_says_so_where_sites_alone_are_better_and_where_plain_averaging_is_be
     assert second.startswith("To train together all the same, take fedavg: no other method that was tried")
 
 
+def test_a_site_where_nothing_was_learned_is_named():
+    at = {"single": {"A": 0.7, "B": 0.5}, "fedavg": {"A": 0.8, "B": 0.0}}
+    table = scores(**{label: (fmean(sites.values()),) for label, sites in at.items()})
+    rows = [replace(row, sites={s: Score((v,)) for s, v in at[row.label].items()}) for row in table.rows]
+    said = recommend(replace(table, rows=tuple(rows)))
+    assert "Nothing was learned at B with fedavg: Dice 0.000." in said
+
+
 def test_sites_without_outlines_are_judged_at_the_others():
     def of(**sites: dict[str, float]) -> Table:
         rows = tuple(
@@ -119,9 +106,9 @@ def test_the_command_tries_alone_together_and_the_remedy(run, apart, tmp_path):
     options += tuple(part for axis in TINY_AXES for part in ("--set", axis))
     code, out, err = run("compare", "--data", apart, *options, "--json", tmp_path / "trial.json")
     assert code == 0, err
-    assert "trying single, fedavg, ditto" in out
+    assert "trying single, fedavg, fedrdn, fedbn, ditto" in out
     written = json.loads((tmp_path / "trial.json").read_text())
-    assert set(written["scores"]) == {"single", "fedavg", "ditto"}
+    assert set(written["scores"]) == {"single", "fedavg", "fedrdn", "fedbn", "ditto"}
     page = Page((tmp_path / "trial/report.html").read_text())
     for sentence in written["recommendation"]:
         assert " ".join(sentence.split()) in " ".join(out.split())
@@ -152,11 +139,3 @@ def test_a_site_without_outlines_is_tried_without_and_with_its_images(run, tmp_p
     }
     assert {"site_A", "site_B"} == {*trained["trial", "fedavg"]}
     assert {"site_A", "site_B", "site_C"} == {*trained["trial_unlabelled", "teacher"]}
-
-
-def test_several_values_of_a_setting_are_the_benchmarks(run, apart, tmp_path):
-    options = ("--methods", "norm", "--set", "image_size=16,32", "--out", tmp_path / "trial")
-    code, _, err = run("compare", "--data", apart, *options)
-    assert code == 2
-    assert "--set image_size: give one value; medfedaug benchmark compares several" in err
-    assert not (tmp_path / "trial").exists()

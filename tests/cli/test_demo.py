@@ -65,31 +65,6 @@ def test_its_page_says_what_differs_and_shows_pictures(shown):
     assert any(name == "src" and value.startswith("data:image/jpeg") for name, value in page.attributes)
 
 
-@pytest.mark.slow
-def test_another_seed_moves_the_patients_and_not_the_scanners(shown, run, tmp_path):
-    folder, _ = shown
-    code, _, err = run("demo", "--quick", "--seed", 1, "--out", tmp_path / "demo")
-    assert code == 0, err
-    scanners = [json.loads((f / "demo/data/phantom.json").read_text())["sites"] for f in (folder, tmp_path)]
-    assert scanners[0] == scanners[1]
-    image = "demo/data/site_A/images/patient_001.nii.gz"
-    assert (folder / image).read_bytes() != (tmp_path / image).read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--method", "fedrnd"), "did you mean fedrdn"),
-        (("--norm", "layer"), "--norm must be batch or instance"),
-    ],
-)
-def test_what_it_does_not_know_is_refused_before_anything_is_made(run, tmp_path, options, words):
-    code, _, err = run("demo", "--out", tmp_path / "demo", *options)
-    assert code == 2
-    assert words in err
-    assert not (tmp_path / "demo").exists()
-
-
 def test_a_folder_with_something_in_it_is_left_alone(shown, run):
     folder, _ = shown
     code, _, err = run("demo", "--out", folder / "demo")

@@ -10,7 +10,6 @@ from functools import cache
 
 import pytest
 import typer
-from cli_arguments import simulate_args
 from running import TINY_OPTIONS
 from typer.testing import CliRunner
 
@@ -22,7 +21,6 @@ from medfedaug.config.run import Execution, RunConfig
 
 FOLLOW_FROM_DATA = {"in_channels", "channel_names", "classes"}
 FOR_SIMULATIONS = {"limit", "site_speed"}
-FOR_JOBS = {"prospect", "pilot"}
 FOR_SEARCHES = {"tested"}
 ARGS = ("simulate", "--engine", "inprocess", "--device", "cpu", "--no-report")
 
@@ -33,7 +31,7 @@ def words(text: str) -> str:
 
 @pytest.mark.parametrize(
     ("command", "without"),
-    [("simulate", FOLLOW_FROM_DATA | FOR_JOBS | FOR_SEARCHES), ("export", FOR_SIMULATIONS | FOR_SEARCHES)],
+    [("simulate", FOLLOW_FROM_DATA | FOR_SEARCHES), ("export", FOR_SIMULATIONS | FOR_SEARCHES)],
 )
 def test_every_setting_is_an_option(command, without):
     options = {option.name for option in typer.main.get_command(cli.app).commands[command].params}
@@ -117,13 +115,6 @@ def test_a_command_has_at_most_forty_options_and_simulate_two_screens(run, monke
         assert len(run("simulate", "--help")[1].splitlines()) <= 100
 
 
-def test_commands_are_in_panels(run):
-    shown = run("--help")[1]
-    panels = ["Start", "Data", "Train", "Use", "A site"]
-    assert [panel for panel in panels if f"─ {panel} ─" in shown] == panels
-    assert "─ Commands ─" not in shown
-
-
 def test_a_file_gives_what_is_not_given_and_set_gives_rare_settings(run, phantom_dir, tmp_path):
     file = tmp_path / "run.yml"
     file.write_text("methods: [{name: fedavg}]\nmomentum: 0.5\nseed: 3\nrounds: 7\nplan: {overlap: 0.25}\n")
@@ -173,30 +164,3 @@ def test_a_mistake_in_a_file_is_one_line(run, phantom_dir, tmp_path, text, optio
     assert code == 2
     assert words in " ".join(err.split())
     assert "Traceback" not in err
-
-
-def test_local_steps_reach_a_simulation_and_a_job(run, phantom_dir, tmp_path):
-    code, _, err = run(*simulate_args(phantom_dir, tmp_path / "out", "fedavg"), "--local-steps", 2)
-    assert code == 0, err
-    assert json.loads((tmp_path / "out/results.json").read_text())["config"]["local_steps"] == 2
-    code, _, err = run("export", "--methods", "fedavg", "--local-steps", 3, "--out", tmp_path / "job")
-    assert code == 0, err
-    client = json.loads((tmp_path / "job/app/config/config_fed_client.json").read_text())
-    assert client["executors"][0]["executor"]["args"]["config"]["local_steps"] == 3
-
-
-def test_methods_with_a_space_between_them_are_shown_with_a_comma(run, phantom_dir, tmp_path):
-    code, _, err = run(*ARGS, "--data", phantom_dir, "--out", tmp_path, "--methods", "fedrdn fedfa")
-    assert code == 2
-    assert "commas separate them, as in fedrdn,fedfa" in err
-
-
-@pytest.mark.parametrize("runs", [(), ("run", "--model", "run")])
-def test_a_bundle_is_of_one_run(run, tmp_path, monkeypatch, runs):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "run").mkdir()
-    code, _, err = run("bundle", *runs, "--out", tmp_path / "bundle")
-    assert code == 2
-    assert "name one run, as RUN or with --model" in err
-    code, _, err = run("bundle", "--model", tmp_path / "none", "--out", tmp_path / "bundle")
-    assert "none" in err

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import time
-from pathlib import Path
 
-import pytest
 from cli_arguments import simulate_args
 from rich.console import Console
 
 from medfedaug.analysis.live_page import Watched, write_watch_page
 from medfedaug.cli import progress
-from medfedaug.cli.progress import Clock, RoundProgress, SweepProgress, duration
+from medfedaug.cli.progress import Clock, RoundProgress, SweepProgress
 from medfedaug.cli.watch import _shown
 from medfedaug.nvflare_jobs.job.events import EventLog
 from medfedaug.utils.event_text import follow
@@ -86,50 +82,6 @@ def test_runs_of_an_earlier_sweep_do_not_shorten_the_remaining_time(monkeypatch)
         "(about 7 min left)",
         "(about 6 min left)",
     ]
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(5, "5 s"), (89, "89 s"), (90, "2 min"), (5399, "1 h 30 min")])
-def test_durations_are_said_in_words(seconds, text):
-    assert duration(seconds) == text
-
-
-def test_a_site_that_sends_no_score_is_shown_to_be_tested_without_one(tmp_path):
-    watched = Watched(rounds=2, round=2, tested={"A": {}, "B": {"dice": 0.5}}, state="finished")
-    console = Console(width=80)
-    with console.capture() as said:
-        console.print(_shown(watched, Path("kit/job-1/medfedaug/events.jsonl")))
-    rows = [line for line in said.get().splitlines() if "tested" in line]
-    assert "none sent" in rows[0]
-    assert "dice 0.5000" in rows[1]
-    watched.tested.pop("B")
-    write_watch_page(watched, tmp_path / "run.html", name="job-1")
-    assert "none sent" in (tmp_path / "run.html").read_text()
-
-
-@pytest.mark.parametrize(
-    ("state", "age", "told"), [("running", 600, True), ("running", 5, False), ("finished", 600, False)]
-)
-def test_how_long_a_job_that_goes_on_has_said_nothing(tmp_path, state, age, told):
-    events = tmp_path / "events.jsonl"
-    events.touch()
-    os.utime(events, (time.time() - age,) * 2)
-    console = Console(width=100)
-    with console.capture() as said:
-        console.print(_shown(Watched(rounds=2, round=1, state=state), events))
-    assert ("; no event for 10 min" in said.get()) is told
-
-
-def test_the_rounds_that_a_resumed_job_had_before_are_not_left(tmp_path):
-    watched, events = Watched(), tmp_path / "events.jsonl"
-    events.touch()
-    watched.take({"event": "resumed", "round": 80, "rounds": 100})
-    for number in range(81, 86):
-        watched.take({"event": "round_started", "round": number, "rounds": 100})
-        watched.take({"event": "round_finished", "round": number, "seconds": 60.0})
-    console = Console(width=100)
-    with console.capture() as said:
-        console.print(_shown(watched, events))
-    assert "round 85 of 100, running, about 15 min left" in said.get()
 
 
 def test_where_sites_send_no_loss_it_says_that_losses_stay_there(tmp_path):

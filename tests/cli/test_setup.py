@@ -69,14 +69,6 @@ def test_a_named_class_that_no_label_map_shows_is_noted(run, tmp_path):
     )
 
 
-def test_no_name_is_cut_in_a_terminal_of_80_columns(run, tmp_path, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    fill(tmp_path / "hospital-of-the-north", names=range(3))
-    _, out, _ = run("init", tmp_path, "--labels", "background,enhancing_tumour")
-    assert "files per" in out
-    assert "…" not in out
-
-
 def test_the_decathlons_layout_and_flat_folders_are_split_by_patient_and_seed(run, tmp_path):
     fill(tmp_path / "A", names=[f"p{patient}_{visit}" for patient in range(5) for visit in (1, 2)])
     fill(tmp_path / "B", "images", "masks", ending="_mask", value=2)
@@ -119,13 +111,6 @@ def masks(folder, *values, number=6, kind=np.uint8, turn=lambda image: image, su
         turn(Image.fromarray(label)).save(folder / f"masks/{k}.{suffix}")
 
 
-def palette(image):
-    """The same as indices of colours."""
-    turned = image.convert("P")
-    turned.putpalette([0, 0, 0, 255, 0, 0] + [9, 9, 9] * 254)
-    return turned
-
-
 def read_as(run, site, *arguments):
     """The classes that `init` writes, and the classes of the voxels that a run then reads."""
     code, _, err = run("init", site, "--yes", *arguments)
@@ -153,13 +138,6 @@ def test_masks_of_0_and_255_are_read_as_the_page_says(run, tmp_path, drawn):
     assert read_as(run, tmp_path / "site") == ({"0": "background", "1": "class_1"}, {0, 1})
 
 
-def test_masks_of_1_and_of_255_and_palettes_are_read_by_one_rule(run, tmp_path):
-    masks(tmp_path / "mixed", (1, 255))
-    masks(tmp_path / "palette", 1, turn=palette)
-    for site in ("mixed", "palette"):
-        assert read_as(run, tmp_path / site) == ({"0": "background", "1": "class_1"}, {0, 1})
-
-
 def test_any_two_values_are_two_classes(run, tmp_path):
     masks(tmp_path / "grey", 128)
     masks(tmp_path / "deep", 65535, kind=np.uint16)
@@ -173,15 +151,6 @@ def test_any_two_values_are_two_classes(run, tmp_path):
     deep = open_site(tmp_path / "deep")
     image = deep.load_image(deep.cases["training"][0], "scale")
     assert float(image.max()) <= 1 < 65535 * float(image.max())  # divided by 65535, not by 255
-
-
-def test_classes_are_named_by_their_values(run, tmp_path):
-    masks(tmp_path / "three", 128, 255)
-    found = read_as(run, tmp_path / "three", "--labels", "0=background, 255=lesion, 128=organ")
-    assert found == ({"0": "background", "128": "organ", "255": "lesion"}, {0, 1, 2})
-    masks(tmp_path / "two", 255)
-    found = read_as(run, tmp_path / "two", "--labels", "0=background,255=lesion")
-    assert found == ({"0": "background", "255": "lesion"}, {0, 1})
 
 
 def test_sites_of_other_classes_are_named_at_once(run, tmp_path):
@@ -248,26 +217,6 @@ def test_two_files_of_one_case_are_refused_by_both_names(run, tmp_path, more, wo
     assert code == 2
     assert words in err.splitlines()[-1]
     assert not (tmp_path / "site/dataset.json").exists()
-
-
-@pytest.mark.parametrize("odd", [("imagesTr", "labelsTr"), ("imagesTs", "labelsTs")])
-def test_images_of_other_channels_are_refused_though_there_are_as_many(run, tmp_path, odd):
-    fill(tmp_path / "site", names=range(3), channels=("_0000", "_0001"))
-    fill(tmp_path / "site", *odd, names=[7], channels=("_0000", "_0002"))
-    code, _, err = run("init", tmp_path / "site", "--yes")
-    assert code == 2
-    assert "7 has the channels _0000, _0002, others have _0000, _0001." in err.splitlines()[-1]
-
-
-def test_a_number_that_the_label_map_has_too_is_no_channel(run, tmp_path):
-    """As in patient_0001.nii.gz and patient_0001_seg.nii.gz."""
-    fill(tmp_path / "site", "images", "labels", [f"patient_{k:04d}" for k in range(4)], ending="_seg")
-    code, _, err = run("init", tmp_path / "site", "--yes")
-    assert code == 0, err
-    content, _ = listed(tmp_path / "site")
-    assert {
-        row["image"]: row["label"] for key in ("training", "validation", "test") for row in content[key]
-    } == {f"images/patient_{k:04d}.nii.gz": f"labels/patient_{k:04d}_seg.nii.gz" for k in range(4)}
 
 
 def test_the_project_file_provisions_the_sites_that_were_named(run, tmp_path):

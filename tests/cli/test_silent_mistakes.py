@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from hospitals import Deployment, Hospital
 from running import SHARED, TINY_OPTIONS
 
-from medfedaug.errors import RunFailed
 from medfedaug.statistics import load_statistics
-from medfedaug.transforms import FedRDN, FedRDNd
+from medfedaug.transforms import FedRDN
 
 
 def test_statistics_of_a_second_site_join_those_of_the_first(run, phantom_dir, tmp_path, monkeypatch):
@@ -51,13 +49,6 @@ def test_statistics_replace_no_other_file_and_mix_no_channels(run, phantom_dir, 
     assert target.read_bytes() == before
 
 
-@pytest.mark.parametrize("transform", [FedRDN, lambda path: FedRDNd("image", path)])
-def test_statistics_that_are_not_there_name_the_command_that_makes_them(tmp_path, transform):
-    path = tmp_path / "statistics.json"
-    with pytest.raises(FileNotFoundError, match=r"`medfedaug statistics --data DIR --out .*json` makes it"):
-        transform(path)
-
-
 def test_a_federation_of_other_sites_is_no_lgg(run, phantom_dir, tmp_path):
     command = ("benchmark", "lgg_multisite", "--methods", "fedavg", "--seeds", 1, "--scale", 0.01)
     code, _, err = run(*command, "--data", phantom_dir, "--out", tmp_path / "out")
@@ -88,24 +79,3 @@ def test_batches_of_one_image_are_named_where_a_method_needs_more(run, make_site
         assert said.count("FFA layers do nothing with a batch of one image") == 1
         sites = json.loads((out / "results.json").read_text())["rounds"][0]["sites"].values()
         assert all(site["fedfa/negative_std"] == 0 for site in sites)
-
-
-def test_a_job_whose_classes_have_other_names_than_the_sites_ends_at_both(phantom_dir, tiny_config, tmp_path):
-    kits = tmp_path / "kits"
-    settings = {"privacy": {"min_images": 1}, "jobs": {"min_cases": 1}}
-    sites = [Hospital(kits / name, phantom_dir / name, **settings) for name in ("site_A", "site_B")]
-    words = "label 1 is 'lesion', and '…' for the federation"  # the job's own text is not sent back
-    with pytest.raises(RunFailed, match=words):
-        Deployment(sites).run(tiny_config(rounds=1, classes=("background", "vessel")))
-    for site in sites:
-        assert words in site.logged[-1]
-
-
-def test_watch_says_at_once_where_nothing_will_come(run, tmp_path):
-    code, _, err = run("watch", tmp_path)
-    assert code == 2
-    assert "no job of ours has run here" in err
-    (tmp_path / "results.json").write_text("{}")
-    code, out, err = run("watch", tmp_path)
-    assert code == 0, err
-    assert "the run has finished; medfedaug report" in " ".join((out + err).split())

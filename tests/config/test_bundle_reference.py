@@ -18,11 +18,11 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, MedFedAugError, RunFailed
-from medfedaug.experiments.simulate import configure
 from medfedaug.federation import Request
 from medfedaug.methods import parse_methods
 from medfedaug.nvflare_jobs import MedFedAugRecipe, SiteExecutor
 from medfedaug.nvflare_jobs.kit.doctor import examine
+from medfedaug.simulate import configure
 from medfedaug.tasks.bundle.parser import BundleConfiguration
 
 LOOSE = {"privacy": {"min_images": 1}, "jobs": {"min_cases": 1}}

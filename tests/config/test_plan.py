@@ -229,8 +229,8 @@ def train(config, data, **more):
 
 
 def volume_config(data, methods="fedavg", plan=VOLUMES, **changes):
-    from medfedaug.experiments.simulate import configure
     from medfedaug.methods import parse_methods
+    from medfedaug.simulate import configure
 
     values = {**TINY_NETWORK, "rounds": 1, "batch_size": 2, **changes}
     return configure(find_sites(data), methods=tuple(parse_methods(methods)), plan=plan, **values)

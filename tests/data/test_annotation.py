@@ -187,7 +187,7 @@ def test_inspection_names_spellings_and_classes_that_few_or_none_have_outlined(s
     assert nothing.startswith("no site has outlined 'kidneys'")
     assert any(reason.startswith("no site has outlined 'gland'") for reason in reasons["B"])
     assert any(reason.startswith("no other site has outlined 'kidney'") for reason in reasons["A"])
-    assert suggest(inspect_sites(sites)).methods == ("ditto", "condist")
+    assert suggest(find_sites(sites)).methods == ("fedrdn", "fedbn", "ditto", "condist")
     assert not any("label map is empty" in reason for reason in (*reasons["B"], *reasons["C"]))
 
 

@@ -15,14 +15,9 @@ from medfedaug.data.benchmarks import open_benchmark
 from medfedaug.data.splits import fold_patients
 from medfedaug.errors import ConfigError
 from medfedaug.experiments.cross_site import cross_site
-from medfedaug.experiments.presets import PRESETS
-from medfedaug.experiments.run_list import plan
 from medfedaug.experiments.sweep import run_all
 from medfedaug.experiments.tables import write_tables
 from medfedaug.federation import SiteTrainer
-from medfedaug.methods import FedFA
-from medfedaug.methods.base import SiteContext
-from medfedaug.models import build_network
 
 
 def test_over_all_folds_every_patient_is_tested_once_and_never_trains_meanwhile(tmp_path):
@@ -46,38 +41,6 @@ def test_over_all_folds_every_patient_is_tested_once_and_never_trains_meanwhile(
         open_benchmark("lgg_multisite", tmp_path, folds=6)
     with pytest.raises(ConfigError, match="fold 6 of 5: a number from 1 to 5"):
         fold_patients("DU", [], 5, 6)
-
-
-def test_folds_of_a_sweep_lie_apart_by_seed(tmp_path):
-    write_lgg(tmp_path / "lgg_multisite")
-    runs = plan(PRESETS["lgg_multisite"], tmp_path, ["fedavg"], seeds=2, folds=5)
-    assert len(runs) == 10
-    assert str(runs[6].folder) == "fedavg/fold=2of5/seed-1"
-    assert str(runs[6].data_folder("lgg_multisite")) == "data/seed-1/lgg_multisite_folds-5_fold-2"
-    assert runs[6].data == {"folds": 5, "fold": 2, "fold_seed": 1}
-
-
-def test_noise_on_the_statistics_of_fedfa_is_gaussian_and_leaves_no_negative_deviation():
-    method = FedFA(noise=0.3)
-    network = method.prepare_network(build_network("alexnet", in_channels=3, out_channels=2)).train()
-    site = method.at_site(SiteContext("A", network))
-    site.start_round()
-    network(torch.rand(4, 3, 64, 64))
-    plain = {
-        key: value.clone() for key, value in FedFA().at_site(SiteContext("A", network)).collect().items()
-    }
-    torch.manual_seed(3)
-    noisy = site.collect()
-    torch.manual_seed(3)
-    for stage in site.layers:
-        drawn = [torch.randn_like(plain[f"{stage}/mean"]) for _ in range(2)]
-        torch.testing.assert_close(noisy[f"{stage}/mean"], plain[f"{stage}/mean"] + 0.3 * drawn[0])
-        torch.testing.assert_close(
-            noisy[f"{stage}/std"], (plain[f"{stage}/std"] + 0.3 * drawn[1]).clamp_min(0)
-        )
-    assert plain.keys() == noisy.keys()
-    with pytest.raises(ConfigError, match="noise cannot be negative"):
-        FedFA(noise=-1.0)
 
 
 def test_noise_follows_from_the_seed_of_the_run(office, tmp_path):

@@ -137,12 +137,6 @@ def test_what_varies_of_a_plan_is_not_decided_by_the_planner(data, tmp_path):
         )
 
 
-def test_a_file_that_is_not_there_is_said_to_be_missing(run, tmp_path):
-    code, _, err = run(*arguments(None, None, "--experiment", tmp_path / "none.yml"))
-    assert code == 2
-    assert err.splitlines()[-1].endswith("none.yml: no such file")
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [

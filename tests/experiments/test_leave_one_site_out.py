@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.experiments import leave_one_site_out as holdout
 from medfedaug.experiments.leave_one_site_out import HOLDOUT, leave_one_site_out
-from medfedaug.experiments.simulate import simulate
-from medfedaug.federation import SiteTrainer
 from medfedaug.runs.evaluate import evaluate_model
+from medfedaug.simulate import Simulation, simulate
+
+
+def in_turn(data, out, config, sites=None, **options):
+    return leave_one_site_out(Simulation(data=data, out=out, config=config, **options), sites)
+
 
 OPTIONS = {"engine": "inprocess", "device": "cpu", "report": False}
 
@@ -27,7 +30,7 @@ def three_sites(make_site, tmp_path):
 def test_each_site_is_left_out_once_and_the_table_holds_its_score(three_sites, tiny_config, tmp_path):
     out, events = tmp_path / "out", []
     config = tiny_config("fedrdn", rounds=1)
-    table = leave_one_site_out(three_sites, out, config, on_event=events.append, **OPTIONS)
+    table = in_turn(three_sites, out, config, on_event=events.append, **OPTIONS)
     assert [event["site"] for event in events if event["event"] == "holdout"] == ["A", "B", "C"]
     scores = {}
     for name in "ABC":
@@ -44,7 +47,7 @@ def test_each_site_is_left_out_once_and_the_table_holds_its_score(three_sites, t
     assert table["mean"] == pytest.approx(sum(scores.values()) / 3)
     assert json.loads((out / HOLDOUT).read_text()) == table
     with pytest.raises(ConfigError, match="earlier run"):
-        leave_one_site_out(three_sites, out, config, **OPTIONS)
+        in_turn(three_sites, out, config, **OPTIONS)
 
 
 @pytest.mark.parametrize(("unit", "mean"), [("mm", 32.0), ("px", None)])
@@ -54,43 +57,31 @@ def test_millimetres_and_pixels_have_no_common_mean(
     """Two sites with spacings and one of photographs, say."""
     lengths = {"A": (4.0, "mm"), "B": (60.0, unit), "C": (None, "mm")}
 
-    def simulated(data, out, config, **options):
-        out.mkdir(parents=True)
-        (name,) = config.holdout
+    def simulated(simulation):
+        simulation.out.mkdir(parents=True)
+        (name,) = simulation.config.holdout
         scores = dict.fromkeys(("dice", "nsd"), 0.5) | {"hd95": lengths[name][0], "unit": lengths[name][1]}
         means = {"dice": 0.5, "nsd": 0.5, "hd95": None}
         return {"test": {"sites": {}, "unseen": {name: scores}, "mean": means}}
 
-    monkeypatch.setattr(holdout, "simulate", simulated)
-    metrics = leave_one_site_out(three_sites, tmp_path / "out", tiny_config(rounds=1), **OPTIONS)["metrics"]
+    monkeypatch.setattr(holdout, "run_simulation", simulated)
+    metrics = in_turn(three_sites, tmp_path / "out", tiny_config(rounds=1), **OPTIONS)["metrics"]
     assert metrics["hd95"]["unseen"] == {"A": 4.0, "B": 60.0, "C": None}
     assert metrics["hd95"]["mean"] == mean
     assert metrics["dice"]["mean"] == 0.5
 
 
-def test_an_unseen_site_of_fedrdn_is_normalised_with_its_own_statistics(three_sites, tiny_config):
-    trainer = SiteTrainer(tiny_config("fedrdn", holdout=("B",)), three_sites, "cpu")
-    trainer.open("B")
-    (transform,) = trainer.parts["fedrdn"].transforms(training=False)
-    own = trainer.statistics()
-    image = torch.rand(1, 8, 8) * 100
-    expected = (image - own.mean[0]) / own.std[0]
-    torch.testing.assert_close(torch.as_tensor(transform({"image": image})["image"]), expected.float())
-
-
 def test_some_sites_may_be_chosen_and_a_wrong_one_is_named(three_sites, tiny_config, tmp_path, make_site):
-    table = leave_one_site_out(
-        three_sites, tmp_path / "out", tiny_config("fedbn", rounds=1), sites=["C"], **OPTIONS
-    )
+    table = in_turn(three_sites, tmp_path / "out", tiny_config("fedbn", rounds=1), sites=["C"], **OPTIONS)
     assert table["unseen"] == {"C": None}  # its norm layers are nobody's
     assert table["mean"] is None
     with pytest.raises(ConfigError, match="'D'"):
-        leave_one_site_out(three_sites, tmp_path / "other", tiny_config(), sites=["D"], **OPTIONS)
+        in_turn(three_sites, tmp_path / "other", tiny_config(), sites=["D"], **OPTIONS)
     with pytest.raises(DataError, match="two sites must remain"):
-        leave_one_site_out(three_sites, tmp_path / "other", tiny_config(holdout=("A",)), **OPTIONS)
+        in_turn(three_sites, tmp_path / "other", tiny_config(holdout=("A",)), **OPTIONS)
     (tmp_path / "out" / "results.json").write_text("{}")
     with pytest.raises(ConfigError, match="holds the results of a run"):
-        leave_one_site_out(three_sites, tmp_path / "out", tiny_config(), **OPTIONS)
+        in_turn(three_sites, tmp_path / "out", tiny_config(), **OPTIONS)
 
 
 @pytest.mark.parametrize(

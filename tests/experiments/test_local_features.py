@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 
 import pytest
 import torch
@@ -39,14 +38,6 @@ def test_features_of_the_global_and_of_each_local_model_are_on_the_page(run, fin
     code, _, err = run("report", finished, "--features", "--out", page)
     assert code != 0
     assert "--features needs the sites' images: --data" in err
-
-
-def test_a_missing_scikit_learn_is_named_before_any_training(run, finished, office, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn", None)
-    code, _, err = run("report", finished, "--data", office, "--features", "--out", tmp_path / "report.html")
-    assert code == 2
-    assert "--features needs scikit-learn for t-SNE; pip install 'medfedaug[tsne]'" in err
-    assert not (tmp_path / "report.html").exists()
 
 
 def test_local_features_are_those_of_networks_that_were_trained_on(finished, office):

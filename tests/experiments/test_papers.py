@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import re
 import runpy
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from benchmark_files import (
-    DOMAINNET,
     OFFICE,
-    leaf,
-    picture,
-    write_cifar,
-    write_digits,
-    write_emnist,
     write_fedbn,
-    write_officehome,
-    write_prostate,
-    write_tiny_imagenet,
-    write_vlcs,
 )
-from monai.networks.nets import DenseNet
 from printed_tables import FILES, PAPERS
 
-from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError
 from medfedaug.experiments import run_list
-from medfedaug.experiments.experiment import Experiment, make_experiment
+from medfedaug.experiments.experiment import make_experiment
 from medfedaug.experiments.papers import entries, find_entry
 from medfedaug.experiments.presets import PRESETS
 from medfedaug.experiments.published import published_rows
 from medfedaug.experiments.run_list import plan
-from medfedaug.experiments.sweep import run_all
 from medfedaug.methods import build_methods
-from medfedaug.models import networks
-from medfedaug.models.classifiers import StagedClassifier, _head, _stage
 
 DOCS = Path(__file__).parents[2] / "docs"
 # Tables, figures, and sections whose experiment has neither.
@@ -137,11 +119,6 @@ def test_an_entry_that_cannot_be_run_is_refused(entry, protocol, message):
         make_experiment(None, {"entry": entry, "protocol": protocol, "data": "d", "out": "o"})
 
 
-def test_an_entry_needs_its_protocol():
-    with pytest.raises(ConfigError, match="entry 'fedrdn:table3' needs a protocol"):
-        Experiment(data="d", methods="fedavg", out="o", entry="fedrdn:table3")
-
-
 STEPS = runpy.run_path(str(DOCS.parent / "benchmarks/step_times.py"))
 
 
@@ -163,12 +140,6 @@ def test_the_work_of_a_run_is_counted(protocol, settings, trained, scored):
     work = STEPS["work"](PRESETS[protocol], settings)
     assert (work.trained, work.scored) == pytest.approx((trained, scored), rel=1e-3)
     assert work.network.startswith(settings.get("network", PRESETS[protocol].config["network"]))
-
-
-def test_the_hours_of_a_protocol_are_those_of_its_steps():
-    for preset in PRESETS.values():
-        assert preset.hours == pytest.approx(STEPS["hours"](STEPS["work"](preset)), rel=0.06), preset.name
-    assert STEPS["hours"](STEPS["work"](PRESETS["emnist"], {"network": "another"})) is None
 
 
 def test_the_page_is_written_from_the_entries():
@@ -211,91 +182,3 @@ def test_an_entry_runs_where_its_data_are_and_continues_from_its_file(run, tmp_p
     again = make_experiment(out / "office_caltech_10/experiment.yml", {})
     assert (again.entry, again.protocol) == ("fedfa+:table11", "office_caltech_10")
     assert len(again.comparisons()) == 2
-
-
-@pytest.fixture(scope="module")
-def published_files(tmp_path_factory):
-    """Every data set in the layout in which its owners publish it."""
-    root = tmp_path_factory.mktemp("published")
-    for name in ("office_caltech_10", "domainnet_10", "prostate_mri", "femnist/all_data"):
-        (root / name).mkdir(parents=True)
-    write_fedbn(root / "office_caltech_10", "office_caltech_10", OFFICE, train=10, test=3)
-    write_fedbn(root / "domainnet_10", "domainnet_10", DOMAINNET, train=40, test=4)
-    write_prostate(root / "prostate_mri", published=True)
-    (root / "mini_prostate_mri").symlink_to(root / "prostate_mri")
-    write_cifar(root / "cifar_10")
-    write_tiny_imagenet(root / "tiny_imagenet")
-    writers = json.loads(leaf({"f0000_14": 20, "f0001_41": 40}))
-    for own in writers["user_data"].values():  # whose images are of one colour
-        own["x"] = np.random.default_rng(0).random((len(own["y"]), 784)).round(3).tolist()
-    (root / "femnist/all_data/all_data_0.json").write_text(json.dumps(writers))
-    write_emnist(root / "emnist")
-    write_digits(root / "digits")
-    write_vlcs(root / "vlcs", times=2)
-    write_officehome(root / "officehome")
-    for site in ("art_painting", "cartoon", "photo", "sketch"):
-        for label in ("dog", "house"):
-            for i in range(20):
-                picture(root / f"pacs/{site}/{label}/{i:02d}.jpg", i)
-    return root
-
-
-def slim(in_channels=3, out_channels=2, **_):
-    """Five stages with batch norm, as AlexNet's and ResNet-18's."""
-    stages = [_stage(2, inputs, 4, 3, 1, 1, None) for inputs in (in_channels, 4, 4, 4, 4)]
-    return StagedClassifier(stages, _head(2, 4, 2, (8,), out_channels))
-
-
-def slim_dense(in_channels=3, out_channels=2, **_):
-    """Three dense blocks, as DenseNet-100's."""
-    return DenseNet(2, in_channels, out_channels, init_features=4, growth_rate=2, block_config=(1, 1, 1))
-
-
-SMALL = {"rounds": 1, "local_epochs": 1, "local_steps": 1, "participation": 1.0, "limit": 6}
-SLIM = {
-    "basicunet": {"features": [2, 2, 2, 2, 2, 2]},
-    "swinunetr": {"depths": [1, 1, 1, 1], "feature_size": 12},
-    "vit": {"img_size": 32, "hidden_size": 24, "mlp_dim": 16, "num_layers": 1, "num_heads": 2},
-}
-FEW_SITES = {"clients": 3, "writers": 2, "deal": 2}
-
-
-def smaller(run):
-    """A run of one step; its methods, and the settings that the entry compares, stay."""
-    config = run.config
-    args = {**config.network_args, **SLIM[config.network]} if config.network in SLIM else {}
-    size = 64 if config.network == "swinunetr" else config.image_size and 32
-    least = {"image_size": size, "batch_size": min(4, config.batch_size)}
-    config = replace(config, **SMALL, **least, network_args=args, test_every=min(1, config.test_every))
-    whole = {"fraction": 1.0} if "fraction" in run.data else {}  # of images that are few already
-    return replace(run, config=config, data={**run.data, **few_sites(run.data), **whole})
-
-
-def few_sites(data):
-    return {option: value for option, value in FEW_SITES.items() if option in data}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "protocol"), RUNNABLE)
-def test_every_entry_starts_on_small_files_in_the_published_layout(
-    monkeypatch, tmp_path, published_files, name, protocol
-):
-    """The first and the last of its runs, one step each; all are planned with their own networks."""
-    compared = find_entry(name).comparisons(protocol)
-    if any("network=swin" in str(one) for one in compared):
-        pytest.importorskip("einops")
-    preset = PRESETS[protocol]
-    few = {**preset.data, **few_sites(preset.data)}
-    monkeypatch.setitem(PRESETS, protocol, replace(preset, data=few))
-    given = {"entry": name, "protocol": protocol, "data": published_files, "out": tmp_path, "seeds": 1}
-    experiment = make_experiment(None, given)
-    planned = experiment.runs(experiment.preset())
-    for network in ("alexnet", "resnet18", "resnet50", "digits_cnn"):
-        monkeypatch.setitem(networks._NETWORKS, network, slim)
-    monkeypatch.setitem(networks._NETWORKS, "densenet100", slim_dense)
-    runs = [smaller(run) for run in {run.folder: run for run in (planned[0], planned[-1])}.values()]
-    one = Execution(threads=1)
-    assert run_all(runs, experiment.preset(), published_files, tmp_path, device="cpu", execution=one) == {}
-    assert len(finished(tmp_path)) == len(runs)
-    del planned, runs
-    gc.collect()  # networks of the published sizes, which tests collect seldom

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import csv
-import json
 import pickle
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-import yaml
-from benchmark_files import OFFICE, picture, write_fedbn
+from benchmark_files import picture, write_fedbn
 
 from medfedaug.config.run import RunConfig
 from medfedaug.data.benchmarks import BENCHMARKS, open_benchmark
-from medfedaug.errors import ConfigError, DataError
 from medfedaug.experiments import run_list
 from medfedaug.experiments.axes import parse_axis
 from medfedaug.experiments.planned import PlannedRun
-from medfedaug.experiments.presets import PRESETS, parse_presets
-from medfedaug.experiments.published import published_rows
+from medfedaug.experiments.presets import PRESETS
 from medfedaug.experiments.run_list import plan
-from medfedaug.experiments.sweep import run_all
-from medfedaug.experiments.tables import write_tables
 from medfedaug.methods import build_methods
 from medfedaug.models import build_network
 from medfedaug.models.stages import known_stages
@@ -77,16 +70,6 @@ def test_presets_are_those_of_the_papers():
     for name, row in table.items():
         config = RunConfig(**PRESETS[name].config)
         assert tuple(getattr(config, key) for key in names) == row
-
-
-@pytest.mark.parametrize("preset", PRESETS.values(), ids=list(PRESETS))
-def test_every_preset_is_documented_as_it_is(preset):
-    page = (Path(__file__).parents[2] / "docs/papers.md").read_text(encoding="utf-8")
-    row = next(line for line in page.splitlines() if line.startswith(f"| `{preset.name}` |"))
-    assert f"| {preset.config['network']} | {preset.schedule} |" in row
-    papers = {row.source.split(" Table ")[0].split(" Section ")[0] for row in published_rows(preset)}
-    assert all(f"{paper} " in row for paper in papers)
-    assert bool(papers) != ("| – |" in row)
 
 
 # --- What a run gets, and the paper's ---------------------------------------------------------------------
@@ -170,15 +153,6 @@ def test_as_much_trains_as_the_papers_say(monkeypatch, tmp_path, data, sites):
     assert [len(part) for part in whole.cases.values()] == [48, 6, 6]
 
 
-def test_vlcs_in_folders_of_a_split_is_dealt_anew(tmp_path):
-    for part, number in (("train", 14), ("crossval", 2), ("test", 4)):
-        for label in range(5):
-            for i in range(number):
-                picture(tmp_path / f"SUN/{part}/{label}/{i}.jpg", i)
-    (site,) = open_benchmark("vlcs", tmp_path, split="domainbed")
-    assert [len(part) for part in site.cases.values()] == [80, 10, 10]
-
-
 def test_four_fifths_of_domainnet_train_as_in_domainbed(monkeypatch, tmp_path):
     sites = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
     write_fedbn(tmp_path, "DomainNet", sites, train=16, test=4)
@@ -232,48 +206,6 @@ def test_the_last_features_have_an_extent(monkeypatch, name):
 # --- A change of a preset ---------------------------------------------------------------------------------
 
 
-def test_a_finished_run_of_the_preset_before_it_changed_is_not_taken_for_one_of_now(tmp_path):
-    root = tmp_path / "office_caltech_10"
-    write_fedbn(root, "office_caltech_10", OFFICE, train=10, test=3)
-    axes = [parse_axis(text) for text in ("network=lenet5", "image_size=32", "rounds=1")]
-    now = PRESETS["office_caltech_10"]
-
-    def failures(preset) -> list[str]:
-        runs = plan(preset, root, ["fedprox"], seeds=1, axes=axes)
-        failed = list(run_all(runs, preset, root, tmp_path / "out", device="cpu").values())
-        if failed:
-            with pytest.raises(ConfigError, match="no run is finished"):  # and none stands in a table
-                write_tables(runs, preset, tmp_path / "out")
-        else:
-            write_tables(runs, preset, tmp_path / "out")
-        return failed
-
-    assert failures(now) == []
-    assert failures(now) == []
-    (other_data,) = failures(replace(now, data={"fraction": 0.5}))
-    assert "holds a finished run with other data; choose another folder" in other_data
-    (other_argument,) = failures(replace(now, arguments={"fedprox": {"mu": 0.1}}))
-    assert "holds a finished run with other settings; choose another folder" in other_argument
-    (record,) = (tmp_path / "out").glob("fedprox/*/seed-0/results.json")
-    content = json.loads(record.read_text())
-    del content["data_options"]  # as an earlier release wrote it
-    record.write_text(json.dumps(content))
-    assert failures(now) == []
-
-
-def test_one_protocol_is_listed_with_all_its_settings(run):
-    code, out, _ = run("benchmark", "fedrdn_prostate_mri_slices", "--list")
-    assert code == 0
-    assert "weight_decay 0.0001, augmentation flip, data split published, fedavgm.momentum 0.01" in out
-    _, out, _ = run("benchmark", "fedfd_a_pacs", "--list")
-    assert "augmentation flip, data split domainbed, fedprox.mu 0.1" in out
-    assert "80 % of each site's images train, as in DomainBed" in out
-    _, out, _ = run("benchmark", "fraug_pacs", "--list")
-    assert "weighting uniform" in out
-    _, out, _ = run("benchmark", "cifar_10_dir0.3", "--list")
-    assert "'conv1_t_size': 3, 'conv1_t_stride': 1, 'no_max_pool': True" in out
-
-
 def test_fedbn_has_a_score_beside_the_papers_where_a_site_is_left_out(run, tmp_path, monkeypatch):
     """FedFD-A: "parameters are aggregated for the global model with the same process of FedAvg"."""
     write_domains(tmp_path / "pacs", ("art_painting", "cartoon", "photo", "sketch"), each=10)
@@ -290,45 +222,3 @@ def test_fedbn_has_a_score_beside_the_papers_where_a_site_is_left_out(run, tmp_p
     assert all(0 <= float(row[site]) <= 1 for row in rows for site in ("photo", "sketch", "mean"))
     office = planned(monkeypatch, "office_caltech_10", "fedbn")
     assert arguments(office, "fedbn")["unseen"] == "none"
-
-
-TABLE = """
-notes: {patients: Data are split by patient.}
-presets:
-  prostate_mri:
-    benchmark: prostate_mri
-    source: FedFA Table 9
-    config: {rounds: 500}
-    readings: [patients]
-"""
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "message"),
-    [
-        ("rounds: 500", "round: 500", r"prostate_mri: unknown settings round \(did you mean rounds\?\)"),
-        ("readings:", "reading:", r"prostate_mri: unknown keys reading \(did you mean readings\?\)"),
-        ("[patients]", "[patient]", r"prostate_mri: unknown readings patient"),
-        ("source: FedFA Table 9", "source:", "prostate_mri: source is None"),
-        ("source: FedFA Table 9", "holdout: 1", "prostate_mri: holdout is 1"),
-        ("    source: FedFA Table 9\n", "", "prostate_mri: source is missing"),
-        ("{rounds: 500}", "rounds", "prostate_mri: config is 'rounds'"),
-        ("presets:", "preset:", "unknown keys preset"),
-        ("[patients]", "[patients", "cannot be read"),
-        (TABLE, "", "cannot be read"),
-        (TABLE, "[]", "cannot be read"),
-    ],
-)
-def test_a_table_of_presets_that_is_not_as_described_is_refused_in_a_line(before, after, message):
-    assert parse_presets(TABLE)["prostate_mri"].readings == ("Data are split by patient.",)
-    assert before in TABLE
-    with pytest.raises(DataError, match=message) as caught:
-        parse_presets(TABLE.replace(before, after))
-    assert "presets.yml" in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_every_note_of_the_table_is_read_by_a_preset():
-    read = {note for preset in PRESETS.values() for note in preset.readings}
-    text = (resources.files("medfedaug.experiments") / "presets.yml").read_text(encoding="utf-8")
-    assert set(yaml.safe_load(text)["notes"].values()) == read

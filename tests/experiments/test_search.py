@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 
 import pytest
-from sweeps import OFFICE_PRESET, planned
+from sweeps import planned
 
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.experiments.experiment import make_experiment
 from medfedaug.experiments.search import _Reports, read_choices, search
-from medfedaug.experiments.sweep import RunStopped, run_all
+from medfedaug.experiments.sweep import RunStopped
 
 TINY = ["network=lenet5", "image_size=32", "batch_size=4"]
 CHOICES = {"learning_rate": {"low": 1e-6, "high": 1e-1, "log": True}, "methods": ["fedavg", "fedrdn"]}
@@ -103,21 +102,6 @@ def test_a_trial_below_the_median_of_earlier_ones_is_ended_early(office, tmp_pat
     reports(run, high)
     with pytest.raises(RunStopped, match="ended early"):
         _Reports({run.folder: study.ask()}, "accuracy")(run, low)
-
-
-def test_a_run_that_is_stopped_by_its_watch_goes_on_in_another_sweep(office, tmp_path):
-    (run,) = planned(office, "fedavg", seeds=1)
-    reports = partial(_stop, seen=[])
-    assert run_all([run], OFFICE_PRESET, office, tmp_path, watch=reports) == {run.folder: "enough"}
-    events = []
-    assert run_all([run], OFFICE_PRESET, office, tmp_path, on_event=events.append) == {}
-    assert any(event["event"] == "resumed" for event in events)
-
-
-def _stop(run, event, seen):
-    seen.append(event["event"])
-    if seen.count("round_finished") == 2:
-        raise RunStopped("enough")
 
 
 @pytest.mark.parametrize(

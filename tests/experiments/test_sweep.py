@@ -20,8 +20,6 @@ from sweeps import OFFICE_PRESET, TINY, planned, scores, snapshot
 from medfedaug.data.benchmarks import open_benchmark
 from medfedaug.data.preparation.decoded_cache import DecodedMemory, keep_decoded
 from medfedaug.errors import ConfigError
-from medfedaug.experiments import sweep
-from medfedaug.experiments.simulate import simulate
 from medfedaug.experiments.sweep import run_all
 from medfedaug.experiments.tables import write_tables
 from medfedaug.experiments.workers import find_workers
@@ -99,44 +97,6 @@ def test_a_run_that_fails_is_named_and_the_others_are_made(office, tmp_path):
         run_all(runs, OFFICE_PRESET, office, tmp_path, engine="nvflare", workers=find_workers("2", tmp_path))
 
 
-def test_a_fault_that_is_none_of_ours_fails_its_run_alone(office, tmp_path, monkeypatch):
-    runs, events = planned(office, "fedavg fedprox", seeds=1, scale=0.001), []
-
-    def without_memory(data, folder, config, **options):
-        if "fedprox" in str(folder):
-            raise RuntimeError("out of memory\nmuch more of it")
-        return simulate(data, folder, config, **options)
-
-    monkeypatch.setattr(sweep, "simulate", without_memory)
-    failed = run_all(runs[::-1], OFFICE_PRESET, office, tmp_path, device="cpu", on_event=events.append)
-    assert failed == {runs[1].folder: "RuntimeError: out of memory"}
-    assert [event["event"] for event in events if "folder" in event] == ["failed", "run"]
-    log = Path(f"{tmp_path / runs[1].folder}.log").read_text()
-    assert "without_memory" in json.loads(log.splitlines()[-1])["trace"]
-
-
-@pytest.mark.slow  # what it needs that is imported: `tests/integration/test_package.py`
-def test_a_sweep_in_process_runs_where_nvflare_is_not_installed(office, tmp_path):
-    script = f"""
-import sys
-sys.modules["nvflare"] = None  # importing it raises
-from pathlib import Path
-from medfedaug.experiments.presets import PRESETS
-from medfedaug.experiments.axes import parse_axis
-from medfedaug.experiments.run_list import plan
-from medfedaug.experiments.sweep import run_all
-from medfedaug.experiments.tables import write_tables
-from medfedaug.experiments.workers import find_workers
-axes = [parse_axis(text) for text in {TINY!r}]
-preset = PRESETS["office_caltech_10"]
-runs = plan(preset, {str(office)!r}, ["fedavg"], seeds=1, axes=axes, scale=0.001)
-assert run_all(runs, preset, {str(office)!r}, Path({str(tmp_path)!r}), device="cpu") == {{}}
-write_tables(runs, preset, {str(tmp_path)!r})
-"""
-    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
-    assert (tmp_path / "report.html").exists()
-
-
 @pytest.mark.slow
 def test_a_sweep_that_is_stopped_takes_its_processes_along(office, tmp_path):
     """Or they would go on, and the next sweep would write to the same folders."""
@@ -171,17 +131,6 @@ def test_a_sweep_that_is_stopped_takes_its_processes_along(office, tmp_path):
             pytest.fail("processes are left")
         for log in tmp_path.glob("*/*/*.log"):
             log.unlink()
-
-
-@pytest.mark.slow
-def test_two_jobs_give_what_one_gives(office, tmp_path):
-    runs = planned(office)
-    for jobs in (1, 2):
-        out = tmp_path / str(jobs)
-        workers = find_workers(str(jobs), out)
-        assert run_all(runs, OFFICE_PRESET, office, out, device="cpu", workers=workers) == {}
-    for run in runs:
-        assert scores(tmp_path / "1" / run.folder) == scores(tmp_path / "2" / run.folder)
 
 
 def test_what_does_not_fit_in_memory_is_decoded_again(office):

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import pytest
-from orthanc import free_port
 from sweeps import OFFICE_PRESET, planned, scores
 
 from medfedaug.config.run import Execution
@@ -77,6 +73,7 @@ def _local(submitit):
     return Local
 
 
+@pytest.mark.slow  # processes of a cluster
 def test_jobs_of_submitit_give_what_this_process_gives(office, tmp_path, monkeypatch, onednn):
     submitit = pytest.importorskip("submitit")
     monkeypatch.setattr(workers, "_POLL", 0.2)
@@ -93,6 +90,7 @@ def test_jobs_of_submitit_give_what_this_process_gives(office, tmp_path, monkeyp
     assert scores(tmp_path / "far" / runs[0].folder) == scores(tmp_path / "near" / runs[0].folder)
 
 
+@pytest.mark.slow  # processes of a cluster
 def test_a_killed_job_is_named_with_its_log(office, tmp_path, monkeypatch):
     submitit = pytest.importorskip("submitit")
     monkeypatch.setattr(workers, "_POLL", 0.2)
@@ -152,107 +150,6 @@ def test_a_dask_worker_that_is_killed_loses_nothing(office, tmp_path, dask, oned
     assert run_all(runs, OFFICE_PRESET, office, tmp_path / "near", execution=ONE) == {}
     for run in runs:
         assert scores(out / run.folder) == scores(tmp_path / "near" / run.folder)
-
-
-@pytest.fixture
-def slurm(monkeypatch):
-    """A controller and a node of Slurm on loopback, with their own munge; ended with the test."""
-    programs = [
-        shutil.which(name, path="/usr/sbin:/usr/bin") for name in ("munged", "slurmctld", "slurmd", "sacct")
-    ]
-    if None in programs or os.geteuid():
-        pytest.skip("needs root, and Debian's packages slurm-wlm and munge")
-    folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))  # a short path, for munge's socket
-    folder.chmod(0o755)
-    for name in ("munge", "state", "spool"):
-        (folder / name).mkdir(mode=0o711)
-    key = folder / "munge.key"
-    key.touch(0o600)
-    key.write_bytes(os.urandom(1024))
-    host, socket = platform.node().split(".")[0], folder / "munge/socket"
-    ports = [free_port(), free_port()]
-    (folder / "slurm.conf").write_text(_SLURM.format(host=host, folder=folder, socket=socket, ports=ports))
-    monkeypatch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
-    munged, controller, node, _ = programs
-    names = {"key-file": key, "socket": socket, "log-file": folder / "munge/log"}
-    names |= {"pid-file": folder / "munge/pid", "seed-file": folder / "munge/seed"}
-    started = []
-    try:
-        for command, ready in (
-            ([munged, "-F", *(f"--{name}={value}" for name, value in names.items())], socket.exists),
-            ([controller, "-D"], lambda: "UP" in _output("scontrol", "ping")),
-            ([node, "-D", "-N", host], lambda: "idle" in _output("sinfo", "--noheader")),
-        ):
-            started.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
-            for _ in range(100):
-                if ready():
-                    break
-                time.sleep(0.2)
-            else:
-                pytest.fail(f"{command[0]} did not start")
-        yield folder
-    finally:
-        subprocess.run(["scancel", "--user=root"], check=False)
-        time.sleep(1)
-        for process in started[::-1]:
-            process.terminate()
-            process.wait()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-_SLURM = """ClusterName=test
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={ports[0]}
-SlurmdPort={ports[1]}
-AuthType=auth/munge
-AuthInfo=socket={socket}
-SlurmUser=root
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-ReturnToService=2
-NodeName={host} NodeAddr=127.0.0.1 CPUs=2 State=UNKNOWN
-PartitionName=short Nodes={host} Default=YES MaxTime=60 State=UP
-"""
-
-
-def _output(*command):
-    return subprocess.run(command, capture_output=True, text=True).stdout
-
-
-@pytest.mark.slow
-def test_a_sweep_on_slurm_goes_on_after_it_was_killed(office, tmp_path, slurm, onednn):
-    pytest.importorskip("submitit")
-    runs, out = planned(office, scale=0.03), tmp_path / "far"
-    sweep = _sweep(office, out, "slurm:short")
-    while sweep.poll() is None and _logged(out, "round_finished") < 2:
-        time.sleep(0.1)
-    assert sweep.poll() is None, sweep.stdout.read()
-    sweep.kill()  # its jobs go on, and those of the next sweep wait for them
-    sweep.wait()
-    printed = _sweep(office, out, "slurm:short").communicate(timeout=400)[0]
-    assert printed.splitlines()[-1] == "{}"  # after warnings of `submitit`, if there are any
-    assert run_all(runs, OFFICE_PRESET, office, tmp_path / "near", execution=ONE) == {}
-    for run in runs:
-        assert scores(out / run.folder) == scores(tmp_path / "near" / run.folder)
-    log = [json.loads(line)["event"] for line in Path(f"{out / runs[0].folder}.log").read_text().splitlines()]
-    assert log.count("round_started") == runs[0].config.rounds
-    out = tmp_path / "new"
-    with pytest.raises(ConfigError, match=r"--workers slurm: sbatch: error: .*partition"):
-        run_all(
-            runs,
-            OFFICE_PRESET,
-            office,
-            tmp_path / "new",
-            workers=workers_of("slurm:none", folder=tmp_path / "new"),
-        )
 
 
 def _sweep(data, out, where):

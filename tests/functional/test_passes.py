@@ -72,20 +72,16 @@ def test_gradients_of_torch_func():
 
 @pytest.mark.parametrize("eps", [0.0, 1e-3])
 @pytest.mark.parametrize("images", [1, 3])
-def test_one_function_equals_the_separate_equations(images, eps):
+def test_constant_channels_have_finite_derivatives(images, eps):
     torch.manual_seed(0)
     x = torch.randn(images, 4, 5, 3, dtype=torch.float64)
     x[:, 1], x[0, 2] = 0.0, 7.0  # a channel that is dead, and one that is constant in an image
     x.requires_grad_()
-    arguments, weight = noise(x.shape), torch.randn(x.shape, dtype=torch.float64)
-    # A gradient that γ asks for, too, takes the equations one by one.
-    gammas = (arguments[0], arguments[0].clone().requires_grad_())
-    values = [F.augment_features(x, gamma, *arguments[1:], eps=eps) for gamma in gammas]
-    first = [torch.autograd.grad((y * weight).sum(), x, create_graph=True)[0] for y in values]
-    second = [torch.autograd.grad(g.square().sum(), x)[0] for g in first]
-    for at_once, one_by_one in (values, first, second):
-        assert bool(torch.isfinite(at_once).all())
-        torch.testing.assert_close(at_once, one_by_one, rtol=1e-10, atol=1e-12)
+    y = F.augment_features(x, *noise(x.shape), eps=eps)
+    (first,) = torch.autograd.grad(y.pow(3).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), x)
+    for value in (y, first, second):
+        assert bool(torch.isfinite(value).all())
 
 
 @pytest.mark.parametrize("channels_last", [False, True])

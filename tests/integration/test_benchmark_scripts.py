@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import runpy
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
 from finished_runs import simulated
-from running import TINY_AXES
 
-from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.privacy import epsilon_spent
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -41,7 +37,7 @@ def script(monkeypatch, capsys):
         return capsys.readouterr().out
 
     yield run
-    for name in ("measure", "calibration_rows", "recorded_federations", "shift_gain"):
+    for name in ("measure", "shift_gain"):
         sys.modules.pop(name, None)
 
 
@@ -95,70 +91,6 @@ def test_gain_against_shift_runs_and_continues(script, phantom_dir, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_interrupted_calibration_goes_on_and_its_table_has_what_was_trained(script, tmp_path):
-    record, table = tmp_path / "record.jsonl", tmp_path / "table.csv"
-    command = ["--record", record, "--work", tmp_path / "work", "--seeds", 0, "--draws", 1, "--rounds", 1]
-    command += ["--families", "patients", "--norms", "instance"]
-    assert script("calibration.py", *command, "--methods", "single").count(" s\n") == 1
-    assert "0 federations" in script("calibration.py", "--record", record, "--csv", table)
-    assert not table.exists()
-    assert script("calibration.py", *command).count(" s\n") == 8
-    whole = record.read_text()
-    record.write_text(whole[:-20])
-    assert "1 federations" in script("calibration.py", "--record", record, "--csv", table)
-    rows = len(table.read_text().splitlines())
-    assert script("calibration.py", *command).count(" s\n") == 1
-    again = [json.loads(line) for line in record.read_text().splitlines()]
-    once = [json.loads(line) for line in whole.splitlines()]
-    assert [line.get("dice") for line in again] == [line.get("dice") for line in once]
-    assert "1 federations" in script("calibration.py", "--record", record, "--csv", table)
-    trained = sum("dice" in line for line in again)
-    assert len(table.read_text().splitlines()) == 1 + 3 * trained == rows + 3
-
-
-@pytest.mark.slow
-def test_runs_of_a_benchmark_become_rows_of_which_folds_are_one(script, run, tmp_path):
-    data, runs, table = tmp_path / "data", tmp_path / "runs", tmp_path / "table.csv"
-    make_phantom(data, sites=2, patients=6, shape=(32, 32, 3))
-    small = ["rounds=1", "image_size=32", *TINY_AXES]
-    command = ["--data", data, "--out", runs, "--seeds", 1, "--folds", 3]
-    for methods in (["fedavg", "norm"], ["mixstyle"]):
-        code, _, err = run("benchmark", *command, "--methods", *methods, "--set", *small)
-        assert code == 0, err
-    with tarfile.open(tmp_path / "runs.tar.xz", "w:xz") as archive:
-        archive.add(runs, "runs")
-    for given in (runs, tmp_path / "runs.tar.xz"):
-        printed = script("calibration.py", "--results", f"north={given}", "--data", data, "--csv", table)
-        assert "1 federations" in printed
-        rows = list(csv.DictReader(table.open()))
-        assert [(row["methods"], row["site"]) for row in rows] == [
-            (methods, site) for methods in ("fedavg", "norm") for site in ("site_A", "site_B")
-        ]
-        assert {(row["federation"], row["family"], row["origin"], row["seed"]) for row in rows} == {
-            ("north_1r", "north", "real", "0")
-        }
-        dice = [json.loads(file.read_text())["test"]["sites"] for file in runs.glob("norm/*/*/results.json")]
-        for row in rows[2:]:
-            cases = [score for one in dice for score in one[row["site"]]["cases"].values()]
-            assert len(cases) == 6  # each patient is tested in one fold
-            assert float(row["score"]) == pytest.approx(sum(cases) / 6, abs=5e-5)
-        print_ = json.loads(rows[0]["fingerprint"])
-        assert (print_["test_patients"], print_["site"]) == (6, "site_A")
-        table.unlink()
-    for file in runs.glob("fedavg/*/*/results.json"):
-        record = json.loads(file.read_text())
-        (first,) = record["rounds"]
-        rising = [
-            {site: {**scores, "val_dice": k / 9} for site, scores in first["sites"].items()} for k in range(6)
-        ]
-        record["rounds"] = [{**first, "round": k + 1, "sites": sites} for k, sites in enumerate(rising)]
-        file.write_text(json.dumps(record))
-    printed = script("calibration.py", "--results", runs, "--data", data, "--csv", table)
-    assert "own_data_1r, batch norm: left out, FedAvg has not converged" in printed
-    assert not table.exists()
-
-
-@pytest.mark.slow
 def test_the_gradient_of_the_alignment_is_measured(script, tmp_path):
     small = ["--patients", 5, "--shape", 32, 32, 4, "--features", *[4] * 6, "--rounds", 3, "--steps", 3]
     chosen = ["--batches", 4, "--weights", 0, 0.1, "--samples", "pixels"]
@@ -171,60 +103,6 @@ def test_the_gradient_of_the_alignment_is_measured(script, tmp_path):
     assert 0 <= aligned["outside"] <= 1
     assert aligned["moved"] > 0
     assert aligned["term"] > 0
-
-
-# What the script uses of the released code, with the network that both share.
-RELEASED = {
-    "pyfed/network/alexnet.py": """
-from medfedaug.models.classifiers import alexnet
-AlexNet = AlexNetFedFa = lambda num_classes: alexnet(out_channels=num_classes)
-""",
-    "pyfed/client/base.py": """
-import copy, torch, wandb
-from pyfed.manager.helper.build_dataset import build_dataset
-class BaseClient:
-    def __init__(self, config, site, server):
-        self.model = copy.deepcopy(server)
-        self.optimiser = torch.optim.SGD(self.model.parameters(), lr=config.TRAIN_LR)
-        self.train_loader, self.validation_loader, _ = build_dataset(config, site)
-    def train(self, server_model):
-        self.model.train()
-        for images, labels in self.train_loader:
-            self.optimiser.zero_grad()
-            torch.nn.functional.cross_entropy(self.model(images), labels).backward()
-            self.optimiser.step()
-    def val(self, model):
-        assert len(self.validation_loader)
-    def client_to_server(self):
-        return {"model": self.model}
-    def server_to_client(self, server):
-        self.model.load_state_dict(server.state_dict())
-""",
-    "pyfed/manager/comm.py": """
-def Comm(server, kind):
-    def mean(models, weights, server):
-        states = [model.state_dict() for model in models]
-        server.load_state_dict({k: sum(s[k] for s in states) / len(states) for k in states[0]})
-        return server
-    return mean
-""",
-}
-
-
-@pytest.mark.slow
-def test_released_code_runs_beside_ours_on_the_same_images(script, office, tmp_path):
-    for name, text in RELEASED.items():
-        path = tmp_path / "code" / name
-        path.parent.mkdir(parents=True)
-        path.write_text(text)
-    where = ["--code", tmp_path / "code", "--data", office, "--out", tmp_path / "out"]
-    small = ["--image-size", 64, "--rounds", 2, "--batch-size", 4, "--methods", "fedavg"]
-    printed = script("released_fedfa.py", *where, *small)
-    assert printed.count(" s a round") == 2
-    for run in json.loads((tmp_path / "out/numbers.json").read_text())["runs"]:
-        assert list(run["sites"]) == ["amazon", "caltech", "dslr", "webcam"]
-        assert run["seconds"] > 0
-    assert " s a round" not in script("released_fedfa.py", *where, *small)
 
 
 @pytest.mark.slow
@@ -280,17 +158,6 @@ def test_nothing_is_lost_in_many_rounds_with_faults(script, tmp_path, rounds):
 
 
 @pytest.mark.slow
-def test_a_simulation_is_timed_beside_a_plain_loop(script):
-    kinds = ["medfedaug, in process", "plain loop"]
-    small = ("--sites", 2, "--rounds", 1, "--patients", 3, "--features", *([4] * 6))
-    table = script("peers.py", *small, "--kinds", *kinds)
-    for kind in kinds:
-        (row,) = (line for line in table.splitlines() if line.startswith(f"| {kind} |"))
-        elapsed, first_step = (float(cell) for cell in re.findall(r"\d+\.\d", row)[:2])
-        assert 0 < first_step < elapsed
-
-
-@pytest.mark.slow
 def test_sites_that_outline_different_structures_are_compared(script, tmp_path):
     small = ["--out", tmp_path, "--rounds", 1, "--patients", 3, "--remedies", "", "--seeds", 0, 1]
     script("partial_labels.py", *small, "--federations", "alike", "--runs", "marginal", "condist")
@@ -307,17 +174,3 @@ def test_steps_are_measured_by_network(script, tmp_path):
     assert "1 thread(s)" in measured["hardware"]
     assert set(measured["networks"]) == {"lenet5, 28 x 28, batch 10", "lenet5, 28 x 28, batch 64"}
     assert all(one["step"] > one["pass"] > 0 for one in measured["networks"].values())
-
-
-APART = """
-alignment calibration calibration_rows calibration_table demo_effect gain_model honest_steps
-judge_prospect look_first measure partial_labels peer_site peers
-prediction_judge privacy_epsilon privacy_weights
-recorded_federations recorded_gains released_fedfa robustness same_bits shift_gain soak step_times
-verdict_rule
-"""
-
-
-def test_none_is_left_out():
-    apart = {f"{name}.py" for name in APART.split()}
-    assert set(RUNS) | apart == {p.name for p in FOLDER.glob("*.py")}

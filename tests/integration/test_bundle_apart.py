@@ -19,11 +19,10 @@ from finished_runs import balanced
 from packaging.requirements import Requirement
 from running import TINY_NETWORK, command
 
-from medfedaug.config.plan import Plan
 from medfedaug.data.sites import find_sites
-from medfedaug.experiments.simulate import configure, simulate
 from medfedaug.methods import parse_methods
 from medfedaug.runs.finished_run import FinishedRun
+from medfedaug.simulate import configure, simulate
 
 EXTRAS = {"fire", "ignite", "nibabel", "pillow", "jsonschema"}
 
@@ -152,34 +151,3 @@ def test_the_network_is_there_as_onnx_for_images_of_any_size(federations, tmp_pa
         with torch.no_grad():
             wanted = network(image)
         assert np.abs(logits - wanted.numpy()).max() <= 1e-4 * float(wanted.abs().max())
-
-
-@pytest.mark.slow
-def test_windows_of_volumes_export_at_their_size(phantom_dir, tmp_path):
-    config = configure(
-        find_sites(phantom_dir),
-        methods=tuple(parse_methods("fedavg", None)),
-        **TINY_NETWORK,
-        plan=Plan(spatial_dims=3, patch_size=(16, 16, 16)),
-        rounds=1,
-        limit=1,
-    )
-    simulate(phantom_dir, tmp_path / "run", config, engine="inprocess", device="cpu", report=False)
-    code, out, err = command("bundle", tmp_path / "run", "--out", tmp_path / "bundle", "--onnx")
-    assert code == 0, err
-    assert "for images of 16 x 16 x 16:" in out
-    assert (tmp_path / "bundle/models/model.onnx").exists()
-
-
-def test_a_network_that_does_not_export_costs_no_bundle(federations, tmp_path, monkeypatch):
-    pytest.importorskip("onnxruntime")
-
-    def fail(*args, **kwargs):
-        raise RuntimeError("no symbolic function")
-
-    monkeypatch.setattr(torch.onnx, "export", fail)
-    code, out, err = command("bundle", federations / "runs/fedavg", "--out", tmp_path / "bundle", "--onnx")
-    assert code == 0, err
-    assert "does not export to ONNX (no symbolic function); the bundle has none" in out
-    assert (tmp_path / "bundle/models/model.pt").exists()
-    assert not (tmp_path / "bundle/models/model.onnx").exists()

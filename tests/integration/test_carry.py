@@ -6,19 +6,15 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml
 from dockerfile_parse import DockerfileParser
 from packaging.requirements import Requirement
-from rehearsal_processes import left_running
 from tried_versions import pins, tried
 
 from medfedaug.nvflare_jobs.kit.kit import open_kit
@@ -82,39 +78,6 @@ def test_the_image_runs_as_nobody_in_particular_and_copies_what_exists():
                 assert f"!{source}" in ignored, f"{source} does not reach the engine"
 
 
-def test_the_linter_of_dockerfiles_has_nothing_to_say():
-    linter = shutil.which("hadolint", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    if not linter:
-        pytest.skip("hadolint is not installed")
-    done = subprocess.run([linter, DEPLOY / "Dockerfile"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-
-
-def test_the_image_builds_the_package_from_the_files_that_it_copies(tmp_path):
-    """The first stage, dry: its sources alone make a wheel with all packages."""
-    for instruction, value in stages()["wheel"]:
-        if instruction == "COPY":
-            *sources, target = value.split()
-            for source in sources:
-                if (ROOT / source).is_dir():
-                    shutil.copytree(ROOT / source, tmp_path / target)
-                else:
-                    shutil.copy(ROOT / source, tmp_path / target)
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    build = [*pip, "-w", "out", "."]
-    subprocess.run(build, cwd=tmp_path, check=True, capture_output=True)
-    (wheel,) = (tmp_path / "out").glob("*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
-    parts = (
-        "cli/app.py",
-        "transforms/__init__.py",
-        "models/__init__.py",
-        "nvflare_jobs/kit/kit.py",
-        "cli/catalogue.py",
-    )
-    assert {f"medfedaug/{part}" for part in parts} <= set(names)
-
-
 def test_compose_files_use_stages_of_the_image_and_let_no_service_have_more_than_it_needs():
     files = {path.name: yaml.safe_load(path.read_text()) for path in DEPLOY.glob("compose.*.yml")}
     assert len(files) == 4
@@ -148,43 +111,6 @@ def test_the_service_is_one_that_systemd_can_read(tmp_path):
     path.write_text(unit)
     done = subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True)
     assert not [line for line in done.stderr.splitlines() if "medfedaug@" in line]
-
-
-def test_start_kit_refuses_what_is_no_kit(tmp_path):
-    done = subprocess.run([DEPLOY / "start-kit", tmp_path], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "is not a kit of a server or a site" in done.stderr
-
-
-@pytest.mark.slow
-def test_start_kit_starts_in_spite_of_numbers_of_an_earlier_boot_and_stops_when_told(kits, tmp_path):
-    """NVFlare's own script does nothing where another process has the number of its last one."""
-    kit = kits / SITE
-    (kit / "daemon_pid.fl").write_text(str(os.getpid()))
-    environment = {
-        **os.environ,
-        "HOME": str(tmp_path),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }
-    own = subprocess.run(
-        [kit / "startup/sub_start.sh"], env=environment, capture_output=True, text=True, timeout=60
-    )
-    assert "There seems to be one instance" in own.stdout
-
-    with (tmp_path / "log").open("wb") as log:
-        service = subprocess.Popen([DEPLOY / "start-kit", kit], env=environment, stdout=log, stderr=log)
-    try:
-        deadline = time.monotonic() + 120
-        while not (kit / "pid.fl").exists():
-            assert time.monotonic() < deadline, (tmp_path / "log").read_text()
-            time.sleep(0.2)
-        assert psutil.pid_exists(int((kit / "pid.fl").read_text()))
-        service.send_signal(signal.SIGTERM)  # while NVFlare still starts
-        assert service.wait(timeout=120) == 0
-        assert left_running(tmp_path) == []
-    finally:
-        for process in left_running(tmp_path):
-            process.kill()
 
 
 # ------------------------------------------------------------------ other launchers
@@ -280,12 +206,3 @@ def test_pip_installs_the_wheels_of_a_wheelhouse_and_refuses_one_that_was_exchan
 
 
 # ------------------------------------------------------------------ pages
-
-
-@pytest.mark.parametrize(
-    "page", ["deploy.md", "containers.md", "offline.md", "releasing.md", "howto/certificates.md"]
-)
-def test_files_that_a_page_names_are_there(page):
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    for path in re.findall(r"`?(deploy/[\w./@-]+\w)", text):
-        assert (ROOT / path).exists(), path

@@ -8,7 +8,6 @@ import nibabel
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from running import TINY_NETWORK, TINY_OPTIONS
 
 from medfedaug.config.run import RunConfig
@@ -16,10 +15,10 @@ from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.data.sites import arrange, check_federation, find_sites, site_statistics
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.experiments.simulate import simulate
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.methods.contexts import SiteContext
 from medfedaug.methods.fedrdn import FedRDNServer, FedRDNSite
+from medfedaug.simulate import simulate
 from medfedaug.statistics import load_statistics, usable_pairs
 from medfedaug.transforms import FedRDN
 
@@ -54,27 +53,6 @@ def test_files_are_channels_each_of_a_scale_of_its_own(make_site):
         torch.testing.assert_close(apart.load_image(case, "scale"), expected)
 
 
-def joined(folder):
-    """A site whose first case has the images of its first two."""
-    content = json.loads((folder / "dataset.json").read_text())
-    row = content["training"][0]
-    row["image"] = [row["image"], content["training"][1]["image"]]
-    (folder / "dataset.json").write_text(json.dumps(content))
-    return VolumeFolder.open(folder)
-
-
-def test_files_of_several_channels_follow_each_other(make_site):
-    site = joined(make_site("A", channels=2))
-    assert site.load_image(site.cases["training"][0]).shape == (4, 16, 16, 4)
-
-
-def test_grey_photographs_are_channels(make_pictures):
-    site = joined(make_pictures("A", channels=1))
-    case = site.cases["training"][0]
-    expected = [torch.from_numpy(np.asarray(Image.open(path)).T / np.float32(255)) for path in case.files]
-    torch.testing.assert_close(site.load_image(case, "scale")[..., 0], torch.stack(expected))
-
-
 def test_a_constant_file_beside_another_is_zero_and_images_of_constant_files_are_refused(make_site):
     site = VolumeFolder.open(in_files(make_site("A", channels=2)))
     case = site.cases["training"][0]
@@ -86,31 +64,6 @@ def test_a_constant_file_beside_another_is_zero_and_images_of_constant_files_are
             assert float(scaled[0].max()) == 1
     with pytest.raises(DataError, match=r"site A, .*0_flair\.nii\.gz: is constant: every voxel is 7"):
         site.load_image(case)
-
-
-def test_what_is_kept_decoded_follows_from_every_file(make_site):
-    site = VolumeFolder.open(in_files(make_site("A", channels=2)))
-    case = site.cases["training"][0]
-    with keep_decoded(2**24) as memory:
-        site.load_image(case)
-        site.load_image(case)
-        assert memory.decodings == 1
-        nibabel.save(nibabel.Nifti1Image(np.ones((16, 16, 4), np.float32), np.eye(4)), case.files[1])
-        assert bool((site.load_image(case)[1] == 1).all())
-        assert memory.decodings == 2
-
-
-def test_a_federation_of_files_and_of_channels(run, make_site, tmp_path):
-    make_site("A", channels=2)
-    in_files(make_site("B", channels=2))
-    code, _, err = run(
-        *("simulate", "--data", tmp_path / "data", "--out", tmp_path / "out", "--methods", "fedrdn"),
-        *("--rounds", 1, "--engine", "inprocess", "--device", "cpu", "--threads", 1, "--no-report"),
-        *TINY_OPTIONS,
-    )
-    assert code == 0, err
-    scored = json.loads((tmp_path / "out/results.json").read_text())["test"]["sites"]
-    assert set(scored["B"]["cases"]) == {"3_flair"}
 
 
 # --- A site without a channel -----------------------------------------------------------------------------
@@ -206,13 +159,6 @@ def test_what_the_network_sees_of_a_missing_channel(hospitals):
     assert float(drawn.std[0]) == float(pairs["B"].std[0])
 
 
-@pytest.mark.parametrize("methods", ["fedavg", "norm", "fedrdn_v", "nyul", "fedharmo", "mixup", "fedrobust"])
-def test_methods_at_a_site_without_a_channel(hospitals, tiny_config, tmp_path, methods):
-    config = tiny_config(methods, rounds=1)
-    results = simulate(hospitals, tmp_path / "out", config, engine="inprocess", device="cpu", report=False)
-    assert all(0 <= scores["dice"] <= 1 for scores in results["test"]["sites"].values())
-
-
 def test_noise_leaves_a_missing_channel_missing(hospitals):
     """Its absence is in no patient's image: the pair stays 0, and nobody draws noise in its place."""
     (b,) = (site for site in arrange(find_sites(hospitals)) if site.name == "B")
@@ -258,13 +204,6 @@ def test_odd_names_of_channels_are_one_line(run, make_site, tmp_path, change, wo
     assert message.startswith("medfedaug: site B, ")
     assert words in message
     assert not (tmp_path / "out").exists()
-
-
-def test_sites_without_names_need_as_many_channels(make_site):
-    make_site("A", channels=2)
-    make_site("B")
-    with pytest.raises(DataError, match=r"site B, .*1 channels, A's have 2\. .*or channel_names in their"):
-        check_federation(find_sites(make_site("C").parent))
 
 
 def test_a_job_says_the_channels_by_name(run, hospitals, tmp_path):

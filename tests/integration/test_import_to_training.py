@@ -148,6 +148,7 @@ print(line.split()[1])
 """
 
 
+@pytest.mark.slow  # fifty studies
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="needs /proc")
 def test_fifty_studies_in_one_call_take_the_memory_of_ten(orthanc, tmp_path):
     shape, per_study = (192, 192, 20), 192 * 192 * 20 * 4 / 2**20  # MiB of float32

@@ -12,7 +12,6 @@ from monai.bundle import run as run_bundle
 from PIL import Image
 from written_volumes import load_label, write
 
-from medfedaug.data.preparation.resizing import resize_in_plane
 from medfedaug.data.sites import find_sites
 
 CLASSES = 300
@@ -87,10 +86,3 @@ def test_labels_above_255_are_trained_on_scored_and_written(run, make_many, tmp_
         output_dir=str(tmp_path / "bundled"),
     )
     assert torch.equal(load_label(tmp_path / f"bundled/2.{suffix}"), predicted)
-
-
-def test_labels_above_255_are_resized_as_others_are():
-    label = torch.tensor(LABELS, dtype=torch.int32).repeat_interleave(4).reshape(1, 4, 4)
-    resized = resize_in_plane(label, 8, "nearest-exact")
-    assert resized.dtype == torch.int32
-    assert torch.equal(resized, label.repeat_interleave(2, 1).repeat_interleave(2, 2))

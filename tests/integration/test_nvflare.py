@@ -16,8 +16,7 @@ from running import assert_complete, command
 from tracked import from_results, from_tensorboard
 
 from medfedaug.config.run import Execution, RunConfig
-from medfedaug.data.datasets.phantom import make_phantom
-from medfedaug.errors import ConfigError, RunFailed
+from medfedaug.errors import ConfigError
 from medfedaug.federation import run_in_process
 from medfedaug.federation.messages.messages import Reply, Request
 from medfedaug.nvflare_jobs import FederationController, MedFedAugRecipe
@@ -170,11 +169,6 @@ def test_statistics_were_exchanged(simulated, phantom_dir):
     assert exchanged == {name: site_statistics(open_site(phantom_dir / name), "scale") for name in SITES[:2]}
 
 
-def test_each_model_is_written_once(simulated):
-    written = ["final_exchange.pt", "final_model.pt", "global_exchange.pt", "global_model.pt"]
-    assert sorted(simulated.written) == written
-
-
 def test_progress_is_told_as_it_happens(simulated):
     kinds = [event["event"] for event in simulated.events]
     assert kinds.count("trained") == 2 * 3
@@ -202,25 +196,6 @@ def test_a_job_carries_no_code_and_no_path(tmp_path, tiny_config):
     paths = re.findall(r"\"path\": \"([^\"]+)\"", text)
     assert {"medfedaug.nvflare_jobs.job.controller.FederationController"} <= set(paths)
     assert all(path.startswith(("medfedaug.", "nvflare.")) for path in paths)
-
-
-def test_a_recipe_is_validated_before_it_becomes_a_job():
-    with pytest.raises(ConfigError, match="rounds"):
-        MedFedAugRecipe(config={"rounds": 0})
-    with pytest.raises(ConfigError, match="fedwrong"):
-        MedFedAugRecipe(config={"methods": [{"name": "fedwrong"}]})
-
-
-@pytest.mark.slow
-def test_a_sites_trouble_ends_the_run_with_its_reason(make_site, tmp_path, tiny_config):
-    for name in "AB":
-        make_site(name)
-    image = tmp_path / "data/B/images/0.nii.gz"
-    image.write_bytes(image.read_bytes()[:3000])
-    work = tmp_path / "work"
-    work.mkdir()
-    with pytest.raises(RunFailed, match=r"site B, .*images/0\.nii\.gz: cannot be read"):
-        run_in_simulator(tiny_config(), tmp_path / "data", ["A", "B"], work, "cpu")
 
 
 def test_messages_survive_the_way():
@@ -253,18 +228,6 @@ def test_views_with_gaps_are_sent_without_them():
         for sent in (message.params, message.metrics, meta.get("payload"), meta.get("once")):
             for value in (sent or {}).values():
                 assert not torch.is_tensor(value) or value.is_contiguous()
-
-
-@pytest.mark.parametrize(
-    "meta", [{}, {"medfedaug": "text"}, {"medfedaug": {"round": "x", "payload": 3, "metrics": []}}]
-)
-def test_a_reply_of_any_form_is_read_without_harm(meta):
-    from nvflare.app_common.abstract.fl_model import FLModel
-
-    reply = reply_from_model(FLModel(params={"w": "text"}, meta=meta))
-    assert reply.round == 0
-    assert reply.payload == {}
-    assert reply.metrics == {}
 
 
 def test_a_late_site_is_prepared_beside_a_round_and_joins_the_next(tiny_config, monkeypatch, tmp_path):
@@ -352,8 +315,7 @@ def test_whatever_nvflare_delivers_becomes_a_reply(fault):
         "partialfed_adaptive,fedfa,fedbn",
         "ditto,fedper,moon,fedfa",
         "nyul",
-        "gperxan",
-        "fedce,fedfa",
+        "feddg_ga,fedfa",
         "single",
     ],
 )
@@ -395,16 +357,3 @@ def test_two_jobs_of_one_name_do_not_write_one_checkpoint(tiny_config, tmp_path)
         start(end)
     (earlier,) = tmp_path.rglob("twice.previous.pt")
     assert earlier.read_bytes() == b"of round 5"
-
-
-@pytest.mark.parametrize("name", ["site.1", "server"])
-def test_a_site_of_a_name_that_nvflare_does_not_take_is_refused_before_anything_starts(run, name, tmp_path):
-    """In one process they may be called so."""
-    data = tmp_path / "data"
-    make_phantom(data, sites=2, patients=4, shape=(16, 16, 4))
-    (data / "site_A").rename(data / name)
-    arguments = ("simulate", "--data", data, "--out", tmp_path / "out", "--methods", "fedavg", "--rounds", 1)
-    code, _, err = run(*arguments, "--no-report")
-    assert code == 2
-    assert f"'{name}' is not a name for a site" in " ".join(err.split())
-    assert not (tmp_path / "out/results.json").exists()

@@ -51,15 +51,6 @@ def run(phantom, tmp_path_factory):
     return simulated(phantom, out, "condist,teacher,fedrdn", "--partial-loss", "exclusion")
 
 
-def test_the_truth_is_kept_beside(phantom, tmp_path):
-    full = tmp_path / "full"
-    make_phantom(full, patients=3, shape=(48, 48, 5), classes=5)
-    for file in full.glob("site_*/**/*.*"):
-        kept = phantom / TRUTH / file.relative_to(full)
-        assert kept.read_bytes() == file.read_bytes()
-    assert not list((phantom / "site_D" / "labels").iterdir())
-
-
 def test_a_class_is_scored_where_it_is_outlined_and_pages_say_so(run):
     record = json.loads((run / "results.json").read_text())
     assert record["labelled"] == {site: list(own) for site, own in OWNED.items()}

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 
 import pytest
 
-from medfedaug.analysis.local_vs_global import worth_table
 from medfedaug.data.base import Case
 from medfedaug.data.images import ImageFolder
 from medfedaug.data.quality.content_hash import case_identities
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError, JobRefused, PrivacyRefused
-from medfedaug.experiments.simulate import simulate
 from medfedaug.federation import run_in_process
 from medfedaug.federation.messages.messages import PREPARE, Reply, Request
 from medfedaug.federation.messages.privacy_guard import PrivacyGuard
-from medfedaug.federation.server.evaluation import FEDERATION, _difference
+from medfedaug.federation.server.evaluation import FEDERATION
 from medfedaug.federation.site.evaluation import EvaluationSite, _Scored
 from medfedaug.federation.site.release_log import Account, ScoreRequest
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.methods.base import SiteExchange
 from medfedaug.metrics.significance import compare_patients
-from medfedaug.privacy import JobRules, PrivacyLedger, PrivacyPolicy, Pseudonyms, Release, released_scores
+from medfedaug.privacy import JobRules, PrivacyLedger, PrivacyPolicy, Pseudonyms, released_scores
 from medfedaug.runs.evaluate import evaluate_model
+from medfedaug.simulate import simulate
 
 
 @pytest.fixture
@@ -106,24 +104,6 @@ def test_cases_that_name_no_patient_count_as_they_are(of_patients):
     sent(ledger, "second", of_patients({"": range(20)}))
     with pytest.raises(PrivacyRefused, match="training cases differ by 9 from those of job second"):
         sent(ledger, "third", of_patients({"": range(11)}))
-
-
-def test_a_ledger_from_before_patients_goes_on(of_patients, tmp_path):
-    """What it holds of cases that the site still has is counted by the patients that the list names now."""
-    path, everybody = tmp_path / "ledger.sqlite", {f"p{n}": range(3) for n in range(5)}
-    before = of_patients(everybody)
-    ledger = PrivacyLedger(path)
-    ledger.enter(
-        [Release("first", "model", "weights", "1", "training", 15)], list(case_identities(before, "training"))
-    )
-    with sqlite3.connect(path) as connection:
-        connection.executescript(
-            "DROP TABLE patients; ALTER TABLE releases DROP COLUMN site; PRAGMA user_version = 3;"
-        )
-    now = case_identities(of_patients({**everybody, "p5": range(3), "p6": range(2)}), "training")
-    assert PrivacyLedger(path).nearest("training", now).apart == 2
-    fewer = case_identities(of_patients({"p0": range(3), "p1": range(2)}), "training")
-    assert PrivacyLedger(path).nearest("training", fewer).apart == 4
 
 
 def test_images_of_a_patient_share_a_budget(of_patients):
@@ -323,20 +303,3 @@ def test_a_site_compares_models_patient_by_patient(tested_patients, tiny_config)
     assert (detailed["patients"], "cases" in detailed) == (3, False)
     assert compared(min_images=4) == {}
     assert compared(min_images=3).keys() == {"patients", "difference", "low", "high"}  # and no p
-
-
-def test_the_page_says_what_a_comparison_is_over():
-    """What a site says of it is checked like all else: a number of patients is one, or none."""
-
-    def row(test):
-        entry = {"dice": 0.7, "cases": {}, "against": {"local": _difference("dice", test)}}
-        content = {"metric": "dice", "models": {"global": {"scored": "global"}}}
-        (row,) = worth_table({**content, "sites": {"A": {"global": entry, "local": {"dice": 0.6}}}}).rows
-        return row
-
-    known = {"difference": 0.1, "low": 0.05, "high": 0.15, "p": 0.01}
-    assert row({**known, "patients": 6}).verdict == "open: 6 of 20 patients"
-    assert "on the same 6 patients" in row({**known, "patients": 6}).sentence("dice")
-    assert row({**known, "cases": 60}).verdict == "better"  # of a site that names nobody
-    for absurd in (True, -1, "60", 1e9, [60]):
-        assert row({**known, "patients": absurd}).verdict == "open: 0 of 20 patients"

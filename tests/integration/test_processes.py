@@ -17,7 +17,6 @@ from running import TINY_OPTIONS
 
 from medfedaug.errors import ConfigError
 from medfedaug.federation.messages.checkpoint import server_checkpoint
-from medfedaug.nvflare_jobs.simulator.simulator_process import no_fast_start
 from medfedaug.runs.folder import only_process, sites_lock
 
 MARK = "MEDFEDAUG_TEST_MARK"
@@ -99,25 +98,6 @@ def test_a_simulation_that_is_ended_leaves_no_process_and_no_free_lock_beside_on
         assert [path for path in out.glob(".*") if path != sites_lock(out)] == []  # which was made above
     with only_process(out):
         assert not sites_lock(out).exists()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(no_fast_start() is not None, reason=f"no fast start: {no_fast_start()}")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("which", ["supervisor", "simulator"])
-def test_nothing_is_left_when_a_part_of_the_simulation_is_ended(simulation, number, which):
-    """SIGTERM alone does not end the supervisor, which a user has not started and does not know."""
-    process, mark, _ = simulation
-    (supervisor,) = psutil.Process(process.pid).children()
-    # The simulator is its first fork; sites have sessions of their own.
-    forks = supervisor.children()
-    (simulator,) = (fork for fork in forks if os.getsid(fork.pid) == os.getsid(supervisor.pid))
-    assert len(forks) == 3
-    {"supervisor": supervisor, "simulator": simulator}[which].send_signal(number)
-    if (which, number) == ("supervisor", signal.SIGTERM):
-        process.send_signal(number)
-    wait_for(lambda: not marked(mark), "processes are left", 60)
-    assert process.wait(60) != 0
 
 
 def test_a_run_waits_for_the_sites_of_one_that_was_killed(tmp_path, monkeypatch):

@@ -6,14 +6,13 @@ import copy
 import multiprocessing
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from monai.data import CacheDataset, DataLoader, Dataset, PersistentDataset, ThreadDataLoader
 from monai.engines import SupervisedEvaluator, SupervisedTrainer
 from monai.losses import DiceLoss
 from monai.networks.nets import BasicUNet, DynUNet, SegResNet
-from monai.transforms import Compose, RandFlipd, ScaleIntensityd, ToTensord
+from monai.transforms import Compose, RandFlipd, ScaleIntensityd
 from torch.nn.parallel import DistributedDataParallel
 
 from medfedaug.models import FFALayer, ffa_layers, insert_ffa, remove_ffa
@@ -147,24 +146,6 @@ def test_gradients_are_accumulated_over_batches_that_the_layers_see_one_by_one()
         torch.testing.assert_close(layer.statistics()[0], mean)
 
 
-@pytest.mark.slow  # the compiler takes its time
-@pytest.mark.parametrize("compiled", ["engine", "network"])
-def test_a_compiled_network_trains_and_counts(compiled):
-    network = unet(prob=1.0)
-    options = {"backend": "aot_eager"}  # forward and backward as any backend traces them, without a compiler
-    # Plain tensors: compiled code takes none of MONAI's, which its trainer converts itself.
-    transform = Compose([FedRDNd("image", PAIRS), ToTensord(["image", "label"], track_meta=False)])
-    loader = DataLoader(Dataset(cases(8), transform), batch_size=4)
-    if compiled == "engine":
-        engine = trainer(network, loader, compile=True, compile_kwargs=options)
-    else:
-        engine = trainer(torch.compile(network, **options), loader)
-    engine.run()
-    layers = ffa_layers(network)
-    assert all(int(layer.num_active_batches) == 4 for layer in layers.values())
-    assert all(bool((layer.statistics()[0] != 0).any()) for layer in layers.values())
-
-
 # ------------------------------------------------------------------ several processes
 
 
@@ -283,16 +264,3 @@ def test_a_trained_network_exports_as_the_plain_one(make):
     ]
     assert operations[0] == operations[1]
     assert exported.state_dict.keys() == plain.state_dict.keys()
-
-
-def test_a_trained_network_runs_as_onnx(tmp_path):
-    pytest.importorskip("onnxscript")
-    runtime = pytest.importorskip("onnxruntime")
-    network = unet(prob=1.0)
-    _steps(network.train(), _batches([0, 1, 2]))
-    network.eval()
-    x = torch.rand(2, 1, 32, 32)
-    torch.onnx.export(network, (x,), tmp_path / "net.onnx", dynamo=True, verbose=False)
-    session = runtime.InferenceSession(str(tmp_path / "net.onnx"), providers=["CPUExecutionProvider"])
-    (logits,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-    np.testing.assert_allclose(logits, network(x).detach().numpy(), rtol=1e-4, atol=1e-5)

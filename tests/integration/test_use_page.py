@@ -6,18 +6,14 @@ import json
 import shutil
 from pathlib import Path
 
-import pytest
-from page_blocks import ROOT, blocks, carry_out
+from page_blocks import blocks, carry_out
 from written_series import series
 from written_volumes import load_volume
 
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.io.formats import read_header
 from medfedaug.data.io.segment_codes import read_segment_codes
-from medfedaug.methods import registry
 from medfedaug.statistics import load_statistics
-
-PAGE = (ROOT / "docs/use.md").read_text(encoding="utf-8")
 
 
 def kinds(content: dict) -> dict:
@@ -58,11 +54,3 @@ def test_the_commands_run(tmp_path, monkeypatch):
     assert set(confidence) <= {"lesion"}
     confidence.setdefault("lesion", 0.5)  # after one round nothing may be found
     assert kinds(json.loads(example)) == kinds(pages["one"])
-
-
-@pytest.mark.parametrize(
-    "method", ["norm", "fedrdn_v", "silobn", "ditto", "partialfed", "fedfd_a", "fedharmo"]
-)
-def test_methods_that_it_names_exist(method):
-    assert f"`{method}`" in PAGE
-    assert method in registry.method_names()

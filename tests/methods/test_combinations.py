@@ -33,10 +33,9 @@ REFUSAL = re.compile(
 EXAMPLES = {
     "method": ("fedfd", "fedfd_a"),
     "normalised_input": ("fedrdn", "nyul"),
-    "global_model": ("fedavgm", "krum"),
+    "global_model": ("fedavgm", "median"),
     "labels": ("mixup", "fedproto"),
-    "norm_layers": ("fedbn", "fedwon"),
-    "complete_state_dict": ("fedrod", "moon"),
+    "complete_state_dict": ("fedfd_a", "moon"),
     "global_start": ("fedprox", "partialfed_adaptive"),
     "separate_sites": ("ditto", "pooled"),
     "averaged_parameters": ("scaffold", "single"),
@@ -86,20 +85,20 @@ SECURE = "secure aggregation: "
 # Lines with which a method is refused by itself, and the methods.
 REFUSED = {
     "noise": {
-        "site site_A: {}: noise cannot be added to this exchange": "bin class_mean dac_sc fedce feddg "
+        "site site_A: {}: noise cannot be added to this exchange": "bin class_mean dac_sc feddg "
         "feddg_ga fedharmo fedmix fednova scaffold",
     },
     "private steps": {
         PRIVATE + "nothing bounds what one case changes in the local training of {}": "bin condist dac_sc "
-        "ditto fedce feddg feddg_ga feddyn fedfa fedfa_h fedharmo fedmix fednova fedprox fedrobust fedsam "
-        "fedwon finetune manifold_mixup mixstyle mixup moex moon partialfed_adaptive randconv scaffold "
+        "ditto feddg feddg_ga feddyn fedfa fedfa_h fedharmo fedmix fednova fedprox fedrobust fedsam "
+        "finetune manifold_mixup mixstyle mixup moex moon partialfed_adaptive randconv scaffold "
         "teacher",
         "site site_A: {}: noise cannot be added to this exchange": "class_mean",
         PRIVATE + "{} normalises with statistics of all the site's images": "norm",
     },
     "secure aggregation": {
-        SECURE + "{} makes the global model from each site's own": "class_mean dp_fedavg fedawa fedce "
-        "feddg_ga fedlws fednova krum median multi_krum norm_clip trimmed_mean",
+        SECURE + "{} makes the global model from each site's own": "class_mean dp_fedavg "
+        "feddg_ga fednova median norm_clip trimmed_mean",
         SECURE + "what {} exchanges before training is each site's own": "feddg fedharmo fedmix fedrdn nyul",
         SECURE + "{}: its result does not follow": "scaffold",
         SECURE + "these methods send nothing that is added up": "single",
@@ -110,7 +109,7 @@ SUITABLE = [
     name
     for name, method in ALONE.items()
     if "segmentation" in method.tasks
-    and name not in ("bin", "fedfd", "fedfd_a", "fedfd_prompt", "fixbn", "gperxan", "silobn", "pooled")
+    and name not in ("bin", "fedfd", "fedfd_a", "fedfd_prompt", "fixbn", "silobn", "pooled")
 ]
 
 

@@ -11,13 +11,13 @@ from reference import UNEVEN, assert_models, federated_averaging, mean
 from torch.nn.functional import cross_entropy
 
 from medfedaug.data.sites import find_sites
-from medfedaug.experiments.simulate import configure
 from medfedaug.federation import run_in_process
 from medfedaug.federation.composition import Composition
 from medfedaug.methods import FedFDPrompt, parse_methods
 from medfedaug.methods.base import ServerContext, SiteContext, shared_parameters
 from medfedaug.models import build_network
 from medfedaug.models.prompts import find_prompts, insert_prompts, mixing_prompts
+from medfedaug.simulate import configure
 
 SMALL = {"img_size": 32, "hidden_size": 12, "mlp_dim": 8, "num_layers": 2, "num_heads": 3}
 

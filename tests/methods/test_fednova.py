@@ -9,11 +9,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from medfedaug.config.run import Execution, derive_seed
 from medfedaug.data.sites import find_sites
-from medfedaug.experiments.simulate import configure, simulate
 from medfedaug.federation import FederationServer, Reply, run_in_process
 from medfedaug.federation.composition import Composition
 from medfedaug.methods import FedNova, parse_methods
 from medfedaug.methods.base import SiteContext
+from medfedaug.simulate import configure, simulate
 
 RATE, BATCH = 0.05, 4
 

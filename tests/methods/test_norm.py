@@ -5,7 +5,7 @@ from __future__ import annotations
 from reference import UNEVEN, assert_models, assert_tested, descend, federated_averaging, pixels, statistics
 
 from medfedaug.data.sites import open_site, site_statistics
-from medfedaug.experiments.simulate import simulate
+from medfedaug.simulate import simulate
 from medfedaug.statistics import load_statistics
 
 

@@ -12,11 +12,11 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from medfedaug.errors import ConfigError, MedFedAugError
-from medfedaug.experiments.simulate import simulate
 from medfedaug.federation import SiteTrainer
 from medfedaug.methods import PartialFedAdaptive
 from medfedaug.methods.base import SiteContext
 from medfedaug.runs.evaluate import evaluate_model
+from medfedaug.simulate import simulate
 
 
 class Squares:

@@ -12,7 +12,6 @@ from reference import Recorder, assert_same, descend, entries, pixels, same
 from running import TINY_NETWORK
 
 from medfedaug.errors import ConfigError
-from medfedaug.experiments.simulate import simulate
 from medfedaug.federation import SiteTrainer
 from medfedaug.federation import run_in_process as in_process
 from medfedaug.federation.pooled import run_pooled
@@ -20,6 +19,7 @@ from medfedaug.federation.site.local_training import LocalTraining
 from medfedaug.nvflare_jobs import MedFedAugRecipe
 from medfedaug.runs.evaluate import evaluate_model
 from medfedaug.runs.load_results import load_run
+from medfedaug.simulate import simulate
 
 SITES = ["site_A", "site_B", "site_C"]  # the third has test cases alone
 

@@ -87,7 +87,7 @@ def deploy(make_site, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "methods", ["fedrdn,fedfa", "ditto", "moon", "fedrobust", "randconv", "feddg_ga", "fedce", "fednova"]
+    "methods", ["fedrdn,fedfa", "ditto", "moon", "fedrobust", "randconv", "feddg_ga", "fednova"]
 )
 def test_a_training_sends_nothing_that_the_table_lacks(deploy, tiny_config, methods):
     deployment = deploy(losses=True)
@@ -130,14 +130,11 @@ def test_scores_of_cases_and_an_evaluation_send_nothing_that_the_table_lacks(dep
         check(replies)
 
 
-def test_planning_and_a_prospect_send_nothing_that_the_table_lacks(deploy, tiny_config):
+def test_planning_sends_nothing_that_the_table_lacks(deploy, tiny_config):
     deployment = deploy()
     planned = tiny_config(rounds=1, plan=Plan(), planning={"memory": 0.05})
     deployment.run(planned)
     assert "fingerprint" in {reply.task for _, reply in deployment.replies}
-    check(reply for _, reply in deployment.replies)
-    deployment.run(replace(tiny_config(), prospect=True))
-    assert {reply.task for _, reply in deployment.replies} == {"prospect"}
     check(reply for _, reply in deployment.replies)
 
 
@@ -156,4 +153,4 @@ def test_methods_of_losses_are_those_that_exchange_one():
         found = vars(sys.modules[method.__module__]).values()
         if any(isinstance(one, type) and issubclass(one, SiteExchange) and one.of_losses for one in found):
             declared.add(name)
-    assert declared == {"fedce", "feddg_ga"}
+    assert declared == {"feddg_ga"}

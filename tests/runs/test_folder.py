@@ -6,11 +6,11 @@ import json
 
 import pytest
 import torch
-from running import SHARED, TINY_OPTIONS
+from running import TINY_OPTIONS
 
-from medfedaug.experiments.simulate import simulate
 from medfedaug.federation.messages.checkpoint import load_checkpoint, server_checkpoint
 from medfedaug.runs.folder import make_workspace
+from medfedaug.simulate import simulate
 
 
 def command(data, out, *extra, methods="fedavg"):
@@ -57,15 +57,6 @@ def test_a_run_that_fails_deletes_nothing(run, phantom_dir, foreign_state, extra
     assert "the federation needs 3" in err
     assert contents(out) == before
     assert (out / "state" / "empty").is_dir()
-
-
-@pytest.mark.parametrize("made", [True, False])
-def test_an_empty_folder_that_was_there_stays(run, phantom_dir, tmp_path, made):
-    out = tmp_path / "out"
-    if made:
-        out.mkdir()
-    assert run(*command(phantom_dir, out, "--min-sites", 3))[0] == 2
-    assert out.exists() == made
 
 
 @pytest.mark.parametrize(
@@ -144,18 +135,6 @@ def test_resuming_clears_what_a_killed_process_left_and_no_more(phantom_dir, tmp
     assert [path.name for path in (out / "state").iterdir()] == ["mine.txt"]
 
 
-def test_each_site_left_out_in_turn_replaces_no_foreign_table(run, make_site, tmp_path):
-    for name in "ABC":
-        make_site(name)
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "holdout.json").write_text("[]")
-    code, _, err = run(*command(tmp_path / "data", out, "--holdout", "all"))
-    assert code == 2
-    assert "holdout.json is not of such runs" in " ".join(err.split())
-    assert contents(out) == {out / "holdout.json": b"[]"}
-
-
 def test_scores_page_and_tables_replace_nothing_else(run, phantom_dir, tmp_path):
     out, mine = tmp_path / "out", tmp_path / "mine"
     assert run(*command(phantom_dir, out))[0] == 0
@@ -170,16 +149,3 @@ def test_scores_page_and_tables_replace_nothing_else(run, phantom_dir, tmp_path)
         assert mine.read_text() == "mine"
         assert run(*args, "--out", tmp_path / args[0])[0] == 0
         assert run(*args, "--out", tmp_path / args[0])[0] == 0
-
-
-def test_a_benchmark_replaces_no_table_of_somebody_else(run, tmp_path):
-    if not (SHARED / "data" / "lgg_multisite").is_dir():
-        pytest.skip("the data are not there")
-    (tmp_path / "table.csv").write_text("mine")
-    code, _, err = run(
-        *("benchmark", "lgg_multisite", "--data", SHARED / "data", "--methods", "fedavg", "--seeds", 1),
-        *("--out", tmp_path, "--scale", 0.01, "--limit", 1),
-    )
-    assert code == 2
-    assert f"{tmp_path / 'table.csv'} is not of a benchmark" in " ".join(err.split())
-    assert contents(tmp_path) == {tmp_path / "table.csv": b"mine"}

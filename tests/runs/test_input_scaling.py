@@ -1,7 +1,6 @@
 """What the network is shown: one word means one thing, it is recorded, and no comparison hides it."""
 
 import json
-import shutil
 
 import nibabel
 import numpy as np
@@ -14,15 +13,9 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.quality.intensity_scales import find_uneven_scales
 from medfedaug.data.sites import open_site, site_statistics
-from medfedaug.errors import ConfigError
-from medfedaug.experiments.presets import PRESETS
-from medfedaug.experiments.simulate import simulate
-from medfedaug.federation import FederationServer
-from medfedaug.federation.messages.checkpoint import load_checkpoint, save_checkpoint
 from medfedaug.methods import parse_methods
-from medfedaug.nvflare_jobs.kit.doctor import examine
-from medfedaug.nvflare_jobs.kit.kit import open_kit
 from medfedaug.runs.load_results import load_run
+from medfedaug.simulate import simulate
 from medfedaug.statistics import load_statistics
 
 
@@ -95,17 +88,6 @@ def test_the_input_that_a_run_sees_is_recorded(
     torch.testing.assert_close(load_statistics(folder / "statistics.json")["site_A"].mean, expected.mean)
 
 
-def test_photographs_are_divided_by_one_number(photo_config, tmp_path):
-    for intensity, scaling in (("raw", "none"), ("scale", "fixed")):
-        config = photo_config("fedavg", rounds=1, intensity=intensity)
-        results = simulate(
-            *(tmp_path / "photos", tmp_path / intensity, config),
-            **{"engine": "inprocess", "device": "cpu", "report": False},
-        )
-        assert results["input"] == {"scaling": scaling, "normalised_by": None}
-    assert not same(weights(tmp_path / "raw"), weights(tmp_path / "scale"))
-
-
 def test_different_input_is_never_compared_without_saying_so(runs, run, tmp_path):
     pair = [runs("fedavg", "by_method"), runs("fedrdn", "by_method")]
     code, out, _ = run("report", *pair, "--out", tmp_path / "page.html", "--tables", tmp_path / "tables")
@@ -134,54 +116,6 @@ def test_a_method_is_compared_with_the_fedavg_that_saw_the_same_input(runs):
     scaled = [load_run(runs("fedavg", "scale")), load_run(runs("fedfa", "by_method"))]
     assert not any("‡" in note for note in summary_table(scaled).notes)
     assert [row.other_input for row in summary_table(scaled).rows] == [False, False]
-
-
-def earlier(folder, to):
-    """A copy of a run as a release before `input` wrote it."""
-    shutil.copytree(folder, to)
-    results = json.loads((to / "results.json").read_text())
-    assert results["config"]["intensity"] == "by_method"
-    del results["input"]
-    results["config"]["intensity"] = "raw"
-    (to / "results.json").write_text(json.dumps(results))
-    return to
-
-
-@pytest.mark.parametrize("methods", ["fedavg", "fedrdn"])
-def test_a_run_of_an_earlier_release_is_what_it_was(runs, run, phantom_dir, tiny_config, tmp_path, methods):
-    now = runs(methods, "by_method")
-    old = earlier(now, tmp_path / "old")
-    assert load_run(old).input == load_run(now).input
-    scores = []
-    for folder in (now, old):
-        out = tmp_path / f"{folder.name}.json"
-        assert (
-            run("evaluate", "--model", folder / "global_model.pt", "--data", phantom_dir, "--out", out)[0]
-            == 0
-        )
-        scores.append(json.loads(out.read_text()))
-    assert scores[0] == scores[1]
-    config = tiny_config(methods, rounds=1, intensity="by_method")
-    assert simulate(phantom_dir, old, config, engine="inprocess", device="cpu", resume=True)["rounds"]
-    with pytest.raises(ConfigError, match="other settings"):
-        simulate(phantom_dir, old, tiny_config(methods, rounds=1), engine="inprocess", resume=True)
-
-
-def test_a_checkpoint_of_an_earlier_release_is_continued_as_what_it_was(tiny_config, tmp_path):
-    file = tmp_path / "server.pt"
-    FederationServer(tiny_config(intensity="by_method")).save(file)
-    saved = load_checkpoint(file)
-    del saved["input"]
-    saved["config"]["intensity"] = "raw"
-    save_checkpoint(file, saved)
-    FederationServer(tiny_config(intensity="by_method")).restore(file)
-    with pytest.raises(ConfigError, match="another intensity: by_method, asked for raw"):
-        FederationServer(tiny_config(intensity="raw")).restore(file)
-
-
-def test_every_protocol_goes_on_with_the_input_that_it_had():
-    others = {name for name, preset in PRESETS.items() if preset.config["intensity"] != "by_method"}
-    assert others == {"retina_vessels", "lgg_multisite_3d"}  # which are younger
 
 
 def test_statistics_names_a_site_with_several_scales(run, three_scales, phantom_dir, tmp_path):
@@ -220,20 +154,6 @@ def test_simulate_names_a_site_with_several_scales(run, three_scales, tmp_path, 
     page = (tmp_path / "run/report.html").read_text()
     assert "Sites whose volumes lie on wildly different scales of intensity: site_A (patient_" in page
     assert page.count("site_B (patient_") == 1
-
-
-def test_doctor_names_a_site_with_several_scales(run, three_scales, kits):
-    kit = kits / "hospital-a"
-    few = {"privacy": {"min_images": 1}, "jobs": {"min_cases": 1}}
-    open_kit(kit).write(open_kit(kit).plan({"data": three_scales / "site_A", **few}))
-    code, out, _ = run("doctor", "--kit", kit, "--offline")
-    assert code == 0
-    assert "intensities" in out
-    assert "wildly" in out
-    found = {check.name: check for check in examine(kit)}["intensities"]
-    assert "site_A" not in found.found  # the site's name is the kit's
-    assert found.found.startswith("hospital-a: its volumes lie on wildly different scales of intensity")
-    assert found.advice == "Statistics of them all fit none of them: use --intensity scale."
 
 
 def test_one_hot_voxel_and_an_empty_channel_make_no_scale(make_site):

@@ -3,9 +3,7 @@
 import pytest
 from results import content
 
-from medfedaug.analysis import summary_table
 from medfedaug.analysis.grouping import group_runs
-from medfedaug.config.plan import Plan
 from medfedaug.errors import DataError
 from medfedaug.runs.load_results import load_run
 
@@ -20,13 +18,6 @@ def test_load_run_takes_folder_or_file(write):
     assert run.validation("DU") == pytest.approx([0.1, 0.2, 0.3])
     assert run.validation() == pytest.approx([0.15, 0.25, 0.35])
     assert run.gamma()["enc1"]["gamma_mean"] == [(1, 0.3, 0.51), (2, 0.3, 0.52), (3, 0.3, 0.53)]
-
-
-def test_the_metric_comes_from_the_file(write):
-    run = load_run(write(metric="accuracy"))
-    assert run.metric == "accuracy"
-    assert run.validation("DU") == pytest.approx([0.1, 0.2, 0.3])
-    assert "Accuracy" in summary_table([run]).notes[0]
 
 
 def _without(*path):
@@ -91,11 +82,8 @@ def test_a_score_beyond_the_range_of_a_float_is_none(write):
     assert run.sites["DU"] is None
 
 
-def test_settings_of_a_plan_that_later_releases_added_have_their_defaults(write):
-    plan = Plan().to_dict()
-    kept = {key: value for key, value in plan.items() if key not in ("normalisation", "deep_supervision")}
-    runs = [load_run(write(seed=seed, plan=given)) for seed, given in enumerate((kept, plan))]
+def test_a_setting_that_ended_and_was_off_makes_no_other_experiment(write):
+    runs = [load_run(write(seed=seed, **ended)) for seed, ended in enumerate(({"ended": False}, {}))]
     assert [*group_runs(runs)] == ["fedavg"]
-    assert runs[0].config["plan"] == plan
-    with pytest.raises(DataError, match=r"config\.plan"):
-        load_run(write(plan=["3D"]))
+    used = load_run(write(seed=2, ended=["something"]))
+    assert len(group_runs([*runs, used])) == 2

@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader
 from medfedaug.config.plan import Plan
 from medfedaug.data.benchmarks import OWN_DATA, write_federation
 from medfedaug.data.sites import find_sites
-from medfedaug.experiments.simulate import configure
 from medfedaug.methods import parse_methods
 from medfedaug.sampling.augmentation import (
     ConcatenatedDataset,
@@ -20,6 +19,7 @@ from medfedaug.sampling.augmentation import (
     MonaiAugmentation,
     TrainingDataset,
 )
+from medfedaug.simulate import configure
 from medfedaug.tasks import make_task
 
 LABELLED = (("image", "bilinear"), ("label", "nearest"))

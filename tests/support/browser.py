@@ -14,7 +14,7 @@ from running import TINY_NETWORK
 
 from medfedaug.analysis import write_report
 from medfedaug.data.sites import find_sites
-from medfedaug.experiments.simulate import configure, simulate
+from medfedaug.simulate import configure, simulate
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -85,7 +85,7 @@ def page(phantom_dir, drawn_in_module, tmp_path_factory):
         rounds=1,
         batch_size=4,
     )
-    results = simulate(phantom_dir, folder / "run", config, engine="inprocess", device="cpu")
+    results = dict(simulate(phantom_dir, folder / "run", config, engine="inprocess", device="cpu"))
     results["rounds"][0]["missing"] = [
         {"site": "site_D", "task": "train", "reason": "site site_D: " + "/a/very/long/path" * 12}
     ]

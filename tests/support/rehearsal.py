@@ -2,17 +2,15 @@
 
 ``python tests/support/rehearsal.py poc WORK`` uses NVFlare's POC mode. ``... provisioned WORK`` uses kits
 that are provisioned for four hospitals, with mutual TLS on the loopback interface, and ``... own-keys WORK``
-those whose private keys the participants made themselves. ``... prospect WORK`` exchanges fingerprints
-between provisioned hospitals, of which one adds noise, one refuses and one answers late. Every step is a
-command of `docs/deploy.md`, with phantom data. WORK is a new folder. Nothing outside it is written, and no
-process is left running.
+those whose private keys the participants made themselves. Every step is a command of `docs/deploy.md`, with
+phantom data. WORK is a new folder. Nothing outside it is written, and no process is left running.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +18,10 @@ import torch
 from rehearsed_hospitals import HOSPITALS, SERVER, Rehearsal
 
 from medfedaug.errors import MedFedAugError
-from medfedaug.nvflare_jobs.job.prospect import FINGERPRINTS, PAGE
 
-__all__ = ["SCANNER", "rehearse_own_keys", "rehearse_poc", "rehearse_prospect", "rehearse_provisioned"]
+__all__ = ["rehearse_own_keys", "rehearse_poc", "rehearse_provisioned"]
 
 _METHODS = "fedrdn,fedfa+"
-SCANNER = "Rehearsed=Model 41"
-"""Manufacturer and model that a hospital names in an exchange of fingerprints."""
-_PATIENCE = 60  # seconds for which a fingerprint is waited for
 
 
 def rehearse_poc(work: str | Path, say: Callable[[str], None] = print) -> dict[str, Any]:
@@ -160,90 +154,6 @@ def rehearse_own_keys(
         return {"phases": system.phases, "results": _results(folder), "scores": scores, "doctor": doctor}
 
 
-def rehearse_prospect(work: str | Path, say: Callable[[str], None] = print) -> dict[str, Any]:
-    """Rehearse an exchange of fingerprints between four hospitals with certificates; nothing is trained.
-
-    The first hospital has the policy of a new kit, and names a scanner in it. The second adds noise, the
-    third refuses since it has fewer cases than its policy wants, and the fourth approves the job when the
-    time for answers is over.
-
-    Args:
-        work: a new folder.
-        say: takes a line for each step.
-
-    Returns:
-        ``{"phases": seconds by name, "missing": the server's reasons by hospital, "learnt": by hospital the
-        entries of each other hospital that it got, "files": by hospital the files that the job left in
-        its kit, "pages": by hospital the text of its page, "ledgers": by hospital its ledger, "folders":
-        where the server's, the lead's and each hospital's files are, "data": each hospital's images}``.
-
-    Raises:
-        MedFedAugError: one line that says which step failed, and why.
-    """
-    plain, noisy, refusing, late = HOSPITALS
-    with Rehearsal(work, say) as system:
-        with system.phase("provision"):
-            system.provision()
-        system.make_data()
-        with system.phase("configure kits"):
-            system.configure(forbid_code=True, only_ours=True)
-            system.configure_site(plain, "--name-scanner", SCANNER)
-            system.set_privacy(noisy, noise_multiplier=0.5, max_epsilon=50)
-            system.configure_site(refusing, "--min-images", "1000")
-            system.configure_site(late, "--approve")
-        with system.phase("start"):
-            system.start_kits()
-        before = {name: system.files(name) for name in HOSPITALS}
-        job = system.work / "jobs/prospect"
-        with system.phase("export"):
-            system.medfedaug(
-                *("export", "--prospect", "--classes", "background,lesion", "--threads", "1"),
-                *("--min-sites", str(len(HOSPITALS)), "--round-timeout", str(_PATIENCE), "--out", job),
-            )
-        with system.phase("job"):
-            job_id = system.submit(job)
-            for name in (plain, noisy):
-                system.await_file(system.kit(name), PAGE)
-            system.approve_at(late)
-            system.wait(job_id)
-        with system.phase("collect"):
-            folder = system.collect(job_id, FINGERPRINTS)
-        ledgers = {name: system.medfedaug("ledger", system.kit(name)) for name in HOSPITALS}
-        with system.phase("shut down"):
-            system.shut_down()
-        pages = {name: _texts(system.kit(name), PAGE) for name in HOSPITALS}
-        report = {
-            "phases": system.phases,
-            "missing": json.loads((folder / FINGERPRINTS).read_text())["missing"],
-            "learnt": {name: _learnt(system.kit(name), name) for name in HOSPITALS},
-            "files": {name: sorted(system.files(name) - before[name]) for name in HOSPITALS},
-            "pages": {name: text for name, text in pages.items() if text},
-            "ledgers": ledgers,
-            "folders": {"lead": str(folder.parents[1])}
-            | {name: str(system.kit(name)) for name in (SERVER, *HOSPITALS)},
-            "data": {name: str(path) for name, path in system.data.items()},
-        }
-    for name, others in report["learnt"].items():
-        entries_text = "; ".join(f"of {other}: {', '.join(entries)}" for other, entries in others.items())
-        say(f"{name} learnt {entries_text or 'nothing'}")
-    return report
-
-
-def _learnt(kit: Path, own: str) -> dict[str, list[str]]:
-    """Names of the numbers that a hospital has of each other one."""
-    learnt: dict[str, list[str]] = {}
-    for path in kit.rglob(FINGERPRINTS):
-        sites: Mapping[str, Any] = json.loads(path.read_text())["sites"]
-        for site, content in sites.items():
-            if site != own:
-                learnt[site] = sorted({*content, *content["entries"]} - {"entries"})
-    return learnt
-
-
-def _texts(kit: Path, name: str) -> str:
-    return "\n".join(path.read_text() for path in kit.rglob(name))
-
-
 def _job_under_masks(system: Rehearsal) -> dict[str, Any]:
     """A job under secure aggregation, at hospitals that take part in no other and approve each."""
     with system.phase("configure hospitals for secure aggregation"):
@@ -286,7 +196,6 @@ def _main() -> None:
         "poc": rehearse_poc,
         "provisioned": rehearse_provisioned,
         "own-keys": rehearse_own_keys,
-        "prospect": rehearse_prospect,
     }
     parser = argparse.ArgumentParser(prog="rehearsal", description=__doc__)
     parser.add_argument("kind", choices=tuple(kinds))

@@ -243,34 +243,6 @@ class Rehearsal:
         """More options of ``medfedaug site-config``, for one hospital."""
         self.medfedaug("site-config", "--kit", self.kit(name), *options)
 
-    def set_privacy(self, name: str, **policy: float) -> None:
-        """Set entries of a hospital's privacy policy in its ``local/medfedaug.json``."""
-        path = self.kit(name) / "local/medfedaug.json"
-        settings = json.loads(path.read_text())
-        settings["privacy"] = {**settings.get("privacy", {}), **policy}
-        path.write_text(json.dumps(settings, indent=2))
-
-    def files(self, name: str) -> set[str]:
-        """The files in a participant's kit, by their paths in it."""
-        kit = self.kit(name)
-        return {str(path.relative_to(kit)) for path in kit.rglob("*") if path.is_file()}
-
-    def approve_at(self, name: str, timeout: float = 300) -> None:
-        """Approve the job that waits at a hospital.
-
-        Raises:
-            RunFailed: when none waits there in time.
-        """
-        waiting: list[str] = []
-
-        def waits() -> bool:
-            page = self.medfedaug("jobs", self.kit(name))
-            waiting[:] = re.findall(r"^job ([0-9a-f]{64})$", page, re.MULTILINE)
-            return bool(waiting)
-
-        _until(waits, timeout, f"no job waits at {name}")
-        self.medfedaug("approve", self.kit(name), waiting[0][:12])
-
     def jobs_seen(self) -> set[str]:
         """The hashes of the jobs that have come to the first hospital."""
         return {file.stem for file in self.kit(self.hospitals[0]).rglob(f"{JOBS_FOLDER}/*.json")}
@@ -341,15 +313,11 @@ class Rehearsal:
     def _events(self, job_id: str) -> Path:
         return self.kit(SERVER) / job_id / "medfedaug" / "events.jsonl"
 
-    def collect(self, job_id: str, result: str = "results.json") -> Path:
+    def collect(self, job_id: str) -> Path:
         """Download the results of a job.
 
-        Args:
-            job_id: of the job.
-            result: the file that must be there.
-
         Returns:
-            The folder with it, and of a run with ``global_model.pt``.
+            The folder with ``results.json`` and ``global_model.pt``.
 
         Raises:
             RunFailed: when there are no results.
@@ -357,7 +325,7 @@ class Rehearsal:
         target = self.work / "downloads"
         self.nvflare("job", "download", job_id, "-o", target, "--startup-kit", self.kit(LEAD))
         folder = target / job_id / "workspace" / "medfedaug"
-        if not (folder / result).is_file():
+        if not (folder / "results.json").is_file():
             raise RunFailed(f"job {job_id} left no results in {folder}")
         return folder
 

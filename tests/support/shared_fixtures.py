@@ -35,13 +35,13 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.preparation.decoded_cache import keep_decoded
 from medfedaug.data.sites import find_sites
-from medfedaug.experiments.simulate import configure
 from medfedaug.methods import parse_methods, registry
 from medfedaug.metrics.registry import METRICS
 from medfedaug.models import networks
 from medfedaug.nvflare_jobs.kit.kit import open_kit
 from medfedaug.nvflare_jobs.simulator import simulator
 from medfedaug.privacy.site_settings import SETTINGS_FILE
+from medfedaug.simulate import configure
 from medfedaug.utils import plugins
 
 gc.freeze()

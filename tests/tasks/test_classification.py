@@ -14,12 +14,12 @@ from medfedaug.config.run import RunConfig
 from medfedaug.data.images import ImageFolder
 from medfedaug.data.sites import check_federation, find_sites, open_site, site_statistics
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.experiments.simulate import configure
 from medfedaug.federation import SiteTrainer
 from medfedaug.federation.messages.messages import PREPARE, Request
 from medfedaug.federation.site.site import Site
 from medfedaug.methods import parse_methods
 from medfedaug.privacy import PrivacyPolicy
+from medfedaug.simulate import configure
 from medfedaug.tasks import ClassificationTask, EvaluationCase, make_task
 
 

@@ -13,16 +13,15 @@ from monai.utils import convert_to_tensor
 from torch import Tensor
 
 from medfedaug.methods.base import Payload
+from medfedaug.privacy.census import Contributors
 
 FINGERPRINT, PREPARE, TRAIN, VALIDATE, TEST = "fingerprint", "prepare", "train", "validate", "test"
 KEYS, SHARES, CONFIRM, OPEN = "keys", "shares", "confirm", "open"
-PROSPECT = "prospect"
-"""The task of a job that exchanges fingerprints of images and trains nothing."""
 
 MASK_TASKS = (KEYS, SHARES, CONFIRM, OPEN)
 """The tasks before and after each round under secure aggregation (`medfedaug.federation.secure`)."""
 
-TASKS = (FINGERPRINT, PROSPECT, PREPARE, TRAIN, VALIDATE, TEST, *MASK_TASKS)
+TASKS = (FINGERPRINT, PREPARE, TRAIN, VALIDATE, TEST, *MASK_TASKS)
 """The tasks of a federation."""
 
 MASKED = "sum"
@@ -61,7 +60,6 @@ class Request:
         method_states: in an evaluation, the methods' state for another site's model, with keys
             ``<method>/<key>``.
         masks: under secure aggregation, the messages of the round's sites to each other.
-        scanners: in an exchange of fingerprints, the named scanners by site, as JSON types.
     """
 
     task: str
@@ -76,7 +74,6 @@ class Request:
     scoring: dict[str, Any] = field(default_factory=dict)
     method_states: Payload = field(default_factory=dict)
     masks: dict[str, Any] = field(default_factory=dict)
-    scanners: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -94,6 +91,7 @@ class Reply:
         error: one line, if the request failed; the server then ignores all other fields.
         masks: under secure aggregation, the site's messages to other sites; in an update the masked numbers
             of weights and payload, below `MASKED`.
+        contributors: the patients behind each entry of weights and payload, which stay at the site.
     """
 
     task: str
@@ -104,6 +102,7 @@ class Reply:
     metrics: dict[str, Any] = field(default_factory=dict)
     error: str = ""
     masks: dict[str, Any] = field(default_factory=dict)
+    contributors: dict[str, Contributors | None] = field(default_factory=dict)
 
 
 def namespaced(payload: Mapping[str, Tensor], method: str) -> Payload:

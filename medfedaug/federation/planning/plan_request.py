@@ -17,10 +17,10 @@ from medfedaug.methods.base import Payload
 
 
 class Planning:
-    """Gathers fingerprints and makes the plan of a run; ``settings`` are those of `FederationServer`."""
+    """Gathers fingerprints and makes the plan of a run."""
 
-    def __init__(self, config: RunConfig, run: str, settings: Mapping[str, Any] | None = None) -> None:
-        self.config, self.run, self._settings = config, run, dict(settings or {})
+    def __init__(self, config: RunConfig, run: str) -> None:
+        self.config, self.run = config, run
         self.sites: dict[str, Payload] = {}
         self.refused: dict[str, str] = {}
         self.result: Planned | None = None
@@ -80,7 +80,7 @@ class Planning:
 
     def planned(self) -> dict[str, Any]:
         """Return the settings for the sites, as JSON types; empty if they are those of the job."""
-        return self.result.to_dict()["changes"] if self.result is not None else self._settings
+        return self.result.to_dict()["changes"] if self.result is not None else {}
 
     def to_results(self) -> dict[str, Any]:
         """Return the planning's part of a run's record."""

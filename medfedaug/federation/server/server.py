@@ -21,7 +21,6 @@ from medfedaug.federation.messages.messages import (
     FINGERPRINT,
     FROZEN,
     PREPARE,
-    PROSPECT,
     TEST,
     TRAIN,
     VALIDATE,
@@ -35,7 +34,6 @@ from medfedaug.federation.messages.refusal import refusal
 from medfedaug.federation.messages.site_sampling import LEAST_SITES, Participation
 from medfedaug.federation.messages.tensor_checks import StateDictValidator
 from medfedaug.federation.planning.plan_request import Planning
-from medfedaug.federation.planning.prospect import Prospecting
 from medfedaug.federation.server.aggregation import Aggregation
 from medfedaug.federation.server.history import RunHistory
 from medfedaug.federation.server.initial_exchange import InitialExchange
@@ -72,7 +70,6 @@ class FederationServer:
         execution: the number of good updates that a round needs.
         travels: whether sites and server exchange messages; false if all images are in one place.
         initial: the weights to start from, for a run that was configured with initial weights.
-        settings: the settings of this training, if it is one of several of its job; sent to the sites.
 
     Attributes:
         run: the identity of the run; a resumed run keeps it.
@@ -84,7 +81,6 @@ class FederationServer:
         state: the state dict of the global model.
         payload: the result of the methods' exchange in the last round.
         statistics: the sites' channel statistics, if a method exchanged them.
-        pilot: the results of the trainings of a pilot, by methods.
         carried: the carrier's part of the checkpoint of a resumed run.
 
     Raises:
@@ -99,18 +95,15 @@ class FederationServer:
         *,
         travels: bool = True,
         initial: InitialWeights | None = None,
-        settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.execution, self.travels = execution or Execution(), travels
         self.participation = Participation(config, self.execution)
         self.run, self._on_event = uuid.uuid4().hex, on_event
-        self.planning = Planning(config, self.run, settings)
-        self.prospecting = Prospecting(config, self.run)
+        self.planning = Planning(config, self.run)
         self.sites: dict[str, int] = {}
         self.unseen: list[str] = []
         self.left_out: dict[str, str] = {}
         self.round, self.stalled = 0, ""
-        self.pilot: dict[str, dict[str, Any]] = {}
         self.payload: Payload = {}
         self.statistics: dict[str, ChannelStatistics] = {}
         self.carried: dict[str, Any] = {}
@@ -165,12 +158,6 @@ class FederationServer:
         self._frozen = namespaced({k: self.state[k] for k in self.shared if k not in sent}, FROZEN)
         self._frozen_hash = entries_hash(self._frozen)
 
-    def another(self, config: RunConfig, settings: Mapping[str, Any]) -> FederationServer:
-        """Make the server of another training of the job, with the settings for its sites."""
-        return FederationServer(
-            config, self._on_event, self.execution, travels=self.travels, settings=settings
-        )
-
     def adopt_plan(self) -> None:
         """Continue with the planned run, after all sites have sent their fingerprints."""
         self.planning.finish(self.execution.min_sites)
@@ -222,8 +209,6 @@ class FederationServer:
                 self._starts.answered(site)
             if task == FINGERPRINT:
                 self.planning.refused[site] = reason
-            elif task == PROSPECT:
-                self.prospecting.missing.setdefault(site, reason)
             elif task == PREPARE:
                 self._leave_out(site, reason)
             elif task == TEST and self._selected:

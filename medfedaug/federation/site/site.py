@@ -10,14 +10,12 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from medfedaug.data.quality.image_fingerprint import ImageFingerprint
-from medfedaug.errors import MedFedAugError, PrivacyRefused, warn
+from medfedaug.errors import MedFedAugError, PrivacyRefused
 from medfedaug.federation.messages.messages import (
     FINGERPRINT,
     MASK_TASKS,
     MASKED,
     PREPARE,
-    PROSPECT,
     TASKS,
     TEST,
     TRAIN,
@@ -30,11 +28,9 @@ from medfedaug.federation.messages.messages import (
     own_entries,
 )
 from medfedaug.federation.messages.site_sampling import site_weight
-from medfedaug.federation.planning.prospect import received, site_prospect
 from medfedaug.federation.secure.masks import Member, OutOfTurn, RoundMasking
 from medfedaug.federation.site.gate import ROUND, Gate
 from medfedaug.federation.site.trainer import SiteTrainer, site_fingerprint
-from medfedaug.federation.site.training_state import StateMismatch
 from medfedaug.privacy import job_hash
 from medfedaug.privacy.policy import SUMMARY
 from medfedaug.utils.event_text import OnEvent
@@ -58,8 +54,6 @@ class Site:
     """
 
     tasks: ClassVar[tuple[str, ...]] = TASKS
-    prospect: list[ImageFingerprint]
-    """Fingerprints of all sites, from the server of a job that exchanges them."""
 
     def __init__(
         self, name: str, trainer: SiteTrainer, gate: Gate | None = None, on_event: OnEvent | None = None
@@ -68,8 +62,6 @@ class Site:
         self.gate = gate or Gate()
         self._masks = self.gate.masks(name)
         self._planning, self._planned = bool(trainer.config.planning), dict[str, Any]()
-        self._has_pilot = bool(trainer.config.pilot)
-        self.prospect = []
         self._ready = False
         self._scored = False  # True if a request without signatures has changed the network
 
@@ -93,12 +85,7 @@ class Site:
                 self._open(should_stop)
             request = self.trainer.with_frozen(request)
             started = time.perf_counter()
-            try:
-                reply = self._do(request, should_stop)
-            except StateMismatch as error:  # the checkpoint of the round is removed
-                warn(f"{error}; round {request.round} is trained from its beginning")
-                self._open(should_stop)
-                reply = self._do(request, should_stop)
+            reply = self._do(request, should_stop)
             sent = self.gate.outgoing(reply, self.trainer)
             self._tell(sent, time.perf_counter() - started)
             return sent
@@ -148,7 +135,6 @@ class Site:
                 "samples": reply.num_samples,
                 "cases": len(self.trainer.folder.cases["training"]),
                 "seconds": seconds,
-                **({"continued": steps} if reply.task == TRAIN and (steps := self.trainer.continued) else {}),
                 "model": num_bytes(reply.weights or reply.masks),
                 "statistics": {name: num_bytes(own_entries(reply.payload, name)) for name in methods},
             }
@@ -160,17 +146,12 @@ class Site:
             raise MedFedAugError(
                 f"site {self.name}: no task {str(request.task)[:80]!r}; it answers {', '.join(self.tasks)}"
             )
-        # A pilot's request may start another training, which is not open yet.
-        config = self.trainer.planned_run(request.planned) if self._has_pilot else self.trainer.config
-        if (request.task == PROSPECT) != config.prospect:
-            what = "exchanges fingerprints alone" if config.prospect else "exchanges none"
-            raise MedFedAugError(f"site {self.name}: this job {what}, and the server asked to {request.task}")
-        if request.planned and request.planned != self._planned and not self._has_pilot:
+        if request.planned and request.planned != self._planned:
             if not self._planning or self._planned:
                 which = "a second plan" if self._planned else "a plan for a job that is not planned"
                 raise MedFedAugError(f"site {self.name}: the server sent {which}")
             self._planned = request.planned
-        last = config.rounds
+        last = self.trainer.config.rounds
         for name, first in (("round", int(request.task == TRAIN)), ("selected_round", 0)):
             round_ = getattr(request, name)
             if type(round_) is not int or not first <= round_ <= last:
@@ -183,12 +164,8 @@ class Site:
         trainer, reply, started = self.trainer, Reply(request.task, request.round), time.perf_counter()
         if request.task == FINGERPRINT:
             reply.payload = site_fingerprint(trainer)
+            trainer.entry_patients.note(reply)
             reply.num_samples = len(trainer.folder.cases["training"]) if reply.payload else 0
-        elif request.task == PROSPECT:
-            if request.once:
-                self.prospect = received(trainer.config, request)
-            else:
-                reply = site_prospect(trainer.folder, trainer.guard)
         elif request.task == PREPARE:
             reply = trainer.prepare()
             least = 0 if trainer.policy.scores != SUMMARY else trainer.policy.min_images
@@ -216,6 +193,7 @@ class Site:
             reply = trainer.train(request.round, should_stop)
             reply.metrics = {**score, **reply.metrics}
             if masking is not None:
+                self.gate.count(reply)
                 self._mask(request, reply, masking)
             if not trainer.training.private:
                 reply.metrics["seconds"] = time.perf_counter() - started

@@ -15,8 +15,8 @@ from medfedaug.data.io.photographs import FORMAT
 from medfedaug.data.sites import find_sites, site_statistics
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
-from medfedaug.experiments.simulate import configure
 from medfedaug.federation.site.trainer import SiteTrainer
+from medfedaug.simulate import configure
 
 GREY = np.random.default_rng(0).integers(0, 256, (5, 7), dtype=np.uint8)  # 5 rows, 7 columns
 COLOUR = np.random.default_rng(1).integers(0, 256, (5, 7, 3), dtype=np.uint8)

@@ -19,12 +19,12 @@ from hostile import RUN, STEPS, HostileServer, Oracle, get, leaves, others, put
 from secure_project import LAX, SERVER, Project, write_kit
 
 from medfedaug.data.sites import find_sites
-from medfedaug.experiments.simulate import configure
 from medfedaug.federation.messages.messages import CONFIRM, KEYS, OPEN, SHARES, TEST, TRAIN, VALIDATE, Request
 from medfedaug.federation.secure import agreement, identity, masks, unmasking
 from medfedaug.federation.secure.history import SumHistory
 from medfedaug.methods import parse_methods
 from medfedaug.models import networks
+from medfedaug.simulate import configure
 
 SITES = "ABCDEF"
 

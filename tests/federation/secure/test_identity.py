@@ -12,7 +12,6 @@ from secure_project import LAX, SERVER, SITES, Project, write_kit
 
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, RunFailed
-from medfedaug.experiments.simulate import configure
 from medfedaug.federation.messages.messages import MASKED, SHARES, TRAIN
 from medfedaug.federation.secure.agreement import PublicKeys
 from medfedaug.federation.secure.identity import Certificates
@@ -20,6 +19,7 @@ from medfedaug.federation.secure.keys import KeyPair
 from medfedaug.methods import parse_methods
 from medfedaug.models import networks
 from medfedaug.nvflare_jobs.job.identity import kit_identity
+from medfedaug.simulate import configure
 
 
 @pytest.fixture(scope="module")

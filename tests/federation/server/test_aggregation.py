@@ -15,7 +15,7 @@ from medfedaug.federation.messages.messages import TRAIN
 from medfedaug.functional.weighted_mean import capped_weights
 
 SITES = [f"site_{letter}" for letter in "ABCDE"]
-ROBUST = {"median": ({}, 2), "trimmed_mean": ({"hostile": 2}, 2), "krum": ({}, 1), "multi_krum": ({}, 1)}
+ROBUST = {"median": ({}, 2), "trimmed_mean": ({"hostile": 2}, 2)}
 """Arguments, and how many of five sites the method stands."""
 
 

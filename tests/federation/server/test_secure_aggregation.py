@@ -12,13 +12,13 @@ import torch
 from medfedaug.config.run import Execution
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, RunFailed
-from medfedaug.experiments.simulate import configure, simulate
 from medfedaug.federation import FederationServer, run_in_process
 from medfedaug.federation.in_process import InProcessCarrier
 from medfedaug.federation.messages.messages import CONFIRM, KEYS, MASKED, OPEN, SHARES, TRAIN, Request
 from medfedaug.federation.secure.keys import KeyPair, derived
 from medfedaug.methods import parse_methods
 from medfedaug.models import networks
+from medfedaug.simulate import configure, simulate
 from medfedaug.utils.secure_random import stream
 
 SITES = "ABCD"

@@ -16,7 +16,7 @@ from rehearsed_hospitals import HOSPITALS
 from medfedaug.config.plan import Plan
 from medfedaug.data.quality.content_hash import case_identities
 from medfedaug.data.sites import open_site
-from medfedaug.federation.messages.messages import FINGERPRINT, PREPARE, PROSPECT, Request
+from medfedaug.federation.messages.messages import FINGERPRINT, PREPARE, Request
 from medfedaug.privacy import PrivacyLedger, Release, account_mark, ledger
 from medfedaug.privacy.account_mark import ACCOUNT_MARK
 
@@ -174,12 +174,6 @@ def test_a_fingerprint_of_a_sample_is_checked_and_entered_as_one(make_site, tiny
     (numbers,) = (entry for entry in account.entries() if entry.release.kind == "numbers")
     assert (plan.release.count, numbers.release.count) == (50, 90)
     assert plan.cases != numbers.cases
-
-
-def test_a_prospect_counts_the_patients_of_its_sample(make_site, tiny_config, tmp_path):
-    site = hospital(tmp_path, many(make_site, 4, 90), min_images=6)
-    site.start(tiny_config("fedavg", prospect=True, classes=("background", "lesion")), "job-1")
-    assert "prospect's statistics would summarise" in site.answer(Request(PROSPECT)).error
 
 
 # ------------------------------------------------------------- one account

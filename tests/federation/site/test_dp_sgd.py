@@ -11,11 +11,11 @@ from running import TINY_ARGS
 
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, PrivacyRefused, RunFailed
-from medfedaug.experiments.simulate import configure
 from medfedaug.federation import Request, Site, SiteTrainer, run_in_process
 from medfedaug.methods import parse_methods
 from medfedaug.models import networks
 from medfedaug.privacy import PrivacyLedger, PrivacyPolicy
+from medfedaug.simulate import configure
 
 RATE = 0.5
 

@@ -24,10 +24,10 @@ from scipy.stats import beta, norm
 from medfedaug.config.plan import Plan
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.sites import find_sites
-from medfedaug.experiments.simulate import configure
 from medfedaug.methods import parse_methods
 from medfedaug.models import networks
 from medfedaug.privacy import PrivacyLedger, ledger
+from medfedaug.simulate import configure
 
 pytestmark = pytest.mark.slow
 

@@ -21,12 +21,12 @@ from torch import nn
 from medfedaug.config.plan import Plan
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.sites import find_sites, open_site
-from medfedaug.experiments.simulate import configure
 from medfedaug.federation import Request
 from medfedaug.methods import parse_methods, registry
 from medfedaug.methods.base import Method, SitePart
 from medfedaug.models import networks
 from medfedaug.privacy import PrivacyLedger
+from medfedaug.simulate import configure
 
 INSTANCE = {**TINY_ARGS, "norm": "instance"}
 OF_NOISE = {"privacy/epsilon", "privacy/delta", "privacy/weights"}

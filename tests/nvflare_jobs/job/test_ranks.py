@@ -159,24 +159,6 @@ def test_two_processes_are_one_with_the_doubled_batch_until_one_dies(federation)
 
 
 @pytest.mark.slow
-def test_a_killed_process_costs_its_round_alone(federation, tmp_path):
-    one = federation(processes=1)
-    one.prepare()
-    expected = [one.round(), one.round()]
-    one.site.end()
-    mark = tmp_path / "mark"
-    once = (
-        f"os.path.exists({str(mark)!r}) or (open({str(mark)!r}, 'w'), os.kill(os.getpid(), signal.SIGKILL))"
-    )
-    two = federation(once)
-    two.prepare()
-    same(two.round(), expected[0])
-    request = two.server.start_round(["site_A", "site_B"])
-    assert two.refused(request) == ENDED.format("exit status -9")
-    same(two.site.answer(request), expected[1])
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trouble", "reason"),
     [
@@ -204,14 +186,6 @@ def test_processes_that_do_not_train_together_are_told_and_nothing_hangs(
     two.prepare()
     two.round()
     assert reason in two.refused()
-
-
-@pytest.mark.slow
-def test_a_script_that_waits_for_ever_before_its_first_round_is_refused(federation, monkeypatch):
-    monkeypatch.setattr(ranks, "_PATIENCE", 30.0)
-    two = federation(script=SCRIPT.replace("criterion = ", "rank and time.sleep(600)\ncriterion = "))
-    text = two.refused(two.server.prepare())
-    assert "rank 1 of 2 is not as far as rank 0 after 30 s" in text
 
 
 @pytest.mark.slow

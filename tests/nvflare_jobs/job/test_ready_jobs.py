@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from importlib import resources
 from pathlib import Path
 
 import pytest
 
-from medfedaug.config.run import RunConfig
-from medfedaug.federation import FederationServer
 from medfedaug.nvflare_jobs.job.ready_jobs import EXECUTION, READY_JOBS
 
 SHIPPED = Path(str(resources.files("medfedaug.nvflare_jobs"))) / "jobs"
@@ -38,10 +35,3 @@ def test_a_shipped_job_is_what_export_writes(run, tmp_path, name):
     code, _, err = run("export", *arguments, "--out", tmp_path / name)
     assert code == 0, err
     assert files(SHIPPED / name) == files(tmp_path / name), AGAIN
-
-
-@pytest.mark.parametrize("name", READY_JOBS)
-def test_the_server_of_a_shipped_job_can_be_built(name):
-    content = json.loads((SHIPPED / name / "app/config/config_fed_server.json").read_text())
-    (workflow,) = content["workflows"]
-    assert FederationServer(RunConfig.from_dict(workflow["args"]["config"])).shared

@@ -9,11 +9,11 @@ import pytest
 from tracked import from_mlflow, from_results
 
 from medfedaug.errors import ConfigError
-from medfedaug.experiments.simulate import simulate
 from medfedaug.federation.messages.messages import Reply
 from medfedaug.nvflare_jobs import MedFedAugRecipe
 from medfedaug.nvflare_jobs.job import tracking as module
 from medfedaug.nvflare_jobs.job.tracking import tracked
+from medfedaug.simulate import simulate
 
 
 @pytest.mark.slow

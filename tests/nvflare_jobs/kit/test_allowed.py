@@ -12,13 +12,11 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-import torch
 from attacks import ATTACKS, REASON, command, spoil
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
-from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 from nvflare.app_common.logging.site_log_streamer import _LOG_STREAMER_PATH
 from nvflare.fuel.common.excepts import ComponentNotAuthorized
 from nvflare.fuel.common.excepts import ConfigError as NotBuilt
@@ -28,10 +26,10 @@ from nvflare.private.fed.utils.fed_utils import authorize_build_component
 from nvflare.private.fed_json_config import FedJsonConfigurator
 
 from medfedaug.config.run import RunConfig
-from medfedaug.errors import ConfigError, MedFedAugError, RunFailed
+from medfedaug.errors import MedFedAugError, RunFailed
 from medfedaug.federation import FederationServer
 from medfedaug.nvflare_jobs import FederationController, MedFedAugRecipe, SiteExecutor
-from medfedaug.nvflare_jobs.kit.allowed import lacking, needed_classes, our_classes
+from medfedaug.nvflare_jobs.kit.allowed import lacking, our_classes
 from medfedaug.nvflare_jobs.kit.doctor import examine
 from medfedaug.nvflare_jobs.kit.kit import open_kit
 from medfedaug.nvflare_jobs.simulator import simulator
@@ -95,17 +93,6 @@ def test_a_list_narrowed_by_hand_gets_the_classes_that_every_job_names(kits, job
     assert check.ok is True
 
 
-@pytest.mark.parametrize("prefix", ["nvflare.app_common.widgets.", "nvflare.app_common.widgets"])
-@pytest.mark.parametrize("side", ["client", "server"])
-def test_a_list_that_allows_a_whole_package_of_nvflare_lacks_none_of_its_classes(kits, job, side, prefix):
-    kit = configure(kits, side)
-    file = kit / "local/resources.json"
-    entries = [prefix, *our_classes(side == "server")]
-    file.write_text(json.dumps({**json.loads(file.read_text()), "class_allow_list": entries}))
-    build(configure(kits, side), job, side)
-    assert json.loads(file.read_text())["class_allow_list"] == entries
-
-
 def test_what_nvflare_puts_into_every_job_at_a_site_is_allowed_there(kits, job, tmp_path):
     kit = configure(kits, "client", only=True)
     build(
@@ -134,17 +121,6 @@ def test_an_attack_is_refused_with_a_reason_and_writes_nothing(kits, job, tmp_pa
     with pytest.raises((ComponentNotAuthorized, NotBuilt), match=REASON):
         build(configure(kits, side), hostile, side)
     assert not mark.exists()
-
-
-def test_a_kit_of_before_let_a_function_of_ours_write_files(kits, job, tmp_path):
-    """What `site-config` mends, so that the tests above show something."""
-    kit, mark = configure(kits, "client"), tmp_path / "mark"
-    hostile = spoil(job, tmp_path / "hostile", "client", ATTACKS["function"](mark))
-    resources = json.loads((kit / "local/resources.json").read_text())
-    resources["class_allow_list"] = [*DEFAULT_CLASS_ALLOW_LIST, "medfedaug."]
-    (kit / "local/resources.json").write_text(json.dumps(resources))
-    build(kit, hostile, "client")
-    assert (mark / "site_A/dataset.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -234,21 +210,3 @@ def test_whatever_a_job_says_no_command_is_run(tmp_path):
                 component(config=config)
                 FederationServer(RunConfig.from_dict(config))
         assert not mark.exists(), config
-
-
-def test_no_file_that_a_job_names_is_read_as_weights(tmp_path):
-    torch.save({}, tmp_path / "weights.pt")
-    config = {"network": "resnet18", "network_args": {"pretrained": str(tmp_path / "weights.pt")}}
-    with pytest.raises(ConfigError, match="neither read from a file nor downloaded"):
-        FederationServer(RunConfig.from_dict(config))
-
-
-@pytest.mark.parametrize("tracking", [None, "tensorboard"])
-def test_our_jobs_name_the_classes_of_the_list_and_no_others(tmp_path, tiny_config, tracking):
-    if tracking:
-        pytest.importorskip("tensorboard")
-    MedFedAugRecipe(config=tiny_config(), name="job", tracking=tracking).export(job_dir=str(tmp_path))
-    for side in ("client", "server"):
-        text = (tmp_path / f"job/app/config/config_fed_{side}.json").read_text()
-        named = set(re.findall(r"\"path\": \"([^\"]+)\"", text))
-        assert named <= set(needed_classes(server=side == "server"))

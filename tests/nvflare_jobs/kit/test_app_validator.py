@@ -15,7 +15,6 @@ from hostile_files import FILES, SECRET, TOKEN, VARIABLE, bait, spoil_files
 from medfedaug import __version__
 from medfedaug.nvflare_jobs import MedFedAugRecipe
 from medfedaug.nvflare_jobs.kit import app_validator
-from medfedaug.nvflare_jobs.kit.doctor import examine
 from medfedaug.nvflare_jobs.kit.kit import VALIDATOR
 
 SIDES = {"client": "hospital-a", "server": "fl-server.example.org"}
@@ -66,6 +65,20 @@ def configured(run, kits: Path, side: str) -> Path:
     return kits / SIDES[side]
 
 
+@pytest.mark.parametrize("side", SIDES)
+def test_a_job_with_any_other_configuration_is_refused(tmp_path, tiny_config, monkeypatch, side):
+    monkeypatch.setattr(app_validator, "close_other_loaders", lambda: None)  # for all of this process
+    validator = app_validator.JsonAppValidator()
+    honest = job_of(tmp_path, tiny_config(classes=("background", "lesion")))
+    with bait(tmp_path / "secrets") as laid:
+        for number, attack in enumerate(FILES):
+            hostile = spoil_files(honest, tmp_path / f"hostile/{number}", side, attack, laid)
+            assert validator.validate(str(hostile / "app"))[0].startswith("job refused: "), attack
+        assert laid.asked == []
+    assert validator.validate(str(honest / "app")) == ("", {})
+
+
+@pytest.mark.slow  # processes of two kits, in which NVFlare itself reads the jobs
 def test_a_kit_refuses_every_other_configuration_in_its_parent_and_in_job_processes(
     run, kits, tmp_path, tiny_config
 ):
@@ -106,56 +119,6 @@ def check_answers(answers: list[dict[str, str]], side: str, kit: Path) -> None:
             assert answer["built"].startswith("NotJson: "), attack  # a job process would not read it either
     assert answers[-1]["deployed"] == ""
     assert json.loads(answers[-1]["built"])["executors" if side == "client" else "workflows"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("side", SIDES)
-def test_a_kit_without_the_validator_lets_jobs_read_all_of_it_and_is_not_ready(
-    run, kits, tmp_path, tiny_config, side
-):
-    """What the validator mends, so that the test above shows something."""
-    honest = job_of(tmp_path, tiny_config(classes=("background", "lesion")))
-    kit = configured(run, kits, side)
-    resources = json.loads((kit / "local/resources.json").read_text())
-    del resources["app_validator"]
-    (kit / "local/resources.json").write_text(json.dumps(resources))
-    with bait(tmp_path / "secrets") as laid:
-        jobs = [spoil_files(honest, tmp_path / a, side, a, laid) for a in ("hocon", "a variable")]
-        (hocon, variable), _ = given((kit, side, jobs))
-        assert laid.asked
-    assert (hocon["deployed"], variable["deployed"]) == ("", "")
-    assert SECRET in hocon["built"]
-    assert TOKEN in hocon["built"]
-    assert SECRET in variable["built"]
-    (check,) = [check for check in examine(kit) if check.name == "job files"]
-    assert check.ok is False
-    assert "site-config" in check.advice
-    code, out, _ = run("doctor", "--kit", kit)
-    assert code == 1
-    assert "job files" in out
-    configured(run, kits, side)
-    (check,) = [check for check in examine(kit) if check.name == "job files"]
-    assert check.ok is True
-
-
-@pytest.mark.slow
-def test_a_validator_of_the_sites_own_is_asked_too(run, kits, tmp_path, tiny_config):
-    honest = job_of(tmp_path, tiny_config())
-    kit = kits / SIDES["client"]
-    (kit / "local/custom").mkdir()
-    (kit / "local/custom/our_validator.py").write_text(
-        "from nvflare.apis.app_validation import AppValidator\n"
-        "class Closed(AppValidator):\n"
-        "    def validate(self, app_folder):\n"
-        "        return 'closed on Sundays', {}\n"
-    )
-    resources = json.loads((kit / "local/resources.json.default").read_text())
-    own = {"path": "our_validator.Closed", "args": {}}
-    (kit / "local/resources.json").write_text(json.dumps({**resources, "app_validator": own}))
-    configured(run, kits, "client")
-    assert "nothing to change" in run("site-config", "--kit", kit)[1]
-    (answer,), _ = given((kit, "client", [honest]))
-    assert answer["deployed"] == "closed on Sundays"
 
 
 def test_a_job_that_would_be_refused_is_not_exported(run, tmp_path):

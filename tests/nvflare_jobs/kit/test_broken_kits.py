@@ -15,8 +15,6 @@ import certificates
 import numpy as np
 import pytest
 from benchmark_files import write_volume
-from reboot_parts import Deployment
-from rehearsal_processes import left_running
 from rehearsed_hospitals import HOSPITALS, SERVER
 
 from medfedaug.errors import RunFailed
@@ -25,11 +23,8 @@ from medfedaug.nvflare_jobs.kit.kit import open_kit
 from medfedaug.nvflare_jobs.kit.kit_checks import check_process
 from medfedaug.nvflare_jobs.kit.kit_process import (
     ProcessRecord,
-    find_process,
-    restart,
     settings_at_start,
     start,
-    stop,
 )
 
 SITE = HOSPITALS[0]
@@ -94,7 +89,6 @@ def wrong_label(data: Path, value: int) -> None:
     write_volume(data / "labels/3.nii.gz", label)
 
 
-REJOINER = "medfedaug.nvflare_jobs.kit.rejoin.JobRejoiner"
 ALLOW_NOBODY = '{"format_version": "1.0", "permissions": {"lead": {"submit_job": "q:all"}}}'
 NO_RIGHTS = '{"format_version": "1.0"}'
 NO_SCOPE = '{"scopes": [{"name": "all"}], "default_scope": "none"}'
@@ -102,34 +96,23 @@ NO_SCOPE = '{"scopes": [{"name": "all"}], "default_scope": "none"}'
 # The check, its words, the file below local, and its new text, mode or entries.
 CHANGED = {
     "privacy is no JSON": ("privacy.json", "(JSONDecodeError)", "privacy.json", '{"scopes": ['),
-    "a key twice": ("privacy.json", "'scopes' occurs twice", "privacy.json", '{"scopes": [], "scopes": []}'),
     "no default scope": ("privacy.json", "'none' does not exist", "privacy.json", NO_SCOPE),
-    "privacy is a list": ("privacy.json", "privacy.json", "privacy.json", "[1]"),
-    "a policy is no JSON": ("kit", "not readable as JSON", "authorization.json", "{"),
     "no permissions": ("authorization.json", "missing permissions", "authorization.json", NO_RIGHTS),
     "no such right": ("authorization.json", "q:all", "authorization.json", ALLOW_NOBODY),
     "a log not set up": ("log_config.json", "has no entry 'handlers'", "log_config.json", '{"version": 1}'),
     "resources are no JSON": ("kit", "not readable as JSON", "resources.json", "{]"),
-    "resources are a list": ("kit", "a JSON object is needed", "resources.json", "[]"),
-    "settings are no JSON": ("settings", "not readable as JSON", "medfedaug.json", "{"),
     "logs are sent": ("logs", "sent to the server", "resources.json", {"allow_log_streaming": True}),
     "job files of any kind": ("job files", "HOCON or YAML", "resources.json", {"app_validator": None}),
     "local for everybody": ("modes", "local can be written by everybody (mode 777)", ".", 0o777),
-    "settings for everybody": ("modes", "medfedaug.json can be written by ev", "medfedaug.json", 0o666),
     "a script for all": ("modes", "sub_start.sh can be written by ev", "../startup/sub_start.sh", 0o777),
-    "a key for everybody": ("key", "can be read by others", "../startup/client.key", 0o644),
-    "a script cannot be run": ("scripts", "cannot be run", "../startup/start.sh", 0o644),
 }
 # The check, its words, and a function of kit, data and root.
 BROKEN = {
     "labels outside of the classes": ("labels", "label values 7", lambda k, d, r: wrong_label(d, 7)),
-    "labels of a drawing program": ("labels", "label values 255", lambda k, d, r: wrong_label(d, 255)),
     "a label map that is no image": (
         *("data", "labels/2.nii.gz"),
         lambda k, d, r: (d / "labels/2.nii.gz").write_text("no image"),
     ),
-    "an image that is gone": ("data", "images/1.nii.gz", lambda k, d, r: (d / "images/1.nii.gz").unlink()),
-    "no data": ("data", "missing", lambda k, d, r: shutil.rmtree(d)),
     "no policy": (
         *("authorization.json", "policy definition is empty"),
         lambda k, d, r: [path.unlink() for path in k.glob("local/authorization.json*")],
@@ -141,14 +124,6 @@ BROKEN = {
     "a component that is not installed": (
         *("resources.json", "no module 'nowhere.at' is installed"),
         lambda k, d, r: component(k, id="extra", path="nowhere.at.All", args={}),
-    ),
-    "two components of one name": (
-        *("resources.json", "the identifier resource_manager"),
-        lambda k, d, r: component(k, id="resource_manager", path=REJOINER),
-    ),
-    "two components without a name": (
-        *("resources.json", "a component has no identifier"),
-        lambda k, d, r: [component(k, path=REJOINER) for _ in range(2)],
     ),
     "a pipe in place of the resources": (
         *("kit", "is no file"),
@@ -163,10 +138,6 @@ BROKEN = {
     "a state folder that is gone": (
         *("storage", "begin anew"),
         lambda k, d, r: edit(k / "local/medfedaug.json", state=str(k.parent / "unmounted" / "state")),
-    ),
-    "a certificate that has ended": (
-        *("certificate", "expired on"),
-        lambda k, d, r: certificates.issue(k / "startup", r, SITE, begin=-30, days=29),
     ),
 }
 
@@ -298,13 +269,6 @@ def test_a_record_of_other_types_is_no_record(kit, run_as, run, values):
     assert run("health", kit)[0] == 1
 
 
-def test_a_record_from_the_future_shows_no_process_that_runs(kit):
-    """As after a clock that was set back, or of a kit that was copied from a machine with another clock."""
-    now = time.time()
-    ProcessRecord(os.getpid(), now, written=now + 86400, namespace="pid:[1]").save(kit)
-    assert the_process(kit).found == "does not run"
-
-
 def test_the_script_of_another_kit_is_not_taken_for_a_kits_own(kits, tmp_path, run):
     """A kit was copied while it ran, or its number is another script's after a reboot."""
     copy = shutil.copytree(kits / SITE, tmp_path / "copy")
@@ -333,50 +297,3 @@ def test_a_start_script_that_cannot_run_is_said_in_one_line(kit, run, mode, text
     code, _, err = run("start", kit, "--timeout", "1")
     assert (code, "Traceback" in err) == (2, False)
     assert words in " ".join(err.split())
-
-
-def test_a_log_that_a_function_makes_is_no_mistake(kit):
-    content = json.loads((kit / "local/log_config.json.default").read_text())
-    content["handlers"]["own"] = {"()": "logging.StreamHandler"}
-    (kit / "local/log_config.json").write_text(json.dumps(content))
-    assert [one for one in examine(kit) if one.ok is False] == []
-
-
-@pytest.mark.slow
-def test_a_site_before_and_after_its_restart(tmp_path, monkeypatch):
-    """Through NVFlare: unprotected, restarted without a question, then broken, restarted, and stopped."""
-    with Deployment(tmp_path / "work", hospitals=HOSPITALS[:2]) as system:
-        for name in ("HOME", "PATH"):
-            monkeypatch.setenv(name, system.environment[name])
-        system.request_kits()  # over gRPC
-        system.switch_on(SERVER)
-        kit = system.kit(SITE)
-        system.switch_on(SITE)
-        system.until(lambda: find_process(kit) is not None, "the site does not start")
-        system.make_data()
-        system.configure()
-        assert the_process(kit).ok is False
-        assert restart(system.kit(SERVER)).startswith("runs as process")
-        first = find_process(kit).pid
-        told = restart(kit)
-        assert str(find_process(kit).pid) in told
-        assert find_process(kit).pid != first
-        assert "not answered" not in told
-        assert the_process(kit).ok is True
-        clock = next(one for one in examine(kit, connect=True) if one.name == "clock")
-        assert clock.ok is True
-        assert "which the running kit asked" in clock.found
-        (kit / "local/privacy.json").write_text("{")
-        with pytest.raises(Exception, match="JSONDecodeError"):
-            restart(kit)
-        system.until(lambda: "crash loop" in (kit / "log.txt").read_text(), "the log says nothing")
-        lines = [line for line in (kit / "log.txt").read_text().splitlines() if "crash loop" in line]
-        assert "ended without being asked to" in lines[0]
-        (kit / "local/privacy.json").unlink()
-        stop(kit)
-        assert find_process(kit) is None
-        assert restart(kit).startswith("runs as process")
-        assert stop(kit) == "has stopped"
-        assert stop(kit) == "does not run"
-        assert stop(system.kit(SERVER)) == "has stopped"
-    assert left_running(tmp_path) == []

@@ -62,16 +62,6 @@ def test_a_split_with_too_few_cases_for_a_mean_is_noted(kit, own_data, make_site
     assert "validation scores" not in verdicts(examine(kit))
 
 
-def test_how_many_models_may_be_scored_is_said_and_more_than_usual_is_noted(kit):
-    found = the(examine(kit), "scored models")
-    assert found.ok
-    assert found.found.startswith("100 on validation and 20 on test cases within 30 days; 1 unknown")
-    change(kit, privacy={"max_test_scores": 500})
-    found = the(examine(kit), "scored models")
-    assert found.ok is None
-    assert "max_test_scores" in found.advice
-
-
 def rewrite_labels(data, values):
     for file in sorted((data / "labels").iterdir()):
         image = nibabel.load(file)
@@ -95,25 +85,6 @@ def test_a_declared_class_that_no_label_map_shows_is_noted(kit, own_data):
     assert found.ok is None
     assert "label maps shows cyst" in found.found
     assert "under 'labelled' in dataset.json" in found.advice
-
-
-def test_a_missing_data_folder_is_called_missing(kit, run, tmp_path):
-    code, out, err = run("doctor", "--kit", kit, "--data", tmp_path / "not mounted")
-    assert code == 1
-    assert "the data folder is missing" in " ".join((out + err).replace("│", " ").split())
-
-
-def test_where_prepared_images_are_kept_is_said(kit, run, tmp_path):
-    assert "up to 2 GiB in memory, the rest in " in the(examine(kit), "prepared images").found
-    change(kit, memory=0.5, cache=str(tmp_path / "prepared"))
-    code, out, err = run("doctor", "--kit", kit, "--offline")
-    assert code == 0, err
-    assert "up to 0.5 GiB in memory, the rest in" in " ".join(out.replace("│", " ").split())
-    assert str(tmp_path / "prepared") in the(examine(kit), "prepared images").found
-    (tmp_path / "prepared").write_text("")
-    check = the(examine(kit), "prepared images")
-    assert check.ok is False
-    assert "cannot be written" in check.found
 
 
 def test_a_kit_as_provisioned_is_not_ready_and_the_table_says_why(kits, run):
@@ -223,12 +194,6 @@ def test_what_is_wrong_is_found(kit, request, spoil, name, words):
     assert [check.name for check in checks if check.ok is False] == [name]
     assert words in the(checks, name).found
     assert the(checks, name).advice
-
-
-def test_whole_packages_that_a_site_allows_are_named(kit):
-    allow(kit, "hospital.tools.")
-    assert the(examine(kit), "allow-list").ok is None
-    assert "hospital.tools." in the(examine(kit), "allow-list").found
 
 
 def test_a_full_disk_is_found(kit, monkeypatch):

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 from hospitals import Hospital
 from nvflare.fuel.sec.authz import AuthzContext, Person, parse_policy_config
 from nvflare.security.security import COMMAND_CATEGORIES
@@ -16,7 +15,6 @@ from medfedaug.errors import ConfigError
 from medfedaug.federation.messages.messages import Request
 from medfedaug.nvflare_jobs.kit.allowed import needed_classes, our_classes
 from medfedaug.nvflare_jobs.kit.kit import LAUNCHER, OWN_COMPONENTS, forbid_code, open_kit
-from medfedaug.nvflare_jobs.provisioning.project import project_file
 from medfedaug.privacy.site_settings import SiteSettings
 
 
@@ -80,19 +78,6 @@ def test_a_site_limits_the_memory_of_prepared_images(run, kits, tmp_path, monkey
     code, _, err = run("site-config", "--kit", kits / "fl-server.example.org", "--memory", 0)
     assert code == 2
     assert "a server has no memory of its own" in " ".join(err.split())
-
-
-def test_an_administrator_sets_the_budget_of_scores(run, kits):
-    kit = kits / "hospital-a"
-    options = {"max-validation-scores": 500, "max-test-scores": 30, "max-unknown-models": 0}
-    code, _, err = run("site-config", "--kit", kit, *(w for n, v in options.items() for w in (f"--{n}", v)))
-    assert code == 0, err
-    policy = SiteSettings.load(kit).privacy
-    assert (policy.max_validation_scores, policy.max_test_scores, policy.max_unknown_models) == (500, 30, 0)
-    assert run("site-config", "--kit", kit, "--max-test-scores", 0)[0] == 2
-    code, _, err = run("site-config", "--kit", kits / "fl-server.example.org", "--max-test-scores", 3)
-    assert code == 2
-    assert "a server has no max_test_scores of its own" in " ".join(err.split())
 
 
 def test_site_config_is_idempotent_and_keeps_what_it_is_not_asked_to_change(run, kits, tmp_path):
@@ -208,27 +193,6 @@ def test_a_kit_may_allow_what_our_jobs_need_and_nothing_else(run, kits, name):
     assert content(kit, "resources.json") == now
 
 
-def test_an_allow_list_that_is_none_is_refused(run, kits):
-    kit = kits / "hospital-a"
-    (kit / "local/resources.json").write_text(json.dumps({"class_allow_list": "medfedaug."}))
-    code, _, err = run("site-config", "--kit", kit)
-    assert code == 2
-    assert "class_allow_list must be a list of class paths" in err
-
-
-def test_another_launcher_stays(run, kits):
-    kit = kits / "hospital-a"
-    values = content(kit, "resources.json.default")
-    for component in values["components"]:
-        if component["id"] == "process_launcher":
-            component["path"] = "nvflare.app_opt.job_launcher.docker_launcher.ClientDockerJobLauncher"
-    (kit / "local/resources.json").write_text(json.dumps(values))
-    assert run("site-config", "--kit", kit)[0] == 0
-    own = OWN_COMPONENTS[False]
-    found = [c for c in content(kit, "resources.json")["components"] if c["id"] not in own]
-    assert found == values["components"]
-
-
 def permitted(policy: dict, role: str, right: str) -> bool:
     parsed, error = parse_policy_config(policy, COMMAND_CATEGORIES)
     assert not error
@@ -256,39 +220,6 @@ def test_no_role_may_send_code_and_all_keep_their_other_rights(kits):
 def test_a_folder_that_is_no_sites_kit_is_refused(kits, name, words):
     with pytest.raises(ConfigError, match=words):
         open_kit(kits / name)
-
-
-def test_a_damaged_file_of_a_kit_is_named(run, kits):
-    kit = kits / "hospital-a"
-    (kit / "local/resources.json").write_text("{")
-    code, _, err = run("site-config", "--kit", kit)
-    assert code == 2
-    assert "resources.json: not readable as JSON" in err
-    (kit / "local/resources.json").unlink()
-    code, _, err = run("site-config", "--kit", kit, "--data", kit / "nowhere")
-    assert code == 2
-    assert "nowhere: no such folder" in err
-    assert not (kit / "local/resources.json").exists()
-
-
-def test_a_full_disk_costs_a_site_none_of_its_settings(run, kits, request):
-    kit = kits / "hospital-a"
-    assert run("site-config", "--kit", kit, "--min-images", 20)[0] == 0
-    before = content(kit, "medfedaug.json")
-    request.getfixturevalue("full_disk")
-    code, _, err = run("site-config", "--kit", kit, "--min-images", 30)
-    assert code == 2
-    assert "medfedaug.json: cannot be written: the disk is full" in " ".join(err.split())
-    assert content(kit, "medfedaug.json") == before
-
-
-def test_sites_may_have_names_that_yaml_takes_for_something_else():
-    sites = ["01", "no", "null", "1e5", "2026-01-01", "clinic-a"]
-    said = yaml.safe_load(project_file(sites, name="123"))
-    clients = [entry for entry in said["participants"] if entry["type"] == "client"]
-    assert [entry["name"] for entry in clients] == sites
-    assert [entry["org"] for entry in clients] == [name.replace("-", "_") for name in sites]
-    assert said["name"] == "123"
 
 
 def test_a_setting_that_pytorch_does_not_know_is_answered_in_one_line(tmp_path, tiny_config, phantom_dir):

@@ -106,26 +106,12 @@ def test_deaths_far_apart_do_not_add_up(handle, tmp_path):
     assert reported(made, tmp_path) == JobReturnCode.SUCCESS
 
 
-def test_a_clean_exit_is_the_end(handle, tmp_path):
-    made, starts, log = handle(0, 0)
-    made.wait()
-    assert (len(starts.processes), log) == (1, [])
-    assert reported(made, tmp_path) == JobReturnCode.SUCCESS
-
-
 def test_a_site_that_cannot_run_the_job_does_not_try_again(handle, tmp_path):
     made, starts, log = handle(str(ProcessExitCode.CONFIG_ERROR), 0)
     made.wait()
     assert len(starts.processes) == 1
     assert "not started again" in log[0]
     assert reported(made, tmp_path) not in REPORTABLE_JOB_FAILURES
-
-
-def test_a_job_that_the_site_forbids_is_reported_as_nvflare_does(handle, tmp_path):
-    made, starts, _ = handle(str(ProcessExitCode.UNSAFE_COMPONENT), 0)
-    made.wait()
-    assert len(starts.processes) == 1
-    assert reported(made, tmp_path) == ProcessExitCode.UNSAFE_COMPONENT
 
 
 @pytest.mark.parametrize(("codes", "pause"), [((None, 0), 0.0), ((DIED, 0), 60.0)])

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import pytest
 import typer
-from rehearsed_hospitals import HOSPITALS
 
 from medfedaug.cli.enrol import enrol
 from medfedaug.nvflare_jobs.kit.startup import check_startup
@@ -143,19 +142,6 @@ def test_the_others_enrol_in_the_same_way(places, run, name, kind, file):
     assert (hospital / name / "startup" / file).is_file()
 
 
-def test_the_kit_of_another_participant_is_not_renewed(places, basel, answered, provisioned, run):
-    _, _, work = places
-    request, _ = basel
-    kit = shutil.copytree(provisioned / HOSPITALS[0], work / "kit")
-    before = (kit / "startup/client.crt").read_bytes()
-    answer, root = answered
-    code, _, err = run("enrol", "accept", answer, "--fingerprint", root, "--kit", kit)
-    assert code == 2
-    assert f"is the kit of {HOSPITALS[0]}, and the answer is for basel" in " ".join(err.split())
-    assert (kit / "startup/client.crt").read_bytes() == before
-    assert request.with_name("basel.key").exists()
-
-
 def test_a_request_that_was_exchanged_on_its_way_is_not_signed(places, basel, run):
     project, _, work = places
     _, said = basel
@@ -268,15 +254,6 @@ def test_a_name_that_nvflare_would_not_take_is_refused_before_a_key_is_made(plac
     assert code == 2
     assert words in " ".join(err.split())
     assert not Path("requests").exists()
-
-
-def test_an_open_request_is_not_lost_to_another(places, basel, run):
-    request, _ = basel
-    before = request.with_name("basel.key").read_bytes()
-    code, _, err = run("enrol", "request", "basel")
-    assert code == 2
-    assert "a request is open" in err
-    assert request.with_name("basel.key").read_bytes() == before
 
 
 def test_a_renewal_that_was_killed_between_its_renames_goes_on(places, answered, run):

@@ -12,7 +12,6 @@ from nvflare.fuel.f3.mpm import MainProcessMonitor
 from nvflare.private.fed.app.simulator import simulator, simulator_runner, simulator_worker
 from nvflare.private.fed.server.fed_server import FederatedServer
 
-from medfedaug.nvflare_jobs.simulator.short_waits import _Pauses
 from medfedaug.nvflare_jobs.simulator.simulator_process import VERSIONS, WORKER
 
 pytestmark = pytest.mark.skipif(
@@ -38,13 +37,3 @@ def test_the_simulator_waits_and_starts_sites_by_the_names_that_are_replaced():
         "cleanup_grace_time",
     }
     assert inspect.signature(FederatedServer).parameters["check_engine_frequency"].default == 3.0
-
-
-def test_a_pause_is_as_long_as_was_asked_or_as_allowed(monkeypatch):
-    slept = []
-    monkeypatch.setattr(time, "sleep", slept.append)
-    pauses = _Pauses(0.05)
-    pauses.sleep(1.0)
-    pauses.sleep(0.01)
-    assert slept == [0.05, 0.01]
-    assert pauses.time is time.time

@@ -66,14 +66,6 @@ def test_forks_are_for_linux_for_known_versions_and_for_users_that_do_not_refuse
     assert no_fast_start() == f"{FAST_START_VARIABLE}=0"
 
 
-def test_a_start_survives_its_line_of_text(tmp_path):
-    given = start(tmp_path, MEDFEDAUG_DATA='a "b"\n c')
-    line = given.to_json()
-    assert "\n" not in line
-    assert Start.from_json(line) == given
-    assert given.arguments == ["job", "-w", "work space", "-c", "A,B", "-n", "2", "-t", "2"]
-
-
 def test_a_prepared_process_ends_with_the_command_that_does_not_use_it(monkeypatch):
     monkeypatch.delenv(FAST_START_VARIABLE, raising=False)
     prepare(1)

@@ -21,7 +21,6 @@ from medfedaug.data.base import SPLITS, Case
 from medfedaug.data.sites import find_sites
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError
-from medfedaug.experiments.simulate import configure
 from medfedaug.federation import run_in_process
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.server.output import write_run
@@ -29,6 +28,7 @@ from medfedaug.methods import parse_methods
 from medfedaug.runs.bundle.network import plain_inference
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_statistics import Origin
+from medfedaug.simulate import configure
 from medfedaug.statistics import load_statistics, save_statistics
 
 # Runs bundles as their README says, in a process to which medfedaug and what it needs besides is not there.
@@ -56,7 +56,6 @@ OBLIQUE = np.array(
     [[0.6, -7.7, 1.4, 130.0], [6.3, 0.7, -3.5, -12.5], [0.7, 0.35, 22.8, 7.25], [0, 0, 0, 1.0]]
 )
 
-TWO_STAGES = {"channels": [4, 8], "strides": [2]}
 NOWHERE = Origin("", None, "")
 
 # MONAI alone predicts in a process of its own.
@@ -282,18 +281,6 @@ def test_the_pair_is_that_of_the_site_and_the_readme_says_so(runs, bundles):
     assert "site_A" not in readme
 
 
-def test_a_place_that_never_trained_gives_statistics_of_its_own(runs, tmp_path):
-    other = load_statistics(runs["windows_of_slices"] / "statistics.json")["site_B"]
-    save_statistics(tmp_path / "own.json", {"new": other}, "raw")
-    bundle = tmp_path / "bundle"
-    code, _, err = command(
-        *("bundle", runs["windows_of_slices"], "--out", bundle, "--statistics", tmp_path / "own.json")
-    )
-    assert code == 0, err
-    config = json.loads((bundle / "configs/inference.json").read_text())
-    assert (config["mean"], config["std"]) == (other.mean.tolist(), other.std.tolist())
-
-
 @pytest.fixture
 def untrained(runs, tmp_path):
     """A run's folder with another configuration and its network's first weights: `untrained(network=...)`."""
@@ -393,10 +380,3 @@ def test_what_is_missing_is_named(runs, tmp_path):
     (out / "somebody's").touch()
     code, _, err = command("bundle", runs["slices"], "--out", out)
     assert (code, "not an empty folder" in err) == (2, True)
-
-
-def test_a_run_of_photographs_to_classify_is_refused(untrained):
-    photographs = {"in_channels": 3, "channel_names": [], "image_size": 28}
-    run = untrained(task="classification", network="lenet5", network_args={}, **photographs)
-    with pytest.raises(ConfigError, match="this run is for classification"):
-        plain_inference(run, NOWHERE)

@@ -106,23 +106,6 @@ def test_the_order_of_models_changes_no_bit_and_a_call_goes_on(run, folds, image
     assert "holds predictions with other model" in err
 
 
-def test_classes_of_photographs_are_those_of_the_mean(run, make_photos, tmp_path):
-    for name in "AB":
-        make_photos(name, per_class=4)
-    data = tmp_path / "photos"
-    options = ("--network", "lenet5")
-    runs = [simulated(data, tmp_path / f"run{s}", "fedavg", *options, "--seed", s) for s in (0, 1)]
-    told = [
-        predicted(run, tmp_path / f"out{i}", data / "A/cat", *(w for m in models for w in ("--model", m)))
-        for i, models in enumerate([[runs[0]], [runs[1]], runs])
-    ]
-    *alone, together = (one["cases"] for one in told)
-    for name, entry in together.items():
-        for label, share in entry["probabilities"].items():
-            assert share == pytest.approx(np.mean([one[name]["probabilities"][label] for one in alone]))
-        assert entry["class"] == max(entry["probabilities"], key=entry["probabilities"].get)
-
-
 def test_what_does_not_go_together_is_one_line(run, folds, images, tmp_path):
     first, second, _ = sorted(folds.glob("*/seed-0"))
     other = shutil.copytree(second, tmp_path / "other")

@@ -13,7 +13,6 @@ import pytest
 import SimpleITK as sitk
 from finished_runs import FEW, balanced, dice_of, simulated
 from PIL import Image
-from running import SHARED
 from written_volumes import AFFINE, load_volume, turn, write
 
 from medfedaug.data.datasets.phantom import make_phantom
@@ -138,21 +137,6 @@ def test_turned_and_mirrored_volumes_have_turned_and_mirrored_label_maps(run, is
     assert not (out / "previews").exists()
 
 
-def test_volumes_are_flipped_along_three_axes_and_their_label_maps_stay(run, isotropic, tmp_path):
-    model, data = isotropic
-    call = ("predict", "--model", model, "--images", data / "site_A", "--site", "site_A", "--no-previews")
-    assert run(*call, "--out", tmp_path / "one")[0] == 0
-    code, _, err = run(*call, "--out", tmp_path / "eight", "--flips", "--uncertainty-map")
-    assert code == 0, err
-    for name, entry in predictions(tmp_path / "eight")["cases"].items():
-        assert (entry["passes"], 0 < entry["agreement"]["lesion"] < 1) == (8, True)
-        one, eight = (voxels(tmp_path / f"{out}/{name}.nii.gz") for out in ("one", "eight"))
-        np.testing.assert_array_equal(one, eight)
-        found = voxels(tmp_path / f"eight/uncertainty/{name}.nii.gz")
-        assert found.shape == voxels(data / f"site_A/images/{name}.nii.gz").shape
-        assert 0 < found.max() <= 0.5
-
-
 def test_every_format_has_the_same_voxels_and_its_images_own_geometry(run, slices, head, tmp_path):
     images, out = tmp_path / "images", tmp_path / "out"
     names = ["a.nii", "b.nii.gz", "c.mha", "d.mhd", "e.nrrd", "f.nhdr", "g_small.mha"]
@@ -212,38 +196,6 @@ def test_oblique_volumes_keep_every_byte_of_their_geometry(run, slices, head, tm
     silent = predictions(out)["cases"]["0"]
     assert "volume_ml" not in silent
     assert silent["voxels"]["lesion"] > 0
-
-
-def test_files_of_one_image_are_its_channels_by_name(run, make_site, tmp_path):
-    for name in "AB":
-        folder = make_site(name, channels=2)
-        listing = json.loads((folder / "dataset.json").read_text())
-        (folder / "dataset.json").write_text(json.dumps({**listing, "channel_names": {"0": "T1", "1": "T2"}}))
-    model = simulated(tmp_path / "data", tmp_path / "run", "fedrdn")
-    both = nibabel.load(tmp_path / "data/A/images/0.nii.gz")
-    new = tmp_path / "new"
-    new.mkdir()
-    for number, name in enumerate(("t1", "t2")):
-        nibabel.save(
-            nibabel.Nifti1Image(np.asarray(both.dataobj)[..., number], both.affine), new / f"{name}.nii"
-        )
-    # Against the order of the federation.
-    listed = {"channel_names": {"0": "t2", "1": "t1"}, "test": [{"image": ["t2.nii", "t1.nii"]}]}
-    (new / "dataset.json").write_text(json.dumps(listed))
-    arguments = ("predict", "--model", model, "--site", "A", "--no-previews")
-    code, _, err = run(*arguments, "--images", new, "--out", tmp_path / "parts", "--probabilities")
-    assert code == 0, err
-    whole = tmp_path / "data/A/images/0.nii.gz"
-    code, _, err = run(*arguments, "--images", whole, "--out", tmp_path / "whole", "--probabilities")
-    assert code == 0, err
-    parts, one = tmp_path / "parts/probabilities/t2.nii", tmp_path / "whole/probabilities/0.nii.gz"
-    # Each file is scaled by itself where channels come in several.
-    assert load_volume(parts).shape == load_volume(one).shape
-    assert predictions(tmp_path / "parts")["cases"]["t2"]["files"] == ["t2.nii", "t1.nii"]
-    single = run(*arguments, "--images", new / "t1.nii", "--out", tmp_path / "single")
-    assert single[0] == 1
-    assert "has 1 channel, and the model takes 2 (T1, T2)" in single[2]
-    assert "Several files of one image are listed in dataset.json" in single[2]
 
 
 def test_a_bad_file_does_not_end_the_rest_and_a_second_call_goes_on(run, slices, head, tmp_path, monkeypatch):
@@ -385,34 +337,3 @@ def test_what_cannot_be_predicted_is_one_line(run, slices, tmp_path, images, wor
         assert word in err
     assert not out.exists()
     assert run("predict", "--model", slices, "--images", tmp_path, "--out", out, "--device", "abacus")[0] == 2
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not (SHARED / "data/lgg_multisite").is_dir(), reason="needs the data in shared/")
-def test_real_volumes_have_the_label_maps_of_the_evaluation(run, tmp_path):
-    """LGG: EZ took no part; its volume is predicted as it is, turned, mirrored and oblique."""
-    data = SHARED / "data/lgg_multisite"
-    model = simulated(data, tmp_path / "run", "fedrdn", "--limit", 2)
-    balanced(model, data, "EZ")
-    out, scores = tmp_path / "out", tmp_path / "scores.json"
-    assert run("predict", "--model", model, "--images", data / "EZ", "--out", out)[0] == 0
-    assert (
-        run("evaluate", "--model", model / "global_model.pt", "--data", data / "EZ", "--out", scores)[0] == 0
-    )
-    ((name, dice),) = json.loads(scores.read_text())["sites"]["EZ"]["cases"].items()
-    listed = json.loads((data / "EZ/dataset.json").read_text())["test"][0]
-    plain = voxels(out / f"{name}.nii.gz")
-    assert dice_of(plain, voxels(data / "EZ" / listed["label"])) == pytest.approx(dice, abs=1e-6)
-    assert header(out / f"{name}.nii.gz") == header(data / "EZ" / listed["image"])
-
-    image = voxels(data / "EZ" / listed["image"])
-    for kind, moved in (("oblique", image), ("mirrored", image[:, :, ::-1])):
-        write(tmp_path / f"images/{kind}.nii.gz", np.ascontiguousarray(moved), AFFINE)
-    own = ("--statistics", out / "statistics.json")
-    code, _, err = run(
-        *("predict", "--model", model, "--images", tmp_path / "images", "--out", tmp_path / "again", *own)
-    )
-    assert code == 0, err
-    np.testing.assert_array_equal(voxels(tmp_path / "again/oblique.nii.gz"), plain)
-    np.testing.assert_array_equal(voxels(tmp_path / "again/mirrored.nii.gz"), plain[:, :, ::-1])
-    assert header(tmp_path / "again/oblique.nii.gz") == header(tmp_path / "images/oblique.nii.gz")

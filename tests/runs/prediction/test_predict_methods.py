@@ -9,8 +9,7 @@ from pathlib import Path
 import nibabel
 import numpy as np
 import pytest
-import torch
-from finished_runs import FEW, balanced, dice_of, rehashed, simulated
+from finished_runs import FEW, balanced, dice_of, simulated
 from PIL import Image
 from written_volumes import load_volume
 
@@ -109,22 +108,6 @@ def test_own_statistics_and_layers_and_those_of_a_place_that_never_trained(
     assert load_statistics(out / STATISTICS)["images"].count == len(expected)
 
 
-def test_a_damaged_image_is_left_out_of_the_statistics(run, normalised, phantom_dir, tmp_path):
-    images = tmp_path / "images"
-    shutil.copytree(phantom_dir / "site_C/images", images)
-    arguments = ("predict", "--model", normalised, "--images", images, "--no-previews")
-    assert run(*arguments, "--out", tmp_path / "whole")[0] == 0
-    bad = nibabel.load(next(images.glob("*.nii.gz")))
-    nan = np.where(np.asarray(bad.dataobj) > 0, np.nan, 0).astype(np.float32)
-    nibabel.save(nibabel.Nifti1Image(nan, bad.affine), images / "aaa.nii.gz")
-    code, _, err = run(*arguments, "--out", tmp_path / "out")
-    assert code == 1
-    assert "failed: aaa" in err
-    assert predictions(tmp_path / "out")["statistics"] == predictions(tmp_path / "whole")["statistics"]
-    for name, found in maps(tmp_path / "whole").items():
-        np.testing.assert_array_equal(found, maps(tmp_path / "out")[name])
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -198,25 +181,6 @@ def test_prediction_opens_no_ledger_and_keeps_no_rounds(run, phantom_dir, tmp_pa
     assert code == 0, err
 
 
-def test_adapters_are_those_of_the_run_and_fine_tuning_is_left_out(run, phantom_dir, tmp_path):
-    model = simulated(phantom_dir, tmp_path / "run", "fedfd_a,finetune", *FEW)
-    balanced(model, phantom_dir, "site_C")
-    # Adapters that choose an image's own statistics, by their last bias.
-    exchange = torch.load(model / "global_exchange.pt", weights_only=True)
-    assert any(".adapter." in key for key in exchange)
-    expected = scores(run, model, phantom_dir, "site_C", tmp_path / "scores.json")
-    arguments = ("predict", "--model", model, "--images", phantom_dir / "site_C", "--no-previews")
-    code, _, err = run(*arguments, "--out", tmp_path / "out")
-    assert code == 0, err
-    assert "before it was tested; this is the model before that" in err
-    assert_scored_alike(tmp_path / "out", phantom_dir / "site_C", expected)
-    torch.save({key: value * 3 + 0.5 for key, value in exchange.items()}, model / "global_exchange.pt")
-    rehashed(model)
-    assert run(*arguments, "--out", tmp_path / "other")[0] == 0
-    before, after = maps(tmp_path / "out"), maps(tmp_path / "other")
-    assert any((before[name] != after[name]).any() for name in before)
-
-
 def test_an_image_unlike_the_federations_is_named_with_how_far(run, tmp_path):
     data = tmp_path / "data"
     make_phantom(data, sites=2, patients=3, spacings=[(8, 8, 8), (10, 10, 10)], seed=0)
@@ -250,7 +214,7 @@ def test_an_image_unlike_the_federations_is_named_with_how_far(run, tmp_path):
     assert f"{far:.1f} deviations outside the sites'" in found["bright"][0]
     assert f"thick: unlike the federation's images: {found['thick'][0]}" in err
     assert "recorded nothing" not in err
-    # A job of an earlier version has neither file nor plan nor spacing, and that is said once.
+    # A run with neither file nor plan nor spacing says so once.
     (model / STATISTICS).unlink()
     record = json.loads((model / "results.json").read_text())
     (model / "results.json").write_text(

@@ -72,24 +72,6 @@ def test_flips_are_those_of_the_image_and_change_no_voxel(run, model, image, tmp
     assert entry["uncertainty_map"] in entry["written"]
 
 
-def test_a_dicom_series_has_the_map_of_the_same_voxels_as_nifti(run, model, image, tmp_path):
-    pytest.importorskip("highdicom", reason="pip install 'medfedaug[dicom]'")
-    images = tmp_path / "images"
-    images.mkdir()
-    voxels, affine = (read(image) * 1000).astype(np.int16), nibabel.load(image).affine
-    nibabel.save(nibabel.Nifti1Image(voxels, affine), images / "volume.nii.gz")
-    series(images / "series", voxels, affine, "1.2.3")
-    call = ("predict", "--model", model, "--images", images, "--out", tmp_path / "out", "--no-previews")
-    code, _, err = run(*call, "--flips", "--uncertainty-map")
-    assert code == 0, err
-    one, other = (nibabel.load(tmp_path / f"out/uncertainty/{name}.nii.gz") for name in ("volume", "series"))
-    assert np.asarray(one.dataobj).max() > 0.001
-    corners = np.array([[0, 0, 0, 1], [*np.subtract(voxels.shape, 1), 1]])
-    turned = np.rint(corners @ one.affine.T @ np.linalg.inv(other.affine).T).astype(int)
-    flips = [axis for axis in range(3) if turned[0, axis] > turned[1, axis]]
-    np.testing.assert_array_equal(np.flip(np.asarray(other.dataobj), flips), np.asarray(one.dataobj))
-
-
 def test_the_page_shows_the_cases_in_the_order_of_the_list(run, model, image, phantom_dir, tmp_path):
     images, out = tmp_path / "images", tmp_path / "out"
     images.mkdir()
@@ -206,15 +188,3 @@ def test_a_class_that_names_a_side_is_not_flipped(run, model, image, tmp_path):
     code, _, err = run("predict", "--model", other, "--images", image, "--out", tmp_path / "out", "--flips")
     assert code == 2
     assert "name a side" in err
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [(("--uncertainty-map",), "needs several passes"), (("--data", "nowhere"), "nowhere")],
-)
-def test_what_cannot_be_measured_is_refused_in_one_line(run, model, image, tmp_path, options, said):
-    code, _, err = run("predict", "--model", model, "--images", image, "--out", tmp_path / "out", *options)
-    assert code == 2
-    assert said in err
-    assert err.count("\n") == 1
-    assert not (tmp_path / "out/predictions.json").exists()

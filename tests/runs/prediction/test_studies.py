@@ -18,14 +18,11 @@ import requests
 from dicom_files import affine_of, write_slices
 from finished_runs import FEW, balanced, simulated
 from hostile_archive import Lie, changed, hostile_archive
-from orthanc import running_orthanc
 from pydicom.uid import generate_uid
 
-from medfedaug.cli.predict import key_folder
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.pacs.archive import StudyQuery
 from medfedaug.data.pacs.open_archive import open_archive
-from medfedaug.privacy.pseudonyms import Pseudonyms
 from medfedaug.runs.prediction.ensemble import Ensemble
 from medfedaug.runs.prediction.options import PredictionOptions, StudyOptions
 from medfedaug.runs.prediction.studies import predict_studies
@@ -202,61 +199,6 @@ def test_a_study_that_fails_costs_itself_and_names_no_patient(orthanc, run, mode
     assert objects(orthanc, "TWO-1") == {}
 
 
-def test_an_archive_that_refuses_gets_the_predictions_later(run, model, tmp_path):
-    with running_orthanc(tmp_path / "pacs", DicomAlwaysAllowStore=False, DicomModalities={}) as orthanc:
-        put(orthanc, tmp_path / "in", "LATER-1", 4)
-        out = tmp_path / "out"
-        call = ("predict", "--model", model, "--out", out, "--no-previews")
-        call += ("--studies", studies(tmp_path / "studies.csv", "LATER-1"))
-        code, _, err = run(*call, "--dimse", orthanc.dimse)
-        assert code == 0, err  # predicted, and nothing is stored
-        assert objects(orthanc, "LATER-1") == {}
-        before = {file: file.stat().st_mtime_ns for file in out.glob("*.dcm")}
-        assert len(before) == 4
-        code, _, err = run(*call, "--dimse", orthanc.dimse, "--store")
-        assert code != 0
-        assert err.count("run the same command again to go on") == 1  # after three, not after four
-        code, said, err = run(*call, "--dicomweb", orthanc.dicomweb, "--store")
-        assert code == 0, err
-        assert "stored 4 objects of 4 studies" in said
-        assert {file: file.stat().st_mtime_ns for file in out.glob("*.dcm")} == before
-        sent = {pydicom.dcmread(file).SOPInstanceUID for file in before}
-        assert {one.SOPInstanceUID for one in objects(orthanc, "LATER-1")["SEG"]} == sent
-
-
-def test_other_codes_or_flips_make_other_objects_and_the_sites_key_the_names_of_its_import(
-    orthanc, run, model, tmp_path
-):
-    put(orthanc, tmp_path / "in", "CODES-1")
-    wanted = ("--studies", studies(tmp_path / "studies.csv", "CODES-1"), "--dicomweb", orthanc.dicomweb)
-    site = tmp_path / "site_A"
-    assert run("import", *wanted, "--out", site)[0] == 0
-    imported = {row["image"] for row in json.loads((site / "dataset.json").read_text())["test"]}
-    call = ("predict", "--model", model, *wanted, "--store", "--no-previews")
-
-    def stored(out, *options):
-        code, _, err = run(*call, "--out", tmp_path / out, *options)
-        assert code == 0, err
-        return len(objects(orthanc, "CODES-1")["SEG"])
-
-    def codes(name, value):
-        code = {"value": value, "scheme": "SCT", "meaning": "Neoplasm"}
-        file = tmp_path / name
-        file.write_text(json.dumps({"lesion": {"category": code, "type": code}}))
-        return ("--codes", file)
-
-    assert stored("plain", "--pseudonyms", tmp_path / "site_A.state") == 1
-    cases = json.loads((tmp_path / "plain/predictions.json").read_text())["cases"]
-    assert {f"images/{case}.nii.gz" for case in cases} == imported
-    assert stored("one", *codes("one.json", "108369006")) == 2
-    assert stored("elsewhere", *codes("same.json", "108369006")) == 2
-    assert stored("two", *codes("two.json", "108369007")) == 3
-    assert stored("flips", "--flips") == 4
-    assert stored("flips_elsewhere", "--flips") == 4
-    assert stored("without", "--pseudonyms", tmp_path / "flips.state") == 4
-    assert json.loads((tmp_path / "one/predictions.json").read_text())["cases"].keys() != cases.keys()
-
-
 @pytest.fixture(scope="module")
 def two_channels(tmp_path_factory):
     """A run of volumes of two channels."""
@@ -360,30 +302,6 @@ def test_a_patient_who_was_withdrawn_from_the_import_is_left_out(orthanc, run, m
     assert "restore it from a copy" in err
 
 
-@pytest.mark.slow
-def test_statistics_of_all_images_wait_for_all_and_a_file_of_them_makes_other_objects(
-    orthanc, run, phantom_dir, tmp_path
-):
-    put(orthanc, tmp_path / "in", "TOGETHER-1", 3)
-    model = simulated(phantom_dir, tmp_path / "run", "fedrdn", *FEW)
-    call = ("predict", "--model", model, "--dicomweb", orthanc.dicomweb, "--store", "--no-previews")
-    call += ("--studies", studies(tmp_path / "studies.csv", "TOGETHER-1"), "--parallel", 1)
-    code, _, err = run(*call, "--out", tmp_path / "all")
-    assert code == 0, err
-    told = json.loads((tmp_path / "all/predictions.json").read_text())
-    assert told["statistics"]["of"] == "the 3 images given"
-    assert len(objects(orthanc, "TOGETHER-1")["SEG"]) == 3
-    own = ("--statistics", tmp_path / "all/statistics.json")
-    code, said, err = run(*call, "--out", tmp_path / "later", *own)
-    assert code == 0, err
-    assert "stored 3 objects" in said
-    found = objects(orthanc, "TOGETHER-1")["SEG"]
-    assert len({one.SeriesInstanceUID for one in found}) == 6
-    code, said, _ = run(*call, "--out", tmp_path / "once", *own)
-    assert code == 0
-    assert "stored" not in said
-
-
 def test_images_are_removed_study_by_study_and_failures_of_all_are_named(orthanc, run, model, tmp_path):
     put(orthanc, tmp_path / "in", "MANY-1", 7)
     write_slices(  # a constant volume fails to be predicted, in whatever part of the studies it is
@@ -418,29 +336,6 @@ def test_images_are_removed_study_by_study_and_failures_of_all_are_named(orthanc
     assert not [*(tmp_path / "out.state").glob("images/*")]
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ((), "give one of --images"),
-        (("--images", ".", "--dicomweb", "http://x"), "give one of --images"),
-        (("--dicomweb", "http://x"), "--studies FILE"),
-        (("--images", ".", "--store"), "--store needs an archive"),
-        (("--images", ".", "--channel", "T1=t1"), "--channel goes with an archive"),
-        (("--dicomweb", "http://x", "--studies", "studies.csv", "--again"), "--again goes with --store"),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused_in_one_line(
-    run, model, tmp_path, monkeypatch, options, said
-):
-    monkeypatch.chdir(tmp_path)
-    studies(tmp_path / "studies.csv", "X")
-    code, _, err = run("predict", "--model", model, "--out", tmp_path / "out", *options)
-    assert code == 2
-    assert said in err
-    assert err.count("\n") == 1
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.slow
 def test_killed_and_called_again_each_study_has_its_objects_once(orthanc, run, model, tmp_path):
     put(orthanc, tmp_path / "in", "KILLED", 12)
@@ -462,12 +357,6 @@ def test_killed_and_called_again_each_study_has_its_objects_once(orthanc, run, m
     kept = {one.SOPInstanceUID for one in before["SEG"]}
     assert kept <= {one.SOPInstanceUID for one in after["SEG"]}
     assert len({one.StudyInstanceUID for one in after["SR"]}) == 12
-
-
-def test_the_key_beside_the_sites_data_is_used_where_an_import_made_one(tmp_path):
-    assert key_folder(None) is key_folder(tmp_path / "site_A") is None
-    Pseudonyms.of_site(tmp_path / "site_A.state")
-    assert key_folder(tmp_path / "site_A") == tmp_path / "site_A.state"
 
 
 def test_an_archive_that_sends_another_patient_gets_no_prediction(run, model, tmp_path):

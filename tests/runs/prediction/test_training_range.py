@@ -84,11 +84,3 @@ def test_a_borrowed_class_has_no_range_and_cases_say_nothing_of_what_they_lack(s
     assert found.warnings({"voxels": voxels, "volume_ml": {**volume, "rim": 0.0}}) == [
         "nothing of rim is found, and each of 1 training cases has some"
     ]
-
-
-def test_records_of_earlier_releases_are_read(site):
-    found = TrainingRange.of_folder(site, CLASSES)
-    record = found.record()
-    for entry in record["classes"].values():
-        del entry["cases"]
-    assert TrainingRange.of_record(record) == found

@@ -21,11 +21,11 @@ from medfedaug.config.run import RunConfig, derive_seed
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, MedFedAugError
-from medfedaug.experiments.simulate import configure
 from medfedaug.federation import run_in_process
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.methods import parse_methods
+from medfedaug.simulate import configure
 from medfedaug.statistics import load_statistics
 from medfedaug.tasks.bundle.definition import BundleDefinition
 from medfedaug.transforms import StandardizeHistogram
