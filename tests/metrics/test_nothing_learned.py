@@ -9,6 +9,7 @@ from medfedaug.analysis import patient_table, summary_table, write_report
 from medfedaug.analysis.report_summary import answer
 from medfedaug.metrics.nothing_learned import nothing_learned_in
 from medfedaug.metrics.segmentation import LabelMapScores
+from medfedaug.runs.load_results import load_run
 
 
 def runs_of(fold, score, methods=("fedavg", "fedrdn")):

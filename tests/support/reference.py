@@ -18,7 +18,6 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-import torch._dynamo  # knows PyTorch's functions as they are when it is imported, which is before `Draws`
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -120,6 +119,7 @@ class Draws(ExitStack):
     current: list[Tensor] = []  # noqa: RUF012, of the step that is under way
 
     def __enter__(self) -> Draws:
+
         for owner, names in self._DRAWING:
             for name in names:
                 self.enter_context(patch.object(owner, name, self._noting(getattr(owner, name))))
