@@ -70,8 +70,12 @@ class FedRDNSite(SitePart, SiteExchange):
 
     def collect(self) -> Payload:
         """Return μₖ and σₖ, (C,) each, and the number of images."""
-        own = self.context.statistics(self.over)
-        return {"mean": own.mean, "std": own.std, "count": torch.tensor([float(own.count)])}
+        own, of_all = self.context.statistics(self.over), self.context.census.of_all
+        return {
+            "mean": of_all(own.mean),
+            "std": of_all(own.std),
+            "count": of_all(torch.tensor([float(own.count)])),
+        }
 
     def contributions(self, bounds: Bounds) -> Contributions:
         """Return μᵢ and σᵢ of each image: Eq. 5 is their mean."""
