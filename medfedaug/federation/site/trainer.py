@@ -116,6 +116,7 @@ class SiteTrainer(SiteModel):
     ) -> None:
         super().__init__(config, data, device, threads=threads, machine=machine, statistics=statistics)
         self.policy = policy or PrivacyPolicy.of_simulation()
+        self.min_patients = self.policy.min_images
         self.ledger = PrivacyLedger(ledger)
         self.memory = RoundMemory("", Path(state_dir) if state_dir is not None else None)
         self.exchange_device = _CPU
@@ -160,6 +161,7 @@ class SiteTrainer(SiteModel):
             or any(part.uses_unsent_statistics for part in self.parts.values()),
             per_patient=self.folder.cases_of_patients("training"),
             identities=lambda: case_identities(self.folder, "training", self.ledger),
+            census=self.census,
         )
         self.training = local_training(self, self.guard, loop, script.criterion)
         settled = self.training.private or isinstance(self.training, LoopTraining)
@@ -197,8 +199,9 @@ class SiteTrainer(SiteModel):
         """
         reply = Reply(PREPARE)
         if self.trains and self.memory.sent is not None:
-            # Repeated after a restart, without reading the images again.
+            # Repeated after a restart, without reading the images again; it was counted before it was kept.
             reply.payload = self.memory.sent
+            reply.contributors = dict.fromkeys(reply.payload, self.census.everyone)
         elif self.trains:
             for name, part in self.parts.items():
                 for exchange in (part.before_training, part.every_round):
@@ -209,6 +212,7 @@ class SiteTrainer(SiteModel):
                 if (exchange := part.before_training) is not None:
                     self.guard.observe(name, exchange)
                     reply.payload.update(namespaced(self.guard.collect(name, exchange), name))
+            self.entry_patients.note(reply)
             self.memory.sent = reply.payload
             if self.saves_each_round:
                 self.save()
@@ -288,6 +292,7 @@ class SiteTrainer(SiteModel):
         self._personalise()
         before = self._starting_loss()
         self.memory.present = -1
+        self.entry_patients.begin()
         seed = derive_seed(self.config.seed, self.name, round_)
         stop = should_stop or (lambda: False)
         collected: Payload = {}
@@ -375,13 +380,15 @@ class SiteTrainer(SiteModel):
 
     def _update(self, round_: int, collected: Payload) -> Reply:
         state = self.network.state_dict()
+        sent = {key: state[key] for key in self.composition.sent}
         return Reply(
             TRAIN,
             round_,
-            weights={key: portable(state[key], self.exchange_device) for key in self.composition.sent},
+            weights={key: portable(value, self.exchange_device) for key, value in sent.items()},
             payload={key: portable(value, _CPU) for key, value in collected.items()},
             num_samples=self.training.count(self._samples),
             metrics=dict(self.last_metrics),
+            contributors=self.entry_patients.of({**sent, **collected}),
         )
 
     def own_dataset(self, seed: int) -> Dataset[Any]:
@@ -455,6 +462,6 @@ def site_fingerprint(trainer: SiteTrainer) -> Payload:
     """Return a site's payload for the plan, through its guard; empty from a site that does not train."""
     if not trainer.trains:
         return {}
-    exchange = FingerprintExchange(trainer.folder, trainer.config.classes, trainer.policy.min_images)
+    exchange = FingerprintExchange(trainer.folder, trainer.config.classes, trainer.census)
     trainer.guard.observe(PLAN, exchange)
     return namespaced(trainer.guard.collect(PLAN, exchange), PLAN)
