@@ -78,6 +78,9 @@ coverage: install
 lint: install types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python docs/prose.py
+	$(BIN)/python docs/check_pages.py
+	$(BIN)/python docs/generate.py --check
 
 types: install
 	$(BIN)/mypy

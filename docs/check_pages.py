@@ -1,20 +1,38 @@
-"""Check the built pages: every link within them has a target, and no public name is missing.
+"""Check the pages: links have targets, named files and options exist, and no public name is missing.
 
-python docs/check_pages.py build/html
+python docs/check_pages.py               # the sources of the pages
+python docs/check_pages.py build/html    # and the built pages
 
 The script fetches nothing, and skips addresses of other sites.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
+import json
 import pkgutil
+import re
+import shlex
 import sys
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import yaml
+from typer.main import get_command
+
 import medfedaug
+from medfedaug.cli.app import app
+
+ROOT = Path(__file__).resolve().parents[1]
+MADE = {"tutorials", "gallery"}  # by `make docs`, from the scripts in `examples`
+_NAMED = re.compile(
+    r"`((?:medfedaug|models|transforms|nvflare_jobs|tests|docs|benchmarks|deploy|examples)/[\w/.-]*?)(?::([\w.]+))?`"
+)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 
 # Modules at the top of the package that only serve earlier names.
 INTERNAL = {"finished"}
@@ -101,12 +119,70 @@ def _named(name: str) -> object:
         return name
 
 
+def source_mistakes() -> Iterator[str]:
+    """Yield the files, functions and options that pages name and nobody has, and data that cannot be read."""
+    for page in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "examples/README.md"]):
+        name, text = page.relative_to(ROOT), page.read_text(encoding="utf-8")
+        if MADE & {page.parent.name} or page.name == "CHANGELOG.md":
+            continue
+        plain = _FENCE.sub("", text)
+        for target in _LINK.findall(plain):
+            file = target.partition("#")[0]
+            made = MADE & {Path(file).parent.name}
+            if file and not re.match(r"[a-z]+:", file) and not made and not (page.parent / file).exists():
+                yield f"{name}: leads nowhere: {target}"
+        for path, own in _NAMED.findall(plain):
+            if Path(path).suffix in (".json", ".onnx", ".pt", ".ts"):  # of a run or a Bundle
+                continue
+            if not (ROOT / path).exists():
+                yield f"{name}: no file {path}"
+            elif own and not _defined(ast.parse((ROOT / path).read_text(encoding="utf-8")), own):
+                yield f"{name}: {path} has no {own}"
+        yield from (f"{name}: asks an index, where no medfedaug is ours: {line}" for line in _asking(text))
+        for language, block in _FENCE.findall(text):
+            yield from (f"{name}: {mistake}" for mistake in _block_mistakes(language, block))
+
+
+def _asking(text: str) -> list[str]:
+    lines = re.findall(r"pip install [^\n`]*(?<= )'?medfedaug(?=[ =<>~'`\"\n])[^\n]*", text)
+    return [line for line in lines if "--no-index" not in line and " @ http" not in line]
+
+
+def _defined(tree: ast.AST, name: str) -> bool:
+    first, _, rest = name.partition(".")
+    nodes = [n for n in getattr(tree, "body", ()) if isinstance(n, ast.FunctionDef | ast.ClassDef)]
+    return any(node.name == first and (not rest or _defined(node, rest)) for node in nodes)
+
+
+def _block_mistakes(language: str, block: str) -> Iterator[str]:
+    if language in ("json", "yaml"):
+        try:
+            (json.loads if language == "json" else yaml.safe_load)(block)
+        except (ValueError, yaml.YAMLError) as error:
+            yield f"{language} that cannot be read: {error}"
+    elif language == "bash":
+        for line in re.sub(r"<<.*?^END$", "", block, flags=re.M | re.S).replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            command = get_command(app)
+            rest = words[words.index("medfedaug") + 1 :] if "medfedaug" in words else []
+            while rest and rest[0] in getattr(command, "commands", {}):
+                command = command.commands[rest.pop(0)]
+            known = {
+                text for parameter in command.params for text in (*parameter.opts, *parameter.secondary_opts)
+            }
+            for word in rest if rest and command.name != "medfedaug" else ():
+                option = word.partition("=")[0]
+                if option.startswith("--") and option not in known | {"--help", "--"}:
+                    yield f"medfedaug {command.name} has no option {option}"
+
+
 def main() -> int:
     """Print the mistakes."""
-    root = Path(sys.argv[1])
-    wrong = [f"leads nowhere: {link}" for link in broken_links(root)]
-    wrong += [f"not in the reference (docs/api): {name}" for name in missing_names(root)]
-    print("\n".join(wrong) or "all links within the pages have a target, and every public name is described")
+    wrong = [*source_mistakes()]
+    for root in map(Path, sys.argv[1:]):
+        wrong += [f"leads nowhere: {link}" for link in broken_links(root)]
+        wrong += [f"not in the reference (docs/api): {name}" for name in missing_names(root)]
+    print("\n".join(wrong) or "all links have a target, and all files, options and public names are right")
     return bool(wrong)
 
 

@@ -1,4 +1,4 @@
-"""Generate files from the code; ``make catalogue`` runs it.
+"""Generate files from the code; ``make catalogue`` runs it, and ``make lint`` with --check.
 
 They are the list of methods, the ready jobs, the tables of methods on three pages, and the picture of the
 packages. An existing row of a page stays; a new method gets its row
@@ -10,13 +10,15 @@ from __future__ import annotations
 import ast
 import re
 import runpy
+import sys
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 METHODS = ROOT / "medfedaug/methods"
-LIST = METHODS / "catalogue.py"
+LIST, JOBS = METHODS / "catalogue.py", "nvflare_jobs/jobs"
 TABLE, SENT, WORDS = (ROOT / "docs" / page for page in ("catalogue.md", "privacy/methods.md", "methods.md"))
 HEAD = '"""The methods that are built in; ``make catalogue`` writes this list from the files beside it."""'
 
@@ -82,18 +84,33 @@ def _with_rows(page: str, rows: Iterable[str]) -> str:
     return page[: table.end()] + "".join(f"{row}\n" for row in rows) + page[table.end() :]
 
 
-def main() -> None:
-    """Write all files; the list of methods comes first, since the others read it."""
-    LIST.write_text(method_list(), encoding="utf-8")
+def main() -> int:
+    """Write all files; with --check only list those that are out of date."""
+    checked = "--check" in sys.argv
+    stale = [] if LIST.read_text(encoding="utf-8") == method_list() else [LIST]
+    if not checked:
+        LIST.write_text(method_list(), encoding="utf-8")  # first, since the others read it
     from medfedaug.nvflare_jobs.job.ready_jobs import write_ready_jobs
 
-    write_ready_jobs(ROOT / "nvflare_jobs/jobs")
-    for path, text in pages().items():
-        path.write_text(text, encoding="utf-8")
     house: dict[str, Any] = runpy.run_path(str(ROOT / "docs/pictures/house.py"))
     picture = house["draw"](house["imports"](house["modules"]()))
-    (ROOT / "docs/pictures/house.svg").write_text(picture, encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        write_ready_jobs(Path(folder))
+        jobs = {ROOT / JOBS / file.relative_to(folder): file.read_text() for file in files_in(Path(folder))}
+    for path, text in {**pages(), **jobs, ROOT / "docs/pictures/house.svg": picture}.items():
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            stale.append(path)
+            if not checked:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+    print("\n".join(str(path.relative_to(ROOT)) for path in stale) or "all files are up to date")
+    return bool(stale) and checked
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Return the files below a folder."""
+    return [path for path in sorted(folder.rglob("*")) if path.is_file()]
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

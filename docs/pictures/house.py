@@ -4,7 +4,7 @@ python docs/pictures/house.py docs/pictures/house.svg
 python docs/pictures/house.py federation.svg federation    # the rooms inside a package
 
 A package stands one floor above the highest package that it imports. Each arrow is an import that no longer
-path of arrows implies. A test compares the file with the imports.
+path of arrows implies. ``make lint`` compares the file with the imports.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def has_process(events: Path) -> bool | None:
     """Return whether the process of a job is alive, by the time of a file that it touches.
 
     Returns:
-        ``None`` for a job of an earlier version, which has no such file.
+        ``None`` for a job that has no such file yet.
     """
     try:
         touched = events.with_name(ALIVE).stat().st_mtime

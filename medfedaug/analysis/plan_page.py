@@ -39,9 +39,7 @@ def add_plan(
     for site, entry in sorted(fingerprints.items()):
         in_mm = any(entry["spacing"][1])
         shares = ", ".join(f"{share:.2%}" if share >= 0 else "not outlined" for share in entry["foreground"])
-        # Runs that were planned before 0.4 have the size in voxels.
-        extent = _quantiles(entry["extent"] if "extent" in entry else entry["size"])
-        extent += " mm" if in_mm and "extent" in entry else " voxels"
+        extent = _quantiles(entry["extent"]) + (" mm" if in_mm else " voxels")
         spacing = _quantiles(entry["spacing"]) if in_mm else "not known"
         rows.append((site, f"{entry['cases'][0]:.0f}", extent, spacing, shares))
     head = ("site", "cases", "extent along x, y, z", "edges in mm", "foreground by class")

@@ -21,7 +21,7 @@ from medfedaug.analysis.grouping import Tested, group_runs, unscored_notes, whol
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.analysis.verdict import Verdict, rule
 from medfedaug.data.dataset_json import LABELLED
-from medfedaug.metrics.nothing_learned import REMEDIES
+from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_at
 from medfedaug.metrics.registry import find_metric
 from medfedaug.metrics.significance import PairedTest
 from medfedaug.runs.annotated import Annotated
@@ -268,9 +268,17 @@ def summary_table(runs: Sequence[Run], reference: str = BASELINE) -> Table:
     ]
     if not none:
         notes += [f"{label} learned nothing: {reason}." for label, reason in nothing.items()]
+        notes += _at_nothing([row for row in rows if row.label not in nothing], runs[0].metric)
     return Table(
         runs[0].metric, sites, unseen, tuple(rows), tuple(notes), nothing_learned=none, reference=reference
     )
+
+
+def _at_nothing(rows: Sequence[Row], metric: str) -> Iterator[str]:
+    """Yield a note for each method on the sites at which it learned nothing."""
+    for row in rows:
+        if found := nothing_learned_at(metric, {site: score.mean for site, score in row.sites.items()}):
+            yield f"{row.label} learned nothing at {', '.join(found)}: {find_metric(metric).title} 0.000."
 
 
 def annotated_in(run: Run) -> Annotated:

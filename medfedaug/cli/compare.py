@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,23 +14,30 @@ from medfedaug.cli.options import Data, Device, Each, JsonFile, Limit, Threads, 
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.utils.printable import counted
 
+if TYPE_CHECKING:
+    from medfedaug.runs.run import Run
+
 _ALWAYS = ("single", "fedavg")
 
 
-def _enough(rounds: int, validation: Callable[[int], list[float | None]]) -> tuple[int, bool]:
+def _enough(rounds: int, train: Callable[[int], Run]) -> tuple[int, bool]:
     """Return a sufficient number of rounds for FedAvg, and whether it still improves after them.
 
     Args:
         rounds: the first number to try.
-        validation: trains FedAvg for a number of rounds, and returns its validation scores.
+        train: trains FedAvg for a number of rounds.
     """
     from medfedaug.metrics.convergence import is_converged, longer
+    from medfedaug.metrics.nothing_learned import nothing_learned_at
 
-    number, scores = rounds, validation(rounds)
-    while (wanted := longer(scores, rounds)) is not None:
-        say(f"fedavg still improves after {number} rounds: training for {wanted}")
-        number, scores = wanted, validation(wanted)
-    return number, not is_converged(scores)
+    number, run = rounds, train(rounds)
+    while True:
+        scores, silent = run.validation(), nothing_learned_at(run.metric, run.sites)
+        if (wanted := longer(scores, rounds, learned=not silent)) is None:
+            return number, not is_converged(scores)
+        reason = "still improves" if not is_converged(scores) else f"has 0.000 at {', '.join(silent)}"
+        say(f"fedavg {reason} after {number} rounds: training for {wanted}")
+        number, run = wanted, train(wanted)
 
 
 def compare(
@@ -87,15 +94,15 @@ def compare(
 
     train = partial(run_experiment, engine="inprocess", device=device, memory=4.0, threads=threads)
 
-    def validation(number: int) -> list[float | None]:
+    def tried(number: int) -> Run:
         # In another folder: a folder holds runs of one number of rounds.
         tried_out = out.with_name(f"{out.name}_rounds") / str(number)
         first = train(trial(number, methods=["fedavg"], seeds=1, out=tried_out), pictures=False)
         if first.failure:
             raise RunFailed(first.failure)
-        return load_run(first.runs[0]).validation()
+        return load_run(first.runs[0])
 
-    number, rising = _enough(rounds, validation)
+    number, rising = _enough(rounds, tried)
     advise = partial(recommend, rising=number if rising else None)
     outcome = train(trial(number), pictures=True, advise=advise)
     table, failures = outcome.tables.get("table"), [outcome.failure]

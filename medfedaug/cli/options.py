@@ -15,7 +15,6 @@ import yaml
 
 from medfedaug.config.options import Settings, default_of, hints_of, kinds_of, read_text
 from medfedaug.config.plan import PLAN_MEMORY
-from medfedaug.config.run import recorded_settings
 from medfedaug.errors import ConfigError, DataError, first_line
 from medfedaug.federation.job_folder import GLOBAL_MODEL, RESULTS
 from medfedaug.utils.docstrings import plain
@@ -224,7 +223,7 @@ def read_groups(file: Path, groups: Sequence[type[Settings]]) -> dict[type, dict
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{file}: not readable as YAML or JSON ({first_line(error)})") from error
     if isinstance(content, dict) and isinstance(content.get("config"), dict):
-        content = {**recorded_settings(content), **content.get("execution", {})}
+        content = {**content["config"], **content.get("execution", {})}
     if not isinstance(content, dict):
         raise ConfigError(f"{file}: names and values are needed, such as rounds: 50")
     settings: dict[type, dict[str, Any]] = {}

@@ -110,7 +110,7 @@ def simulate(
     with err_console.status("starting"), importing():
         from medfedaug.experiments.leave_one_site_out import leave_one_site_out
         from medfedaug.federation.job_folder import REPORT
-        from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_in
+        from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_at, nothing_learned_in
         from medfedaug.runs.input_scaling import recorded_input
         from medfedaug.simulate import Simulation, run_simulation
 
@@ -153,6 +153,11 @@ def simulate(
     print_scores(results["test"], title, results.get("scored", {}))
     if reason := nothing_learned_in(results["test"]):
         say(f"nothing was learned: {reason}. {REMEDIES}", "yellow", err=True)
+    else:
+        metric = next(iter(results["test"]["mean"]), "")
+        by_site = {site: entry.get(metric) for site, entry in results["test"]["sites"].items()}
+        for site in nothing_learned_at(metric, by_site):
+            say(f"nothing was learned at {site}: {metric} 0.000", "yellow", err=True)
     if missing := results["test"].get("missing", {}):
         text = f"{', '.join(missing)}: not tested ({out}/results.json has the reason) and not in the mean. "
         model = quote(f"{out}/global_model.pt")

@@ -128,8 +128,8 @@ class AllowedBundle:
         if content != self.hash:
             raise ConfigError(
                 f"the Bundle {self.name} has changed since it was allowed here (content "
-                f"{short_hash(content)}, allowed {short_hash(self.hash)}), or was allowed by an earlier "
-                f"version, which left files out; look at it, and allow it again: {_REMEDY}"
+                f"{short_hash(content)}, allowed {short_hash(self.hash)}); look at it, and allow it again: "
+                f"{_REMEDY}"
             )
 
     def verified(self) -> Path:

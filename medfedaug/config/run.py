@@ -33,7 +33,6 @@ __all__ = [
     "RunConfig",
     "asked_settings",
     "derive_seed",
-    "recorded_settings",
     "task_defaults",
 ]
 
@@ -493,13 +492,11 @@ class RunConfig(Settings):
     @classmethod
     def from_dict(cls, values: Any) -> Self:
         """Invert `to_dict`; an unknown key is an error, since it would silently do nothing."""
-        # Older records and checkpoints hold the settings of `Execution` here too.
         try:
             check_depth(values)
         except ValueError as error:
             raise ConfigError(f"configuration: {error}") from error
-        moved = {entry.name for entry in dataclasses.fields(Execution)}
-        return super().from_dict({name: value for name, value in values.items() if name not in moved})
+        return super().from_dict(values)
 
 
 @settings
@@ -566,27 +563,9 @@ def task_defaults(task: str, plan: Plan | None = None, *, own_data: bool = False
     return {**TASK_DEFAULTS[task], **volumes, **augmentation}
 
 
-def recorded_settings(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings in a ``results.json`` or a checkpoint, as this release names them.
-
-    A record without ``input`` is of an earlier release, whose ``"raw"`` is ``"by_method"`` now. Without
-    ``max_share``, nothing limited a site's share.
-
-    >>> recorded_settings({"config": {"intensity": "raw"}})
-    {'intensity': 'by_method', 'max_share': 1.0}
-    """
-    settings = dict(record["config"])
-    if settings.get("max_share") is None:
-        settings["max_share"] = 1.0
-    if "input" not in record and settings.get("intensity", "raw") == "raw":
-        settings["intensity"] = "by_method"
-    return settings
-
-
 def asked_settings(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that the user gave, before the sites' fingerprints decided some of them."""
-    planned = record.get("planned")
-    return recorded_settings({**record, "config": planned["asked"]} if planned else record)
+    return dict(record.get("planned", {}).get("asked", record["config"]))
 
 
 def derive_seed(*parts: object) -> int:

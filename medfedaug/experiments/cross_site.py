@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from medfedaug.config.run import RunConfig, recorded_settings
+from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation import FederationServer, Request, SiteTrainer
 from medfedaug.federation import run as federate
@@ -57,8 +57,8 @@ def cross_site(run: str | Path, data_dir: str | Path, device: str = "auto") -> d
     round_ = record["selected_round"] + 1
     if (run / CROSS_SITE).exists():
         result = dict(json.loads((run / CROSS_SITE).read_text()))
-        # The folder may have another run by now, or more rounds; older files do not name the run.
-        if (result.get("run", record["run"]), result["round"]) == (record["run"], round_):
+        # The folder may have another run by now, or more rounds.
+        if (result["run"], result["round"]) == (record["run"], round_):
             return result
     scores: dict[str, dict[str, float | None]] = {}
 
@@ -89,7 +89,7 @@ def train_local_models(run: Path, data_dir: str | Path, device: str, visit: Visi
         RunFailed: when a site cannot be trained.
     """
     record = json.loads((run / RESULTS).read_text())
-    config, round_ = RunConfig.from_dict(recorded_settings(record)), record["selected_round"] + 1
+    config, round_ = RunConfig.from_dict(record["config"]), record["selected_round"] + 1
     config = replace(config, rounds=max(config.rounds, round_))  # sites refuse later rounds
     try:
         server = FederationServer(replace(config, rounds=round_, buffer=0))

@@ -133,8 +133,7 @@ def difference(results: Path, benchmark: str, run: PlannedRun) -> str:
     """
     record = json.loads(results.read_text())
     defaults = find_benchmark(benchmark).options
-    options = record.get("data_options")  # an earlier release recorded none
-    if options is not None and {**defaults, **options} != {**defaults, **run.data}:
+    if {**defaults, **record.get("data_options", {})} != {**defaults, **run.data}:
         return "data"
     config = RunConfig.from_dict(asked_settings(record))
     fields = (field.name for field in dataclasses.fields(RunConfig) if field.name not in _FROM_THE_DATA)

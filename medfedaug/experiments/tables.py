@@ -281,7 +281,7 @@ def _finished(
 
 
 def _as_planned(planned: PlannedRun, preset: Preset, run: Run) -> Run:
-    """Give a run the data and settings of its plan, which earlier releases did not record in full."""
+    """Give a run the data and settings of its plan, completed by the defaults."""
     options = {**find_benchmark(preset.benchmark).options, **planned.data}
     context = {**run.context, "data": preset.benchmark}
     if "planned" in context:

@@ -9,6 +9,7 @@ from statistics import fmean
 from medfedaug.analysis.score_table import Row, Table
 from medfedaug.analysis.text_table import TextTable
 from medfedaug.data.base import SiteFolder
+from medfedaug.metrics.nothing_learned import nothing_learned_at
 from medfedaug.metrics.registry import find_metric
 from medfedaug.runs.run import BASELINE
 
@@ -76,12 +77,25 @@ def recommend(scores: Table, rising: int | None = None) -> list[str]:
         sentences += _by_site(rows, sign, metric.in_text)
     elif BASELINE in rows:
         sentences.append(f"{take} {BASELINE}: no other method that was tried scored above it.")
+    sentences += _at_nothing(rows, scores.metric)
     trainings = len(best.seeds)
     sentences.append(
         f"That rests on {trainings} training{'s' * (trainings > 1)} of a few rounds, and is no verdict: "
         "`medfedaug benchmark` with five seeds, folds and the rounds that you need gives one."
     )
     return sentences
+
+
+def _at_nothing(rows: Mapping[str, Row], metric: str) -> list[str]:
+    """Name the sites at which methods learned nothing."""
+    at: dict[str, list[str]] = {}
+    for label, row in rows.items():
+        for site in nothing_learned_at(metric, {site: score.mean for site, score in row.sites.items()}):
+            at.setdefault(site, []).append(label)
+    return [
+        f"Nothing was learned at {site} with {', '.join(labels)}: {find_metric(metric).in_text} 0.000."
+        for site, labels in at.items()
+    ]
 
 
 def taken_in(scores: TextTable | None, without: Table, names: Sequence[str]) -> list[str]:

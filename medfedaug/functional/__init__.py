@@ -71,7 +71,6 @@ from medfedaug.functional.prototypes import (
 from medfedaug.functional.robust import (
     clip_factor,
     coordinate_median,
-    krum_scores,
     trimmed_mean,
     within_middle,
 )
@@ -104,7 +103,6 @@ __all__ = [
     "gaussian_kl",
     "gaussian_mmd",
     "histogram_landmarks",
-    "krum_scores",
     "low_amplitudes",
     "map_landmarks",
     "mix_convolution",

@@ -6,7 +6,6 @@ the sites, up to the rounding of sums.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 
@@ -74,35 +73,6 @@ def within_middle(value: Tensor, values: Tensor, cut: int) -> Tensor:
     _check_cut(values, cut)
     ordered = values.sort(dim=0).values
     return value.clamp(ordered[cut], ordered[len(values) - 1 - cut])
-
-
-def krum_scores(distances: Tensor, hostile: int) -> Tensor:
-    """Krum's score of each site: the sum of its squared distances to its M − f − 2 nearest others.
-
-    Blanchard et al., NeurIPS 2017. The smaller, the more others agree with the site.
-
-    Args:
-        distances: (M, M), squared Euclidean distances between the sites' vectors.
-        hostile: f.
-
-    Returns:
-        (M,).
-
-    Raises:
-        ValueError: when no neighbour would be counted.
-
-    Example:
-        >>> points = torch.tensor([0.0, 1.0, 2.0, 4.0, 100.0])
-        >>> krum_scores((points[:, None] - points).square(), 1)
-        tensor([5.0000e+00, 2.0000e+00, 5.0000e+00, 1.3000e+01, 1.8820e+04])
-    """
-    sites = len(distances)
-    nearest = sites - hostile - 2
-    if nearest < 1:
-        raise ValueError(f"{hostile} hostile of {sites} sites leave no neighbour to compare with")
-    others = distances.clone()
-    others.fill_diagonal_(torch.inf)
-    return others.sort(dim=1).values[:, :nearest].sum(dim=1)
 
 
 def clip_factor(norm: float, limit: float) -> float:

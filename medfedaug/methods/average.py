@@ -16,7 +16,7 @@ from medfedaug.privacy.kinds import VARIANCE, WEIGHTS
 class AverageServer(ServerExchange):
     """The server's half: the average of the sites' tensors, with the weights of the models.
 
-    Methods that compute weights at the end of a round, such as FedCE, FedDG-GA and FedAWA, do not change the
+    Methods that compute weights at the end of a round, such as FedDG-GA, do not change the
     weights of this average.
 
     Args:

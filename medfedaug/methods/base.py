@@ -19,7 +19,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from monai.transforms import Transform
 from torch import Tensor, nn
@@ -51,9 +51,6 @@ from medfedaug.privacy.kinds import (
     WEIGHTS,
 )
 from medfedaug.statistics import ChannelStatistics
-
-if TYPE_CHECKING:
-    from medfedaug.data.base import Case
 
 __all__ = [
     "FEATURE_MEAN",
@@ -96,6 +93,7 @@ WORDS: dict[str, str] = {
     "global_start": "the weights from which a site starts are the global model",
     "same_start": "all updates of a round start from the same global model",
     "separate_sites": "the images of each site are at that site alone",
+    "counted_patients": "a site knows the patients behind every number that it sends",
     "averaged_parameters": "some trained parameters are averaged, and do not stay at the sites",
     "averaged_buffers": "running statistics are averaged with the model",
     "exchange": "sites and server exchange more than the model",
@@ -120,27 +118,14 @@ method that contains this one provides it."""
 class SiteExchange(ABC):
     """The site's half of an exchange. A method names its own keys; the federation adds the method's name.
 
-    `collect` returns the payload of the paper. At a site that adds noise (`medfedaug.privacy`), the guard
-    uses `contributions` instead, before the training of the round and with the network as received, and
-    `privatised` makes the payload from their noisy mean.
+    `collect` returns the payload of the paper. Only a tensor whose patients the site knows leaves a site of a
+    real federation: a trained parameter, a running statistic of a batch norm, or a tensor that
+    `SiteContext.census` made. Any other tensor leaves in a simulation only.
 
-    Attributes:
-        cases_per_value: the smallest number of images that a sent value summarises; ``None`` for all training
-            cases of the site.
-        of_losses: flag for values that are losses over the training images, computed by
-            `SiteContext.training_loss` alone. A site that releases no loss refuses them.
+    At a site that adds noise (`medfedaug.privacy`), the guard uses `contributions` instead, before the
+    training of the round and with the network as received, and `privatised` makes the payload from their
+    noisy mean.
     """
-
-    cases_per_value: int | None = None
-    of_losses: bool = False
-
-    def fewest_cases(self) -> int | None:
-        """Return the smallest number of cases in a value; ``None`` for all training cases."""
-        return self.cases_per_value
-
-    def sample(self) -> Sequence[Case] | None:
-        """Return the training cases in the payload; ``None`` for all."""
-        return None
 
     @abstractmethod
     def collect(self) -> Payload:
@@ -285,10 +270,6 @@ class Aggregator(ABC):
     def result(self, round_: RoundMean) -> dict[str, Tensor]:
         """The shared entries of the new global model, float32."""
 
-    def message(self) -> Payload:
-        """Return the payload for all sites with the new model, under the method's own keys."""
-        return {}
-
     def summary(self) -> dict[str, Any]:
         """Some numbers about the last round, for ``results.json``."""
         return {}
@@ -336,10 +317,10 @@ class SitePart:
         """Called before local training, with the random state of the round."""
 
     def continue_round(self) -> None:
-        """Called after `start_round` when a new process resumes a round in its middle.
+        """Called after `start_round` when a further process of a site joins a round.
 
-        A method makes the objects of its first step here. The site then restores their content, and all other
-        tensors, numbers and random states in the attributes of this part.
+        A method makes the objects of its first step here. They then get the content that they have in the
+        first process, and so do all other tensors, numbers and random states in the attributes of this part.
         """
 
     def end_round(self) -> None:

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean, variance
+from statistics import fmean, median, variance
 
 from medfedaug.metrics.significance import t_quantile
 
 _STEP = 0.01
-ATTEMPTS = (1, 2, 4)
-"""Factors of the first number of rounds, for each attempt at a training that converges."""
+_MOST_ATTEMPTS = 4  # times the first number of rounds
 
 
 def is_converged(validation: Sequence[float | None]) -> bool:
-    """Return whether the last third of the rounds brought at most 0.01 to the best validation score.
+    """Return whether the score rose by at most 0.01 from the middle third of the rounds to the last.
+
+    Medians of the thirds are compared, so that no single round decides.
 
     Args:
         validation: the score of each round, higher is better; fewer than three rounds do not converge.
 
     Example:
-        >>> is_converged([0.3, 0.5, 0.6, 0.6, 0.6, 0.6]), is_converged([0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+        >>> is_converged([0.3, 0.5, 0.6, 0.6, 0.6, 0.6]), is_converged([0.1, 0.2, 0.9, 0.3, 0.4, 0.5])
         (True, False)
     """
     scores = [score or 0.0 for score in validation]
-    first = -(-len(scores) * 2 // 3)
-    return len(scores) > first and max(scores[first:]) <= max(scores[:first]) + _STEP
+    third = len(scores) // 3
+    if not third:
+        return False
+    return median(scores[-third:]) <= median(scores[-2 * third : -third]) + _STEP
 
 
 def has_stalled(validation: Sequence[float], patience: int, *, higher_is_better: bool = True) -> bool:
@@ -51,12 +54,13 @@ def has_stalled(validation: Sequence[float], patience: int, *, higher_is_better:
     return gain <= t_quantile(0.9, 2 * patience - 2) * error
 
 
-def longer(validation: Sequence[float | None], first: int) -> int | None:
+def longer(validation: Sequence[float | None], first: int, *, learned: bool = True) -> int | None:
     """Return the number of rounds of the next attempt: twice as many, or ``None`` without another attempt.
 
     Args:
-        validation: the score of each round of the last attempt; none follows if it `is_converged`.
+        validation: the score of each round of the last attempt.
         first: the number of rounds of the first attempt; no attempt has more than four times as many.
+        learned: whether something was learned at every site. If so, none follows a score that `is_converged`.
 
     Example:
         >>> rising = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
@@ -64,4 +68,5 @@ def longer(validation: Sequence[float | None], first: int) -> int | None:
         (12, None, None)
     """
     wanted = 2 * len(validation)
-    return None if is_converged(validation) or wanted > ATTEMPTS[-1] * first else wanted
+    enough = learned and is_converged(validation)
+    return None if enough or wanted > _MOST_ATTEMPTS * first else wanted

@@ -14,6 +14,8 @@ REMEDIES = (
 )
 """Remedies, for a reader of a page or a terminal."""
 
+_SHOWN = 0.0005  # three digits of it are not 0
+
 
 def nothing_learned_in(test: Mapping[str, Any]) -> str:
     """Return the reason why the scores of a model show that it learned nothing, if they do.
@@ -52,6 +54,17 @@ def nothing_learned_in(test: Mapping[str, Any]) -> str:
     several = [values for values in by_site if len(values) > 1]
     one_for_all = several and all(sorted(values) == [0.0] * (len(values) - 1) + [1.0] for values in several)
     return "every test image of a site was given one class" if one_for_all else ""
+
+
+def nothing_learned_at(metric: str, scores: Mapping[str, float | None]) -> list[str]:
+    """Return the sites with a score that is 0 in three digits, if 0 means that nothing was found.
+
+    Example:
+        >>> nothing_learned_at("dice", {"A": 0.61, "B": 0.0002, "C": None})
+        ['B']
+    """
+    low = [site for site, score in scores.items() if score is not None and score < _SHOWN]
+    return low if low and find_metric(metric).zero_is_nothing else []
 
 
 def _is_undivided(entry: Mapping[str, Any]) -> bool:

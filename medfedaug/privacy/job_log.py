@@ -237,10 +237,9 @@ class JobBook:
                 seen=values["seen"],
                 verdict=values["verdict"],
                 runs=values["runs"],
-                # Entries of earlier versions lack these.
-                ends=values.get("ends", {}),
-                origins={job: Origin(**entry) for job, entry in values.get("origins", {}).items()},
-                decisions=tuple(Decision(**entry) for entry in values.get("decisions", ())),
+                ends=values["ends"],
+                origins={job: Origin(**entry) for job, entry in values["origins"].items()},
+                decisions=tuple(Decision(**entry) for entry in values["decisions"]),
             )
             # The approval is for the hash in the file's name.
             if job_hash(entry.config) != entry.hash:

@@ -105,7 +105,7 @@ class PrivacyPolicy(Settings):
         False,
         "Let losses over training cases leave the site, each patient's clipped to a public range, as "
         "rounded means over at least min_images patients (`medfedaug.privacy.released_loss`), within "
-        "max_validation_scores; or keep them, and refuse methods that exchange losses (fedce, feddg_ga). "
+        "max_validation_scores; or keep them, and refuse methods that exchange losses (feddg_ga). "
         "None leaves with DP-SGD, and none under secure aggregation.",
         flags=("--losses/--keep-losses",),
     )

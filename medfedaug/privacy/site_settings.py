@@ -101,13 +101,6 @@ class SiteSettings(Machine, Place):
         "it must not be in a kit.",
         flags=None,
     )
-    save_every: float = setting(
-        5.0,
-        "Minutes of a round's training after which its state is written to the state folder: after a restart "
-        "the site continues from it. 0 for never, which repeats the round.",
-        at_least=0,
-        unit="minutes",
-    )
     processes: int = setting(
         1,
         "Processes, one for each GPU, in which a training loop of a script trains together; the built-in "

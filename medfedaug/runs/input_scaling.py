@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from medfedaug.config.run import SCALING, recorded_settings
-
 OTHER_INPUT = "‡"
 """Marks the rows of a table whose input was scaled differently from the reference row's."""
 
@@ -17,9 +15,6 @@ _SCALED = {
     "fixed": "intensities divided by 255",
     "bundle": "as the Bundle's transforms give them",
 }
-# For runs of releases that did not record the input: methods that normalise, and data with a fixed scale.
-_NORMALISING = ("fedrdn", "norm")
-_FIXED = ("prostate_mri", "mini_prostate_mri")
 
 
 @dataclass(frozen=True)
@@ -59,20 +54,14 @@ SCALED = Input()
 
 
 def recorded_input(content: Mapping[str, Any]) -> Input:
-    """Return the input in a ``results.json``; for earlier releases it follows from the settings."""
-    if (known := content.get("input")) is not None:
-        uneven = known.get("uneven")
-        return Input(
-            str(known.get("scaling", "each volume")),
-            str(known["normalised_by"]) if known.get("normalised_by") else None,
-            tuple((site, str(text)) for site, text in (uneven if isinstance(uneven, dict) else {}).items()),
-        )
-    config = recorded_settings(content)
-    by = next((m["name"] for m in config["methods"] if m["name"] in _NORMALISING), None)
-    if config["intensity"] == "raw" or (config["intensity"] == "by_method" and by):
-        return Input("none", by)
-    fixed = content.get("data") in _FIXED
-    return Input("fixed" if fixed else SCALING.get(config.get("task", ""), "each volume"), by)
+    """Return the input in a ``results.json``."""
+    known = content["input"]
+    uneven = known.get("uneven")
+    return Input(
+        str(known.get("scaling", "each volume")),
+        str(known["normalised_by"]) if known.get("normalised_by") else None,
+        tuple((site, str(text)) for site, text in (uneven if isinstance(uneven, dict) else {}).items()),
+    )
 
 
 def input_note(reference: str, inputs: Mapping[str, Input]) -> str:

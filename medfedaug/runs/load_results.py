@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from medfedaug.config.run import RunConfig, asked_settings, recorded_settings
+from medfedaug.config.run import RunConfig, asked_settings
 from medfedaug.errors import DataError
 from medfedaug.federation.job_folder import RESULTS
 from medfedaug.metrics.base import mean_score
@@ -77,7 +77,7 @@ def load_run(path: str | Path, metric: str | None = None) -> Run:
     first, (context, options) = scores[chosen_by, ""], _context(check, content)
     run = Run(
         path=file,
-        config=_complete(recorded_settings(content)),
+        config=_complete(content["config"]),
         input=recorded_input(content),
         metric=chosen_by,
         rounds=content["rounds"],

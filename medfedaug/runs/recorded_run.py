@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from medfedaug.config.run import RunConfig, recorded_settings
-from medfedaug.errors import ConfigError, first_line, warn
+from medfedaug.config.run import RunConfig
+from medfedaug.errors import ConfigError, first_line
 from medfedaug.federation.job_folder import (
     FINAL_MODEL,
     GLOBAL_MODEL,
@@ -22,6 +22,7 @@ from medfedaug.federation.job_folder import (
 )
 from medfedaug.runs.results_schema import check_record
 from medfedaug.utils.files import parse_json, sha256
+from medfedaug.utils.versions import other_version
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -58,8 +59,8 @@ class RecordedRun(Mapping[str, Any]):
             )
         record = _load_record(results)
         if HASHES not in record:
-            text = "has no hashes of the run's files, as of earlier releases: changes cannot be noticed"
-            warn(text, path=results)
+            text = f"{results}: has no hashes of the run's files ({HASHES}): changes could not be noticed"
+            raise ConfigError(text + other_version(record))
         check_unchanged(file, record)
         if (exchange := exchange_file(file)).exists():
             check_unchanged(exchange, record)
@@ -67,7 +68,7 @@ class RecordedRun(Mapping[str, Any]):
         try:
             _ = run.config
         except (ConfigError, TypeError, ValueError) as error:
-            raise ConfigError(f"{results}: config: {first_line(error)}") from error
+            raise ConfigError(f"{results}: config: {first_line(error)}{other_version(run.record)}") from error
         return run
 
     @classmethod
@@ -78,8 +79,7 @@ class RecordedRun(Mapping[str, Any]):
     @cached_property
     def config(self) -> RunConfig:
         """The run's settings, without limit and held-out sites."""
-        settings = recorded_settings(self.record)
-        return RunConfig.from_dict({**settings, "limit": None, "holdout": []})
+        return RunConfig.from_dict({**self.record["config"], "limit": None, "holdout": []})
 
     @property
     def round(self) -> int:
@@ -164,5 +164,5 @@ def _load_record(path: str | Path) -> dict[str, Any]:
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{path}: no record of a run ({first_line(error)})") from error
     if missing:
-        raise ConfigError(f"{path}: no record of a run ({min(missing)!r} is missing)")
+        raise ConfigError(f"{path}: no record of a run ({min(missing)!r} is missing{other_version(record)})")
     return record

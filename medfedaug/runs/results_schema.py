@@ -21,6 +21,7 @@ from medfedaug.utils.structure import (
     score,
     text,
 )
+from medfedaug.utils.versions import other_version
 
 __all__ = ["check_evaluation", "check_finished", "check_record"]
 
@@ -43,10 +44,14 @@ def check_finished(record: Any, *, scores: bool = True) -> None:
     """Check that a record has all entries of a finished run; ``scores=False`` leaves out the test's scores.
 
     Raises:
-        ValueError: naming the first entry that is missing or of another kind.
+        ValueError: naming the first entry that is missing or of another kind, and both versions for a record
+            of another one.
     """
-    _FINISHED(record, "")
-    check_record(record if scores else {key: value for key, value in record.items() if key != "test"})
+    try:
+        _FINISHED(record, "")
+        check_record(record if scores else {key: value for key, value in record.items() if key != "test"})
+    except ValueError as error:
+        raise ValueError(f"{error}{other_version(record)}") from error
 
 
 def check_evaluation(content: Any) -> None:
@@ -133,7 +138,7 @@ _FINISHED = entries(
         "rounds": list_of(entries({}, needed=("round", "sites"))),
         "test": entries({}, needed=("sites", "mean")),
     },
-    needed=("config", "rounds", "selected_round", "test"),
+    needed=("config", "input", "rounds", "selected_round", "test"),
 )
 _DIFFERENCE = entries({"patients": count, "cases": count}, score)
 _COMPARED = both(

@@ -14,7 +14,7 @@ from medfedaug.utils.validation import number_or_none
 
 BASELINE = "fedavg"
 MODEL, NOT_RECORDED = "model", "not recorded"
-"""Heading of the column with the model of a row's scores, and its text for earlier releases."""
+"""Heading of the column with the model of a row's scores, and its text where a run recorded none."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Run:
             (`medfedaug.metrics.nothing_learned`); empty where they do not.
         units: the unit of lengths, by site.
         scored: the model of the scores (`medfedaug.federation.composition.Composition.scored`), by
-            ``validation`` and ``test``; empty for earlier releases.
+            ``validation`` and ``test``.
         in_turn: whether the run is one of several that each leave out another site; set by
             `medfedaug.analysis.grouping.group_runs`.
         context: further entries of the file: ``engine``, ``data``, ``seconds``, ``files`` (hashes by site),

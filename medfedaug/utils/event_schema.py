@@ -50,7 +50,7 @@ EVENTS: Mapping[str, Check] = {
             "model": count,
             "statistics": map_of(count),
         },
-        {"cases": count, "unscored": text, "continued": count},
+        {"cases": count, "unscored": text},
     ),
     "away": _all({**_SITE, "seconds": _seconds}),
     "constant_channels": _all({**_SITE, "channels": anything}),

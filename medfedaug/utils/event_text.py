@@ -181,8 +181,6 @@ class EventLines:
         parts = [f"{name} {value:.4f}" for name, value in event["scores"].items()]
         parts += [f"{event['samples']} samples"] if event["samples"] else []
         parts.append(f"{event['seconds']:.1f} s")
-        if event.get("continued"):
-            parts.append(f"gone on after {event['continued']} steps of an earlier process")
         sent = [f"the model ({size_text(event['model'])})"] if event["model"] else []
         sent += [f"{name}'s statistics ({size_text(n)})" for name, n in event["statistics"].items()]
         of = f" of {event['cases']} cases" if event["statistics"] else ""

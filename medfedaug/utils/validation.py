@@ -46,8 +46,8 @@ def not_known(name: Any, choices: Iterable[str]) -> str:
     Names of the same letters come first, then names that contain the name, then names that look like it.
 
     Example:
-        >>> not_known("fedrnd", ("fedavg", "fedrdn", "fedrod"))
-        'is not known; did you mean fedrdn? All: fedavg, fedrdn, fedrod'
+        >>> not_known("fedrnd", ("fedavg", "fedrdn", "fedfa"))
+        'is not known; did you mean fedrdn? All: fedavg, fedrdn, fedfa'
         >>> not_known("random", ("patient", "published"))
         'is not known; choose from patient, published'
     """

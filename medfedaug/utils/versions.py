@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from medfedaug._version import __version__
 
@@ -22,3 +24,15 @@ def software_versions() -> dict[str, str]:
         with suppress(PackageNotFoundError):
             versions[package] = version(package)
     return versions
+
+
+def other_version(record: Any) -> str:
+    """Return a remark, for an error, on a record that another version of medfedaug made.
+
+    Example:
+        >>> other_version({"versions": {"medfedaug": "0.2.0"}}).partition(",")[0]
+        '; medfedaug 0.2.0 made it'
+    """
+    versions = record.get("versions") if isinstance(record, Mapping) else None
+    made = versions.get("medfedaug") if isinstance(versions, Mapping) else None
+    return f"; medfedaug {made} made it, and this is {__version__}" if made not in (None, __version__) else ""

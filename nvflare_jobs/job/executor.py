@@ -177,7 +177,6 @@ def site_trainer(name: str, config: RunConfig, settings: SiteSettings, threads: 
         ledger,
         threads=threads,
         machine=settings,
-        save_every=settings.save_every,
     )
 
 

@@ -26,7 +26,7 @@ from medfedaug.privacy.site_settings import SiteSettings
 _DAY = 24 * 3600.0
 _JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 # State of a run, of an unfinished round, and frozen entries.
-_RUN_OF_A_SITE = re.compile(r"[0-9a-f]{32}(\.half|\.frozen)?\.pt")
+_RUN_OF_A_SITE = re.compile(r"[0-9a-f]{32}(\.frozen)?\.pt")
 _PREPARED = re.compile(r"[0-9a-f]{32}")
 _ROTATED = re.compile(r"(log|error_log|log_fl|audit)\.(txt|json|log)\.\d+")
 _UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}")  # temporary file of `medfedaug.utils.files`

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -53,6 +54,8 @@ _WITH_EACH_JOB = ("class_allow_list", "class_list_enforcement_mode")
 _LONGEST = 70
 _LOOP = "sub_start.sh"
 _WRITER = "KitStatus"
+_LOOK = 8.0  # seconds without the server after which a start looks at the way to it
+_PYTHON = 30.0  # seconds
 _STAYS = 5.0  # seconds after which a process that writes no record counts as started
 
 _Time = Annotated[float, Ge(0), Le(LATEST)]
@@ -130,7 +133,7 @@ def is_version(text: str) -> bool:
     """Return whether a text can be the version of a package.
 
     Example:
-        >>> is_version("0.3.0"), is_version("0.3.0; reboot")
+        >>> is_version("0.4.0"), is_version("0.4.0; reboot")
         (True, False)
     """
     return re.fullmatch(_VERSION, text) is not None
@@ -147,8 +150,28 @@ def find_trouble(kit: str | Path, *, server: bool) -> str:
     if record.stopping:
         return "was asked to stop"
     silent = time.time() - (record.heard or record.started)
-    if not server and silent > _SILENT:
+    if not server and (record.heard is None or silent > _SILENT):
         return f"the server has not answered for {silent:.0f} s"
+    return ""
+
+
+def python_trouble() -> str:
+    """Return the reason why the ``python3`` that ``start.sh`` runs is not this one's; empty where it is."""
+    python = shutil.which("python3")
+    if python is None:
+        return "no python3 is on the PATH"
+    code = "import importlib.metadata, medfedaug._version as ours\n"
+    code += "importlib.metadata.version('nvflare'), print(ours.__version__)"
+    try:
+        done = subprocess.run(
+            [python, "-c", code], cwd="/", capture_output=True, text=True, timeout=_PYTHON, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{python}, the python3 of the PATH, cannot be run ({error})"
+    if done.returncode:
+        return f"{python}, the python3 of the PATH, has no medfedaug, or no nvflare"
+    if (found := done.stdout.strip()) != __version__:
+        return f"{python}, the python3 of the PATH, has medfedaug {printable(found)}; here is {__version__}"
     return ""
 
 
@@ -263,7 +286,8 @@ def start(kit: str | Path, timeout: float = 60.0) -> str:
     """Start a kit that does not run, and wait until its process has written its record.
 
     Raises:
-        RunFailed: with the last line of the output, when the process does not stay.
+        RunFailed: when the process does not stay, with the last line of its output; when it does not reach
+            the server, with the reason: then it keeps trying.
     """
     kit = Path(kit).resolve()
     if (running := find_process(kit)) is not None:
@@ -272,6 +296,8 @@ def start(kit: str | Path, timeout: float = 60.0) -> str:
     if not script.is_file():
         raise ConfigError(f"{script} is missing; this kit is started in another way")
     if _find_loop(kit) is None:
+        if trouble := python_trouble():
+            raise RunFailed(f"{kit}: does not start: {trouble}")
         # The number may be another program's since a reboot, and NVFlare would not start.
         number = kit / "daemon_pid.fl"
         try:
@@ -335,6 +361,8 @@ def restart(kit: str | Path, timeout: float = 60.0) -> str:
 
 def _await_up(kit: Path, before: int | None, timeout: float) -> str:
     """Wait until the new process has written its record, and at a site until the server has answered."""
+    from medfedaug.nvflare_jobs.kit.startup import check_connection  # which imports this module
+
     begun, deadline = time.time(), time.monotonic() + timeout
     writes = any(value == _WRITER for value in settings_at_start(kit).values())
 
@@ -346,20 +374,38 @@ def _await_up(kit: Path, before: int | None, timeout: float) -> str:
         process, record = new(), ProcessRecord.load(kit)
         if not writes:
             return process is not None and time.time() - process.create_time() > _STAYS
+        if process is None and before is None and _starts(kit) > 1:
+            raise RunFailed(f"{kit}: does not stay: {_last_error(kit)}")
         if process is None or record is None or record.pid != process.pid:
             return False
         if sum(when > begun for when in record.starts) > 1:
             raise RunFailed(f"{kit}: does not stay: {_last_error(kit)}")
         return record.heard is not None or (kit / "startup/fed_server.json").exists()
 
+    looked = False
     while not (settled := is_settled()) and time.monotonic() < deadline:
         time.sleep(0.2)
+        if not looked and time.time() - begun > _LOOK:
+            looked = True
+            if wrong := next((check for check in check_connection(kit) if check.ok is False), None):
+                raise RunFailed(
+                    f"{kit}: is started, and does not reach the server: {wrong.found}. {wrong.advice} "
+                    "It keeps trying."
+                )
     if (process := new()) is None:
         raise RunFailed(f"{kit}: does not start: {_last_error(kit)}")
     text = f"runs as process {process.pid}"
     if not writes:
         return f"{text}, without the components of site-config"
     return text if settled else f"{text}, and the server has not answered so far"
+
+
+def _starts(kit: Path) -> int:
+    """Return how often the start script has started the process, by its output."""
+    try:
+        return (kit / START_LOG).read_text(errors="replace").count("new pid ")
+    except OSError:
+        return 0
 
 
 def _last_error(kit: Path) -> str:

@@ -5,9 +5,11 @@ NVFlare's ``nvflare preflight-check`` says PASSED for a client certificate that 
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import json
 import logging
+import os
 import re
 import socket
 import ssl
@@ -20,7 +22,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from email.utils import parsedate_to_datetime
+from ipaddress import ip_address, ip_network
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import psutil
 from cryptography import x509
@@ -29,7 +33,13 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import NameOID
 from nvflare.apis.fl_component import FLComponent
 
-from medfedaug.nvflare_jobs.kit.kit_process import PARENTS, ProcessRecord
+from medfedaug.nvflare_jobs.kit.kit_process import (
+    PARENTS,
+    ProcessRecord,
+    find_process,
+    python_trouble,
+)
+from medfedaug.utils.printable import printable
 
 WARN_DAYS = 30
 """Days before the end of a certificate at which warnings begin."""
@@ -40,7 +50,8 @@ _SCRIPTS = ("start.sh", "sub_start.sh", "stop_fl.sh")
 _PREPARED = {"start_docker.sh": ("start_docker.sh",), "start_slurm.sh": ("start_slurm.sh", "sub_start.sh")}
 _CHART = "helm_chart"
 _LOG_PATIENCE = 60.0  # seconds
-_TIMEOUT = 10.0
+_TIMEOUT = 5.0
+_LONGEST_ANSWER = 16384
 MOST_CLOCK = 60.0
 """Seconds by which two clocks may differ."""
 _UNSYNCHRONISED = 0x0040  # STA_UNSYNC of Linux's adjtimex
@@ -112,6 +123,14 @@ def check_startup(kit: str | Path) -> Iterator[Check]:
         yield Check("startup", False, f"{kit}/startup: not readable ({error})", "Provision the kit again.")
         return
     yield _scripts(startup)
+    if _prepared(startup) is None and find_process(kit) is None:
+        trouble = python_trouble()
+        advice = (
+            "Activate the environment of medfedaug, or put it first on the PATH of whoever starts the kit."
+        )
+        yield Check(
+            "python3", not trouble, trouble or "start.sh runs this medfedaug", advice if trouble else ""
+        )
     yield from check_certificates(kit)
     yield _names(startup)
     yield from _stale_pid(Path(kit))
@@ -227,11 +246,18 @@ def _names(startup: _Startup) -> Check:
     return Check("name", True, certificate)
 
 
-def _scripts(startup: _Startup) -> Check:
+def _prepared(startup: _Startup) -> tuple[str, ...] | None:
+    """Return what starts a kit after `nvflare deploy prepare`; ``None`` for a kit as provisioned."""
     if (startup.folder.parent / _CHART / "Chart.yaml").is_file():
+        return (_CHART,)
+    return next((names for name, names in _PREPARED.items() if (startup.folder / name).is_file()), None)
+
+
+def _scripts(startup: _Startup) -> Check:
+    prepared = _prepared(startup)
+    if prepared == (_CHART,):
         return Check("scripts", True, f"{_CHART} starts the kit in Kubernetes")
-    prepared = (names for script, names in _PREPARED.items() if (startup.folder / script).is_file())
-    scripts = next(prepared, _SCRIPTS)
+    scripts = prepared or _SCRIPTS
     for name in scripts:
         path = startup.folder / name
         if not path.is_file():
@@ -256,7 +282,7 @@ def _stale_pid(kit: Path) -> Iterator[Check]:
 
 
 def check_connection(kit: str | Path) -> Iterator[Check]:
-    """Check the way to the server: address, TCP, TLS with both certificates, and the two clocks."""
+    """Check the way to the server: address, proxy, TCP, TLS with both certificates, and the two clocks."""
     try:
         startup = _Startup.read(Path(kit))
     except (OSError, ValueError, AttributeError):
@@ -268,15 +294,22 @@ def check_connection(kit: str | Path) -> Iterator[Check]:
         text = f"{startup.target or 'no address'} in fed_client.json is no host:port"
         yield Check("server", False, text, "Provision the kit again.")
         return
+    variable, proxy = _proxy(host) if startup.scheme == "grpc" else ("", "")
     firewall = "Ask for the server's address and port, and for the way out through the firewall."
     try:
-        plain = socket.create_connection((host, int(port)), timeout=_TIMEOUT)
-    except socket.gaierror as error:
-        yield Check("server", False, f"{host}: no such host ({error.strerror})", firewall)
-        return
-    except (OSError, OverflowError) as error:
-        text = f"{startup.target}: not reachable ({getattr(error, 'strerror', None) or error})"
-        yield Check("server", False, text, f"If the server is up: {firewall[0].lower()}{firewall[1:]}")
+        plain = _connect(host, int(port), proxy)
+    except (OSError, ValueError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        if proxy:
+            shown = proxy.rpartition("@")[2].rpartition("//")[2]  # without user and password
+            text = f"{startup.target}: not reachable through {variable}={shown} ({reason})"
+            advice = "Let the proxy CONNECT to the server, or name the server's host in no_proxy."
+            yield Check("server", False, text, advice)
+        elif isinstance(error, socket.gaierror):
+            yield Check("server", False, f"{host}: no such host ({error.strerror})", firewall)
+        else:
+            text = f"{startup.target}: not reachable ({reason})"
+            yield Check("server", False, text, f"If the server is up: {firewall[0].lower()}{firewall[1:]}")
         return
     with plain:
         if startup.security in ("mtls", "tls"):
@@ -284,6 +317,55 @@ def check_connection(kit: str | Path) -> Iterator[Check]:
         else:
             text = f"{startup.target}: reachable; the kit says {startup.security}, no TLS"
             yield Check("server", None, text)
+
+
+def _proxy(host: str) -> tuple[str, str]:
+    """Return the variable and the address of the proxy that gRPC takes to a host; empty for none.
+
+    gRPC reads variables in small letters only, and takes an entry of ``no_proxy`` for the end of a name.
+    """
+    for variable in ("grpc_proxy", "https_proxy", "http_proxy"):
+        if proxy := os.environ.get(variable):
+            lists = filter(None, map(os.environ.get, ("no_grpc_proxy", "no_proxy")))
+            entries = map(str.strip, next(lists, "").split(","))
+            excluded = any(_excludes(entry, host) for entry in entries if entry)
+            return ("", "") if excluded else (variable, proxy)
+    return "", ""
+
+
+def _excludes(entry: str, host: str) -> bool:
+    """Return whether an entry of ``no_proxy`` is the end of a host's name, or a network of its address."""
+    with suppress(ValueError):
+        return ip_address(host) in ip_network(entry, strict=False)
+    return host.lower().endswith(entry.lower())
+
+
+def _connect(host: str, port: int, proxy: str) -> socket.socket:
+    """Connect to a server, or through a proxy as gRPC does."""
+    if not proxy:
+        return socket.create_connection((host, port), timeout=_TIMEOUT)
+    parts = urlsplit(proxy if "//" in proxy else f"http://{proxy}")
+    if parts.scheme != "http" or not parts.hostname:
+        raise ValueError("gRPC needs http://HOST:PORT")
+    request = f"CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n"
+    if parts.username is not None:
+        user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        request += f"Proxy-Authorization: Basic {base64.b64encode(user.encode()).decode()}\r\n"
+    plain = socket.create_connection((parts.hostname, parts.port or 80), timeout=_TIMEOUT)
+    try:
+        plain.sendall(f"{request}\r\n".encode())
+        answer = b""
+        while not answer.endswith(b"\r\n\r\n") and len(answer) < _LONGEST_ANSWER:
+            if not (byte := plain.recv(1)):  # what follows the header is the server's
+                break
+            answer += byte
+        if not re.match(rb"HTTP/1\.[01] 2\d\d\b", answer):
+            line = answer.decode("latin-1").partition("\r\n")[0]
+            raise ValueError(f"it answers {printable(line)[:80] or 'nothing'}")
+    except BaseException:
+        plain.close()
+        raise
+    return plain
 
 
 def _check_tls(startup: _Startup, plain: socket.socket) -> Iterator[Check]:

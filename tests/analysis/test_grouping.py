@@ -153,28 +153,6 @@ def test_a_site_left_out_with_all_its_patients_is_tested_by_every_fold(without):
         summary_table([replace(run, options={**run.options, "unseen": ""}) for run in runs])
 
 
-def test_a_site_left_out_is_told_from_one_that_trained(without, write):
-    alone = without("CS", {"DU": {"a": 0.9}}, {"CS": {"b": 0.2}})
-    (row,) = summary_table([alone]).rows  # one site left out is no turn
-    assert row.mean.values == (0.9,)
-    assert row.sites["CS"].values == (0.2,)
-    other = without("DU", {"CS": {"b": 0.8}}, {"DU": {"a": 0.4}})
-    plain = load_run(write(holdout=[], scores={"CS": 0.7, "DU": 0.8}))
-    fedfa = load_run(write(methods=("fedfa",), holdout=[], scores={"CS": 0.7, "DU": 0.8}))
-    labels = {row.label: row.mean.mean for row in summary_table([alone, other, plain, fedfa]).rows}
-    assert labels == pytest.approx(
-        {
-            "fedavg (holdout=each site in turn)": 0.3,
-            "fedavg (holdout=none)": 0.75,
-            "fedfa (holdout=none)": 0.75,
-        }
-    )
-    fewer = without("CS", {"DU": {"a": 0.9}}, {"CS": {"b": 0.3}}, methods=("fedfa",))
-    table = summary_table([alone, other, fewer])
-    assert table.rows[1].mean.mean is None
-    assert "fedfa: only 1 of 2 sites were left out; it has no mean." in table.notes
-
-
 def test_runs_are_found_below_a_folder(tmp_path):
     for name in ("b/seed-0", "a/seed-1", "a/.moving"):
         (tmp_path / "runs" / name).mkdir(parents=True)

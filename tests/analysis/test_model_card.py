@@ -11,7 +11,7 @@ import pytest
 import torch
 from running import TINY_NETWORK, command
 
-from medfedaug.analysis.model_card import model_card
+from medfedaug.analysis.model_card import command_of, model_card
 from medfedaug.config.run import RunConfig
 from medfedaug.data.sites import find_sites
 from medfedaug.methods import parse_methods
@@ -211,3 +211,10 @@ def test_what_sites_say_of_themselves_is_on_the_card_and_what_they_do_not_too(fi
     assert "trials" not in hidden
     assert "names of the sites (--site-names)" in hidden
     assert "Contact at site_A: trials@example.org" in named.replace("\\", "")
+
+
+def test_a_repeatable_setting_is_repeated_and_a_list_is_joined():
+    settings = {"without_metrics": ["hd95", "nsd"], "plan": {"spatial_dims": 3, "patch_size": [16, 16, 8]}}
+    command = command_of(settings, simulated=False)
+    assert "--without-metrics hd95 --without-metrics nsd" in command
+    assert "--patch-size 16,16,8" in command

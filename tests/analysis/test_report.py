@@ -86,7 +86,6 @@ def test_report_tells_what_failed_once_however_often_it_happened(write, tmp_path
         entry["missing"] = []
         if entry["round"] != 4:
             entry["missing"] = [{"site": "CS", "task": "train", "reason": "site CS is not connected"}]
-        del entry["refused"]  # older files lack either
     data["left_out"] = {"FG": "site FG: no such folder"}
     data["sites"] = {"DU": 5, "HT": 5}
     del data["test"]["sites"]["HT"]

@@ -9,7 +9,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from benchmark_files import write_lgg
 from matplotlib import colors
 from monai.networks.nets import UNet
 from running import TINY_NETWORK
@@ -17,10 +16,8 @@ from running import TINY_NETWORK
 from medfedaug.analysis import write_report
 from medfedaug.analysis.case_views import CaseView, case_picture, extreme_cases, network_inputs
 from medfedaug.analysis.intensities import intensity_histograms, sample_intensities
-from medfedaug.data.benchmarks import write_federation
 from medfedaug.data.sites import find_sites
 from medfedaug.runs.evaluate import open_model
-from medfedaug.runs.load_results import load_run
 from medfedaug.simulate import configure, simulate
 from medfedaug.statistics import ChannelStatistics
 
@@ -227,31 +224,6 @@ def test_no_picture_of_cases_that_the_run_was_not_tested_with(trained, phantom_d
     text = write_report([trained], tmp_path / "r.html", data=other, device="cpu").read_text()
     assert text.count("these are not the test cases that the run was tested with") == 2
     assert "image/jpeg" not in text
-
-
-def test_the_run_of_a_fold_is_shown_with_the_patients_of_its_fold(tmp_path):
-    write_lgg(tmp_path / "files" / "lgg_multisite")
-    write_federation(tmp_path / "fold", "lgg_multisite", tmp_path / "files/lgg_multisite", folds=3, fold=2)
-    config = configure(
-        find_sites(tmp_path / "fold", limit=2),
-        methods=({"name": "fedavg", "args": {}},),
-        **TINY_NETWORK,
-        rounds=1,
-        limit=2,
-    )
-    results = simulate(
-        tmp_path / "fold", tmp_path / "run", config, engine="inprocess", device="cpu", pictures=True
-    )
-    assert "image/jpeg" in (tmp_path / "run/report.html").read_text()
-    assert (results["data"], results["data_options"]["fold"]) == ("lgg_multisite", 2)
-    run = load_run(tmp_path / "run")
-    assert (run.name, run.data, run.options["folds"]) == ("seed 0, fold 2", "lgg_multisite", 3)
-    text = write_report([run], tmp_path / "r.html", data=tmp_path / "files", device="cpu").read_text()
-    assert "image/jpeg" in text
-    tested = set(results["test"]["sites"]["DU"]["cases"])
-    shown = set(re.findall(r"(?:worst|best) at DU: (\w+),", text))
-    assert shown
-    assert shown <= tested
 
 
 def test_report_goes_on_without_a_model(trained, phantom_dir, tmp_path):

@@ -71,6 +71,14 @@ def test_it_says_so_where_sites_alone_are_better_and_where_plain_averaging_is_be
     assert second.startswith("To train together all the same, take fedavg: no other method that was tried")
 
 
+def test_a_site_where_nothing_was_learned_is_named():
+    at = {"single": {"A": 0.7, "B": 0.5}, "fedavg": {"A": 0.8, "B": 0.0}}
+    table = scores(**{label: (fmean(sites.values()),) for label, sites in at.items()})
+    rows = [replace(row, sites={s: Score((v,)) for s, v in at[row.label].items()}) for row in table.rows]
+    said = recommend(replace(table, rows=tuple(rows)))
+    assert "Nothing was learned at B with fedavg: Dice 0.000." in said
+
+
 def test_sites_without_outlines_are_judged_at_the_others():
     def of(**sites: dict[str, float]) -> Table:
         rows = tuple(

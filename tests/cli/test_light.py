@@ -171,35 +171,7 @@ def test_lists_of_photographs_and_of_volumes(light, make_pictures, phantom_dir, 
 
 
 def test_the_card_of_a_run_needs_no_weights(light, write, tmp_path):
-    run = write({**content(methods=("fedavg",), scores={"DU": 0.5, "HT": 0.6}), "run": "1"})
+    run = write({**content(methods=("fedavg",), scores={"DU": 0.5, "HT": 0.6}), "run": "1", "sha256": {}})
     (run / GLOBAL_MODEL).touch()
     light(("card", run, "--out", tmp_path), needed=["scipy"])
     assert "SHA-256" in (tmp_path / CARDS[0]).read_text()
-
-
-def test_a_job_is_checked_before_anything_is_built(light, tmp_path):
-    (tmp_path / "empty").mkdir()
-    nowhere = tmp_path / "nowhere"
-    wrong = {
-        "give --methods, or --evaluate": (),
-        "a job is a run": ("--local", "a=x"),
-        "setting 'nothing' is not known": ("--methods", "fedavg", "--set", "nothing=1"),
-        "rounds must be a whole number": ("--methods", "fedavg", "--set", "rounds=x"),
-        "learning_rate must be positive": ("--methods", "fedavg", "--learning-rate", -1),
-        "task 'nothing' is not known": ("--methods", "fedavg", "--task", "nothing"),
-        "network 'nothing' is not known": ("--methods", "fedavg", "--network", "nothing"),
-        "two or more classes": ("--methods", "fedavg", "--set", "classes=one"),
-        "not a plan": ("--methods", "fedavg", "--plan", nowhere),
-        "--plan-memory is for --plan auto": ("--methods", "fedavg", "--plan-memory", 3),
-        "no such file": ("--methods", "fedavg", "--init", nowhere),
-        "cannot be read": ("--methods", "fedavg", "--loop", f"{nowhere}.py"),
-        "no such folder": ("--methods", "fedavg", "--bundle", nowhere),
-        "no finished run": ("--evaluate", nowhere),
-        "no record of a run": ("--evaluate", tmp_path / "empty" / "global_model.pt"),
-        "--rounds is for a run": ("--evaluate", tmp_path, "--rounds", 3),
-    }
-    wrong["no record of a run"][1].touch()
-    calls = [("export", "--out", tmp_path / "job", *call) for call in wrong.values()]
-    for text, err in zip(wrong, light(*calls, code=2), strict=True):
-        assert text in err
-    assert not (tmp_path / "job").exists()

@@ -143,7 +143,7 @@ def test_what_a_package_adds_is_listed_and_described_without_importing_it(run, p
 
 
 def test_an_equation_stands_on_its_own_line(run):
-    out = run("methods", "fedwon")[1].splitlines()
-    at = out.index("    Ŵᵢ = γ (Wᵢ − μᵢ) / (σᵢ √N),")
+    out = run("methods", "ditto")[1].splitlines()
+    at = out.index("    min_v hₖ(v; wᵗ) = Fₖ(v) + (λ/2) ‖v − wᵗ‖²,   v ← v − η (∇Fₖ(v) + λ (v − wᵗ))")
     assert not out[at - 1]
     assert not out[at + 1]

@@ -113,11 +113,11 @@ def test_what_the_command_writes_is_valid(run, phantom_dir, tmp_path):
     kit = Hospital(tmp_path / "site_A", phantom_dir / "site_A").kit
     (kit / "local/resources.json.default").write_text('{"components": []}')
     code, _, err = run(
-        *("site-config", "--kit", kit, "--data", phantom_dir / "site_A", "--memory", 1, "--save-every", 10),
+        *("site-config", "--kit", kit, "--data", phantom_dir / "site_A", "--memory", 1),
         *("--scores", "cases", "--max-test-scores", 3, "--allow-methods", "fedavg,fedfa", "--approve"),
         *("--cache", tmp_path, "--allow-plugin", "lesion-methods", "--min-images", 12),
     )
     assert code == 0, err
     written = json.loads((kit / "local/medfedaug.json").read_text())
-    assert {"data", "memory", "save_every", "cache", "privacy", "jobs", "plugins"} <= set(written)
+    assert {"data", "memory", "cache", "privacy", "jobs", "plugins"} <= set(written)
     schema(File.site_settings).validate(written)

@@ -15,12 +15,10 @@ from benchmark_files import picture, write_fedbn
 
 from medfedaug.config.run import RunConfig
 from medfedaug.data.benchmarks import BENCHMARKS, open_benchmark
-from medfedaug.errors import DataError
 from medfedaug.experiments import run_list
 from medfedaug.experiments.axes import parse_axis
 from medfedaug.experiments.planned import PlannedRun
-from medfedaug.experiments.presets import PRESETS, parse_presets
-from medfedaug.experiments.published import published_rows
+from medfedaug.experiments.presets import PRESETS
 from medfedaug.experiments.run_list import plan
 from medfedaug.methods import build_methods
 from medfedaug.models import build_network
@@ -72,16 +70,6 @@ def test_presets_are_those_of_the_papers():
     for name, row in table.items():
         config = RunConfig(**PRESETS[name].config)
         assert tuple(getattr(config, key) for key in names) == row
-
-
-@pytest.mark.parametrize("preset", PRESETS.values(), ids=list(PRESETS))
-def test_every_preset_is_documented_as_it_is(preset):
-    page = (Path(__file__).parents[2] / "docs/papers.md").read_text(encoding="utf-8")
-    row = next(line for line in page.splitlines() if line.startswith(f"| `{preset.name}` |"))
-    assert f"| {preset.config['network']} | {preset.schedule} |" in row
-    papers = {row.source.split(" Table ")[0].split(" Section ")[0] for row in published_rows(preset)}
-    assert all(f"{paper} " in row for paper in papers)
-    assert bool(papers) != ("| – |" in row)
 
 
 # --- What a run gets, and the paper's ---------------------------------------------------------------------
@@ -234,39 +222,3 @@ def test_fedbn_has_a_score_beside_the_papers_where_a_site_is_left_out(run, tmp_p
     assert all(0 <= float(row[site]) <= 1 for row in rows for site in ("photo", "sketch", "mean"))
     office = planned(monkeypatch, "office_caltech_10", "fedbn")
     assert arguments(office, "fedbn")["unseen"] == "none"
-
-
-TABLE = """
-notes: {patients: Data are split by patient.}
-presets:
-  prostate_mri:
-    benchmark: prostate_mri
-    source: FedFA Table 9
-    config: {rounds: 500}
-    readings: [patients]
-"""
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "message"),
-    [
-        ("rounds: 500", "round: 500", r"prostate_mri: unknown settings round \(did you mean rounds\?\)"),
-        ("readings:", "reading:", r"prostate_mri: unknown keys reading \(did you mean readings\?\)"),
-        ("[patients]", "[patient]", r"prostate_mri: unknown readings patient"),
-        ("source: FedFA Table 9", "source:", "prostate_mri: source is None"),
-        ("source: FedFA Table 9", "holdout: 1", "prostate_mri: holdout is 1"),
-        ("    source: FedFA Table 9\n", "", "prostate_mri: source is missing"),
-        ("{rounds: 500}", "rounds", "prostate_mri: config is 'rounds'"),
-        ("presets:", "preset:", "unknown keys preset"),
-        ("[patients]", "[patients", "cannot be read"),
-        (TABLE, "", "cannot be read"),
-        (TABLE, "[]", "cannot be read"),
-    ],
-)
-def test_a_table_of_presets_that_is_not_as_described_is_refused_in_a_line(before, after, message):
-    assert parse_presets(TABLE)["prostate_mri"].readings == ("Data are split by patient.",)
-    assert before in TABLE
-    with pytest.raises(DataError, match=message) as caught:
-        parse_presets(TABLE.replace(before, after))
-    assert "presets.yml" in str(caught.value)
-    assert "\n" not in str(caught.value)

@@ -20,7 +20,7 @@ from medfedaug.simulate import configure
 SITES = ["site_A", "site_B"]
 CLASSIFYING = ("fraug", "fedfd_prompt")
 METHODS = [name for name in registry.built_in_methods() if name not in CLASSIFYING]
-ROBUST = ("krum", "median", "multi_krum", "trimmed_mean")  # need three sites or five: see test_robust.py
+ROBUST = ("median", "trimmed_mean")  # need three sites or five: see test_robust.py
 # Those, and what goes with parameters alone: see methods/test_dp_fedavg.py.
 APART = (*ROBUST, "dp_fedavg")
 TASKS = {name: build_methods([{"name": name}])[0].tasks for name in METHODS if name not in APART}
@@ -28,7 +28,7 @@ SEGMENTING_METHODS = [name for name, tasks in TASKS.items() if "segmentation" in
 CLASSIFYING_METHODS = [name for name, tasks in TASKS.items() if "classification" in tasks]
 CORE = ("fedavg", "fedprox", "fedbn", "norm", "fedrdn", "fedfa", "fedfa_h")  # all their pairs in fast tests
 
-PROTOTYPES = ("fedproto", "fedsr", "fpl", "fedrod")  # take labels and features of the last layer
+PROTOTYPES = ("fedproto", "fedsr", "fpl")  # take labels and features of the last layer
 
 
 def carried(config, *args):
@@ -46,7 +46,7 @@ NOT_ON = {
     **{
         (network, method): "has no batch norm that keeps statistics"
         for network in ("mednext", "swin_t", "vit")
-        for method in ("gperxan", "bin")
+        for method in ("bin",)
     },
     ("unetr", "mixstyle,moex,scaffold,fedsam,fedavgm"): "unknown stage 2 of UNETR",
     ("vit", "fedrdn,fedfa+,fedprox"): "stages of ViTClassifier are not known",
@@ -56,10 +56,6 @@ NOT_ON = {
     ("unetr", "dac_sc"): "dac_sc: UNETR has one stage",
     ("vit", "silobn,fedfd_a,fixbn"): "ViTClassifier has no batch norm",
     ("swin_t", "silobn,fedfd_a,fixbn"): "SwinClassifier has no batch norm",
-    **dict.fromkeys(
-        ((network, "feddg_ga,fedwon") for network in ("swin_t", "swinunetr", "unetr", "vit")),
-        "fedwon is for convolutional networks",
-    ),
     **{
         (network, "feddg"): "feddg is defined for segmentation alone"
         for network in network_names()
@@ -119,7 +115,6 @@ PAIRS = [
 # Fast ones: features perturbed or drawn, a second pass, a second gradient and a generator beside them.
 BESIDE = {"fraug": (*CORE, "fedfd_a"), "fedfd_prompt": CORE, "fedproto": ("fedsr", "fpl")}
 BESIDE |= dict.fromkeys(("fedsr", "fpl"), ("fedfa", "fedfa_h", "fedfd_a", "fedsam", "fedrobust", "fpl"))
-BESIDE["fedrod"] = ("fedfa", "fedfd_a", "fedsam")
 
 
 @pytest.mark.parametrize(
@@ -150,13 +145,10 @@ TOGETHER = {
     "fedharmo,randaugment,partialfed": (),
     "manifold_mixup,pooled": (),
     "partialfed_adaptive,single": (),
-    "feddg_ga,fedwon": (),
-    "gperxan": (),
+    "feddg_ga": (),
     "bin": ("lenet5",),
     "dac_sc": ("lenet5",),
-    "randconv,fedlws,nyul": (),
-    "fedawa": (),
-    "fedce": (),
+    "randconv,nyul": (),
     "feddg": (),
     "finetune,norm_clip": (),
     "ditto,fedper,moon": ("unet",),

@@ -12,7 +12,7 @@ from medfedaug.federation.composition import Composition
 SITES = ["site_A", "site_B"]
 FILTERS = {"filters": (4, 4, 8, 8, 8)}
 KEEPING = {
-    **dict.fromkeys(("fedbn", "silobn", "gperxan", "fedper", "single")),
+    **dict.fromkeys(("fedbn", "silobn", "fedper", "single")),
     **{f"partialfed {name}": {"partialfed": {"strategy": name}} for name in ("bottom_up", "norm+head")},
 }
 

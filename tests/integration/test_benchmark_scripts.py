@@ -175,14 +175,3 @@ def test_steps_are_measured_by_network(script, tmp_path):
     assert "1 thread(s)" in measured["hardware"]
     assert set(measured["networks"]) == {"lenet5, 28 x 28, batch 10", "lenet5, 28 x 28, batch 64"}
     assert all(one["step"] > one["pass"] > 0 for one in measured["networks"].values())
-
-
-APART = """
-alignment demo_effect honest_steps look_first measure partial_labels peer_site peers privacy_epsilon
-privacy_weights released_fedfa retina_tables robustness same_bits shift_gain soak step_times verdict_rule
-"""
-
-
-def test_none_is_left_out():
-    apart = {f"{name}.py" for name in APART.split()}
-    assert set(RUNS) | apart == {p.name for p in FOLDER.glob("*.py")}

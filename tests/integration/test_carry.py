@@ -6,19 +6,15 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml
 from dockerfile_parse import DockerfileParser
 from packaging.requirements import Requirement
-from rehearsal_processes import left_running
 from tried_versions import pins, tried
 
 from medfedaug.nvflare_jobs.kit.kit import open_kit
@@ -115,37 +111,6 @@ def test_the_service_is_one_that_systemd_can_read(tmp_path):
     path.write_text(unit)
     done = subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True)
     assert not [line for line in done.stderr.splitlines() if "medfedaug@" in line]
-
-
-@pytest.mark.slow
-def test_start_kit_starts_in_spite_of_numbers_of_an_earlier_boot_and_stops_when_told(kits, tmp_path):
-    """NVFlare's own script does nothing where another process has the number of its last one."""
-    kit = kits / SITE
-    (kit / "daemon_pid.fl").write_text(str(os.getpid()))
-    environment = {
-        **os.environ,
-        "HOME": str(tmp_path),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }
-    own = subprocess.run(
-        [kit / "startup/sub_start.sh"], env=environment, capture_output=True, text=True, timeout=60
-    )
-    assert "There seems to be one instance" in own.stdout
-
-    with (tmp_path / "log").open("wb") as log:
-        service = subprocess.Popen([DEPLOY / "start-kit", kit], env=environment, stdout=log, stderr=log)
-    try:
-        deadline = time.monotonic() + 120
-        while not (kit / "pid.fl").exists():
-            assert time.monotonic() < deadline, (tmp_path / "log").read_text()
-            time.sleep(0.2)
-        assert psutil.pid_exists(int((kit / "pid.fl").read_text()))
-        service.send_signal(signal.SIGTERM)  # while NVFlare still starts
-        assert service.wait(timeout=120) == 0
-        assert left_running(tmp_path) == []
-    finally:
-        for process in left_running(tmp_path):
-            process.kill()
 
 
 # ------------------------------------------------------------------ other launchers

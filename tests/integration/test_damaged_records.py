@@ -13,7 +13,6 @@ from finished_runs import simulated
 from running import TINY_OPTIONS, command
 
 from medfedaug.config.plan import Plan
-from medfedaug.runs.folder import is_json_with
 from medfedaug.utils.event_schema import EVENTS
 from medfedaug.utils.event_text import EventLines
 
@@ -82,28 +81,6 @@ def test_a_changed_evaluation(run, made, tmp_path, seed):
         file.write_text(json.dumps(changed))
         options = ("--out", tmp_path / "page.html", "--tables", tmp_path / "tables")
         used_or_one_line(run("report", file, *options), "evaluation.json", place)
-
-
-@pytest.mark.usefixtures("drawn")
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_changed_run_is_drawn_or_refused(run, made, tmp_path, seed):
-    folder = shutil.copytree(made.run, tmp_path / "run")
-    for place, changed in changes(json.loads((made.run / "results.json").read_text()), f"report {seed}", FEW):
-        (folder / "results.json").write_text(json.dumps(changed))
-        options = ("--out", tmp_path / "page.html", "--tables", tmp_path / "tables")
-        used_or_one_line(run("report", folder, *options), "results.json", place)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_changed_run_is_shown_again_or_refused(run, made, tmp_path, seed):
-    folder = shutil.copytree(made.run, tmp_path / "run")
-    for place, changed in changes(json.loads((made.run / "results.json").read_text()), f"resume {seed}", FEW):
-        (folder / "results.json").write_text(json.dumps(changed))
-        if not is_json_with(folder / "results.json", "config", "rounds", "test"):
-            continue  # of no run: `simulate` says so, and begins none
-        result = run(*trained(folder, made.data), "--resume")
-        if "holds a finished run with other settings" not in result[2]:
-            used_or_one_line(result, "results.json", place)
 
 
 def test_a_changed_prediction_deletes_nothing_else(run, made, tmp_path):
@@ -210,7 +187,7 @@ EVENTS_OF_A_JOB: list[dict[str, object]] = [
     {
         **{"event": "answered", "task": "train", "round": 2, "rounds": 3, "samples": 12, "cases": 4},
         **{"scores": {"train_loss": 0.4, "val_dice": 0.3}, "seconds": 2.5, "model": 100},
-        **{"statistics": {"fedfa": 10}, "unscored": "few", "continued": 3},
+        **{"statistics": {"fedfa": 10}, "unscored": "few"},
     },
     {"event": "tested", "site": "A", "dice": 0.5},
     {"event": "labelled", "site": "A", "classes": "lesion"},

@@ -54,16 +54,6 @@ def test_at_most_three_lines_apart(before, after):
     assert not any("medfedaug" in line for line in gone)
 
 
-def test_the_readme_shows_every_changed_line():
-    text = (EXAMPLES / "README.md").read_text()
-    for before, after in (SCRIPTS, BUNDLES):
-        for sign, lines in zip("-+", changes(before, after), strict=True):
-            for line in lines:
-                assert any(row.startswith(sign) and row[1:].strip() == line for row in text.splitlines()), (
-                    line
-                )
-
-
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_the_script_runs(script, root, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [str(script), str(root), "--epochs", "1"])
@@ -97,13 +87,6 @@ def test_the_bundle_runs(config, root, capsys):
             assert normalise.normalizer.site == site
 
 
-def test_the_bundle_needs_no_ignite():
-    for config in BUNDLES:
-        content = json.dumps(json.loads(config.read_text()))
-        assert "Trainer" not in content
-        assert "Evaluator" not in content
-
-
 @pytest.mark.slow  # a process for each site
 def test_an_engine_of_ones_own_gives_the_same_models(root, tmp_path, monkeypatch):
     """It registers an engine, and starts a process for each site."""
@@ -125,13 +108,6 @@ def test_an_engine_of_ones_own_gives_the_same_models(root, tmp_path, monkeypatch
         )
         assert own.keys() == ours.keys()
         assert all(torch.equal(own[key], ours[key]) for key in ours)
-
-
-def test_the_engine_of_the_architecture_page_is_the_example():
-    text, page = (EXAMPLES / "process_engine.py").read_text(), EXAMPLES.parent / "docs/architecture.md"
-    engine = text[text.index("def serve(") : text.index("def main(")].strip()
-    assert len([line for line in engine.splitlines() if line.strip()]) <= 45
-    assert "examples/process_engine.py" in page.read_text()
 
 
 def test_an_unknown_engine_is_refused_with_what_may_be_meant(root, tmp_path):

@@ -13,7 +13,6 @@ import torch
 
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.errors import ConfigError
-from medfedaug.models import ffa_layers
 from medfedaug.statistics import ChannelStatistics, save_statistics
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -86,36 +85,6 @@ def trainer(tmp_path, monkeypatch):
     trainer = made(plans(), "2d", 0, dataset, device=torch.device("cpu"))
     trainer.initialize()
     return trainer
-
-
-def test_nnunets_own_steps_train_with_both(trainer):
-    seen = []
-    trainer.network.register_forward_pre_hook(lambda _, args: seen.append(args[0].clone()))
-    layers = ffa_layers(trainer.network)
-    assert list(layers) == [f"encoder.stages.{index}" for index in range(STAGES)]
-    for layer in layers.values():
-        layer.prob = 1.0
-    image, target = torch.rand(4, 1, 32, 32), (torch.rand(4, 1, 32, 32) > 0.5).float()
-    scales = trainer._get_deep_supervision_scales()
-    targets = [torch.nn.functional.interpolate(target, scale_factor=tuple(scale)) for scale in scales]
-    before = {key: value.clone() for key, value in trainer.network.state_dict().items()}
-    torch.manual_seed(0)
-    trainer.network.train()
-    losses = [trainer.train_step({"data": image, "target": targets})["loss"] for _ in range(4)]
-    assert all(loss == loss for loss in losses)
-    assert all(int(layer.num_active_batches) == 4 for layer in layers.values())
-    assert any(not torch.equal(before[key], value) for key, value in trainer.network.state_dict().items())
-    pairs = [(image - 1.0) / 2.0, (image - 100.0) / 0.5]
-    chosen = {
-        next(site for site, of in enumerate(pairs) if torch.allclose(one, of[index], atol=1e-4))
-        for batch in seen
-        for index, one in enumerate(batch)
-    }
-    assert chosen == {0, 1}
-    trainer.network.eval()
-    with torch.no_grad():
-        trainer.validation_step({"data": image, "target": targets})
-    torch.testing.assert_close(seen[-1], pairs[0])
 
 
 @pytest.fixture(scope="module")

@@ -315,8 +315,7 @@ def test_whatever_nvflare_delivers_becomes_a_reply(fault):
         "partialfed_adaptive,fedfa,fedbn",
         "ditto,fedper,moon,fedfa",
         "nyul",
-        "gperxan",
-        "fedce,fedfa",
+        "feddg_ga,fedfa",
         "single",
     ],
 )

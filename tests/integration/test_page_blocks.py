@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 import shutil
 from pathlib import Path
-from subprocess import CalledProcessError
 
 import pytest
-import yaml
-from page_blocks import ROOT, blocks, carry_out, commands, run_python, run_shell, shell
-from typer.main import get_command
+from page_blocks import ROOT, blocks, carry_out, run_python, run_shell, shell
 
 import medfedaug
-from medfedaug.cli.app import app
 from medfedaug.data.datasets.phantom import make_phantom
 
 # Results are records of commands that took hours, on data that are elsewhere.
@@ -29,7 +24,6 @@ PAGES = [
     ),
 ]
 CODE = ("bash", "python")
-KNOWN = get_command(app).commands
 ELSEWHERE = {"docs/pipelines.md", "docs/plans.md", "docs/use.md"}
 """Pages whose blocks run in a test of their own, which looks at the files too."""
 RUN = [
@@ -70,82 +64,6 @@ def test_the_blocks_of_a_page_run(page, small, request, tmp_path, monkeypatch):
             Path(name[1]).write_text(re.sub("^folds: 5\n", "", block.text, flags=re.M))
     run_shell(BEFORE.get(page, ""), monkeypatch)
     carry_out(page, monkeypatch)
-
-
-def test_a_block_that_fails_is_an_error(tmp_path, monkeypatch):
-    page = tmp_path / "page.md"
-    page.write_text(
-        "<!-- not run: no -->\n```python\n1 / 0\n```\n\n1. In a list:\n\n   ```python\n   one = 1\n   ```\n"
-    )
-    carry_out(page, monkeypatch)
-    assert [(block.kind, block.text) for block in blocks(page)] == [("not run", "1 / 0\n"), ("", "one = 1\n")]
-    for wrong in (
-        "```python\n1 / 0\n```",
-        "```bash\nmedfedaug simulate --dta data\n```",
-        "```bash\nfalse\n```",
-    ):
-        page.write_text(wrong)
-        with pytest.raises((ZeroDivisionError, AssertionError, CalledProcessError)):
-            carry_out(page, monkeypatch)
-
-
-def test_blocks_that_are_not_run_are_few_and_say_why():
-    """A new one is entered here."""
-    left_out: dict[str, int] = {}
-    for page in PAGES:
-        for block in blocks(page, *CODE):
-            if block.kind == "run by":
-                test = (ROOT / block.remark).read_text(encoding="utf-8")
-                test += "".join(
-                    (ROOT / f"tests/support/{name}.py").read_text(encoding="utf-8")
-                    for name in re.findall(r"^from (\w+) import", test, re.M)
-                    if (ROOT / f"tests/support/{name}.py").exists()
-                )
-                assert Path(page).name in test or f'"{Path(page).stem}' in test, (page, block.line)
-            elif block.kind:
-                assert len(block.remark.split()) > 1, (page, block.line)
-                left_out[page] = left_out.get(page, 0) + 1
-    assert left_out == {
-        "README.md": 5,
-        "CONTRIBUTING.md": 1,
-        "docs/containers.md": 4,
-        "docs/deploy.md": 16,
-        "docs/howto/certificates.md": 3,
-        "docs/howto/import.md": 2,
-        "docs/howto/nnunet.md": 3,
-        "docs/howto/partial_labels.md": 1,
-        "docs/howto/store.md": 1,
-        "docs/howto/sweep.md": 2,
-        "docs/index.md": 1,
-        "docs/offline.md": 4,
-        "docs/papers.md": 2,
-        "docs/pipelines.md": 4,
-        "docs/releasing.md": 3,
-        "docs/use.md": 1,
-    }
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_commands_of_a_page_have_their_options(page):
-    """Those that are not run, too."""
-    for block in blocks(page, "bash"):
-        for words in commands(re.sub(r"<<.*?^END$", "", block.text, flags=re.M | re.S)):
-            (_, *rest) = words[words.index("medfedaug") :] if "medfedaug" in words else ("",)
-            if rest and rest[0] in KNOWN:
-                options = {
-                    text
-                    for parameter in KNOWN[rest[0]].params
-                    for text in (*parameter.opts, *parameter.secondary_opts)
-                }
-                given = {word.partition("=")[0] for word in rest if word.startswith("--")}
-                assert given <= options | {"--help"}, words
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_data_on_a_page_can_be_read(page):
-    for block in blocks(page, "json", "yaml"):
-        read = json.loads if block.language == "json" else yaml.safe_load
-        read(block.text)
 
 
 def test_examples_of_docstrings_without_prompt_run(small, tmp_path, monkeypatch):

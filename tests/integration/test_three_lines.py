@@ -12,7 +12,7 @@ from monai.data import CacheDataset, DataLoader, Dataset, PersistentDataset, Thr
 from monai.engines import SupervisedEvaluator, SupervisedTrainer
 from monai.losses import DiceLoss
 from monai.networks.nets import BasicUNet, DynUNet, SegResNet
-from monai.transforms import Compose, RandFlipd, ScaleIntensityd, ToTensord
+from monai.transforms import Compose, RandFlipd, ScaleIntensityd
 from torch.nn.parallel import DistributedDataParallel
 
 from medfedaug.models import FFALayer, ffa_layers, insert_ffa, remove_ffa
@@ -144,24 +144,6 @@ def test_gradients_are_accumulated_over_batches_that_the_layers_see_one_by_one()
         for features in seen[name]:  # Eq. 5, once for each batch
             mean = 0.99 * mean + 0.01 * features.mean(dim=(0, 2, 3))
         torch.testing.assert_close(layer.statistics()[0], mean)
-
-
-@pytest.mark.slow  # the compiler takes its time
-@pytest.mark.parametrize("compiled", ["engine", "network"])
-def test_a_compiled_network_trains_and_counts(compiled):
-    network = unet(prob=1.0)
-    options = {"backend": "aot_eager"}  # forward and backward as any backend traces them, without a compiler
-    # Plain tensors: compiled code takes none of MONAI's, which its trainer converts itself.
-    transform = Compose([FedRDNd("image", PAIRS), ToTensord(["image", "label"], track_meta=False)])
-    loader = DataLoader(Dataset(cases(8), transform), batch_size=4)
-    if compiled == "engine":
-        engine = trainer(network, loader, compile=True, compile_kwargs=options)
-    else:
-        engine = trainer(torch.compile(network, **options), loader)
-    engine.run()
-    layers = ffa_layers(network)
-    assert all(int(layer.num_active_batches) == 4 for layer in layers.values())
-    assert all(bool((layer.statistics()[0] != 0).any()) for layer in layers.values())
 
 
 # ------------------------------------------------------------------ several processes

@@ -28,30 +28,28 @@ REFUSED_ALONE = [
     ),
     (["photographs_vit"], "{}: the stages of ViTClassifier are not known", "fedfa_h"),
     (["photographs_vit"], "network vit: unknown stage 1 of ViTClassifier", "mixstyle moex"),
-    (["photographs_vit"], "{} is for convolutional networks", "fedwon"),
     ([*U_NET, "photographs", "photographs_vit"], "network ", "bin fedfd fedfd_a"),
-    ([*U_NET, "photographs", "photographs_vit"], "{}: ", "fixbn gperxan"),
+    ([*U_NET, "photographs", "photographs_vit"], "{}: ", "fixbn"),
     ([*U_NET, "photographs", "photographs_vit"], "{} keeps running statistics at the site, and ", "silobn"),
     ([*U_NET, *WITH_BATCH_NORM[:2], "photographs_batch_norm", "photographs"], "network ", "fedfd_prompt"),
     (["volumes_batch_norm", "volumes"], "{} averages the amplitudes of whole images", "fedharmo"),
     (
         ["noise"],
         "site site_A: {}: noise cannot be added to this exchange",
-        "bin class_mean dac_sc fedce feddg feddg_ga fedharmo fedmix fednova scaffold",
+        "bin class_mean dac_sc feddg feddg_ga fedharmo fedmix fednova scaffold",
     ),
     (
         ["private_steps"],
         PRIVATE + "nothing bounds what one case changes in the local training of {}",
-        "bin condist dac_sc ditto fedce feddg feddg_ga feddyn fedfa fedfa_h fedharmo fedmix fednova fedprox "
-        "fedrobust fedsam fedwon finetune manifold_mixup mixstyle mixup moex moon partialfed_adaptive "
+        "bin condist dac_sc ditto feddg feddg_ga feddyn fedfa fedfa_h fedharmo fedmix fednova fedprox "
+        "fedrobust fedsam finetune manifold_mixup mixstyle mixup moex moon partialfed_adaptive "
         "randconv scaffold teacher",
     ),
     (["private_steps"], PRIVATE + "{} normalises with statistics of all the site's images", "norm"),
     (
         ["secure_aggregation"],
         SECURE + "{} makes the global model from each site's own",
-        "class_mean dp_fedavg fedawa fedce feddg_ga fedlws fednova krum median multi_krum norm_clip "
-        "trimmed_mean",
+        "class_mean dp_fedavg feddg_ga fednova median norm_clip trimmed_mean",
     ),
     (
         ["secure_aggregation"],
@@ -65,7 +63,6 @@ REFUSED_ALONE = [
 TOGETHER = [
     (["secure_aggregation"], "single", "bin dac_sc fedfa fedfa_h", "allowed"),  # these send something
     (WITH_BATCH_NORM, "dp_fedavg", "fedbn partialfed silobn", "allowed"),  # the statistics stay at the sites
-    (WITH_BATCH_NORM, "gperxan", "fedper partialfed single", "gperxan: the last layer is to guide the sites"),
     *(
         (
             ["noise"],
@@ -80,10 +77,9 @@ TOGETHER = [
 EXAMPLES = {
     "method": ("fedfd", "fedfd_a"),
     "normalised_input": ("fedrdn", "nyul"),
-    "global_model": ("fedavgm", "krum"),
+    "global_model": ("fedavgm", "median"),
     "labels": ("mixup", "fedproto"),
-    "norm_layers": ("fedbn", "fedwon"),
-    "complete_state_dict": ("fedrod", "moon"),
+    "complete_state_dict": ("fedfd_a", "moon"),
     "global_start": ("fedprox", "partialfed_adaptive"),
     "separate_sites": ("ditto", "pooled"),
     "averaged_parameters": ("scaffold", "single"),

@@ -44,8 +44,8 @@ def test_a_new_process_trains_as_the_old_one(photo_config, tmp_path, name, setti
 
 def test_an_interrupted_run_continues_with_the_servers_state(phantom_dir, tiny_config, tmp_path):
     sites = ["site_A", "site_B"]
-    whole = run_in_process(tiny_config("fedce", rounds=2), phantom_dir, sites, "cpu")
-    run_in_process(tiny_config("fedce", rounds=1), phantom_dir, sites, "cpu", state_dir=tmp_path)
-    config = tiny_config("fedce", rounds=2)
+    whole = run_in_process(tiny_config("fedavgm", rounds=2), phantom_dir, sites, "cpu")
+    run_in_process(tiny_config("fedavgm", rounds=1), phantom_dir, sites, "cpu", state_dir=tmp_path)
+    config = tiny_config("fedavgm", rounds=2)
     again = run_in_process(config, phantom_dir, sites, "cpu", state_dir=tmp_path, resume=True)
     assert same(whole.state, again.state)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from medfedaug.metrics.convergence import has_stalled
+from medfedaug.metrics.convergence import has_stalled, is_converged, longer
 
 
 def ends(curve, patience, **options):
@@ -34,3 +34,27 @@ def test_a_gain_beyond_the_noise_goes_on():
     draw = random.Random(0)
     curves = [[0.5 + 0.02 * n + draw.gauss(0, 0.01) for n in range(10)] for _ in range(500)]
     assert sum(ends(curve, 5) is None for curve in curves) > 490
+
+
+@pytest.mark.parametrize("peak", range(10))
+def test_no_single_peak_makes_a_rising_curve_converge(peak):
+    curve = [0.05 * n for n in range(10)]
+    curve[peak] = 0.9
+    assert not is_converged(curve)
+
+
+@pytest.mark.parametrize("dip", range(10))
+def test_no_single_dip_makes_a_flat_curve_rise(dip):
+    curve = [0.6] * 10
+    curve[dip] = 0.0
+    assert is_converged(curve)
+
+
+def test_fewer_than_three_rounds_do_not_converge():
+    assert not is_converged([0.6, 0.6])
+
+
+def test_a_training_goes_on_while_a_site_has_learned_nothing():
+    assert longer([0.5] * 10, 10) is None
+    assert longer([0.5] * 10, 10, learned=False) == 20
+    assert longer([0.5] * 40, 10, learned=False) is None

@@ -51,6 +51,17 @@ def test_a_method_that_learned_is_compared_with_one_that_did_not(fold):
     assert "fedavg learned nothing: every test Dice is 0." in table.notes
 
 
+def test_a_site_at_which_a_method_learned_nothing_is_named(write):
+    runs = [
+        load_run(write(methods=(method,), scores={"DU": 0.5, "HT": score}))
+        for method, score in (("fedavg", 0.0001), ("fedrdn", 0.4))
+    ]
+    notes = summary_table(runs).notes
+    assert [note for note in notes if "learned nothing" in note] == [
+        "fedavg learned nothing at HT: Dice 0.000."
+    ]
+
+
 @pytest.mark.parametrize("offset", [0.0, 0.04])
 def test_differences_that_do_not_vary_between_seeds_have_no_test(fold, offset):
     """A variation of 0 would make any difference more than chance, and none of them exactly nothing."""

@@ -20,7 +20,6 @@ from medfedaug.models import (
     training_adapters,
 )
 from medfedaug.models.adaptation import RandomMix, adapt_batch_norm, interpolating
-from medfedaug.models.assembled_norm import assemble_norms
 from medfedaug.models.networks import task_of
 from medfedaug.models.phase_norms import control_shortcuts
 
@@ -101,7 +100,6 @@ LAYERS = {
     "mixstyle": lambda net: insert_layers(net, MixStyleLayer, prob=1.0),
     "moex": lambda net: insert_layers(net, MomentExchangeLayer),
     "manifold mixup": lambda net: insert_layers(net, FeatureMixLayer),
-    "gperxan": assemble_norms,
     "dac_sc": control_shortcuts,
     "ffa and mixstyle": lambda net: insert_layers(insert_ffa(net, prob=1.0), MixStyleLayer, prob=1.0),
 }

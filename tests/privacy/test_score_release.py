@@ -515,7 +515,7 @@ def test_losses_with_noise_are_in_the_account_of_epsilon(kits):
     assert ledger.releases(cases) == [(4.0, most, 1.0)]
 
 
-@pytest.mark.parametrize("method", ["fedce", "feddg_ga"])
+@pytest.mark.parametrize("method", ["feddg_ga"])
 def test_methods_that_exchange_losses_are_refused_where_these_stay(method, make_site, tiny_config, tmp_path):
     for name in "AB":
         make_site(name, cases=(8, 1, 1))
@@ -534,9 +534,7 @@ def test_methods_that_exchange_losses_are_refused_where_these_stay(method, make_
         value
         for _, reply in deployment.replies
         if reply.task == TRAIN
-        for value in (
-            reply.payload[f"{method}/{'error' if method == 'fedce' else 'loss'}"] / largest_loss(2)
-        ).tolist()
+        for value in (reply.payload[f"{method}/loss"] / largest_loss(2)).tolist()
     ]
     steps = [value / step_of(8) for value in (sent if method == "feddg_ga" else sent[::2])]
     assert steps == [pytest.approx(round(value), abs=1e-4) for value in steps]

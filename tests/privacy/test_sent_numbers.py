@@ -87,7 +87,7 @@ def deploy(make_site, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "methods", ["fedrdn,fedfa", "ditto", "moon", "fedrobust", "randconv", "feddg_ga", "fedce", "fednova"]
+    "methods", ["fedrdn,fedfa", "ditto", "moon", "fedrobust", "randconv", "feddg_ga", "fednova"]
 )
 def test_a_training_sends_nothing_that_the_table_lacks(deploy, tiny_config, methods):
     deployment = deploy(losses=True)
@@ -153,4 +153,4 @@ def test_methods_of_losses_are_those_that_exchange_one():
         found = vars(sys.modules[method.__module__]).values()
         if any(isinstance(one, type) and issubclass(one, SiteExchange) and one.of_losses for one in found):
             declared.add(name)
-    assert declared == {"fedce", "feddg_ga"}
+    assert declared == {"feddg_ga"}

@@ -34,7 +34,6 @@ def test_without_a_file_the_defaults_hold(kit):
     jobs |= {"secure_only": False, "min_summed": 3, "min_known_share": 0.66, "max_sum_sets": 3}
     assert vars(settings.privacy).items() >= privacy.items()
     assert vars(settings.jobs).items() >= jobs.items()
-    assert settings.save_every == 5
 
 
 def test_the_environment_comes_before_the_file(kit, monkeypatch):

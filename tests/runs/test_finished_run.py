@@ -11,6 +11,7 @@ import torch
 from finished_runs import FEW, simulated
 
 import medfedaug as mfa
+from medfedaug import __version__
 from medfedaug.analysis import write_predictions_page
 from medfedaug.errors import ConfigError
 
@@ -100,9 +101,21 @@ def test_a_file_that_is_not_as_the_run_wrote_it_is_refused_with_the_way_out(comm
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_flipped_bit_is_found_without_hashes_too(commands, copy, command):
+def test_a_run_without_hashes_is_refused_with_both_versions(commands, copy, command):
     record = json.loads((copy / "results.json").read_text())
     del record["sha256"]
+    record["versions"]["medfedaug"] = "9.8.7"
+    (copy / "results.json").write_text(json.dumps(record))
+    code, said, _ = commands(command, copy)
+    assert code == 2
+    assert "has no hashes of the run's files" in said
+    assert f"medfedaug 9.8.7 made it, and this is {__version__}" in said
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_flipped_bit_is_found_without_its_hash_too(commands, copy, command):
+    record = json.loads((copy / "results.json").read_text())
+    del record["sha256"]["global_model.pt"]
     (copy / "results.json").write_text(json.dumps(record))
     flip(copy / "global_model.pt", "/data/")
     code, said, _ = commands(command, copy)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from medfedaug.runs.model_score import LOW_DICE, ModelScore
+from medfedaug.runs.model_score import ModelScore
 
 
 def record(metric="dice", **sites):
@@ -44,16 +44,6 @@ def test_a_run_without_a_score_is_warned_of(empty):
     found = ModelScore.of([empty])
     assert found.score == "no test score"
     assert "nobody measured this model" in found.warning
-
-
-def test_of_several_models_the_worst_counts():
-    good, low, none = record(A=0.9), record(A=LOW_DICE - 0.1), {}
-    assert (
-        ModelScore.of([good, low]).score
-        == "test Dice 0.40 (mean of 1 site, lowest 0.40); the lowest of 2 models"
-    )
-    assert ModelScore.of([good, low, none]).score.startswith("no test score")
-    assert ModelScore.of([low, good]) == ModelScore.of([good, low])
 
 
 def test_a_classifier_that_gives_one_class_to_all_is_warned_of():

@@ -28,7 +28,7 @@ def nested(depth):
 def test_a_changed_record_is_used_or_refused_in_one_line(run, made, tmp_path, name, seed):
     folder = shutil.copytree(made, tmp_path / "run")
     record = json.loads((folder / "results.json").read_text())
-    del record["sha256"]
+    del record["sha256"]["statistics.json"]
     (folder / "results.json").write_text(json.dumps(record))
     content = json.loads((folder / name).read_text())
     for path, changed in changes(content, f"{name} {seed}"):
@@ -56,8 +56,12 @@ NINE = {
 }
 
 
-@pytest.mark.parametrize("fault", NINE)
-@pytest.mark.parametrize("command", ["evaluate", "predict", "bundle", "card", "report"])
+COMMANDS = ("evaluate", "predict", "bundle", "report")  # all read a record with one function
+
+
+@pytest.mark.parametrize(
+    ("command", "fault"), [*(("card", fault) for fault in NINE), *((name, "no method") for name in COMMANDS)]
+)
 def test_a_crafted_record_is_refused_by_every_command(run, made, phantom_dir, tmp_path, command, fault):
     folder = shutil.copytree(made, tmp_path / "run")
     record = json.loads((folder / "results.json").read_text())
@@ -76,15 +80,13 @@ def test_a_crafted_record_is_refused_by_every_command(run, made, phantom_dir, tm
         "report": (folder, "--out", tmp_path / "page.html"),
     }[command]
     code, _, err = run(command, *arguments)
-    if command == "report" and code == 0:
-        return  # it reads none of this entry
     assert code == 2, err
     assert "results.json" in err
     assert "medfedaug: " in err
 
 
 @pytest.mark.parametrize("name", ["results.json", "statistics.json"])
-@pytest.mark.parametrize("text", ["", "{", nested(100_000), "\x00", '{"a": 1, "a": 2}', "[1e999]"])
+@pytest.mark.parametrize("text", ["{", nested(100_000), '{"a": 1, "a": 2}'])
 def test_a_text_that_is_no_record_is_refused(run, made, tmp_path, name, text):
     folder = shutil.copytree(made, tmp_path / "run")
     (folder / name).write_text(text)

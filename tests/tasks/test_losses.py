@@ -11,7 +11,6 @@ from outside_package import outside_package as outside_package
 from running import TINY_OPTIONS
 from torch import nn
 
-from medfedaug.config.run import RunConfig, recorded_settings
 from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError
 from medfedaug.federation.in_process import run_in_process
@@ -140,11 +139,6 @@ def test_the_command_takes_loss_and_schedule(run, phantom_dir, tmp_path):
     assert "fedmix and the loss monai.losses.HausdorffDTLoss cannot be combined" in err
     assert "fedmix provides soft_labels" in err
     assert not (tmp_path / "refused").exists()
-    # A record from before has none of the settings.
-    for name in names:
-        del record["config"][name]
-    before = RunConfig.from_dict(recorded_settings(record))
-    assert (before.loss, before.loss_args, before.schedule) == (None, {}, "constant")
 
 
 def test_photographs_train_on_another_loss(make_photos, tmp_path):

@@ -150,7 +150,7 @@ def kit(phantom_dir, tmp_path) -> Hospital:
 
 
 def evil_entries(book: JobBook) -> list[JobEntry]:
-    """A book as an earlier version wrote it: each setting, and all that a job says of itself."""
+    """A book that was not checked: each setting, and all that a job says of itself."""
     entries = []
     for name, value in evil_settings(RunConfig):
         config = {**RunConfig(**TINY_NETWORK, purpose="a test").to_dict(), name: value}

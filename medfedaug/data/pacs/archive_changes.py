@@ -86,9 +86,7 @@ def find_changes(
 
 
 def _changes(archive: Archive, plan: StudyPlan, entry: Mapping[str, Any]) -> list[str]:
-    records: SeriesRecords | None = entry.get("series")
-    if records is None:
-        return ["imported by a version that did not remember its objects"]
+    records: SeriesRecords = entry["series"]
     now = {series.uid: series for series in (*plan.images, *plan.labels)}
     changes = ["another patient"] if plan.patient != entry["patient"] else []
     changes += [f"new {series.modality} series" for uid, series in now.items() if uid not in records]

@@ -58,10 +58,8 @@ class StudyList:
         choices = _choices(settings)
         before = self._content.get("settings")
         if before is not None and self.studies:
-            # A list of an earlier version lacks some; its studies had the defaults.
             defaults = _choices(ImportSettings(segments=dict(before.get("segments", ()))))
-            before = {**defaults, **before}
-            later = {name: choices[name] for name in _LATER if before[name] == defaults[name]}
+            later = {name: choices[name] for name in _LATER if before.get(name) == defaults[name]}
             if {**before, **later} != choices:
                 raise ConfigError(
                     f"{self.path.parent}: its studies were imported with other settings; "
@@ -116,8 +114,8 @@ class StudyList:
             self.save()
 
     def version(self, case: str) -> int:
-        """Return the version of a case; 1 for an import by a release that did not count."""
-        return int(self.studies[case].get("version", 1))
+        """Return the version of a case."""
+        return int(self.studies[case]["version"])
 
     def patients_of(self, query: StudyQuery) -> set[str]:
         """Return the patients with a study, imported or refused, that matches a query."""

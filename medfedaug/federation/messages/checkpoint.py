@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from medfedaug.config.run import RunConfig, recorded_settings
+from medfedaug.config.run import RunConfig
 from medfedaug.errors import ConfigError, StorageError, first_line
 from medfedaug.methods import build_methods
 from medfedaug.models.tensor_files import load_tensors
 from medfedaug.utils.files import check_version, version_mark, write_atomic
 
-_KIND, _VERSION = "checkpoint", 1
+_KIND, _VERSION = "checkpoint", 2
 CHECKPOINT_FORMAT: str = version_mark(_KIND, _VERSION)["format"]
 
 
@@ -62,8 +62,7 @@ def check_same_run(path: Path, saved: Mapping[str, Any], config: RunConfig) -> N
     Only the purpose and the number of rounds may differ. The latter may not with a schedule, which has set
     the learning rates of past rounds, nor with a method that depends on it.
     """
-    # Through `RunConfig`, so that settings of later releases have their defaults.
-    now, before = config.to_dict(), RunConfig.from_dict(recorded_settings(saved)).to_dict()
+    now, before = config.to_dict(), RunConfig.from_dict(saved["config"]).to_dict()
     fixed = config.schedule != "constant" or any(
         "fixed_rounds" in method.requires for method in build_methods(config.methods)
     )

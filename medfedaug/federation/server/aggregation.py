@@ -241,10 +241,9 @@ class Aggregation:
         self, round_: int, mean: Mapping[str, Tensor], state: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], Payload]:
         payload = _results(self.every_round)
-        for name, aggregator in self.aggregators.items():
+        for aggregator in self.aggregators.values():
             previous = {key: state[key] for key in self.sent}
             mean = aggregator.result(RoundMean(round_, previous, mean, self.weights))
-            payload.update(namespaced(aggregator.message(), name))
         return shared_by_name(self._network, {**state, **mean}), payload
 
     def summaries(self) -> dict[str, dict[str, Any]]:

@@ -290,11 +290,9 @@ class RunHistory:
         return {name: getattr(self, name) for name in _SAVED}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Restore the result of `saved`, which has fewer entries in older checkpoints."""
-        fresh = self.input
-        for name in saved.keys() & {*_SAVED}:
+        """Restore the result of `saved`."""
+        for name in _SAVED:
             setattr(self, name, saved[name])
-        self.input = {**fresh, **self.input}
         self._scalings = set(SCALING.values()) & set(self.input["scaling"].split(_AND))
 
     def _sizes(self, message: Request | Reply) -> dict[str, int]:

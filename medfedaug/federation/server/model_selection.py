@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
@@ -63,7 +62,5 @@ class Selection:
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Restore what `saved` returned."""
         self.round = saved["selected_round"]
-        # Version 0.2.0 wrote only the mean.
-        mean = saved.get("best", -math.inf)
-        self._scores = saved.get("selected_scores", {"": self._sign * mean} if math.isfinite(mean) else {})
+        self._scores = saved["selected_scores"]
         self.state, self.payload = saved["selected_model"], saved["selected_payload"]

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from medfedaug.errors import ConfigError, MedFedAugError, first_line, withheld
-from medfedaug.federation.site.interrupted_round import RoundCheckpoint
 from medfedaug.federation.site.local_training import LocalRound, LocalTraining
 from medfedaug.federation.site.samples import SiteSamples, TrainingSamples
 from medfedaug.methods.base import STEP_HOOKS, Method, overridden
@@ -163,12 +162,10 @@ class PrivateTraining(LocalTraining):
         loader: Any,
         round_: LocalRound,
         should_stop: Callable[[], bool] = lambda: False,
-        checkpoint: RoundCheckpoint | None = None,
     ) -> list[float]:
         """Enter the round in the ledger, then train.
 
-        A resumed round was entered when it began, and nothing of it has been sent. Its remaining steps draw
-        new sets and new noise, so that the update has as many steps as were entered.
+        A round that breaks off stays entered. Its repetition draws new sets and noise, and is entered too.
 
         Returns:
             An empty list: a case's influence on a loss has no bound.
@@ -178,17 +175,15 @@ class PrivateTraining(LocalTraining):
             MedFedAugError: when the training was stopped.
         """
         self._try_out(loader.noise)
-        steps, checkpoint = round_.steps or round_.epochs * len(loader), checkpoint or RoundCheckpoint.none()
+        steps = round_.steps or round_.epochs * len(loader)
         trained = [p for p in self.network.parameters() if p.requires_grad]
         optimiser = self.optimiser(trained, round_.number)
-        roots = {"network": self.network, "optimiser": optimiser}
-        taken = checkpoint.resume(roots, None, self.device)  # placeholders of losses
-        if not taken:
-            self.spend(steps, loader.rate)
+        self.spend(steps, loader.rate)
+        self.census.all_steps()  # which cases were drawn is secret
         self.network.train()
         drawn, failed, reason = 0, 0, ""
         with _own_global_random_numbers():
-            for _ in range(steps - len(taken)):
+            for _ in range(steps):
                 self.check_stop(should_stop)
                 total = [torch.zeros_like(p, dtype=torch.float64) for p in trained]
                 for case in loader.draw():
@@ -201,8 +196,6 @@ class PrivateTraining(LocalTraining):
                     noise = secret_normal(parameter.shape).to(clipped) * (self.noise * self.clip)
                     parameter.grad = ((clipped + noise) / loader.expected).to(parameter.dtype)
                 optimiser.step()
-                taken.append(torch.zeros(()))
-                checkpoint.step(roots, taken, [], self.device)
         self.network.zero_grad(set_to_none=True)
         if failed:
             _log.warning(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,12 +15,11 @@ from torch import Tensor
 
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import DataError, MedFedAugError
-from medfedaug.federation.site.interrupted_round import RoundCheckpoint, keeps_order, remaining_batches
-from medfedaug.federation.site.samples import SiteSamples
-from medfedaug.federation.site.training_state import random_state, set_random_state
+from medfedaug.federation.site.samples import SiteSamples, TrainingSamples
 from medfedaug.methods.base import Step, Targets, overridden
 from medfedaug.models.freezing import hold_norms
 from medfedaug.models.supervision import DeepSupervision
+from medfedaug.sampling.augmentation import TrainingDataset
 from medfedaug.sampling.prefetch import on_device, prefetch
 
 if TYPE_CHECKING:
@@ -87,7 +86,8 @@ class LocalTraining:
     def __init__(self, model: SiteModel) -> None:
         self.folder, self.network, self.task = model.folder, model.network, model.task
         self.config, self.device, self.parts = model.config, model.device, model.parts
-        self.ahead = model.machine.ahead
+        self.ahead, self.census = model.machine.ahead, model.census
+        self._patients: Tensor | None = None  # of the batch's images
         self.frozen, self.definition = model.composition.frozen, model.composition.definition
         self.criterion = DeepSupervision(self.network).criterion(self.task.loss)
 
@@ -112,24 +112,21 @@ class LocalTraining:
         loader: Iterable[Any],
         round_: LocalRound,
         should_stop: Callable[[], bool] = lambda: False,
-        checkpoint: RoundCheckpoint | None = None,
     ) -> list[float]:
         """Train for a number of epochs, or for a number of steps over as many epochs as needed."""
         trained = [p for p in self.network.parameters() if p.requires_grad]
-        optimiser, parts = self.optimiser(trained, round_.number), list(self.parts.values())
+        optimiser, losses = self.optimiser(trained, round_.number), list[Tensor]()
         self.network.train()
         hold_norms(self.network, self.frozen)
-        checkpoint = checkpoint if checkpoint is not None and keeps_order(loader) else RoundCheckpoint.none()
-        roots = {"network": self.network, "parts": dict(self.parts), "optimiser": optimiser}
-        if checkpoint.resumed:
-            for part in parts:
-                part.continue_round()
-        losses = checkpoint.resume(roots, getattr(loader, "dataset", None), self.device)
-        batches = checkpoint.numbered(_batches(loader, round_, len(losses)))
-        for batch, data in prefetch(batches, self.ahead, self.device):
+        epochs: Iterable[int] = count() if round_.steps else range(round_.epochs)
+        batches = islice((batch for _ in epochs for batch in loader), round_.steps or None)
+        dataset = getattr(loader, "dataset", None)
+        if isinstance(dataset, TrainingDataset):
+            dataset.drawn.clear()
+        for batch in prefetch(batches, self.ahead, self.device):
             self.check_stop(should_stop)
+            self._patients = self.census.step(_cases(dataset))
             losses.append(self._take_step(optimiser, *on_device(batch, self.device)))
-            checkpoint.step(roots, losses, data, self.device)
         return self.values(losses)
 
     def _take_step(self, optimiser: torch.optim.Optimizer, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -139,7 +136,7 @@ class LocalTraining:
         mixed: Targets = [(1.0, targets)]
         for part in parts:
             inputs, mixed = part.mix(inputs, mixed)
-        random = random_state(self.device) if goes_back else ()
+        random = _random_state(self.device) if goes_back else ()
         step, loss = self._backward(inputs, targets, mixed)
         if goes_back:
             again = partial(self._backward_again, inputs, targets, mixed, random)
@@ -199,7 +196,9 @@ class LocalTraining:
     def _backward(self, inputs: Tensor, targets: Tensor, mixed: Targets) -> tuple[Step, Tensor]:
         """Compute the gradients of the whole loss, in place of earlier ones."""
         outputs = self._forward(inputs)
-        step = Step(self.network, inputs, targets, outputs, self.criterion, mixed=mixed)
+        step = Step(
+            self.network, inputs, targets, outputs, self.criterion, mixed=mixed, patients=self._patients
+        )
         loss = step.task_loss
         for term in self.terms(step):
             loss = loss + term
@@ -222,7 +221,7 @@ class LocalTraining:
         """Compute the gradients again at other weights, with the same random numbers; restore the buffers."""
         buffers = [(buffer, buffer.clone()) for buffer in self.network.buffers()]
         with self.own_random_numbers():
-            set_random_state(random, self.device)
+            _set_random_state(random, self.device)
             self._backward(inputs, targets, mixed)
         with torch.no_grad():
             for buffer, value in buffers:
@@ -233,8 +232,21 @@ class LocalTraining:
         return self.definition.optimiser(parameters, learning_rate(self.config, round_))
 
 
-def _batches(loader: Any, round_: LocalRound, done: int) -> Iterator[Any]:
-    """Yield the batches of a round after the first ``done`` ones."""
-    epochs: Iterable[int] = count() if round_.steps else range(round_.epochs)
-    batches = remaining_batches(loader, epochs, done) if done else (b for _ in epochs for b in loader)
-    return islice(batches, round_.steps - done if round_.steps else None)
+def _cases(dataset: Any) -> list[int] | None:
+    """Return the case of each sample in the next batch; ``None`` where the site does not know."""
+    if not isinstance(dataset, TrainingDataset) or not isinstance(dataset.samples, TrainingSamples):
+        return None
+    return [dataset.samples.case_of(index) for index in dataset.drawn.popleft()]
+
+
+def _random_state(device: torch.device) -> tuple[Tensor, ...]:
+    """Return the state of PyTorch's own random generators, of the CPU and of a GPU."""
+    on_gpu = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+    return (torch.get_rng_state(), *on_gpu)
+
+
+def _set_random_state(state: Sequence[Tensor], device: torch.device) -> None:
+    """Restore a result of `_random_state`."""
+    torch.set_rng_state(state[0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state[1], device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -21,6 +20,7 @@ from medfedaug.errors import warn
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages.messages import own_entries
 from medfedaug.federation.site.data_folder import open_own_data
+from medfedaug.federation.site.entry_patients import EntryPatients
 from medfedaug.federation.site.local_training import learning_rate
 from medfedaug.federation.site.request_checks import check_received
 from medfedaug.federation.site.samples import SiteSamples
@@ -32,6 +32,7 @@ from medfedaug.models.memory_format import lay_out
 from medfedaug.models.modes import evaluating
 from medfedaug.models.precision import run_in_bfloat16
 from medfedaug.models.substitution import call_with
+from medfedaug.privacy.census import Census
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.tasks import EvaluationCase, Sample
 
@@ -91,6 +92,8 @@ class SiteModel:
         self._script = ScriptComponents()
         self._set_aside: dict[str, Tensor] = {}
         self._personalised = False  # since `receive`
+        self.min_patients = 1
+        """The fewest patients behind a number that leaves the site."""
 
     def open(self, name: str) -> None:
         """Open the data folder and build the network with the methods' layers.
@@ -131,6 +134,11 @@ class SiteModel:
         if self.samples is not None:  # rebuilt after an error: prepared images are still valid
             samples.take_prepared(self.samples)
         self.samples = samples
+        owners = [case.owner for case in self.folder.cases["training"]]
+        self.census = Census(
+            owners, lambda: [len(of_case) for of_case in samples.by_case()], self.min_patients
+        )
+        self.entry_patients = EntryPatients(self.census, self.network, self.parts)
         context = self._context(samples)
         self.parts.update({method.name: method.at_site(context) for method in composition.methods})
         if self.config.precision == "bfloat16":
@@ -162,7 +170,8 @@ class SiteModel:
             statistics=self.statistics,
             num_samples=lambda: len(samples.training()),
             samples_by_case=lambda: [len(of_case) for of_case in samples.by_case()],
-            cases_by_class=lambda: [*Counter(case.label for case in self.folder.cases["training"]).values()],
+            census=self.census,
+            cases_with=self._cases_with,
             training_images=lambda: samples.images(samples.training()),
             training_batches=lambda: samples.batches(samples.training()),
             training_loss=self.training_loss,
@@ -177,11 +186,19 @@ class SiteModel:
             task=self.task,
             momentum=composition.definition.momentum,
             optimiser=lambda parameters: composition.definition.optimiser(
-                parameters, learning_rate(config, self.round)
+                self.entry_patients.optimised(parameters), learning_rate(config, self.round)
             ),
             round=lambda: self.round,
             rounds=config.rounds,
         )
+
+    def _cases_with(self, name: str) -> list[int] | None:
+        """Return the training cases that have annotated a class, by index; ``None`` for all."""
+        if not self.folder.partial:
+            return None
+        folder, place = self.folder, self.folder.classes.index(name)
+        sets = (folder.annotated_set(case, folder.classes) for case in folder.cases["training"])
+        return [index for index, annotated in enumerate(sets) if annotated[place]]
 
     def training_loss(self, what: str, weights: Payload | None = None) -> float:
         """Return the mean of the task's loss over the training images, in evaluation mode.

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from medfedaug.config.run import RunConfig
 from medfedaug.data.checks.site_checks import check_files_alone, check_known_classes
 from medfedaug.errors import ConfigError, DataError, MedFedAugError
-from medfedaug.federation.site.interrupted_round import RoundCheckpoint
 from medfedaug.federation.site.local_training import LocalRound, LocalTraining
 from medfedaug.federation.site.script_components import ScriptComponents
 from medfedaug.methods.base import SitePart, Step
@@ -203,9 +202,8 @@ class LoopTraining(LocalTraining):
         loader: Any,
         round_: LocalRound,
         should_stop: Callable[[], bool] = lambda: False,
-        checkpoint: RoundCheckpoint | None = None,
     ) -> list[float]:
-        """Let the script train, without checkpoints during the round.
+        """Let the script train.
 
         Returns:
             The losses that the script reported, if any.
@@ -216,6 +214,7 @@ class LoopTraining(LocalTraining):
         """
         self.begin(loader.dataset, should_stop)
         self.loop.train(round_)
+        self.census.all_steps()  # the site has read the script, and allows it
         self.check_stop(should_stop)
         if not self.steps:
             raise MedFedAugError(

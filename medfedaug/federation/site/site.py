@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from medfedaug.errors import MedFedAugError, PrivacyRefused, warn
+from medfedaug.errors import MedFedAugError, PrivacyRefused
 from medfedaug.federation.messages.messages import (
     FINGERPRINT,
     MASK_TASKS,
@@ -31,7 +31,6 @@ from medfedaug.federation.messages.site_sampling import site_weight
 from medfedaug.federation.secure.masks import Member, OutOfTurn, RoundMasking
 from medfedaug.federation.site.gate import ROUND, Gate
 from medfedaug.federation.site.trainer import SiteTrainer, site_fingerprint
-from medfedaug.federation.site.training_state import StateMismatch
 from medfedaug.privacy import job_hash
 from medfedaug.privacy.policy import SUMMARY
 from medfedaug.utils.event_text import OnEvent
@@ -86,12 +85,7 @@ class Site:
                 self._open(should_stop)
             request = self.trainer.with_frozen(request)
             started = time.perf_counter()
-            try:
-                reply = self._do(request, should_stop)
-            except StateMismatch as error:  # the checkpoint of the round is removed
-                warn(f"{error}; round {request.round} is trained from its beginning")
-                self._open(should_stop)
-                reply = self._do(request, should_stop)
+            reply = self._do(request, should_stop)
             sent = self.gate.outgoing(reply, self.trainer)
             self._tell(sent, time.perf_counter() - started)
             return sent
@@ -141,7 +135,6 @@ class Site:
                 "samples": reply.num_samples,
                 "cases": len(self.trainer.folder.cases["training"]),
                 "seconds": seconds,
-                **({"continued": steps} if reply.task == TRAIN and (steps := self.trainer.continued) else {}),
                 "model": num_bytes(reply.weights or reply.masks),
                 "statistics": {name: num_bytes(own_entries(reply.payload, name)) for name in methods},
             }
@@ -171,6 +164,7 @@ class Site:
         trainer, reply, started = self.trainer, Reply(request.task, request.round), time.perf_counter()
         if request.task == FINGERPRINT:
             reply.payload = site_fingerprint(trainer)
+            trainer.entry_patients.note(reply)
             reply.num_samples = len(trainer.folder.cases["training"]) if reply.payload else 0
         elif request.task == PREPARE:
             reply = trainer.prepare()
@@ -199,6 +193,7 @@ class Site:
             reply = trainer.train(request.round, should_stop)
             reply.metrics = {**score, **reply.metrics}
             if masking is not None:
+                self.gate.count(reply)
                 self._mask(request, reply, masking)
             if not trainer.training.private:
                 reply.metrics["seconds"] = time.perf_counter() - started

@@ -149,10 +149,6 @@ class RoundMemory:
             content = {"run": self.run, "sent": self.sent, "once": once, "rounds": rounds}
             save_checkpoint(path, content, private=True)
 
-    def half_file(self) -> Path | None:
-        """Return the file of an unfinished round (`medfedaug.federation.site.interrupted_round`)."""
-        return self._file(self.run, ".half.pt")
-
     def _file(self, run: str, suffix: str = ".pt") -> Path | None:
         return self.folder / f"{run}{suffix}" if self.folder is not None and run else None
 

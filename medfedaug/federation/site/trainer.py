@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from medfedaug._version import __version__
 from medfedaug.config.machine import Machine
 from medfedaug.config.plan import PLANNED
 from medfedaug.config.run import RunConfig, derive_seed
@@ -31,7 +29,6 @@ from medfedaug.federation.messages.messages import (
     VALIDATE,
     Reply,
     Request,
-    digest_of,
     entries_hash,
     namespaced,
     own_entries,
@@ -39,7 +36,6 @@ from medfedaug.federation.messages.messages import (
 )
 from medfedaug.federation.messages.privacy_guard import PrivacyGuard
 from medfedaug.federation.planning.fingerprint import PLAN, FingerprintExchange, site_spacing
-from medfedaug.federation.site.interrupted_round import RoundCheckpoint
 from medfedaug.federation.site.local_training import LocalRound, LocalTraining
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.federation.site.script_components import ScriptComponents
@@ -89,14 +85,12 @@ class SiteTrainer(SiteModel):
         threads: see `SiteModel`.
         machine: see `SiteModel`.
         statistics: see `SiteModel`.
-        save_every: minutes of a round's training between two checkpoints; 0 for none.
 
     Attributes:
         exchange_device: the device of an update's weights: the CPU, unless the server is in the same process.
         saves_each_round: whether the site's state is written after each round, or only by `save`.
         training_dataset: makes the training data of a round from its seed; by default `own_dataset`.
         loop: a script's training loop; ``None`` for the federation's.
-        continued: the steps of the last round that an earlier process of the site took; 0 for none.
         last_metrics: numbers about the last round of training.
         last_loss: the mean loss of the steps of the last round, for the site itself; ``None`` before.
         release_loss: returns the part of a loss over training cases that may leave a site of a real
@@ -120,18 +114,16 @@ class SiteTrainer(SiteModel):
         threads: int = 0,
         machine: Machine | None = None,
         statistics: ChannelStatistics | None = None,
-        save_every: float = 0.0,
     ) -> None:
         super().__init__(config, data, device, threads=threads, machine=machine, statistics=statistics)
         self.policy = policy or PrivacyPolicy.of_simulation()
+        self.min_patients = self.policy.min_images
         self.ledger = PrivacyLedger(ledger)
         self.memory = RoundMemory("", Path(state_dir) if state_dir is not None else None)
-        self.save_every, self._request = save_every, ""
         self.exchange_device = _CPU
         self.saves_each_round = True
         self.training_dataset: Callable[[int], Dataset[Any]] = self.own_dataset
         self.loop: CustomLoop | None = None
-        self.continued = 0
         self.last_metrics: dict[str, Any] = {}
         self.last_loss: float | None = None
         self.release_loss: ReleaseLoss | None = None
@@ -170,6 +162,7 @@ class SiteTrainer(SiteModel):
             or any(part.uses_unsent_statistics for part in self.parts.values()),
             per_patient=self.folder.cases_of_patients("training"),
             identities=lambda: case_identities(self.folder, "training", self.ledger),
+            census=self.census,
         )
         self.training = local_training(self, self.guard, loop, script.criterion)
         settled = self.training.private or isinstance(self.training, LoopTraining)
@@ -209,8 +202,9 @@ class SiteTrainer(SiteModel):
         """
         reply = Reply(PREPARE)
         if self.trains and self.memory.sent is not None:
-            # Repeated after a restart, without reading the images again.
+            # Repeated after a restart, without reading the images again; it was counted before it was kept.
             reply.payload = self.memory.sent
+            reply.contributors = dict.fromkeys(reply.payload, self.census.everyone)
         elif self.trains:
             for name, part in self.parts.items():
                 for exchange in (part.before_training, part.every_round):
@@ -221,6 +215,7 @@ class SiteTrainer(SiteModel):
                 if (exchange := part.before_training) is not None:
                     self.guard.observe(name, exchange)
                     reply.payload.update(namespaced(self.guard.collect(name, exchange), name))
+            self.entry_patients.note(reply)
             self.memory.sent = reply.payload
             if self.saves_each_round:
                 self.save()
@@ -268,12 +263,6 @@ class SiteTrainer(SiteModel):
             )
         return replace(request, weights={**frozen, **request.weights})
 
-    def receive(self, weights: Any, payload: Payload | None = None, once: Payload | None = None) -> None:
-        """See `SiteModel.receive`; keeps the exchange before training."""
-        super().receive(weights, payload, once)
-        if self.save_every and (weights or payload):
-            self._request = digest_of(weights or {}) + digest_of(payload or {})
-
     def _apply_once(self, once: Payload) -> None:
         self.memory.take_once(once)
         initial = own_entries(once, INITIAL)
@@ -300,17 +289,13 @@ class SiteTrainer(SiteModel):
         if self._precision_is_open:
             self._choose_precision()
         self._recall_latest(round_ - 1)
-        checkpoint = self._round_checkpoint(round_)
-        if checkpoint.resumed:  # its releases were entered in the ledger when the round began
-            self.guard.take_pending(checkpoint.extra["pending"])
-        else:
-            for name, part in self.parts.items():
-                if part.every_round is not None:
-                    self.guard.observe(name, part.every_round)
-            checkpoint.extra = {"pending": self.guard.pending()}
+        for name, part in self.parts.items():
+            if part.every_round is not None:
+                self.guard.observe(name, part.every_round)
         self._personalise()
         before = self._starting_loss()
         self.memory.present = -1
+        self.entry_patients.begin()
         seed = derive_seed(self.config.seed, self.name, round_)
         stop = should_stop or (lambda: False)
         collected: Payload = {}
@@ -321,7 +306,6 @@ class SiteTrainer(SiteModel):
                 self.training.batches(self._samples, self.training_dataset(seed), seed),
                 LocalRound.of(self.config, round_, seed),
                 lambda: self._aborted or stop(),
-                checkpoint,
             )
             for part in self.parts.values():
                 part.end_round()
@@ -335,8 +319,6 @@ class SiteTrainer(SiteModel):
         self.memory.remember(round_, LocalState.of(self.network, self.kept_keys, self.parts))
         if self.saves_each_round:
             self.save()
-        self.continued = checkpoint.steps_before
-        checkpoint.discard()
         return self._update(round_, collected)
 
     def _choose_precision(self) -> None:
@@ -401,22 +383,16 @@ class SiteTrainer(SiteModel):
 
     def _update(self, round_: int, collected: Payload) -> Reply:
         state = self.network.state_dict()
+        sent = {key: state[key] for key in self.composition.sent}
         return Reply(
             TRAIN,
             round_,
-            weights={key: portable(state[key], self.exchange_device) for key in self.composition.sent},
+            weights={key: portable(value, self.exchange_device) for key, value in sent.items()},
             payload={key: portable(value, _CPU) for key, value in collected.items()},
             num_samples=self.training.count(self._samples),
             metrics=dict(self.last_metrics),
+            contributors=self.entry_patients.of({**sent, **collected}),
         )
-
-    def _round_checkpoint(self, round_: int) -> RoundCheckpoint:
-        if not self.save_every or isinstance(self.training, LoopTraining):
-            return RoundCheckpoint.none()
-        start = (self.memory.run, round_, self.memory.latest(round_ - 1), self._request)
-        content = (__version__, self.name, *start, self.config.to_dict(), self.policy.to_dict())
-        key = hashlib.sha256(repr(content).encode()).hexdigest()
-        return RoundCheckpoint(self.memory.half_file(), self.save_every, key)
 
     def own_dataset(self, seed: int) -> Dataset[Any]:
         """Return the site's training samples, transformed and augmented with random draws from ``seed``."""
@@ -489,6 +465,6 @@ def site_fingerprint(trainer: SiteTrainer) -> Payload:
     """Return a site's payload for the plan, through its guard; empty from a site that does not train."""
     if not trainer.trains:
         return {}
-    exchange = FingerprintExchange(trainer.folder, trainer.config.classes, trainer.policy.min_images)
+    exchange = FingerprintExchange(trainer.folder, trainer.config.classes, trainer.census)
     trainer.guard.observe(PLAN, exchange)
     return namespaced(trainer.guard.collect(PLAN, exchange), PLAN)

@@ -1,4 +1,4 @@
-"""The state of a local training between two steps, as tensors and plain Python values.
+"""The state of a network and its methods in training, as tensors and plain Python values.
 
 `capture` walks over the network and the methods' parts at a site: parameters, buffers and other attributes
 of modules, attributes of the methods' objects, their optimisers, and the containers between them. `restore`
@@ -57,12 +57,7 @@ def restore(roots: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         _Restore(roots, state, dry)
 
 
-def find_generators(thing: Any) -> Iterator[Any]:
-    """Yield all random generators of an object, at any depth, always in the same order."""
-    return _generators(thing, set())
-
-
-def generator_state(generator: Any) -> tuple[Any, ...]:
+def _generator_state(generator: Any) -> tuple[Any, ...]:
     """Return the state of a random generator of NumPy, PyTorch or Python, as plain values."""
     if isinstance(generator, np.random.RandomState):
         kind, keys, position, has_gauss, cached = generator.get_state()
@@ -73,8 +68,8 @@ def generator_state(generator: Any) -> tuple[Any, ...]:
     return tuple(generator.getstate())
 
 
-def set_generator_state(generator: Any, state: Sequence[Any]) -> None:
-    """Restore a result of `generator_state`."""
+def _set_generator_state(generator: Any, state: Sequence[Any]) -> None:
+    """Restore a result of `_generator_state`."""
     if isinstance(generator, np.random.RandomState):
         kind, keys, *rest = state
         generator.set_state((kind, keys.numpy().astype(np.uint32), *rest))
@@ -84,35 +79,8 @@ def set_generator_state(generator: Any, state: Sequence[Any]) -> None:
         generator.setstate(tuple(state))
 
 
-def random_state(device: torch.device) -> tuple[Tensor, ...]:
-    """Return the state of PyTorch's own random generators, of the CPU and of a GPU."""
-    on_gpu = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
-    return (torch.get_rng_state(), *on_gpu)
-
-
-def set_random_state(state: Sequence[Tensor], device: torch.device) -> None:
-    """Restore a result of `random_state`."""
-    torch.set_rng_state(state[0])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state[1], device)
-
-
 def _is_generator(thing: Any) -> bool:
     return isinstance(thing, (np.random.RandomState, torch.Generator, random.Random))
-
-
-def _generators(thing: Any, seen: set[int]) -> Iterator[Any]:
-    if id(thing) in seen or isinstance(thing, (*_PLAIN, Tensor, np.ndarray, type)):
-        return
-    seen.add(id(thing))
-    if _is_generator(thing):
-        yield thing
-    elif isinstance(thing, (Mapping, list, tuple, set, frozenset, deque)):
-        for value in thing.values() if isinstance(thing, Mapping) else thing:
-            yield from _generators(value, seen)
-    elif not isinstance(thing, (*_DESCRIPTIONS, nn.Module)) and hasattr(thing, "__dict__"):
-        for value in vars(thing).values():
-            yield from _generators(value, seen)
 
 
 def _is_walked(thing: Any) -> bool:
@@ -199,7 +167,7 @@ class _Capture:
 _COPIES: dict[str, Callable[[Any], Any]] = {
     "plain": lambda value: value,
     "array": lambda array: torch.from_numpy(array.copy()),
-    "generator": generator_state,
+    "generator": _generator_state,
     "optimiser": lambda optimiser: _copied(optimiser.state_dict()),
     "set": lambda items: sorted((item for item in items if isinstance(item, _PLAIN)), key=repr),
 }
@@ -258,7 +226,7 @@ class _Restore:
         if not _is_generator(current):
             raise StateMismatch(f"{path}: no random generator is there")
         if not self.dry:
-            set_generator_state(current, value)
+            _set_generator_state(current, value)
         return current
 
     def _optimiser(self, path: str, current: Any, value: dict[str, Any]) -> Any:

@@ -9,10 +9,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from scipy import ndimage
 from torch import Tensor
 
-from medfedaug.data.quality.connected_pieces import connected_pieces
 from medfedaug.runs.prediction.pass_agreement import PassAgreement
 
 
@@ -53,16 +53,25 @@ def _by_class(classes: Sequence[str], values: Tensor) -> dict[str, float]:
 def look_first(cases: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Sort cases by their least certain class; empty label maps come first.
 
-    The certainty of a class is the agreement of several passes, else its confidence. Cases of earlier
-    releases, without a confidence, are left out.
+    The certainty of a class is the agreement of several passes, else its confidence.
     """
     lowest: dict[str, float] = {}
     for name, entry in cases.items():
         if "probabilities" in entry:
             lowest[name] = entry["probabilities"][entry["class"]]
-        elif "confidence" in entry:
+        else:
             # Predicted classes alone: a pass may have a voxel of another class, without agreement.
             confidence, agreement = entry["confidence"], entry.get("agreement", {})
             certainty = (agreement.get(label, value) for label, value in confidence.items())
             lowest[name] = min(certainty, default=0.0)
     return sorted(lowest, key=lambda name: (lowest[name], name))
+
+
+def connected_pieces(mask: np.ndarray) -> int:
+    """Count the pieces of a boolean mask, whose voxels touch by a face, an edge or a corner.
+
+    Example:
+        >>> connected_pieces(np.eye(3, dtype=bool))
+        1
+    """
+    return int(ndimage.label(mask, np.ones((3,) * mask.ndim))[1])

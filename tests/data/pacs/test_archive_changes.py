@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import stat
 import sys
@@ -18,7 +17,6 @@ from imports import VOXELS, Site, box, write_image, write_outline
 from pydicom.uid import generate_uid
 
 from medfedaug.data.pacs.study_list import StudyList
-from medfedaug.data.quality.content_hash import case_identities
 from medfedaug.data.quality.file_hashes import fingerprint_sites
 from medfedaug.data.volumes import VolumeFolder
 
@@ -251,34 +249,6 @@ def test_versions_are_trimmed_and_go_with_the_patient(run, folder, tmp_path):
     (tmp_path / "gone.csv").write_text("PatientID\nP\n")
     assert run("import", "--withdraw", tmp_path / "gone.csv", "--out", site.out)[0] == 0
     assert not [path for path in [*site.out.rglob("*"), *site.state.rglob("*")] if case in path.name]
-
-
-def test_a_list_that_remembers_no_objects_is_said_and_refreshed(run, folder, tmp_path):
-    """As an import of an earlier version left it: another header of gzip, and no objects in its list."""
-    site = Site(run, tmp_path, folder.source)
-    files = write_image(tmp_path / "made/P", "P")
-    folder.send(tmp_path / "made/P")
-    folder.send(write_outline(tmp_path / "made/1.dcm", files, {"Tumour": FIRST}, "20200101"))
-    site.load(["P"], *SEG[:4])
-    content = json.loads((site.state / "studies.json").read_text())
-    del content["refused"]
-    for name in ("label_series", "automatic_labels", "unmapped", "crossing", "classes"):
-        del content["settings"][name]
-    for entry in content["studies"].values():
-        for name in ("version", "imported", "series", "notes", "previous"):
-            del entry[name]
-    (site.state / "studies.json").write_text(json.dumps(content))
-    for file in (site.out / "images").iterdir():
-        file.write_bytes(file.read_bytes()[:4] + b"\1\2\3\4" + file.read_bytes()[8:])  # gzip's time
-    before = images(site)
-    identity = case_identities(VolumeFolder.open(site.out), "test")
-    output = site.load(["P"], *SEG[:4])
-    assert "imported by a version that did not remember its objects" in output
-    site.load(["P"], *SEG[:4], "--refresh")
-    assert site.entries["P"]["version"] == 1
-    assert images(site) == before
-    assert case_identities(VolumeFolder.open(site.out), "test") == identity
-    assert "changed" not in site.load(["P"], *SEG)
 
 
 def test_a_study_of_another_patient_is_said_and_taken(run, folder, tmp_path):

@@ -225,7 +225,7 @@ def test_statistics_far_outside_are_left_out_where_models_are_not_held(tiny_conf
     assert all(float(value.max()) < 100 for value in server.payload.values())
 
 
-@pytest.mark.parametrize("method", ["fedce", "feddg", "feddg_ga", "fedproto"])
+@pytest.mark.parametrize("method", ["feddg", "feddg_ga", "fedproto"])
 def test_what_these_methods_exchange_is_not_compared(tiny_config, method):
     """docs/reliability.md names them."""
     photographs = {"task": "classification", "network": "lenet5", "network_args": {}, "in_channels": 3}

@@ -258,7 +258,7 @@ def test_two_sites_keep_the_shares_of_their_samples(federation, uneven):
     assert "shares" not in server.results()
 
 
-@pytest.mark.parametrize("method", ["fednova", "fedce", "feddg_ga", "fedawa"])
+@pytest.mark.parametrize("method", ["fednova", "feddg_ga"])
 def test_methods_that_find_weights_themselves_run_with_the_default(federation, uneven, method):
     server, _ = federation(data=uneven, methods=method, rounds=1)
     assert len(server.rounds) == 1

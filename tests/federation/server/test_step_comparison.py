@@ -216,7 +216,7 @@ def test_running_statistics_are_shortened_by_themselves_and_stay_variances(confi
     assert all(bool((state[key] >= 0).all()) for key in start if key.endswith("running_var"))
 
 
-@pytest.mark.parametrize("method", ["median", "trimmed_mean", "multi_krum", "norm_clip"])
+@pytest.mark.parametrize("method", ["median", "trimmed_mean", "norm_clip"])
 def test_robust_methods_get_the_shortened_steps(config, method):
     """A step of a tenth of which is used counts as one of that length."""
     long, short = Federation(config(method)), Federation(config(method, max_step=0.0))
@@ -406,19 +406,3 @@ def test_a_job_with_another_limit_or_none(run, tmp_path, options, expected):
     if expected is None:
         options, expected = ("--compare-sites", "statistics"), 0
     assert exported(run, tmp_path, *options)["max_step"] == expected
-
-
-def test_a_checkpoint_without_the_setting_is_of_a_run_without_a_limit(config, tmp_path):
-    """Of an earlier release: it goes on as it was, and not with the limit."""
-    before = Federation(config(max_step=0.0))
-    before.round({site: (seed, 1.0) for seed, site in enumerate(SITES)})
-    path = tmp_path / "server" / "run.pt"
-    before.server.save(path)
-    content = torch.load(path, weights_only=True)
-    del content["config"]["max_step"]
-    torch.save(content, path)
-    after = FederationServer(config(max_step=0.0))
-    after.restore(path)
-    assert same(after.state, before.server.state)
-    with pytest.raises(ConfigError, match=r"another max_step: 0\.0, asked for 2\.0"):
-        FederationServer(config()).restore(path)

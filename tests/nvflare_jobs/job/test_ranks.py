@@ -159,24 +159,6 @@ def test_two_processes_are_one_with_the_doubled_batch_until_one_dies(federation)
 
 
 @pytest.mark.slow
-def test_a_killed_process_costs_its_round_alone(federation, tmp_path):
-    one = federation(processes=1)
-    one.prepare()
-    expected = [one.round(), one.round()]
-    one.site.end()
-    mark = tmp_path / "mark"
-    once = (
-        f"os.path.exists({str(mark)!r}) or (open({str(mark)!r}, 'w'), os.kill(os.getpid(), signal.SIGKILL))"
-    )
-    two = federation(once)
-    two.prepare()
-    same(two.round(), expected[0])
-    request = two.server.start_round(["site_A", "site_B"])
-    assert two.refused(request) == ENDED.format("exit status -9")
-    same(two.site.answer(request), expected[1])
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trouble", "reason"),
     [

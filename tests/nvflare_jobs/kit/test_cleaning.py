@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import threading
 import time
 import uuid
 from pathlib import Path
@@ -14,7 +12,6 @@ import pytest
 from hospitals import Deployment, Hospital
 
 from medfedaug.config.run import RunConfig
-from medfedaug.errors import RunFailed
 from medfedaug.federation import FederationServer
 from medfedaug.federation.protocol import run as run_protocol
 
@@ -117,36 +114,6 @@ def test_old_jobs_go_and_what_is_needed_stays(federation, tiny_config, run, tmp_
     assert not again.error
     _, later = finish(federation, tiny_config("fedbn", rounds=1, seed=2))
     assert set(later.results()["test"]["sites"]) == {"site_A", "site_B"}
-
-
-def test_a_half_trained_round_of_a_job_that_was_aborted_goes(federation, tiny_config, run):
-    """Its site was stopped in the middle of a round, and no job goes on from there."""
-    hospital = federation.hospitals["site_A"]
-    settings = json.loads((hospital.kit / "local/medfedaug.json").read_text())
-    (hospital.kit / "local/medfedaug.json").write_text(json.dumps({**settings, "save_every": 1e-9}))
-    config = tiny_config("fedavg", rounds=1, batch_size=2, local_epochs=100)
-    for one in federation.hospitals.values():
-        one.start(config, str(uuid.uuid4()))
-    server, halves = FederationServer(config), hospital.kit / "medfedaug/site_A"
-
-    def abort() -> None:
-        while not list(halves.glob("*.half.pt")):
-            time.sleep(0.001)
-        hospital.signal.trigger("aborted")
-
-    watching = threading.Thread(target=abort, daemon=True)
-    watching.start()
-    with pytest.raises(RunFailed):
-        run_protocol(server, federation)
-    watching.join(timeout=60)
-    hospital.end()
-    (half,) = halves.glob("*.half.pt")
-    age(hospital.kit, 20)
-    assert f"would go: {half}" not in run("clean", "--kit", hospital.kit, "--older-than", 30)[1]
-    age(hospital.kit, 40)
-    _, out, _ = run("clean", "--kit", hospital.kit, "--older-than", 30, "--yes")
-    assert f"removed: {half} (state of runs" in out
-    assert not half.exists()
 
 
 def test_nothing_of_a_job_that_runs_goes_however_old_it_is(federation, tiny_config, run, tmp_path):

@@ -106,8 +106,6 @@ def test_a_server_tells_of_its_job_and_of_its_sites(server):
     assert value(found, "job_refusals_total") == 1
     assert value(found, "job_received_bytes_total", job="3c1f-job") == 1010
     assert value(found, "job_sent_bytes_total") == 2020
-    assert value(found, "job_state", state="running") == 1
-    assert value(found, "job_state", state="dead") == 0
 
 
 def test_a_site_tells_of_its_certificate_its_server_and_what_it_sent(kit):
@@ -154,6 +152,12 @@ def test_a_process_that_was_killed_is_down_at_once_and_one_in_another_container_
     replace(record, namespace="of another container").save(kit.path)
     assert run("health", kit.path)[0] == 0
     assert value(kit_metrics(kit), "kit_up") == 1
+
+
+def test_a_site_that_the_server_has_never_answered_does_not_work(kit, run):
+    running(kit)
+    code, out, _ = run("health", kit.path)
+    assert (code, "the server has not answered for" in out) == (1, True)
 
 
 def test_the_file_is_whole_for_everybody_and_prometheus_takes_it(server, kit, run, tmp_path):

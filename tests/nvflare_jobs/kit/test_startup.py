@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import time
 from pathlib import Path
 
 import certificates
 import pytest
+from connect_proxy import connect_proxy
 from reboot_parts import Deployment
 from rehearsal_processes import left_running
 from rehearsed_hospitals import HOSPITALS, SERVER
 
+from medfedaug.errors import RunFailed
 from medfedaug.nvflare_jobs.kit.doctor import examine
 from medfedaug.nvflare_jobs.kit.kit import open_kit
+from medfedaug.nvflare_jobs.kit.kit_process import ProcessRecord, find_process, find_trouble, start, stop
 from medfedaug.nvflare_jobs.kit.startup import check_connection, check_startup
 
 NAME = "hospital-a"
@@ -87,7 +91,7 @@ BROKEN = {
 def test_a_kit_as_provisioned_has_a_sound_startup(startup):
     found = {check.name: check for check in check_startup(startup.parent)}
     assert {name: check.ok for name, check in found.items()} == dict.fromkeys(
-        ("scripts", "certificate", "name"), True
+        ("scripts", "python3", "certificate", "name"), True
     )
     assert "of hospital-a, valid until" in found["certificate"].found
 
@@ -144,6 +148,120 @@ def test_a_server_that_cannot_be_reached_is_not_ready(startup, run):
     code, out, _ = run("doctor", "--kit", startup.parent)
     assert code == 1
     assert out.endswith("not ready: server\n")
+
+
+@pytest.fixture
+def proxy(monkeypatch):
+    for name in ("grpc_proxy", "https_proxy", "http_proxy", "no_grpc_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with connect_proxy() as running:
+        monkeypatch.setenv("https_proxy", running.url)
+        yield running
+
+
+@pytest.fixture
+def way(startup):
+    """The check of the way to a server that listens, without TLS."""
+    with socket.create_server(("localhost", 0)) as server:
+        file = startup / "fed_client.json"
+        values = json.loads(file.read_text())
+        values["client"]["connection_security"] = "clear"
+        values["servers"][0]["service"]["scheme"] = "grpc"
+        file.write_text(json.dumps(values))
+        send_to(startup, f"localhost:{server.getsockname()[1]}")
+        yield lambda: next(iter(check_connection(startup.parent)))
+
+
+def test_the_way_is_that_of_grpc_through_the_proxy(way, proxy):
+    assert "reachable; the kit says clear" in way().found
+    assert [target.partition(":")[0] for target in proxy.asked] == ["localhost"]
+    proxy.allows = False
+    found = way()
+    assert found.ok is False
+    assert f"not reachable through https_proxy={proxy.url.removeprefix('http://')}" in found.found
+    assert "it answers HTTP/1.1 403 Forbidden" in found.found
+    assert "no_proxy" in found.advice
+
+
+@pytest.mark.parametrize("entries", ["localhost", " .example.org , LOCALHOST", "host"])
+def test_a_server_that_no_proxy_names_is_asked_directly(way, proxy, monkeypatch, entries):
+    monkeypatch.setenv("no_proxy", entries)
+    assert "reachable; the kit says clear" in way().found
+    assert proxy.asked == []
+
+
+def test_user_and_password_go_to_the_proxy_and_into_no_message(way, proxy, monkeypatch):
+    proxy.password = "kit:se cret"
+    address = proxy.url.removeprefix("http://")
+    monkeypatch.setenv("https_proxy", f"http://kit:se%20cret@{address}")
+    assert "reachable; the kit says clear" in way().found
+    monkeypatch.setenv("https_proxy", f"http://kit:wrong@{address}")
+    assert "407" in way().found
+    assert "wrong" not in way().found
+
+
+def test_a_proxy_that_is_gone_or_of_another_kind_is_named(way, proxy, monkeypatch):
+    proxy.close()
+    assert "not reachable through https_proxy=" in way().found
+    monkeypatch.setenv("https_proxy", "socks5://127.0.0.1:1080")
+    assert "gRPC needs http://HOST:PORT" in way().found
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("exit 1", "has no medfedaug, or no nvflare"),
+        ("echo 0.0.1", "has medfedaug 0.0.1; here is"),
+        (None, "no python3 is on the PATH"),
+    ],
+)
+def test_another_python3_on_the_path_is_not_ready_and_is_not_started(
+    startup, run, tmp_path, monkeypatch, script, words
+):
+    (tmp_path / "bin").mkdir()
+    if script is not None:
+        (tmp_path / "bin/python3").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "bin/python3").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    (found,) = [check for check in check_startup(startup.parent) if check.name == "python3"]
+    assert found.ok is False
+    assert words in found.found
+    code, _, err = run("start", startup.parent)
+    assert code == 2
+    assert words in " ".join(err.split())
+
+
+@pytest.mark.slow
+def test_behind_a_proxy_a_kit_starts_and_says_why_it_is_not_connected(tmp_path, proxy, monkeypatch):
+    with Deployment(tmp_path / "work", hospitals=HOSPITALS[:2]) as system:
+        for name in ("HOME", "PATH"):
+            monkeypatch.setenv(name, system.environment[name])
+        system.request_kits()  # over gRPC
+        system.make_data()
+        system.configure()
+        kit, target = system.kit(NAME), json.loads((system.kit(NAME) / "startup/fed_client.json").read_text())
+        monkeypatch.delenv("https_proxy")
+        start(system.kit(SERVER))
+        monkeypatch.setenv("https_proxy", proxy.url)
+        proxy.allows, begun = False, time.monotonic()
+        with pytest.raises(RunFailed, match=r"does not reach the server: .* 403 Forbidden"):
+            start(kit)
+        assert time.monotonic() - begun < 15
+        system.until(lambda: find_process(kit) is not None, "the process does not come")
+        system.until(lambda: ProcessRecord.load(kit) is not None, "no record")
+        assert find_trouble(kit, server=False).startswith("the server has not answered")
+        (server,) = [check for check in examine(kit, connect=True) if check.name == "server"]
+        assert server.ok is False
+        stop(kit)
+        asked, proxy.allows = len(proxy.asked), True
+        assert "not answered" not in start(kit)
+        assert set(proxy.asked[asked:]) == {
+            target["servers"][0]["service"]["target"]
+        }  # gRPC took this way, too
+        assert find_trouble(kit, server=False) == ""
+        stop(kit)
+        stop(system.kit(SERVER))
+    assert left_running(tmp_path) == []
 
 
 @pytest.mark.slow

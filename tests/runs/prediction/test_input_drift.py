@@ -8,10 +8,8 @@ import math
 import nibabel
 import numpy as np
 import pytest
-from finished_runs import simulated
 from hospitals import Deployment, Hospital
 
-from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.federation import FederationServer
 from medfedaug.federation.messages.messages import PREPARE, Reply
 from medfedaug.privacy import PrivacyLedger
@@ -26,40 +24,6 @@ def quantiles(site) -> dict[str, list[float]]:
     found = np.quantile(np.array(edges, dtype=float), [0.1, 0.5, 0.9], axis=0, method="nearest")
     rows = [[float(f"{edge:.2g}") for edge in row] for row in found]
     return dict(zip(("low", "median", "high"), rows, strict=True))
-
-
-def test_a_run_without_a_plan_records_it_and_a_wrong_spacing_is_flagged(run, tmp_path):
-    data, images = tmp_path / "data", tmp_path / "images"
-    make_phantom(data, sites=2, patients=4, spacings=[(8, 8, 8), (9.87, 9.87, 10)], seed=0)
-    model = simulated(data, tmp_path / "run", "fedavg")
-    record = json.loads((model / "results.json").read_text())
-    assert "planned" not in record
-    assert record["spacing"] == {site.name: quantiles(site) for site in sorted(data.glob("site_*"))}
-    assert record["spacing"]["site_B"]["high"] == [9.9, 9.9, 10.0]
-    images.mkdir()
-    known = nibabel.load(next((data / "site_A/images").glob("*.nii.gz")))
-    voxels = np.asarray(known.dataobj)
-    nibabel.save(known, images / "alike.nii")
-    turned = known.affine[:, [2, 0, 1, 3]]
-    nibabel.save(nibabel.Nifti1Image(voxels.transpose(2, 0, 1), turned), images / "turned.nii")
-    nibabel.save(nibabel.Nifti1Image(voxels, known.affine @ np.diag([4, 4, 4, 1])), images / "wrong.nii")
-    arguments = ("predict", "--model", model, "--images", images, "--no-previews", "--out")
-    code, _, err = run(*arguments, tmp_path / "out")
-    assert code == 0, err
-    told = json.loads((tmp_path / "out/predictions.json").read_text())
-    assert told["compared_with_the_sites"] == ["intensity", "spacing"]
-    found = {name: entry["warnings"] for name, entry in told["cases"].items()}
-    assert found["alike"] == found["turned"] == []
-    assert found["wrong"] == [
-        "its voxels are 32 x 32 x 32 mm, a factor of 3.2 outside the sites' 8 x 8 x 8 to 9.9 x 9.9 x 10 mm"
-    ]
-    assert f"wrong: unlike the federation's images: {found['wrong'][0]}" in err
-    # An earlier version recorded nothing of it.
-    del record["spacing"]
-    (model / "results.json").write_text(json.dumps(record))
-    code, _, err = run(*arguments, tmp_path / "earlier")
-    assert code == 0
-    assert err.count("the run recorded nothing of its sites' spacing, which cannot be compared") == 1
 
 
 @pytest.fixture

@@ -198,38 +198,6 @@ def test_oblique_volumes_keep_every_byte_of_their_geometry(run, slices, head, tm
     assert silent["voxels"]["lesion"] > 0
 
 
-def test_files_of_one_image_are_its_channels_by_name(run, make_site, tmp_path):
-    for name in "AB":
-        folder = make_site(name, channels=2)
-        listing = json.loads((folder / "dataset.json").read_text())
-        (folder / "dataset.json").write_text(json.dumps({**listing, "channel_names": {"0": "T1", "1": "T2"}}))
-    model = simulated(tmp_path / "data", tmp_path / "run", "fedrdn")
-    both = nibabel.load(tmp_path / "data/A/images/0.nii.gz")
-    new = tmp_path / "new"
-    new.mkdir()
-    for number, name in enumerate(("t1", "t2")):
-        nibabel.save(
-            nibabel.Nifti1Image(np.asarray(both.dataobj)[..., number], both.affine), new / f"{name}.nii"
-        )
-    # Against the order of the federation.
-    listed = {"channel_names": {"0": "t2", "1": "t1"}, "test": [{"image": ["t2.nii", "t1.nii"]}]}
-    (new / "dataset.json").write_text(json.dumps(listed))
-    arguments = ("predict", "--model", model, "--site", "A", "--no-previews")
-    code, _, err = run(*arguments, "--images", new, "--out", tmp_path / "parts", "--probabilities")
-    assert code == 0, err
-    whole = tmp_path / "data/A/images/0.nii.gz"
-    code, _, err = run(*arguments, "--images", whole, "--out", tmp_path / "whole", "--probabilities")
-    assert code == 0, err
-    parts, one = tmp_path / "parts/probabilities/t2.nii", tmp_path / "whole/probabilities/0.nii.gz"
-    # Each file is scaled by itself where channels come in several.
-    assert load_volume(parts).shape == load_volume(one).shape
-    assert predictions(tmp_path / "parts")["cases"]["t2"]["files"] == ["t2.nii", "t1.nii"]
-    single = run(*arguments, "--images", new / "t1.nii", "--out", tmp_path / "single")
-    assert single[0] == 1
-    assert "has 1 channel, and the model takes 2 (T1, T2)" in single[2]
-    assert "Several files of one image are listed in dataset.json" in single[2]
-
-
 def test_a_bad_file_does_not_end_the_rest_and_a_second_call_goes_on(run, slices, head, tmp_path, monkeypatch):
     images, out = tmp_path / "images", tmp_path / "out"
     for name in ("a.nii", "c.nii"):

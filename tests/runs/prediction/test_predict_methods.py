@@ -214,7 +214,7 @@ def test_an_image_unlike_the_federations_is_named_with_how_far(run, tmp_path):
     assert f"{far:.1f} deviations outside the sites'" in found["bright"][0]
     assert f"thick: unlike the federation's images: {found['thick'][0]}" in err
     assert "recorded nothing" not in err
-    # A job of an earlier version has neither file nor plan nor spacing, and that is said once.
+    # A run with neither file nor plan nor spacing says so once.
     (model / STATISTICS).unlink()
     record = json.loads((model / "results.json").read_text())
     (model / "results.json").write_text(

@@ -18,7 +18,6 @@ import requests
 from dicom_files import affine_of, write_slices
 from finished_runs import FEW, balanced, simulated
 from hostile_archive import Lie, changed, hostile_archive
-from orthanc import running_orthanc
 from pydicom.uid import generate_uid
 
 from medfedaug.data.datasets.phantom import make_phantom
@@ -198,61 +197,6 @@ def test_a_study_that_fails_costs_itself_and_names_no_patient(orthanc, run, mode
     assert not [name for name in ("GOOD", "TWO-1", "NOBODY", study) if name in said + err]
     assert len(objects(orthanc, "GOOD-1")["SEG"]) == 1
     assert objects(orthanc, "TWO-1") == {}
-
-
-def test_an_archive_that_refuses_gets_the_predictions_later(run, model, tmp_path):
-    with running_orthanc(tmp_path / "pacs", DicomAlwaysAllowStore=False, DicomModalities={}) as orthanc:
-        put(orthanc, tmp_path / "in", "LATER-1", 4)
-        out = tmp_path / "out"
-        call = ("predict", "--model", model, "--out", out, "--no-previews")
-        call += ("--studies", studies(tmp_path / "studies.csv", "LATER-1"))
-        code, _, err = run(*call, "--dimse", orthanc.dimse)
-        assert code == 0, err  # predicted, and nothing is stored
-        assert objects(orthanc, "LATER-1") == {}
-        before = {file: file.stat().st_mtime_ns for file in out.glob("*.dcm")}
-        assert len(before) == 4
-        code, _, err = run(*call, "--dimse", orthanc.dimse, "--store")
-        assert code != 0
-        assert err.count("run the same command again to go on") == 1  # after three, not after four
-        code, said, err = run(*call, "--dicomweb", orthanc.dicomweb, "--store")
-        assert code == 0, err
-        assert "stored 4 objects of 4 studies" in said
-        assert {file: file.stat().st_mtime_ns for file in out.glob("*.dcm")} == before
-        sent = {pydicom.dcmread(file).SOPInstanceUID for file in before}
-        assert {one.SOPInstanceUID for one in objects(orthanc, "LATER-1")["SEG"]} == sent
-
-
-def test_other_codes_or_flips_make_other_objects_and_the_sites_key_the_names_of_its_import(
-    orthanc, run, model, tmp_path
-):
-    put(orthanc, tmp_path / "in", "CODES-1")
-    wanted = ("--studies", studies(tmp_path / "studies.csv", "CODES-1"), "--dicomweb", orthanc.dicomweb)
-    site = tmp_path / "site_A"
-    assert run("import", *wanted, "--out", site)[0] == 0
-    imported = {row["image"] for row in json.loads((site / "dataset.json").read_text())["test"]}
-    call = ("predict", "--model", model, *wanted, "--store", "--no-previews")
-
-    def stored(out, *options):
-        code, _, err = run(*call, "--out", tmp_path / out, *options)
-        assert code == 0, err
-        return len(objects(orthanc, "CODES-1")["SEG"])
-
-    def codes(name, value):
-        code = {"value": value, "scheme": "SCT", "meaning": "Neoplasm"}
-        file = tmp_path / name
-        file.write_text(json.dumps({"lesion": {"category": code, "type": code}}))
-        return ("--codes", file)
-
-    assert stored("plain", "--pseudonyms", tmp_path / "site_A.state") == 1
-    cases = json.loads((tmp_path / "plain/predictions.json").read_text())["cases"]
-    assert {f"images/{case}.nii.gz" for case in cases} == imported
-    assert stored("one", *codes("one.json", "108369006")) == 2
-    assert stored("elsewhere", *codes("same.json", "108369006")) == 2
-    assert stored("two", *codes("two.json", "108369007")) == 3
-    assert stored("flips", "--flips") == 4
-    assert stored("flips_elsewhere", "--flips") == 4
-    assert stored("without", "--pseudonyms", tmp_path / "flips.state") == 4
-    assert json.loads((tmp_path / "one/predictions.json").read_text())["cases"].keys() != cases.keys()
 
 
 @pytest.fixture(scope="module")

@@ -13,12 +13,11 @@ from medfedaug.federation.pooled import run_pooled
 from medfedaug.methods import method_names, parse_methods
 from medfedaug.simulate import configure
 
-CLASSIFYING = ("fedproto", "fedrod", "fedsr", "fpl", "fraug", "rsc", "selfreg")
+CLASSIFYING = ("fedproto", "fedsr", "fpl", "fraug", "rsc", "selfreg")
 REFUSED = {
     **dict.fromkeys(CLASSIFYING, "is defined for classification alone"),
     **dict.fromkeys(("feddg", "randaugment"), "is not defined for volumes"),
     **dict.fromkeys(("fedharmo", "harmofl"), "patches"),
-    **dict.fromkeys(("krum", "multi_krum"), "the method needs 5"),
     "dp_fedavg": "provides averaged_buffers",
     "fedmix": "fedmix mixes labels",
     "fedfd_prompt": "prompts go into MONAI's ViT",
