@@ -97,12 +97,7 @@ def inspect(
 ) -> None:
     """Inspect the data before training: geometry, classes, odd cases, and distances between sites."""
     with importing():
-        from medfedaug.analysis.inspection_page import (
-            federation_shift,
-            foreign_note,
-            foreign_sites,
-            write_inspection,
-        )
+        from medfedaug.analysis.inspection_page import differing_sites, federation_shift, write_inspection
         from medfedaug.data.quality.inspection import inspect_sites
         from medfedaug.data.sites import describe_federation
 
@@ -128,8 +123,8 @@ def inspect(
             say(f"odd: {site.name}: and {len(site.odd) - _MOST_ODD} more")
     if (shift := federation_shift(inspections)) is not None:
         say(shift.sentence)
-    if note := foreign_note(foreign_sites(inspections)):
-        say(note, "yellow", err=True)
+    for different in differing_sites(inspections):
+        say(str(different))
     say(f"{out}, {record}")
 
 

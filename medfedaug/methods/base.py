@@ -19,7 +19,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from monai.transforms import Transform
 from torch import Tensor, nn
@@ -51,9 +51,6 @@ from medfedaug.privacy.kinds import (
     WEIGHTS,
 )
 from medfedaug.statistics import ChannelStatistics
-
-if TYPE_CHECKING:
-    from medfedaug.data.base import Case
 
 __all__ = [
     "FEATURE_MEAN",
@@ -96,6 +93,7 @@ WORDS: dict[str, str] = {
     "global_start": "the weights from which a site starts are the global model",
     "same_start": "all updates of a round start from the same global model",
     "separate_sites": "the images of each site are at that site alone",
+    "counted_patients": "a site knows the patients behind every number that it sends",
     "averaged_parameters": "some trained parameters are averaged, and do not stay at the sites",
     "averaged_buffers": "running statistics are averaged with the model",
     "exchange": "sites and server exchange more than the model",
@@ -106,6 +104,7 @@ WORDS: dict[str, str] = {
     "unlabelled_images": "a site learns from images without label maps, too",
     "landmarks": "each sample has the landmarks of its whole image, see `SiteContext.case_landmarks`",
     "several_images": "a batch has several images; with one, the method does nothing, and a warning says so",
+    "second_derivatives": "its steps differentiate gradients, which a compiled network does not allow",
     "extra_passes": "its loss runs the network again, after the losses of the other methods",
     "personal_model": "a site is scored with other weights than it sends, or with more than the network has",
     "fixed_rounds": "the number of rounds does not change: a resumed run has as many as it began with",
@@ -119,27 +118,14 @@ method that contains this one provides it."""
 class SiteExchange(ABC):
     """The site's half of an exchange. A method names its own keys; the federation adds the method's name.
 
-    `collect` returns the payload of the paper. At a site that adds noise (`medfedaug.privacy`), the guard
-    uses `contributions` instead, before the training of the round and with the network as received, and
-    `privatised` makes the payload from their noisy mean.
+    `collect` returns the payload of the paper. Only a tensor whose patients the site knows leaves a site of a
+    real federation: a trained parameter, a running statistic of a batch norm, or a tensor that
+    `SiteContext.census` made. Any other tensor leaves in a simulation only.
 
-    Attributes:
-        cases_per_value: the smallest number of images that a sent value summarises; ``None`` for all training
-            cases of the site.
-        of_losses: flag for values that are losses over the training images, computed by
-            `SiteContext.training_loss` alone. A site that releases no loss refuses them.
+    At a site that adds noise (`medfedaug.privacy`), the guard uses `contributions` instead, before the
+    training of the round and with the network as received, and `privatised` makes the payload from their
+    noisy mean.
     """
-
-    cases_per_value: int | None = None
-    of_losses: bool = False
-
-    def fewest_cases(self) -> int | None:
-        """Return the smallest number of cases in a value; ``None`` for all training cases."""
-        return self.cases_per_value
-
-    def sample(self) -> Sequence[Case] | None:
-        """Return the training cases in the payload; ``None`` for all."""
-        return None
 
     @abstractmethod
     def collect(self) -> Payload:

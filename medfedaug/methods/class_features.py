@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -58,6 +59,8 @@ class FeatureSite(HeadInput, SitePart):
 class ClassFeatures(HeadInput):
     """Input of a network's head at every pass, and its sums by class over a site's images.
 
+    The site's census makes the sums, which leave out classes of too few patients.
+
     Args:
         context: the site's.
         head: dotted name of the module whose input the features are; by default the network's last layer.
@@ -68,19 +71,19 @@ class ClassFeatures(HeadInput):
     def __init__(self, context: SiteContext, head: str | None = None, passes: str = "training") -> None:
         assert context.task is not None
         self.context, self.task, self.passes = context, context.task, passes
-        self._epoch: deque[tuple[Tensor, Tensor]] = deque()
+        self._epoch: deque[tuple[Tensor, Tensor, Tensor | None]] = deque()
         super().__init__(context.network, head)
 
     def start_round(self) -> None:
         """Forget the features of the previous round."""
         self._epoch.clear()
 
-    def keep(self, features: Tensor, targets: Tensor) -> None:
+    def keep(self, features: Tensor, targets: Tensor, patients: Tensor | None = None) -> None:
         """Keep the features of a step, up to the site's number of images; drop the oldest."""
         if self.passes == "evaluation":
             return
-        self._epoch.append((features.detach(), targets))
-        while sum(len(kept) for kept, _ in self._epoch) > self.context.num_samples():
+        self._epoch.append((features.detach(), targets, patients))
+        while sum(len(kept) for kept, *_ in self._epoch) > self.context.num_samples():
             self._epoch.popleft()
 
     def sums(self, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,24 +92,24 @@ class ClassFeatures(HeadInput):
         return classes.T @ features, classes.sum(dim=0)
 
     def of_all_images(self) -> tuple[Tensor, Tensor]:
-        """Return the sums and numbers of all training images, float64."""
-        if self.passes == "evaluation":
-            return self._evaluated()
-        features, targets = (torch.cat(parts) for parts in zip(*self._epoch, strict=True))
-        return self.sums(features.double(), targets)
+        """Return the sums and numbers of all training images, float32."""
+        kept = self._evaluated() if self.passes == "evaluation" else self._epoch
+        features, targets, patients = zip(*kept, strict=True)
+        known = [of_batch for of_batch in patients if of_batch is not None]
+        classes = self.task.probabilities(torch.cat(targets)).double()
+        everyone = torch.cat(known) if len(known) == len(patients) else None
+        return self.context.census.by_class(torch.cat(features).double(), classes, everyone)
 
     @torch.no_grad()
-    def _evaluated(self) -> tuple[Tensor, Tensor]:
-        network = self.context.network
+    def _evaluated(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        network, patients = self.context.network, self.context.census.patients_of_samples()
         network.eval()
-        sums, counts = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
         for inputs, targets in self.context.training_batches():
             network(inputs)
             features = self.take()
             assert features is not None
-            part = self.sums(features.double(), targets)
-            sums, counts = sums.to(part[0]) + part[0], counts.to(part[1]) + part[1]
-        return sums, counts
+            of_batch, patients = patients[: len(inputs)], patients[len(inputs) :]
+            yield features, targets, of_batch
 
 
 class PrototypeSite(SitePart, SiteExchange):
@@ -115,11 +118,7 @@ class PrototypeSite(SitePart, SiteExchange):
     def __init__(self, context: SiteContext, head: str | None, passes: str) -> None:
         self.context, self.every_round = context, self
         self.features = ClassFeatures(context, head, passes)
-        self._last: tuple[Tensor, Tensor] | None = None
-
-    def fewest_cases(self) -> int | None:
-        """Return the smallest number of cases of a class."""
-        return min(self.context.cases_by_class(), default=None)
+        self._last: tuple[Tensor, Tensor, Tensor | None] | None = None
 
     def start_round(self) -> None:
         self.features.start_round()
@@ -127,7 +126,7 @@ class PrototypeSite(SitePart, SiteExchange):
     def take_features(self, step: Step) -> Tensor | None:
         """Return the features of a step's main pass, (B, D); `after_step` keeps them for the prototypes."""
         features = self.features.take()
-        self._last = (features.detach(), step.targets) if features is not None else None
+        self._last = None if features is None else (features.detach(), step.targets, step.patients)
         return features
 
     def after_step(self, step: Step) -> None:

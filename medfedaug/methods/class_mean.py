@@ -84,11 +84,11 @@ class ClassMeanSite(SitePart, SiteExchange):
         self.context = context
 
     def collect(self) -> Payload:
-        """Return 1 for the background and each class that some training case has annotated, 0 for others."""
-        task = self.context.task
+        """Return 1 for the background and each class annotated in enough training cases, 0 for others."""
+        task, cases_with = self.context.task, self.context.cases_with
         assert task is not None
-        known = {*self.context.annotated()}
-        return {"annotated": torch.tensor([1.0, *(float(name in known) for name in task.scored_classes)])}
+        members = [cases_with(name) for name in task.scored_classes]
+        return {"annotated": self.context.census.flags([None, *members])}
 
     def apply(self, payload: Payload) -> None:
         """Nothing comes back."""

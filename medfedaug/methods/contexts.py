@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from medfedaug.privacy.census import Census
 from medfedaug.statistics import ChannelStatistics
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ class SiteContext:
             (`medfedaug.data.preparation.preparation.Preparation.moments`).
         num_samples: the number of training samples.
         samples_by_case: the number of training samples of each training case, in their order.
-        cases_by_class: for classification, the number of training cases of each class of the site.
+        census: makes what the method sends, and knows the patients behind it.
+        cases_with: the training cases, by index, that have annotated a class; ``None`` for all.
         training_images: batches of all training images as the network's input in evaluation: normalised, not
             augmented, on the network's device. Volumes that are cut give the same patches each time.
         case_moments: ``mean`` and ``std``, (C,) each, of every training image, prepared, whole and not
@@ -77,7 +79,8 @@ class SiteContext:
     statistics: Callable[..., ChannelStatistics] = _nothing
     num_samples: Callable[[], int] = _nothing
     samples_by_case: Callable[[], Sequence[int]] = tuple
-    cases_by_class: Callable[[], Sequence[int]] = tuple
+    census: Census = field(default_factory=lambda: Census(()))
+    cases_with: Callable[[str], Sequence[int] | None] = lambda name: None
     training_images: Callable[[], Iterable[Tensor]] = _nothing
     case_moments: Callable[..., Iterable[dict[str, Tensor]]] = _nothing
     case_landmarks: Callable[[], Iterable[Tensor]] = _nothing
@@ -133,6 +136,8 @@ class Step:
         outputs: the network's output for ``inputs``.
         criterion: the task's loss, of outputs and targets.
         mixed: the targets of ``inputs``, each with its weight.
+        patients: the patient of each image, (B,), for `medfedaug.privacy.census.Census.by_class`; ``None``
+            where the site does not know.
     """
 
     network: nn.Module
@@ -141,6 +146,7 @@ class Step:
     outputs: Tensor
     criterion: Callable[[Tensor, Tensor], Tensor] = _no_criterion
     mixed: Targets = field(default_factory=list)
+    patients: Tensor | None = None
 
     @cached_property
     def task_loss(self) -> Tensor:

@@ -14,7 +14,7 @@ from medfedaug.methods.arguments import AtLeastOne, Count, NotNegative, Positive
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.class_features import FeatureSite
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step
-from medfedaug.methods.gathered import GatheredServer, fewest_cases, sample_groups
+from medfedaug.methods.gathered import GatheredServer, sample_groups
 from medfedaug.models.substitution import call_with
 
 
@@ -39,7 +39,7 @@ class FedDG(Method):
 
     A step costs three to four times as much. Inference is the plain network's.
 
-    **Each amplitude spectrum belongs to a single image**, unless ``group`` is above 1.
+    Each amplitude spectrum belongs to an image or a few: the method runs in simulations only.
 
     Args:
         band: low frequencies are those up to ⌊band · min(H, W)⌋ periods per image in each direction.
@@ -49,8 +49,7 @@ class FedDG(Method):
         counterparts: number of other sites from which each image gets a counterpart in a step; 0 for all.
             Their losses are averaged, and all of them enter the boundary loss.
         outside: the width of the background around a region, in pixels.
-        group: the number of images whose amplitudes are averaged before they leave the site. A site refuses
-            a number below its ``min_images``.
+        group: the number of images whose amplitudes are averaged before they leave the site.
         second_order: let the gradient pass through the gradient of the inner step.
         head: dotted name of the module whose input the features are; by default the network's last layer.
 
@@ -77,7 +76,8 @@ class FedDG(Method):
     tasks = ("segmentation",)
     dimensions = (2,)
     requires = frozenset({"labels", "complete_labels"})
-    provides = frozenset({"extra_passes"})
+    provides = frozenset({"extra_passes", "second_derivatives"})
+    excludes = frozenset({"counted_patients"})
 
     def __init__(
         self,
@@ -113,12 +113,8 @@ class FedDGSite(FeatureSite, SiteExchange):
         super().__init__(context.network, method.head)
         self.method, self.context = method, context
         self.before_training = self
-        self.cases_per_value = method.group
         self.others: list[Tensor] = []
         self._terms: list[Tensor] = []
-
-    def fewest_cases(self) -> int:
-        return fewest_cases("feddg", self.context, self.method.group)
 
     def collect(self) -> Payload:
         """Return the amplitudes of the training images, averaged over groups of images."""

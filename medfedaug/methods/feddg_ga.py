@@ -43,8 +43,8 @@ class FedDGGA(Method):
     Args:
         step: d, between 0 and 1. With 0 all sites weigh the same.
 
-    Exchange, every round: ``loss`` (2,) up, Eᵢ of the received and of the sent model, clipped and
-    rounded by a site that releases losses (``losses`` of its privacy policy); nothing down. The server keeps
+    Exchange, every round: ``loss`` (2,) up, Eᵢ of the received and of the sent model, nothing down. Losses
+    stay at a site of a real federation, so the method runs in simulations only. The server keeps
     the models of a round until its end. A site's weight depends on losses that it reports itself, and no
     limit on a site's share applies.
 
@@ -64,7 +64,7 @@ class FedDGGA(Method):
 
     name = "feddg_ga"
     requires = frozenset({"averaged_parameters", "fixed_rounds", "global_start", "same_start"})
-    excludes = frozenset({"given_shares"})
+    excludes = frozenset({"counted_patients", "given_shares"})
 
     def __init__(self, step: Share = 0.2) -> None:
         self.step = step
@@ -82,8 +82,6 @@ class FedDGGA(Method):
 
 class FedDGGASite(SitePart, SiteExchange):
     """The site's half: the losses of the received and of the trained model."""
-
-    of_losses = True
 
     def __init__(self, context: SiteContext) -> None:
         self.context, self.every_round = context, self

@@ -108,15 +108,25 @@ class FedFASite(SitePart, SiteExchange):
             layer.start_round()
 
     def collect(self) -> Payload:
-        """Return μ̄ₖ and σ̄ₖ of each layer, plus the noise of ``FedFA.noise``."""
+        """Return μ̄ₖ and σ̄ₖ of each layer, plus the noise of ``FedFA.noise``.
+
+        Few batches are in a running average, and chance decides which. A site of a real federation sends the
+        statistics of all training cases under the trained network in evaluation mode instead.
+        """
+        census = self.context.census
+        if census.least > 1:
+            sent = census.over_cases(self._by_case(), then=lambda means: self.privatised(means, 0))
+            return {key: census.like(value, sent[key]) for key, value in self._noisy(sent).items()}
         payload: Payload = {}
         for stage, layer in self.layers.items():
-            mean, std = layer.statistics()
-            if self.noise:
-                mean = mean + self.noise * torch.randn_like(mean)
-                std = (std + self.noise * torch.randn_like(std)).clamp_min(0)  # none is negative
-            payload[f"{stage}/mean"], payload[f"{stage}/std"] = mean, std
-        return payload
+            payload[f"{stage}/mean"], payload[f"{stage}/std"] = layer.statistics()
+        return self._noisy(payload)
+
+    def _noisy(self, payload: Payload) -> Payload:
+        if not self.noise:
+            return payload
+        noisy = {key: value + self.noise * torch.randn_like(value) for key, value in payload.items()}
+        return {k: v.clamp_min(0) if k.endswith("/std") else v for k, v in noisy.items()}  # none is negative
 
     def contributions(self, bounds: Bounds) -> Contributions:
         """Return μ and σ of each layer's features, averaged over the images of a case, in evaluation mode."""

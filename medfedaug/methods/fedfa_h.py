@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Interval
 from torch import Tensor, nn
 
 from medfedaug import functional as F
 from medfedaug.errors import ConfigError
-from medfedaug.methods.arguments import AtLeastTwo, NotNegative, Positive
+from medfedaug.methods.arguments import NotNegative
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Bounds, Contributions, Payload, ServerContext, SiteContext, Step, zeros
 from medfedaug.models.freezing import hold_norms
@@ -47,8 +48,8 @@ class FedFAh(Method):
 
     Args:
         weight: λ of Eq. 15.
-        bins: L, the number of bins.
-        tau: τ of Eq. 12.
+        bins: L, the number of bins, at most 32: more bins would list the images.
+        tau: τ of Eq. 12, at least 0.001.
         stage: number, counted from 1, or name of the stage whose output is aligned; the last by default.
         samples: ``"images"``: one sample per image, the mean over space; ``"pixels"``: one per pixel.
         range: ``"batch"``, ``"received"`` or ``"stored"``, see above; ``"batch"`` had slightly the best
@@ -83,8 +84,8 @@ class FedFAh(Method):
     def __init__(
         self,
         weight: NotNegative = 0.1,
-        bins: AtLeastTwo = 8,
-        tau: Positive = 0.01,
+        bins: Annotated[int, Interval(ge=2, le=32)] = 8,
+        tau: Annotated[float, Interval(ge=1e-3)] = 0.01,
         stage: int | str = -1,
         samples: Literal["images", "pixels"] = "images",
         range: Literal["batch", "received", "stored"] = "batch",
@@ -149,7 +150,14 @@ class FedFAhSite(SitePart, SiteExchange):
 
     @torch.no_grad()
     def collect(self) -> Payload:
-        """Return the histogram of the training set under the network just trained."""
+        """Return the histogram of the training set under the network just trained.
+
+        A site of a real federation merges adjacent bins of too few patients.
+        """
+        if self.context.census.least > 1:
+            self._take_range(self._batches())
+            self.range_of = self.context.round()
+            return {"histogram": self.context.census.histogram(self._counts())}
         batches = list(self._batches()) if self._fits() else None
         self._take_range(batches if batches is not None else self._batches())
         self.range_of = self.context.round()
@@ -159,6 +167,15 @@ class FedFAhSite(SitePart, SiteExchange):
             total = total.to(part) + part * len(z)
             count += len(z)
         return {"histogram": total / count}
+
+    def _counts(self) -> Iterator[Tensor]:
+        """Yield the counts of each training case."""
+        for batches in self.context.case_batches():
+            counts = torch.zeros(self.channels, self.method.bins, dtype=torch.float64)
+            for z in self._samples(batches):
+                part = F.soft_histogram(z, self.method.bins, self.method.tau, self.low, self.high)
+                counts += part.double().cpu() * len(z)
+            yield counts
 
     def _take_range(self, batches: Iterable[Tensor]) -> None:
         self.low = self.high = None

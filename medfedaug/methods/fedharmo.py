@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 from monai.transforms import Transform
@@ -85,22 +85,29 @@ class FedHarmoSite(SitePart, SiteExchange):
 
     def collect(self) -> Payload:
         """Return Āₖ of the images at the position of this method's transform."""
-        # The batches are padded. A transform in place of Ψ measures each image before.
-        measuring = self._measuring = _Amplitudes(self.method.band)
-        try:
-            for _ in self.context.training_images():
-                pass
-        finally:
-            self._measuring = None
-        if len(measuring.sums) > 1:
-            first, second = sorted(measuring.sums)[:2]
-            raise DataError(
-                f"images of different size, {first} and {second}: fedharmo averages their amplitudes",
-                site=self.context.name,
-                hint="Resample them to one size, in plane with --image-size, or use another method.",
-            )
-        (total,) = measuring.sums.values()
-        return {"amplitude": (total / measuring.count).float()}
+        return self.context.census.over_cases(self._by_case(), weights=self.context.samples_by_case())
+
+    def _by_case(self) -> Iterator[Payload]:
+        """Yield the mean amplitudes of each case."""
+        sizes: set[tuple[int, ...]] = set()
+        for batches in self.context.case_batches():
+            # The batches are padded. A transform in place of Ψ measures each image before.
+            measuring = self._measuring = _Amplitudes(self.method.band)
+            try:
+                for _ in batches:
+                    pass
+            finally:
+                self._measuring = None
+            sizes |= measuring.sums.keys()
+            if len(sizes) > 1:
+                first, second = sorted(sizes)[:2]
+                raise DataError(
+                    f"images of different size, {first} and {second}: fedharmo averages their amplitudes",
+                    site=self.context.name,
+                    hint="Resample them to one size, in plane with --image-size, or use another method.",
+                )
+            total = next(iter(measuring.sums.values()), None)
+            yield {} if total is None else {"amplitude": total / measuring.count}
 
     def apply(self, payload: Payload) -> None:
         self.amplitude = payload["amplitude"]

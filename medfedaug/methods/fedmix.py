@@ -12,7 +12,7 @@ from torch import Tensor
 from medfedaug.methods.arguments import AtLeastTwo, BelowOne
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step, Targets
-from medfedaug.methods.gathered import GatheredServer, fewest_cases, sample_groups
+from medfedaug.methods.gathered import GatheredServer, sample_groups
 from medfedaug.privacy.kinds import INTENSITY_MEAN
 
 
@@ -27,7 +27,7 @@ class FedMix(Method):
 
     with the derivative at (1 − λ)x and y. With λ = 0 it is FedAvg, bit for bit.
 
-    Means of M images leave the site: look at them before you agree to this. No group has fewer than M.
+    Means of M images are images of patients to those who know the rest: the method runs in simulations only.
 
     Args:
         mixing: λ.
@@ -50,8 +50,8 @@ class FedMix(Method):
 
     name = "fedmix"
     requires = frozenset({"labels", "complete_labels"})
-    provides = frozenset({"soft_labels"})
-    excludes = frozenset({"labels"})
+    provides = frozenset({"second_derivatives", "soft_labels"})
+    excludes = frozenset({"counted_patients", "labels"})
 
     def __init__(self, mixing: BelowOne = 0.1, group: AtLeastTwo = 5) -> None:
         self.mixing, self.group = mixing, group
@@ -68,13 +68,8 @@ class FedMixSite(SitePart, SiteExchange):
         assert context.task is not None
         self.method, self.context, self.task = method, context, context.task
         self.before_training = self
-        self.cases_per_value = method.group
         self.means: list[tuple[Tensor, Tensor]] = []
         self._image: Tensor | None = None
-
-    def fewest_cases(self) -> int:
-        """Return the smallest number of cases in a group, whose slices can all be of one case."""
-        return fewest_cases("fedmix", self.context, self.method.group)
 
     @torch.no_grad()
     def collect(self) -> Payload:

@@ -57,7 +57,7 @@ class FedNova(Method):
 
 class FedNovaSite(SitePart, SiteExchange):
     def __init__(self, context: SiteContext) -> None:
-        self.every_round = self
+        self.every_round, self.census = self, context.census
         self.momentum, self.steps = context.momentum, 0
 
     def start_round(self) -> None:
@@ -69,7 +69,7 @@ class FedNovaSite(SitePart, SiteExchange):
     def collect(self) -> Payload:
         rho, steps = self.momentum, self.steps
         length = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
-        return {"length": torch.tensor([length])}
+        return {"length": self.census.of_all(torch.tensor([length]))}
 
     def apply(self, payload: Payload) -> None:
         """Ignore the empty payload."""

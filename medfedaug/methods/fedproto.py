@@ -85,7 +85,7 @@ class FedProtoSite(PrototypeSite):
     def collect(self) -> Payload:
         """Return the features of all training images, summed by class, and the numbers of images."""
         sums, counts = self.features.of_all_images()
-        return {"sums": sums.float(), "counts": counts.float()}
+        return {"sums": sums, "counts": counts}
 
     def apply(self, payload: Payload) -> None:
         device = self.context.device

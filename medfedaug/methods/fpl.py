@@ -104,7 +104,8 @@ class FPLSite(PrototypeSite):
     def collect(self) -> Payload:
         """Return the mean features of each class over all training images; zeros for missing classes."""
         sums, counts = self.features.of_all_images()
-        return {"means": (sums / counts.clamp_min(1)[:, None]).float(), "known": (counts > 0).float()}
+        census, means = self.context.census, sums / counts.clamp_min(1)[:, None]
+        return {"means": census.like(means, sums), "known": census.like((counts > 0).float(), counts)}
 
     def apply(self, payload: Payload) -> None:
         """Take the cluster prototypes, and compute the unbiased ones (Eq. 6)."""

@@ -10,14 +10,8 @@ from medfedaug.errors import DataError
 from medfedaug.methods.base import Payload, ServerExchange, Shapes, SiteContext
 
 
-def random_groups(method: str, site: str, samples: int, size: int) -> Tensor:
-    """Divide a site's samples at random into groups of ``size`` or more, (samples,), reproducibly."""
-    generator = torch.Generator().manual_seed(derive_seed(method, site))
-    return torch.randperm(samples, generator=generator) % (samples // size)
-
-
 def sample_groups(method: str, context: SiteContext, size: int) -> Tensor:
-    """Return the `random_groups` of a site's training samples.
+    """Divide a site's training samples at random into groups of ``size`` or more, reproducibly.
 
     Raises:
         DataError: for a site with fewer samples than a group.
@@ -29,22 +23,8 @@ def sample_groups(method: str, context: SiteContext, size: int) -> Tensor:
             site=context.name,
             hint="Leave the site out or use another method.",
         )
-    return random_groups(method, context.name, count, size)
-
-
-def fewest_cases(method: str, context: SiteContext, size: int) -> int:
-    """Return the smallest number of different cases in a group of `random_groups`.
-
-    It is at most ``size``, also for a site with too few samples for a group.
-    """
-    by_case = torch.tensor(context.samples_by_case())
-    samples = int(by_case.sum())
-    if samples < size:
-        return size
-    groups = random_groups(method, context.name, samples, size)
-    cases = torch.repeat_interleave(torch.arange(len(by_case)), by_case)
-    pairs = torch.stack([groups, cases]).unique(dim=1)
-    return min(size, int(pairs[0].bincount().min()))
+    generator = torch.Generator().manual_seed(derive_seed(method, context.name))
+    return torch.randperm(count, generator=generator) % (count // size)
 
 
 class GatheredServer(ServerExchange):

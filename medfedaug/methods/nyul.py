@@ -76,9 +76,8 @@ class NyulSite(SitePart, SiteExchange):
 
     def collect(self) -> Payload:
         """Return the mean steps of the site's images; 0 for a channel that is constant in all of them."""
-        rows = torch.stack([_steps(landmarks) for landmarks in self.context.case_landmarks()])
-        varies = (~rows.isnan()).all(dim=2).sum(dim=0)
-        return {"steps": (rows.nansum(dim=0) / varies.clamp_min(1)[:, None]).float()}
+        rows = ({"steps": _steps(landmarks)} for landmarks in self.context.case_landmarks())
+        return self.context.census.over_cases(rows)
 
     def contributions(self, bounds: Bounds) -> Contributions:
         """Return the steps of each image; NaN for a constant channel."""

@@ -49,7 +49,7 @@ class Scaffold(Method):
 
 class ScaffoldSite(SitePart, SiteExchange):
     def __init__(self, context: SiteContext) -> None:
-        self.every_round = self
+        self.every_round, self.census = self, context.census
         self.parameters = shared_parameters(context, Scaffold.name)
         self.own: Payload = self._zeros()
         self.common: Payload = self._zeros()
@@ -76,7 +76,7 @@ class ScaffoldSite(SitePart, SiteExchange):
         self.change = {key: self.own[key] - before[key] for key in before}
 
     def collect(self) -> Payload:
-        return self.change
+        return {key: self.census.over_steps(change) for key, change in self.change.items()}
 
     def apply(self, payload: Payload) -> None:
         self.common = {key: value.to(self.parameters[key]) for key, value in payload.items()}

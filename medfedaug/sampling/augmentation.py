@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
@@ -249,6 +249,9 @@ class TrainingDataset(Dataset[Sample]):
     """A site's training samples as the network sees them, batch by batch.
 
     A sample is drawn and transformed by ``before``, augmented with its batch, and transformed by ``after``.
+
+    Attributes:
+        drawn: the indices of the batches that were made and not yet trained on, oldest first.
     """
 
     def __init__(
@@ -260,6 +263,7 @@ class TrainingDataset(Dataset[Sample]):
         seed: int,
     ) -> None:
         self.samples, self.before, self.augmentation, self.after = samples, before, augmentation, after
+        self.drawn = deque[Sequence[int]]()
         self.reseed(seed)
 
     def reseed(self, seed: int) -> None:
@@ -278,6 +282,7 @@ class TrainingDataset(Dataset[Sample]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
         """Return the samples of a batch, for a `DataLoader`."""
+        self.drawn.append(indices)
         return self.transformed([self.samples.draw(i, self.patches) for i in indices])
 
     def transformed(self, drawn: Sequence[Sample]) -> list[Sample]:

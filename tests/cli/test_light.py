@@ -180,7 +180,7 @@ def test_lists_of_photographs_and_of_volumes(light, make_pictures, phantom_dir, 
 
 
 def test_the_card_of_a_run_needs_no_weights(light, write, tmp_path):
-    run = write({**content(methods=("fedavg",), scores={"DU": 0.5, "HT": 0.6}), "run": "1"})
+    run = write({**content(methods=("fedavg",), scores={"DU": 0.5, "HT": 0.6}), "run": "1", "sha256": {}})
     (run / GLOBAL_MODEL).touch()
     light(("card", run, "--out", tmp_path), needed=["scipy"])
     assert "SHA-256" in (tmp_path / CARDS[0]).read_text()

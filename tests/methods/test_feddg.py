@@ -17,7 +17,6 @@ from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.federation import run_in_process
 from medfedaug.methods import FedDG, parse_methods
 from medfedaug.methods.base import SiteContext, Step
-from medfedaug.privacy import PrivacyPolicy
 from medfedaug.simulate import configure
 
 SITES = ["site_A", "site_B"]
@@ -224,15 +223,6 @@ def test_the_contrast_has_a_derivative():
     h = torch.rand(5, 3, dtype=torch.float64, requires_grad=True)
     kinds = torch.tensor([0, 0, 1, 1, 0])
     assert torch.autograd.gradcheck(lambda x: F.class_contrast(x, kinds, 0.3), h)
-
-
-def test_a_site_guards_single_images(phantom_dir, tiny_config):
-    """`group` below the site's `min_images` is refused there."""
-    policy, config = PrivacyPolicy(min_images=2), tiny_config("feddg", rounds=1)
-    with pytest.raises(RunFailed, match="feddg's statistics would summarise 1 image"):
-        run_in_process(config, phantom_dir, SITES, "cpu", policy=policy)
-    config = tiny_config("feddg", rounds=1, settings={"feddg": {"group": 2}})
-    run_in_process(config, phantom_dir, SITES, "cpu", policy=policy)
 
 
 def test_draws_do_not_depend_on_the_device_of_the_bank(monkeypatch):

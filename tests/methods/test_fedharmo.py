@@ -77,13 +77,17 @@ def harmo_site(images, name="A", **args):
     """A site of slices, which pass the method's transforms on their way to the network."""
 
     def batches():
-        for x in images:
-            sample = {Keys.IMAGE: x, "label": 0}
-            for transform in part.transforms(training=False):
-                sample = transform(sample)
-            yield nn.functional.pad(sample[Keys.IMAGE], (0, 3))[None]  # as the network wants it
+        return (passed(x) for x in images)
 
-    part = FedHarmo(**args).at_site(SiteContext(name, nn.Identity(), training_images=batches))
+    def passed(x):
+        sample = {Keys.IMAGE: x, "label": 0}
+        for transform in part.transforms(training=False):
+            sample = transform(sample)
+        yield nn.functional.pad(sample[Keys.IMAGE], (0, 3))[None]  # as the network wants it
+
+    part = FedHarmo(**args).at_site(
+        SiteContext(name, nn.Identity(), case_batches=batches, samples_by_case=lambda: [1] * len(images))
+    )
     return part
 
 

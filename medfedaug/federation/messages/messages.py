@@ -13,6 +13,7 @@ from monai.utils import convert_to_tensor
 from torch import Tensor
 
 from medfedaug.methods.base import Payload
+from medfedaug.privacy.census import Contributors
 
 FINGERPRINT, PREPARE, TRAIN, VALIDATE, TEST = "fingerprint", "prepare", "train", "validate", "test"
 KEYS, SHARES, CONFIRM, OPEN = "keys", "shares", "confirm", "open"
@@ -90,6 +91,7 @@ class Reply:
         error: one line, if the request failed; the server then ignores all other fields.
         masks: under secure aggregation, the site's messages to other sites; in an update the masked numbers
             of weights and payload, below `MASKED`.
+        contributors: the patients behind each entry of weights and payload, which stay at the site.
     """
 
     task: str
@@ -100,6 +102,7 @@ class Reply:
     metrics: dict[str, Any] = field(default_factory=dict)
     error: str = ""
     masks: dict[str, Any] = field(default_factory=dict)
+    contributors: dict[str, Contributors | None] = field(default_factory=dict)
 
 
 def namespaced(payload: Mapping[str, Tensor], method: str) -> Payload:

@@ -7,16 +7,15 @@ import logging
 import math
 import random
 from collections.abc import Callable, Collection, Sequence
-from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from medfedaug.data.base import Case
 from medfedaug.errors import ConfigError, PrivacyRefused
 from medfedaug.methods.base import HISTOGRAM, Contributions, Payload, SiteExchange
 from medfedaug.privacy.accountant import require_opacus
+from medfedaug.privacy.census import Census
 from medfedaug.privacy.ledger import PrivacyLedger
 from medfedaug.privacy.policy import SUMMARY, PrivacyPolicy
 
@@ -76,9 +75,7 @@ class PrivacyGuard:
         per_patient: the number of training cases of each patient, by the site's own list; by default one.
             With noise no patient has more than the policy's ``cases_per_patient``, which sets the noise.
         identities: returns the ledger's identities of the training cases.
-
-    Attributes:
-        samples: the training cases of a method's last payload, if it does not cover all.
+        census: knows the patients behind what is sent.
     """
 
     def __init__(
@@ -91,12 +88,13 @@ class PrivacyGuard:
         generator: random.Random | None = None,
         per_patient: Sequence[int] = (),
         identities: Callable[[], Collection[bytes]] = frozenset,
+        census: Census | None = None,
     ) -> None:
         self.site, self.policy, self.cases, self.unsent_state = site, policy, cases, unsent_state
         self.per_patient, self.identities = tuple(per_patient) or (1,) * cases, identities
         self.ledger = ledger or PrivacyLedger()
         self.generator = generator or random.SystemRandom()
-        self.samples: dict[str, Sequence[Case]] = {}
+        self.census = census or Census(range(cases))
         self._means: dict[str, Payload] = {}
         self._epsilon: float | None = None
         if policy.adds_noise:
@@ -106,21 +104,8 @@ class PrivacyGuard:
         return PrivacyRefused(self.site, reason)
 
     def check(self, name: str, exchange: SiteExchange) -> None:
-        """Check, before any work, that the policy allows this exchange.
-
-        Counts the patients of the exchange's sample, or for values over any k cases the fewest patients that
-        have k cases together.
-        """
-        if exchange.of_losses and not self.policy.losses:
-            raise self._refused(
-                f"{name} sends losses over training images, and losses stay at this site (losses of its "
-                "privacy policy; medfedaug site-config --losses)"
-            )
-        sample = exchange.sample()
-        if sample is None:
-            summarised = self._patients(exchange.fewest_cases())
-        else:
-            summarised = len({case.owner for case in sample})
+        """Check, before any work, that the policy allows this exchange."""
+        summarised = len(self.per_patient)
         if summarised < self.policy.min_images:
             what = "images" if max(self.per_patient, default=1) == 1 else f"patient{'s' * (summarised != 1)}"
             raise self._refused(
@@ -135,13 +120,6 @@ class PrivacyGuard:
                 f"{name}: its statistics would leave without noise beside weights with noise "
                 "(noise_multiplier of its privacy policy)"
             )
-
-    def _patients(self, cases: int | None) -> int:
-        """Return the fewest patients that have so many training cases; all patients without a number."""
-        if cases is None or not self.per_patient:
-            return len(self.per_patient)
-        reached = accumulate(sorted(self.per_patient, reverse=True))
-        return min(len(self.per_patient), 1 + sum(total < cases for total in reached))
 
     def _check_patients(self, name: str) -> None:
         most = max(self.per_patient, default=1)
@@ -265,12 +243,11 @@ class PrivacyGuard:
         """Return the payload that the site sends for an exchange, after `observe`."""
         if not self.policy.noise_multiplier:
             self.check(name, exchange)
-            if (sample := exchange.sample()) is not None:
-                self.samples[name] = sample
             return exchange.collect()
         if name not in self._means:
             raise self._refused(f"{name}: nothing was observed since the last release")
-        return exchange.privatised(self._means.pop(name), self.cases)
+        private = exchange.privatised(self._means.pop(name), self.cases)
+        return {key: self.census.of_all(value) for key, value in private.items()}
 
     def description(self, cases: Sequence[int]) -> dict[str, Any]:
         """Return the site's description of itself, with its counts if the policy allows them.

@@ -19,6 +19,7 @@ from medfedaug.errors import DataError, PrivacyRefused, UpdateRefused
 from medfedaug.federation.job_folder import LEVELS, SPACING
 from medfedaug.federation.messages.privacy_guard import PrivacyGuard
 from medfedaug.methods.base import Payload, Shapes, SiteExchange
+from medfedaug.privacy.census import Census
 from medfedaug.utils.validation import is_number
 
 PLAN = "plan"
@@ -49,7 +50,9 @@ def is_ct(channel: str) -> bool:
     return channel.casefold() == _CT
 
 
-def fingerprint(site: SiteFolder, classes: Sequence[str], chosen: Sequence[Case] | None = None) -> Payload:
+def fingerprint(
+    site: SiteFolder, classes: Sequence[str], chosen: Sequence[Case] | None = None, least: int = 1
+) -> Payload:
     """Summarise a site's training volumes, turned to RAS if their files have an orientation.
 
     Every patient has the same weight, independent of the number of images.
@@ -58,6 +61,7 @@ def fingerprint(site: SiteFolder, classes: Sequence[str], chosen: Sequence[Case]
         site: the site.
         classes: the federation's classes, background first.
         chosen: the sampled training cases; by default about 50, drawn over the patients.
+        least: the number of patients over which a quantile is the mean of the values about it.
 
     Returns:
         ``extent`` (3, 3): the 10 %, 50 % and 90 % quantiles over patients of the volumes' extents along x, y
@@ -87,8 +91,8 @@ def fingerprint(site: SiteFolder, classes: Sequence[str], chosen: Sequence[Case]
     annotated = site.annotated("training", in_all=True) if site.partial else classes[1:]
     complete = torch.tensor([name in annotated for name in classes[1:]])
     return {
-        "extent": _quantiles(chosen, sizes * edges.where(edges > 0, 1.0)).float(),
-        "spacing": _quantiles(chosen, edges).float(),
+        "extent": _quantiles(chosen, sizes * edges.where(edges > 0, 1.0), least).float(),
+        "spacing": _quantiles(chosen, edges, least).float(),
         "foreground": torch.tensordot(weights, shares, 1).float().where(complete, _INCOMPLETE),
         "intensity": torch.tensordot(weights, intensities, 1).float(),
         "ct": _of_foreground(site, torch.cat(inside, dim=1)).float(),
@@ -140,17 +144,16 @@ class FingerprintExchange(SiteExchange):
     Noise cannot be added to it: a site with noise needs a given plan.
     """
 
-    def __init__(self, site: SiteFolder, classes: Sequence[str], least: int) -> None:
-        self.site, self.classes = site, classes
-        self.chosen = drawn_over_patients(site.cases["training"], _SAMPLED, least)
-
-    def sample(self) -> Sequence[Case]:
-        """Return the sampled cases."""
-        return self.chosen
+    def __init__(self, site: SiteFolder, classes: Sequence[str], census: Census) -> None:
+        self.site, self.classes, self.census = site, classes, census
+        self.chosen = drawn_over_patients(site.cases["training"], _SAMPLED, census.least)
 
     def collect(self) -> Payload:
         """See `fingerprint`."""
-        return fingerprint(self.site, self.classes, self.chosen)
+        training = self.site.cases["training"]
+        sampled = [training.index(case) for case in self.chosen]
+        entries = fingerprint(self.site, self.classes, self.chosen, self.census.least)
+        return {key: self.census.over_sample(value, sampled) for key, value in entries.items()}
 
     def apply(self, payload: Payload) -> None:
         """Do nothing: the plan arrives in the next request."""
@@ -159,8 +162,8 @@ class FingerprintExchange(SiteExchange):
 class SpacingExchange(SiteExchange):
     """Exchange of the edges of all training voxels, without a form for noise."""
 
-    def __init__(self, site: VolumeFolder) -> None:
-        self.site = site
+    def __init__(self, site: VolumeFolder, least: int) -> None:
+        self.site, self.least = site, least
 
     def collect(self) -> Payload:
         """Return ``spacing`` (3, 3): quantiles as in `fingerprint`, with two digits, or nothing."""
@@ -168,7 +171,7 @@ class SpacingExchange(SiteExchange):
         if not affines or any(affine is None for affine in affines):
             return {}
         edges = torch.tensor(np.array([edges_in_ras(affine) for affine in affines]))
-        quantiles = _quantiles(self.site.cases["training"], edges)
+        quantiles = _quantiles(self.site.cases["training"], edges, self.least)
         quantiles.apply_(lambda edge: float(f"{edge:.{_DIGITS}g}"))
         return {SPACING: quantiles}
 
@@ -186,7 +189,7 @@ def site_spacing(site: SiteFolder, guard: PrivacyGuard) -> dict[str, float]:
     if not isinstance(site, VolumeFolder):
         return {}
     try:
-        payload = guard.collect(SPACING, SpacingExchange(site))
+        payload = guard.collect(SPACING, SpacingExchange(site, guard.policy.min_images))
     except PrivacyRefused:  # the job goes on without it
         return {}
     rows = payload[SPACING].tolist() if payload else []
@@ -224,14 +227,19 @@ def edges_in_ras(affine: Any) -> np.ndarray:
     return turned
 
 
-def _quantiles(cases: Sequence[Case], rows: Tensor) -> Tensor:
-    """Return quantiles, (Q, n), over patients' medians of rows of cases, (cases, n)."""
+def _quantiles(cases: Sequence[Case], rows: Tensor, least: int) -> Tensor:
+    """Return quantiles, (Q, n), over patients' medians of rows of cases, (cases, n).
+
+    Each is the mean of ``least`` medians about it: a quantile itself is the number of one patient.
+    """
     of_patient: dict[tuple[str, str], list[int]] = {}
     for index, case in enumerate(cases):
         of_patient.setdefault(case.owner, []).append(index)
     medians = torch.stack([rows[indices].median(dim=0).values for indices in of_patient.values()])
-    levels = torch.tensor(QUANTILES, dtype=torch.float64)
-    return medians.quantile(levels, dim=0, interpolation="nearest")
+    ordered = medians.double().sort(dim=0).values
+    last = max(len(ordered) - least, 0)
+    starts = (round(level * (len(ordered) - 1)) - least // 2 for level in QUANTILES)
+    return torch.stack([ordered[min(max(s, 0), last) :][:least].mean(dim=0) for s in starts])
 
 
 def _of_foreground(site: VolumeFolder, inside: Tensor) -> Tensor:

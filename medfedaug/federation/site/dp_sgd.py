@@ -179,6 +179,7 @@ class PrivateTraining(LocalTraining):
         trained = [p for p in self.network.parameters() if p.requires_grad]
         optimiser = self.optimiser(trained, round_.number)
         self.spend(steps, loader.rate)
+        self.census.all_steps()  # which cases were drawn is secret
         self.network.train()
         drawn, failed, reason = 0, 0, ""
         with _own_global_random_numbers():

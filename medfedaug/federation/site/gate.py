@@ -35,15 +35,18 @@ from medfedaug.federation.secure.history import SumHistory, SumRules
 from medfedaug.federation.secure.identity import Identity
 from medfedaug.federation.secure.masks import SiteMasks
 from medfedaug.federation.site.data_folder import resolve_data_folder
+from medfedaug.federation.site.entry_patients import LARGEST_MOMENTUM, strange_momentum
 from medfedaug.federation.site.job_text import without_job_text
 from medfedaug.federation.site.release_log import Account, ScoreRequest, enter_message
 from medfedaug.federation.site.trainer import SiteTrainer
+from medfedaug.methods.compatibility import methods_with
 from medfedaug.metrics.significance import PatientTest
 from medfedaug.privacy import (
     JobBook,
     JobEntry,
     JobRules,
     Origin,
+    PrivacyPolicy,
     Pseudonyms,
     class_labels,
     released_difference,
@@ -100,6 +103,9 @@ class Gate:
         """Return the part of a comparison of two models that may leave."""
         return released_difference(test, trainer.policy, unit)
 
+    def count(self, reply: Reply) -> None:
+        """Check the patients behind each entry of a reply, before it is masked or sent."""
+
     def outgoing(self, reply: Reply, trainer: SiteTrainer) -> Reply:
         """Check and record a reply before it is sent."""
         return reply
@@ -144,6 +150,7 @@ class GuardedGate(Gate):
         self.site, self.rules, self.pseudonyms = site, rules, pseudonyms
         self.book, self.job, self.approve = book, job, approve
         self.identity, self.origin, self.history = identity, origin, history
+        self.min_patients = PrivacyPolicy().min_images
         self._admitted: list[RunConfig] = []
         self._accounts: dict[SiteTrainer, Account] = {}  # an evaluation has one for each run
 
@@ -229,8 +236,16 @@ class GuardedGate(Gate):
     def opened(self, trainer: SiteTrainer) -> None:
         """Check the size of the model, and the number and earlier releases of the training cases."""
         self.rules.check_model(self.site, num_bytes(trainer.network.state_dict()) / 1e6)
+        if uncounted := methods_with(trainer.composition.methods, "counted_patients", "excludes"):
+            names = ", ".join(method.name for method in uncounted)
+            reason = "sends what a site cannot say the patients of, and runs in simulations only"
+            raise PrivacyRefused(self.site, f"{names} {reason}")
+        if strange := strange_momentum(trainer.network):
+            most = f"the site admits 0 to {LARGEST_MOMENTUM:g}"
+            raise PrivacyRefused(self.site, f"{strange} of its running statistics, and {most}")
         if trainer.trains:
             self.rules.check_cases(self.site, trainer.folder.cases_of_patients("training"))
+        self.min_patients = trainer.policy.min_images
         account = Account(
             self.site, self.job, trainer.ledger, trainer.policy, trainer.folder, trainer.config.rounds
         )
@@ -291,13 +306,27 @@ class GuardedGate(Gate):
         """Check the budget of scores, round the difference, and enter it in the ledger."""
         return self._accounts[trainer].compare(request, other, test, unit)
 
+    def count(self, reply: Reply) -> None:
+        """Refuse an entry with too few patients behind it, or with patients whom nobody can name."""
+        least = self.min_patients
+        for key in (*reply.weights, *reply.payload):
+            contributors = reply.contributors.get(key)
+            if contributors is None:
+                reason = f"{key} stays here: the site cannot say which patients are in it"
+                raise PrivacyRefused(self.site, f"{reason}, and it sends such numbers in a simulation only")
+            if problem := contributors.problem(least):
+                advice = "more steps a round or larger batches have more patients"
+                reason = f"{key} stays here: {problem} (min_images of its privacy policy); {advice}"
+                raise PrivacyRefused(self.site, reason)
+
     def outgoing(self, reply: Reply, trainer: SiteTrainer) -> Reply:
         """Check a reply, replace names by pseudonyms, and enter it in the ledger."""
+        self.count(reply)
         self.rules.check_payload(self.site, num_bytes(reply.payload) / 1e6)
         reply.metrics = sent_numbers(reply.task, reply.metrics)
         if reply.task not in (FINGERPRINT, PREPARE):  # their `cases` are counts
             reply.metrics = self.pseudonyms.scores(reply.metrics)
-        self._accounts[trainer].enter(reply, trainer.guard.samples)
+        self._accounts[trainer].enter(reply)
         return reply
 
     def error_text(self, site: str, task: str, error: Exception, trainer: SiteTrainer) -> str:

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import DataError, MedFedAugError
-from medfedaug.federation.site.samples import SiteSamples
+from medfedaug.federation.site.samples import SiteSamples, TrainingSamples
 from medfedaug.methods.base import Step, Targets, overridden
 from medfedaug.models.freezing import hold_norms
 from medfedaug.models.supervision import DeepSupervision
+from medfedaug.sampling.augmentation import TrainingDataset
 from medfedaug.sampling.prefetch import on_device, prefetch
 
 if TYPE_CHECKING:
@@ -85,7 +86,8 @@ class LocalTraining:
     def __init__(self, model: SiteModel) -> None:
         self.folder, self.network, self.task = model.folder, model.network, model.task
         self.config, self.device, self.parts = model.config, model.device, model.parts
-        self.ahead = model.machine.ahead
+        self.ahead, self.census = model.machine.ahead, model.census
+        self._patients: Tensor | None = None  # of the batch's images
         self.frozen, self.definition = model.composition.frozen, model.composition.definition
         self.criterion = DeepSupervision(self.network).criterion(self.task.loss)
 
@@ -118,8 +120,12 @@ class LocalTraining:
         hold_norms(self.network, self.frozen)
         epochs: Iterable[int] = count() if round_.steps else range(round_.epochs)
         batches = islice((batch for _ in epochs for batch in loader), round_.steps or None)
+        dataset = getattr(loader, "dataset", None)
+        if isinstance(dataset, TrainingDataset):
+            dataset.drawn.clear()
         for batch in prefetch(batches, self.ahead, self.device):
             self.check_stop(should_stop)
+            self._patients = self.census.step(_cases(dataset))
             losses.append(self._take_step(optimiser, *on_device(batch, self.device)))
         return self.values(losses)
 
@@ -190,7 +196,9 @@ class LocalTraining:
     def _backward(self, inputs: Tensor, targets: Tensor, mixed: Targets) -> tuple[Step, Tensor]:
         """Compute the gradients of the whole loss, in place of earlier ones."""
         outputs = self._forward(inputs)
-        step = Step(self.network, inputs, targets, outputs, self.criterion, mixed=mixed)
+        step = Step(
+            self.network, inputs, targets, outputs, self.criterion, mixed=mixed, patients=self._patients
+        )
         loss = step.task_loss
         for term in self.terms(step):
             loss = loss + term
@@ -222,6 +230,13 @@ class LocalTraining:
     def optimiser(self, parameters: Iterable[Tensor], round_: int) -> torch.optim.Optimizer:
         """Return the run's optimiser for some parameters at the beginning of a round."""
         return self.definition.optimiser(parameters, learning_rate(self.config, round_))
+
+
+def _cases(dataset: Any) -> list[int] | None:
+    """Return the case of each sample in the next batch; ``None`` where the site does not know."""
+    if not isinstance(dataset, TrainingDataset) or not isinstance(dataset.samples, TrainingSamples):
+        return None
+    return [dataset.samples.case_of(index) for index in dataset.drawn.popleft()]
 
 
 def _random_state(device: torch.device) -> tuple[Tensor, ...]:

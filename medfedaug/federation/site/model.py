@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -17,19 +16,23 @@ from torch import Tensor
 from medfedaug.config.machine import Machine
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
+from medfedaug.errors import warn
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages.messages import own_entries
 from medfedaug.federation.site.data_folder import open_own_data
+from medfedaug.federation.site.entry_patients import EntryPatients
 from medfedaug.federation.site.local_training import learning_rate
 from medfedaug.federation.site.request_checks import check_received
 from medfedaug.federation.site.samples import SiteSamples
 from medfedaug.federation.site.script_components import ScriptComponents, ScriptSamples, script_scores
 from medfedaug.federation.site.state import LocalState
 from medfedaug.methods.base import Payload, SiteContext, SitePart
-from medfedaug.models.memory_format import channels_last
+from medfedaug.models.compilation import compile_calls
+from medfedaug.models.memory_format import lay_out
 from medfedaug.models.modes import evaluating
 from medfedaug.models.precision import run_in_bfloat16
 from medfedaug.models.substitution import call_with
+from medfedaug.privacy.census import Census
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.tasks import EvaluationCase, Sample
 
@@ -89,6 +92,8 @@ class SiteModel:
         self._script = ScriptComponents()
         self._set_aside: dict[str, Tensor] = {}
         self._personalised = False  # since `receive`
+        self.min_patients = 1
+        """The fewest patients behind a number that leaves the site."""
 
     def open(self, name: str) -> None:
         """Open the data folder and build the network with the methods' layers.
@@ -118,7 +123,7 @@ class SiteModel:
         self._script, self._set_aside, self._personalised = script, {}, False
         script.check(self.name, (method["name"] for method in self.config.methods))
         composition = self.composition = Composition(self.config, script.network)
-        self.network = channels_last(composition.network.to(self.device))
+        self.network = lay_out(composition.network.to(self.device))
         self.task = composition.task()
         self.task.check_site(self.folder)
         if self.trains:
@@ -129,10 +134,25 @@ class SiteModel:
         if self.samples is not None:  # rebuilt after an error: prepared images are still valid
             samples.take_prepared(self.samples)
         self.samples = samples
+        owners = [case.owner for case in self.folder.cases["training"]]
+        self.census = Census(
+            owners, lambda: [len(of_case) for of_case in samples.by_case()], self.min_patients
+        )
+        self.entry_patients = EntryPatients(self.census, self.network, self.parts)
         context = self._context(samples)
         self.parts.update({method.name: method.at_site(context) for method in composition.methods})
         if self.config.precision == "bfloat16":
             run_in_bfloat16(self.network)  # after the methods, whose hooks on the network see float32
+        self._compile()
+
+    def _compile(self) -> None:
+        """Compile the network's calls where the machine's settings ask for it and the methods allow it."""
+        wanted = {"auto": self.device.type == "cuda", "on": True, "off": False}[self.machine.compile]
+        twice = [m.name for m in self.composition.methods if "second_derivatives" in m.provides]
+        if wanted and twice:
+            warn(f"the network is not compiled: {', '.join(twice)} differentiates gradients", site=self.name)
+        elif wanted:
+            compile_calls(self.network, self.name)
 
     def _samples_of(self, script: ScriptComponents) -> SiteSamples:
         make: Callable[..., SiteSamples] = SiteSamples
@@ -150,7 +170,8 @@ class SiteModel:
             statistics=self.statistics,
             num_samples=lambda: len(samples.training()),
             samples_by_case=lambda: [len(of_case) for of_case in samples.by_case()],
-            cases_by_class=lambda: [*Counter(case.label for case in self.folder.cases["training"]).values()],
+            census=self.census,
+            cases_with=self._cases_with,
             training_images=lambda: samples.images(samples.training()),
             training_batches=lambda: samples.batches(samples.training()),
             training_loss=self.training_loss,
@@ -165,11 +186,19 @@ class SiteModel:
             task=self.task,
             momentum=composition.definition.momentum,
             optimiser=lambda parameters: composition.definition.optimiser(
-                parameters, learning_rate(config, self.round)
+                self.entry_patients.optimised(parameters), learning_rate(config, self.round)
             ),
             round=lambda: self.round,
             rounds=config.rounds,
         )
+
+    def _cases_with(self, name: str) -> list[int] | None:
+        """Return the training cases that have annotated a class, by index; ``None`` for all."""
+        if not self.folder.partial:
+            return None
+        folder, place = self.folder, self.folder.classes.index(name)
+        sets = (folder.annotated_set(case, folder.classes) for case in folder.cases["training"])
+        return [index for index, annotated in enumerate(sets) if annotated[place]]
 
     def training_loss(self, what: str, weights: Payload | None = None) -> float:
         """Return the mean of the task's loss over the training images, in evaluation mode.

@@ -51,8 +51,6 @@ reveal more of the cases each time."""
 _TRAINING = (FINGERPRINT, PREPARE, TRAIN, LEND)
 """The tasks whose answers are about training cases."""
 
-_NONE: Mapping[str, Sequence[Case]] = {}
-
 _DAYS = 30
 """The period of the budget of scores."""
 
@@ -143,15 +141,15 @@ class Account:
                 "(min_images of its privacy policy)"
             )
 
-    def enter(self, reply: Reply, samples: Mapping[str, Sequence[Case]] = _NONE) -> None:
+    def enter(self, reply: Reply) -> None:
         """Enter an answer, except for its scores, before it leaves.
 
         The ledger's lock covers checks and entry, so that simultaneous jobs are checked against each other.
         """
         with self.ledger.held():
-            self._enter(reply, samples)
+            self._enter(reply)
 
-    def _enter(self, reply: Reply, samples: Mapping[str, Sequence[Case]]) -> None:
+    def _enter(self, reply: Reply) -> None:
         if reply.task in MASK_TASKS:
             texts = {key: value.hex() for key, value in reply.masks.items()}
             self.ledger.enter([self._release("masks", reply.task, _names(texts), digest=_hash(texts))])
@@ -163,12 +161,6 @@ class Account:
             if reply.weights or reply.masks:
                 self.check_updates()
             payloads = by_method(reply.payload)
-            sampled = {name: samples[name] for name in payloads if name in samples}
-            for cases in sampled.values():
-                self.check_cases("training", cases)
-            for name, cases in sampled.items():
-                release = self._statistics(name, payloads.pop(name), len(cases))
-                self.ledger.enter([release], self._cases("training", cases))
             self.ledger.enter(self._update(reply, payloads), self._cases("training"))
             if reply.task == PREPARE and self.folder.partial:
                 self.ledger.enter(self._annotated(self.folder.annotated("training")))

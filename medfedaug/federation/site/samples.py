@@ -71,6 +71,10 @@ class TrainingSamples(Sequence[Sample]):
         """Return the indices of the samples of each case."""
         return [range(int(a), int(b)) for a, b in pairwise(self._ends)]
 
+    def case_of(self, index: int) -> int:
+        """Return the position of a sample's case."""
+        return self._find(index)[0]
+
     def noise(self) -> Sample:
         """Return a sample of noise in the most frequent shape of the cases, with a random label."""
         by_shape: dict[tuple[int, ...], list[StoredCase]] = {}

@@ -214,6 +214,7 @@ class LoopTraining(LocalTraining):
         """
         self.begin(loader.dataset, should_stop)
         self.loop.train(round_)
+        self.census.all_steps()  # the site has read the script, and allows it
         self.check_stop(should_stop)
         if not self.steps:
             raise MedFedAugError(

@@ -164,6 +164,7 @@ class Site:
         trainer, reply, started = self.trainer, Reply(request.task, request.round), time.perf_counter()
         if request.task == FINGERPRINT:
             reply.payload = site_fingerprint(trainer)
+            trainer.entry_patients.note(reply)
             reply.num_samples = len(trainer.folder.cases["training"]) if reply.payload else 0
         elif request.task == PREPARE:
             reply = trainer.prepare()
@@ -192,6 +193,7 @@ class Site:
             reply = trainer.train(request.round, should_stop)
             reply.metrics = {**score, **reply.metrics}
             if masking is not None:
+                self.gate.count(reply)
                 self._mask(request, reply, masking)
             if not trainer.training.private:
                 reply.metrics["seconds"] = time.perf_counter() - started

@@ -43,7 +43,8 @@ from medfedaug.federation.site.script_training import CustomLoop, LoopTraining, 
 from medfedaug.federation.site.state import LocalState, RoundMemory
 from medfedaug.federation.site.training_mode import local_training
 from medfedaug.methods.base import Payload
-from medfedaug.models.memory_format import channels_last
+from medfedaug.models.compilation import call_plainly
+from medfedaug.models.memory_format import lay_out
 from medfedaug.models.precision import bfloat16_speedup, run_in_bfloat16
 from medfedaug.models.supervision import DeepSupervision
 from medfedaug.privacy import PrivacyLedger, PrivacyPolicy
@@ -116,6 +117,7 @@ class SiteTrainer(SiteModel):
     ) -> None:
         super().__init__(config, data, device, threads=threads, machine=machine, statistics=statistics)
         self.policy = policy or PrivacyPolicy.of_simulation()
+        self.min_patients = self.policy.min_images
         self.ledger = PrivacyLedger(ledger)
         self.memory = RoundMemory("", Path(state_dir) if state_dir is not None else None)
         self.exchange_device = _CPU
@@ -160,10 +162,13 @@ class SiteTrainer(SiteModel):
             or any(part.uses_unsent_statistics for part in self.parts.values()),
             per_patient=self.folder.cases_of_patients("training"),
             identities=lambda: case_identities(self.folder, "training", self.ledger),
+            census=self.census,
         )
         self.training = local_training(self, self.guard, loop, script.criterion)
         settled = self.training.private or isinstance(self.training, LoopTraining)
         self._precision_is_open = self.config.precision == "auto" and not settled
+        if settled:  # Opacus adds hooks for each image's gradient, and a script may compile by itself
+            call_plainly(self.network)
         # With noise, constant channels must not be reported.
         self.shows_statistics = composition.needs_statistics and not self.policy.adds_noise
         self.memory.present = 0
@@ -197,8 +202,9 @@ class SiteTrainer(SiteModel):
         """
         reply = Reply(PREPARE)
         if self.trains and self.memory.sent is not None:
-            # Repeated after a restart, without reading the images again.
+            # Repeated after a restart, without reading the images again; it was counted before it was kept.
             reply.payload = self.memory.sent
+            reply.contributors = dict.fromkeys(reply.payload, self.census.everyone)
         elif self.trains:
             for name, part in self.parts.items():
                 for exchange in (part.before_training, part.every_round):
@@ -209,6 +215,7 @@ class SiteTrainer(SiteModel):
                 if (exchange := part.before_training) is not None:
                     self.guard.observe(name, exchange)
                     reply.payload.update(namespaced(self.guard.collect(name, exchange), name))
+            self.entry_patients.note(reply)
             self.memory.sent = reply.payload
             if self.saves_each_round:
                 self.save()
@@ -288,6 +295,7 @@ class SiteTrainer(SiteModel):
         self._personalise()
         before = self._starting_loss()
         self.memory.present = -1
+        self.entry_patients.begin()
         seed = derive_seed(self.config.seed, self.name, round_)
         stop = should_stop or (lambda: False)
         collected: Payload = {}
@@ -319,7 +327,7 @@ class SiteTrainer(SiteModel):
         with self.training.own_random_numbers(derive_seed(self.config.seed, self.name, "precision")):
             batch = self._samples.noise_batch(self.config.batch_size, self.config.seed)
             inputs, targets = on_device(batch, self.device)
-            network = channels_last(self.composition.definition.network().to(self.device)).train()
+            network = lay_out(self.composition.definition.network().to(self.device)).train()
             criterion = DeepSupervision(network).criterion(self.task.loss)
             gain = bfloat16_speedup(network, inputs, targets, criterion)
         faster = gain >= _LEAST_GAIN
@@ -375,13 +383,15 @@ class SiteTrainer(SiteModel):
 
     def _update(self, round_: int, collected: Payload) -> Reply:
         state = self.network.state_dict()
+        sent = {key: state[key] for key in self.composition.sent}
         return Reply(
             TRAIN,
             round_,
-            weights={key: portable(state[key], self.exchange_device) for key in self.composition.sent},
+            weights={key: portable(value, self.exchange_device) for key, value in sent.items()},
             payload={key: portable(value, _CPU) for key, value in collected.items()},
             num_samples=self.training.count(self._samples),
             metrics=dict(self.last_metrics),
+            contributors=self.entry_patients.of({**sent, **collected}),
         )
 
     def own_dataset(self, seed: int) -> Dataset[Any]:
@@ -455,6 +465,6 @@ def site_fingerprint(trainer: SiteTrainer) -> Payload:
     """Return a site's payload for the plan, through its guard; empty from a site that does not train."""
     if not trainer.trains:
         return {}
-    exchange = FingerprintExchange(trainer.folder, trainer.config.classes, trainer.policy.min_images)
+    exchange = FingerprintExchange(trainer.folder, trainer.config.classes, trainer.census)
     trainer.guard.observe(PLAN, exchange)
     return namespaced(trainer.guard.collect(PLAN, exchange), PLAN)

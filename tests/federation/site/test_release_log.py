@@ -256,20 +256,6 @@ def test_fedmix_counts_cases_and_not_slices(make_site, tiny_config):
     assert "fedmix's statistics would summarise 3 images" in ask(4)
 
 
-@pytest.mark.parametrize("per_case", [[2, 2, 2], [6], [1] * 12, [5, 0, 1], [3, 40, 7, 0, 9]])
-def test_the_cases_of_a_group_are_counted_as_by_hand(per_case):
-    from medfedaug.methods.base import SiteContext
-    from medfedaug.methods.gathered import fewest_cases, random_groups
-
-    context = SiteContext("A", None, samples_by_case=lambda: per_case)
-    for size in (2, 5):
-        samples = [case for case, count in enumerate(per_case) for _ in range(count)]
-        found: dict[int, set[int]] = {}
-        for group, case in zip(random_groups("m", "A", len(samples), size).tolist(), samples, strict=True):
-            found.setdefault(group, set()).add(case)
-        assert fewest_cases("m", context, size) == min(size, *map(len, found.values()))
-
-
 def test_the_ledger_finds_the_nearest_set_of_the_same_split_without_noise(tmp_path):
     ledger = PrivacyLedger(tmp_path / "ledger.sqlite")
     cases = [bytes([n]) * 16 for n in range(20)]

@@ -1,0 +1,105 @@
+"""The patients behind the entries of an update: `medfedaug.privacy.census` applied to a network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from medfedaug.federation.messages.messages import Reply
+from medfedaug.methods.base import SitePart
+from medfedaug.privacy.census import Census, Contributors, contributors_of
+
+LARGEST_MOMENTUM = 0.5
+"""The largest share of a batch in the running statistics of a norm layer at a site of a real federation."""
+
+_NOBODY = Contributors(torch.zeros(1, 1))
+
+
+class EntryPatients:
+    """Finds the patients behind the tensors that a site is about to send.
+
+    - A tensor that the census marked has the patients of its mark.
+    - A trained parameter, of the network or of a method, has those of all steps of the round.
+    - The running statistics of a batch norm have those of a running average over the steps.
+    - A buffer that has not changed since the round began is about nobody.
+
+    For any other tensor nobody can answer.
+    """
+
+    def __init__(self, census: Census, network: nn.Module, parts: Mapping[str, SitePart]) -> None:
+        self.census, self.network, self.parts = census, network, parts
+        self._trained: dict[int, Tensor] = {}  # given to the optimisers of methods
+        self._before: dict[str, Tensor] = {}
+
+    def optimised(self, parameters: Iterable[Tensor]) -> list[Tensor]:
+        """Note parameters of a method that the round's steps train."""
+        found = list(parameters)
+        self._trained.update({_place(value): value for value in found})
+        return found
+
+    def begin(self) -> None:
+        """Begin a round: the network has the received model."""
+        self.census.begin()
+        self._before = {name: buffer.clone() for name, buffer in self.network.named_buffers()}
+
+    def note(self, reply: Reply) -> None:
+        """Note the patients behind a reply's payload, and take the marks off the tensors."""
+        reply.contributors = self.of(reply.payload)
+        reply.payload = {key: value.detach().clone() for key, value in reply.payload.items()}
+
+    def of(self, tensors: Mapping[str, Tensor]) -> dict[str, Contributors | None]:
+        """Return the patients behind tensors; ``None`` where nobody can answer."""
+        steps, places = self.census.of_steps(), dict[int, Contributors | None]()
+        for name, buffer in self.network.named_buffers():
+            same = name in self._before and torch.equal(self._before[name], buffer)
+            places[_place(buffer)] = _NOBODY if same else None
+        for norm, module in self.network.named_modules():
+            if isinstance(module, _BatchNorm) and module.running_mean is not None:
+                contributors = self._of_norm(norm, module)
+                for statistic in (module.running_mean, module.running_var):
+                    assert statistic is not None
+                    places[_place(statistic)] = places[_place(statistic)] or contributors
+        parameters = (*self.network.parameters(), *self._trained.values())
+        for parameter in (*parameters, *(p for part in self.parts.values() for p in _parameters(part))):
+            places[_place(parameter)] = steps
+        return {key: contributors_of(value) or places.get(_place(value)) for key, value in tensors.items()}
+
+    def _of_norm(self, name: str, norm: _BatchNorm) -> Contributors | None:
+        count = f"{name}.num_batches_tracked" if name else "num_batches_tracked"
+        steps = len(self.census)
+        if norm.num_batches_tracked is None or count not in self._before or not steps:
+            return None
+        updates = int(norm.num_batches_tracked) - int(self._before[count])
+        return self.census.of_steps(norm.momentum, updates / steps)
+
+
+def strange_momentum(network: nn.Module) -> str:
+    """Describe the first norm layer whose momentum no site admits; empty for none."""
+    for name, module in network.named_modules():
+        momentum = getattr(module, "momentum", None)
+        tracks = isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
+        if tracks and momentum is not None and not 0.0 <= momentum <= LARGEST_MOMENTUM:
+            return f"{name} has the momentum {momentum:g}"
+    return ""
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _parameters(thing: SitePart) -> Iterator[Tensor]:
+    """Yield the parameters that a method holds as attributes, in modules, dictionaries or lists."""
+    for value in vars(thing).values():
+        inner = value.values() if isinstance(value, Mapping) else value if _is_list(value) else (value,)
+        for item in inner:
+            if isinstance(item, nn.Module):
+                yield from item.parameters()
+            elif isinstance(item, nn.Parameter):
+                yield item
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, (list, tuple))
