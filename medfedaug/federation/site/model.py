@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from medfedaug.config.machine import Machine
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
-from medfedaug.errors import MedFedAugError, UpdateRefused
+from medfedaug.errors import MedFedAugError, UpdateRefused, warn
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages.messages import own_entries
 from medfedaug.federation.messages.tensor_checks import StateDictValidator, check_values
@@ -27,7 +27,8 @@ from medfedaug.federation.site.samples import SiteSamples
 from medfedaug.federation.site.script_components import ScriptComponents, ScriptSamples, script_scores
 from medfedaug.federation.site.state import LocalState
 from medfedaug.methods.base import Payload, SiteContext, SitePart
-from medfedaug.models.memory_format import channels_last
+from medfedaug.models.compilation import compile_calls
+from medfedaug.models.memory_format import lay_out
 from medfedaug.models.modes import evaluating
 from medfedaug.models.precision import run_in_bfloat16
 from medfedaug.models.substitution import call_with
@@ -122,7 +123,7 @@ class SiteModel:
         self._script, self._set_aside, self._personalised = script, {}, False
         script.check(self.name, (method["name"] for method in self.config.methods))
         composition = self.composition = Composition(self.config, script.network)
-        self.network = channels_last(composition.network.to(self.device))
+        self.network = lay_out(composition.network.to(self.device))
         self.task = composition.task()
         self.task.check_site(self.folder)
         if self.trains:
@@ -142,6 +143,16 @@ class SiteModel:
         self.parts.update({method.name: method.at_site(context) for method in composition.methods})
         if self.config.precision == "bfloat16":
             run_in_bfloat16(self.network)  # after the methods, whose hooks on the network see float32
+        self._compile()
+
+    def _compile(self) -> None:
+        """Compile the network's calls where the machine's settings ask for it and the methods allow it."""
+        wanted = {"auto": self.device.type == "cuda", "on": True, "off": False}[self.machine.compile]
+        twice = [m.name for m in self.composition.methods if "second_derivatives" in m.provides]
+        if wanted and twice:
+            warn(f"the network is not compiled: {', '.join(twice)} differentiates gradients", site=self.name)
+        elif wanted:
+            compile_calls(self.network, self.name)
 
     def _samples_of(self, script: ScriptComponents) -> SiteSamples:
         make: Callable[..., SiteSamples] = SiteSamples

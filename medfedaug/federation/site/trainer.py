@@ -42,7 +42,8 @@ from medfedaug.federation.site.script_components import ScriptComponents
 from medfedaug.federation.site.script_training import CustomLoop, LoopTraining, ScriptSession
 from medfedaug.federation.site.state import LocalState, RoundMemory
 from medfedaug.methods.base import Payload
-from medfedaug.models.memory_format import channels_last
+from medfedaug.models.compilation import call_plainly
+from medfedaug.models.memory_format import lay_out
 from medfedaug.models.precision import bfloat16_speedup, run_in_bfloat16
 from medfedaug.models.supervision import DeepSupervision
 from medfedaug.privacy import PrivacyLedger, PrivacyPolicy
@@ -165,6 +166,8 @@ class SiteTrainer(SiteModel):
         self.training = _local_training(self, self.guard, loop, script.criterion)
         settled = self.training.private or isinstance(self.training, LoopTraining)
         self._precision_is_open = self.config.precision == "auto" and not settled
+        if settled:  # Opacus adds hooks for each image's gradient, and a script may compile by itself
+            call_plainly(self.network)
         # With noise, constant channels must not be reported.
         self.shows_statistics = composition.needs_statistics and not self.policy.adds_noise
         self.memory.present = 0
@@ -323,7 +326,7 @@ class SiteTrainer(SiteModel):
         with self.training.own_random_numbers(derive_seed(self.config.seed, self.name, "precision")):
             batch = self._samples.noise_batch(self.config.batch_size, self.config.seed)
             inputs, targets = on_device(batch, self.device)
-            network = channels_last(self.composition.definition.network().to(self.device)).train()
+            network = lay_out(self.composition.definition.network().to(self.device)).train()
             criterion = DeepSupervision(network).criterion(self.task.loss)
             gain = bfloat16_speedup(network, inputs, targets, criterion)
         faster = gain >= _LEAST_GAIN
