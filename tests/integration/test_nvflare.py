@@ -312,7 +312,6 @@ def test_whatever_nvflare_delivers_becomes_a_reply(fault):
         "fedharmo,partialfed,randaugment",
         "partialfed_adaptive,fedfa,fedbn",
         "ditto,fedper,moon,fedfa",
-        "nyul",
         "feddg_ga,fedfa",
         "single",
     ],
