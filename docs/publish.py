@@ -1,6 +1,6 @@
 """Add built pages under their version to the folder of all versions.
 
-python docs/publish.py build/html PAGES 0.3.0
+python docs/publish.py build/html PAGES 0.4.0
 
 PAGES/index.html leads to the newest version, PAGES/versions.json lists them, newest first.
 """

@@ -108,6 +108,7 @@ def simulate(
     if engine == _NVFLARE and not check:
         _prepare_simulation(context, data, given[Execution].get("threads"))
     with err_console.status("starting"), importing():
+        from medfedaug.data.sites import describe_federation, num_patients
         from medfedaug.experiments.leave_one_site_out import leave_one_site_out
         from medfedaug.federation.job_folder import REPORT
         from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_at, nothing_learned_in
@@ -139,6 +140,9 @@ def simulate(
             **options,
         )
     settled = simulation.config
+    patients = [num_patients(site) for site in simulation.sites]
+    dims = f"{settled.plan.spatial_dims}D"
+    say(describe_federation(settled.task, dims, settled.classes, patients))
     if check:
         _check_loop(simulation)
         return

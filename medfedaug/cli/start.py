@@ -1,7 +1,8 @@
-"""Commands for the process of a kit: `start`, `stop` and `restart`, without a question."""
+"""Commands for the process of a kit: `start`, `stop`, `restart` and `health`."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,7 @@ from typing import Annotated
 import typer
 
 from medfedaug.cli.console import err_console, say
+from medfedaug.errors import ConfigError
 
 Kit = Annotated[Path, typer.Argument(help="An NVFlare kit, the server's or a site's.")]
 Timeout = Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Longest time to wait.")]
@@ -32,13 +34,30 @@ def stop(kit: Kit, timeout: Timeout = 60.0) -> None:
     _do(kit_process.stop, kit, timeout)
 
 
-def restart(kit: Kit, timeout: Timeout = 60.0) -> None:
-    """Restart a kit without a question, and wait until it runs. The site rejoins its running jobs.
+def restart(
+    kit: Kit,
+    timeout: Timeout = 60.0,
+    yes: Annotated[bool, typer.Option("--yes", help="Restart without asking, also while jobs run.")] = False,
+) -> None:
+    """Restart a kit, and wait until it runs. While jobs run, name them and ask.
 
-    A kit in a service or a container stays there. A kit that does not run is started.
+    A site rejoins its running jobs. A kit in a service or a container stays there. A kit that does not run is
+    started.
     """
     from medfedaug.nvflare_jobs.kit import kit_process
+    from medfedaug.nvflare_jobs.kit.job_states import ACTIVE, job_standings
+    from medfedaug.nvflare_jobs.kit.kit import open_kit
 
+    opened = open_kit(kit)
+    runs = kit_process.find_process(opened.path) is not None
+    jobs = [job for job in job_standings(opened) if job.state in ACTIVE] if runs and not yes else []
+    if jobs:
+        effect = "ends here; the lead submits it again with --resume" if opened.server else "is rejoined"
+        for job in jobs:
+            say(f"job {job.job}{f' ({job.name})' if job.name else ''} runs, and {effect}")
+        if not sys.stdin.isatty():
+            raise ConfigError("nothing is restarted: give --yes to restart while jobs run")
+        typer.confirm("Restart?", abort=True)
     _check_version(kit)
     _do(kit_process.restart, kit, timeout)
 

@@ -124,6 +124,29 @@ def check_voxels(sites: Iterable[SiteFolder]) -> None:
             )
 
 
+def describe_federation(task: str, kind: str, classes: Sequence[str], patients: Sequence[int]) -> str:
+    """Return one line about a federation: task, kind of images, classes, sites and patients.
+
+    Args:
+        task: ``"segmentation"`` or ``"classification"``.
+        kind: of the images, such as ``"2D"``.
+        classes: the names of the classes.
+        patients: the number of patients of each site.
+
+    Example:
+        >>> describe_federation("segmentation", "2D", ["background", "lesion"], [12, 9])
+        'segmentation, 2D, 2 classes (background, lesion), 2 sites, 21 patients'
+    """
+    named = first_of(list(classes), 6)
+    numbers = f"{len(classes)} classes ({named}), {len(patients)} sites, {sum(patients)} patients"
+    return f"{task}, {kind}, {numbers}"
+
+
+def num_patients(site: SiteFolder) -> int:
+    """Return the number of patients; a case without a patient's name stands for one."""
+    return len({case.owner for cases in site.cases.values() for case in cases})
+
+
 def arrange(
     sites: Sequence[SiteFolder], channels: Sequence[str] | None = None, classes: Sequence[str] | None = None
 ) -> list[SiteFolder]:

@@ -104,6 +104,7 @@ WORDS: dict[str, str] = {
     "unlabelled_images": "a site learns from images without label maps, too",
     "landmarks": "each sample has the landmarks of its whole image, see `SiteContext.case_landmarks`",
     "several_images": "a batch has several images; with one, the method does nothing, and a warning says so",
+    "second_derivatives": "its steps differentiate gradients, which a compiled network does not allow",
     "extra_passes": "its loss runs the network again, after the losses of the other methods",
     "personal_model": "a site is scored with other weights than it sends, or with more than the network has",
     "fixed_rounds": "the number of rounds does not change: a resumed run has as many as it began with",

@@ -17,8 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 from medfedaug._version import __version__
-from medfedaug.analysis.live_page import Watched, find_events
-from medfedaug.errors import DataError
+from medfedaug.nvflare_jobs.kit.job_states import STATES, job_standings, watched_job
 from medfedaug.nvflare_jobs.kit.kit import Kit
 from medfedaug.nvflare_jobs.kit.kit_process import (
     ProcessRecord,
@@ -27,11 +26,7 @@ from medfedaug.nvflare_jobs.kit.kit_process import (
     settings_at_start,
 )
 from medfedaug.nvflare_jobs.kit.startup import certificate_ends
-from medfedaug.utils.event_text import follow
 from medfedaug.utils.files import write_text
-
-STATES = ("running", "stalled", "finished", "failed", "ended", "dead")
-"""States of a job."""
 
 _HELP = {
     "kit_info": "Versions of the software of a kit.",
@@ -44,7 +39,7 @@ _HELP = {
     "server_heard_timestamp_seconds": "Last answer of the server to this site.",
     "server_clock_offset_seconds": "Clock of the server minus that of this site.",
     "site_heard_timestamp_seconds": "Last heartbeat of a site at this server.",
-    "job_state": "1 for the state of the latest job.",
+    "job_state": "1 for the state of a job.",
     "job_round": "Round of the latest job.",
     "job_rounds": "Number of rounds of the latest job.",
     "job_round_seconds": "Duration of the last finished round of the latest job.",
@@ -96,20 +91,15 @@ def _process(kit: Kit) -> Iterator[Sample]:
 
 
 def _job(kit: Kit) -> Iterator[Sample]:
-    """Collect the numbers of the latest job from its event log."""
-    path = find_events(kit.path)
-    if path is None:
+    """Collect the states of jobs, and numbers of the latest one from its events."""
+    for standing in job_standings(kit):
+        for state in STATES:
+            labels = (("job", standing.job), ("state", state))
+            yield Sample("job_state", state == standing.state, labels)
+    found = watched_job(kit.path)
+    if found is None:
         return
-    watched, job = Watched(), (("job", path.parent.parent.name),)
-    try:
-        for event, _ in follow(path):
-            watched.take(event)
-        watched.look(path)
-    except (OSError, DataError):  # `watch` reports the error
-        return
-    current = "stalled" if watched.state == "running" and watched.stalled else watched.state
-    for state in STATES:
-        yield Sample("job_state", state == current, (*job, ("state", state)))
+    job, watched = (("job", found[0]),), found[1]
     yield Sample("job_round", watched.round, job)
     yield Sample("job_rounds", watched.rounds, job)
     if watched.seconds:

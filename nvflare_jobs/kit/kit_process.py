@@ -133,7 +133,7 @@ def is_version(text: str) -> bool:
     """Return whether a text can be the version of a package.
 
     Example:
-        >>> is_version("0.3.0"), is_version("0.3.0; reboot")
+        >>> is_version("0.4.0"), is_version("0.4.0; reboot")
         (True, False)
     """
     return re.fullmatch(_VERSION, text) is not None

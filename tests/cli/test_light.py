@@ -139,6 +139,15 @@ def test_names_of_methods_that_are_not_known(light, tmp_path):
     assert "exists already" in there
 
 
+def test_the_command_without_arguments_says_where_to_begin(light):
+    (out,) = light(())
+    assert [word for word in ("demo", "inspect", "compare") if f"medfedaug {word}" in out] == [
+        "demo",
+        "inspect",
+        "compare",
+    ]
+
+
 def test_the_help_of_each_command(light):
     for out in light(*([*name, "--help"] for name in [(), *((name,) for name in get_command(app).commands)])):
         assert "Usage:" in out
@@ -171,7 +180,7 @@ def test_lists_of_photographs_and_of_volumes(light, make_pictures, phantom_dir, 
 
 
 def test_the_card_of_a_run_needs_no_weights(light, write, tmp_path):
-    run = write({**content(methods=("fedavg",), scores={"DU": 0.5, "HT": 0.6}), "run": "1"})
+    run = write({**content(methods=("fedavg",), scores={"DU": 0.5, "HT": 0.6}), "run": "1", "sha256": {}})
     (run / GLOBAL_MODEL).touch()
     light(("card", run, "--out", tmp_path), needed=["scipy"])
     assert "SHA-256" in (tmp_path / CARDS[0]).read_text()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from benchmark_files import write_volume
+from PIL import Image
 from running import SHARED
 
 from medfedaug.data.sites import check_federation, find_sites, open_site, site_statistics
@@ -251,6 +252,16 @@ def test_no_site_and_no_folder(tmp_path):
         find_sites(tmp_path)
     with pytest.raises(DataError, match="no such folder"):
         find_sites(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("pair", [("images", "masks"), ("imagesTr", "labelsTr")], ids="-".join)
+def test_images_beside_label_maps_are_no_classes(tmp_path, pair):
+    for part in pair:
+        folder = tmp_path / "hospital" / part
+        folder.mkdir(parents=True)
+        Image.new("L", (8, 8)).save(folder / "0.png")
+    with pytest.raises(DataError, match=rf"holds {pair[0]} and {pair[1]}, .*run `medfedaug init "):
+        find_sites(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["St. Anna", "A,B", "-c"])

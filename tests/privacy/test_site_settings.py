@@ -97,9 +97,11 @@ def test_a_file_that_is_no_json_or_says_something_twice_is_named(kit, text, reas
 
 
 def test_what_a_simulations_sites_compute_with_reaches_their_processes(tmp_path):
-    machine = Machine(0.5, tmp_path, deterministic=True)
+    machine = Machine(0.5, tmp_path, compile="on", deterministic=True)
     found = SiteSettings.load(None, machine.variables()).to_dict()
     assert machine.to_dict().items() <= found.items()
+    with pytest.raises(ConfigError, match="compile 'sometimes' is not known; choose from auto, on, off"):
+        SiteSettings.load(None, {"MEDFEDAUG_COMPILE": "sometimes"})
 
 
 @pytest.mark.parametrize("file", ["fed_client.json", "fed_server.json"])

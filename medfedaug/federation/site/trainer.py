@@ -18,7 +18,7 @@ from medfedaug.config.run import RunConfig, derive_seed
 from medfedaug.config.site_description import DESCRIPTION
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.quality.content_hash import case_identities
-from medfedaug.errors import MedFedAugError, warn
+from medfedaug.errors import ConfigError, MedFedAugError, warn
 from medfedaug.federation.job_folder import SPACING
 from medfedaug.federation.messages.initial_weights import INITIAL
 from medfedaug.federation.messages.messages import (
@@ -41,9 +41,9 @@ from medfedaug.federation.site.model import SiteModel
 from medfedaug.federation.site.script_components import ScriptComponents
 from medfedaug.federation.site.script_training import CustomLoop, LoopTraining, ScriptSession
 from medfedaug.federation.site.state import LocalState, RoundMemory
-from medfedaug.federation.site.training_mode import local_training
 from medfedaug.methods.base import Payload
-from medfedaug.models.memory_format import channels_last
+from medfedaug.models.compilation import call_plainly
+from medfedaug.models.memory_format import lay_out
 from medfedaug.models.precision import bfloat16_speedup, run_in_bfloat16
 from medfedaug.models.supervision import DeepSupervision
 from medfedaug.privacy import PrivacyLedger, PrivacyPolicy, job_hash
@@ -157,9 +157,11 @@ class SiteTrainer(SiteModel):
             identities=lambda: case_identities(self.folder, "training", self.ledger),
             census=self.census,
         )
-        self.training = local_training(self, self.guard, loop, script.criterion)
+        self.training = _local_training(self, self.guard, loop, script.criterion)
         settled = self.training.private or isinstance(self.training, LoopTraining)
         self._precision_is_open = self.config.precision == "auto" and not settled
+        if settled:  # Opacus adds hooks for each image's gradient, and a script may compile by itself
+            call_plainly(self.network)
         # With noise, constant channels must not be reported.
         self.shows_statistics = composition.needs_statistics and not self.policy.adds_noise
         self.memory.present = 0
@@ -317,7 +319,7 @@ class SiteTrainer(SiteModel):
         with self.training.own_random_numbers(derive_seed(self.config.seed, self.name, "precision")):
             batch = self._samples.noise_batch(self.config.batch_size, self.config.seed)
             inputs, targets = on_device(batch, self.device)
-            network = channels_last(self.composition.definition.network().to(self.device)).train()
+            network = lay_out(self.composition.definition.network().to(self.device)).train()
             criterion = DeepSupervision(network).criterion(self.task.loss)
             gain = bfloat16_speedup(network, inputs, targets, criterion)
         faster = gain >= _LEAST_GAIN
@@ -427,3 +429,30 @@ def site_fingerprint(trainer: SiteTrainer) -> Payload:
     exchange = FingerprintExchange(trainer.folder, trainer.config.classes, trainer.census)
     trainer.guard.observe(PLAN, exchange)
     return namespaced(trainer.guard.collect(PLAN, exchange), PLAN)
+
+
+def _local_training(
+    model: SiteModel,
+    guard: PrivacyGuard,
+    loop: CustomLoop | None = None,
+    criterion: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> LocalTraining:
+    """Choose the training of a site: ordinary, by a script, or DP-SGD by its policy.
+
+    Raises:
+        ConfigError: when the site trains with differential privacy and the run does not allow it.
+    """
+    policy = guard.policy
+    if loop is not None:
+        if policy.sgd_noise_multiplier:
+            raise ConfigError(
+                f"site {guard.site}: it trains with differential privacy (sgd_noise_multiplier of its "
+                "privacy policy), and nothing bounds what one case changes in a custom loop"
+            )
+        return LoopTraining(model, loop, criterion)
+    if not policy.sgd_noise_multiplier:
+        return LocalTraining(model)
+    # Imported here: Opacus is an extra, and its import takes seconds.
+    from medfedaug.federation.site.dp_sgd import PrivateTraining
+
+    return PrivateTraining(model, clip=policy.sgd_clip, noise=policy.sgd_noise_multiplier, spend=guard.train)

@@ -106,8 +106,6 @@ def test_a_server_tells_of_its_job_and_of_its_sites(server):
     assert value(found, "job_refusals_total") == 1
     assert value(found, "job_received_bytes_total", job="3c1f-job") == 1010
     assert value(found, "job_sent_bytes_total") == 2020
-    assert value(found, "job_state", state="running") == 1
-    assert value(found, "job_state", state="dead") == 0
 
 
 def test_a_site_tells_of_its_certificate_its_server_and_what_it_sent(kit):

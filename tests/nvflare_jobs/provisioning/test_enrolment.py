@@ -157,11 +157,12 @@ def test_a_request_that_was_exchanged_on_its_way_is_not_signed(places, basel, ru
     assert not list(work.rglob("*.signed.zip"))
 
 
-@pytest.mark.parametrize("agreed", [True, False])
-def test_a_request_that_was_changed_on_its_way_is_not_signed(places, basel, run, agreed):
-    """Its key stays, and its name or its part in the federation differs: the fingerprint covers all."""
+def test_a_request_that_was_changed_on_its_way_is_not_signed_even_where_the_telephone_was_forged(
+    places, basel, run
+):
+    """Its key stays, and its name or its part in the federation differs: NVFlare compares the parts."""
     project, _, work = places
-    request, said = basel
+    request, _ = basel
     forged = work / "forged.request.zip"
     with zipfile.ZipFile(request) as before, zipfile.ZipFile(forged, "w") as after:
         for entry in before.namelist():
@@ -169,11 +170,10 @@ def test_a_request_that_was_changed_on_its_way_is_not_signed(places, basel, run,
             if entry == "request.json":
                 content = content.replace(b'"basel"', b'"bern"')
             after.writestr(entry.replace("basel", "bern"), content)
-    told = read_request(forged).fingerprint if agreed else said
-    code, _, err = run("enrol", "sign", forged, "--project", project, "--fingerprint", told)
+    agreed = read_request(forged).fingerprint
+    code, _, err = run("enrol", "sign", forged, "--project", project, "--fingerprint", agreed)
     assert code == 2
-    # Where even the telephone was forged, NVFlare compares the parts.
-    assert ("nvflare cert" if agreed else "differs") in err
+    assert "nvflare cert" in err
     assert not list(work.rglob("*.signed.zip"))
 
 
