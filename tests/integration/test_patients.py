@@ -15,7 +15,7 @@ from medfedaug.federation import run_in_process
 from medfedaug.federation.messages.messages import PREPARE, Request
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
-from medfedaug.privacy import JobRules, PrivacyLedger, PrivacyPolicy, Pseudonyms
+from medfedaug.privacy import JobRules, PrivacyLedger, PrivacyPolicy
 from medfedaug.runs.evaluate import evaluate_model
 from medfedaug.simulate import simulate
 
@@ -161,10 +161,6 @@ def test_an_evaluation_records_which_scored_cases_are_of_one_patient(
     model = tmp_path / "run/global_model.pt"
     plain = evaluate_model(model, folder.parent, device="cpu")["sites"]["A"]
     assert together(plain["patients"]) == whose
-    names = Pseudonyms(b"key")
-    hidden = evaluate_model(model, folder.parent, device="cpu", pseudonyms=names)["sites"]["A"]
-    assert hidden["patients"].keys() == hidden["cases"].keys() == {names.of(case) for case in plain["cases"]}
-    assert sorted(map(len, together(hidden["patients"]))) == [1, 2, 3]
 
 
 def test_the_least_number_of_cases_of_a_job_is_one_of_patients():

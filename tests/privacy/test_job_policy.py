@@ -263,13 +263,6 @@ def test_a_server_cannot_change_a_job_that_was_admitted(hospital, tiny_config):
     assert not site.answer(Request("prepare")).error
     planned = {"batch_size": 1, "plan": {}, "network_args": TINY_ARGS}
     assert "a plan for a job that is not planned" in site.answer(Request("prepare", planned=planned)).error
-    # What was planned is under the same rules.
-    config = tiny_config(planning={"memory": 1.0})
-    site.start(config, "job-2")
-    assert (
-        "its batch_size is …, and the site's rule min"
-        in site.answer(Request("prepare", planned=planned)).error
-    )
 
 
 @pytest.mark.parametrize(
@@ -313,19 +306,6 @@ def test_what_a_server_is_told_before_data_are_open_is_in_the_ledger(hospital, t
     assert "min_cases is 10" in told
     entries = PrivacyLedger(site.kit / "medfedaug/ledger.sqlite").entries()
     assert [(entry.release.kind, entry.release.shape) for entry in entries] == [("message", told)]
-
-
-def test_noise_is_not_promised_where_training_starts_from_weights_of_the_site(hospital, tiny_config):
-    site = hospital()
-    noise = {"min_images": 1, "epsilon": 500.0}
-    clip = {"feature_mean": [-3, 3], "feature_std": [0, 3]}
-    site.set(data=str(site.data), device="cpu", privacy={**noise, "clip": clip}, jobs={"min_cases": 1})
-    network = {**TINY_ARGS, "norm": "instance"}
-    for methods, refused in (("fedfa", False), ("fedfa,partialfed_adaptive", True)):
-        config = tiny_config(methods, network_args=network)
-        site.start(config, f"job-{methods}")
-        told = site.answer(FederationServer(config).prepare()).error
-        assert ("noise would not cover its statistics" in told) is refused, told
 
 
 @needs_einops

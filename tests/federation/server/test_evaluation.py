@@ -337,15 +337,8 @@ def test_the_other_commands_of_the_page_run(run, hospitals, compared, kits, monk
     for name, path in {**links, "hospital-a": kits / "hospital-a"}.items():
         (tmp_path / name).symlink_to(path)
     first, *others = page_commands()
-    assert [words[0] for words in (first, *others)] == [
-        *("evaluate", "report", "export", "site-config", "site-config", "site-config")
-    ]
+    assert [words[0] for words in (first, *others)] == [*("evaluate", "report", "export")]
     for words in others:
         code, _, err = run(*words)
         assert code == 0, err
     assert (tmp_path / "tables/worth.md").exists()
-    settings = json.loads((tmp_path / "hospital-a/local/medfedaug.json").read_text())
-    assert settings["privacy"] == {"min_images": 10}
-    _, printed, _ = run("doctor", "--kit", "hospital-a", "--data", "data/site_A", "--offline")
-    text = " ".join(printed.replace("│", " ").split())
-    assert "each is of 10 patients or more" in text

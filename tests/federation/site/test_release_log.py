@@ -34,7 +34,7 @@ NOISE = {
 def deploy(make_site, tmp_path):
     """Two sites with eight training cases each; what leaves them summarises three or more."""
     for name in ("A", "B"):
-        make_site(name, cases=(8, 1, 1))
+        make_site(name, cases=(8, 3, 3))
 
     def make(**privacy) -> Deployment:
         settings = {"privacy": {"min_images": 3, **privacy}, "jobs": FREE}
@@ -58,8 +58,8 @@ def test_all_that_leaves_is_in_the_ledger_and_the_command_prints_it(deploy, tiny
     assert releases.count(("model", "weights", *training)) == 2
     assert releases.count(("fedfa", "statistics", *training)) == 2
     assert releases.count(("fedrdn", "statistics", *training)) == 1
-    assert releases.count(("task", "scores", "validation", 1)) == 2
-    assert releases.count(("task", "scores", "test", 1)) == 1
+    assert releases.count(("task", "scores", "validation", 3)) == 2
+    assert releases.count(("task", "scores", "test", 3)) == 1
     assert releases.count(("task", "numbers", *training)) == 3
     assert len(releases) == 11
     assert {r.job for r in entries} == {"job-1"}
