@@ -30,6 +30,7 @@ from medfedaug.nvflare_jobs.job.identity import kit_identity
 from medfedaug.nvflare_jobs.job.loop import ScriptLoop
 from medfedaug.nvflare_jobs.job.messages import reply_to_model, request_from_model
 from medfedaug.nvflare_jobs.job.origin import job_origin
+from medfedaug.nvflare_jobs.job.site_names import SiteNames
 from medfedaug.privacy import JOBS_FOLDER, LEDGER_FILE, JobBook, Pseudonyms, public_text
 from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.utils import plugins
@@ -83,7 +84,7 @@ class AnsweringExecutor(Executor):
         self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
     ) -> Shareable:
         """Answer a request; an error becomes an answer of one line, and does not stop other sites."""
-        name = fl_ctx.get_identity_name()
+        name = SiteNames().name(fl_ctx.get_identity_name())
         if self._events is None:
             run = Path(fl_ctx.get_workspace().get_run_dir(fl_ctx.get_job_id()))
             self._events = EventLog(run, f"site {name}")
