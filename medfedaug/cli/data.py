@@ -99,9 +99,15 @@ def inspect(
     with importing():
         from medfedaug.analysis.inspection_page import differing_sites, federation_shift, write_inspection
         from medfedaug.data.quality.inspection import inspect_sites
+        from medfedaug.data.sites import describe_federation
 
     with err_console.status("reading"):
         inspections = inspect_sites(data, limit, intensity.value)
+    if opened := [site for site in inspections if site.task]:
+        classes = list(dict.fromkeys(name for site in opened for name in site.classes))
+        kind = "volumes" if any(site.scaling == "each volume" for site in opened) else "2D"
+        tasks = " and ".join(dict.fromkeys(site.task for site in opened))
+        say(describe_federation(tasks, kind, classes, [site.patients for site in inspections]))
     record = write_inspection(inspections, out, intensity.value)
     table = Table("site", "train", "val", "test", "patients", "channels", "odd")
     for site in inspections:
