@@ -199,7 +199,7 @@ def test_what_leaves_a_site_passes_its_guard(tiny_config, phantom_dir):
     (key,) = plain
     values = {}
     for noise in (1e-7, 1.0):
-        policy = PrivacyPolicy(min_images=1, noise_multiplier=noise, max_epsilon=1e30)
+        policy = PrivacyPolicy(min_images=1, noise_multiplier=noise, epsilon=1e30)
         values[noise] = prepared(config, phantom_dir, policy).payload[key]
     torch.testing.assert_close(values[1e-7], plain[key], atol=1e-5, rtol=1e-5)
     assert float((values[1.0] - plain[key]).abs().max()) > 1e-3
