@@ -11,18 +11,18 @@ from typing import Any
 
 import torch
 from monai.transforms import Compose
-from torch import Tensor
+from torch import Tensor, nn
 
 from medfedaug.config.machine import Machine
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
-from medfedaug.errors import warn
+from medfedaug.errors import MedFedAugError, UpdateRefused, warn
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages.messages import own_entries
+from medfedaug.federation.messages.tensor_checks import StateDictValidator, check_values
 from medfedaug.federation.site.data_folder import open_own_data
 from medfedaug.federation.site.entry_patients import EntryPatients
 from medfedaug.federation.site.local_training import learning_rate
-from medfedaug.federation.site.request_checks import check_received
 from medfedaug.federation.site.samples import SiteSamples
 from medfedaug.federation.site.script_components import ScriptComponents, ScriptSamples, script_scores
 from medfedaug.federation.site.state import LocalState
@@ -242,7 +242,7 @@ class SiteModel:
             MedFedAugError: when a check fails; nothing is then loaded.
         """
         payload, once = payload or {}, once or {}
-        check_received(
+        _check_received(
             self.name, self.network, self.shared, self.parts, weights=weights, payload=payload, once=once
         )
         if weights:
@@ -336,3 +336,34 @@ class SiteModel:
     def evaluation_transform(self) -> Compose:
         """Return the transforms of an image before the network in evaluation."""
         return self._samples.transform(training=False)
+
+
+def _check_received(
+    site: str,
+    network: nn.Module,
+    shared: Sequence[str],
+    parts: Mapping[str, SitePart],
+    *,
+    weights: Mapping[str, Tensor],
+    payload: Payload,
+    once: Payload,
+) -> None:
+    """Check the server's message like a site's reply: shapes, types, finite values, variances."""
+    if weights and (missing := sorted(set(shared) - set(weights))):
+        raise MedFedAugError(f"site {site}: the global model lacks {missing[0]}")
+    method = ""
+    try:
+        if weights:
+            model = StateDictValidator(network, shared)
+            model.check_values(site, {key: weights[key] for key in shared})
+        check_values(site, once)
+        check_values(site, payload)
+        for method, part in parts.items():
+            for sent, exchange in ((once, part.before_training), (payload, part.every_round)):
+                if exchange is not None and (entries := own_entries(sent, method)):
+                    exchange.check(entries)
+    except UpdateRefused as error:
+        text = str(error).removeprefix(f"site {site}, ")
+        raise MedFedAugError(f"site {site}: refused what the server sent: {text}") from error
+    except (KeyError, ValueError) as error:
+        raise MedFedAugError(f"site {site}: refused what the server sent for {method}: {error}") from error

@@ -13,8 +13,8 @@ from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError
 from medfedaug.federation.in_process import InProcessCarrier, run_in_process
 from medfedaug.federation.messages.checkpoint import check_same_run
-from medfedaug.federation.server.initial_exchange import InitialExchange
 from medfedaug.federation.server.model_selection import Selection
+from medfedaug.federation.server.server import InitialExchange
 
 SITES = ["site_A", "site_B"]
 
