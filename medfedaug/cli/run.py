@@ -219,7 +219,12 @@ def export(
     )
     reference, script = loop_reference(loop) if loop is not None else (None, None)
     with importing():
-        from medfedaug.federation.composition import Composition, with_step_limit
+        from medfedaug.federation.composition import (
+            Composition,
+            check_counted,
+            with_step_limit,
+            with_trimmed_mean,
+        )
         from medfedaug.federation.messages.initial_weights import InitialWeights
         from medfedaug.nvflare_jobs import MedFedAugRecipe
         from medfedaug.simulate import usual_settings
@@ -229,8 +234,12 @@ def export(
         described = described_data(options["bundle"])
         options |= {name: value for name, value in described.items() if not is_given(context, name)}
     settled = RunConfig.from_dict(usual_settings(options["task"], options, own_data=True))
+    check_counted(settled)
     if "max_step" not in options:
         settled = with_step_limit(settled)
+    plain, settled = settled, with_trimmed_mean(settled, min_sites)
+    if settled is not plain:
+        say("five sites or more: the trimmed mean averages the models (trimmed_mean)")
     initial = None
     if init is not None:
         initial = InitialWeights.read(init, Composition(settled).network.state_dict())

@@ -46,6 +46,8 @@ class Answers(Protocol):
 class AnsweringExecutor(Executor):
     """Give every task to the site, which is opened for the first one.
 
+    Nothing that it logs becomes an event of NVFlare, which a job could send to the server.
+
     Data folder and device are settings of the site (`medfedaug.privacy.site_settings.SiteSettings`) and never
     come from the job.
     """
@@ -75,7 +77,7 @@ class AnsweringExecutor(Executor):
                 if self._gate is not None:
                     self._gate.ended()
             except MedFedAugError as error:
-                self.log_error(fl_ctx, f"not in the book of jobs: its end ({error})")
+                self.log_error(fl_ctx, f"not in the book of jobs: its end ({error})", fire_event=False)
         super().handle_event(event_type, fl_ctx)
 
     def execute(
@@ -98,16 +100,16 @@ class AnsweringExecutor(Executor):
             try:
                 self._site = self._opened(name, events, fl_ctx)
             except MedFedAugError as error:
-                self.log_error(fl_ctx, str(error))
+                self.log_error(fl_ctx, str(error), fire_event=False)
                 text = without_job_text(public_text(error), self.job_settings(), (name,))
                 return Reply(request.task, error=f"site {name}: {text}")
             except Exception as error:  # its text may have names of this site
-                self.log_exception(fl_ctx, str(error))
+                self.log_exception(fl_ctx, str(error), fire_event=False)
                 text = f"{type(error).__name__} while its settings were opened; the site's own log says more"
                 return Reply(request.task, error=f"site {name}: {text}")
         reply = self._site.answer(request, should_stop=lambda: bool(abort_signal.triggered))
         if reply.error:
-            self.log_error(fl_ctx, reply.error)
+            self.log_error(fl_ctx, reply.error, fire_event=False)
         return reply
 
     def _opened(self, name: str, events: EventLog, fl_ctx: FLContext) -> Answers:
