@@ -99,9 +99,15 @@ def inspect(
     with importing():
         from medfedaug.analysis.inspection_page import differing_sites, federation_shift, write_inspection
         from medfedaug.data.quality.inspection import inspect_sites
+        from medfedaug.data.sites import describe_federation
 
     with err_console.status("reading"):
         inspections = inspect_sites(data, limit, intensity.value)
+    if opened := [site for site in inspections if site.task]:
+        classes = list(dict.fromkeys(name for site in opened for name in site.classes))
+        kind = "volumes" if any(site.scaling == "each volume" for site in opened) else "2D"
+        tasks = " and ".join(dict.fromkeys(site.task for site in opened))
+        say(describe_federation(tasks, kind, classes, [site.patients for site in inspections]))
     record = write_inspection(inspections, out, intensity.value)
     table = Table("site", "train", "val", "test", "patients", "channels", "odd")
     for site in inspections:
@@ -169,5 +175,7 @@ def statistics(
     images = "images as stored" if intensity is Stored.raw else "images scaled to [0, 1]"
     also = ", ".join(name for name in kept if name not in computed)
     say(f"saved to {target}{f', which also has {also}' if also else ''}: of {images}, the input of FedRDNd")
+    if replaced := [name for name in kept if name in computed]:
+        say(f"replaced in {target}: {', '.join(replaced)}", "yellow")
     if intensity is Stored.raw:
         say("for a pipeline that scales before FedRDNd: --intensity scale, or its own by channel_statistics")

@@ -190,6 +190,34 @@ def test_an_answer_with_another_root_makes_no_kit(places, basel, answered, run):
     assert (hospital / "requests/basel/basel.key").exists()
 
 
+def test_a_kit_keeps_its_root_until_its_owner_says_otherwise(places, basel, answered, run):
+    """A renewal that somebody else's root has signed would hand the site to another server."""
+    _, hospital, work = places
+    answer, root = answered
+    shutil.copytree("requests", "kept")
+    assert run("enrol", "accept", answer, "--fingerprint", root)[0] == 0
+    shutil.rmtree("requests", ignore_errors=True)
+    shutil.copytree("kept", "requests")
+    before = (hospital / "basel/startup/rootCA.pem").read_bytes()
+    assert run("project", "--own-keys", work / "other", "--server", "evil.example.org")[0] == 0
+    evil, other = signed(run, *basel, work / "other")
+    code, _, err = run("enrol", "accept", evil, "--fingerprint", other)
+    assert code == 2
+    assert "nothing is changed. If that is meant, give --another-root" in " ".join(err.split())
+    assert (hospital / "basel/startup/rootCA.pem").read_bytes() == before
+
+
+def test_a_second_key_of_a_name_needs_a_word(places, basel, answered, run):
+    project, _, _ = places
+    assert run("enrol", "request", "basel", "--requests", "impostor")[0] == 0
+    request = Path("impostor/basel/basel.request.zip")
+    said = read_request(request).fingerprint
+    code, _, err = run("enrol", "sign", request, "--project", project, "--fingerprint", said)
+    assert code == 2
+    assert "another key of this name was signed before" in " ".join(err.split())
+    assert run("enrol", "sign", request, "--project", project, "--fingerprint", said, "--another-key")[0] == 0
+
+
 @pytest.mark.parametrize("content", [b"", b"PK", b"{}", None])
 def test_a_file_that_is_no_request_is_refused_in_one_line(places, run, content):
     project, _, work = places
