@@ -38,10 +38,9 @@ from medfedaug.runs.input_statistics import Origin
 from medfedaug.runs.prediction.case_quality import connected_pieces, count_components
 from medfedaug.runs.prediction.input_drift import DriftReference
 from medfedaug.runs.prediction.pass_agreement import PassAgreement
-from medfedaug.runs.prediction.predictor import Predictor
+from medfedaug.runs.prediction.predictor import Predictor, flips_of
 from medfedaug.runs.prediction.training_range import TrainingRange, volumes_in_millilitres
 from medfedaug.tasks import Prediction
-from medfedaug.tasks.flips import flips_of
 
 SCORES = {
     "soft Dice confidence": "confidence",

@@ -90,4 +90,11 @@ for _panel, _commands in _COMMANDS.items():
             _epilog = rare_options(_command) + _epilog
             # Without the breaks of source lines, which Typer keeps in all paragraphs but the first.
             _help = re.sub(r"(?<!\n)\n(?!\n)", " ", inspection.getdoc(_command) or "")
-            app.command(_name, cls=_class, rich_help_panel=_panel, epilog=_epilog, help=_help)(_command)
+            app.command(
+                _name,
+                cls=_class,
+                rich_help_panel=_panel,
+                epilog=_epilog,
+                help=_help,
+                hidden=_command is schema,  # for editors, which are set up once
+            )(_command)

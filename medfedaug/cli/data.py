@@ -97,16 +97,17 @@ def inspect(
 ) -> None:
     """Inspect the data before training: geometry, classes, odd cases, and distances between sites."""
     with importing():
-        from medfedaug.analysis.inspection_page import (
-            federation_shift,
-            foreign_note,
-            foreign_sites,
-            write_inspection,
-        )
+        from medfedaug.analysis.inspection_page import differing_sites, federation_shift, write_inspection
         from medfedaug.data.quality.inspection import inspect_sites
+        from medfedaug.data.sites import describe_federation
 
     with err_console.status("reading"):
         inspections = inspect_sites(data, limit, intensity.value)
+    if opened := [site for site in inspections if site.task]:
+        classes = list(dict.fromkeys(name for site in opened for name in site.classes))
+        kind = "volumes" if any(site.scaling == "each volume" for site in opened) else "2D"
+        tasks = " and ".join(dict.fromkeys(site.task for site in opened))
+        say(describe_federation(tasks, kind, classes, [site.patients for site in inspections]))
     record = write_inspection(inspections, out, intensity.value)
     table = Table("site", "train", "val", "test", "patients", "channels", "odd")
     for site in inspections:
@@ -122,8 +123,8 @@ def inspect(
             say(f"odd: {site.name}: and {len(site.odd) - _MOST_ODD} more")
     if (shift := federation_shift(inspections)) is not None:
         say(shift.sentence)
-    if note := foreign_note(foreign_sites(inspections)):
-        say(note, "yellow", err=True)
+    for different in differing_sites(inspections):
+        say(str(different))
     say(f"{out}, {record}")
 
 
@@ -174,5 +175,7 @@ def statistics(
     images = "images as stored" if intensity is Stored.raw else "images scaled to [0, 1]"
     also = ", ".join(name for name in kept if name not in computed)
     say(f"saved to {target}{f', which also has {also}' if also else ''}: of {images}, the input of FedRDNd")
+    if replaced := [name for name in kept if name in computed]:
+        say(f"replaced in {target}: {', '.join(replaced)}", "yellow")
     if intensity is Stored.raw:
         say("for a pipeline that scales before FedRDNd: --intensity scale, or its own by channel_statistics")

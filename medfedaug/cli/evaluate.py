@@ -40,10 +40,6 @@ def evaluate(
     limit: Limit = None,
     device: Device = "auto",
     state: State = None,
-    pseudonyms: Annotated[
-        Path | None,
-        typer.Option(metavar="KIT", help="Write cases by the pseudonyms of the site with this kit."),
-    ] = None,
     local: Local = None,
     cross_site: CrossSite = False,
     engine: Annotated[
@@ -52,16 +48,14 @@ def evaluate(
     ] = None,
 ) -> None:
     """Score a trained model on the images of one site or of several, or compare it with local models."""
-    from medfedaug.nvflare_jobs.kit.kit import open_kit
-
     with importing():
         from medfedaug.runs.evaluate import evaluate_model
         from medfedaug.runs.folder import is_json_with
         from medfedaug.utils.files import write_json
 
     if local or cross_site or engine is not None:
-        if split is not Split.test or limit is not None or pseudonyms is not None:
-            raise ConfigError("--local and --cross-site have no --split, --limit or --pseudonyms")
+        if split is not Split.test or limit is not None:
+            raise ConfigError("--local and --cross-site have no --split or --limit")
         _evaluate_sites(
             out,
             model,
@@ -85,7 +79,6 @@ def evaluate(
             limit=limit,
             device=device,
             state=state,
-            pseudonyms=open_kit(pseudonyms).pseudonyms() if pseudonyms else None,
         )
     print_scores(scores, split.value, scores["scored"])
     if out is not None:

@@ -108,6 +108,7 @@ def simulate(
     if engine == _NVFLARE and not check:
         _prepare_simulation(context, data, given[Execution].get("threads"))
     with err_console.status("starting"), importing():
+        from medfedaug.data.sites import describe_federation, num_patients
         from medfedaug.experiments.leave_one_site_out import leave_one_site_out
         from medfedaug.federation.job_folder import REPORT
         from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_at, nothing_learned_in
@@ -139,6 +140,9 @@ def simulate(
             **options,
         )
     settled = simulation.config
+    patients = [num_patients(site) for site in simulation.sites]
+    dims = f"{settled.plan.spatial_dims}D"
+    say(describe_federation(settled.task, dims, settled.classes, patients))
     if check:
         _check_loop(simulation)
         return
@@ -215,7 +219,12 @@ def export(
     )
     reference, script = loop_reference(loop) if loop is not None else (None, None)
     with importing():
-        from medfedaug.federation.composition import Composition, with_step_limit
+        from medfedaug.federation.composition import (
+            Composition,
+            check_counted,
+            with_step_limit,
+            with_trimmed_mean,
+        )
         from medfedaug.federation.messages.initial_weights import InitialWeights
         from medfedaug.nvflare_jobs import MedFedAugRecipe
         from medfedaug.simulate import usual_settings
@@ -225,8 +234,12 @@ def export(
         described = described_data(options["bundle"])
         options |= {name: value for name, value in described.items() if not is_given(context, name)}
     settled = RunConfig.from_dict(usual_settings(options["task"], options, own_data=True))
+    check_counted(settled)
     if "max_step" not in options:
         settled = with_step_limit(settled)
+    plain, settled = settled, with_trimmed_mean(settled, min_sites)
+    if settled is not plain:
+        say("five sites or more: the trimmed mean averages the models (trimmed_mean)")
     initial = None
     if init is not None:
         initial = InitialWeights.read(init, Composition(settled).network.state_dict())
@@ -381,6 +394,7 @@ def _settings(
             groups = {entry.name: cls for cls in given for entry in fields(cls)}
             check_choice("--set: setting", name, groups)
             given[groups[name]][name] = read_text(groups[name], name, value.strip())
+    check_methods(methods or "", arguments)
     # A training script augments the images itself.
     settings = {**({} if loop is None else {"augmentation": "none"}), **given[RunConfig]}
     if methods is None and not settings.get("methods"):

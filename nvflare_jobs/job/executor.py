@@ -30,6 +30,7 @@ from medfedaug.nvflare_jobs.job.identity import kit_identity
 from medfedaug.nvflare_jobs.job.loop import ScriptLoop
 from medfedaug.nvflare_jobs.job.messages import reply_to_model, request_from_model
 from medfedaug.nvflare_jobs.job.origin import job_origin
+from medfedaug.nvflare_jobs.job.site_names import SiteNames
 from medfedaug.privacy import JOBS_FOLDER, LEDGER_FILE, JobBook, Pseudonyms, public_text
 from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.utils import plugins
@@ -44,6 +45,8 @@ class Answers(Protocol):
 
 class AnsweringExecutor(Executor):
     """Give every task to the site, which is opened for the first one.
+
+    Nothing that it logs becomes an event of NVFlare, which a job could send to the server.
 
     Data folder and device are settings of the site (`medfedaug.privacy.site_settings.SiteSettings`) and never
     come from the job.
@@ -74,14 +77,14 @@ class AnsweringExecutor(Executor):
                 if self._gate is not None:
                     self._gate.ended()
             except MedFedAugError as error:
-                self.log_error(fl_ctx, f"not in the book of jobs: its end ({error})")
+                self.log_error(fl_ctx, f"not in the book of jobs: its end ({error})", fire_event=False)
         super().handle_event(event_type, fl_ctx)
 
     def execute(
         self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
     ) -> Shareable:
         """Answer a request; an error becomes an answer of one line, and does not stop other sites."""
-        name = fl_ctx.get_identity_name()
+        name = SiteNames().name(fl_ctx.get_identity_name())
         if self._events is None:
             run = Path(fl_ctx.get_workspace().get_run_dir(fl_ctx.get_job_id()))
             self._events = EventLog(run, f"site {name}")
@@ -97,16 +100,16 @@ class AnsweringExecutor(Executor):
             try:
                 self._site = self._opened(name, events, fl_ctx)
             except MedFedAugError as error:
-                self.log_error(fl_ctx, str(error))
+                self.log_error(fl_ctx, str(error), fire_event=False)
                 text = without_job_text(public_text(error), self.job_settings(), (name,))
                 return Reply(request.task, error=f"site {name}: {text}")
             except Exception as error:  # its text may have names of this site
-                self.log_exception(fl_ctx, str(error))
+                self.log_exception(fl_ctx, str(error), fire_event=False)
                 text = f"{type(error).__name__} while its settings were opened; the site's own log says more"
                 return Reply(request.task, error=f"site {name}: {text}")
         reply = self._site.answer(request, should_stop=lambda: bool(abort_signal.triggered))
         if reply.error:
-            self.log_error(fl_ctx, reply.error)
+            self.log_error(fl_ctx, reply.error, fire_event=False)
         return reply
 
     def _opened(self, name: str, events: EventLog, fl_ctx: FLContext) -> Answers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -14,11 +15,12 @@ from medfedaug.config.run import RunConfig
 from medfedaug.config.site_description import SiteDescription
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.errors import ConfigError
+from medfedaug.federation.job_summary import summary
 from medfedaug.federation.server.history import RunHistory
 from medfedaug.federation.server.reply_checks import accepted_description
-from medfedaug.privacy import PrivacyLedger
+from medfedaug.privacy import PrivacyLedger, PrivacyPolicy
 
-FREE = {"min_cases": 1, "min_local_steps": 1}
+FREE = {"min_cases": 1}
 
 OWN = {
     "studies": 40,
@@ -129,3 +131,9 @@ def test_a_job_carries_it_and_the_ledger_names_it(hospitals):
     for site in sites:
         entries = PrivacyLedger(site.kit / "medfedaug/ledger.sqlite").entries()
         assert "description" in entries[0].release.shape
+
+
+def test_the_page_for_an_approval_says_that_it_leaves():
+    entry = SimpleNamespace(hash="0" * 64, config=RunConfig(**TINY_NETWORK).to_dict(), verdict="waiting")
+    (line,) = [line for line in summary(entry, PrivacyPolicy()) if "--describe" in line]
+    assert "patients and studies" in line

@@ -18,6 +18,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 RUNS = {
     "aggregation.py": (["--sites", "3"], "3 sites"),
     "difference_of_sums.py": (["--rounds", "2"], "channels in another order"),
+    "layouts.py": (["--only", "alexnet", "--dimensions", "2", "--repeats", "1"], '("cpu", "batch", 2): '),
     "memory.py": (["--volumes", "2", "--shape", "64", "64", "32", "--steps", "1"], "| 2 |"),
     "method_costs.py": (["--batch", "2", "--size", "32", "--repeats", "1"], "FedFD-A / FedAvg"),
     "score_oracle.py": (["--repeats", "1", "--checked", "1"], "| default | r "),
@@ -174,3 +175,24 @@ def test_steps_are_measured_by_network(script, tmp_path):
     assert "1 thread(s)" in measured["hardware"]
     assert set(measured["networks"]) == {"lenet5, 28 x 28, batch 10", "lenet5, 28 x 28, batch 64"}
     assert all(one["step"] > one["pass"] > 0 for one in measured["networks"].values())
+
+
+@pytest.mark.slow
+def test_pages_have_the_gains_that_are_computed_from_the_committed_runs(script):
+    readme, results, retina = (
+        (FOLDER.parent / page).read_text(encoding="utf-8").splitlines()
+        for page in ("README.md", "docs/results/index.md", "docs/results/retina/index.md")
+    )
+    rows = script("retina_tables.py").splitlines()
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    verdicts = [row for row in cells if row[1:3] == ["5", "120"]]
+    assert len(verdicts) == 11
+    for method, _, _, gain, interval, verdict in verdicts:
+        assert any(
+            line.startswith(f"| {method} |") and line.endswith(f"| {gain} ({interval}) | {verdict} |")
+            for line in results
+        ), method
+    in_readme = [row for row in verdicts if any(" | ".join(row[3:]) in line for line in readme)]
+    assert len(in_readme) == 7
+    longer = rows[-16:]
+    assert [row for row in longer if row not in retina] == []

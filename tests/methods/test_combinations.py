@@ -32,7 +32,7 @@ REFUSAL = re.compile(
 # One pair for each word on which two methods can be refused.
 EXAMPLES = {
     "method": ("fedfd", "fedfd_a"),
-    "normalised_input": ("fedrdn", "nyul"),
+    "normalised_input": ("fedrdn", "norm"),
     "global_model": ("fedavgm", "median"),
     "labels": ("mixup", "fedproto"),
     "complete_state_dict": ("fedfd_a", "moon"),
@@ -77,7 +77,7 @@ def test_the_same_pairs_exclude_each_other_in_both_orders():
 
 POLICY = {
     "noise_multiplier": 50.0,
-    "max_epsilon": 1000.0,
+    "epsilon": 1000.0,
     "clip": dict.fromkeys(("intensity_mean", "intensity_std", "feature_mean", "feature_std"), (0.01, 2.0)),
 }
 PRIVATE = "site site_A: it trains with differential privacy, and "
@@ -99,7 +99,7 @@ REFUSED = {
     "secure aggregation": {
         SECURE + "{} makes the global model from each site's own": "class_mean dp_fedavg "
         "feddg_ga fednova median norm_clip trimmed_mean",
-        SECURE + "what {} exchanges before training is each site's own": "feddg fedharmo fedmix fedrdn nyul",
+        SECURE + "what {} exchanges before training is each site's own": "feddg fedharmo fedmix fedrdn",
         SECURE + "{}: its result does not follow": "scaffold",
         SECURE + "these methods send nothing that is added up": "single",
     },
@@ -129,7 +129,7 @@ def test_a_method_by_itself_is_refused_where_its_values_cannot_be_covered(settin
         try:
             run = RunConfig.from_dict({**config.to_dict(), "methods": specs(name)})
             FederationServer(run)
-            trainer = SiteTrainer(run, site, "cpu", policy=PrivacyPolicy(min_images=1, losses=True, **policy))
+            trainer = SiteTrainer(run, site, "cpu", policy=PrivacyPolicy(min_images=1, **policy))
             trainer.open(site.name)
             for method, part in trainer.parts.items():
                 for exchange in (part.before_training, part.every_round):

@@ -14,8 +14,10 @@ from medfedaug.errors import DataError, RunFailed
 from medfedaug.federation import Site, SiteTrainer, run_in_process
 from medfedaug.federation.messages.messages import PREPARE, TRAIN, Request
 from medfedaug.federation.messages.tensor_checks import check_tensors
+from medfedaug.federation.server.output import write_run
 from medfedaug.methods import FedHarmo
 from medfedaug.methods.base import ServerContext, SiteContext
+from medfedaug.runs.evaluate import evaluate_model
 
 
 def test_images_take_on_the_average_amplitudes_and_minima_are_flat(federate):
@@ -152,3 +154,19 @@ def test_fedharmo_names_the_site_whose_images_have_several_sizes(
     reply = site.answer(Request(TRAIN, 1, run="0" * 32))
     assert "site site_A: ValueError" in reply.error
     assert "do not belong to an image of shape (1, 32, 32)" in reply.error
+
+
+def test_fedharmos_model_is_evaluated_with_the_amplitudes_it_was_trained_with(
+    phantom_dir, tiny_config, tmp_path
+):
+    sites = ["site_A", "site_B", "site_C"]
+    server = run_in_process(tiny_config("harmofl"), phantom_dir, sites, "cpu")
+    write_run(tmp_path, server)
+    evaluation = evaluate_model(tmp_path / "global_model.pt", phantom_dir, device="cpu")
+    test = server.results()["test"]
+    expected = {**test["sites"], **test["unseen"]}
+    assert {name: scores["dice"] for name, scores in evaluation["sites"].items()} == {
+        name: expected[name]["dice"] for name in sites
+    }
+    saved = torch.load(tmp_path / "global_exchange.pt", weights_only=True)
+    assert saved.keys() == {"fedharmo/amplitude"}

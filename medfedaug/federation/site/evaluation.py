@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from medfedaug.errors import ConfigError, DataError, PrivacyRefused
+from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation.messages.messages import (
     LEND,
     SCORING_TASKS,
@@ -20,7 +19,6 @@ from medfedaug.federation.messages.messages import (
 )
 from medfedaug.federation.messages.scoring import ScoringSpec
 from medfedaug.federation.site.gate import Gate
-from medfedaug.federation.site.release_log import ScoreRequest
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.methods.base import Payload
@@ -49,7 +47,7 @@ class EvaluationSite:
         on_event: OnEvent | None = None,
     ) -> None:
         self.name = name
-        scored: dict[str, _Scored] = {}
+        scored: dict[str, dict[str, float]] = {}
         self.runs = {
             key: _EvaluatedSite(name, trainer, scored, gate, on_event) for key, trainer in trainers.items()
         }
@@ -63,14 +61,6 @@ class EvaluationSite:
         return run.answer(request, should_stop)
 
 
-@dataclass(frozen=True)
-class _Scored:
-    """A scored model of this job, with the scores of its cases."""
-
-    request: ScoreRequest
-    cases: dict[str, float]
-
-
 class _EvaluatedSite(Site):
     """A site with the models of one run."""
 
@@ -80,7 +70,7 @@ class _EvaluatedSite(Site):
         self,
         name: str,
         trainer: SiteTrainer,
-        scored: dict[str, _Scored],
+        scored: dict[str, dict[str, float]],
         gate: Gate | None = None,
         on_event: OnEvent | None = None,
     ) -> None:
@@ -92,33 +82,24 @@ class _EvaluatedSite(Site):
         spec, trainer = ScoringSpec.from_dict(request.scoring), self.trainer
         trainer.saves_each_round = False
         if request.task == LEND:
-            if not trainer.policy.lend_models:
-                raise PrivacyRefused(
-                    self.name, "its own models stay here (lend_models of its privacy policy)"
-                )
             trainer.receive(request.weights, request.payload, request.once)
             reply.weights, reply.payload = _lend(trainer, request.round)
             return reply
         if not trainer.folder.cases["test"]:
             raise DataError("no case in the split 'test'", site=self.name, path=trainer.folder.path)
         trainer.receive(request.weights, request.payload, request.once)
-        model = self.gate.identify(request, trainer, "")
-        self.gate.check_scores(model, trainer)
         if spec.own:
             scores = trainer.evaluate_round("test", request.round)
         else:
             scores = _score_given(trainer, request.weights, request.method_states)
             self._ready = False  # the network has held another site's model
-        released = self.gate.release(model, scores, trainer)
+        released = self.gate.release("test", scores, trainer)
         cases = {case: score for case, score in scores["cases"].items() if score is not None}
-        self.scored[spec.model] = _Scored(model, cases)
+        self.scored[spec.model] = cases
         against: dict[str, Any] = {}
         for other in spec.against:
-            try:
-                if difference := self._compared(spec.model, other):
-                    against[other] = difference
-            except PrivacyRefused as error:
-                released.setdefault("note", f"not compared with the {other} model: {error}")
+            if difference := self._compared(spec.model, other):
+                against[other] = difference
         reply.metrics = {**released, "against": against, "seconds": time.perf_counter() - started}
         return reply
 
@@ -126,7 +107,7 @@ class _EvaluatedSite(Site):
         """Return the released difference of two models on common cases, by means over patients."""
         if other not in self.scored:
             return {}
-        request, ours, theirs = self.scored[model].request, self.scored[model].cases, self.scored[other].cases
+        ours, theirs = self.scored[model], self.scored[other]
         pairs = {case: (ours[case], theirs[case]) for case in sorted(ours.keys() & theirs.keys())}
         patients = self.trainer.folder.patients("test")
         scores = [*patient_means(pairs, lambda case: patients.get(case, case)).values()]
@@ -136,7 +117,7 @@ class _EvaluatedSite(Site):
         higher = METRICS[metric].higher_is_better
         test = compare_patients(*zip(*scores, strict=True), higher_is_better=higher)
         unit = "patients" if patients else "cases"
-        return self.gate.compare(request, self.scored[other].request.model, test, unit, self.trainer)
+        return self.gate.compare("test", test, unit, self.trainer)
 
 
 def _lend(trainer: SiteTrainer, round_: int) -> tuple[dict[str, Tensor], Payload]:

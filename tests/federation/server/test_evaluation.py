@@ -28,7 +28,6 @@ from medfedaug.federation.site.gate import GuardedGate
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.metrics.significance import compare_patients
 from medfedaug.privacy import LEDGER_FILE, JobBook, JobRules, PrivacyLedger, PrivacyPolicy, Pseudonyms
-from medfedaug.privacy.score_release import step_of
 
 SITES = ("site_A", "site_B")
 
@@ -160,80 +159,11 @@ def test_what_does_not_go_together_is_refused_with_a_reason(run, hospitals, tmp_
         *evaluation, hospitals / "runs/ditto", *["--local", hospitals / "runs/single"] * 2
     )
     job = ("export", "--out", tmp_path / "job")
-    assert "a job is a run (--methods), an evaluation" in refused(*job)
+    assert "a job is a run or an evaluation: give --methods, or --evaluate" in refused(*job)
     assert "--rounds is for a run" in refused(*job, "--evaluate", hospitals / "runs/ditto", "--rounds", 3)
 
 
 # ---------------------------------------------------------------- what leaves a site
-
-
-def evaluation_of(
-    hospitals: Path, policies: dict[str, PrivacyPolicy]
-) -> tuple[dict, list[tuple[str, Reply]]]:
-    """The evaluation of Ditto's run with sites of these policies, and what they sent."""
-    runs, states = evaluated_runs(hospitals / "runs/ditto", [str(hospitals / "runs/single")])
-    sites = {
-        name: EvaluationSite(
-            name,
-            {
-                key: SiteTrainer(run.config, hospitals / "data", "cpu", states[key] / name, policies[name])
-                for key, run in runs.items()
-            },
-        )
-        for name in SITES
-    }
-    sent: list[tuple[str, Reply]] = []
-
-    class Watched(SitesInProcess):
-        def ask(self, request, sites, needed, accept):
-            def seen(site, reply):
-                sent.append((site, reply))
-                return accept(site, reply)
-
-            return super().ask(request, sites, needed, seen)
-
-    evaluation = Evaluation(runs, cross_site=True)
-    evaluate(evaluation, Watched(sites))
-    return evaluation.results(), sent
-
-
-def test_a_site_sends_summaries_and_keeps_its_models_as_its_settings_say(hospitals, compared):
-    full, _ = compared
-    policies = {
-        "site_A": PrivacyPolicy(min_images=6, scores="summary"),
-        "site_B": PrivacyPolicy(min_images=7, scores="summary", lend_models=True),
-    }
-    before = {path: path.read_bytes() for path in hospitals.glob("runs/*/state/*/*")}
-    record, sent = evaluation_of(hospitals, policies)
-    names = {case for models in full["sites"].values() for case in models["global"]["cases"]}
-    assert not any(case in json.dumps(reply.metrics) for _, reply in sent for case in names)
-    ours = record["sites"]["site_A"]["global"]
-    whole = full["sites"]["site_A"]["global"]
-    step = step_of(6)
-    assert abs(ours["dice"] - whole["dice"]) <= 1.5 * step
-    assert ours["dice"] == pytest.approx(step * round(ours["dice"] / step))
-    assert ours["cases"] == {}
-    difference = ours["against"]["local"]
-    assert abs(difference["difference"] - whole["against"]["local"]["difference"]) <= 1.5 * step
-    assert difference["low"] <= difference["difference"] <= difference["high"]
-    assert (difference["cases"], difference["p"]) == (6, None)
-    # Six cases are too few for B, which sends no number about them, nor their number.
-    theirs = record["sites"]["site_B"]["global"]
-    assert theirs["dice"] is None
-    assert "scored_cases" not in theirs
-    assert "against" not in theirs or not theirs["against"]
-    assert "from 7 on" in theirs["note"]
-    # B lends its models, A keeps them.
-    assert "its own models stay here" in record["kept"]["local"]["site_A"]
-    assert not any(reply.weights for site, reply in sent if site == "site_A")
-    assert set(record["cross_site"]["local"]["site_B"]) == set(SITES)
-    assert set(record["cross_site"]["local"]["site_A"]) == {"site_A"}
-    # Nothing that the runs left was changed.
-    assert before == {path: path.read_bytes() for path in hospitals.glob("runs/*/state/*/*")}
-    table = worth_table(record)
-    assert [row.cases for row in table.rows] == [6, 6, None]  # B has no personal score to show
-    assert "nothing to compare" in table.rows[-1].sentence("dice")
-    assert any("from 7 on" in note for note in table.notes)
 
 
 def test_the_ledger_has_each_release_under_the_cases_of_its_own_run(hospitals, tmp_path):
@@ -241,7 +171,7 @@ def test_the_ledger_has_each_release_under_the_cases_of_its_own_run(hospitals, t
     runs, states = evaluated_runs(hospitals / "runs/ditto", [str(hospitals / "runs/single")])
     limits = {key: None if key == FEDERATION else 4 for key in runs}
     runs = {key: replace(run, config=replace(run.config, limit=limits[key])) for key, run in runs.items()}
-    policy = PrivacyPolicy(min_images=2, lend_models=True, allow_differences=True, max_unknown_models=2)
+    policy = PrivacyPolicy(min_images=2)
     rules, names = JobRules(min_cases=1, allow_limit=True), Pseudonyms(b"key")
     book = JobBook(tmp_path / "jobs")
     gate = GuardedGate("site_A", rules, names, book, "job", "approve", Identity)
@@ -255,6 +185,7 @@ def test_the_ledger_has_each_release_under_the_cases_of_its_own_run(hospitals, t
     evaluation = Evaluation(runs, cross_site=True)
     evaluate(evaluation, SitesInProcess({"site_A": EvaluationSite("site_A", trainers, gate)}))
     assert set(evaluation.results()["sites"]["site_A"]) == {"local", "global", "personal"}
+    assert set(evaluation.kept["local"]) == {"site_A"}  # its own models stay at a hospital
     entries = PrivacyLedger(tmp_path / LEDGER_FILE).entries()
     scores = [entry for entry in entries if entry.release.kind == "scores"]
     assert [entry.release.count for entry in scores] == [4, 6, 6]
