@@ -182,7 +182,7 @@ def test_a_sites_rules_hold_for_jobs_with_bundles_too(hospitals, config):
         allowed = {"spleen": bundle_reference.AllowedBundle.of(hospital.bundle).to_dict()}
         loose = {**LOOSE, "jobs": {**LOOSE["jobs"], **rules}}
         hospital.set(data=str(hospital.data), device="cpu", **loose, bundles=allowed)
-        return answer(hospital, config).error
+        return answer(hospital, replace(config, rounds=2)).error
 
     assert "its network is …, and the site's rule networks" in with_rules(networks=["basicunet"])
     assert not with_rules(networks=["spleen"])
