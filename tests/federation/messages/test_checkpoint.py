@@ -48,19 +48,6 @@ def test_a_continued_run_compares_as_if_it_had_not_stopped():
     assert second.round == 3
 
 
-def test_a_checkpoint_of_version_0_2_0_is_compared_by_its_mean():
-    old = {"selected_round": 2, "selected_model": {}, "selected_payload": {}, "best": 0.6}
-    selection = Selection()
-    selection.restore(old)
-    selection.offer(3, {"A": 0.5, "B": 0.6}, {}, {})
-    assert selection.round == 2
-    selection.offer(4, {"A": 0.7, "B": 0.6}, {}, {})
-    assert selection.round == 4
-    selection.restore({**old, "selected_round": 0, "best": float("-inf")})
-    selection.offer(5, {"A": 0.1}, {}, {})
-    assert selection.round == 5
-
-
 def test_what_was_exchanged_before_training_is_sent_until_a_site_has_answered():
     once = InitialExchange()
     once.payload = {"norm/mean": torch.zeros(1)}
