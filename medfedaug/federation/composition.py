@@ -222,7 +222,6 @@ class Composition:
         """Build the run's task, which pads images to sizes for the network."""
         task = self.definition.task(self._config, normalised=self.normalises_input)
         task.divisor = math.lcm(task.divisor, *size_multiple(self.network, self._config.plan.spatial_dims))
-        task.preparation.landmarks = bool(methods_with(self.methods, "landmarks", "requires"))
         return task
 
     def check_annotated(self, site: SiteFolder) -> None:

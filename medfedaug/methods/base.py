@@ -102,7 +102,6 @@ WORDS: dict[str, str] = {
     "soft_labels": "the loss gets targets as probabilities",
     "complete_labels": "every voxel of a training image has its class annotated",
     "unlabelled_images": "a site learns from images without label maps, too",
-    "landmarks": "each sample has the landmarks of its whole image, see `SiteContext.case_landmarks`",
     "several_images": "a batch has several images; with one, the method does nothing, and a warning says so",
     "second_derivatives": "its steps differentiate gradients, which a compiled network does not allow",
     "extra_passes": "its loss runs the network again, after the losses of the other methods",

@@ -8,7 +8,7 @@ import shlex
 from cli_arguments import simulate_args
 from rich.console import Console
 
-from medfedaug.analysis.live_page import Watched, write_watch_page
+from medfedaug.analysis.watched import Watched
 from medfedaug.cli import progress
 from medfedaug.cli.progress import Clock, RoundProgress, SweepProgress
 from medfedaug.cli.watch import _shown
@@ -85,7 +85,7 @@ def test_runs_of_an_earlier_sweep_do_not_shorten_the_remaining_time(monkeypatch)
 
 
 def test_where_sites_send_no_loss_it_says_that_losses_stay_there(tmp_path):
-    def watched(**told) -> tuple[str, str, str]:
+    def watched(**told) -> tuple[str, str]:
         seen, events = Watched(), tmp_path / "events.jsonl"
         events.touch()
         for event in (
@@ -98,16 +98,15 @@ def test_where_sites_send_no_loss_it_says_that_losses_stay_there(tmp_path):
         console = Console(width=100)
         with console.capture() as said:
             console.print(_shown(seen, events))
-        write_watch_page(seen, tmp_path / "run.html", name="job-1")
-        return "\n".join(seen.lines), said.get(), (tmp_path / "run.html").read_text()
+        return "\n".join(seen.lines), said.get()
 
     for place in watched():
         assert re.search(r"losses\s+(│\s*)?stay at the sites", place)
         assert "loss A" not in place
-    lines, screen, page = watched(train_loss=0.25)
+    lines, screen = watched(train_loss=0.25)
     assert "loss A 0.2500" in lines
     assert "A: training loss" in screen
-    assert not any("stay at the sites" in place for place in (lines, screen, page))
+    assert not any("stay at the sites" in place for place in (lines, screen))
 
 
 def test_a_line_that_was_cut_off_hides_no_other(tmp_path):

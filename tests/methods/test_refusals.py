@@ -81,7 +81,7 @@ EXCLUDED = [
     ("complete_state_dict", "ditto", "fedfd_prompt"),
     ("labels", "fedproto fedsr fpl", "mixup"),
     ("labels", "mixup", "fedmix"),
-    ("normalised_input", "nyul fedrdn", "norm"),
+    ("normalised_input", "fedrdn", "norm"),
     ("separate_sites", "fedrdn fedfa fedbn fedavgm single", "pooled"),
 ]
 

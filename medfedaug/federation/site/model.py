@@ -176,7 +176,6 @@ class SiteModel:
             training_batches=lambda: samples.batches(samples.training()),
             training_loss=self.training_loss,
             case_moments=samples.case_moments,
-            case_landmarks=samples.case_landmarks,
             case_batches=lambda: map(samples.images, samples.by_case()),
             pass_own_images=self.pass_own_images,
             local_entries=composition.kept_keys,

@@ -102,7 +102,7 @@ class BundleTask(Task):
     def key(self) -> str:
         """The Bundle by its content, and the classes, whose places are the labels of photographs."""
         bundle = self.configuration.bundle
-        more = f"{self.methods_first} {self.preparation.landmarks} {self.classes!r}"
+        more = f"{self.methods_first} {self.classes!r}"
         return f"bundle {bundle.name} {bundle.hash} {more}"
 
     @property
