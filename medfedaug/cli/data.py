@@ -175,5 +175,7 @@ def statistics(
     images = "images as stored" if intensity is Stored.raw else "images scaled to [0, 1]"
     also = ", ".join(name for name in kept if name not in computed)
     say(f"saved to {target}{f', which also has {also}' if also else ''}: of {images}, the input of FedRDNd")
+    if replaced := [name for name in kept if name in computed]:
+        say(f"replaced in {target}: {', '.join(replaced)}", "yellow")
     if intensity is Stored.raw:
         say("for a pipeline that scales before FedRDNd: --intensity scale, or its own by channel_statistics")

@@ -389,6 +389,7 @@ def _settings(
             groups = {entry.name: cls for cls in given for entry in fields(cls)}
             check_choice("--set: setting", name, groups)
             given[groups[name]][name] = read_text(groups[name], name, value.strip())
+    check_methods(methods or "", arguments)
     # A training script augments the images itself.
     settings = {**({} if loop is None else {"augmentation": "none"}), **given[RunConfig]}
     if methods is None and not settings.get("methods"):

@@ -345,7 +345,8 @@ def _classes(
         hint = f"The label maps have the values {first_of([f'{value:g}' for value in values], 6)}. "
         hint += "JPEG changes values: write label images as PNG. " if is_lossy(holder) else ""
         hint += "Name the class of each with --labels 0=background,VALUE=NAME,..."
-        problem = f"has the value {unknown[0]:g}, and the classes are: {_text(classes) or 'not named'}"
+        named = f"the classes are {_text(classes)}" if classes else "no class is named"
+        problem = f"has the value {unknown[0]:g}, and {named}"
         raise DataError(problem, site=site, path=holder, hint=hint)
     plain = {plain_name(text) for text in classes.values()} - {""}
     if not 2 <= len(classes) == len(plain) or not all(0 <= value <= LARGEST_VALUE for value in classes):
