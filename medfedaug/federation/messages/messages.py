@@ -91,7 +91,7 @@ class Reply:
         error: one line, if the request failed; the server then ignores all other fields.
         masks: under secure aggregation, the site's messages to other sites; in an update the masked numbers
             of weights and payload, below `MASKED`.
-        contributors: the patients behind each entry of weights and payload, which stay at the site.
+        contributors: the patients behind each entry of weights and payload; empty once it leaves the site.
     """
 
     task: str
