@@ -35,7 +35,6 @@ def write_atomic(
 
     Args:
         path: the file; it replaces an existing one and keeps its mode.
-        write: called with a file open for writing.
         private: whether only the owner may read the file, from its first byte on, with any umask and any mode
             of the file before.
 
@@ -171,16 +170,12 @@ def write_json(path: str | os.PathLike[str], content: Any, *, private: bool = Fa
 
     Raises:
         ValueError: for NaN and infinity, which are not JSON.
-        StorageError: when the file cannot be written.
     """
     write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n", private=private)
 
 
 def parse_json(text: str) -> Any:
     """Parse JSON in which no key occurs twice; Python's own reader would keep the last value only.
-
-    Raises:
-        ValueError: for text that is not JSON, is nested too deeply, or has a key twice in one object.
 
     Example:
         >>> parse_json('{"A": 1, "A": 2}')
@@ -238,9 +233,6 @@ def version_mark(kind: str, version: int) -> dict[str, Any]:
 
 def parse_versioned(text: str, kind: str, version: int) -> dict[str, Any]:
     """Return the entries of a file that `write_versioned` wrote.
-
-    Raises:
-        ValueError: for text that is not JSON, has a key twice, or is of another kind or version.
 
     Example:
         >>> parse_versioned('{"format": "medfedaug.statistics", "version": 2}', "statistics", 1)

@@ -31,8 +31,6 @@ def without_job_text(text: str, config: Mapping[str, Any], own: Iterable[str] = 
     Installed names (settings, methods, networks) and the site's own text stay.
 
     Args:
-        text: the message.
-        config: the job's configuration, as plain JSON types.
         own: the site's own text, such as its name and its rules.
 
     Example:

@@ -45,7 +45,6 @@ class SiteModel:
     and writes.
 
     Args:
-        config: the run.
         data: see `medfedaug.federation.resolve_data_folder`, or the site's open data.
         device: ``"cpu"``, ``"cuda"``, ... or ``"auto"``: CUDA if available.
         threads: CPU threads; 0 leaves PyTorch's choice.
@@ -96,12 +95,7 @@ class SiteModel:
         """The fewest patients behind a number that leaves the site."""
 
     def open(self, name: str) -> None:
-        """Open the data folder and build the network with the methods' layers.
-
-        Raises:
-            DataError: when the data cannot be used.
-            ConfigError: when methods, network and data cannot be combined.
-        """
+        """Open the data folder and build the network with the methods' layers."""
         self.name = name
         data = self.data  # open data are already checked
         self.folder = data if isinstance(data, SiteFolder) else open_own_data(name, self.config, data)
@@ -204,7 +198,6 @@ class SiteModel:
 
         Args:
             what: the name of the loss, for a site that limits its release.
-            weights: in place of the network's own.
         """
         return self._mean_loss(self._samples.training(), weights)
 

@@ -72,7 +72,6 @@ class BundleMetrics:
 
         Args:
             cases: names, with image, label and prediction after the Bundle's post-processing.
-            full: computes all metrics, not the key metric alone.
         """
         names = self.names if full else self.names[:1]
         whole, alone = (_Scorer(self._made(names)) for _ in range(2))
