@@ -151,7 +151,7 @@ class SiteTrainer(SiteModel):
             self.policy,
             cases=len(self.folder.cases["training"]),
             ledger=self.ledger,
-            unsent_state=composition.unsent_weights
+            unsent_state=bool(composition.kept_keys)
             or any(part.uses_unsent_statistics for part in self.parts.values()),
             per_patient=self.folder.cases_of_patients("training"),
             identities=lambda: case_identities(self.folder, "training", self.ledger),
@@ -285,7 +285,6 @@ class SiteTrainer(SiteModel):
         for name, part in self.parts.items():
             if part.every_round is not None:
                 self.guard.observe(name, part.every_round)
-        self._personalise()
         self.memory.present = -1
         self.entry_patients.begin()
         seed = derive_seed(self.config.seed, self.name, round_)
