@@ -325,11 +325,7 @@ def split_pairs(
 def named_pairs(
     option: str, example: str, given: Sequence[str] | None, *, first: bool = False
 ) -> dict[str, str]:
-    """Read values ``NAME=VALUE`` with different names; arguments as in `split_pairs`.
-
-    Raises:
-        ConfigError: for values that are no pairs, and for a name that is given twice.
-    """
+    """Read values ``NAME=VALUE`` with different names; arguments as in `split_pairs`."""
     pairs = split_pairs(option, example, given, first=first)
     values = dict(pairs)
     if len(values) < len(pairs):

@@ -60,11 +60,7 @@ def with_trimmed_mean(config: RunConfig, sites: int) -> RunConfig:
 
 
 def check_counted(config: RunConfig) -> None:
-    """Check that hospitals can run a job: each method knows the patients behind what it sends.
-
-    Raises:
-        ConfigError: naming the method.
-    """
+    """Check that hospitals can run a job: each method knows the patients behind what it sends."""
     uncounted = methods_with(build_methods(config.methods), "counted_patients", "excludes")
     if uncounted:
         names = ", ".join(method.name for method in uncounted)

@@ -123,8 +123,5 @@ class Engine(ABC):
 
         Returns:
             The content of ``evaluation.json``.
-
-        Raises:
-            ConfigError: for an engine that carries no evaluations.
         """
         raise ConfigError(f"the engine {self.name} carries no evaluations")

@@ -95,12 +95,7 @@ class SiteModel:
         """The fewest patients behind a number that leaves the site."""
 
     def open(self, name: str) -> None:
-        """Open the data folder and build the network with the methods' layers.
-
-        Raises:
-            DataError: when the data cannot be used.
-            ConfigError: when methods, network and data cannot be combined.
-        """
+        """Open the data folder and build the network with the methods' layers."""
         self.name = name
         data = self.data  # open data are already checked
         self.folder = data if isinstance(data, SiteFolder) else open_own_data(name, self.config, data)

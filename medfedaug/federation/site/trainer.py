@@ -411,11 +411,7 @@ def _local_training(
     loop: CustomLoop | None = None,
     criterion: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> LocalTraining:
-    """Choose the training of a site: ordinary, by a script, or DP-SGD by its policy.
-
-    Raises:
-        ConfigError: when the site trains with differential privacy and the run does not allow it.
-    """
+    """Choose the training of a site: ordinary, by a script, or DP-SGD by its policy."""
     policy = guard.policy
     if loop is not None:
         if policy.sgd_noise_multiplier:
