@@ -21,11 +21,8 @@ from medfedaug.errors import RunFailed
 from medfedaug.nvflare_jobs.kit.doctor import examine
 from medfedaug.nvflare_jobs.kit.kit import open_kit
 from medfedaug.nvflare_jobs.kit.kit_checks import check_process
-from medfedaug.nvflare_jobs.kit.kit_process import (
-    ProcessRecord,
-    settings_at_start,
-    start,
-)
+from medfedaug.nvflare_jobs.kit.kit_control import start
+from medfedaug.nvflare_jobs.kit.kit_process import ProcessRecord, settings_at_start
 
 SITE = HOSPITALS[0]
 
