@@ -31,18 +31,16 @@ from scipy import stats
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.benchmarks import OWN_DATA, open_benchmark
 from medfedaug.data.published import FOLDS
-from medfedaug.data.quality.connected_pieces import connected_pieces
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.functional.soft_dice_confidence import soft_dice_confidence
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_statistics import Origin
-from medfedaug.runs.prediction.case_quality import count_components
+from medfedaug.runs.prediction.case_quality import connected_pieces, count_components
 from medfedaug.runs.prediction.input_drift import DriftReference
 from medfedaug.runs.prediction.pass_agreement import PassAgreement
-from medfedaug.runs.prediction.predictor import Predictor
+from medfedaug.runs.prediction.predictor import Predictor, flips_of
 from medfedaug.runs.prediction.training_range import TrainingRange, volumes_in_millilitres
 from medfedaug.tasks import Prediction
-from medfedaug.tasks.flips import flips_of
 
 SCORES = {
     "soft Dice confidence": "confidence",

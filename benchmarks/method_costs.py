@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from medfedaug.methods import build_methods, parse_methods
 from medfedaug.methods.base import ServerContext, SiteContext, SitePart, Step
 from medfedaug.models import build_network, ffa_layers
-from medfedaug.models.memory_format import channels_last
+from medfedaug.models.memory_format import lay_out
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.transforms import FedRDNd
 
@@ -36,7 +36,7 @@ def prepared(network: nn.Module, methods: str, images: Tensor) -> tuple[nn.Modul
     chosen = build_methods(parse_methods(methods))
     for method in chosen:
         network = method.prepare_network(network)
-    network = channels_last(network)
+    network = lay_out(network)
     context = SiteContext(
         "site", network, num_samples=lambda: len(images), training_images=lambda: iter([images])
     )
@@ -102,7 +102,7 @@ def main() -> None:
 
     torch.manual_seed(0)
     network = build_network("basicunet").to(device)
-    images = channels_last(torch.rand(options.batch, 1, *size, device=device))
+    images = torch.rand(options.batch, 1, *size, device=device)
     labels = (torch.rand_like(images) < 0.1).float()
     dice = DiceCELoss(include_background=False, to_onehot_y=True, softmax=True, batch=True)
     steps = {
@@ -116,7 +116,7 @@ def main() -> None:
     )
 
     network = build_network("resnet18", in_channels=3, out_channels=CLASSES).to(device)
-    images = channels_last(torch.rand(options.batch, 3, *size, device=device))
+    images = torch.rand(options.batch, 3, *size, device=device)
     labels = torch.randint(0, CLASSES, (options.batch,), device=device)
     methods = {"FedAvg": "fedavg", "FedFD": "fedfd", "FedFD-A": "fedfd_a", "FRAug": "fraug"}
     made = {name: prepared(network, chosen, images) for name, chosen in methods.items()}

@@ -18,7 +18,6 @@ import errno
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +29,10 @@ from medfedaug.errors import warn
 from medfedaug.utils.files import parse_versioned, write_versioned
 
 __all__ = [
-    "FOREIGN",
     "SIGMA_FLOOR",
     "ChannelStatistics",
-    "ForeignPair",
     "average_moments",
     "channel_statistics",
-    "foreign_pairs",
     "image_moments",
     "load_statistics",
     "other_statistics",
@@ -323,61 +319,6 @@ def _block_sums(voxels: Tensor, block: Tensor) -> tuple[int, float, float]:
         block -= total / size
         around_mean = float(torch.dot(block, block))
     return size, total, around_mean
-
-
-@dataclass(frozen=True)
-class ForeignPair:
-    """Two sites and a channel in which each site's images are far from 0 under the other's pair.
-
-    Attributes:
-        landing: mean of each site's images under the other's pair, (μ_k − μ_j) / σ_j and (μ_j − μ_k) / σ_k,
-            in deviations.
-    """
-
-    sites: tuple[str, str]
-    channel: int
-    landing: tuple[float, float]
-
-    def __str__(self) -> str:
-        (one, other), (first, second) = self.sites, self.landing
-        return f"{one} {first:+.1f} under {other}'s and {other} {second:+.1f} under {one}'s"
-
-
-FOREIGN = 1.5
-"""Deviations from 0 from which two sites' images are foreign to each other (`foreign_pairs`)."""
-
-
-def foreign_pairs(statistics: Mapping[str, ChannelStatistics]) -> list[ForeignPair]:
-    """Return the pairs of sites whose images lie far from 0 under each other's pair, the farthest first.
-
-    Normalised by its own pair the mean image of a site lies at 0. Under another site's pair it lies at
-    ``zₖⱼ = (μₖ − μⱼ) / σⱼ``. Two scanners of different gain or contrast can be far apart
-    in one direction, if one of them hardly varies. They are far apart in both directions if one site stores
-    bright what the other stores dark. Two sites are foreign to each other if the smaller of
-    ``|zₖⱼ|`` and ``|zⱼₖ|`` is `FOREIGN` or more in a channel. A method that normalises images
-    by other sites' pairs (FedRDN) then gives the network images that no site has.
-
-    Channels that are constant at one of two sites are left out.
-
-    Example:
-        >>> bright, dark = ChannelStatistics([0.8], [0.2], 9), ChannelStatistics([0.2], [0.15], 9)
-        >>> print(*foreign_pairs({"A": bright, "B": dark}))
-        A +4.0 under B's and B -3.0 under A's
-    """
-    foreign = []
-    for one, other in combinations(sorted(statistics), 2):
-        first, second = statistics[one], statistics[other]
-        both = [c for c in range(len(first.mean)) if c not in (*first.constant, *second.constant)]
-        if len(first.mean) != len(second.mean) or not both:
-            continue
-        apart = (first.mean - second.mean)[both].double()
-        landings = apart / second.std[both].double(), -apart / first.std[both].double()
-        nearer = torch.minimum(*(values.abs() for values in landings))
-        place = int(nearer.argmax())
-        if float(nearer[place]) >= FOREIGN:
-            landing = float(landings[0][place]), float(landings[1][place])
-            foreign.append(ForeignPair((one, other), both[place], landing))
-    return sorted(foreign, key=lambda pair: -min(map(abs, pair.landing)))
 
 
 def usable_pairs(

@@ -339,8 +339,13 @@ def test_a_pipeline_of_ones_own_brings_its_samples_and_scores(scripted, script, 
 
 # ------------------------------------------------------------------ what a site lets them do
 
-ALLOWED = {"simulation": False, "privacy": {"min_images": 1, "scores": "cases"}}
-RULES = {"min_cases": 1, "min_batch_size": 1}
+ALLOWED = {
+    "simulation": False,
+    "privacy": {
+        "min_images": 1,
+    },
+}
+RULES = {"min_cases": 1}
 
 
 def test_what_a_script_hands_to_nvflare_itself_does_not_leave_the_site(scripted, script, data):

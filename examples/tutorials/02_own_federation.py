@@ -52,9 +52,9 @@ run("medfedaug inspect --data data --out inspection.html")
 # %%
 # The first answer
 # ----------------
-# `compare` trains each site alone, all sites together by plain averaging, and with the remedies that
-# `inspect` suggests, and says what to do next. These sites have so few images that a round is a step or two,
-# hence forty rounds, once; without the last two options it is three trainings of ten.
+# `compare` trains each site alone, all sites together by plain averaging, and with a remedy for each cause of
+# differences, and says what helped. These sites have so few images that a round is a step or two, hence forty
+# rounds, once; without the last two options it is three trainings of ten.
 
 run("medfedaug compare --data data --out compare --seeds 1 --rounds 40")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -14,69 +14,86 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from medfedaug.analysis import page
+from medfedaug.analysis.odd_sites import Measure, OddSite, odd_sites
 from medfedaug.analysis.plots import add_legend, colours_by_name, tidy
 from medfedaug.analysis.shift import Shift, site_shift
 from medfedaug.data.base import SPLITS, plain_name
 from medfedaug.data.quality.inspection import QUANTILES, SiteInspection
 from medfedaug.errors import ConfigError
 from medfedaug.runs.folder import is_json_with
-from medfedaug.statistics import ChannelStatistics, ForeignPair, foreign_pairs
 from medfedaug.utils.files import write_json
 from medfedaug.utils.printable import counted
 
 _PERCENT = (1, 25, 50, 75, 99)
 _MOST_ODD = 100  # on the page
 _MOST_PAIRS = 30
-_MOST_FOREIGN = 3
 _MOST_SITES = 12  # in figures
 
 
 def federation_shift(sites: Sequence[SiteInspection]) -> Shift | None:
     """Compute the shift between inspected sites (`medfedaug.analysis.shift.site_shift`)."""
-    return site_shift(*_in_federations_order(sites))
+    return site_shift(_in_federations_order(sites, "pairs"), _in_federations_order(sites, "seen"))
 
 
-def foreign_sites(sites: Sequence[SiteInspection]) -> list[ForeignPair]:
-    """Return the pairs of sites whose images lie far from 0 under each other's statistics."""
-    pairs, _ = _in_federations_order(sites)
-    if len({values.shape[1] for values in pairs.values()}) > 1:
-        return []
-    means = {site: np.nan_to_num(values.mean(axis=0)) for site, values in pairs.items()}
-    return foreign_pairs(
-        {site: ChannelStatistics(mean[:, 0], mean[:, 1], len(pairs[site])) for site, mean in means.items()}
-    )
+def differing_sites(sites: Sequence[SiteInspection]) -> list[OddSite]:
+    """Return the sites whose images or structures differ from those of the others, each with its numbers."""
+    pairs, contrasts = (_in_federations_order(sites, name) for name in ("pairs", "contrasts"))
+    by_name, classes = {site.name: site for site in sites}, _structures(sites)
+    channels = max((values.shape[1] for values in pairs.values()), default=0)
+    measures = []
+    for channel in range(channels):
+        of = f" of channel {channel}" if channels > 1 else ""
+        of_images = {n: (by_name[n].owners, v[:, channel]) for n, v in pairs.items() if channel < v.shape[1]}
+        for place, what in enumerate((f"mean intensity{of}", f"spread of the intensities{of}")):
+            values = {name: _by_patient(o, v[:, place]) for name, (o, v) in of_images.items()}
+            measures.append(Measure(what, values))
+        for name, of_sites in classes.items():
+            signs = {
+                site: _by_patient(by_name[site].labelled, contrasts[site][:, channel, index - 1])
+                for site, index in of_sites.items()
+                if channel < contrasts[site].shape[1]
+            }
+            measures.append(Measure(f"{name}{of and f' in channel {channel}'}", signs, sign=True))
+    for name, of_sites in classes.items():
+        sizes = {
+            site: _by_patient(by_name[site].labelled, np.where(share > 0, share, np.nan))
+            for site, index in of_sites.items()
+            for share in [by_name[site].shares[:, index]]
+        }
+        measures.append(Measure(f"share of the voxels that are {name}", sizes))
+    return odd_sites(measures)
 
 
-def foreign_note(foreign: Sequence[ForeignPair]) -> str:
-    """Return a warning about sites whose images are foreign to each other; empty without such sites."""
-    if not foreign:
-        return ""
-    more = f"; and {len(foreign) - _MOST_FOREIGN} more pairs" if len(foreign) > _MOST_FOREIGN else ""
-    pairs = "; ".join(map(str, foreign[:_MOST_FOREIGN]))
-    return (
-        f"Images lie far from 0 under other sites' statistics, in deviations: {pairs}{more}. One of the two "
-        "may store bright what the other stores dark: compare their distributions on the page, and one image "
-        "of each. On phantoms of that kind FedRDN, which normalises each image by all sites' statistics, "
-        "scored below norm; other differences were not tested. Compare single, fedavg and norm with it first."
-    )
+def _structures(sites: Sequence[SiteInspection]) -> dict[str, dict[str, int]]:
+    """Return the places of each class but the background in the lists of the sites with label maps."""
+    places: dict[str, dict[str, int]] = {}
+    for site in sites:
+        for index, name in enumerate(site.classes[1:], start=1) if site.labelled else ():
+            places.setdefault(name, {})[site.name] = index
+    return places
 
 
-def _in_federations_order(
-    sites: Sequence[SiteInspection],
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Return pairs and quantiles by the channels of the site with the most; NaN in a missing channel."""
-    known = [site for site in sites if len(site.pairs)]
-    channels = {site.name: [plain_name(name) for name in site.channel_names] for site in known}
+def _by_patient(owners: Sequence[Hashable], values: np.ndarray) -> np.ndarray:
+    """Return the mean of each patient's known values."""
+    by_owner: dict[Hashable, list[float]] = {}
+    for owner, value in zip(owners, values.tolist(), strict=True):
+        if not np.isnan(value):
+            by_owner.setdefault(owner, []).append(value)
+    return np.array([np.mean(of_owner) for of_owner in by_owner.values()])
+
+
+def _in_federations_order(sites: Sequence[SiteInspection], name: str) -> dict[str, np.ndarray]:
+    """Return an array of each site by the channels of the site with the most; NaN in a missing channel."""
+    known = {site.name: values for site in sites if len(values := getattr(site, name))}
+    channels = {s.name: [plain_name(c) for c in s.channel_names] for s in sites if s.name in known}
     names = max(channels.values(), key=len, default=[])
-    pairs, quantiles = {site.name: site.pairs for site in known}, {site.name: site.seen for site in known}
     for site, own in channels.items():
-        if own != names and set(own) <= set(names) and len(own) == pairs[site].shape[1]:
-            for values in (pairs, quantiles):
-                n, _, last = values[site].shape
-                ordered = np.full((n, len(names), last), np.nan)
-                ordered[:, [names.index(name) for name in own]] = values[site]
-                values[site] = ordered
-    return pairs, quantiles
+        if own != names and set(own) <= set(names) and len(own) == known[site].shape[1]:
+            n, _, last = known[site].shape
+            ordered = np.full((n, len(names), last), np.nan)
+            ordered[:, [names.index(channel) for channel in own]] = known[site]
+            known[site] = ordered
+    return known
 
 
 def write_inspection(
@@ -116,7 +133,7 @@ def inspection_record(sites: Sequence[SiteInspection], shift: Shift | None, inte
             {"sites": list(p.sites), "statistics": p.statistics, "histogram": p.histogram, "chance": p.chance}
             for p in (shift.pairs if shift else ())
         ],
-        "foreign_pairs": [asdict(pair) for pair in foreign_sites(sites)],
+        "differing": [asdict(odd) for odd in differing_sites(sites)],
         "sites": {site.name: _site_record(site) for site in sites},
     }
 
@@ -227,17 +244,9 @@ def _shift(body: ET.Element, sites: Sequence[SiteInspection], shift: Shift | Non
         return
     sentence = shift.sentence
     page.add(section, "p", sentence[0].upper() + sentence[1:])
-    pairs, quantiles = _in_federations_order(sites)
-    if foreign := foreign_sites(sites):
-        page.add(section, "p", foreign_note(foreign))
-        both = foreign[0].sites
-        page.figure(
-            section,
-            partial(quantile_picture, {name: quantiles[name] for name in both}),
-            f"Distribution of the intensities, {both[0]} and {both[1]}",
-            f"Share of the intensities below a value, at {both[0]} and {both[1]}. If one stores bright what "
-            "the other stores dark, one curve is the other one turned over.",
-        )
+    pairs, quantiles = (_in_federations_order(sites, name) for name in ("pairs", "seen"))
+    for odd in differing_sites(sites):
+        page.add(section, "p", str(odd))
     ranked = sorted(shift.pairs, key=lambda pair: pair.statistics, reverse=True)
     lines = [
         [
@@ -272,7 +281,7 @@ def _shift(body: ET.Element, sites: Sequence[SiteInspection], shift: Shift | Non
         section,
         partial(pair_picture, {name: pairs[name] for name in names}),
         "Mean and deviation of each image, by site",
-        "Each dot is an image, each cross a site's mean: FedRDN exchanges the crosses.",
+        "Each dot is an image, each cross a site's mean.",
     )
     page.figure(
         section,

@@ -11,7 +11,6 @@ from statistics import fmean
 import numpy as np
 
 _CHANCE = 1.5  # times the shift by chance; below it, sites do not differ
-_FARTHEST = 2.0  # the same for the farthest site, whose distance is the largest of several
 
 
 @dataclass(frozen=True)
@@ -48,12 +47,6 @@ class Shift:
         return {name: fmean(p.statistics for p in self.pairs if name in p.sites) for name in names}
 
     @property
-    def farthest(self) -> str:
-        """The site that is farthest from the others."""
-        distances = self.by_site
-        return max(distances, key=distances.__getitem__)
-
-    @property
     def histogram(self) -> float | None:
         """Mean of `PairShift.histogram` over all pairs of sites."""
         known = [pair.histogram for pair in self.pairs if pair.histogram is not None]
@@ -66,24 +59,14 @@ class Shift:
 
     @property
     def sentence(self) -> str:
-        """Explanation of the shift.
-
-        A mean hides one odd site among similar ones: with more than two sites, it names a site that is
-        farther from the others than by chance.
-        """
+        """The shift in words: a mean over all pairs, which says nothing of a single site."""
         if self.shift < _CHANCE * self.chance:
-            meaning = "chance alone could put the sites this far apart; FedRDN and FedFA have little to work "
-            meaning += "on, or there are too few images"
+            meaning = "in the mean of all pairs the sites' intensities do not differ by more than chance"
         elif self.shift < 1:
-            meaning = "the sites differ by less than the images of one site do"
+            meaning = "the sites' intensities differ by less than the images of one site do"
         else:
-            meaning = "the sites differ by more than the images of one site do: FedRDN and FedFA work on that"
-        text = f"shift {self.shift:.2f}, where chance alone would give {self.chance:.2f}: {meaning}."
-        site, distances = self.farthest, self.by_site
-        chance = fmean(pair.chance for pair in self.pairs if site in pair.sites)
-        if len(distances) < 3 or distances[site] < _FARTHEST * chance:
-            return text
-        return f"{text} Farthest from the others is {site}, {distances[site]:.2f} away in the mean."
+            meaning = "the sites' intensities differ by more than the images of one site do"
+        return f"shift {self.shift:.2f}, where chance alone would give {self.chance:.2f}: {meaning}."
 
 
 def site_shift(pairs: Mapping[str, np.ndarray], quantiles: Mapping[str, np.ndarray]) -> Shift | None:

@@ -26,7 +26,7 @@ from medfedaug.utils.printable import log_printable, printable_lines
 app = typer.Typer(
     name="medfedaug",
     help="Augmentation against feature shift for medical imaging sites that train together.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
 )
 
@@ -106,10 +106,24 @@ def _version(show: bool) -> None:
         raise typer.Exit
 
 
+_BEGINNING = """\
+medfedaug trains one network across hospitals whose scanners differ, without pooling their images.
+It is for hospitals that join a federation, for researchers, and for users of MONAI.
+
+To begin:
+  medfedaug demo                  see the harm of one odd scanner, and a remedy, in two minutes
+  medfedaug inspect --data DIR    look at your own images first: one folder for each hospital
+  medfedaug compare --data DIR    try training alone, plain averaging and the remedies on them
+
+All commands: medfedaug --help. Research software, not a medical device."""
+
+
 @app.callback()
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        typer.echo(_BEGINNING)

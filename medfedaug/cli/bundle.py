@@ -38,9 +38,6 @@ def bundle(
         Path | None, typer.Option(help="Statistics of the place of use, by `medfedaug statistics`.")
     ] = None,
     state: State = None,
-    onnx: Annotated[
-        bool, typer.Option("--onnx", help="Also write the network as ONNX, checked with ONNX Runtime.")
-    ] = False,
     site_names: SiteNames = False,
     license_: Annotated[
         Path | None, typer.Option("--license", help="Text with the terms of use of the weights.")
@@ -71,9 +68,7 @@ def bundle(
         write_model_card(opened, folder, site_names=site_names)
 
     with err_console.status("comparing with MONAI's network"):
-        written = write_bundle(opened, out, origin, card=write_card, onnx=onnx, licence_file=license_)
-    for note in written.notes:
-        say(note)
+        write_bundle(opened, out, origin, card=write_card, licence_file=license_)
     config, meta = (quote(f"{out}/configs/{name}.json") for name in ("inference", "metadata"))
     call = f"python -m monai.bundle run --bundle_root {quote(str(out))} --config_file {config}"
     say(f"{out}: run it with")

@@ -76,17 +76,27 @@ def describe_method(name: str) -> Described:
     return _method(name, _methods()[name])
 
 
-def check_methods(text: str) -> None:
+def check_methods(text: str, arguments: Iterable[str] = ()) -> None:
     """Check the names of methods, separated by commas, without importing any.
 
+    Args:
+        text: the names.
+        arguments: the methods with arguments.
+
     Raises:
-        ConfigError: for a name that is not known, or a package that may not be used.
+        ConfigError: for a name that is not known, a package that may not be used, and arguments of a method
+            that is not named.
     """
+    named: list[str] = []
     known = [*_method_names(), *plugins.names(plugins.METHODS, _method_names())]
     for part in split_names("methods", text):
         name = match_case(part, known)
         if plugins.find(plugins.METHODS, name, _method_names()) is None:
             _check("method", name, known)
+        named += [part["name"] for part in _combinations().get(name, [{"name": name}])]
+    if named and (stray := sorted({*arguments} - {*named})):
+        listed = ", ".join(named)
+        raise ConfigError(f"arguments for {', '.join(stray)}, which is not among the methods {listed}")
 
 
 def known_networks() -> list[Described]:

@@ -71,6 +71,9 @@ def sign(
     days: Annotated[
         int | None, typer.Option(min=1, help="Days for which the certificate is valid; by default 1095.")
     ] = None,
+    again: Annotated[
+        bool, typer.Option("--another-key", help="Sign a second key for a name, as for a renewal.")
+    ] = False,
 ) -> None:
     """Sign a request after a comparison of its fingerprint on the telephone, and print the root's.
 
@@ -82,6 +85,11 @@ def sign(
     say(f"{signing_request.name}: {signing_request.kind} of the project {signing_request.project}")
     enrolment.check_kind(signing_request, kind.value)
     root = enrolment.root_fingerprint(project)
+    if enrolment.signed_before(signing_request, project) and not again:
+        raise ConfigError(
+            f"{signing_request.name}: another key of this name was signed before, and both would be valid; "
+            "ask the participant whether the key is a new one, then give --another-key"
+        )
     _compare(signing_request.fingerprint, fingerprint, f"{request}, as {signing_request.name} reads it")
     with err_console.status("signing"):
         answer = enrolment.sign(signing_request, project, out, days)
@@ -98,6 +106,9 @@ def accept(
     kit: Annotated[
         Path | None, typer.Option(help="Folder of the kit; by default the participant's name.")
     ] = None,
+    another_root: Annotated[
+        bool, typer.Option("--another-root", help="Let a kit change to a project with another root.")
+    ] = False,
 ) -> None:
     """Make the kit of an answer, or renew the certificate of an existing kit, and remove the request.
 
@@ -108,8 +119,10 @@ def accept(
     from medfedaug.nvflare_jobs.provisioning import enrolment
 
     answer = enrolment.read_signed(signed)
-    _compare(answer.fingerprint, fingerprint, "the root, as the administrator reads it")
     target = kit or Path(answer.name)
+    say(f"{answer.name}: {answer.kind} of the project {answer.project}")
+    enrolment.check_kit(answer, target, another_root)
+    _compare(answer.fingerprint, fingerprint, "the root, as the administrator reads it")
     with err_console.status("making the kit"):
         renewed = enrolment.accept(answer, requests, target)
     if renewed:

@@ -19,7 +19,6 @@ from medfedaug.cli.options import (
     Assignments,
     Bundle,
     Config,
-    CrossSite,
     Data,
     Device,
     Given,
@@ -108,6 +107,7 @@ def simulate(
     if engine == _NVFLARE and not check:
         _prepare_simulation(context, data, given[Execution].get("threads"))
     with err_console.status("starting"), importing():
+        from medfedaug.data.sites import describe_federation, num_patients
         from medfedaug.experiments.leave_one_site_out import leave_one_site_out
         from medfedaug.federation.job_folder import REPORT
         from medfedaug.metrics.nothing_learned import REMEDIES, nothing_learned_at, nothing_learned_in
@@ -139,6 +139,9 @@ def simulate(
             **options,
         )
     settled = simulation.config
+    patients = [num_patients(site) for site in simulation.sites]
+    dims = f"{settled.plan.spatial_dims}D"
+    say(describe_federation(settled.task, dims, settled.classes, patients))
     if check:
         _check_loop(simulation)
         return
@@ -183,7 +186,6 @@ def export(
         ),
     ] = None,
     local: Local = None,
-    cross_site: CrossSite = False,
     set_: Assignments = None,
     plan: PlanFile = None,
     plan_memory: PlanMemory = None,
@@ -206,16 +208,21 @@ def export(
         raise ConfigError(f"{out} exists already; choose another folder")
     execution = Execution(**{**given[Execution], "min_sites": min_sites, "round_timeout": round_timeout})
     if evaluate is not None:
-        _export_evaluation(context, evaluate, local or [], cross_site, execution, out)
+        _export_evaluation(context, evaluate, local or [], execution, out)
         return
-    if (methods is None and "methods" not in given[RunConfig]) or local or cross_site:
+    if (methods is None and "methods" not in given[RunConfig]) or local:
         raise ConfigError("a job is a run or an evaluation: give --methods, or --evaluate")
     options, arguments = _settings(
         given, methods, set_, plan=plan, memory=plan_memory, bundle=bundle, init=init, loop=loop
     )
     reference, script = loop_reference(loop) if loop is not None else (None, None)
     with importing():
-        from medfedaug.federation.composition import Composition, with_step_limit
+        from medfedaug.federation.composition import (
+            Composition,
+            check_counted,
+            with_step_limit,
+            with_trimmed_mean,
+        )
         from medfedaug.federation.messages.initial_weights import InitialWeights
         from medfedaug.nvflare_jobs import MedFedAugRecipe
         from medfedaug.simulate import usual_settings
@@ -225,8 +232,12 @@ def export(
         described = described_data(options["bundle"])
         options |= {name: value for name, value in described.items() if not is_given(context, name)}
     settled = RunConfig.from_dict(usual_settings(options["task"], options, own_data=True))
+    check_counted(settled)
     if "max_step" not in options:
         settled = with_step_limit(settled)
+    plain, settled = settled, with_trimmed_mean(settled, min_sites)
+    if settled is not plain:
+        say("five sites or more: the trimmed mean averages the models (trimmed_mean)")
     initial = None
     if init is not None:
         initial = InitialWeights.read(init, Composition(settled).network.state_dict())
@@ -255,7 +266,6 @@ def export(
 _EVALUATION_OPTIONS = {
     "evaluate",
     "local",
-    "cross_site",
     "out",
     "threads",
     "min_sites",
@@ -265,20 +275,18 @@ _EVALUATION_OPTIONS = {
 
 
 def _export_evaluation(
-    context: typer.Context, model: Path, local: list[str], cross_site: bool, execution: Execution, out: Path
+    context: typer.Context, model: Path, local: list[str], execution: Execution, out: Path
 ) -> None:
     given = {name for name in context.params if is_given(context, name)}
     if other := sorted(given - _EVALUATION_OPTIONS):
         flag = other[0].rstrip("_").replace("_", "-")
         raise ConfigError(f"--{flag} is for a run; the settings of an evaluation are those of its models")
     RecordedRun.open(model)
-    from medfedaug.experiments.cross_evaluation import evaluated_runs
+    from medfedaug.experiments.site_evaluation import evaluated_runs
     from medfedaug.nvflare_jobs.job.evaluation import EvaluationRecipe
 
     runs, _ = evaluated_runs(model, local)
-    recipe = EvaluationRecipe(
-        runs=runs, name=out.name, cross_site=cross_site, min_clients=execution.min_sites, execution=execution
-    )
+    recipe = EvaluationRecipe(runs=runs, name=out.name, min_clients=execution.min_sites, execution=execution)
     recipe.export(job_dir=str(out.parent))
     say(f"{out}: submit it with `nvflare job submit -j {quote(str(out))}`")
 
@@ -381,6 +389,7 @@ def _settings(
             groups = {entry.name: cls for cls in given for entry in fields(cls)}
             check_choice("--set: setting", name, groups)
             given[groups[name]][name] = read_text(groups[name], name, value.strip())
+    check_methods(methods or "", arguments)
     # A training script augments the images itself.
     settings = {**({} if loop is None else {"augmentation": "none"}), **given[RunConfig]}
     if methods is None and not settings.get("methods"):

@@ -52,7 +52,8 @@ def init(
     class_1, ...
     """
     names = _classes(labels.split(",")) if labels else ()
-    from medfedaug.data.layouts import LISTING, check_same_classes, find_layout, propose, write_proposal
+    from medfedaug.data.dataset_json import find_layout
+    from medfedaug.data.layouts import LISTING, check_same_classes, propose, write_proposal
 
     inside = sorted(path for path in folder.iterdir() if path.is_dir())
     folders = [folder] if find_layout(folder) else [path for path in inside if find_layout(path)] or [folder]

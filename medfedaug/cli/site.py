@@ -57,9 +57,11 @@ def site_config(
     only_medfedaug: Annotated[
         bool,
         typer.Option(
-            "--only-medfedaug", help="Refuse classes of other packages.", rich_help_panel=JobRules.PANEL
+            "--only-medfedaug/--also-nvflare",
+            help="Refuse classes of other packages, or allow NVFlare's own too.",
+            rich_help_panel=JobRules.PANEL,
         ),
-    ] = False,
+    ] = True,
     check: Annotated[
         bool, typer.Option("--check", help="Print missing parts and exit with 1 if any is; write nothing.")
     ] = False,
@@ -167,6 +169,7 @@ def jobs(
     from medfedaug.federation.job_summary import record as record_of
     from medfedaug.nvflare_jobs.kit.kit import open_kit
     from medfedaug.privacy.job_log import WAITING
+    from medfedaug.privacy.policy import OPEN_PROMISE
     from medfedaug.utils import plugins
 
     opened = open_kit(kit)
@@ -190,10 +193,12 @@ def jobs(
         rounds, purpose = str(entry.config["rounds"]), str(entry.config.get("purpose", ""))
         table.add_row(entry.hash[:12], seen, entry.verdict, runs, methods, rounds, purpose)
     out_console.print(table)
+    if settings.privacy.epsilon is None:
+        say(f"Without --epsilon, {OPEN_PROMISE}.")
     for entry in entries:
         # The page builds the job's network: not for every past job of a site without approvals.
         if job or (entry.verdict == WAITING and (settings.jobs.approve or not entry.runs)):
-            print_page(["", *summary(entry)])
+            print_page(["", *summary(entry, settings.privacy)])
 
 
 def approve(

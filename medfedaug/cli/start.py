@@ -18,10 +18,10 @@ Timeout = Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Longest 
 
 def start(kit: Kit, timeout: Timeout = 60.0) -> None:
     """Start a kit, and wait until it runs; at a site, until the server has answered."""
-    from medfedaug.nvflare_jobs.kit import kit_control
+    from medfedaug.nvflare_jobs.kit import kit_start
 
     _check_version(kit)
-    _do(kit_control.start, kit, timeout)
+    _do(kit_start.start, kit, timeout)
 
 
 def stop(kit: Kit, timeout: Timeout = 60.0) -> None:
@@ -29,9 +29,9 @@ def stop(kit: Kit, timeout: Timeout = 60.0) -> None:
 
     Running jobs wait for the site.
     """
-    from medfedaug.nvflare_jobs.kit import kit_control
+    from medfedaug.nvflare_jobs.kit import kit_start
 
-    _do(kit_control.stop, kit, timeout)
+    _do(kit_start.stop, kit, timeout)
 
 
 def restart(
@@ -44,12 +44,12 @@ def restart(
     A site rejoins its running jobs. A kit in a service or a container stays there. A kit that does not run is
     started.
     """
-    from medfedaug.nvflare_jobs.kit import kit_control
+    from medfedaug.nvflare_jobs.kit import kit_process, kit_start
     from medfedaug.nvflare_jobs.kit.job_states import ACTIVE, job_standings
     from medfedaug.nvflare_jobs.kit.kit import open_kit
 
     opened = open_kit(kit)
-    runs = kit_control.find_process(opened.path) is not None
+    runs = kit_process.find_process(opened.path) is not None
     jobs = [job for job in job_standings(opened) if job.state in ACTIVE] if runs and not yes else []
     if jobs:
         effect = "ends here; the lead submits it again with --resume" if opened.server else "is rejoined"
@@ -59,7 +59,7 @@ def restart(
             raise ConfigError("nothing is restarted: give --yes to restart while jobs run")
         typer.confirm("Restart?", abort=True)
     _check_version(kit)
-    _do(kit_control.restart, kit, timeout)
+    _do(kit_start.restart, kit, timeout)
 
 
 def health(kit: Kit) -> None:

@@ -9,7 +9,9 @@ from pydantic import BeforeValidator, WithJsonSchema
 
 from medfedaug.config.options import Settings, setting, settings
 
-__all__ = ["Folder", "Machine"]
+__all__ = ["COMPILE", "Folder", "Machine"]
+
+COMPILE = ("auto", "on", "off")
 
 
 def _folder(value: Any) -> Path | None:
@@ -43,6 +45,13 @@ class Machine(Settings):
         "Folder of these files, which later jobs use too and nothing removes; by default a temporary one "
         "of the job.",
     )
+    compile: str = setting(
+        "auto",
+        "Compile the network for training and inference with torch.compile. auto: on CUDA only. on: on a CPU "
+        "too. off: never.",
+        choices=COMPILE,
+        rare=True,
+    )
     deterministic: bool = setting(
         False,
         "Operations that give the same bits each time on one GPU; slower, and an error where PyTorch has "
@@ -59,6 +68,6 @@ class Machine(Settings):
     def variables(self) -> dict[str, str]:
         """Return the same settings as environment variables for another process of this machine."""
         folder = {"cache": str(self.cache.resolve())} if self.cache else {}
-        values = {"memory": str(self.memory), **folder}
+        values = {"memory": str(self.memory), "compile": self.compile, **folder}
         values["deterministic"] = str(self.deterministic).lower()
         return {f"{Machine.VARIABLES}{name.upper()}": value for name, value in values.items()}

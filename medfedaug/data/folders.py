@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 from medfedaug.data.base import SiteFolder
+from medfedaug.data.dataset_json import find_layout
 from medfedaug.data.images import ImageFolder, visible_folders
 from medfedaug.data.io.formats import is_photograph
 from medfedaug.data.volumes import VolumeFolder
@@ -21,7 +23,7 @@ MARKER = "federation.json"
 
 def is_site(path: Path) -> bool:
     """Return whether a folder holds a ``dataset.json``, readable or not, or folders of images."""
-    return os.path.lexists(path / "dataset.json") or _has_images(path)
+    return os.path.lexists(path / "dataset.json") or find_layout(path) is not None or _has_images(path)
 
 
 def _has_images(path: Path) -> bool:
@@ -35,6 +37,10 @@ def open_folder(
     if os.path.lexists(path / "dataset.json"):
         site = VolumeFolder.open(path, name=name, limit=limit, check=check)
         return replace(site, benchmark="phantom") if (path.parent / MANIFEST).exists() else site
+    if layout := find_layout(path):  # or label maps would be the images of a class
+        problem = f"holds {' and '.join(layout)}, and no dataset.json"
+        hint = f"List its cases first: run `medfedaug init {quote(str(path))}`."
+        raise DataError(problem, site=name or path.resolve().name, path=path, hint=hint)
     if _has_images(path):
         return ImageFolder.open(path, name=name, limit=limit, check=check)
     problem = "holds neither a dataset.json nor images in a folder per class"

@@ -20,7 +20,7 @@ import numpy as np
 
 from medfedaug.data.base import SPLITS, Case, by_patient, plain_name
 from medfedaug.data.checks.site_checks import check_classes
-from medfedaug.data.dataset_json import IGNORE, LARGEST_VALUE, UNNAMED, unseen_note
+from medfedaug.data.dataset_json import IGNORE, LARGEST_VALUE, LAYOUTS, UNNAMED, find_layout, unseen_note
 from medfedaug.data.io.formats import format_of, image_suffix, is_lossy, is_volume_file, without_suffix
 from medfedaug.data.splits import shuffled, split_patients
 from medfedaug.data.volumes import VolumeFolder, is_black_and_white
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from medfedaug.data.io.dicom_series import LeftOut
 
 LISTING, _BEFORE = "dataset.json", "dataset.before.json"
-_TRAINING = (("imagesTr", "labelsTr"), ("images", "labels"), ("images", "masks"), ("image", "label"))
 _TEST = ("imagesTs", "labelsTs")
 _CHANNEL = re.compile(r"(?P<name>.+)_(?P<channel>\d{4})")
 _LABEL_ENDING = re.compile(r"(.+?)[-_.](mask|masks|seg|segmentation|label|labels|gt)", re.IGNORECASE)
@@ -65,11 +64,6 @@ class Proposal:
         return {split: len(self.content[split]) for split in SPLITS}
 
 
-def find_layout(folder: Path) -> tuple[str, str] | None:
-    """Return the names of the folders of images and label maps in a folder, or ``None``."""
-    return next((pair for pair in _TRAINING if all((folder / part).is_dir() for part in pair)), None)
-
-
 def propose(
     folder: str | Path,
     *,
@@ -98,7 +92,7 @@ def propose(
     layout = find_layout(folder)
     if layout is None:
         problem = "holds no images beside label maps" if folder.is_dir() else "no such folder"
-        pairs = ", ".join(f"{images} and {maps}" for images, maps in _TRAINING)
+        pairs = ", ".join(f"{images} and {maps}" for images, maps in LAYOUTS)
         hint = f"Looked for are {pairs}; for anything else write {LISTING} as docs/data.md shows."
         raise DataError(problem, path=folder, hint=hint)
     name = folder.resolve().name
@@ -106,7 +100,7 @@ def propose(
     notes: list[str] = []
     channels = _pairs(folder, layout, name, series, notes)
     test_channels: dict[Case, tuple[str, ...]] = {}
-    if layout == _TRAINING[0] and all((folder / part).is_dir() for part in _TEST):
+    if layout == LAYOUTS[0] and all((folder / part).is_dir() for part in _TEST):
         test_channels = _pairs(folder, _TEST, name, series, notes)
     _check_channels({**channels, **test_channels}, name)
     cases, tested = (_with_patients(listed, patient, name, folder) for listed in (channels, test_channels))
@@ -351,7 +345,8 @@ def _classes(
         hint = f"The label maps have the values {first_of([f'{value:g}' for value in values], 6)}. "
         hint += "JPEG changes values: write label images as PNG. " if is_lossy(holder) else ""
         hint += "Name the class of each with --labels 0=background,VALUE=NAME,..."
-        problem = f"has the value {unknown[0]:g}, and the classes are: {_text(classes) or 'not named'}"
+        named = f"the classes are {_text(classes)}" if classes else "no class is named"
+        problem = f"has the value {unknown[0]:g}, and {named}"
         raise DataError(problem, site=site, path=holder, hint=hint)
     plain = {plain_name(text) for text in classes.values()} - {""}
     if not 2 <= len(classes) == len(plain) or not all(0 <= value <= LARGEST_VALUE for value in classes):

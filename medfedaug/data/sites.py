@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from medfedaug.data.preparation.preparation import Preparation
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.statistics import ChannelStatistics, average_moments
+from medfedaug.utils.printable import is_printable
 from medfedaug.utils.validation import first_of
 
 _READ: dict[Hashable, frozenset[int]] = {}
@@ -124,6 +124,29 @@ def check_voxels(sites: Iterable[SiteFolder]) -> None:
             )
 
 
+def describe_federation(task: str, kind: str, classes: Sequence[str], patients: Sequence[int]) -> str:
+    """Return one line about a federation: task, kind of images, classes, sites and patients.
+
+    Args:
+        task: ``"segmentation"`` or ``"classification"``.
+        kind: of the images, such as ``"2D"``.
+        classes: the names of the classes.
+        patients: the number of patients of each site.
+
+    Example:
+        >>> describe_federation("segmentation", "2D", ["background", "lesion"], [12, 9])
+        'segmentation, 2D, 2 classes (background, lesion), 2 sites, 21 patients'
+    """
+    named = first_of(list(classes), 6)
+    numbers = f"{len(classes)} classes ({named}), {len(patients)} sites, {sum(patients)} patients"
+    return f"{task}, {kind}, {numbers}"
+
+
+def num_patients(site: SiteFolder) -> int:
+    """Return the number of patients; a case without a patient's name stands for one."""
+    return len({case.owner for cases in site.cases.values() for case in cases})
+
+
 def arrange(
     sites: Sequence[SiteFolder], channels: Sequence[str] | None = None, classes: Sequence[str] | None = None
 ) -> list[SiteFolder]:
@@ -208,8 +231,8 @@ def _check_names(sites: Sequence[SiteFolder], holdout: Sequence[str]) -> None:
     """Check the names of sites, that two sites train, and that one of these has outlines."""
     names = [site.name for site in sites]
     for site in sites:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", site.name):
-            hint = "Name the folder in letters, digits, '.', '_' and '-': its name travels with messages."
+        if not is_printable(site.name) or site.name != site.name.strip():
+            hint = "Rename its folder: printable characters, without a space at either end."
             raise DataError("not a name for a site", site=repr(site.name), path=site.path, hint=hint)
         if names.count(site.name) > 1:
             raise site.error("two sites have this name", site.path, hint="Rename the folder of one of them.")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from medfedaug.config.run import RunConfig
 from medfedaug.errors import MedFedAugError
 from medfedaug.privacy.job_log import JobBook, JobEntry
+from medfedaug.privacy.policy import OPEN_PROMISE, PrivacyPolicy
 from medfedaug.utils.printable import counted
 
 if TYPE_CHECKING:
@@ -73,8 +74,8 @@ def _purpose(config: Mapping[str, object]) -> str:
     return str(config.get("purpose") or "") or "none given"
 
 
-def summary(entry: JobEntry) -> list[str]:
-    """Return the page of a job, in lines of text.
+def summary(entry: JobEntry, policy: PrivacyPolicy) -> list[str]:
+    """Return the page of a job at a site with a policy, in lines of text.
 
     The server's half of each method, built here, defines the values that may leave.
     """
@@ -90,7 +91,9 @@ def summary(entry: JobEntry) -> list[str]:
         return [*lines, f"  nothing: it cannot run here ({error})"]
     lines += [f"  {line}" for line in _runs(config)]
     sent = num_bytes({key: server.state[key] for key in server.reply_checks.model.shapes}) / 1e6
-    lines += ["", "What leaves this site"]
+    if policy.epsilon is None:
+        lines += ["", "Trust", f"  {OPEN_PROMISE}."]
+    lines += ["", f"What leaves this site, each number of {policy.min_images} patients or more"]
     if config.planning:
         lines += [
             "  once: the fingerprint of the training volumes; the plan that is made of it is a job of its own"
@@ -113,14 +116,12 @@ def summary(entry: JobEntry) -> list[str]:
             else []
         ),
         f"  {times}: the weights that training changes, {sent:.4g} MB, of {entries}",
-        f"  {times}: number of samples, validation score, whole seconds; a training loss where this kit's "
-        "settings let it out (--losses)",
+        f"  {times}: number of samples, validation score, whole seconds; losses stay here",
         *(f"  {times}: {line}" for line in _exchanged(server.aggregation.every_round)),
         "  once, at the end: the scores of the test cases",
         "",
         "What leaves it in a job of these settings that scores finished models and trains none",
-        "  the scores of each model, and their differences, as far as this kit's settings allow (--scores)",
-        "  models that this site trained for itself, if this kit's settings allow it (--lend-models)",
+        "  the mean scores of each model, and their differences",
         "  An approval is for both kinds of job.",
         *_changed(config),
     ]

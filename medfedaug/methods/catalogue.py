@@ -41,7 +41,6 @@ from medfedaug.methods.moex import MoEx as MoEx
 from medfedaug.methods.moon import MOON as MOON
 from medfedaug.methods.norm import Norm as Norm
 from medfedaug.methods.norm_clip import NormClip as NormClip
-from medfedaug.methods.nyul import Nyul as Nyul
 from medfedaug.methods.partialfed import PartialFed as PartialFed
 from medfedaug.methods.partialfed_adaptive import PartialFedAdaptive as PartialFedAdaptive
 from medfedaug.methods.pooled import Pooled as Pooled

@@ -76,7 +76,7 @@ class FedDG(Method):
     tasks = ("segmentation",)
     dimensions = (2,)
     requires = frozenset({"labels", "complete_labels"})
-    provides = frozenset({"extra_passes"})
+    provides = frozenset({"extra_passes", "second_derivatives"})
     excludes = frozenset({"counted_patients"})
 
     def __init__(

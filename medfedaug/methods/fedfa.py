@@ -114,7 +114,7 @@ class FedFASite(SitePart, SiteExchange):
         statistics of all training cases under the trained network in evaluation mode instead.
         """
         census = self.context.census
-        if census.least > 1:
+        if census.strict:
             sent = census.over_cases(self._by_case(), then=lambda means: self.privatised(means, 0))
             return {key: census.like(value, sent[key]) for key, value in self._noisy(sent).items()}
         payload: Payload = {}

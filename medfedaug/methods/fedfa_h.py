@@ -154,7 +154,7 @@ class FedFAhSite(SitePart, SiteExchange):
 
         A site of a real federation merges adjacent bins of too few patients.
         """
-        if self.context.census.least > 1:
+        if self.context.census.strict:
             self._take_range(self._batches())
             self.range_of = self.context.round()
             return {"histogram": self.context.census.histogram(self._counts())}

@@ -50,7 +50,7 @@ class FedMix(Method):
 
     name = "fedmix"
     requires = frozenset({"labels", "complete_labels"})
-    provides = frozenset({"soft_labels"})
+    provides = frozenset({"second_derivatives", "soft_labels"})
     excludes = frozenset({"counted_patients", "labels"})
 
     def __init__(self, mixing: BelowOne = 0.1, group: AtLeastTwo = 5) -> None:

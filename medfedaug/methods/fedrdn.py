@@ -9,13 +9,12 @@ from monai.transforms import Transform
 from monai.utils import CommonKeys as Keys
 from torch import Tensor
 
-from medfedaug.errors import warn
 from medfedaug.methods.arguments import Over
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Bounds, Contributions, Payload, ServerContext, SiteContext
 from medfedaug.methods.gathered import GatheredServer
 from medfedaug.privacy.kinds import INTENSITY_MEAN, INTENSITY_STD
-from medfedaug.statistics import ChannelStatistics, foreign_pairs, usable_pairs
+from medfedaug.statistics import ChannelStatistics, usable_pairs
 from medfedaug.transforms import FedRDNd
 
 
@@ -100,15 +99,6 @@ class FedRDNSite(SitePart, SiteExchange):
 
     def apply(self, payload: Payload) -> None:
         self.pairs = _pairs(payload)
-        foreign = [pair for pair in foreign_pairs(self.pairs) if self.context.name in pair.sites]
-        if foreign and not self.average:
-            warn(
-                "images lie far from 0 under other sites' pairs, in deviations: "
-                f"{'; '.join(map(str, foreign[:3]))}",
-                site=self.context.name,
-                hint="FedRDN fell below norm when some sites invert the grey values of others: look at the "
-                "images, and compare single, fedavg and norm with it first (docs/results/shift).",
-            )
 
     def transforms(self, *, training: bool) -> Sequence[Transform]:
         """Return the normalisation: a random pair in training, the site's in evaluation, or the average."""

@@ -23,9 +23,6 @@ STAYS, MEAN, MEAN_OF_CLASSES = "stays", "mean", "mean of classes"
 """Forms in which a site that sends summaries releases a metric: not at all; its mean over the cases; its mean
 over the classes, in which each case counts by the size of its class."""
 
-FINEST_STEP = 0.01
-"""Smallest step of a mean that leaves a site that sends summaries."""
-
 _PEOPLE = ("Dice", "Jaccard", "Hausdorff")
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
 # Other entries of a site's scores, or of a class's.
@@ -82,7 +79,6 @@ class Metric:
         by_class: results have it for each class.
         leaves: the form in which a site that sends summaries releases it (`STAYS`, `MEAN` or
             `MEAN_OF_CLASSES`). A site whose policy releases the scores of cases releases all of them.
-        finest_step: smallest step of a released mean, for any number of patients.
         meaning: one sentence for the glossary of a report.
         position: place among the columns of its task; the first one chooses the round.
         skips_missed: a structure that was not predicted has no score, and is counted as missed.
@@ -109,7 +105,6 @@ class Metric:
     compute: Compute | None = None
     by_class: bool = True
     leaves: str = STAYS
-    finest_step: float = FINEST_STEP
     meaning: str = ""
     position: int = 100
     skips_missed: bool = False
@@ -120,8 +115,6 @@ class Metric:
         check_choice(f"metric {self.name}: leaves", self.leaves, (STAYS, MEAN, MEAN_OF_CLASSES))
         if self.leaves != STAYS and (self.largest > 1 or self.has_unit):
             raise ConfigError(f"metric {self.name}: a mean leaves a site only if scores lie between 0 and 1")
-        if not FINEST_STEP <= self.finest_step <= 1:
-            raise ConfigError(f"metric {self.name}: finest_step lies between {FINEST_STEP} and 1")
 
     def check_addition(self) -> None:
         """Check the attributes of another package's metric, which go into results and pages.

@@ -261,7 +261,7 @@ def rare_loss_test(differences: Sequence[float], worst: float) -> float:
         return math.sin(phase) * modulus * (1 + t * t) / t
 
     area, _ = quad(integrand, 1e-12, math.pi / 2 - 1e-12, limit=400)
-    return min(1.0, max(0.0, 1.0 - 2.0 * area / math.pi))
+    return min(1.0, max(0.0, 1.0 - 2.0 * float(area) / math.pi))
 
 
 @dataclass(frozen=True)

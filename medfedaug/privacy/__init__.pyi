@@ -12,7 +12,7 @@ from .ledger import Release as Release
 from .policy import PrivacyPolicy as PrivacyPolicy
 from .pseudonyms import Pseudonyms as Pseudonyms
 from .pseudonyms import public_text as public_text
+from .score_release import all_scores as all_scores
 from .score_release import class_labels as class_labels
 from .score_release import released_difference as released_difference
-from .score_release import released_loss as released_loss
 from .score_release import released_scores as released_scores

@@ -91,7 +91,10 @@ class Census:
     Args:
         owners: the patient of each training case.
         samples: returns the number of training samples of each case.
-        least: n, the fewest patients behind a number; 1 in a simulation, where nothing is withheld.
+        least: n, the fewest patients behind a number.
+
+    Attributes:
+        strict: whether the site is in a real federation, where a number without patients does not leave.
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class Census:
         self.patient_of = torch.tensor([names[owner] for owner in owners], dtype=torch.long)
         self.patients, self.least, self._samples = len(names), least, samples
         self._steps: list[Tensor | None] = []
+        self.strict = False
 
     # The training of a round, entered by the site.
 

@@ -14,7 +14,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from medfedaug.config.run import RunConfig
-from medfedaug.errors import ConfigError, JobRefused
+from medfedaug.errors import ConfigError
 from medfedaug.utils.files import parse_versioned, private_folder, remove_unfinished, write_versioned
 
 __all__ = [
@@ -35,7 +35,6 @@ JOBS_FOLDER = "jobs"
 """Folder of a site's job book, below its state folder."""
 
 _KIND, _VERSION = "job", 1
-_DAY = 24 * 3600.0
 
 
 def job_hash(config: Mapping[str, Any]) -> str:
@@ -137,27 +136,10 @@ class JobBook:
                 self._path(entry.hash).unlink(missing_ok=True)
         return waiting[:-most]
 
-    def check(self, site: str, config: RunConfig, job: str, most: int) -> None:
-        """Check that another job may begin; see `begin`."""
-        starts = {(name, entry.hash): when for entry in self.entries() for name, when in entry.runs.items()}
-        now = time.time()
-        # A start more than a day in the future does not count: the clock was wrong.
-        recent = sum(abs(now - when) < _DAY for when in starts.values())
-        if (job, job_hash(config.to_dict())) not in starts and recent >= most:
-            reason = f"{most} jobs began in the last 24 hours, and the site's rule max_jobs_per_day is {most}"
-            raise JobRefused(site, reason)
-
-    def begin(self, site: str, config: RunConfig, job: str, most: int) -> None:
-        """Enter the start of a job with a configuration.
-
-        A job whose process was started again counts once. A job with several configurations counts for each.
-
-        Raises:
-            JobRefused: when ``most`` jobs have begun within 24 hours.
-        """
+    def begin(self, config: RunConfig, job: str) -> None:
+        """Enter the start of a job with a configuration; a job that was started again counts once."""
         entry = self.note(config)
         with self._locked():
-            self.check(site, config, job, most)
             entry = self._read(self._path(entry.hash))
             ends = {name: when for name, when in entry.ends.items() if name != job}  # it came back
             self._write(replace(entry, runs={job: time.time(), **entry.runs}, ends=ends))

@@ -31,11 +31,11 @@ class JobRules(Settings):
         ConfigError: for a value of another type or out of range.
 
     Example:
-        >>> rules = JobRules(min_batch_size=4)
-        >>> rules.check("A", RunConfig(batch_size=2))
+        >>> rules = JobRules(max_rounds=100)
+        >>> rules.check("A", RunConfig(rounds=200))
         Traceback (most recent call last):
-        medfedaug.errors.JobRefused: site A: job refused: its batch_size is 2, and the site's rule \
-min_batch_size is 4
+        medfedaug.errors.JobRefused: site A: job refused: its rounds are 200, and the site's rule \
+max_rounds is 100
     """
 
     TITLE: ClassVar[str] = "jobs: "
@@ -62,10 +62,7 @@ min_batch_size is 4
         "images.",
         flags=("--allow-loop",),
     )
-    min_batch_size: int = setting(2, "Least samples per training step.", above=0)
-    min_local_steps: int = setting(
-        5, "Least training steps per round, for a job that counts steps and not epochs.", above=0, rare=True
-    )
+    max_rounds: int = setting(1000, "Most rounds of a job.", above=0)
     min_cases: int = setting(
         10,
         "Least training cases with which the site trains in a job; least patients where its list names them.",
@@ -79,7 +76,6 @@ min_batch_size is 4
         above=0,
         rare=True,
     )
-    max_jobs_per_day: int = setting(20, "Most jobs that begin within 24 hours.", above=0, rare=True)
     secure_only: bool = setting(False, "Take part only in jobs under secure aggregation.")
     min_summed: int = setting(
         3,
@@ -130,9 +126,8 @@ min_batch_size is 4
         self._allowed(site, "task", config.task, "tasks", self.tasks)
         if config.loop is not None:
             self._allowed(site, "training loop", config.loop, "loops", self.loops)
-        self._least(site, "batch_size", config.batch_size, "min_batch_size")
-        if config.local_steps:
-            self._least(site, "local_steps", config.local_steps, "min_local_steps")
+        if config.rounds > self.max_rounds:
+            _refuse(site, f"its rounds are {withheld(config.rounds)}", f"max_rounds is {self.max_rounds}")
         if self.secure_only and not config.secure_aggregation:
             _refuse(site, "its secure_aggregation is false", "secure_only is true")
         if config.limit is not None and not self.allow_limit:
@@ -172,11 +167,6 @@ min_batch_size is 4
         if names is not None and name not in names:
             _refuse(site, f"its {kind} is {withheld(name)}", f"{rule} allows {', '.join(names) or 'none'}")
 
-    def _least(self, site: str, name: str, value: int, rule: str) -> None:
-        least = getattr(self, rule)
-        if value < least:
-            _refuse(site, f"its {name} is {withheld(value)}", f"{rule} is {least}")
-
     def describe(self) -> str:
         """Describe the rules in one line, for `doctor`."""
         allowed = {"methods": self.methods, "networks": self.networks, "tasks": self.tasks}
@@ -184,11 +174,9 @@ min_batch_size is 4
         parts = parts or ["all methods, networks and tasks"]
         parts += [
             f"training loops: {', '.join(self.loops) or 'only that of medfedaug'}",
-            f"at least {self.min_batch_size} samples a step, {self.min_local_steps} steps and "
-            f"{self.min_cases} cases",
+            f"at least {self.min_cases} cases, at most {self.max_rounds} rounds",
             "limit allowed" if self.allow_limit else "no limit",
             f"models up to {self.max_model_mb:g} MB, exchanges up to {self.max_payload_mb:g} MB",
-            f"{self.max_jobs_per_day} jobs a day",
         ]
         parts += ["secure aggregation alone"] if self.secure_only else []
         approval = f"each job waits for approval, {self.max_waiting} at most"

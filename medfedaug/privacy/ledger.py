@@ -18,12 +18,12 @@ from medfedaug.errors import ConfigError, MedFedAugError, StorageError, own
 from medfedaug.privacy.accountant import Spent, epsilon_spent
 from medfedaug.utils.files import PRIVATE, make_private, private_folder
 
-__all__ = ["LEDGER_FILE", "Entry", "Nearest", "PrivacyLedger", "Release", "Scored", "by_kind"]
+__all__ = ["LEDGER_FILE", "Entry", "PrivacyLedger", "Release", "by_kind"]
 
 LEDGER_FILE = "ledger.sqlite"
 """File of the ledger in a site's state folder."""
 
-_SCHEMA = 1
+_SCHEMA = 2
 _TABLES = """
 CREATE TABLE account (identifier TEXT);
 INSERT INTO account VALUES (LOWER(HEX(RANDOMBLOB(16))));
@@ -33,18 +33,10 @@ CREATE TABLE patients (identity BLOB PRIMARY KEY, patient BLOB) WITHOUT ROWID;
 CREATE TABLE spent (time REAL, noise REAL, releases INTEGER, cases TEXT, rate REAL);
 CREATE TABLE releases (
     number INTEGER PRIMARY KEY, time REAL, job TEXT, method TEXT, kind TEXT, shape TEXT, split TEXT,
-    count INTEGER, noise REAL, digest TEXT, queries INTEGER, cases TEXT, site TEXT
+    count INTEGER, noise REAL, digest TEXT, cases TEXT, site TEXT
 );
-CREATE INDEX by_cases ON releases (split, cases);
-CREATE TABLE scored (
-    job TEXT, split TEXT, cases TEXT, model TEXT, place TEXT, known INTEGER, answer TEXT, time REAL, site TEXT
-);
-CREATE INDEX by_model ON scored (model, split, cases);
-CREATE TABLE models (model TEXT PRIMARY KEY, job TEXT, time REAL) WITHOUT ROWID;
 """
 """Among them the account's identifier, and the identity of a case by the hash of its files."""
-
-_TIMED = ("releases", "spent", "scored", "models")  # the tables whose rows have a time
 
 _OWNER = "COALESCE(patient, identity)"
 """The patient of a case; a case without a named patient counts as a patient."""
@@ -71,7 +63,6 @@ class Release:
         count: the number of these cases.
         noise: the noise multiplier; 0 without noise.
         digest: SHA-256 of the content.
-        queries: the number of models whose scores it has.
         site: the site's name in the job.
     """
 
@@ -83,7 +74,6 @@ class Release:
     count: int = 0
     noise: float = 0.0
     digest: str = ""
-    queries: int = 0
     site: str = ""
 
 
@@ -97,45 +87,16 @@ class Entry:
     cases: str
 
 
-@dataclass(frozen=True)
-class Nearest:
-    """Earlier release with the most similar cases; ``apart`` counts the patients who differ."""
-
-    apart: int
-    job: str
-    time: float
-
-
-@dataclass(frozen=True)
-class Scored:
-    """Model whose scores on ``"validation"`` or ``"test"`` cases have left the site, or are about to.
-
-    ``model`` is a hash of everything but the cases that determines the scores. ``place`` is their place in
-    the job, ``"round 3"`` or ``"test"``; empty in an evaluation. ``known`` says that the site met the model
-    in a training job. ``answer`` is the reply that has left, to be repeated unchanged; empty where the scores
-    were exact.
-    """
-
-    job: str
-    split: str
-    model: str
-    place: str = ""
-    known: bool = True
-    answer: str = ""
-    site: str = ""
-
-
 class PrivacyLedger:
     """The account of everything that a site has released, over all of its jobs, restarts and names.
 
     Cases are known by their identities (`medfedaug.data.quality.content_hash.case_identities`), so that an
     account continues when a site, its folder or its files are renamed. Every method that takes identities
     also takes a mapping from the identities of cases to the identities of their patients; the latest mapping
-    holds. The cases of a patient then share one budget, and count as one where sets of cases are compared.
+    holds. The cases of a patient then share one budget.
 
-    Sites may share an account, since a budget belongs to patients. The limits of a job apply to each site.
-    The account is an SQLite file, with a lock file by which jobs take turns; without a path it is in memory,
-    for a simulation.
+    Sites may share an account, since a budget belongs to patients. The account is an SQLite file, with a lock
+    file by which jobs take turns; without a path it is in memory, for a simulation.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
@@ -160,8 +121,9 @@ class PrivacyLedger:
         """Return the account's identifier, which never changes, and the number of its entries."""
         with self._opened() as connection:
             ((identifier,),) = connection.execute("SELECT identifier FROM account")
-            counts = " + ".join(f"(SELECT COUNT(*) FROM {table})" for table in _TIMED)
-            ((entries,),) = connection.execute(f"SELECT {counts}")
+            ((entries,),) = connection.execute(
+                "SELECT (SELECT COUNT(*) FROM releases) + (SELECT COUNT(*) FROM spent)"
+            )
         return str(identifier), int(entries)
 
     def held(self) -> AbstractContextManager[object]:
@@ -183,7 +145,7 @@ class PrivacyLedger:
         self,
         noise_multiplier: float,
         delta: float,
-        max_epsilon: float,
+        most: float,
         cases: Collection[bytes] = (),
         releases: int = 1,
         rate: float = 1.0,
@@ -194,99 +156,27 @@ class PrivacyLedger:
 
         Returns:
             ε of all releases about these cases' patients together; ``None``, with nothing entered, where it
-            would exceed ``max_epsilon``.
+            would exceed ``most``.
         """
         with self._opened() as connection:
             earlier, more = _spent(connection, cases), Spent(noise_multiplier, releases, rate)
             epsilon = epsilon_spent([*earlier, more], delta)
-            if not epsilon <= max_epsilon:
+            if not epsilon <= most:
                 return None
-            row = (_now(connection), noise_multiplier, releases, _enter_cases(connection, cases), rate)
+            row = (time.time(), noise_multiplier, releases, _enter_cases(connection, cases), rate)
             connection.execute("INSERT INTO spent VALUES (?, ?, ?, ?, ?)", row)
             return epsilon
 
     def enter(self, releases: Iterable[Release], cases: Collection[bytes] = ()) -> None:
         """Enter releases that are about to leave, with the identities of their cases."""
         with self._opened() as connection:
-            digest, now = _enter_cases(connection, cases), _now(connection)
+            digest, now = _enter_cases(connection, cases), time.time()
             for r in releases:
-                row = (r.job, r.method, r.kind, r.shape, r.split, r.count, r.noise, r.digest, r.queries)
+                row = (r.job, r.method, r.kind, r.shape, r.split, r.count, r.noise, r.digest)
                 connection.execute(
-                    "INSERT INTO releases VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    "INSERT INTO releases VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (now, *row, digest, r.site),
                 )
-
-    def nearest(self, split: str, cases: Collection[bytes]) -> Nearest | None:
-        """Return the earlier release without noise, of the same split, with the most similar cases.
-
-        Two sets differ by the patients whose cases differ, or whose number of cases differs, whichever is
-        fewer: files that hold nearly the same image are different cases of one patient. A case without a
-        named patient counts as a patient.
-        """
-        with self._opened() as connection:
-            digest = _enter_cases(connection, cases)
-            rows = connection.execute(
-                f"""
-                SELECT set_.cases, r.job, MAX(r.time)
-                FROM ({_OF_PATIENTS}) set_ JOIN releases r ON r.cases = set_.cases AND r.split = ?
-                WHERE set_.cases != ? AND r.noise = 0 GROUP BY set_.cases
-                """,
-                (digest, split, digest),
-            ).fetchall()
-            near = [Nearest(_apart(connection, digest, other), job, when) for other, job, when in rows]
-        return min(near, key=lambda entry: entry.apart, default=None)
-
-    def queries(self, split: str, cases: Collection[bytes], since: float = 0.0) -> int:
-        """Count the models whose scores on any case of these cases' patients were released since a time."""
-        with self._opened() as connection:
-            digest = _enter_cases(connection, cases)
-            ((count,),) = connection.execute(
-                f"""
-                SELECT COALESCE(SUM(queries), 0) FROM releases
-                WHERE split = ? AND time >= ? AND cases IN ({_OF_PATIENTS})
-                """,
-                (split, since, digest),
-            )
-        return int(count)
-
-    def score(self, scored: Scored, cases: Collection[bytes]) -> None:
-        """Enter a model whose scores on these cases are about to leave."""
-        with self._opened() as connection:
-            s, digest = scored, _enter_cases(connection, cases)
-            row = (s.job, s.split, digest, s.model, s.place, s.known, s.answer, _now(connection), s.site)
-            connection.execute("INSERT INTO scored VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
-
-    def scored(self, split: str, model: str, cases: Collection[bytes]) -> Scored | None:
-        """Return the first release of a model's scores on exactly these cases."""
-        with self._opened() as connection:
-            values = split, model, _enter_cases(connection, cases)
-            rows = _scored(connection, "split = ? AND model = ? AND cases IS ?", values)
-        return rows[0] if rows else None
-
-    def scored_in(self, job: str, split: str, site: str) -> list[Scored]:
-        """List the models whose scores have left a site in a job."""
-        with self._opened() as connection:
-            return _scored(connection, "job = ? AND site = ? AND split = ?", (job, site, split))
-
-    def meet(self, models: Iterable[str], job: str) -> None:
-        """Enter models that the site received or trained in a training job, by their hashes."""
-        with self._opened() as connection:
-            now = _now(connection)
-            rows = [(model, job, now) for model in models]
-            connection.executemany("INSERT OR IGNORE INTO models VALUES (?, ?, ?)", rows)
-
-    def met(self, model: str) -> bool:
-        """Return whether the site received or trained a model in a training job."""
-        with self._opened() as connection:
-            row = connection.execute("SELECT 1 FROM models WHERE model = ?", (model,)).fetchone()
-        return row is not None
-
-    def updates(self, job: str, site: str, *, failed: bool = False) -> int:
-        """Count a site's models and failed answers that have left in a job, or the failed answers alone."""
-        where = "job = ? AND site = ? AND method = 'model'" + " AND kind = 'message'" * failed
-        with self._opened() as connection:
-            ((count,),) = connection.execute(f"SELECT COUNT(*) FROM releases WHERE {where}", (job, site))
-        return int(count)
 
     def entries(self) -> list[Entry]:
         """List all releases, the oldest first."""
@@ -294,7 +184,7 @@ class PrivacyLedger:
             rows = connection.execute(
                 """
                 SELECT number, time, cases,
-                    job, method, kind, shape, split, count, noise, digest, queries, site
+                    job, method, kind, shape, split, count, noise, digest, site
                 FROM releases ORDER BY number
                 """
             ).fetchall()
@@ -350,13 +240,6 @@ def _make(connection: sqlite3.Connection) -> None:
     connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {_SCHEMA}; COMMIT;")
 
 
-def _now(connection: sqlite3.Connection) -> float:
-    """Return the time, never before an earlier entry's: a clock that was set back would hide entries."""
-    times = " UNION ALL ".join(f"SELECT MAX(time) AS latest FROM {table}" for table in _TIMED)
-    ((last,),) = connection.execute(f"SELECT COALESCE(MAX(latest), 0) FROM ({times})")
-    return max(time.time(), float(last))
-
-
 def _enter_cases(connection: sqlite3.Connection, cases: Collection[bytes]) -> str | None:
     """Enter the members of a set of cases, and their patients where known; return the set's hash."""
     if not cases:
@@ -369,20 +252,6 @@ def _enter_cases(connection: sqlite3.Connection, cases: Collection[bytes]) -> st
     return digest
 
 
-def _apart(connection: sqlite3.Connection, first: str | None, second: str) -> int:
-    """Count the patients by whom two sets differ: see `PrivacyLedger.nearest`."""
-    counts = connection.execute(
-        f"""
-        SELECT SUM(cases = ?), SUM(cases = ?), COUNT(*) - 2 * (COUNT(*) - COUNT(DISTINCT identity))
-        FROM members LEFT JOIN patients USING (identity) WHERE cases IN (?, ?) GROUP BY {_OWNER}
-        """,
-        (first, second, first, second),
-    ).fetchall()
-    in_number = sum(a != b for a, b, _ in counts)
-    in_cases = sum(bool(alone) for *_, alone in counts)
-    return min(in_number, in_cases) if in_number else in_cases
-
-
 def _spent(connection: sqlite3.Connection, cases: Collection[bytes]) -> list[Spent]:
     related, values = "", tuple[str | None, ...]()
     if cases:
@@ -393,15 +262,6 @@ def _spent(connection: sqlite3.Connection, cases: Collection[bytes]) -> list[Spe
         values,
     )
     return [Spent(float(noise), int(count), float(rate)) for noise, count, rate in rows]
-
-
-def _scored(connection: sqlite3.Connection, where: str, values: tuple[str | None, ...]) -> list[Scored]:
-    columns = "job, split, model, place, known, answer, site"
-    rows = connection.execute(f"SELECT {columns} FROM scored WHERE {where} ORDER BY rowid", values)
-    return [
-        Scored(job, split, model, place, bool(known), answer, site)
-        for job, split, model, place, known, answer, site in rows
-    ]
 
 
 def _unreadable(path: Path, error: Exception) -> MedFedAugError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, ClassVar
 
 from pydantic import Field, Strict
 
@@ -12,8 +12,14 @@ from medfedaug.config.site_description import SiteDescription
 from medfedaug.errors import ConfigError
 from medfedaug.privacy.kinds import FEATURE_MEAN, FEATURE_STD, INTENSITY_MEAN, INTENSITY_STD
 
-SUMMARY: Final = "summary"
-CASES: Final = "cases"
+OPEN_PROMISE = (
+    "whoever chooses the weights of a job can reconstruct images of yours from what it sends; approve a job "
+    "only if you trust them"
+)
+"""What holds at a site without an account of ε (promise B of ``docs/privacy.md``)."""
+
+_NOISE = {"noise_multiplier": 8.0, "sgd_noise_multiplier": 1.0, "score_noise_multiplier": 8.0}
+"""The multipliers of a policy that names epsilon and none of them."""
 
 _BOUNDED = (INTENSITY_MEAN, INTENSITY_STD, FEATURE_MEAN, FEATURE_STD)
 
@@ -39,15 +45,14 @@ class PrivacyPolicy(Settings):
 
     min_images: int = setting(
         10,
-        "Least training cases (volumes or photographs, not slices) behind a statistic or histogram that "
-        "leaves the site. Where the site's list names patients, patients are counted, here and wherever this "
-        "number is a limit.",
+        "n, the least patients behind each number that leaves the site, none of whom has a share above 2/n. "
+        "A case (a volume or a photograph, not a slice) counts as a patient where the list names none.",
         at_least=1,
     )
     noise_multiplier: float = setting(
         0.0,
         "z, the standard deviation of the Gaussian noise on each release, in units of one patient's largest "
-        "change (L2); 0 for no noise.",
+        "change (L2); 0 for no noise, or 8 with epsilon.",
         at_least=0,
     )
     delta: float = setting(
@@ -57,17 +62,20 @@ class PrivacyPolicy(Settings):
         below=1,
         rare=True,
     )
-    max_epsilon: float | None = setting(
+    epsilon: float | None = setting(
         None,
-        "Largest ε of all jobs that share the site's ledger; required with noise.",
+        "Largest ε of a patient, over all jobs that share the site's ledger. Everything that leaves then has "
+        "noise and is charged to one account; what has no bound does not leave. By default nothing has "
+        "noise, and whoever chooses the weights of a job can reconstruct images from its updates.",
         above=0,
         at_most=1e300,
+        flags=("--epsilon",),
     )
     sgd_noise_multiplier: float = setting(
         0.0,
         "σ, the standard deviation of the Gaussian noise on each step of local training, in units of one "
-        "case's largest change (DP-SGD, `medfedaug.federation.site.dp_sgd`); 0 for training without it. "
-        "Statistics then need noise too.",
+        "case's largest change (DP-SGD, `medfedaug.federation.site.dp_sgd`); 0 for training without it, or 1 "
+        "with epsilon.",
         at_least=0,
     )
     sgd_clip: float = setting(
@@ -88,52 +96,10 @@ class PrivacyPolicy(Settings):
     cases_per_patient: int = setting(
         1, "Largest number of cases of one patient; the noise grows with it.", at_least=1, rare=True
     )
-    scores: str = setting(
-        SUMMARY,
-        "Form in which validation and test scores leave the site: summary, as means over at least "
-        "min_images patients, rounded so that one patient hides in them "
-        "(`medfedaug.privacy.released_scores`); or cases, one by one under pseudonyms.",
-        choices=(SUMMARY, CASES),
-    )
     score_noise_multiplier: float = setting(
         0.0,
         "Standard deviation of the Gaussian noise on the mean scores of a model, in units of one patient's "
-        "largest change (L2); 0 for none. They then count against max_epsilon.",
-        at_least=0,
-    )
-    losses: bool = setting(
-        False,
-        "Let losses over training cases leave the site, each patient's clipped to a public range, as "
-        "rounded means over at least min_images patients (`medfedaug.privacy.released_loss`), within "
-        "max_validation_scores; or keep them, and refuse methods that exchange losses (feddg_ga). "
-        "None leaves with DP-SGD, and none under secure aggregation.",
-        flags=("--losses/--keep-losses",),
-    )
-    lend_models: bool = setting(
-        False,
-        "Let local and personal models of the site be scored at other sites in an evaluation, or keep them.",
-        flags=("--lend-models/--keep-models",),
-    )
-    allow_differences: bool = setting(
-        False,
-        "Let a release leave whose set of cases differs from an earlier release's by fewer than min_images "
-        "patients (or cases without a patient). The difference of the two reveals these few.",
-        rare=True,
-    )
-    max_validation_scores: int = setting(
-        100,
-        "Most models whose scores on any validation case may leave within 30 days, over all jobs. A training "
-        "job gets one model for each of its rounds. As many losses on any training case may leave, where "
-        "losses lets them.",
-        at_least=1,
-    )
-    max_test_scores: int = setting(
-        20, "The same for test cases. A training job gets the scores of one model.", at_least=1
-    )
-    max_unknown_models: int = setting(
-        1,
-        "Most models in an evaluation job that the site did not meet in a training job, the run's selected "
-        "model among them; --cross-site needs more.",
+        "largest change (L2); 0 for none, or 8 with epsilon.",
         at_least=0,
     )
     description: SiteDescription = setting(
@@ -144,15 +110,26 @@ class PrivacyPolicy(Settings):
     )
 
     def __post_init__(self) -> None:
-        if self.score_noise_multiplier and self.scores != SUMMARY:
-            raise ConfigError(f"privacy: noise on scores is for means: scores must be {SUMMARY}")
-        if self.max_epsilon is None and self.adds_noise:
-            raise ConfigError("privacy: with noise, max_epsilon says where the site stops; it is missing")
-        if self.max_epsilon is not None and not self.adds_noise:
-            # Without noise ε is infinite: no cap can hold.
-            raise ConfigError("privacy: max_epsilon means nothing without a noise_multiplier")
+        if self.epsilon is None and self.adds_noise:
+            raise ConfigError("privacy: with noise, epsilon says where the site stops; it is missing")
+        if self.epsilon is not None and not self.adds_noise:
+            for name, multiplier in _NOISE.items():
+                object.__setattr__(self, name, multiplier)
         for kind, bounds in self.clip.items():
             _check_bounds(kind, *bounds)
+
+    def check_everything_is_private(self) -> None:
+        """Check that a site with an account of ε adds noise to everything that leaves it.
+
+        Raises:
+            ConfigError: naming the multiplier that is 0.
+        """
+        missing = [name for name in _NOISE if not getattr(self, name)]
+        if self.epsilon is not None and missing:
+            raise ConfigError(
+                f"privacy: with epsilon everything that leaves has noise, and {missing[0]} is 0; its usual "
+                f"value is {_NOISE[missing[0]]:g}"
+            )
 
     @property
     def adds_noise(self) -> bool:
@@ -172,7 +149,7 @@ class PrivacyPolicy(Settings):
     @classmethod
     def of_simulation(cls) -> PrivacyPolicy:
         """Return a policy without limits, for sites that are all on one machine."""
-        return cls(min_images=1, scores=CASES, losses=True, lend_models=True)
+        return cls(min_images=1)
 
 
 def _check_bounds(kind: str, low: float, high: float) -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,30 +92,6 @@ class Pseudonyms:
         """
         digest = hmac.new(self._key, f"uid {uid}".encode(), "sha256").digest()
         return f"2.25.{int.from_bytes(digest[:16], 'big')}"
-
-    def scores(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Return scores of `medfedaug.tasks.base.Task.evaluate` by the cases' pseudonyms, in their order.
-
-        Patients are numbered anew in that order, since the site's list may have them in the order of names.
-        """
-        renamed: dict[str, Any] = {}
-        for key, value in metrics.items():
-            if not isinstance(value, Mapping) or "cases" not in (key, *metrics):
-                renamed[key] = value
-            elif key == "cases":
-                renamed[key] = self._renamed(value)
-            elif key == "patients":
-                numbers: dict[Any, int] = {}
-                cases = self._renamed(value).items()
-                renamed[key] = {case: numbers.setdefault(number, len(numbers)) for case, number in cases}
-            elif key in ("case_metrics", "case_classes"):
-                renamed[key] = {name: self._renamed(scores) for name, scores in value.items()}
-            else:
-                renamed[key] = self.scores(value)
-        return renamed
-
-    def _renamed(self, cases: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(sorted((self.of(name), value) for name, value in cases.items()))
 
     def text(self, error: MedFedAugError, site: str, data: SiteFolder | Path | None = None) -> str:
         """Return the line of an error without names of files, cases and patients; the site's name stays.

@@ -1,4 +1,4 @@
-"""Limit a site's scores before they leave it: the only place that decides."""
+"""The scores that leave a site: means over enough patients, with noise where the site has an account of ε."""
 
 from __future__ import annotations
 
@@ -9,51 +9,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from medfedaug.metrics.base import FINEST_STEP, MEAN, MEAN_OF_CLASSES
+import torch
+
+from medfedaug.metrics.base import MEAN, MEAN_OF_CLASSES
 from medfedaug.metrics.registry import METRICS
-from medfedaug.privacy.policy import SUMMARY, PrivacyPolicy
+from medfedaug.privacy.census import Contributors
+from medfedaug.privacy.policy import PrivacyPolicy
 
 if TYPE_CHECKING:
     from medfedaug.data.base import SiteFolder
     from medfedaug.metrics.significance import PatientTest
 
-_SERIES = (1, 2, 5)
-_MANY = 10**6  # patients, so many that the step is the finest
 _MIDDLE = 0.5  # score of a patient without one where noise is added: the number of patients is then public
 
 _system = random.SystemRandom()
-
-
-def step_of(patients: int, finest: float = FINEST_STEP) -> float:
-    """Return the step for a mean over n patients that leaves a site: 1/n, rounded up to 1, 2 or 5 x 10^-k.
-
-    n is one over the largest share of one patient in the mean, and no step is below ``finest``.
-
-    Example:
-        >>> [step_of(n) for n in (1, 5, 10, 19, 20, 49, 50, 99, 100, 5000)]
-        [1.0, 0.2, 0.1, 0.1, 0.05, 0.05, 0.02, 0.02, 0.01, 0.01]
-    """
-    steps = (number / 10**power for power in (2, 1) for number in _SERIES)
-    return next((step for step in steps if step >= finest and step * patients >= 1 - 1e-9), 1.0)
-
-
-def dithered(value: float, step: float, generator: random.Random | None = None) -> float:
-    r"""Round to a multiple of a step after adding triangular noise of up to one step in both directions.
-
-    The result has the mean ``value`` and the standard deviation ``step / 2`` wherever ``value`` lies between
-    two steps (Lipshitz, Wannamaker and Vanderkooy, J. Audio Eng. Soc. 40, 1992): no rounding border can be
-    chosen from outside. If ``value`` changes by d steps, d up to 1, the result reveals the change with a
-    probability of at most (1 + d)/2. The noise is the operating system's: noise from the seed of a run could
-    be subtracted.
-
-    Example:
-        >>> values = [dithered(0.337, 0.1, random.Random(seed)) for seed in range(2000)]
-        >>> sorted(set(values)), round(fmean(values), 2)
-        ([0.2, 0.3, 0.4], 0.34)
-    """
-    draw = generator or _system
-    noise = draw.random() - draw.random()
-    return round(math.floor(value / step + noise + 0.5) * step, 9)
 
 
 def class_labels(folder: SiteFolder, split: str) -> dict[str, str]:
@@ -61,6 +30,12 @@ def class_labels(folder: SiteFolder, split: str) -> dict[str, str]:
     if folder.task != "classification":
         return {}
     return {case.name: str(case.label) for case in folder.cases[split]}
+
+
+def all_scores(scores: Mapping[str, Any], patients: Mapping[str, int]) -> dict[str, Any]:
+    """Return all scores of a simulation, with the number of the patient of each scored case."""
+    known = {case: patients[case] for case in scores.get("cases", {}) if case in patients}
+    return {**scores, "patients": known} if known else dict(scores)
 
 
 def released_scores(
@@ -72,24 +47,19 @@ def released_scores(
 ) -> dict[str, Any]:
     """Return the scores of `medfedaug.tasks.base.Task.evaluate` that leave a site by its policy.
 
-    ``scores="cases"`` releases everything. ``"summary"`` releases, for each metric that may leave
-    (`medfedaug.metrics.base.Metric.leaves`), its mean over the cases, if cases of at least ``min_images``
-    patients have a score; no distance, no score of a case or of a class, no name, and no number of missed
-    structures. `dithered` rounds the mean in the `step_of` the number of patients. With
-    ``score_noise_multiplier``, Gaussian noise replaces the dither, and only means over cases are released.
+    The mean over the cases of each metric that may leave (`medfedaug.metrics.base.Metric.leaves`) leaves if
+    enough patients are behind it (`medfedaug.privacy.census.Contributors`). No distance, no score of a case
+    or class, no name, and no number of missed structures leaves. With ``score_noise_multiplier`` the means
+    over cases get Gaussian noise, and nothing else is released.
 
     A case without an entry in ``patients`` (`medfedaug.data.base.SiteFolder.patients`) counts as a patient.
-    Means over classes need ``labels``, the class of each case (`class_labels`).
+    Means over classes need ``labels``, the class of each case (`class_labels`), and enough patients in each.
 
     Returns:
-        The released scores. Scores of cases come with ``patients``, the number of the patient of each scored
-        case, where the site's list names any. Summaries come with ``scored_cases``, the number of cases, or
-        with a note where the patients are too few.
+        The released scores with ``scored_cases``, the number of cases, or with a note where the patients are
+        too few.
     """
     cases, patients = scores.get("cases", {}), patients or {}
-    if policy.scores != SUMMARY:
-        known = {case: patients[case] for case in cases if case in patients}
-        return {**scores, "patients": known} if known else dict(scores)
     scored = [case for case, score in cases.items() if score is not None]
     names = sorted(METRICS.keys() & scores.keys())
     released: dict[str, Any] = {"cases": {}, **dict.fromkeys(names)}
@@ -98,104 +68,47 @@ def released_scores(
     by_case = {name: case_metrics.get(name, cases) for name in names if METRICS[name].leaves == MEAN}
     noisy = policy.score_noise_multiplier > 0
     # With noise everything but the scores is public, so that the number of scored cases does not matter.
-    counted = list(cases) if noisy else scored
-    if _people(counted, patients) < policy.min_images:
+    if problem := _problem(list(cases) if noisy else scored, policy, patients):
         if cases or "note" not in released:
-            kind = f"{'patients' if patients else 'cases'}{'' if noisy else ' with a score'}"
-            released["note"] = (
-                f"fewer than {policy.min_images} {kind}, and this site sends means from "
-                f"{policy.min_images} on (min_images of its privacy policy)"
-            )
+            released["note"] = f"{problem} (min_images of the site's privacy policy)"
         return released
     if noisy:
         return released | _noisy(by_case, list(cases), policy.score_noise_multiplier, patients, generator)
     for name, values in by_case.items():
         # The cases that the first metric scores: they depend on the labels, not on predictions.
         known = {case: values[case] for case in scored if values.get(case) is not None}
-        if _people(known, patients) >= policy.min_images:
-            step = step_of(_weight(known, patients), METRICS[name].finest_step)
-            released[name] = _share(dithered(fmean(known.values()), step, generator))
-    smallest = _smallest_weight(scored, policy, patients, labels or {})
-    for name in (name for name in names if METRICS[name].leaves == MEAN_OF_CLASSES):
-        if smallest is not None and scores[name] is not None:
-            step = step_of(smallest, METRICS[name].finest_step)
-            released[name] = _share(dithered(scores[name], step, generator))
+        if known and not _problem(known, policy, patients):
+            released[name] = fmean(known.values())
+    groups: dict[str, list[str]] = {}
+    for case in scored:
+        groups.setdefault((labels or {}).get(case, ""), []).append(case)
+    if "" not in groups and not any(_problem(group, policy, patients) for group in groups.values()):
+        released |= {name: scores[name] for name in names if METRICS[name].leaves == MEAN_OF_CLASSES}
     return {**released, "scored_cases": len(scored)}
 
 
-def released_difference(
-    test: PatientTest, policy: PrivacyPolicy, unit: str = "cases", generator: random.Random | None = None
-) -> dict[str, Any]:
+def released_difference(test: PatientTest, policy: PrivacyPolicy, unit: str = "cases") -> dict[str, Any]:
     """Return the comparison of two models on a site's cases that leaves the site.
 
-    ``scores="summary"`` releases difference and interval of at least ``min_images`` patients, rounded by
-    `dithered` after the ends of the interval have moved outwards by a step. It releases no p-value, which
-    reveals single patients, and nothing with noise on scores. The unit is ``"patients"``, or ``"cases"``
-    where no patient is named.
+    It leaves from ``min_images`` patients on, each with the same weight, and not where scores have noise. The
+    unit is ``"patients"``, or ``"cases"`` where no patient is named.
 
     Returns:
         ``difference``, ``low`` and ``high``, the ends of its 95% interval, ``None`` for fewer than six
         patients, ``p``, and their number by ``unit``; empty where nothing leaves.
     """
-    low, high = test.low, test.high
-    bounded = math.isfinite(high - low)  # too few cases have no interval
-    if policy.scores != SUMMARY:
-        ends = {"low": low, "high": high} if bounded else {"low": None, "high": None}
-        return {unit: test.patients, "difference": test.difference, **ends, "p": test.p}
     if test.patients < policy.min_images or policy.score_noise_multiplier:
         return {}
-    step = step_of(test.patients)
-    released: dict[str, Any] = {unit: test.patients, "low": None, "high": None}
-    released["difference"] = _signed(dithered(test.difference, step, generator))
-    if bounded:
-        released["low"] = min(released["difference"], _signed(dithered(low - step, step, generator)))
-        released["high"] = max(released["difference"], _signed(dithered(high + step, step, generator)))
-    return released
+    bounded = math.isfinite(test.high - test.low)  # too few cases have no interval
+    ends = {"low": test.low, "high": test.high} if bounded else {"low": None, "high": None}
+    return {unit: test.patients, "difference": test.difference, **ends, "p": test.p}
 
 
-def largest_loss(classes: int) -> float:
-    """Return the upper bound of losses that leave a site, which are clipped to it.
-
-    A Dice loss is at most 1, and the cross-entropy of a uniform prediction of K classes is ln K: their sum is
-    the bound for every loss, so that it follows from the number of classes alone.
-
-    Example:
-        >>> round(largest_loss(2), 3)
-        1.693
-    """
-    return 1.0 + math.log(max(classes, 2))
-
-
-def released_loss(
-    by_case: Mapping[str, float | None],
-    policy: PrivacyPolicy,
-    classes: int,
-    patients: Mapping[str, int] | None = None,
-    generator: random.Random | None = None,
-) -> float | None:
-    """Return the loss of a model over a site's training cases that leaves the site; ``None`` for nothing.
-
-    Nothing leaves without ``losses`` in the policy, or for fewer than ``min_images`` patients. Each patient's
-    mean loss is clipped to 0 ... `largest_loss`, and `dithered` rounds their mean in a step of the range over
-    the number of patients (`step_of`). With ``score_noise_multiplier``, Gaussian noise replaces the dither.
-
-    The loss of a case must depend on this case and the model alone; ``None`` is for a case without samples,
-    which counts as the middle of the range.
-    """
-    patients, most = patients or {}, largest_loss(classes)
-    by_patient: dict[Any, list[float]] = {}
-    for case, loss in by_case.items():
-        by_patient.setdefault(patients.get(case, case), []).append(most * _MIDDLE if loss is None else loss)
-    count = len(by_patient)
-    if not policy.losses or count < policy.min_images:
-        return None
-    means = (sum(losses) / len(losses) / most for losses in by_patient.values())
-    share = fmean(1.0 if math.isnan(mean) else _share(mean) for mean in means)
-    if policy.score_noise_multiplier:
-        released = round(share + (generator or _system).gauss(0.0, policy.score_noise_multiplier / count), 2)
-    else:
-        released = dithered(share, step_of(count), generator)
-    return round(_share(released) * most, 9)
+def _problem(cases: Iterable[str], policy: PrivacyPolicy, patients: Mapping[str, int]) -> str:
+    """Describe what is wrong with the patients behind a mean over these cases."""
+    counts = Counter(patients.get(case, case) for case in cases)
+    weights = torch.tensor([[*counts.values()]], dtype=torch.float64)
+    return Contributors(weights).problem(policy.min_images) if counts else "no case has a score"
 
 
 def _noisy(
@@ -220,39 +133,9 @@ def _noisy(
                 known.setdefault(owners[case], []).append(_share(score))
         total = sum(map(fmean, known.values())) + _MIDDLE * (count - len(known))
         noise = draw.gauss(0.0, multiplier * math.sqrt(len(by_case)) / count)
-        step = step_of(_MANY, METRICS[name].finest_step)
-        released[name] = _share(round(round(round(total / count + noise, 2) / step) * step, 9))
+        released[name] = round(_share(total / count + noise), 2)  # the last bits would tell more
     return released
-
-
-def _smallest_weight(
-    scored: Iterable[str], policy: PrivacyPolicy, patients: Mapping[str, int], labels: Mapping[str, str]
-) -> int | None:
-    """Return `_weight` of the smallest class, where a patient counts most; ``None`` for too few patients."""
-    groups: dict[str, list[str]] = {}
-    for case in scored:
-        groups.setdefault(labels.get(case, ""), []).append(case)
-    if "" in groups or not groups:
-        return None
-    if min(_people(group, patients) for group in groups.values()) < policy.min_images:
-        return None
-    return min(_weight(group, patients) for group in groups.values())
-
-
-def _weight(cases: Iterable[str], patients: Mapping[str, int]) -> int:
-    """Return one over the largest share of one patient in some cases, rounded down."""
-    counts = Counter(patients.get(case, case) for case in cases)
-    return counts.total() // max(counts.values())
-
-
-def _people(cases: Iterable[str], patients: Mapping[str, int]) -> int:
-    """Count the patients of these cases."""
-    return len({patients.get(case, case) for case in cases})
 
 
 def _share(value: float) -> float:
     return min(max(value, 0.0), 1.0)
-
-
-def _signed(value: float) -> float:
-    return min(max(value, -1.0), 1.0)

@@ -1,7 +1,7 @@
 """List the numbers that a site's answers may have: no other number leaves a site of a real federation.
 
-``docs/threats.md`` has the range of each, its number of patients, and the limit of its repetition;
-``tests/privacy/test_sent_numbers.py`` compares the two, and the messages of federations with both.
+``tests/privacy/test_sent_numbers.py`` compares the list with the table of ``docs/privacy/policy.md``, and the
+messages of federations with both.
 """
 
 from __future__ import annotations
@@ -16,19 +16,15 @@ from medfedaug.metrics.registry import METRICS
 METRIC = "METRIC"
 """Placeholder for the name of a metric."""
 
-_OF_SCORES = (
-    *(METRIC, "cases", "case_metrics", "case_classes", "classes", "missed", "undivided", "patients"),
-    *("scored_cases", "note", "unit"),
-)
+_OF_SCORES = (*(METRIC, "cases", "scored_cases", "note", "unit"),)
 _OF_NOISE = ("privacy/epsilon", "privacy/delta", "privacy/weights", "privacy/score_epsilon")
 
 SENT: Mapping[str, tuple[str, ...]] = {
     "fingerprint": _OF_NOISE,
     "prepare": ("cases", "input", "spacing", DESCRIPTION, *_OF_NOISE),
-    "train": (f"val_{METRIC}", "val_note", "train_loss", "seconds", *_OF_NOISE),
+    "train": (f"val_{METRIC}", "val_note", "seconds", *_OF_NOISE),
     "validate": _OF_SCORES,
     "test": _OF_SCORES,
-    "lend": _OF_NOISE,
     "score": (*_OF_SCORES, "against", "seconds"),
 }
 """The entries of `medfedaug.federation.messages.messages.Reply.metrics` by task.

@@ -158,6 +158,12 @@ class SiteSettings(Machine, Place):
         except (OSError, ValueError) as error:
             raise ConfigError(f"{file}: not readable as JSON ({error})") from error
         settings = cls.from_dict(values, file)
+        if settings.simulation and any((kit / name).exists() for name in _KIT_FILES):
+            raise ConfigError(f"{file}: simulation is true, and in a kit it suspends all rules; take it out")
+        try:
+            settings.privacy.check_everything_is_private()
+        except ConfigError as error:
+            raise ConfigError(f"{file}: {error}") from error
         return dataclasses.replace(
             settings,
             data=kit / settings.data if settings.data else None,
@@ -165,5 +171,7 @@ class SiteSettings(Machine, Place):
             state=kit / (settings.state or "medfedaug"),
         )
 
+
+_KIT_FILES = ("startup/fed_client.json", "startup/fed_server.json")
 
 _FOLDERS = ("data", "state", "cache")  # settings that name folders

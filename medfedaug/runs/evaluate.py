@@ -12,7 +12,7 @@ from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.metrics.registry import over_sites
-from medfedaug.privacy import PrivacyPolicy, Pseudonyms, released_scores
+from medfedaug.privacy import all_scores
 from medfedaug.runs.finished_run import FinishedRun
 
 __all__ = ["evaluate_model", "open_model"]
@@ -63,12 +63,10 @@ def evaluate_model(
     limit: int | None = None,
     device: str = "auto",
     state: str | Path | None = None,
-    pseudonyms: Pseudonyms | None = None,
 ) -> dict[str, Any]:
     """Score a global model on the images of sites, with each site's normalisation.
 
-    `open_model` describes the arguments. ``split`` is ``"test"`` or ``"validation"``, and cases keep their
-    names without pseudonyms.
+    `open_model` describes the arguments. ``split`` is ``"test"`` or ``"validation"``.
 
     Returns:
         The split; ``sites``, ``mean``, ``worst`` and ``disparity`` as under ``test`` in ``results.json``; and
@@ -82,8 +80,6 @@ def evaluate_model(
         if not trainer.folder.cases.get(split):
             raise DataError(f"no case in the split {split!r}", site=name, path=trainer.folder.path)
         scores = trainer.evaluate_round(split, run.round, full=True)
-        # Nothing leaves the site here: scores and patients of cases are kept, as in a simulation.
-        scores = released_scores(scores, PrivacyPolicy.of_simulation(), trainer.folder.patients(split))
-        sites[name] = pseudonyms.scores(scores) if pseudonyms else scores
+        sites[name] = all_scores(scores, trainer.folder.patients(split))  # nothing leaves the site here
     scored = {name: run.whose(name, split) for name in sites}
     return {"split": split, "scored": scored, "sites": sites, **over_sites(sites, trainer.task.metrics)}

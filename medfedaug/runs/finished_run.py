@@ -264,4 +264,4 @@ def _check_finite(path: Path, values: Mapping[str, Tensor]) -> None:
 def _machine() -> Machine:
     """Read this machine's settings from the environment, without a cache of prepared images."""
     settings = SiteSettings.load(None)
-    return Machine(deterministic=settings.deterministic)
+    return Machine(compile=settings.compile, deterministic=settings.deterministic)

@@ -14,8 +14,6 @@ from monai.utils import CommonKeys as Keys
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from medfedaug.models.memory_format import channels_last
-
 Batch = TypeVar("Batch")
 
 
@@ -50,6 +48,6 @@ def _pinned(tensor: Tensor) -> Tensor:
 
 
 def on_device(batch: Mapping[Any, Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Copy a batch's images, channels last, and its targets to a device."""
+    """Copy a batch's images and its targets to a device."""
     images, targets = (batch[key].to(device, non_blocking=True) for key in (Keys.IMAGE, Keys.LABEL))
-    return channels_last(images), targets
+    return images, targets

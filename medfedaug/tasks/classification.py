@@ -20,7 +20,6 @@ from medfedaug.data.preparation.resizing import resize_in_plane
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.metrics.classification import ClassifiedImages, image_scores
 from medfedaug.metrics.registry import metric_names
-from medfedaug.models.memory_format import channels_last
 from medfedaug.tasks.base import EvaluationCase, Pipeline, Prediction, Sample, Task, stack
 from medfedaug.tasks.losses import Loss, build_loss
 
@@ -124,8 +123,8 @@ class ClassificationTask(Task):
                     for case in chunk
                 ]
             )
-            inputs = channels_last(batch[Keys.IMAGE].to(device))
-            yield from zip(chunk, network(inputs).cpu(), strict=True)
+            outputs = network(batch[Keys.IMAGE].to(device))
+            yield from zip(chunk, outputs.cpu(), strict=True)
 
     def transforms(self) -> Sequence[Transform]:
         """Return resizing, with an image size, and conversion to floating point."""

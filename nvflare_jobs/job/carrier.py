@@ -24,6 +24,7 @@ from medfedaug.federation.protocol import Accept, Carrier
 from medfedaug.federation.server.server import FederationServer
 from medfedaug.nvflare_jobs.job.messages import reply_from_model, request_to_model
 from medfedaug.nvflare_jobs.job.presence import Presence
+from medfedaug.nvflare_jobs.job.site_names import SiteNames
 from medfedaug.utils.event_text import OnEvent
 
 
@@ -51,7 +52,7 @@ class NVFlareCarrier(Carrier):
         presence: Presence,
         on_event: OnEvent,
     ) -> None:
-        self.presence, self.on_event = presence, on_event
+        self.presence, self.on_event, self._names = presence, on_event, SiteNames()
         self._away: set[str] = set()
         self.controller, self.execution, self.checkpoint = controller, execution, checkpoint
         self.fl_ctx, self.abort_signal, self.period = fl_ctx, abort_signal, period
@@ -61,15 +62,19 @@ class NVFlareCarrier(Carrier):
 
     def connected(self) -> list[str]:
         """List the sites that run this job and are not known to be disconnected."""
-        names = (client.name for client in self.fl_ctx.get_engine().get_clients())
-        return sorted(name for name in names if self.controller.get_client_disconnect_time(name) is None)
+        names = (self._names.name(client.name) for client in self.fl_ctx.get_engine().get_clients())
+        return sorted(name for name in names if not self._is_gone(name))
+
+    def _is_gone(self, site: str) -> bool:
+        return self.controller.get_client_disconnect_time(self._names.identifier(site)) is not None
 
     def away(self) -> set[str]:
         """Return the silent sites, and report changes."""
         return set(self._silent(self.connected()))
 
     def _silent(self, sites: Sequence[str]) -> dict[str, float]:
-        silences = self.presence.away(sites)
+        away = self.presence.away(map(self._names.identifier, sites))
+        silences = {self._names.name(identifier): seconds for identifier, seconds in away.items()}
         for site in sorted(set(sites) & (self._away ^ set(silences))):
             if site in silences:
                 self._away.add(site)
@@ -222,7 +227,7 @@ class NVFlareCarrier(Carrier):
         done: Callable[[Task, FLContext], None] | None = None,
     ) -> Task:
         def received(client_task: ClientTask, fl_ctx: FLContext) -> None:
-            site, result = client_task.client.name, client_task.result
+            site, result = self._names.name(client_task.client.name), client_task.result
             client_task.result = None  # a site's model is large
             fl_ctx.set_prop(AppConstants.CURRENT_ROUND, request.round, private=True, sticky=True)
             self.controller.fire_event(AppEventType.BEFORE_CONTRIBUTION_ACCEPT, fl_ctx)
@@ -235,8 +240,9 @@ class NVFlareCarrier(Carrier):
         task = Task(
             name=request.task, data=data, timeout=timeout, result_received_cb=received, task_done_cb=done
         )
+        targets = [self._names.identifier(site) for site in sites]
         # 0 means all responses. This carrier decides how many are enough, since only good answers count.
-        self.controller.broadcast(task=task, fl_ctx=self.fl_ctx, targets=list(sites), min_responses=0)
+        self.controller.broadcast(task=task, fl_ctx=self.fl_ctx, targets=targets, min_responses=0)
         return task
 
     def _warn(self, text: str) -> None:
@@ -245,7 +251,7 @@ class NVFlareCarrier(Carrier):
     def _reason(self, site: str, task: Task) -> str:
         if site in self._away:
             return f"site {site} is not heard from: its machine, its kit or its line is down"
-        if self.controller.get_client_disconnect_time(site) is not None:
+        if self._is_gone(site):
             return f"site {site} is not connected any more"
         if task.completion_status == TaskCompletionStatus.TIMEOUT:
             return f"site {site} did not answer within {self.execution.round_timeout:g} s"

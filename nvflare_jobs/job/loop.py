@@ -44,7 +44,8 @@ class _ClientAPI(ClientAPIExecutor):
 
     def fire_log_analytics(self, fl_ctx: FLContext, dxo: DXO) -> None:
         """Keep the script's logs by NVFlare's tracking at the site: they would bypass the site's guard."""
-        self.log_warning(fl_ctx, f"not sent: what the training script logs stays here ({dxo.data})")
+        text = f"not sent: what the training script logs stays here ({dxo.data})"
+        self.log_warning(fl_ctx, text, fire_event=False)
 
 
 class _AbortSignal:

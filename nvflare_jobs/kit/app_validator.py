@@ -18,7 +18,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE
 from nvflare.apis.app_validation import AppValidator
+from nvflare.app_common.widgets.convert_to_fed_event import FED_EVENT_PREFIX
 from nvflare.fuel.common.excepts import ConfigError as NVFlareConfigError
 from nvflare.fuel.utils import wfconf
 from nvflare.fuel.utils.config import Config, ConfigFormat, ConfigLoader
@@ -33,6 +35,7 @@ VERSION_KEY = "medfedaug"
 
 _CONFIGURATION = ("config/config_fed_client.json", "config/config_fed_server.json")
 _CODE = "custom/"
+_LOG_SENDERS = ("JobLogStreamer", "SystemLogStreamer", "ErrorLogSender", "LogAnalyticsSender")
 # .json.default too: NVFlare reads it where no .json exists.
 _OTHER_SUFFIXES = tuple(suffix for suffix in ConfigFormat.config_ext_formats() if suffix != ".json")
 
@@ -158,6 +161,39 @@ def _content_problems(path: Path, name: str) -> Iterator[str]:
         exported = _short(str(version or "0.3 or earlier"), 40)
         text = f"medfedaug {exported} exported it, and this machine has {__version__}"
         yield f"{name}: {text}; export it again with one version everywhere"
+    for component in _components(content):
+        if problem := _side_channel(component):
+            yield f"{name}: {problem}"
+
+
+def _components(content: Any) -> Iterator[dict[str, Any]]:
+    """Yield all objects with a class, at any depth."""
+    waiting = [content]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            if "path" in value or "name" in value or "class_path" in value:
+                yield value
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+
+
+def _side_channel(component: Mapping[str, Any]) -> str:
+    """Describe a component of NVFlare that would carry more than answers; events of metrics may pass."""
+    path = str(component.get("path") or component.get("class_path") or component.get("name") or "")
+    name, args = path.rpartition(".")[2], component.get("args") or {}
+    if not isinstance(args, Mapping):
+        return ""
+    if name == "ConvertToFedEvent":
+        events, prefix = args.get("events_to_convert"), args.get("fed_event_prefix", FED_EVENT_PREFIX)
+        if events != [ANALYTIC_EVENT_TYPE] or prefix != FED_EVENT_PREFIX:
+            return f"{name} sends events of metrics here, and no log events"
+    if name in _LOG_SENDERS:
+        return f"{name} sends a site's logs, which only the site's own resources.json may turn on"
+    if "tracking_uri" in args:
+        return f"{_short(name)} sends metrics to an address of the job (tracking_uri)"
+    return ""
 
 
 def _names_our_class(content: Any) -> bool:

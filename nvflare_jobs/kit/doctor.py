@@ -60,7 +60,7 @@ from medfedaug.nvflare_jobs.kit.startup import Check, check_connection, check_st
 from medfedaug.privacy import PrivacyLedger
 from medfedaug.privacy.account_mark import check_account
 from medfedaug.privacy.accountant import require_opacus
-from medfedaug.privacy.policy import SUMMARY, PrivacyPolicy
+from medfedaug.privacy.policy import OPEN_PROMISE, PrivacyPolicy
 from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.tasks.losses import BUILT_IN_LOSSES, loss_class
 from medfedaug.utils import plugins
@@ -313,12 +313,12 @@ def _numbers(site: SiteFolder, settings: SiteSettings, *, rules: bool) -> Iterat
         advice = "Raise cases_per_patient in local/medfedaug.json (the noise grows with it), or list fewer."
         yield Check("cases of a patient", False, text, advice)
     effects = {"validation": "it does not count in the choice of the round", "test": "it is not reported"}
-    for split, effect in effects.items() if policy.scores == SUMMARY else ():
+    for split, effect in effects.items():
         count = len(site.cases_of_patients(split))
         if 0 < count < least:
             kind = "patients" if site.patients(split) else "cases"
             text = f"{count} {kind}; means of fewer than {least} stay here: {effect}"
-            yield Check(f"{split} scores", None, text, "More cases, or site-config --scores cases.")
+            yield Check(f"{split} scores", None, text, "Add cases.")
 
 
 def _account(site: SiteFolder, ledger: PrivacyLedger) -> Check:
@@ -351,30 +351,14 @@ def _noise(policy: PrivacyPolicy) -> Iterator[Check]:
         "scores": policy.score_noise_multiplier,
     }
     text = ", ".join(f"{kind} {multiplier:g}" for kind, multiplier in noise.items() if multiplier)
-    yield Check("noise", True, f"{text}; up to ε = {policy.max_epsilon:g} at δ = {policy.delta:g}")
+    yield Check("noise", True, f"{text}; up to ε = {policy.epsilon:g} at δ = {policy.delta:g}")
 
 
 def _leaves(policy: PrivacyPolicy) -> Iterator[Check]:
-    """Report the site's policy on scores, losses and models."""
-    text = "one by one, for each case"
-    if policy.scores == SUMMARY:
-        text = f"rounded means over {policy.min_images} cases or more; no score of a case leaves"
-    yield Check("scores", True, text)
-    text = "stay here; methods that exchange them are refused"
-    if policy.losses:
-        text = f"rounded means over {policy.min_images} patients or more, each clipped to a public range"
-    yield Check("losses", True, text)
-    usual = PrivacyPolicy()
-    names = ("max_validation_scores", "max_test_scores", "max_unknown_models")
-    more = [name for name in names if getattr(policy, name) > getattr(usual, name)]
-    text = (
-        f"{policy.max_validation_scores} on validation and {policy.max_test_scores} on test cases within 30 "
-        f"days; {policy.max_unknown_models} unknown in an evaluation"
-    )
-    advice = f"More than usual: {', '.join(more)}. Each tells more of single patients." if more else ""
-    yield Check("scored models", None if more else True, text, advice)
-    text = "may be sent to be scored at other sites" if policy.lend_models else "stay here"
-    yield Check("own models", True, text)
+    """Report the two promises: what is behind each number, and what holds against who chooses the weights."""
+    yield Check("numbers", True, f"each is of {policy.min_images} patients or more; losses stay here")
+    if policy.epsilon is None:
+        yield Check("images", None, f"{OPEN_PROMISE}.", "site-config --epsilon bounds it for each patient.")
 
 
 def _decoding(site: SiteFolder) -> Check:
@@ -429,9 +413,6 @@ def _scales(site: SiteFolder) -> Check:
 
 
 def _jobs(settings: SiteSettings) -> Check:
-    if settings.simulation:
-        text = "settings of a simulation: no rule holds, and whatever a job asks for leaves the site"
-        return Check("jobs", False, text, "Take simulation out of local/medfedaug.json.")
     return Check("jobs", True, settings.jobs.describe())
 
 

@@ -1,4 +1,4 @@
-"""The process of a kit: what it records of itself, and how it is found.
+"""The process of a kit: its record, and what it read at its start.
 
 NVFlare reads most of a kit's files once, when the process starts. `settings_at_start` is their current
 content, and the process records the content at its start: a restart changes the difference.
@@ -243,7 +243,7 @@ def find_process(kit: str | Path) -> psutil.Process | None:
     """Return the process of a kit on this machine, outside of other containers."""
     kit = Path(kit).resolve()
     for process in psutil.process_iter():
-        command = command_of(process)
+        command = command_line(process)
         # `python3 -m MODULE -m KIT`
         options = [value for option, value in pairwise(command) if option == "-m"]
         if options and any(module in command for module in PARENTS) and Path(options[-1]).resolve() == kit:
@@ -251,8 +251,8 @@ def find_process(kit: str | Path) -> psutil.Process | None:
     return None
 
 
-def command_of(process: psutil.Process) -> list[str]:
-    """Return the command line of a process; empty for one that has ended."""
+def command_line(process: psutil.Process) -> list[str]:
+    """Return the command line of a process; empty where it has ended or is not visible."""
     try:
         return [] if process.status() == psutil.STATUS_ZOMBIE else list(process.cmdline())
     except psutil.Error:

@@ -31,6 +31,9 @@ from medfedaug.utils.printable import printable
 PROFILE, CA = "project_profile.yaml", "ca"
 """File of the project's profile and folder of its root, both in the administrator's folder of the project."""
 
+SIGNED = "signed_requests.txt"
+"""File of the names and fingerprints of the signed requests, in the same folder."""
+
 Kind = Literal["site", "server", "lead", "admin"]
 """Kinds of participants."""
 
@@ -127,7 +130,37 @@ def sign(
         if read_request(copy).fingerprint != request.fingerprint:
             raise ConfigError(f"{request.path}: is another request than the one that was compared")
         _nvflare("cert", "approve", copy, *arguments)
+    with (folder / SIGNED).open("a") as log:
+        log.write(f"{request.name} {request.fingerprint}\n")
     return target
+
+
+def check_kit(answer: Enrolment, kit: str | Path, another_root: bool = False) -> None:
+    """Check, before anything is replaced, that an answer is of the root that an existing kit trusts.
+
+    Raises:
+        ConfigError: with both fingerprints, where the roots differ and ``another_root`` is false.
+    """
+    path = Path(kit) / "startup/rootCA.pem"
+    if another_root or not path.exists():
+        return
+    try:
+        trusted = x509.load_pem_x509_certificate(path.read_bytes()).fingerprint(hashes.SHA256()).hex()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: the kit's root certificate cannot be read ({error})") from error
+    if trusted != answer.fingerprint:
+        raise ConfigError(
+            f"{kit}: trusts the root {fingerprint_text(trusted)}, and the answer is of the project "
+            f"{answer.project} with the root {fingerprint_text(answer.fingerprint)}: whoever has that root "
+            "would run this site's federation; nothing is changed. If that is meant, give --another-root"
+        )
+
+
+def signed_before(request: Enrolment, project: str | Path) -> bool:
+    """Return whether a certificate for another key of a request's name was signed in a project."""
+    log = Path(project) / SIGNED
+    known = [line.split() for line in log.read_text().splitlines()] if log.is_file() else []
+    return any(name == request.name and digest != request.fingerprint for name, digest in known)
 
 
 def accept(answer: Enrolment, requests: str | Path, kit: str | Path) -> bool:

@@ -22,9 +22,9 @@ from medfedaug.federation.job_folder import EVALUATION, EVENTS, JOB_FOLDER, RESU
 from medfedaug.federation.messages.initial_weights import InitialWeights
 from medfedaug.nvflare_jobs.job.events import WARNING
 from medfedaug.nvflare_jobs.job.recipe import MedFedAugRecipe
+from medfedaug.nvflare_jobs.job.site_names import VARIABLE, identifiers
 from medfedaug.nvflare_jobs.job.tracking import MLFLOW_FILE
 from medfedaug.nvflare_jobs.kit.allowed import needed_classes
-from medfedaug.nvflare_jobs.provisioning.project import check_site_name
 from medfedaug.nvflare_jobs.simulator.simulator_process import SimulatorProcess, Start, no_fast_start
 from medfedaug.privacy import PrivacyPolicy
 from medfedaug.privacy.site_settings import (
@@ -53,6 +53,9 @@ class NVFlareEngine(Engine):
             text = f"starting NVFlare: a server and {len(names)} sites, a process each"
             if reason := no_fast_start():
                 text += f", which import their packages afresh ({reason})"
+            renamed = [f"{name!r} is {known}" for name, known in identifiers(names).items() if name != known]
+            if renamed:
+                text += f"; in its log {', '.join(renamed)}"
             run.on_event({"event": "stage", "text": text})
         # The simulator's workspace has sockets and thousands of small files: not on a user's data disk.
         with tempfile.TemporaryDirectory(prefix="medfedaug-") as folder:
@@ -94,7 +97,6 @@ class NVFlareEngine(Engine):
             _gather_states(evaluation.states, evaluation.sites, state)
             recipe = EvaluationRecipe(
                 runs=dict(evaluation.runs),
-                cross_site=evaluation.cross_site,
                 min_clients=len(evaluation.sites),
                 execution=evaluation.execution,
             )
@@ -205,11 +207,9 @@ def run_job(
     """Run any of our jobs in NVFlare's simulator.
 
     Raises:
-        ConfigError: for a site's name that NVFlare does not take.
         RunFailed: when the job ended without results, with the reason if it is known.
     """
-    for site in sites:
-        check_site_name(site)
+    known = identifiers(sites)
     work, log = Path(work_dir), Path(work_dir) / LOG_FILE
     recipe.export(job_dir=str(work / "job"))
     workspace = work / "workspace"
@@ -217,8 +217,9 @@ def run_job(
     start = Start(
         job=str(work / "job" / recipe.name),
         workspace=str(workspace),
-        sites=sites,
+        sites=[*known.values()],
         environment={
+            VARIABLE: json.dumps({identifier: name for name, identifier in known.items()}),
             DATA_VARIABLE: str(Path(data_dir).resolve()),
             DEVICE_VARIABLE: device,
             **(machine.variables() if machine else {}),
@@ -230,7 +231,7 @@ def run_job(
     output, failure = output_folder(work), ""
     process = SimulatorProcess.start(start, execution.threads)
     try:
-        for event in _events(work, sites, process):
+        for event in _events(work, [*known.values()], process):
             if event["event"] == WARNING:
                 warnings.warn(event["text"], MedFedAugWarning, stacklevel=2)
                 continue

@@ -189,7 +189,7 @@ def test_a_sites_rules_hold_for_jobs_with_bundles_too(hospitals, config):
 
     assert "its network is …, and the site's rule networks" in with_rules(networks=["basicunet"])
     assert not with_rules(networks=["spleen"])
-    assert "its batch_size is …, and the site's rule min_batch_size" in with_rules(min_batch_size=3)
+    assert "its rounds are …, and the site's rule max_rounds" in with_rules(max_rounds=1)
     assert "max_model_mb" in with_rules(max_model_mb=0.001)
 
 

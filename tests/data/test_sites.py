@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from benchmark_files import write_volume
+from PIL import Image
 from running import SHARED
 
 from medfedaug.data.sites import check_federation, find_sites, open_site, site_statistics
@@ -253,12 +254,31 @@ def test_no_site_and_no_folder(tmp_path):
         find_sites(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("name", ["St. Anna", "A,B", "-c"])
-def test_names_that_cannot_travel(make_site, tmp_path, name):
+@pytest.mark.parametrize("pair", [("images", "masks"), ("imagesTr", "labelsTr")], ids="-".join)
+def test_images_beside_label_maps_are_no_classes(tmp_path, pair):
+    for part in pair:
+        folder = tmp_path / "hospital" / part
+        folder.mkdir(parents=True)
+        Image.new("L", (8, 8)).save(folder / "0.png")
+    with pytest.raises(DataError, match=rf"holds {pair[0]} and {pair[1]}, .*run `medfedaug init "):
+        find_sites(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["A\x1b[2J", " A", "\u202eA"])
+def test_names_that_cannot_be_printed(make_site, tmp_path, name):
     make_site("A")
     make_site(name)
     with pytest.raises(DataError, match="not a name for a site"):
         check_federation(find_sites(tmp_path / "data"))
+
+
+def test_any_printable_name_is_a_name(make_site, tmp_path):
+    names = ["Genève", "St. Anna, A", "Zürich Süd", "東京"]
+    for name in names:
+        make_site(name)
+    sites = find_sites(tmp_path / "data")
+    assert sorted(site.name for site in sites) == names
+    assert check_federation(sites)[0] == "segmentation"
 
 
 def test_sites_must_fit_each_other(make_site, tmp_path):

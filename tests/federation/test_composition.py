@@ -148,7 +148,7 @@ TOGETHER = {
     "feddg_ga": (),
     "bin": ("lenet5",),
     "dac_sc": ("lenet5",),
-    "randconv,nyul": (),
+    "randconv": (),
     "feddg": (),
     "finetune,norm_clip": (),
     "ditto,fedper,moon": ("unet",),

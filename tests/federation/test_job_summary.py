@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
+
+import pytest
 
 from medfedaug.config.run import RunConfig
 from medfedaug.federation.job_summary import summary
 from medfedaug.methods import parse_methods
+from medfedaug.privacy import PrivacyPolicy
 from medfedaug.privacy.job_log import WAITING, JobEntry, job_hash
+from medfedaug.privacy.policy import OPEN_PROMISE
 
 
 def test_one_of_a_kind_is_singular():
     config = RunConfig(task="segmentation", network="basicunet", rounds=1, local_epochs=1, batch_size=1)
     config = RunConfig.from_dict({**config.to_dict(), "methods": parse_methods("fedfa")}).to_dict()
-    page = "\n".join(summary(JobEntry(job_hash(config), config, time.time(), WAITING, {})))
+    page = "\n".join(summary(JobEntry(job_hash(config), config, time.time(), WAITING, {}), PrivacyPolicy()))
     assert "with 1 channel\n" in page
     assert "training: 1 round of 1 epoch, 1 sample a step" in page
     assert "  once: the weights that training changes" in page
     assert "  once: fedfa: " in page
     assert "1 times" not in page
+
+
+def test_the_page_says_whom_a_site_without_epsilon_trusts():
+    config = RunConfig().to_dict()
+    entry = JobEntry(job_hash(config), config, time.time(), WAITING, {})
+    assert OPEN_PROMISE in "\n".join(summary(entry, PrivacyPolicy()))
+    assert OPEN_PROMISE not in "\n".join(summary(entry, PrivacyPolicy(epsilon=8)))
+
+
+@pytest.mark.parametrize("page", ["privacy.md", "threats.md"])
+def test_the_pages_say_it_too(page):
+    words = (Path(__file__).resolve().parents[2] / "docs" / page).read_text().replace("*", "")
+    assert OPEN_PROMISE.split(";")[0] in " ".join(words.split()).replace("Whoever", "whoever")

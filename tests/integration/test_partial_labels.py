@@ -18,7 +18,7 @@ from medfedaug.federation.job_summary import summary
 from medfedaug.federation.planning.fingerprint import fingerprint
 from medfedaug.methods import parse_methods
 from medfedaug.nvflare_jobs.kit.kit import open_kit
-from medfedaug.privacy import PrivacyLedger
+from medfedaug.privacy import PrivacyLedger, PrivacyPolicy
 from medfedaug.runs.annotated import BORROWED, OWN, UNKNOWN, Annotated
 from medfedaug.runs.load_results import load_run
 
@@ -141,7 +141,9 @@ def test_what_a_site_has_annotated_is_in_its_ledger_and_on_the_approval_page(pha
         Hospital(
             tmp_path / name,
             phantom / name,
-            privacy={"min_images": 1, "scores": "cases"},
+            privacy={
+                "min_images": 1,
+            },
             jobs={"min_cases": 1},
         )
         for name in OWNED
@@ -162,7 +164,7 @@ def test_what_a_site_has_annotated_is_in_its_ledger_and_on_the_approval_page(pha
             entry.release.shape for entry in PrivacyLedger(site.kit / "medfedaug/ledger.sqlite").entries()
         ]
         assert f"annotated classes: {known}" in notes
-        page = summary(open_kit(site.kit).job_book().entries()[0])
+        page = summary(open_kit(site.kit).job_book().entries()[0], PrivacyPolicy())
         assert any("classes that this site has annotated" in line for line in page)
     counts = {site: reply.num_samples for site, reply in deployment.replies if reply.task == "prepare"}
     assert counts["site_D"] == round(0.5 * 5)

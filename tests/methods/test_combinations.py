@@ -54,7 +54,7 @@ REFUSED_ALONE = [
     (
         ["secure_aggregation"],
         SECURE + "what {} exchanges before training is each site's own",
-        "feddg fedharmo fedmix fedrdn nyul",
+        "feddg fedharmo fedmix fedrdn",
     ),
     (["secure_aggregation"], SECURE + "{}: its result does not follow", "scaffold"),
     (["secure_aggregation"], SECURE + "these methods send nothing that is added up", "single"),
@@ -76,7 +76,7 @@ TOGETHER = [
 # One pair for each word on which two methods can be refused.
 EXAMPLES = {
     "method": ("fedfd", "fedfd_a"),
-    "normalised_input": ("fedrdn", "nyul"),
+    "normalised_input": ("fedrdn", "norm"),
     "global_model": ("fedavgm", "median"),
     "labels": ("mixup", "fedproto"),
     "complete_state_dict": ("fedfd_a", "moon"),

@@ -186,7 +186,7 @@ def test_fedharmos_model_is_evaluated_with_the_amplitudes_it_was_trained_with(
 
 
 def test_fedharmo_is_refused_by_a_site_that_adds_noise(phantom_dir, tiny_config):
-    policy = PrivacyPolicy(min_images=1, noise_multiplier=1.0, max_epsilon=10.0)
+    policy = PrivacyPolicy(min_images=1, noise_multiplier=1.0, epsilon=10.0)
     trainer = SiteTrainer(tiny_config("fedharmo"), phantom_dir, "cpu", policy=policy)
     trainer.open("site_A")
     with pytest.raises(PrivacyRefused, match="fedharmo: noise cannot be added to this exchange"):

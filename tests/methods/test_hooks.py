@@ -121,7 +121,7 @@ def test_a_federation_calls_every_hook(phantom_dir, tiny_config, tmp_path, monke
     # Continued, server and sites find what they kept.
     run_in_process(tiny_config("spy", rounds=2), phantom_dir, SITES, "cpu", state_dir=state, resume=True)
     bounds = {INTENSITY_MEAN: (0.0, 2.0)}
-    policy = PrivacyPolicy(min_images=1, noise_multiplier=50.0, max_epsilon=1000.0, clip=bounds)
+    policy = PrivacyPolicy(min_images=1, noise_multiplier=50.0, epsilon=1000.0, clip=bounds)
     run_in_process(tiny_config("spy", rounds=1), phantom_dir, SITES, "cpu", policy=policy)
     monkeypatch.setitem(registry._BUILT_IN, "summed", spying_method(calls, summed=True))
     three = tmp_path / "three"  # that train: no fewer add up what they send

@@ -24,8 +24,8 @@ ARGUMENTS = [
     ("dp_fedavg", {"noise_multiplier": -1.0}, "noise_multiplier cannot be negative"),
     ("dp_fedavg", {"delta": 1.0}, "delta must be below 1"),
     ("dp_fedavg", {"sites": -1}, "sites cannot be negative"),
-    ("dp_fedavg", {"max_epsilon": 0.0}, "max_epsilon must be positive"),
-    ("dp_fedavg", {"max_epsilon": 3.0, "noise_multiplier": 0.0}, "needs a noise_multiplier above 0"),
+    ("dp_fedavg", {"epsilon": 0.0}, "epsilon must be positive"),
+    ("dp_fedavg", {"epsilon": 3.0, "noise_multiplier": 0.0}, "needs a noise_multiplier above 0"),
     ("feddg", {"band": 0.5}, "band must be below 0.5, got 0.5"),
     ("feddg", {"gamma": -1}, "gamma cannot be negative, got -1"),
     ("feddg", {"temperature": 0}, "temperature must be positive"),
@@ -81,7 +81,7 @@ EXCLUDED = [
     ("complete_state_dict", "ditto", "fedfd_prompt"),
     ("labels", "fedproto fedsr fpl", "mixup"),
     ("labels", "mixup", "fedmix"),
-    ("normalised_input", "nyul fedrdn", "norm"),
+    ("normalised_input", "fedrdn", "norm"),
     ("separate_sites", "fedrdn fedfa fedbn fedavgm single", "pooled"),
 ]
 

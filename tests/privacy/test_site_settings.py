@@ -27,10 +27,9 @@ def test_without_a_file_the_defaults_hold(kit):
     settings = SiteSettings.load(kit, {})
     assert settings == SiteSettings(state=kit / "medfedaug")
     # The numbers that docs/threats.md and docs/reliability.md give as defaults.
-    privacy = {"min_images": 10, "scores": "summary", "max_validation_scores": 100, "max_test_scores": 20}
-    privacy |= {"max_unknown_models": 1, "score_noise_multiplier": 0, "allow_differences": False}
-    jobs = {"min_batch_size": 2, "min_local_steps": 5, "min_cases": 10, "allow_limit": False, "loops": ()}
-    jobs |= {"max_jobs_per_day": 20, "approve": False, "methods": None, "networks": None}
+    privacy = {"min_images": 10, "epsilon": None, "score_noise_multiplier": 0}
+    jobs = {"min_cases": 10, "max_rounds": 1000, "allow_limit": False, "loops": ()}
+    jobs |= {"approve": False, "methods": None, "networks": None}
     jobs |= {"secure_only": False, "min_summed": 3, "min_known_share": 0.66, "max_sum_sets": 3}
     assert vars(settings.privacy).items() >= privacy.items()
     assert vars(settings.jobs).items() >= jobs.items()
@@ -98,6 +97,30 @@ def test_a_file_that_is_no_json_or_says_something_twice_is_named(kit, text, reas
 
 
 def test_what_a_simulations_sites_compute_with_reaches_their_processes(tmp_path):
-    machine = Machine(0.5, tmp_path, deterministic=True)
+    machine = Machine(0.5, tmp_path, compile="on", deterministic=True)
     found = SiteSettings.load(None, machine.variables()).to_dict()
     assert machine.to_dict().items() <= found.items()
+    with pytest.raises(ConfigError, match="compile 'sometimes' is not known; choose from auto, on, off"):
+        SiteSettings.load(None, {"MEDFEDAUG_COMPILE": "sometimes"})
+
+
+@pytest.mark.parametrize("file", ["fed_client.json", "fed_server.json"])
+def test_a_simulation_in_a_kit_is_an_error(kit, file):
+    write(kit, {"simulation": True})
+    assert SiteSettings.load(kit, {}).simulation
+    (kit / "startup").mkdir(exist_ok=True)
+    (kit / "startup" / file).write_text("{}")
+    with pytest.raises(ConfigError, match="simulation is true, and in a kit it suspends all rules"):
+        SiteSettings.load(kit, {})
+
+
+def test_epsilon_alone_gives_everything_noise(kit):
+    write(kit, {"privacy": {"epsilon": 8}})
+    policy = SiteSettings.load(kit, {}).privacy
+    assert (policy.noise_multiplier, policy.sgd_noise_multiplier, policy.score_noise_multiplier) == (8, 1, 8)
+
+
+def test_epsilon_covers_everything_or_is_an_error(kit):
+    write(kit, {"privacy": {"epsilon": 8, "noise_multiplier": 2}})
+    with pytest.raises(ConfigError, match=r"everything that leaves has noise, and sgd_noise_multiplier is 0"):
+        SiteSettings.load(kit, {})

@@ -34,7 +34,7 @@ BESIDE_METHODS = ("averaged_buffers", "given_shares", "soft_labels")
 """Words on which a method is refused with the network, an option or the loss."""
 _NOISE = {
     "noise_multiplier": 50.0,
-    "max_epsilon": 1000.0,
+    "epsilon": 1000.0,
     "clip": dict.fromkeys(("intensity_mean", "intensity_std", "feature_mean", "feature_std"), (0.01, 2.0)),
 }
 
@@ -157,7 +157,7 @@ class Sites:
         try:
             config = RunConfig.from_dict({**config.to_dict(), "methods": list(specs(pair))})
             FederationServer(config, travels=not pooled)
-            policy = PrivacyPolicy(min_images=1, losses=True, **SETTINGS[name].policy)
+            policy = PrivacyPolicy(min_images=1, **SETTINGS[name].policy)
             trainer = SiteTrainer(config, site, "cpu", policy=policy)
             trainer.open(site.name)
             for method, part in trainer.parts.items():

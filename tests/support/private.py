@@ -15,8 +15,8 @@ from medfedaug.privacy import PrivacyPolicy
 
 def private(**changes) -> PrivacyPolicy:
     """Next to no noise, unless a test says otherwise."""
-    values = {"sgd_noise_multiplier": 1e-7, "sgd_clip": 0.05, "max_epsilon": 1e30, "min_images": 1}
-    return PrivacyPolicy.from_dict({"scores": "cases", **values, **changes})
+    values = {"sgd_noise_multiplier": 1e-7, "sgd_clip": 0.05, "epsilon": 1e30, "min_images": 1}
+    return PrivacyPolicy.from_dict({**values, **changes})
 
 
 def dropping(in_channels: int = 3, out_channels: int = 2, **_) -> nn.Module:

@@ -26,7 +26,12 @@ class ScriptSite(Hospital):
     """
 
     def __init__(self, root: Path, data: Path, script: Path, **settings) -> None:
-        own = {"simulation": True, "privacy": {"min_images": 1, "scores": "cases"}}
+        own = {
+            "simulation": True,
+            "privacy": {
+                "min_images": 1,
+            },
+        }
         super().__init__(root / "site_A", data, **{**own, **settings})
         self.script = script
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from medfedaug.data.checks.duplicates import find_copies
 from medfedaug.data.dataset_json import unseen_note
 from medfedaug.data.folders import is_site, site_folders
 from medfedaug.data.preparation.decoded_cache import keep_decoded
+from medfedaug.data.preparation.preparation import foreground_voxels
 from medfedaug.data.quality.annotation_notes import annotation_notes
 from medfedaug.data.quality.case_comparison import (
     CaseMeasures,
@@ -30,7 +31,6 @@ from medfedaug.data.quality.intensity_scales import most_uneven
 from medfedaug.data.sites import open_site
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
-from medfedaug.functional import foreground_voxels
 from medfedaug.statistics import image_moments
 
 QUANTILES = (np.arange(400) + 0.5) / 400
@@ -77,6 +77,11 @@ class SiteInspection:
             images for an unseen site.
         stored: quantiles of these images as stored, (N, C, Q).
         seen: quantiles of these images as a run sees them, (N, C, Q).
+        owners: patient of each of these images.
+        labelled: patient of each case with a label map.
+        shares: share of the voxels of each class in these cases, (M, K); NaN without annotation.
+        contrasts: mean of each class but the background minus mean of the background's voxels with signal, in
+            standard deviations of the image, (M, C, K - 1); NaN in a case without the class.
         annotated: the classes that the site has annotated for training; ``None`` for all.
     """
 
@@ -97,6 +102,10 @@ class SiteInspection:
     pairs: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 2)))
     stored: np.ndarray = field(default_factory=lambda: np.empty((0, 0, len(QUANTILES))))
     seen: np.ndarray = field(default_factory=lambda: np.empty((0, 0, len(QUANTILES))))
+    owners: list[Hashable] = field(default_factory=list)
+    labelled: list[Hashable] = field(default_factory=list)
+    shares: np.ndarray = field(default_factory=lambda: np.empty((0, 0)))
+    contrasts: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 0)))
     odd: list[Finding] = field(default_factory=list)
     annotated: tuple[str, ...] | None = None
 
@@ -157,23 +166,27 @@ def inspect_site(site: SiteFolder, intensity: str = "scale") -> SiteInspection:
     )
     cases = [(split, case) for split in SPLITS for case in site.cases[split]]
     _check_splits(site, inspection)
-    measured: list[tuple[str, _ImageNumbers]] = []
+    measured: list[tuple[Case, _ImageNumbers]] = []
     shares: list[np.ndarray] = []
+    labelled: list[tuple[Case, np.ndarray, np.ndarray]] = []
     measures: list[tuple[str, Case, CaseMeasures]] = []
     measured_split = "training" if site.trains else "test"
     for split, case in cases:
         try:
             with keep_decoded(_ONE_CASE):
-                image, share, measure = _read_case(site, case, inspection)
+                image, share, contrast, measure = _read_case(site, case, inspection)
                 if split == measured_split:
-                    measured.append((case.name, _measure(site, case, image, intensity)))
+                    measured.append((case, _measure(site, case, image, intensity)))
         except DataError as error:
             inspection.odd.append(Finding("file", case.name, str(error)))
             continue
         shares.append(share)
+        if contrast is not None:
+            labelled.append((case, share, contrast))
         if measure is not None:
             measures.append((split, case, measure))
     _summarise(inspection, measured, shares)
+    _keep_contrasts(inspection, labelled)
     unseen = [name for name in site.annotated() if not inspection.present.get(name)]
     if unseen and shares and isinstance(site, VolumeFolder):
         inspection.odd.append(Finding("label", "", unseen_note(unseen, f"none of {len(shares)} cases")))
@@ -181,7 +194,7 @@ def inspect_site(site: SiteFolder, intensity: str = "scale") -> SiteInspection:
     _compare_cases(inspection, measures)
     if site.scaling != "fixed" and len(inspection.stored):
         channels = inspection.pairs.shape[1]
-        _check_scales(inspection, [name for name, image in measured if len(image.pairs) == channels])
+        _check_scales(inspection, [case.name for case, image in measured if len(image.pairs) == channels])
     return inspection
 
 
@@ -236,9 +249,9 @@ def _check_splits(site: SiteFolder, inspection: SiteInspection) -> None:
 
 def _read_case(
     site: SiteFolder, case: Case, inspection: SiteInspection
-) -> tuple[torch.Tensor, np.ndarray, CaseMeasures | None]:
-    """Return the image, the share of each class, and values for comparison with other cases."""
-    measure = None
+) -> tuple[torch.Tensor, np.ndarray, np.ndarray | None, CaseMeasures | None]:
+    """Return image, share and contrast of each class, and values for comparison with other cases."""
+    measure = contrast = None
     if isinstance(site, VolumeFolder):
         header = site.check_case(case)
         if header.edges:
@@ -253,7 +266,7 @@ def _read_case(
         share = np.where(site.annotated_set(case, site.classes), 0.0, np.nan)
         if case.annotated != ():
             share += _check_label(image, label, site.classes, case, inspection)
-            measure = measure_case(image, label)
+            measure, contrast = measure_case(image, label), _contrasts(image, label, len(site.classes))
     else:
         image = site.load_image(case)
         share = np.array([name == case.label for name in site.classes], np.float64)
@@ -262,7 +275,31 @@ def _read_case(
     low, high = torch.aminmax(image.flatten(1), dim=1)
     if bool((low == high).all()):
         raise site.error(f"is constant: every pixel is {low[0]:g}", case.image)
-    return image, share, measure
+    return image, share, contrast, measure
+
+
+def _contrasts(image: torch.Tensor, label: torch.Tensor, classes: int) -> np.ndarray:
+    """Return the contrast of each class with the background, as in `SiteInspection.contrasts`."""
+    voxels, numbers = image.flatten(1).double(), label.flatten()
+    background = (numbers == 0) & foreground_voxels(image).flatten()
+    nothing = torch.full((len(voxels),), torch.nan, dtype=torch.float64)
+    means = [
+        voxels[:, mask].mean(dim=1) if bool(mask.any()) else nothing
+        for mask in (background, *(numbers == index for index in range(1, classes)))
+    ]
+    spread = voxels.std(dim=1, correction=0).clamp_min(torch.finfo(torch.float32).tiny)
+    return torch.stack([(mean - means[0]) / spread for mean in means[1:]], dim=1).numpy()
+
+
+def _keep_contrasts(
+    inspection: SiteInspection, labelled: Sequence[tuple[Case, np.ndarray, np.ndarray]]
+) -> None:
+    """Keep shares and contrasts of the cases with the usual number of channels."""
+    if labelled:
+        usual = Counter(len(contrast) for *_, contrast in labelled).most_common(1)[0][0]
+        cases, shares, contrasts = zip(*[entry for entry in labelled if len(entry[2]) == usual], strict=True)
+        inspection.labelled = [case.owner for case in cases]
+        inspection.shares, inspection.contrasts = np.stack(shares), np.stack(contrasts)
 
 
 def _check_label(
@@ -299,7 +336,7 @@ def _measure(site: SiteFolder, case: Case, image: torch.Tensor, intensity: str) 
 
 
 def _summarise(
-    inspection: SiteInspection, measured: Sequence[tuple[str, _ImageNumbers]], shares: Sequence[np.ndarray]
+    inspection: SiteInspection, measured: Sequence[tuple[Case, _ImageNumbers]], shares: Sequence[np.ndarray]
 ) -> None:
     if shares:
         for name, column in zip(inspection.classes, np.stack(shares).T, strict=True):
@@ -309,10 +346,11 @@ def _summarise(
     if not measured:
         return
     usual = inspection.channels.most_common(1)[0][0]
-    for name, image in measured:
+    for case, image in measured:
         if len(image.pairs) != usual:
             reason = f"{len(image.pairs)} channels, while most images have {usual}"
-            inspection.odd.append(Finding("channels", name, reason))
+            inspection.odd.append(Finding("channels", case.name, reason))
+    inspection.owners = [case.owner for case, image in measured if len(image.pairs) == usual]
     if images := [image for _, image in measured if len(image.pairs) == usual]:
         inspection.pairs, inspection.stored, inspection.seen = map(np.stack, zip(*images, strict=True))
         low, high = inspection.stored.min(axis=(0, 2)), inspection.stored.max(axis=(0, 2))

@@ -17,7 +17,7 @@ from medfedaug.methods.base import HISTOGRAM, Contributions, Payload, SiteExchan
 from medfedaug.privacy.accountant import require_opacus
 from medfedaug.privacy.census import Census
 from medfedaug.privacy.ledger import PrivacyLedger
-from medfedaug.privacy.policy import SUMMARY, PrivacyPolicy
+from medfedaug.privacy.policy import PrivacyPolicy
 
 _log = logging.getLogger(__name__)
 
@@ -38,13 +38,13 @@ def spend_budget(
     Raises:
         PrivacyRefused: when they would exceed the budget of the policy, or the ledger cannot be used.
     """
-    assert policy.max_epsilon is not None
+    assert policy.epsilon is not None
     try:
-        epsilon = ledger.spend(noise, policy.delta, policy.max_epsilon, identities(), releases, rate)
+        epsilon = ledger.spend(noise, policy.delta, policy.epsilon, identities(), releases, rate)
     except ConfigError as error:
         raise PrivacyRefused(site, str(error)) from error
     if epsilon is None:
-        limit = f"ε = {policy.max_epsilon:g} (δ = {policy.delta:g})"
+        limit = f"ε = {policy.epsilon:g} (δ = {policy.delta:g})"
         raise PrivacyRefused(site, f"privacy budget spent: {what} would exceed {limit}")
     return epsilon
 
@@ -151,7 +151,7 @@ class PrivacyGuard:
             steps,
             rate,
             epsilon,
-            policy.max_epsilon,
+            policy.epsilon,
             policy.delta,
             self._covered(),
         )
@@ -197,7 +197,7 @@ class PrivacyGuard:
             name,
             self.cases,
             epsilon,
-            policy.max_epsilon,
+            policy.epsilon,
             policy.delta,
             self._covered(),
         )
@@ -256,7 +256,7 @@ class PrivacyGuard:
             cases: the number of cases of each patient.
         """
         description = self.policy.description
-        if self.policy.scores != SUMMARY or len(cases) >= self.policy.min_images:
+        if len(cases) >= self.policy.min_images:
             patients, studies = description.patients or len(cases), description.studies or sum(cases)
             description = dataclasses.replace(description, patients=patients or None, studies=studies or None)
         return description.to_dict()
@@ -264,8 +264,7 @@ class PrivacyGuard:
     def _covered(self) -> str:
         on = "statistics and weights" if self.policy.sgd_noise_multiplier else "statistics alone"
         weights = [] if self.policy.sgd_noise_multiplier else ["model weights"]
-        # Noise on scores has a separate ε, which also covers losses.
-        scores = [] if self.policy.score_noise_multiplier else ["losses and scores"]
+        scores = [] if self.policy.score_noise_multiplier else ["scores"]
         uncovered = ", ".join([*weights, *scores])
         return f"on {on}: {uncovered} are not covered" if uncovered else f"on {on}"
 

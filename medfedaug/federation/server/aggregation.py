@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,18 +15,20 @@ from torch import Tensor
 
 from medfedaug.errors import MedFedAugError
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.messages.messages import Reply, by_method, namespaced, own_entries
+from medfedaug.federation.messages.messages import Reply, by_method, namespaced, num_bytes, own_entries
 from medfedaug.federation.messages.refusal import refusal
 from medfedaug.federation.messages.site_sampling import LEAST_SITES, lowered_shares
 from medfedaug.federation.secure.layout import SumLayout
 from medfedaug.federation.secure.unmasking import ServerMasks
-from medfedaug.federation.server.held_updates import HeldUpdates
 from medfedaug.federation.server.outlier_checks import Plausibility, Sizes, check_payload, judge_steps
 from medfedaug.federation.server.step_comparison import ComparedStep, StepComparison
 from medfedaug.functional.weighted_mean import WeightedMean, capped_weights
 from medfedaug.methods.base import Aggregator, Payload, RoundMean, ServerContext, ServerExchange, SiteUpdate
 from medfedaug.models.substitution import shared_by_name
 from medfedaug.statistics import ChannelStatistics
+
+_MOST_IN_MEMORY = 2**31
+"""Bytes of updates held in memory; tensors of further updates are mapped from temporary files."""
 
 _COMPARED = "compared/once"  # in checkpoints, next to the groups of `Aggregation._halves`
 
@@ -37,7 +42,7 @@ class Aggregation:
         max_share: returns the largest share of a site in the mean; ``None`` for no limit.
         norm: the norm of the initial parameters (`StateDictValidator`).
         hold_models: whether whole updates are held until the end of the round
-            (`medfedaug.federation.server.held_updates`), when shares, steps and payloads can be compared
+            (`HeldUpdates`), when shares, steps and payloads can be compared
             (`medfedaug.federation.server.outlier_checks`). Otherwise models are averaged as they arrive, in
             that order, and only payloads are held.
         steps: limits each site's step by those of the other sites; ``None`` for no limit.
@@ -291,3 +296,43 @@ def _results(exchanges: Mapping[str, ServerExchange]) -> Payload:
     for name, exchange in exchanges.items():
         merged.update(namespaced(exchange.result(), name))
     return merged
+
+
+class HeldUpdates:
+    """Updates by site, from their arrival to the end of the round.
+
+    Beyond `_MOST_IN_MEMORY`, tensors are mapped from a file in the system's temporary folder (``TMPDIR``), so
+    that the system may drop their pages. The file is unlinked at once and disappears with the process. On a
+    full disk the tensors stay in memory.
+    """
+
+    def __init__(self) -> None:
+        self._replies: dict[str, Reply] = {}
+        self._bytes = 0
+
+    def put(self, site: str, reply: Reply) -> None:
+        """Hold an update."""
+        size = num_bytes(reply.weights) + num_bytes(reply.payload)
+        tensors = (*reply.weights.values(), *reply.payload.values())
+        if self._bytes + size > _MOST_IN_MEMORY and all(tensor.device.type == "cpu" for tensor in tensors):
+            with suppress(OSError, RuntimeError):  # PyTorch raises RuntimeError on a full disk
+                reply.weights, reply.payload = _mapped(reply)
+                size = 0
+        self._bytes += size
+        self._replies[site] = reply
+
+    def take(self) -> dict[str, Reply]:
+        """Return and release all updates, in the order of the sites' names."""
+        replies, self._replies, self._bytes = self._replies, {}, 0
+        return dict(sorted(replies.items()))
+
+
+def _mapped(reply: Reply) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    descriptor, path = tempfile.mkstemp(prefix="medfedaug-update-", suffix=".pt")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            torch.save({"weights": dict(reply.weights), "payload": dict(reply.payload)}, file)
+        tensors = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    finally:
+        os.unlink(path)
+    return tensors["weights"], tensors["payload"]

@@ -36,11 +36,9 @@ from medfedaug.federation.messages.tensor_checks import StateDictValidator
 from medfedaug.federation.planning.plan_request import Planning
 from medfedaug.federation.server.aggregation import Aggregation
 from medfedaug.federation.server.history import RunHistory
-from medfedaug.federation.server.initial_exchange import InitialExchange
 from medfedaug.federation.server.model_selection import Selection
 from medfedaug.federation.server.reply_checks import ReplyChecks
 from medfedaug.federation.server.secure_aggregation import SecureAggregation
-from medfedaug.federation.server.starting_models import StartingModels
 from medfedaug.federation.server.step_comparison import StepComparison
 from medfedaug.methods.base import Payload
 from medfedaug.metrics.convergence import has_stalled
@@ -526,3 +524,84 @@ class FederationServer:
         self.carried = saved.get("carried", {})
         self.stalled = self._find_stalled()
         self.record.tell("resumed", round=self.round, rounds=self.config.rounds)
+
+
+class InitialExchange:
+    """Sends the result of the exchange before training to each site once.
+
+    It is sent again after another site has joined and changed it. A site has the result once it has answered
+    a request with it: a request may be lost, and a process may end before it has written the result.
+
+    Attributes:
+        payload: the methods' entries, keys ``<method>/<key>``.
+        ready: whether the first preparation is over.
+    """
+
+    def __init__(self) -> None:
+        self.payload: Payload = {}
+        self.ready = False
+        self._version = 0
+        self._sent: dict[str, int] = {}
+        self._known: dict[str, int] = {}
+
+    def site_joined(self) -> None:
+        """Mark every earlier result as out of date."""
+        self._version += 1
+
+    def due(self, sites: Iterable[str]) -> Payload:
+        """Return the result for a request to these sites; empty if all of them have it."""
+        sites = list(sites)
+        self._sent.update(dict.fromkeys(sites, self._version))
+        # Popped: until they answer, the server does not know which result they have.
+        outdated = [site for site in sites if self._known.pop(site, None) != self._version]
+        return self.payload if outdated else {}
+
+    def answered(self, site: str) -> None:
+        """Record that a site has answered its last request."""
+        self._known[site] = self._sent.get(site, 0)
+
+    def restore(self, payload: Payload) -> None:
+        """Continue after a restart, and send the result again: sites may have lost it."""
+        self.payload, self.ready, self._known = payload, True, {}
+
+
+class StartingModels:
+    """Keeps the global model of each unanswered training request, for buffered rounds.
+
+    Attributes:
+        rounds: the round of each site's unanswered request.
+    """
+
+    def __init__(self) -> None:
+        self.rounds: dict[str, int] = {}
+        self._models: dict[int, Mapping[str, Tensor]] = {}
+
+    def add(self, sites: Iterable[str], round_: int, model: Mapping[str, Tensor]) -> None:
+        """Keep the model from which sites train, and drop models that no site needs."""
+        self.rounds.update(dict.fromkeys(sites, round_))
+        needed = {*self.rounds.values()}
+        self._models = {r: kept for r, kept in {**self._models, round_: model}.items() if r in needed}
+
+    def answered(self, site: str) -> None:
+        """Note that a site has answered, or never will."""
+        self.rounds.pop(site, None)
+
+    def of(self, site: str) -> tuple[int, Mapping[str, Tensor]] | None:
+        """Return the round and the model of a site's request; ``None`` without a request."""
+        round_ = self.rounds.get(site)
+        return None if round_ is None else (round_, self._models[round_])
+
+    def move(self, device: torch.device) -> None:
+        """Keep the models on a device."""
+        for round_, model in self._models.items():
+            self._models[round_] = {key: value.to(device) for key, value in model.items()}
+
+    def state(self) -> dict[str, Any]:
+        """Return the part of a checkpoint; empty without an unanswered request."""
+        models = {round_: dict(model) for round_, model in self._models.items()}
+        return {"starts": {"rounds": self.rounds, "models": models}} if self.rounds else {}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""
+        starts = saved.get("starts", {"rounds": {}, "models": {}})
+        self.rounds, self._models = dict(starts["rounds"]), dict(starts["models"])

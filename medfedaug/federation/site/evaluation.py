@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from medfedaug.errors import ConfigError, DataError, PrivacyRefused
-from medfedaug.federation.messages.messages import (
-    LEND,
-    SCORING_TASKS,
-    Reply,
-    Request,
-    namespaced,
-    own_entries,
-)
+from medfedaug.errors import ConfigError, DataError
+from medfedaug.federation.messages.messages import SCORE, Reply, Request
 from medfedaug.federation.messages.scoring import ScoringSpec
 from medfedaug.federation.site.gate import Gate
-from medfedaug.federation.site.release_log import ScoreRequest
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
-from medfedaug.methods.base import Payload
 from medfedaug.metrics.registry import METRICS
 from medfedaug.metrics.significance import compare_patients, patient_means
 from medfedaug.utils.event_text import OnEvent
@@ -49,7 +39,7 @@ class EvaluationSite:
         on_event: OnEvent | None = None,
     ) -> None:
         self.name = name
-        scored: dict[str, _Scored] = {}
+        scored: dict[str, dict[str, float]] = {}
         self.runs = {
             key: _EvaluatedSite(name, trainer, scored, gate, on_event) for key, trainer in trainers.items()
         }
@@ -63,24 +53,16 @@ class EvaluationSite:
         return run.answer(request, should_stop)
 
 
-@dataclass(frozen=True)
-class _Scored:
-    """A scored model of this job, with the scores of its cases."""
-
-    request: ScoreRequest
-    cases: dict[str, float]
-
-
 class _EvaluatedSite(Site):
     """A site with the models of one run."""
 
-    tasks = SCORING_TASKS
+    tasks = (SCORE,)
 
     def __init__(
         self,
         name: str,
         trainer: SiteTrainer,
-        scored: dict[str, _Scored],
+        scored: dict[str, dict[str, float]],
         gate: Gate | None = None,
         on_event: OnEvent | None = None,
     ) -> None:
@@ -91,34 +73,21 @@ class _EvaluatedSite(Site):
         reply, started = Reply(request.task, request.round), time.perf_counter()
         spec, trainer = ScoringSpec.from_dict(request.scoring), self.trainer
         trainer.saves_each_round = False
-        if request.task == LEND:
-            if not trainer.policy.lend_models:
-                raise PrivacyRefused(
-                    self.name, "its own models stay here (lend_models of its privacy policy)"
-                )
-            trainer.receive(request.weights, request.payload, request.once)
-            reply.weights, reply.payload = _lend(trainer, request.round)
-            return reply
         if not trainer.folder.cases["test"]:
             raise DataError("no case in the split 'test'", site=self.name, path=trainer.folder.path)
         trainer.receive(request.weights, request.payload, request.once)
-        model = self.gate.identify(request, trainer, "")
-        self.gate.check_scores(model, trainer)
         if spec.own:
             scores = trainer.evaluate_round("test", request.round)
         else:
-            scores = _score_given(trainer, request.weights, request.method_states)
-            self._ready = False  # the network has held another site's model
-        released = self.gate.release(model, scores, trainer)
+            scores = _score_given(trainer, request.weights)
+            self._ready = False  # the network has held a model without the site's own entries
+        released = self.gate.release("test", scores, trainer)
         cases = {case: score for case, score in scores["cases"].items() if score is not None}
-        self.scored[spec.model] = _Scored(model, cases)
+        self.scored[spec.model] = cases
         against: dict[str, Any] = {}
         for other in spec.against:
-            try:
-                if difference := self._compared(spec.model, other):
-                    against[other] = difference
-            except PrivacyRefused as error:
-                released.setdefault("note", f"not compared with the {other} model: {error}")
+            if difference := self._compared(spec.model, other):
+                against[other] = difference
         reply.metrics = {**released, "against": against, "seconds": time.perf_counter() - started}
         return reply
 
@@ -126,7 +95,7 @@ class _EvaluatedSite(Site):
         """Return the released difference of two models on common cases, by means over patients."""
         if other not in self.scored:
             return {}
-        request, ours, theirs = self.scored[model].request, self.scored[model].cases, self.scored[other].cases
+        ours, theirs = self.scored[model], self.scored[other]
         pairs = {case: (ours[case], theirs[case]) for case in sorted(ours.keys() & theirs.keys())}
         patients = self.trainer.folder.patients("test")
         scores = [*patient_means(pairs, lambda case: patients.get(case, case)).values()]
@@ -136,24 +105,10 @@ class _EvaluatedSite(Site):
         higher = METRICS[metric].higher_is_better
         test = compare_patients(*zip(*scores, strict=True), higher_is_better=higher)
         unit = "patients" if patients else "cases"
-        return self.gate.compare(request, self.scored[other].request.model, test, unit, self.trainer)
+        return self.gate.compare("test", test, unit, self.trainer)
 
 
-def _lend(trainer: SiteTrainer, round_: int) -> tuple[dict[str, Tensor], Payload]:
-    """Return the site's personal model: all entries of its network, and the methods' state."""
-    trained = trainer.memory.latest(round_) or (trainer.composition.epochs_before_test and trainer.trains)
-    if not trained or not trainer.recall_round(round_):
-        raise DataError("has no model of its own in this run", site=trainer.name)
-    trainer.fine_tune(round_ + 1)
-    state = trainer.network.state_dict()
-    weights = {key: value.detach().cpu().clone() for key, value in state.items() if value.is_floating_point()}
-    states: Payload = {}
-    for name in trainer.composition.personalising:
-        states.update(namespaced(trainer.parts[name].state(), name))
-    return weights, {key: value.detach().cpu().clone() for key, value in states.items()}
-
-
-def _score_given(trainer: SiteTrainer, weights: Mapping[str, Tensor], lent: Payload) -> dict[str, Any]:
+def _score_given(trainer: SiteTrainer, weights: Mapping[str, Tensor]) -> dict[str, Any]:
     """Score a model with the statistics of this site's images alone."""
     state = trainer.network.state_dict()
     lacking = [key for key in trainer.kept_keys if state[key].is_floating_point() and key not in weights]
@@ -163,10 +118,4 @@ def _score_given(trainer: SiteTrainer, weights: Mapping[str, Tensor], lent: Payl
         {key: weights[key] for key in state.keys() & weights.keys()}, strict=False
     )
     assert trainer.samples is not None
-    cases = trainer.samples.evaluation("test")
-    if not lent:
-        return trainer.score(cases, True)
-    for name in trainer.composition.personalising:
-        trainer.parts[name].restore(own_entries(lent, name))
-    with trainer.scoring():
-        return trainer.score(cases, True)
+    return trainer.score(trainer.samples.evaluation("test"), True)

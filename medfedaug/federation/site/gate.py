@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +12,9 @@ from medfedaug.config.bundle_reference import find, known
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError, DataError, JobRefused, MedFedAugError, PrivacyRefused
-from medfedaug.federation.messages.initial_weights import INITIAL
 from medfedaug.federation.messages.messages import (
-    FINGERPRINT,
-    FROZEN,
-    PREPARE,
-    TEST,
-    TRAIN,
-    VALIDATE,
     Reply,
     Request,
-    by_method,
-    digest_of,
     num_bytes,
     split_frozen,
 )
@@ -37,7 +24,7 @@ from medfedaug.federation.secure.masks import SiteMasks
 from medfedaug.federation.site.data_folder import resolve_data_folder
 from medfedaug.federation.site.entry_patients import LARGEST_MOMENTUM, strange_momentum
 from medfedaug.federation.site.job_text import without_job_text
-from medfedaug.federation.site.release_log import Account, ScoreRequest, enter_message
+from medfedaug.federation.site.release_log import Account, enter_message
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.methods.compatibility import methods_with
 from medfedaug.metrics.significance import PatientTest
@@ -48,17 +35,13 @@ from medfedaug.privacy import (
     Origin,
     PrivacyPolicy,
     Pseudonyms,
-    class_labels,
+    all_scores,
     released_difference,
-    released_scores,
 )
-from medfedaug.privacy.job_log import APPROVED, REFUSED, job_hash
+from medfedaug.privacy.job_log import APPROVED, REFUSED
 from medfedaug.privacy.sent_numbers import sent_numbers
 
 _log = logging.getLogger(__name__)
-
-ROUND = "round "
-"""Prefix of the place of a validation score (`medfedaug.federation.site.release_log.ScoreRequest`)."""
 
 _PERIOD = 1.0
 """Seconds between two checks of a job's approval."""
@@ -80,26 +63,11 @@ class Gate:
     def incoming(self, request: Request) -> None:
         """Check a request before its use."""
 
-    def model_received(self, request: Request, trainer: SiteTrainer) -> None:
-        """Record the received model of a training job."""
-
-    def identify(self, request: Request, trainer: SiteTrainer, place: str) -> ScoreRequest:
-        """Identify the received model whose scores a request asks for."""
-        return ScoreRequest("validation" if place.startswith(ROUND) else "test", "", place)
-
-    def check_scores(self, request: ScoreRequest, trainer: SiteTrainer) -> None:
-        """Check, before scoring a model, that scores may leave."""
-
-    def release(
-        self, request: ScoreRequest, scores: Mapping[str, Any], trainer: SiteTrainer
-    ) -> dict[str, Any]:
+    def release(self, split: str, scores: Mapping[str, Any], trainer: SiteTrainer) -> dict[str, Any]:
         """Return the part of a model's scores that may leave."""
-        folder, split = trainer.folder, request.split
-        return released_scores(scores, trainer.policy, folder.patients(split), class_labels(folder, split))
+        return all_scores(scores, trainer.folder.patients(split))
 
-    def compare(
-        self, request: ScoreRequest, other: str, test: PatientTest, unit: str, trainer: SiteTrainer
-    ) -> dict[str, Any]:
+    def compare(self, split: str, test: PatientTest, unit: str, trainer: SiteTrainer) -> dict[str, Any]:
         """Return the part of a comparison of two models that may leave."""
         return released_difference(test, trainer.policy, unit)
 
@@ -165,17 +133,15 @@ class GuardedGate(Gate):
         return SiteMasks(site, self.identity, rules, self.history, self.job)
 
     def admit(self, config: RunConfig, should_stop: Callable[[], bool]) -> None:
-        """Check Bundle, rules and verdict, count the job, and wait for its approval if required."""
+        """Check Bundle, rules and verdict, and wait for the approval of the job if required."""
         if config in self._admitted:
             return
         self._check_bundle(config)
         self.rules.check(self.site, config)
-        # Before the configuration is recorded, so that refused jobs cannot fill the book.
-        self.book.check(self.site, config, self.job, self.rules.max_jobs_per_day)
         entry = self._check_verdict(config)
         if self.rules.approve and entry.verdict != APPROVED:
             self._wait(entry, should_stop)
-        self.book.begin(self.site, config, self.job, self.rules.max_jobs_per_day)
+        self.book.begin(config, self.job)
         self._admitted.append(config)
 
     def ended(self) -> None:
@@ -234,8 +200,9 @@ class GuardedGate(Gate):
             )
 
     def opened(self, trainer: SiteTrainer) -> None:
-        """Check the size of the model, and the number and earlier releases of the training cases."""
+        """Check the size of the model, the methods, the norm layers, and the number of training cases."""
         self.rules.check_model(self.site, num_bytes(trainer.network.state_dict()) / 1e6)
+        trainer.census.strict = True
         if uncounted := methods_with(trainer.composition.methods, "counted_patients", "excludes"):
             names = ", ".join(method.name for method in uncounted)
             reason = "sends what a site cannot say the patients of, and runs in simulations only"
@@ -246,14 +213,9 @@ class GuardedGate(Gate):
         if trainer.trains:
             self.rules.check_cases(self.site, trainer.folder.cases_of_patients("training"))
         self.min_patients = trainer.policy.min_images
-        account = Account(
-            self.site, self.job, trainer.ledger, trainer.policy, trainer.folder, trainer.config.rounds
-        )
+        account = Account(self.site, self.job, trainer.ledger, trainer.policy, trainer.folder)
         account.bind()
         self._accounts[trainer] = account
-        trainer.release_loss = account.release_loss
-        if trainer.trains:
-            account.check_cases("training")
 
     def incoming(self, request: Request) -> None:
         """Check the sizes of a request, and that the job has not been refused since its admission."""
@@ -261,50 +223,15 @@ class GuardedGate(Gate):
             self._check_verdict(config)
         frozen, exchanged = split_frozen(request.once)
         self.rules.check_model(self.site, num_bytes({**frozen, **request.weights}) / 1e6)
-        self.rules.check_model(self.site, num_bytes(request.method_states) / 1e6)
         self.rules.check_payload(self.site, num_bytes({**exchanged, **request.payload}) / 1e6)
 
-    def model_received(self, request: Request, trainer: SiteTrainer) -> None:
-        """Enter the model in the ledger, so that an evaluation may score it."""
-        if request.task == TRAIN:
-            self._accounts[trainer].check_updates()
-        trained = request.round - 1 if request.task == TRAIN else request.round
-        if trained > 0:  # the initial model may be anything
-            trainer.ledger.meet(_identities(request, trainer), self.job)
+    def release(self, split: str, scores: Mapping[str, Any], trainer: SiteTrainer) -> dict[str, Any]:
+        """Enter the means that may leave in the ledger."""
+        return self._accounts[trainer].release(split, scores)
 
-    def identify(self, request: Request, trainer: SiteTrainer, place: str) -> ScoreRequest:
-        """Identify the model by a hash of everything that decides over its scores."""
-        if request.task == VALIDATE and not trainer.config.validates(request.round):
-            raise PrivacyRefused(self.site, f"the model of round {request.round} is not to be scored")
-        payload = {**split_frozen(trainer.memory.once)[1], **request.payload}
-        content = [
-            *(job_hash(trainer.config.to_dict()), digest_of(request.weights), digest_of(payload)),
-            *(digest_of(request.method_states), request.scoring.get("own")),
-            # Other rules give other answers.
-            *(trainer.policy.scores, trainer.policy.min_images, trainer.policy.score_noise_multiplier),
-        ]
-        identified = super().identify(request, trainer, place)
-        return replace(
-            identified,
-            model=_sha256(content),
-            identity="" if place else _evaluated_identity(request, trainer),
-        )
-
-    def check_scores(self, request: ScoreRequest, trainer: SiteTrainer) -> None:
-        """Check the budget of scores, and the number of failed answers."""
-        self._accounts[trainer].check_scores(request)
-
-    def release(
-        self, request: ScoreRequest, scores: Mapping[str, Any], trainer: SiteTrainer
-    ) -> dict[str, Any]:
-        """Check the budget of scores, round them, and enter them in the ledger."""
-        return self._accounts[trainer].release(request, scores)
-
-    def compare(
-        self, request: ScoreRequest, other: str, test: PatientTest, unit: str, trainer: SiteTrainer
-    ) -> dict[str, Any]:
-        """Check the budget of scores, round the difference, and enter it in the ledger."""
-        return self._accounts[trainer].compare(request, other, test, unit)
+    def compare(self, split: str, test: PatientTest, unit: str, trainer: SiteTrainer) -> dict[str, Any]:
+        """Enter a comparison that may leave in the ledger."""
+        return self._accounts[trainer].compare(split, test, unit)
 
     def count(self, reply: Reply) -> None:
         """Refuse an entry with too few patients behind it, or with patients whom nobody can name."""
@@ -324,14 +251,18 @@ class GuardedGate(Gate):
         self.count(reply)
         self.rules.check_payload(self.site, num_bytes(reply.payload) / 1e6)
         reply.metrics = sent_numbers(reply.task, reply.metrics)
-        if reply.task not in (FINGERPRINT, PREPARE):  # their `cases` are counts
-            reply.metrics = self.pseudonyms.scores(reply.metrics)
+        if trainer.policy.epsilon is not None:  # durations depend on the images
+            reply.metrics.pop("seconds", None)
         self._accounts[trainer].enter(reply)
         return reply
 
     def error_text(self, site: str, task: str, error: Exception, trainer: SiteTrainer) -> str:
-        """Return our errors without names and text of the job, and only the type of any other error."""
-        if isinstance(error, MedFedAugError):
+        """Return our errors without names and text of the job, and only the type of any other error.
+
+        At a site with an account of ε, what is wrong with images stays there too.
+        """
+        about_images = trainer.policy.epsilon is not None and isinstance(error, DataError)
+        if isinstance(error, MedFedAugError) and not about_images:
             text = self.pseudonyms.text(error, site, _data(site, trainer))
             text = without_job_text(text, trainer.config.to_dict(), self._own_text(site, trainer))
             if text != str(error):
@@ -339,8 +270,7 @@ class GuardedGate(Gate):
         else:
             text = f"site {site}: {type(_reason(error)).__name__} in {task}; the site's own log says more"
         try:
-            failed = task in (TRAIN, VALIDATE, TEST) and not isinstance(error, (JobRefused, PrivacyRefused))
-            enter_message(trainer.ledger, self.site, self.job, text, failed=failed)
+            enter_message(trainer.ledger, self.site, self.job, text)
         except MedFedAugError as problem:  # possibly the same error
             _log.error("site %s: not in the ledger: %s (%s)", site, text, problem)
         return text
@@ -353,42 +283,6 @@ class GuardedGate(Gate):
         folder = getattr(trainer, "folder", None)
         if isinstance(folder, SiteFolder):
             yield from (*folder.classes, *folder.channel_names)
-
-
-def _identities(request: Request, trainer: SiteTrainer) -> list[str]:
-    """Return the hashes by which an evaluation may name the model of a training request.
-
-    A finished run keeps with its model the exchange of its round, and of some methods the exchange before
-    training; only the server knows of which.
-    """
-    once, payload = by_method(trainer.memory.once), by_method(request.payload)
-    once.pop(INITIAL, None)
-    once.pop(FROZEN, None)
-    hashes = {name: digest_of(values) for name, values in payload.items()}
-    both = {name: digest_of({**values, **payload.get(name, {})}) for name, values in once.items()}
-    subsets = chain.from_iterable(combinations(both, count) for count in range(len(both) + 1))
-    return [
-        _identity(request, trainer, {**hashes, **{name: both[name] for name in names}}) for names in subsets
-    ]
-
-
-def _evaluated_identity(request: Request, trainer: SiteTrainer) -> str:
-    """Return the hash by which the ledger may know an evaluation's model; empty for the site's own."""
-    if request.method_states:  # by another site, with its methods' state
-        return "lent"
-    payload = {**request.once, **request.payload}
-    if not request.weights and not payload:
-        return ""
-    return _identity(request, trainer, {k: digest_of(v) for k, v in by_method(payload).items()})
-
-
-def _identity(request: Request, trainer: SiteTrainer, exchanged: Mapping[str, str]) -> str:
-    config = job_hash(trainer.config.to_dict())
-    return _sha256([config, request.run, digest_of(request.weights), sorted(exchanged.items())])
-
-
-def _sha256(content: list[Any]) -> str:
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def _data(site: str, trainer: SiteTrainer) -> SiteFolder | Path | None:

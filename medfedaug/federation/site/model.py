@@ -11,22 +11,24 @@ from typing import Any
 
 import torch
 from monai.transforms import Compose
-from torch import Tensor
+from torch import Tensor, nn
 
 from medfedaug.config.machine import Machine
 from medfedaug.config.run import RunConfig
 from medfedaug.data.base import SiteFolder
+from medfedaug.errors import MedFedAugError, UpdateRefused, warn
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.messages.messages import own_entries
+from medfedaug.federation.messages.tensor_checks import StateDictValidator, check_values
 from medfedaug.federation.site.data_folder import open_own_data
 from medfedaug.federation.site.entry_patients import EntryPatients
 from medfedaug.federation.site.local_training import learning_rate
-from medfedaug.federation.site.request_checks import check_received
 from medfedaug.federation.site.samples import SiteSamples
 from medfedaug.federation.site.script_components import ScriptComponents, ScriptSamples, script_scores
 from medfedaug.federation.site.state import LocalState
 from medfedaug.methods.base import Payload, SiteContext, SitePart
-from medfedaug.models.memory_format import channels_last
+from medfedaug.models.compilation import compile_calls
+from medfedaug.models.memory_format import lay_out
 from medfedaug.models.modes import evaluating
 from medfedaug.models.precision import run_in_bfloat16
 from medfedaug.models.substitution import call_with
@@ -121,7 +123,7 @@ class SiteModel:
         self._script, self._set_aside, self._personalised = script, {}, False
         script.check(self.name, (method["name"] for method in self.config.methods))
         composition = self.composition = Composition(self.config, script.network)
-        self.network = channels_last(composition.network.to(self.device))
+        self.network = lay_out(composition.network.to(self.device))
         self.task = composition.task()
         self.task.check_site(self.folder)
         if self.trains:
@@ -141,6 +143,16 @@ class SiteModel:
         self.parts.update({method.name: method.at_site(context) for method in composition.methods})
         if self.config.precision == "bfloat16":
             run_in_bfloat16(self.network)  # after the methods, whose hooks on the network see float32
+        self._compile()
+
+    def _compile(self) -> None:
+        """Compile the network's calls where the machine's settings ask for it and the methods allow it."""
+        wanted = {"auto": self.device.type == "cuda", "on": True, "off": False}[self.machine.compile]
+        twice = [m.name for m in self.composition.methods if "second_derivatives" in m.provides]
+        if wanted and twice:
+            warn(f"the network is not compiled: {', '.join(twice)} differentiates gradients", site=self.name)
+        elif wanted:
+            compile_calls(self.network, self.name)
 
     def _samples_of(self, script: ScriptComponents) -> SiteSamples:
         make: Callable[..., SiteSamples] = SiteSamples
@@ -164,7 +176,6 @@ class SiteModel:
             training_batches=lambda: samples.batches(samples.training()),
             training_loss=self.training_loss,
             case_moments=samples.case_moments,
-            case_landmarks=samples.case_landmarks,
             case_batches=lambda: map(samples.images, samples.by_case()),
             pass_own_images=self.pass_own_images,
             local_entries=composition.kept_keys,
@@ -231,7 +242,7 @@ class SiteModel:
             MedFedAugError: when a check fails; nothing is then loaded.
         """
         payload, once = payload or {}, once or {}
-        check_received(
+        _check_received(
             self.name, self.network, self.shared, self.parts, weights=weights, payload=payload, once=once
         )
         if weights:
@@ -325,3 +336,34 @@ class SiteModel:
     def evaluation_transform(self) -> Compose:
         """Return the transforms of an image before the network in evaluation."""
         return self._samples.transform(training=False)
+
+
+def _check_received(
+    site: str,
+    network: nn.Module,
+    shared: Sequence[str],
+    parts: Mapping[str, SitePart],
+    *,
+    weights: Mapping[str, Tensor],
+    payload: Payload,
+    once: Payload,
+) -> None:
+    """Check the server's message like a site's reply: shapes, types, finite values, variances."""
+    if weights and (missing := sorted(set(shared) - set(weights))):
+        raise MedFedAugError(f"site {site}: the global model lacks {missing[0]}")
+    method = ""
+    try:
+        if weights:
+            model = StateDictValidator(network, shared)
+            model.check_values(site, {key: weights[key] for key in shared})
+        check_values(site, once)
+        check_values(site, payload)
+        for method, part in parts.items():
+            for sent, exchange in ((once, part.before_training), (payload, part.every_round)):
+                if exchange is not None and (entries := own_entries(sent, method)):
+                    exchange.check(entries)
+    except UpdateRefused as error:
+        text = str(error).removeprefix(f"site {site}, ")
+        raise MedFedAugError(f"site {site}: refused what the server sent: {text}") from error
+    except (KeyError, ValueError) as error:
+        raise MedFedAugError(f"site {site}: refused what the server sent for {method}: {error}") from error

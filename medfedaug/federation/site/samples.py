@@ -19,7 +19,7 @@ from medfedaug.config.run import RunConfig, derive_seed
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.dataset_json import LABELLED
 from medfedaug.data.preparation.cache import CaseCache, StoredCase
-from medfedaug.data.preparation.preparation import LANDMARKS, Placement
+from medfedaug.data.preparation.preparation import Placement
 from medfedaug.data.sites import checked_statistics
 from medfedaug.methods.base import SitePart
 from medfedaug.sampling.augmentation import TrainingDataset
@@ -87,10 +87,7 @@ class TrainingSamples(Sequence[Sample]):
         image, label = (stored.read(key, 0, window) for key in (Keys.IMAGE, Keys.LABEL))
         noise = (255 * torch.rand(image.shape)).to(image)
         labels = torch.randint(self.task.num_classes, label.shape).to(label)
-        sample: Sample = {Keys.IMAGE: noise, Keys.LABEL: labels}
-        if self.task.preparation.landmarks:
-            sample[LANDMARKS] = self.task.preparation.of_whole(noise.float())[LANDMARKS]
-        return sample
+        return {Keys.IMAGE: noise, Keys.LABEL: labels}
 
     def _find(self, index: int) -> tuple[int, int]:
         """Return the case of a sample, and the sample's index within the case."""
@@ -100,10 +97,7 @@ class TrainingSamples(Sequence[Sample]):
     def _read(self, case: int, within: int, random: np.random.RandomState) -> Sample:
         stored, item = self.stored[case][1], within // self.task.samples_per_item
         window = self.task.window(stored, item, random)
-        sample: Sample = {key: stored.read(key, item, window) for key in (Keys.IMAGE, Keys.LABEL)}
-        if self.task.preparation.landmarks:
-            sample[LANDMARKS] = stored.read(LANDMARKS)
-        return sample
+        return {key: stored.read(key, item, window) for key in (Keys.IMAGE, Keys.LABEL)}
 
 
 class SiteSamples:
@@ -180,10 +174,6 @@ class SiteSamples:
         samples = self._of_folder()
         dataset = TrainingDataset(samples, before, self.task.augmentation(), after, seed)
         return self.task.collate(dataset.transformed([samples.noise() for _ in range(size)]))
-
-    def case_landmarks(self) -> Iterator[Tensor]:
-        """Yield the landmarks of each training image, (C, 11), before the methods' transforms."""
-        return (self._stored(case).read(LANDMARKS) for case in self.folder.cases["training"])
 
     def _stored(self, case: Case) -> StoredCase:
         key = (self.task.key, *self.folder.identity(case))

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation.site.samples import SiteSamples
-from medfedaug.functional import histogram_landmarks
 from medfedaug.metrics.registry import METRICS, score_of
 from medfedaug.sampling.augmentation import TrainingDataset
 from medfedaug.statistics import ChannelStatistics, average_moments, image_moments
@@ -102,10 +101,6 @@ class ScriptSamples(SiteSamples):
         _check_over(over)
         for samples in self.by_case():
             yield image_moments(plain_tensor(samples[0][Keys.IMAGE]))
-
-    def case_landmarks(self) -> Iterator[Tensor]:
-        """Yield the landmarks of each image that the script prepares, (C, 11)."""
-        return (histogram_landmarks(plain_tensor(sample[Keys.IMAGE])) for (sample,) in self.by_case())
 
     def statistics(self, over: str = "image") -> ChannelStatistics:
         """Return the channel statistics of the images that the script prepares."""

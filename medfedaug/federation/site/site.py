@@ -29,10 +29,9 @@ from medfedaug.federation.messages.messages import (
 )
 from medfedaug.federation.messages.site_sampling import site_weight
 from medfedaug.federation.secure.masks import Member, OutOfTurn, RoundMasking
-from medfedaug.federation.site.gate import ROUND, Gate
+from medfedaug.federation.site.gate import Gate
 from medfedaug.federation.site.trainer import SiteTrainer, site_fingerprint
 from medfedaug.privacy import job_hash
-from medfedaug.privacy.policy import SUMMARY
 from medfedaug.utils.event_text import OnEvent
 from medfedaug.utils.validation import is_number
 
@@ -87,6 +86,7 @@ class Site:
             started = time.perf_counter()
             reply = self._do(request, should_stop)
             sent = self.gate.outgoing(reply, self.trainer)
+            sent.contributors = {}
             self._tell(sent, time.perf_counter() - started)
             return sent
         except Exception as error:
@@ -168,7 +168,7 @@ class Site:
             reply.num_samples = len(trainer.folder.cases["training"]) if reply.payload else 0
         elif request.task == PREPARE:
             reply = trainer.prepare()
-            least = 0 if trainer.policy.scores != SUMMARY else trainer.policy.min_images
+            least = trainer.policy.min_images
             counts = {split: n for split, n in reply.metrics["cases"].items() if not 0 < n < least}
             reply.metrics["cases"] = counts
         elif request.task in MASK_TASKS:
@@ -184,7 +184,6 @@ class Site:
                 masking = self._masks.masking(request, self._member(), once)
             trainer.memory.forget(request.selected_round, request.round)
             trainer.start_round(request.round, request.weights, request.payload, request.once)
-            self.gate.model_received(request, trainer)
             # The request brings the model of the previous round; the initial model is untrained.
             score: dict[str, Any] = {}
             if trainer.config.validates(request.round - 1):
@@ -199,25 +198,16 @@ class Site:
                 reply.metrics["seconds"] = time.perf_counter() - started
         else:
             self._scored = True
-            split = place = "test"
-            if trainer.config.tests(request.round):
-                place = f"test of {ROUND}{request.round}"
-            if request.task == VALIDATE:
-                split, place = "validation", f"{ROUND}{request.round}"
+            split = "validation" if request.task == VALIDATE else "test"
             trainer.receive(request.weights, request.payload, request.once)
-            self.gate.model_received(request, trainer)
-            model = self.gate.identify(request, trainer, place)
-            self.gate.check_scores(model, trainer)
-            scored = trainer.evaluate_round(split, request.round)
-            reply.metrics = self.gate.release(model, scored, trainer)
+            reply.metrics = self.gate.release(split, trainer.evaluate_round(split, request.round), trainer)
         return reply
 
     def _validation_score(self, request: Request, scored: Mapping[str, Any]) -> dict[str, Any]:
         """Return the score of the previous round's model for an update, or the reason for none."""
         trainer, metric = self.trainer, self.trainer.task.metric
         try:
-            model = self.gate.identify(request, trainer, f"{ROUND}{request.round - 1}")
-            released = self.gate.release(model, scored, trainer)
+            released = self.gate.release("validation", scored, trainer)
         except PrivacyRefused as error:
             released = {metric: None, "note": str(error)}
         score = {f"val_{metric}": released[metric]}

@@ -61,6 +61,7 @@ class RoundMemory:
 
     Attributes:
         run: the identity of the run.
+        settings: the hash of the run's settings, to which the state belongs.
         sent: the site's payload before training; ``None`` until then.
         once: the received exchange before training, with the entries of the model that no site trains.
         frozen: a hash of these entries; empty for none.
@@ -71,7 +72,7 @@ class RoundMemory:
 
     def __init__(self, site: str, folder: Path | None) -> None:
         self.site, self.folder = site, folder
-        self.run = ""
+        self.run = self.settings = ""
         self.sent: Payload | None = None
         self.once: Payload = {}
         self.frozen = ""
@@ -79,17 +80,26 @@ class RoundMemory:
         self.checkpointed: tuple[int, ...] = ()
         self._rounds: dict[int, LocalState] = {}
 
-    def enter(self, run: str) -> bool:
-        """Load the states of a run, if the site took part before a restart; return whether the run is new."""
-        if run == self.run:
+    def enter(self, run: str, settings: str) -> bool:
+        """Load the states of a run, if the site took part before a restart; return whether the run is new.
+
+        Raises:
+            MedFedAugError: when the states of this name are of a run with other settings: what stays at the
+                site could leave by another method.
+        """
+        if run == self.run and self.sent is None and not self.begun:
+            self.settings = settings  # the run has got its plan
+        if (run, settings) == (self.run, self.settings):
             return False
         if not re.fullmatch(r"[0-9a-f]{32}", run):  # it becomes a file name
             raise MedFedAugError(f"site {self.site}: {run[:40]!r} is not the identity of a run")
         if self.folder is not None:
             remove_unfinished(self.folder)
         saved = _load(self._file(run))
+        if run == self.run or saved.get("settings", settings) != settings:
+            raise MedFedAugError(f"site {self.site}: run {run} has other settings here; it cannot go on")
         # Only now, so that a request after a failed load does not meet an empty memory.
-        self.run, self.present = run, 0
+        self.run, self.settings, self.present = run, settings, 0
         self.sent = saved.get("sent")
         frozen = _load(self._file(run, ".frozen.pt")).get("entries", {})
         self.once, self.frozen = {**saved.get("once", {}), **frozen}, entries_hash(frozen)
@@ -146,7 +156,8 @@ class RoundMemory:
         if path is not None:
             rounds = {r: vars(kept) for r, kept in self._rounds.items()}
             _, once = split_frozen(self.once)
-            content = {"run": self.run, "sent": self.sent, "once": once, "rounds": rounds}
+            whose = {"run": self.run, "settings": self.settings}
+            content = {**whose, "sent": self.sent, "once": once, "rounds": rounds}
             save_checkpoint(path, content, private=True)
 
     def _file(self, run: str, suffix: str = ".pt") -> Path | None:

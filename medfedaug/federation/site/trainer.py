@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from medfedaug.config.run import RunConfig, derive_seed
 from medfedaug.config.site_description import DESCRIPTION
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.quality.content_hash import case_identities
-from medfedaug.errors import MedFedAugError, PrivacyRefused, warn
+from medfedaug.errors import ConfigError, MedFedAugError, warn
 from medfedaug.federation.job_folder import SPACING
 from medfedaug.federation.messages.initial_weights import INITIAL
 from medfedaug.federation.messages.messages import (
@@ -41,20 +41,17 @@ from medfedaug.federation.site.model import SiteModel
 from medfedaug.federation.site.script_components import ScriptComponents
 from medfedaug.federation.site.script_training import CustomLoop, LoopTraining, ScriptSession
 from medfedaug.federation.site.state import LocalState, RoundMemory
-from medfedaug.federation.site.training_mode import local_training
 from medfedaug.methods.base import Payload
-from medfedaug.models.memory_format import channels_last
+from medfedaug.models.compilation import call_plainly
+from medfedaug.models.memory_format import lay_out
 from medfedaug.models.precision import bfloat16_speedup, run_in_bfloat16
 from medfedaug.models.supervision import DeepSupervision
-from medfedaug.privacy import PrivacyLedger, PrivacyPolicy
+from medfedaug.privacy import PrivacyLedger, PrivacyPolicy, job_hash
 from medfedaug.sampling.prefetch import on_device
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.utils.validation import check_choice, check_keys
 
 _log = logging.getLogger(__name__)
-
-ReleaseLoss = Callable[[str, int, Mapping[str, Tensor], Mapping[str, float | None]], float | None]
-"""See `medfedaug.federation.site.release_log.Account.release_loss`."""
 
 _SPLITS = ("validation", "test")
 _CPU = torch.device("cpu")
@@ -92,8 +89,6 @@ class SiteTrainer(SiteModel):
         loop: a script's training loop; ``None`` for the federation's.
         last_metrics: numbers about the last round of training.
         last_loss: the mean loss of the steps of the last round, for the site itself; ``None`` before.
-        release_loss: returns the part of a loss over training cases that may leave a site of a real
-            federation; set by `medfedaug.federation.site.gate.GuardedGate`; ``None`` without limits.
         memory: the site's state between rounds.
         guard: the guard of the site's policy; made by `open`, like ``training``.
         training: the local training.
@@ -125,7 +120,6 @@ class SiteTrainer(SiteModel):
         self.loop: CustomLoop | None = None
         self.last_metrics: dict[str, Any] = {}
         self.last_loss: float | None = None
-        self.release_loss: ReleaseLoss | None = None
         self._job, self._planned = config, dict[str, Any]()
         self._aborted = False
         self._precision_is_open = False
@@ -163,9 +157,11 @@ class SiteTrainer(SiteModel):
             identities=lambda: case_identities(self.folder, "training", self.ledger),
             census=self.census,
         )
-        self.training = local_training(self, self.guard, loop, script.criterion)
+        self.training = _local_training(self, self.guard, loop, script.criterion)
         settled = self.training.private or isinstance(self.training, LoopTraining)
         self._precision_is_open = self.config.precision == "auto" and not settled
+        if settled:  # Opacus adds hooks for each image's gradient, and a script may compile by itself
+            call_plainly(self.network)
         # With noise, constant channels must not be reported.
         self.shows_statistics = composition.needs_statistics and not self.policy.adds_noise
         self.memory.present = 0
@@ -290,7 +286,6 @@ class SiteTrainer(SiteModel):
             if part.every_round is not None:
                 self.guard.observe(name, part.every_round)
         self._personalise()
-        before = self._starting_loss()
         self.memory.present = -1
         self.entry_patients.begin()
         seed = derive_seed(self.config.seed, self.name, round_)
@@ -311,7 +306,7 @@ class SiteTrainer(SiteModel):
                 if part.every_round is not None:
                     collected.update(namespaced(self.guard.collect(name, part.every_round), name))
         self.last_loss = sum(losses) / len(losses) if losses else None  # a script may report none
-        self.last_metrics = self._metrics(before)
+        self.last_metrics = self._metrics()
         # Last, since summarising the round may change a method's state.
         self.memory.remember(round_, LocalState.of(self.network, self.kept_keys, self.parts))
         if self.saves_each_round:
@@ -324,7 +319,7 @@ class SiteTrainer(SiteModel):
         with self.training.own_random_numbers(derive_seed(self.config.seed, self.name, "precision")):
             batch = self._samples.noise_batch(self.config.batch_size, self.config.seed)
             inputs, targets = on_device(batch, self.device)
-            network = channels_last(self.composition.definition.network().to(self.device)).train()
+            network = lay_out(self.composition.definition.network().to(self.device)).train()
             criterion = DeepSupervision(network).criterion(self.task.loss)
             gain = bfloat16_speedup(network, inputs, targets, criterion)
         faster = gain >= _LEAST_GAIN
@@ -334,49 +329,13 @@ class SiteTrainer(SiteModel):
         reason = f"a step in bfloat16 takes {1 / gain:.2f} of one in float32"
         warn(f"precision auto: {precision}, since {reason}", site=self.name)
 
-    def _metrics(self, before: float | None) -> dict[str, Any]:
-        loss = self.last_loss if self.release_loss is None else before
+    def _metrics(self) -> dict[str, Any]:
+        loss = self.last_loss
         metrics: dict[str, Any] = {} if loss is None else {"train_loss": loss}
         for name, part in self.parts.items():
             if not self.training.private:
                 metrics.update({f"{name}/{key}": value for key, value in part.metrics().items()})
         return {**metrics, **self.guard.metrics()}
-
-    def _starting_loss(self) -> float | None:
-        """Return the loss of the model before training, if a real site sends one.
-
-        The loss of the steps depends on the weights between them, and so on all cases together.
-        """
-        hidden = self.training.private or self.composition.sums is not None
-        if self.release_loss is None or not self.policy.losses or hidden or self.config.loop:
-            return None
-        try:
-            return self._released_loss("train_loss")
-        except PrivacyRefused as error:
-            _log.warning("site %s: the update comes without a loss: %s", self.name, error)
-            return None
-
-    def training_loss(self, what: str, weights: Payload | None = None) -> float:
-        """See `SiteModel.training_loss`; in a real federation the part that may leave the site.
-
-        Raises:
-            PrivacyRefused: when no loss may leave.
-        """
-        if self.release_loss is None:
-            return super().training_loss(what, weights)
-        loss = self._released_loss(what, weights)
-        if loss is None:
-            raise PrivacyRefused(self.name, f"no loss leaves ({what}; losses of its privacy policy)")
-        return loss
-
-    def _released_loss(self, what: str, weights: Payload | None = None) -> float | None:
-        assert self.release_loss is not None
-        cases, samples = self.folder.cases["training"], self._samples.by_case()
-        by_case = {
-            case.name: self._mean_loss(of_case, weights) if len(of_case) else None
-            for case, of_case in zip(cases, samples, strict=True)
-        }
-        return self.release_loss(what, self.round, {**self.network.state_dict(), **(weights or {})}, by_case)
 
     def _update(self, round_: int, collected: Payload) -> Reply:
         state = self.network.state_dict()
@@ -440,8 +399,13 @@ class SiteTrainer(SiteModel):
         Raises:
             MedFedAugError: when the name is not valid, or the file is damaged.
         """
-        if self.memory.enter(run):
+        if self.memory.enter(run, self._settings_hash()):
             self._apply_once(self.memory.once)
+
+    def _settings_hash(self) -> str:
+        """Hash the run's settings; a resumed run may have more rounds, and an evaluation fewer cases."""
+        settings = {k: v for k, v in self.config.to_dict().items() if k not in ("limit", "rounds")}
+        return job_hash(settings)
 
     def save(self) -> None:
         """Write the site's state to ``state_dir``, if set."""
@@ -465,3 +429,30 @@ def site_fingerprint(trainer: SiteTrainer) -> Payload:
     exchange = FingerprintExchange(trainer.folder, trainer.config.classes, trainer.census)
     trainer.guard.observe(PLAN, exchange)
     return namespaced(trainer.guard.collect(PLAN, exchange), PLAN)
+
+
+def _local_training(
+    model: SiteModel,
+    guard: PrivacyGuard,
+    loop: CustomLoop | None = None,
+    criterion: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> LocalTraining:
+    """Choose the training of a site: ordinary, by a script, or DP-SGD by its policy.
+
+    Raises:
+        ConfigError: when the site trains with differential privacy and the run does not allow it.
+    """
+    policy = guard.policy
+    if loop is not None:
+        if policy.sgd_noise_multiplier:
+            raise ConfigError(
+                f"site {guard.site}: it trains with differential privacy (sgd_noise_multiplier of its "
+                "privacy policy), and nothing bounds what one case changes in a custom loop"
+            )
+        return LoopTraining(model, loop, criterion)
+    if not policy.sgd_noise_multiplier:
+        return LocalTraining(model)
+    # Imported here: Opacus is an extra, and its import takes seconds.
+    from medfedaug.federation.site.dp_sgd import PrivateTraining
+
+    return PrivateTraining(model, clip=policy.sgd_clip, noise=policy.sgd_noise_multiplier, spend=guard.train)

@@ -27,6 +27,7 @@ def inference_config(
     pair: Pair | None = None,
     photographs: bool = False,
     bfloat16: bool = False,
+    channels_last: bool = False,
 ) -> dict[str, Any]:
     """Make ``configs/inference.json`` for ``python -m monai.bundle run``.
 
@@ -35,10 +36,15 @@ def inference_config(
     ``interpolate`` with a size for each volume.
 
     ``network`` has MONAI's class and its arguments (`medfedaug.models.networks.network_definition`), and
-    ``batch_size`` slices or windows are in one pass of the network.
+    ``batch_size`` slices or windows are in one pass of the network. ``channels_last`` is the layout of its
+    weights on a CPU.
     """
     plan = task.plan
-    layout = "torch.channels_last" if plan.spatial_dims == 2 else "torch.channels_last_3d"
+    layout = f"torch.{'channels_last' if plan.spatial_dims == 2 else 'channels_last_3d'}"
+    # The memory format of the weights determines the order of sums.
+    placed = (
+        f"@device, memory_format={layout} if @device.type == 'cpu' else None" if channels_last else "@device"
+    )
     config: dict[str, Any] = {
         "imports": [
             *("$import glob", "$import os", "$import numpy as np"),
@@ -51,8 +57,7 @@ def inference_config(
         "output_dir": "$@bundle_root + '/predictions'",
         "device": "$torch.device('cuda:0' if torch.cuda.is_available() else 'cpu')",
         "network_def": network,
-        # The memory format of the weights determines the order of sums.
-        "network": f"$@network_def.to(@device, memory_format={layout})",
+        "network": f"$@network_def.to({placed})",
     }
     if pair is not None:
         config["mean"], config["std"] = ([float(v) for v in values] for values in pair)

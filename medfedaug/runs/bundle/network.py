@@ -15,6 +15,7 @@ from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError, DataError, first_line
 from medfedaug.federation.messages.run_definition import network_arguments
 from medfedaug.federation.site.model import SiteModel
+from medfedaug.models.memory_format import is_faster_last
 from medfedaug.models.networks import network_definition
 from medfedaug.runs.bundle.inference_config import Pair, inference_config
 from medfedaug.runs.finished_run import FinishedRun
@@ -68,6 +69,7 @@ def plain_inference(run: FinishedRun, origin: Origin) -> PlainInference:
         pair=pair,
         photographs=_of_photographs(run),
         bfloat16=config.precision == "bfloat16",
+        channels_last=is_faster_last(model.network, "cpu"),
     )
     with run.scoring(model) as network:
         weights = {key: value.detach().cpu().clone() for key, value in network.state_dict().items()}

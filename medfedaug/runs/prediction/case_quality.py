@@ -9,10 +9,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from scipy import ndimage
 from torch import Tensor
 
-from medfedaug.data.quality.connected_pieces import connected_pieces
 from medfedaug.runs.prediction.pass_agreement import PassAgreement
 
 
@@ -65,3 +65,13 @@ def look_first(cases: Mapping[str, Mapping[str, Any]]) -> list[str]:
             certainty = (agreement.get(label, value) for label, value in confidence.items())
             lowest[name] = min(certainty, default=0.0)
     return sorted(lowest, key=lambda name: (lowest[name], name))
+
+
+def connected_pieces(mask: np.ndarray) -> int:
+    """Count the pieces of a boolean mask, whose voxels touch by a face, an edge or a corner.
+
+    Example:
+        >>> connected_pieces(np.eye(3, dtype=bool))
+        1
+    """
+    return int(ndimage.label(mask, np.ones((3,) * mask.ndim))[1])

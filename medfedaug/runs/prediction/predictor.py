@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 from monai.transforms import Compose
+from torch import Tensor, nn
 
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.errors import ConfigError
@@ -17,7 +19,6 @@ from medfedaug.runs.input_statistics import Origin
 from medfedaug.runs.prediction.pass_agreement import PassAgreement
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.tasks import EvaluationCase, Prediction
-from medfedaug.tasks.flips import FlippedNetwork, flips_of
 from medfedaug.transforms import FedRDNd
 from medfedaug.utils.printable import counted
 
@@ -117,3 +118,32 @@ def predictions(
         if len(predictors) > 1:
             predictor.rest()
         yield prediction
+
+
+def flips_of(axes: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return all flips of one or more axes.
+
+    Example:
+        >>> flips_of((0, 1))
+        [(0,), (1,), (0, 1)]
+    """
+    return [flip for number in range(1, len(axes) + 1) for flip in combinations(axes, number)]
+
+
+class FlippedNetwork(nn.Module):
+    """A network with flipped input, whose output is flipped back.
+
+    Args:
+        network: a network of images (B, C, *spatial); of several outputs the first is used.
+        axes: spatial axes, the first is 0.
+    """
+
+    def __init__(self, network: nn.Module, axes: Sequence[int]) -> None:
+        super().__init__()
+        self.network = network
+        self.dims = tuple(axis + 2 for axis in axes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output for images (B, C, *spatial), on their own grid."""
+        output = self.network(x.flip(self.dims))
+        return (output[0] if isinstance(output, (list, tuple)) else output).flip(self.dims)

@@ -22,7 +22,6 @@ from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.checks.site_checks import check_classes, check_files_alone, check_known_classes
 from medfedaug.data.preparation.preparation import Preparation
 from medfedaug.errors import ConfigError, DataError, first_line, withheld
-from medfedaug.models.memory_format import channels_last
 from medfedaug.tasks.base import EvaluationCase, Pipeline, Prediction, Sample, Task, plain_tensor
 from medfedaug.tasks.bundle.metrics import BundleMetrics
 from medfedaug.tasks.bundle.parser import BundleConfiguration
@@ -103,7 +102,7 @@ class BundleTask(Task):
     def key(self) -> str:
         """The Bundle by its content, and the classes, whose places are the labels of photographs."""
         bundle = self.configuration.bundle
-        more = f"{self.methods_first} {self.preparation.landmarks} {self.classes!r}"
+        more = f"{self.methods_first} {self.classes!r}"
         return f"bundle {bundle.name} {bundle.hash} {more}"
 
     @property
@@ -230,7 +229,7 @@ class BundleTask(Task):
             images = [plain_tensor(transform({Keys.IMAGE: case.image})[Keys.IMAGE]) for case in chunk]
             for _, same in groupby(zip(chunk, images, strict=True), lambda pair: pair[1].shape):
                 group = list(same)
-                inputs = channels_last(torch.stack([image for _, image in group]).to(device))
+                inputs = torch.stack([image for _, image in group]).to(device)
                 output = self.inferer(inputs, network)
                 if not isinstance(output, Tensor):
                     raise self.configuration.problem("inferer", f"gives {type(output).__name__}, no tensor")

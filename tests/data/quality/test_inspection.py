@@ -8,7 +8,6 @@ import math
 import re
 import shutil
 import weakref
-from dataclasses import replace
 from pathlib import Path
 
 import nibabel as nib
@@ -18,19 +17,12 @@ import torch
 from benchmark_files import write_volume
 from browser import CHROMIUM, probe
 from results import Page
-from running import TINY_NETWORK
 
-from medfedaug.analysis.inspection_page import federation_shift, foreign_sites, inspection_record
+from medfedaug.analysis.inspection_page import differing_sites, federation_shift, inspection_record
 from medfedaug.analysis.shift import site_shift
-from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.quality.inspection import QUANTILES, inspect_sites
-from medfedaug.data.sites import find_sites
 from medfedaug.data.volumes import VolumeFolder
-from medfedaug.errors import MedFedAugWarning
-from medfedaug.federation import run_in_process
-from medfedaug.methods import parse_methods
-from medfedaug.simulate import configure
-from medfedaug.statistics import ChannelStatistics, channel_statistics
+from medfedaug.statistics import channel_statistics
 
 
 def test_the_shift_is_that_of_the_formula_written_out():
@@ -82,7 +74,10 @@ def test_sites_that_do_not_differ_are_apart_by_chance_alone():
         chance = pair.chance
     # With 14 degrees of freedom the mean of F is 14/12 of 1.
     assert np.mean(squares) == pytest.approx(chance**2 * 14 / 12, rel=0.15)
-    assert "chance alone could" in site_shift(pairs, {site: np.zeros((8, 1, 4)) for site in "AB"}).sentence
+    assert (
+        "do not differ by more than chance"
+        in site_shift(pairs, {site: np.zeros((8, 1, 4)) for site in "AB"}).sentence
+    )
 
 
 def test_what_cannot_be_compared_has_no_shift():
@@ -327,55 +322,70 @@ def test_channels_are_compared_by_name_and_files_scaled_each_by_itself(make_site
     assert site_shift({"A": alone, "B": np.ones((4, 1, 2))}, {"A": none, "B": none}) is None
 
 
-def test_one_odd_site_among_others_that_are_alike_is_named():
+def test_the_shift_says_nothing_of_a_single_site_or_a_method():
     rng = np.random.default_rng(2)
-
-    def shift(**means):
-        pairs = {site: rng.normal(mean, 1, (50, 1, 2)) for site, mean in means.items()}
-        return site_shift(pairs, {site: rng.normal(0, 1, (50, 1, 4)) for site in means})
-
-    odd = shift(A=0, B=0, C=4, D=0)
-    assert odd.farthest == "C"
-    distances = [pair.statistics for pair in odd.pairs if "C" in pair.sites]
-    assert odd.by_site["C"] == pytest.approx(sum(distances) / 3)
-    assert odd.sentence.endswith(f"Farthest from the others is C, {odd.by_site['C']:.2f} away in the mean.")
-    assert "Farthest" not in shift(A=0, C=4).sentence  # each of two is as far from the other
-    assert "Farthest" not in shift(A=0, B=0, C=0).sentence
+    for mean in (0.0, 0.5, 4.0):
+        pairs = {site: rng.normal(mean * (site == "C"), 1, (50, 1, 2)) for site in "ABC"}
+        sentence = site_shift(pairs, {site: rng.normal(0, 1, (50, 1, 4)) for site in "ABC"}).sentence
+        assert not re.search(r"\b[ABC]\b|Fed|norm", sentence)
 
 
-def test_a_site_that_stores_bright_what_others_store_dark_is_named_with_its_numbers(run, tmp_path):
-    """By inspect and by each such site as a run with FedRDN starts, from the pairs that sites exchange."""
-    make_phantom(tmp_path / "data", 4, 5, (48, 48, 4), seed=2, inverted=(False, False, False, True))
-    code, _, err = run("inspect", "--data", tmp_path / "data", "--out", tmp_path / "i.html")
-    text = " ".join(err.split())
+@pytest.fixture
+def outlined(make_site, tmp_path):
+    """Three sites of six patients: `outlined(A=-40, B=-40, C=40)` adds so much to the lesion's intensity."""
+
+    def make(**contrasts: float) -> Path:
+        for name, contrast in contrasts.items():
+            folder = make_site(name, cases=(4, 1, 1))
+            rng = np.random.default_rng([7, *name.encode()])
+            for path in sorted((folder / "images").iterdir()):
+                lesion = np.asarray(nib.load(folder / "labels" / path.name).dataobj) > 0
+                assert lesion.any()
+                write_volume(path, rng.normal(100 + contrast * lesion, 10).astype(np.float32))
+        return tmp_path / "data"
+
+    return make
+
+
+def test_foreground_that_is_darker_at_every_site_makes_none_odd(outlined):
+    assert differing_sites(inspect_sites(outlined(A=-40, B=-40, C=-40))) == []
+
+
+def test_a_site_whose_contrast_is_reversed_is_named_once(outlined, run, tmp_path):
+    data = outlined(A=-40, B=-40, C=40)
+    code, out, err = run("inspect", "--data", data, "--out", tmp_path / "i.html")
     assert code == 0, err
-    record = json.loads((tmp_path / "i.json").read_text())
-    pairs = {name: ChannelStatistics(s["mean"], s["std"], 4) for name, s in record["sites"].items()}
-    odd = pairs["site_D"]
-    for name in ("site_A", "site_B", "site_C"):
-        one = pairs[name]
-        scores = float((one.mean - odd.mean) / odd.std), float((odd.mean - one.mean) / one.std)
-        assert f"{name} {scores[0]:+.1f} under site_D's and site_D {scores[1]:+.1f} under {name}'s" in text
-    assert {tuple(p["sites"]) for p in record["foreign_pairs"]} == {
-        (f"site_{name}", "site_D") for name in "ABC"
-    }
-    page = Page((tmp_path / "i.html").read_text()).text
-    assert "Images lie far from 0" in page
-    assert "may store bright what the other stores dark" in page
-    assert re.search(r"below a value, at site_[ABC] and site_D", page)
-
-    folders = find_sites(tmp_path / "data")
-    config = configure(folders, methods=parse_methods("fedrdn"), rounds=1, **TINY_NETWORK)
-    with pytest.warns(MedFedAugWarning, match="far from 0 under other sites' pairs") as records:
-        run_in_process(replace(config, local_steps=1), tmp_path / "data", folders, "cpu")
-    warned = {str(record.message) for record in records if "far from 0" in str(record.message)}
-    assert [text.split(":")[0] for text in sorted(warned)] == [f"site site_{name}" for name in "ABCD"]
-    assert all("compare single, fedavg and norm with it first" in text for text in warned)
+    sentence = (
+        "C differs from the others: lesion brighter than the background in 6 of 6 patients, "
+        "elsewhere in 0 of 12."
+    )
+    assert " ".join(out.split()).count(sentence) == 1
+    assert Page((tmp_path / "i.html").read_text()).text.count(sentence) == 1
+    found = json.loads((tmp_path / "i.json").read_text())["differing"]
+    assert {odd["site"] for odd in found} == {"C"}  # its images are brighter too
+    assert "lesion" in {odd["what"] for odd in found}
 
 
-def test_sites_that_are_merely_apart_are_not_foreign_to_each_other(tmp_path):
-    make_phantom(tmp_path / "data", 4, 4, (48, 48, 4), seed=0, shift=3)
-    assert foreign_sites(inspect_sites(tmp_path / "data")) == []
+def test_no_page_advises_a_method(outlined, run, tmp_path):
+    data = outlined(A=-40, B=40, C=400)
+    code, out, err = run("inspect", "--data", data, "--out", tmp_path / "i.html")
+    assert code == 0, err
+    text = (
+        out + err + Page((tmp_path / "i.html").read_text()).text.replace("FedRDN exchanges the crosses", "")
+    )
+    assert not re.search(r"Fed[A-Z]|\b(norm|single|ditto)\b", text)
+
+
+def test_images_of_one_patient_count_once(outlined):
+    data = outlined(A=-40, B=-40, C=40)
+    for name in "ABC":
+        path = data / name / "dataset.json"
+        listing = json.loads(path.read_text())
+        for split in ("training", "validation", "test"):
+            for row in listing[split]:
+                row["patient"] = split
+        path.write_text(json.dumps(listing))
+    assert differing_sites(inspect_sites(data)) == []  # 3 patients of 9 may be so by chance
 
 
 def test_names_of_channels_that_the_images_do_not_have_and_wild_scales_are_odd(run, make_site, tmp_path):

@@ -18,7 +18,7 @@ from medfedaug.federation.secure.identity import Certificates
 from medfedaug.federation.secure.keys import KeyPair
 from medfedaug.methods import parse_methods
 from medfedaug.models import networks
-from medfedaug.nvflare_jobs.job.identity import kit_identity
+from medfedaug.nvflare_jobs.job.executor import kit_identity
 from medfedaug.simulate import configure
 
 
@@ -67,7 +67,7 @@ def sent(deployment):
 @pytest.mark.parametrize("secure", [True, False])
 def test_no_loss_leaves_beside_a_masked_update(deploy, secure):
     """Nothing covers it there, and the site lets it out where the update is its own anyway."""
-    _, deployment = deploy(secure=secure, privacy={"losses": True})
+    _, deployment = deploy(secure=secure)
     assert {"train_loss" in reply.metrics for reply in sent(deployment)} == {not secure}
 
 

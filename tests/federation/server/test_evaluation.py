@@ -19,7 +19,7 @@ from medfedaug.analysis.local_vs_global import worth_table
 from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.errors import ConfigError, RunFailed
-from medfedaug.experiments.cross_evaluation import evaluate_sites, evaluated_runs
+from medfedaug.experiments.site_evaluation import evaluate_sites, evaluated_runs
 from medfedaug.federation.in_process import SitesInProcess
 from medfedaug.federation.messages.messages import Reply
 from medfedaug.federation.protocol import evaluate
@@ -29,9 +29,7 @@ from medfedaug.federation.site.evaluation import EvaluationSite
 from medfedaug.federation.site.gate import GuardedGate
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.metrics.significance import compare_patients
-from medfedaug.nvflare_jobs.simulator import simulator
 from medfedaug.privacy import LEDGER_FILE, JobBook, JobRules, PrivacyLedger, PrivacyPolicy, Pseudonyms
-from medfedaug.privacy.score_release import step_of
 
 SITES = ("site_A", "site_B")
 
@@ -108,25 +106,6 @@ def test_each_site_compares_local_global_and_personal_model_on_its_own_cases(hos
     assert record["models"]["personal"]["scored"] == "personal (own weights)"
 
 
-def test_models_of_a_site_are_scored_at_the_others_as_it_uses_them(hospitals, compared):
-    record, _ = compared
-    for kind, run in (("local", "single"), ("personal", "ditto")):
-        rows = record["cross_site"][kind]
-        assert set(rows) == set(SITES)
-        for site in SITES:
-            assert rows[site][site]["dice"] == pytest.approx(scores_of(hospitals / "runs" / run)[site])
-    # By hand: the local model of A with the images of B.
-    run = evaluated_runs(hospitals / "runs/ditto", [f"site_A={hospitals / 'runs/single'}"])[0]["local site_A"]
-    trainer = SiteTrainer(run.config, hospitals / "data", "cpu")
-    trainer.open("site_B")
-    trainer.network.load_state_dict(run.weights, strict=False)
-    cases = trainer.task.evaluation_cases(trainer.folder, "test")
-    by_hand = trainer.score(cases)["dice"]
-    assert record["cross_site"]["local"]["site_A"]["site_B"]["dice"] == pytest.approx(by_hand)
-    personal = record["cross_site"]["personal"]["site_A"]["site_B"]["dice"]
-    assert personal not in (dice(record, "global")["site_B"], dice(record, "personal")["site_B"])
-
-
 def test_the_page_answers_whether_the_federation_is_worth_it(run, hospitals, compared, tmp_path):
     record, _ = compared
     page, tables = tmp_path / "page.html", tmp_path / "tables"
@@ -142,8 +121,6 @@ def test_the_page_answers_whether_the_federation_is_worth_it(run, hospitals, com
         (site, model) for site in SITES for model in ("global", "personal (own weights)")
     ]
     assert float(rows[0]["local"]) == pytest.approx(dice(record, "local")["site_A"])
-    rows = list(csv.DictReader((tables / "local_at_sites.csv").open()))
-    assert {row["model_of"] for row in rows} == set(SITES)
     # A run's folder with an evaluation in it shows both.
     code, _, err = run("report", hospitals / "runs/ditto", "--out", page)
     assert code == 0, err
@@ -166,7 +143,6 @@ def test_a_global_model_that_is_not_whole_has_no_score_and_local_runs_are_given_
     assert dice(record, "global") == dict.fromkeys(SITES)
     assert dice(record, "personal") == pytest.approx(scores_of(hospitals / "runs/fedbn"))
     assert dice(record, "local") == pytest.approx(scores_of(hospitals / "runs/single"))
-    assert "cross_site" not in record
 
 
 def test_what_does_not_go_together_is_refused_with_a_reason(run, hospitals, tmp_path):
@@ -180,7 +156,7 @@ def test_what_does_not_go_together_is_refused_with_a_reason(run, hospitals, tmp_
     assert "share some of the network" in refused(
         *evaluation, hospitals / "runs/ditto", "--local", hospitals / "runs/fedbn"
     )
-    assert "share no model" in refused(*evaluation, hospitals / "runs/single", "--cross-site")
+    assert "share no model" in refused(*evaluation, hospitals / "runs/single", "--engine", "inprocess")
     assert "is not whole" in refused(
         *evaluation, hospitals / "runs/ditto", "--local", f"site_C={hospitals / 'runs/single'}"
     )
@@ -188,80 +164,11 @@ def test_what_does_not_go_together_is_refused_with_a_reason(run, hospitals, tmp_
         *evaluation, hospitals / "runs/ditto", *["--local", hospitals / "runs/single"] * 2
     )
     job = ("export", "--out", tmp_path / "job")
-    assert "a job is a run (--methods), an evaluation" in refused(*job)
+    assert "a job is a run or an evaluation: give --methods, or --evaluate" in refused(*job)
     assert "--rounds is for a run" in refused(*job, "--evaluate", hospitals / "runs/ditto", "--rounds", 3)
 
 
 # ---------------------------------------------------------------- what leaves a site
-
-
-def evaluation_of(
-    hospitals: Path, policies: dict[str, PrivacyPolicy]
-) -> tuple[dict, list[tuple[str, Reply]]]:
-    """The evaluation of Ditto's run with sites of these policies, and what they sent."""
-    runs, states = evaluated_runs(hospitals / "runs/ditto", [str(hospitals / "runs/single")])
-    sites = {
-        name: EvaluationSite(
-            name,
-            {
-                key: SiteTrainer(run.config, hospitals / "data", "cpu", states[key] / name, policies[name])
-                for key, run in runs.items()
-            },
-        )
-        for name in SITES
-    }
-    sent: list[tuple[str, Reply]] = []
-
-    class Watched(SitesInProcess):
-        def ask(self, request, sites, needed, accept):
-            def seen(site, reply):
-                sent.append((site, reply))
-                return accept(site, reply)
-
-            return super().ask(request, sites, needed, seen)
-
-    evaluation = Evaluation(runs, cross_site=True)
-    evaluate(evaluation, Watched(sites))
-    return evaluation.results(), sent
-
-
-def test_a_site_sends_summaries_and_keeps_its_models_as_its_settings_say(hospitals, compared):
-    full, _ = compared
-    policies = {
-        "site_A": PrivacyPolicy(min_images=6, scores="summary"),
-        "site_B": PrivacyPolicy(min_images=7, scores="summary", lend_models=True),
-    }
-    before = {path: path.read_bytes() for path in hospitals.glob("runs/*/state/*/*")}
-    record, sent = evaluation_of(hospitals, policies)
-    names = {case for models in full["sites"].values() for case in models["global"]["cases"]}
-    assert not any(case in json.dumps(reply.metrics) for _, reply in sent for case in names)
-    ours = record["sites"]["site_A"]["global"]
-    whole = full["sites"]["site_A"]["global"]
-    step = step_of(6)
-    assert abs(ours["dice"] - whole["dice"]) <= 1.5 * step
-    assert ours["dice"] == pytest.approx(step * round(ours["dice"] / step))
-    assert ours["cases"] == {}
-    difference = ours["against"]["local"]
-    assert abs(difference["difference"] - whole["against"]["local"]["difference"]) <= 1.5 * step
-    assert difference["low"] <= difference["difference"] <= difference["high"]
-    assert (difference["cases"], difference["p"]) == (6, None)
-    # Six cases are too few for B, which sends no number about them, nor their number.
-    theirs = record["sites"]["site_B"]["global"]
-    assert theirs["dice"] is None
-    assert "scored_cases" not in theirs
-    assert "against" not in theirs or not theirs["against"]
-    assert "from 7 on" in theirs["note"]
-    # B lends its models, A keeps them.
-    assert "its own models stay here" in record["kept"]["local"]["site_A"]
-    assert not any(reply.weights for site, reply in sent if site == "site_A")
-    assert set(record["cross_site"]["local"]["site_B"]) == set(SITES)
-    assert set(record["cross_site"]["local"]["site_A"]) == {"site_A"}
-    # Nothing that the runs left was changed.
-    assert before == {path: path.read_bytes() for path in hospitals.glob("runs/*/state/*/*")}
-    table = worth_table(record)
-    assert [row.cases for row in table.rows] == [6, 6, None]  # B has no personal score to show
-    assert "nothing to compare" in table.rows[-1].sentence("dice")
-    assert any("from 7 on" in note for note in table.notes)
 
 
 def test_the_ledger_has_each_release_under_the_cases_of_its_own_run(hospitals, tmp_path):
@@ -269,7 +176,7 @@ def test_the_ledger_has_each_release_under_the_cases_of_its_own_run(hospitals, t
     runs, states = evaluated_runs(hospitals / "runs/ditto", [str(hospitals / "runs/single")])
     limits = {key: None if key == FEDERATION else 4 for key in runs}
     runs = {key: replace(run, config=replace(run.config, limit=limits[key])) for key, run in runs.items()}
-    policy = PrivacyPolicy(min_images=2, lend_models=True, allow_differences=True, max_unknown_models=2)
+    policy = PrivacyPolicy(min_images=2)
     rules, names = JobRules(min_cases=1, allow_limit=True), Pseudonyms(b"key")
     book = JobBook(tmp_path / "jobs")
     gate = GuardedGate("site_A", rules, names, book, "job", "approve", Identity)
@@ -280,7 +187,7 @@ def test_the_ledger_has_each_release_under_the_cases_of_its_own_run(hospitals, t
         )
         for key, run in runs.items()
     }
-    evaluation = Evaluation(runs, cross_site=True)
+    evaluation = Evaluation(runs)
     evaluate(evaluation, SitesInProcess({"site_A": EvaluationSite("site_A", trainers, gate)}))
     assert set(evaluation.results()["sites"]["site_A"]) == {"local", "global", "personal"}
     entries = PrivacyLedger(tmp_path / LEDGER_FILE).entries()
@@ -289,14 +196,9 @@ def test_the_ledger_has_each_release_under_the_cases_of_its_own_run(hospitals, t
     assert len({entry.cases for entry in scores}) == 2
 
 
-def test_the_server_refuses_a_spoilt_model_and_impossible_differences(hospitals):
+def test_the_server_drops_impossible_differences(hospitals):
     runs, _ = evaluated_runs(hospitals / "runs/ditto", [str(hospitals / "runs/single")])
-    evaluation = Evaluation(runs, cross_site=True)
-    for request, _ in evaluation.loans(SITES):
-        weights = {key: value * float("nan") for key, value in runs[FEDERATION].weights.items()}
-        assert not evaluation.accept_loan("site_A", Reply(request.task, weights=weights))
-        assert not evaluation.accept_loan("site_B", Reply(request.task, weights={}))
-    assert "NaN" in evaluation.kept["personal"]["site_A"]
+    evaluation = Evaluation(runs)
     for request, _ in evaluation.scores(["site_A"]):
         against = {
             "local": {"difference": 7.0, "low": "x", "p": 3, "cases": -1},
@@ -326,7 +228,6 @@ def test_the_job_carries_numbers_and_no_code(run, hospitals, tmp_path):
             hospitals / "runs/ditto",
             "--local",
             hospitals / "runs/single",
-            "--cross-site",
         ),
         *("--min-sites", 2, "--round-timeout", 60, "--out", job),
     )
@@ -346,41 +247,13 @@ def test_the_job_in_nvflares_simulator_gives_what_is_had_in_process(run, hospita
     out = tmp_path / "evaluation.json"
     code, printed, err = run(
         *("evaluate", "--model", hospitals / "runs/ditto", "--data", hospitals / "data", "--device", "cpu"),
-        *("--local", hospitals / "runs/single", "--cross-site", "--engine", "nvflare", "--out", out),
+        *("--local", hospitals / "runs/single", "--engine", "nvflare", "--out", out),
     )
     assert code == 0, err
     record, expected = json.loads(out.read_text()), compared[0]
     assert record == expected
     assert fmean(dice(record, "local").values()) == pytest.approx(record["mean"]["local"]["dice"])
     assert "site_A, personal model: " in printed
-
-
-@pytest.mark.slow  # the same in process is fast
-def test_a_site_of_the_job_that_allows_summaries_alone_sends_no_case(run, hospitals, compared, tmp_path):
-    write = simulator._write_site_settings
-
-    def limited(workspace):
-        write(workspace)
-        settings = workspace / "local/medfedaug.json"
-        content = json.loads(settings.read_text())
-        content["privacy"] |= {"min_images": 6, "scores": "summary", "lend_models": False}
-        settings.write_text(json.dumps(content))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulator, "_write_site_settings", limited)
-        record = evaluate_sites(
-            hospitals / "runs/ditto",
-            hospitals / "data",
-            local=[str(hospitals / "runs/single")],
-            cross_site=True,
-            engine="nvflare",
-            device="cpu",
-        )
-    names = {case for models in compared[0]["sites"].values() for case in models["global"]["cases"]}
-    assert not any(case in json.dumps(record) for case in names)
-    sent, exact = record["sites"]["site_A"]["global"]["dice"], dice(compared[0], "global")["site_A"]
-    assert abs(sent - exact) <= 1.5 * step_of(6)
-    assert set(record["kept"]["local"]) == set(SITES)
 
 
 def test_a_model_of_a_job_is_checked_when_it_is_read(hospitals, tmp_path):
@@ -405,17 +278,8 @@ def test_the_other_commands_of_the_page_run(run, hospitals, compared, kits, monk
     for name, path in {**links, "hospital-a": kits / "hospital-a"}.items():
         (tmp_path / name).symlink_to(path)
     first, *others = page_commands()
-    assert [words[0] for words in (first, *others)] == [
-        *("evaluate", "report", "export", "site-config", "site-config", "site-config")
-    ]
+    assert [words[0] for words in (first, *others)] == [*("evaluate", "report", "export")]
     for words in others:
         code, _, err = run(*words)
         assert code == 0, err
     assert (tmp_path / "tables/worth.md").exists()
-    settings = json.loads((tmp_path / "hospital-a/local/medfedaug.json").read_text())
-    said = {"min_images": 10, "scores": "summary", "lend_models": True, "max_unknown_models": 8}
-    assert settings["privacy"] == said
-    _, printed, _ = run("doctor", "--kit", "hospital-a", "--data", "data/site_A", "--offline")
-    text = " ".join(printed.replace("│", " ").split())
-    assert "no score of a case leaves" in text
-    assert "may be sent to be scored" in text

@@ -17,7 +17,7 @@ from medfedaug.errors import RunFailed
 from medfedaug.federation import run_in_process
 from medfedaug.federation.in_process import InProcessCarrier
 from medfedaug.federation.messages.messages import PREPARE, TRAIN
-from medfedaug.federation.server import held_updates
+from medfedaug.federation.server import aggregation
 
 SITES = list("ABCDE")
 
@@ -286,7 +286,7 @@ def test_updates_that_do_not_fit_into_memory_give_the_same_bits_and_leave_no_fil
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     plain, _ = federation(methods="scaffold", rounds=2)
-    monkeypatch.setattr(held_updates, "MOST_IN_MEMORY", 0)
+    monkeypatch.setattr(aggregation, "_MOST_IN_MEMORY", 0)
     mapped, _ = federation(methods="scaffold", rounds=2)
     assert same(plain.state, mapped.state)
     assert not list(tmp_path.iterdir())

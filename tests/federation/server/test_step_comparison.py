@@ -406,3 +406,31 @@ def test_a_job_with_another_limit_or_none(run, tmp_path, options, expected):
     if expected is None:
         options, expected = ("--compare-sites", "statistics"), 0
     assert exported(run, tmp_path, *options)["max_step"] == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "robust"),
+    [
+        (("--min-sites", 4), False),
+        (("--min-sites", 5), True),
+        (("--min-sites", 5, "--secure-aggregation"), False),
+    ],
+)
+def test_a_job_for_five_hospitals_has_the_trimmed_mean(run, tmp_path, options, robust):
+    methods = [method["name"] for method in exported(run, tmp_path, *options)["methods"]]
+    assert ("trimmed_mean" in methods) is robust
+
+
+@pytest.mark.parametrize("method", ["median", "fedavgm"])
+def test_a_method_that_computes_the_global_model_keeps_it(run, tmp_path, method):
+    methods = [
+        entry["name"] for entry in exported(run, tmp_path, "--min-sites", 5, methods=method)["methods"]
+    ]
+    assert methods == [method]
+
+
+@pytest.mark.parametrize("method", ["fedmix", "feddg", "feddg_ga"])
+def test_no_job_for_hospitals_has_a_method_that_cannot_name_its_patients(run, tmp_path, method):
+    code, _, err = run("export", "--methods", method, "--out", tmp_path / "job")
+    assert code == 2
+    assert f"{method}: hospitals cannot say whose images are in what it sends" in " ".join(err.split())

@@ -21,8 +21,8 @@ RATE = 0.5
 
 
 def private(**changes) -> PrivacyPolicy:
-    values = {"sgd_noise_multiplier": 1e-7, "sgd_clip": 0.05, "max_epsilon": 1e30, "min_images": 1}
-    return PrivacyPolicy.from_dict({"scores": "cases", **values, **changes})
+    values = {"sgd_noise_multiplier": 1e-7, "sgd_clip": 0.05, "epsilon": 1e30, "min_images": 1}
+    return PrivacyPolicy.from_dict({**values, **changes})
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_several_cases_of_a_patient_cost_more(federation):
 def test_a_round_that_the_budget_does_not_allow_is_not_trained(federation):
     one = epsilon((1.0, 1.0, 1))
     with pytest.raises(RunFailed, match="site A: privacy budget spent: training would exceed ε"):
-        federation(policy=private(sgd_noise_multiplier=1.0, max_epsilon=1.5 * one), rounds=10)
+        federation(policy=private(sgd_noise_multiplier=1.0, epsilon=1.5 * one), rounds=10)
 
 
 # ---------------------------------------------------------------- what it does not go with
@@ -205,12 +205,12 @@ def test_what_would_let_a_case_change_more_is_refused_with_the_reason(federation
 
 
 def test_the_policy_says_what_is_missing():
-    with pytest.raises(ConfigError, match="max_epsilon says where the site stops"):
+    with pytest.raises(ConfigError, match="epsilon says where the site stops"):
         PrivacyPolicy(sgd_noise_multiplier=1.0)
     with pytest.raises(ConfigError, match="sgd_clip must be positive"):
         PrivacyPolicy(sgd_clip=0.0)
     with pytest.raises(ConfigError, match="sgd_noise_multiplier cannot be negative"):
-        PrivacyPolicy(sgd_noise_multiplier=-1.0, max_epsilon=1.0)
+        PrivacyPolicy(sgd_noise_multiplier=-1.0, epsilon=1.0)
 
 
 def test_it_goes_under_masks_too(federation):

@@ -128,7 +128,7 @@ def overflowing(site: PrivateSite, target: int) -> dict[str, torch.Tensor]:
 
 
 def test_a_model_that_overflows_for_one_image_does_not_tell_whether_it_is_there(photographs, caplog):
-    policy = private(sgd_noise_multiplier=1.0, max_epsilon=8.0)
+    policy = private(sgd_noise_multiplier=1.0, epsilon=8.0)
     site = photographs(policy=policy, network="reference_deep")
     target = site.trainer.folder.cases["training"][4]
     evil = overflowing(site, 4)
@@ -144,8 +144,8 @@ def test_a_model_that_overflows_for_one_image_does_not_tell_whether_it_is_there(
 
 
 def test_nor_does_it_through_a_kit_and_its_executor(photographs, tmp_path):
-    privacy = {"sgd_noise_multiplier": 1.0, "max_epsilon": 8.0, "min_images": 3}
-    free = {"min_cases": 1, "min_batch_size": 1, "min_local_steps": 1}
+    privacy = {"epsilon": 8.0, "min_images": 3}
+    free = {"min_cases": 1}
     site = photographs(network="reference_deep")
     target = site.trainer.folder.cases["training"][4]
     evil, answers = overflowing(site, 4), []
@@ -373,7 +373,7 @@ def test_a_model_that_is_not_finite_spends_nothing(photographs):
 
 
 def test_a_round_that_was_stopped_has_been_spent(photographs, tmp_path):
-    policy = private(sgd_noise_multiplier=2.0, max_epsilon=50.0)
+    policy = private(sgd_noise_multiplier=2.0, epsilon=50.0)
     more = {"ledger": tmp_path / "ledger.sqlite", "state_dir": tmp_path / "state"}
     asked = iter([False, False, True])
     site = photographs(policy=policy, local_steps=4, more=more)

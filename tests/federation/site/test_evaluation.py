@@ -7,12 +7,8 @@ import json
 import pytest
 from running import TINY_OPTIONS
 
-from medfedaug.errors import ConfigError
-from medfedaug.federation import FederationServer, run_in_process
 from medfedaug.federation.composition import Composition
 from medfedaug.metrics.registry import metric_names
-from medfedaug.privacy import PrivacyPolicy, released_scores
-from medfedaug.privacy.score_release import step_of
 
 SITES = ["site_A", "site_B", "site_C"]
 
@@ -75,52 +71,3 @@ FOUND = {
     "cases": {"anna": 0.6, "bert": 0.42998, "carl": None},
     "case_metrics": {"hd95": {"anna": 6.2499, "bert": None, "carl": None}, "nsd": {}},
 }
-
-
-def test_a_site_sends_all_of_its_scores_or_rounded_means_over_enough_cases():
-    assert released_scores(FOUND, PrivacyPolicy(scores="cases")) == FOUND
-    assert released_scores(FOUND, PrivacyPolicy())["cases"] == {}
-    summary = released_scores(FOUND, PrivacyPolicy(min_images=2, scores="summary"))
-    assert summary.pop("dice") in (0.0, 0.5, 1.0)  # over two cases, each half of it
-    assert summary == {**dict.fromkeys(metric_names("segmentation")[1:]), "cases": {}, "scored_cases": 2}
-    few = released_scores(FOUND, PrivacyPolicy(min_images=3, scores="summary"))
-    assert few.pop("note").startswith("fewer than 3 cases with a score, and this site sends means from 3 on")
-    assert few == {**dict.fromkeys(metric_names("segmentation")), "cases": {}}
-    with pytest.raises(ConfigError, match="scores 'all' is not known; choose from summary, cases"):
-        PrivacyPolicy(scores="all")
-
-
-def test_no_score_of_a_case_leaves_sites_that_allow_summaries_alone(phantom_dir, tiny_config, monkeypatch):
-    arrived = []
-    for name in ("accept", "accept_validation", "accept_test"):
-        original = getattr(FederationServer, name)
-
-        def watched(self, site, reply, original=original):
-            arrived.append((site, reply.task, json.dumps(reply.metrics)))
-            return original(self, site, reply)
-
-        monkeypatch.setattr(FederationServer, name, watched)
-    config = tiny_config("fedavg", rounds=2)
-    plain = run_in_process(config, phantom_dir, SITES, "cpu").results()
-    names = {case for entry in plain["test"]["sites"].values() for case in entry["cases"]}
-    assert any(case in text for _, _, text in arrived for case in names)
-    arrived.clear()
-    limits = PrivacyPolicy(min_images=1, scores="summary")
-    results = run_in_process(config, phantom_dir, SITES, "cpu", policy=limits).results()
-    assert {task for _, task, _ in arrived} == {"train", "validate", "test"}
-    unseen = plain["test"]["unseen"]["site_C"]
-    names |= set(unseen["cases"])
-    assert not any(case in text for _, _, text in arrived for case in names)
-    for group in ("sites", "unseen"):
-        for site, entry in results["test"][group].items():
-            full = plain["test"][group][site]
-            assert abs(entry["dice"] - full["dice"]) <= 1.5 * step_of(entry["scored_cases"])
-            assert entry["scored_cases"] == sum(score is not None for score in full["cases"].values())
-            assert entry["cases"] == {}
-            assert "classes" not in entry
-    # Sites with too few cases have no score; the run goes on without.
-    strict = PrivacyPolicy(min_images=4, scores="summary")
-    results = run_in_process(config, phantom_dir, SITES, "cpu", policy=strict).results()
-    assert all(entry["dice"] is None for entry in results["test"]["sites"].values())
-    assert "from 4 on" in results["test"]["sites"]["site_A"]["note"]
-    assert results["test"]["unseen"]["site_C"]["dice"] is not None

@@ -126,7 +126,7 @@ def test_the_model_is_that_of_a_run_without_the_interruption(make_config, tmp_pa
 def test_the_interrupted_attempt_stays_in_the_account(make_config, tmp_path, methods, noise, each_round):
     pytest.importorskip("opacus")
     config = make_config(methods, ["group", {"num_groups": 2}])
-    policy = PrivacyPolicy(min_images=1, max_epsilon=1e6, delta=0.1, **noise)
+    policy = PrivacyPolicy(min_images=1, epsilon=1e6, delta=0.1, **noise)
     machines = Interrupted(config, tmp_path / "data", tmp_path / "state", policy)
     trained(machines)
     releases = {}

@@ -150,3 +150,41 @@ def test_a_job_of_other_packages_needs_no_version(tmp_path, monkeypatch):
     content = {"workflows": [{"path": "nvflare.app_common.workflows.fedavg.FedAvg", "args": {}}]}
     (tmp_path / "config/config_fed_server.json").write_text(json.dumps(content))
     assert app_validator.JsonAppValidator().validate(str(tmp_path)) == ("", {})
+
+
+CONVERTER = "nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent"
+
+
+def refusal(folder: Path, component: dict) -> str:
+    """What the validator says of a job with a component at its sites."""
+    (folder / "config").mkdir(exist_ok=True)
+    content = {"format_version": 2, "executors": [], "components": [{"id": "one", **component}]}
+    (folder / "config/config_fed_client.json").write_text(json.dumps(content))
+    code = (
+        "from sys import argv; from medfedaug.nvflare_jobs.kit.app_validator import JsonAppValidator as V\n"
+    )
+    # In a process of its own: the validator closes NVFlare's loaders.
+    command = [sys.executable, "-c", f"{code}print(V().validate(argv[1])[0])", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("path", "args", "words"),
+    [
+        (CONVERTER, {"events_to_convert": ["_error_log_available"]}, "no log events"),
+        (CONVERTER, {"events_to_convert": ["analytix_log_stats", "_warning_log_available"]}, "no log events"),
+        (CONVERTER, {"events_to_convert": ["analytix_log_stats"], "fed_event_prefix": "x."}, "no log events"),
+        (CONVERTER, {"events_to_convert": ["analytix_log_stats"]}, ""),
+        ("nvflare.app_common.logging.job_log_streamer.JobLogStreamer", {}, "sends a site's logs"),
+        (
+            "nvflare.app_opt.tracking.mlflow.mlflow_receiver.MLflowReceiver",
+            {"tracking_uri": "https://evil.example"},
+            "to an address of the job",
+        ),
+    ],
+)
+def test_no_component_of_a_job_sends_log_events_or_metrics_elsewhere(tmp_path, path, args, words):
+    reason = refusal(tmp_path, {"path": path, "args": args})
+    assert (words in reason) if words else not reason

@@ -21,8 +21,11 @@ from medfedaug.errors import RunFailed
 from medfedaug.nvflare_jobs.kit.doctor import examine
 from medfedaug.nvflare_jobs.kit.kit import open_kit
 from medfedaug.nvflare_jobs.kit.kit_checks import check_process
-from medfedaug.nvflare_jobs.kit.kit_control import start
-from medfedaug.nvflare_jobs.kit.kit_process import ProcessRecord, settings_at_start
+from medfedaug.nvflare_jobs.kit.kit_process import (
+    ProcessRecord,
+    settings_at_start,
+)
+from medfedaug.nvflare_jobs.kit.kit_start import start
 
 SITE = HOSPITALS[0]
 

@@ -58,7 +58,7 @@ def test_a_split_with_too_few_cases_for_a_mean_is_noted(kit, own_data, make_site
     assert "test scores" not in checks
     found = the(examine(kit), "validation scores").found
     assert found == "9 cases; means of fewer than 10 stay here: it does not count in the choice of the round"
-    change(kit, privacy={"scores": "cases"})
+    change(kit, privacy={})
     assert "validation scores" not in verdicts(examine(kit))
 
 
@@ -113,7 +113,7 @@ def change(kit, **values):
 
 def test_noise_that_a_site_cannot_add_is_found_before_a_job(kit, own_data, make_site, monkeypatch):
     assert "noise" not in verdicts(examine(kit))
-    policy = {"sgd_noise_multiplier": 2.0, "noise_multiplier": 1.5, "max_epsilon": 8}
+    policy = {"sgd_noise_multiplier": 2.0, "noise_multiplier": 1.5, "epsilon": 8}
     change(kit, privacy=policy)
     assert the(examine(kit), "noise").found == "weights 2, statistics 1.5; up to ε = 8 at δ = 1e-05"
     assert False not in verdicts(examine(kit)).values()

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from medfedaug.functional.soft_dice_confidence import soft_dice_confidence
-from medfedaug.runs.prediction.case_quality import case_quality, look_first
+from medfedaug.runs.prediction.case_quality import case_quality, connected_pieces, look_first
 
 
 def test_soft_dice_confidence_is_its_equation_in_2d_and_3d():
@@ -49,3 +49,13 @@ def test_the_least_sure_case_comes_first_and_one_without_a_finding_before_it():
     photographs = {"x": {"class": "cat", "probabilities": {"cat": 0.9, "dog": 0.1}}}
     photographs["y"] = {"class": "dog", "probabilities": {"cat": 0.45, "dog": 0.55}}
     assert look_first(photographs) == ["y", "x"]
+
+
+def test_a_corner_connects_in_the_plane_and_in_space():
+    plane = np.zeros((5, 5), bool)
+    plane[0, 0] = plane[1, 1] = plane[4, 4] = True
+    assert connected_pieces(plane) == 2
+    space = np.zeros((4, 4, 4), bool)
+    space[0, 0, 0] = space[1, 1, 1] = space[3, 3, 3] = space[3, 3, 1] = True
+    assert connected_pieces(space) == 3
+    assert connected_pieces(np.zeros((3, 3), bool)) == 0

@@ -44,7 +44,7 @@ def deploy(make_site, tmp_path):
 
 
 def test_a_site_sends_it_through_its_guard_and_ledger_or_takes_part_without(deploy, tiny_config, tmp_path):
-    noise = {"noise_multiplier": 1.0, "max_epsilon": 9.0, "min_images": 1}
+    noise = {"noise_multiplier": 1.0, "epsilon": 9.0, "min_images": 1}
     deployment = deploy(A={"min_images": 8}, B={"min_images": 9}, C=noise)
     server = deployment.run(tiny_config("fedavg", rounds=1), min_sites=3)
     assert sorted(server.sites) == ["A", "B", "C"]

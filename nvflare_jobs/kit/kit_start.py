@@ -1,4 +1,4 @@
-"""Start, stop and restart the process of a kit."""
+"""Start, stop and restart of a kit on this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import psutil
 from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.nvflare_jobs.kit.kit_process import (
     ProcessRecord,
-    command_of,
+    command_line,
     find_process,
     python_trouble,
     settings_at_start,
@@ -21,9 +21,7 @@ from medfedaug.nvflare_jobs.kit.kit_process import (
 from medfedaug.nvflare_jobs.kit.startup import check_connection
 from medfedaug.utils.printable import printable
 
-START_LOG = "start.log"
-"""File in the kit with the output of the start script that `start` ran."""
-
+_START_LOG = "start.log"  # in the kit, the output of the start script
 _LOOP = "sub_start.sh"
 _WRITER = "KitStatus"
 _LOOK = 8.0  # seconds without the server after which a start looks at the way to it
@@ -40,7 +38,7 @@ def _find_loop(kit: Path) -> psutil.Process | None:
         folder = Path(process.cwd())
     except (OSError, ValueError, psutil.Error):
         return None
-    script = next((part for part in command_of(process) if part.endswith(_LOOP)), None)
+    script = next((part for part in command_line(process) if part.endswith(_LOOP)), None)
     if script is None or (folder / script).resolve().parent != (kit / "startup").resolve():
         return None
     return process
@@ -69,7 +67,7 @@ def start(kit: str | Path, timeout: float = 60.0) -> str:
         except OSError as error:
             text = f"{number}: cannot be removed ({error.strerror}); remove it, or the kit does not start"
             raise RunFailed(text) from error
-        descriptor = os.open(kit / START_LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor = os.open(kit / _START_LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "wb") as log:
             try:
                 subprocess.run(
@@ -165,7 +163,7 @@ def _await_up(kit: Path, before: int | None, timeout: float) -> str:
 def _starts(kit: Path) -> int:
     """Return how often the start script has started the process, by its output."""
     try:
-        return (kit / START_LOG).read_text(errors="replace").count("new pid ")
+        return (kit / _START_LOG).read_text(errors="replace").count("new pid ")
     except OSError:
         return 0
 
@@ -173,7 +171,7 @@ def _starts(kit: Path) -> int:
 def _last_error(kit: Path) -> str:
     """Return the last error in the output of the process."""
     try:
-        lines = (kit / START_LOG).read_text(errors="replace").splitlines()
+        lines = (kit / _START_LOG).read_text(errors="replace").splitlines()
     except OSError:
         return "its output says why"
     lines = [line.strip() for line in lines if line.strip()] or ["its output is empty"]

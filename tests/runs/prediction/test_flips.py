@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from medfedaug.tasks.flips import FlippedNetwork, flips_of
+from medfedaug.runs.prediction.predictor import FlippedNetwork, flips_of
 
 
 def test_all_flips_but_none():

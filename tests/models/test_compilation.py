@@ -1,0 +1,118 @@
+"""Compiled calls: no graph breaks, the same numbers, and the plain network where compiling fails."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+from medfedaug.config.machine import Machine
+from medfedaug.errors import MedFedAugWarning
+from medfedaug.federation import SiteTrainer
+from medfedaug.methods import build_methods, parse_methods
+from medfedaug.methods.base import ServerContext, SiteContext, Step
+from medfedaug.models import build_network, ffa_layers
+from medfedaug.models.compilation import compile_calls
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """Let compiled calls be traced as by any backend, without a C++ compiler."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    torch._dynamo.reset()
+    counters.clear()
+    yield counters
+    torch._dynamo.reset()
+
+
+def prepared(name):
+    """A network with a method's layers, all active, and its site half after an exchange of one site."""
+    torch.manual_seed(0)
+    (method,) = build_methods(parse_methods(name))
+    network = method.prepare_network(build_network("digits_cnn", in_channels=3, out_channels=2))
+    for layer in ffa_layers(network).values():
+        layer.prob = 1.0
+    part = method.at_site(SiteContext("A", network))
+    server = method.every_round(ServerContext(network, 3))
+    server.accept("A", part.every_round.collect())
+    part.every_round.apply(server.result())
+    return network, part
+
+
+def losses(network, part):
+    """The loss of a training step, and the output of an inference."""
+    inputs, targets = (
+        torch.randn(2, 3, 28, 28, generator=torch.Generator().manual_seed(1)),
+        torch.tensor([0, 1]),
+    )
+    torch.manual_seed(2)
+    outputs = network.train()(inputs)
+    step = Step(network, inputs, targets, outputs, nn.CrossEntropyLoss())
+    part.after_pass(step)
+    term = part.loss(step)
+    with torch.no_grad():
+        return step.task_loss if term is None else step.task_loss + term, network.eval()(inputs)
+
+
+@pytest.mark.filterwarnings("ignore::medfedaug.errors.MedFedAugWarning")
+@pytest.mark.parametrize(("method", "graphs"), [("fedfa", 2), ("fedfd", 3), ("fedfd_a", 3), ("fraug", 2)])
+def test_a_network_compiles_without_graph_breaks(traced, method, graphs):
+    """Training, FedFD's second pass and inference are one graph each, with the numbers of plain calls."""
+    network, part = prepared(method)
+    plain, other = prepared(method)
+    compile_calls(network, "A")
+    for ours, expected in zip(losses(network, part), losses(plain, other), strict=True):
+        torch.testing.assert_close(ours, expected)
+    assert not traced["graph_break"]
+    assert traced["stats"]["unique_graphs"] == graphs
+
+
+def test_a_failing_compiler_leaves_the_plain_network(monkeypatch):
+    def fails(call):
+        def compiled(*args):
+            raise RuntimeError("no compiler here\nand more")
+
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", fails)
+    network, x = nn.Linear(2, 3), torch.ones(1, 2)
+    expected = network(x)
+    compile_calls(network, "A")
+    with pytest.warns(MedFedAugWarning, match="the network is not compiled: no compiler here"):
+        assert torch.equal(network(x), expected)
+    assert torch.equal(network(x), expected)
+
+
+def test_an_error_of_the_network_stays_its_own(traced):
+    network = nn.Linear(2, 3)
+    compile_calls(network, "A")
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        network(torch.ones(1, 5))
+
+
+def test_a_copy_of_a_compiled_network_is_plain(traced):
+    network = nn.Linear(2, 3)
+    compile_calls(network, "A")
+    other = copy.deepcopy(network)
+    other.weight.data.zero_()
+    assert torch.equal(other(torch.ones(1, 2))[0], other.bias)
+
+
+@pytest.mark.parametrize(
+    ("methods", "setting", "compiles"),
+    [("fedavg", "on", True), ("fedavg", "auto", False), ("fedavg", "off", False), ("fedmix", "on", False)],
+)
+def test_the_setting_of_the_machine_decides(
+    photo_config, tmp_path, monkeypatch, recwarn, methods, setting, compiles
+):
+    calls = []
+    monkeypatch.setattr(torch, "compile", lambda call: calls.append(call) or call)
+    site = SiteTrainer(photo_config(methods), tmp_path / "photos", "cpu", machine=Machine(compile=setting))
+    site.open("A")
+    assert bool(calls) == compiles
+    reported = [str(warning.message) for warning in recwarn if "not compiled" in str(warning.message)]
+    assert bool(reported) == (methods == "fedmix")
