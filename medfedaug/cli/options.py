@@ -85,9 +85,6 @@ Local = Annotated[
     list[str] | None,
     typer.Option(metavar="RUN|SITE=RUN", help="Sites' own models: a run of single, or one for each site."),
 ]
-CrossSite = Annotated[
-    bool, typer.Option("--cross-site", help="Score each site's own models at all other sites, too.")
-]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads per site; 0 shares the cores among sites.")]
 Workers = Annotated[
     str | None,
