@@ -49,9 +49,6 @@ def network_heads(net: nn.Module, output: Any) -> list[Tensor]:
         net: the network.
         output: a tensor; a list or tuple of tensors, finest first (BasicUNetPlusPlus: finest last); or the
             stack of DynUNet in training, (B, heads, K, *spatial).
-
-    Raises:
-        TypeError: for anything else.
     """
     if isinstance(output, Tensor):
         stacked = isinstance(net, DynUNet) and net.training and net.deep_supervision

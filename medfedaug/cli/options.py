@@ -85,9 +85,6 @@ Local = Annotated[
     list[str] | None,
     typer.Option(metavar="RUN|SITE=RUN", help="Sites' own models: a run of single, or one for each site."),
 ]
-CrossSite = Annotated[
-    bool, typer.Option("--cross-site", help="Score each site's own models at all other sites, too.")
-]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads per site; 0 shares the cores among sites.")]
 Workers = Annotated[
     str | None,
@@ -325,11 +322,7 @@ def split_pairs(
 def named_pairs(
     option: str, example: str, given: Sequence[str] | None, *, first: bool = False
 ) -> dict[str, str]:
-    """Read values ``NAME=VALUE`` with different names; arguments as in `split_pairs`.
-
-    Raises:
-        ConfigError: for values that are no pairs, and for a name that is given twice.
-    """
+    """Read values ``NAME=VALUE`` with different names; arguments as in `split_pairs`."""
     pairs = split_pairs(option, example, given, first=first)
     values = dict(pairs)
     if len(values) < len(pairs):

@@ -58,7 +58,6 @@ class SiteEvaluation:
 
     Args:
         runs: see `medfedaug.federation.server.evaluation.Evaluation`.
-        cross_site: see `medfedaug.federation.server.evaluation.Evaluation`.
         states: the folder of the sites' states of each run, by the run's name in ``runs``.
         data_dir: the folder with the sites' folders.
         sites: the names of the sites.
@@ -69,7 +68,6 @@ class SiteEvaluation:
     """
 
     runs: Mapping[str, EvaluatedRun]
-    cross_site: bool
     states: Mapping[str, Path]
     data_dir: Path
     sites: Sequence[str]
@@ -123,8 +121,5 @@ class Engine(ABC):
 
         Returns:
             The content of ``evaluation.json``.
-
-        Raises:
-            ConfigError: for an engine that carries no evaluations.
         """
         raise ConfigError(f"the engine {self.name} carries no evaluations")

@@ -97,7 +97,6 @@ class NVFlareEngine(Engine):
             _gather_states(evaluation.states, evaluation.sites, state)
             recipe = EvaluationRecipe(
                 runs=dict(evaluation.runs),
-                cross_site=evaluation.cross_site,
                 min_clients=len(evaluation.sites),
                 execution=evaluation.execution,
             )
