@@ -132,10 +132,6 @@ class Composition:
         self.kept_keys = frozenset(names[key] for key in kept)
         self.personalising = [method.name for method in methods_with(self.methods, "personal_model")]
         self.personal = bool(self.kept_keys or self.personalising)
-        self.unsent_weights = bool(self.kept_keys) or bool(
-            methods_with(self.methods, "global_start", "excludes")
-        )
-        """Flag: a site's network may have weights that the site never sends."""
         self.epochs_before_test = max(method.epochs_before_test for method in self.methods)
         self.shared = shared_keys({key: state[key] for key in names.values()}, self.kept_keys)
         self.sent = [key for key in self.shared if key not in self.frozen]

@@ -35,6 +35,7 @@ def write_atomic(
 
     Args:
         path: the file; it replaces an existing one and keeps its mode.
+        write: called with a file open for writing.
         private: whether only the owner may read the file, from its first byte on, with any umask and any mode
             of the file before.
 
@@ -166,16 +167,15 @@ def write_text(path: str | os.PathLike[str], text: str, *, private: bool = False
 
 
 def write_json(path: str | os.PathLike[str], content: Any, *, private: bool = False) -> None:
-    """Write indented JSON, as `write_atomic` does.
-
-    Raises:
-        ValueError: for NaN and infinity, which are not JSON.
-    """
+    """Write indented JSON, as `write_atomic` does."""
     write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n", private=private)
 
 
 def parse_json(text: str) -> Any:
     """Parse JSON in which no key occurs twice; Python's own reader would keep the last value only.
+
+    Raises:
+        ValueError: for text that is not JSON, is nested too deeply, or has a key twice in one object.
 
     Example:
         >>> parse_json('{"A": 1, "A": 2}')

@@ -28,6 +28,7 @@ OWN_CODES = "99MEDFEDAUG"
 """Coding scheme of classes without a code, and of measures that no scheme has."""
 _SEG, _CONVERT = "DICOM SEG", "Convert the series to NIfTI."
 _NEEDED = ("PatientID", "StudyInstanceUID", "FrameOfReferenceUID")
+_COLOURS = ((230, 60, 50), (60, 130, 230), (60, 180, 75), (245, 180, 40), (145, 60, 180), (70, 200, 200))
 _UTF8, _REPLACEMENT = "ISO_IR 192", "\ufffd"
 _PLACED = ("ImageOrientationPatient", "PixelSpacing")
 
@@ -100,6 +101,7 @@ def write_segmentation(path: Path, series: Path, voxels: np.ndarray, segments: S
             algorithm_identification=algorithm,
             tracking_uid=segments.model.tracking_uid(volume, number),
             tracking_id=name[:64],
+            display_color=hd.color.CIELabColor.from_rgb(*colour(number)),
         )
         if name in segments.notes:
             description.SegmentDescription = segments.notes[name]
@@ -157,6 +159,11 @@ def _texts(dataset: Dataset) -> Iterator[str]:
     for element in dataset.iterall():
         if element.VR in CUSTOMIZABLE_CHARSET_VR:
             yield str(element.value or "")
+
+
+def colour(number: int) -> tuple[int, int, int]:
+    """Return the colour, RGB, in which viewers should show a class."""
+    return _COLOURS[(number - 1) % len(_COLOURS)]
 
 
 def concept(code: Code) -> Any:
