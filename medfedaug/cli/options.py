@@ -85,9 +85,6 @@ Local = Annotated[
     list[str] | None,
     typer.Option(metavar="RUN|SITE=RUN", help="Sites' own models: a run of single, or one for each site."),
 ]
-CrossSite = Annotated[
-    bool, typer.Option("--cross-site", help="Score each site's own models at all other sites, too.")
-]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads per site; 0 shares the cores among sites.")]
 Workers = Annotated[
     str | None,
@@ -166,8 +163,6 @@ def takes(
 
     Args:
         *groups: the classes; a field of the first one may hold one of the others.
-        without: fields that are no options of this command.
-        **texts: help texts in place of the fields' texts.
     """
     options = {
         entry.name: (cls, _parameter(cls, entry, texts.get(entry.name, entry.metadata["description"])))
@@ -309,10 +304,6 @@ def split_pairs(
     """Read values such as ``NAME=VALUE``, without the spaces around either.
 
     Args:
-        option: name of the option, for messages.
-        example: an example of a value, for messages.
-        given: the values.
-        form: form of a value, for messages.
         first: splits at the first sign, since a value may have some; by default at the last one.
     """
     split = [text.partition("=") if first else text.rpartition("=") for text in given or ()]
@@ -325,11 +316,7 @@ def split_pairs(
 def named_pairs(
     option: str, example: str, given: Sequence[str] | None, *, first: bool = False
 ) -> dict[str, str]:
-    """Read values ``NAME=VALUE`` with different names; arguments as in `split_pairs`.
-
-    Raises:
-        ConfigError: for values that are no pairs, and for a name that is given twice.
-    """
+    """Read values ``NAME=VALUE`` with different names; arguments as in `split_pairs`."""
     pairs = split_pairs(option, example, given, first=first)
     values = dict(pairs)
     if len(values) < len(pairs):

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from medfedaug.analysis.watched import Watched
 from medfedaug.cli import progress
-from medfedaug.cli.progress import Clock, RoundProgress, SweepProgress
+from medfedaug.cli.progress import Clock, RoundProgress
 from medfedaug.cli.watch import _shown
 from medfedaug.nvflare_jobs.job.events import EventLog
 from medfedaug.utils.event_text import follow
@@ -64,24 +64,6 @@ def test_the_remaining_time_follows_from_the_rounds_that_were_run_here(monkeypat
     assert clock.left() == "about 40 s left"
     clock.count(10)  # the page is still to be drawn
     assert clock.left() == "nearly done"
-
-
-def test_runs_of_an_earlier_sweep_do_not_shorten_the_remaining_time(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    shown = SweepProgress(10)
-    shown.task = shown.bar.add_task("", total=10, left="")
-    with progress.err_console.capture() as said:
-        for number, made in ((1, False), (2, False), (3, True), (4, True)):
-            now[0] += 60.0 if made else 0.1
-            shown.show({"event": "run", "folder": "fedavg", "number": number, "of": 10, "made": made})
-    lines = said.get().splitlines()
-    assert [line.partition("  ")[2] for line in lines] == [
-        "(time left: known after the next)",
-        "(time left: known after the next)",
-        "(about 7 min left)",
-        "(about 6 min left)",
-    ]
 
 
 def test_where_sites_send_no_loss_it_says_that_losses_stay_there(tmp_path):

@@ -181,7 +181,7 @@ def test_a_late_answer_is_checked_as_one_of_its_own_round(tiny_config):
     assert all(torch.equal(before[key], server.state[key]) for key in before)
 
 
-@pytest.mark.parametrize("methods", ["feddyn", "feddg_ga", "pooled"])
+@pytest.mark.parametrize("methods", ["feddg_ga", "pooled"])
 def test_methods_that_cannot_do_with_late_updates_are_refused_by_what_they_declare(tiny_config, methods):
     config = tiny_config(methods, buffer=2)
     with pytest.raises(ConfigError, match="buffer"):

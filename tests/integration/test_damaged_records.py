@@ -39,7 +39,7 @@ def made(phantom_dir, tmp_path_factory) -> Made:
     evaluation, predicted = root / "evaluation.json", root / "predicted"
     code, _, err = command(
         *("evaluate", "--model", run / "global_model.pt", "--data", phantom_dir, "--local", single),
-        *("--cross-site", "--out", evaluation),
+        *("--out", evaluation),
     )
     assert code == 0, err
     code, _, err = command(*predict(run, phantom_dir, predicted))

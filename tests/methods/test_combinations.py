@@ -36,7 +36,6 @@ EXAMPLES = {
     "global_model": ("fedavgm", "median"),
     "labels": ("mixup", "fedproto"),
     "complete_state_dict": ("fedfd_a", "moon"),
-    "global_start": ("fedprox", "partialfed_adaptive"),
     "separate_sites": ("ditto", "pooled"),
     "averaged_parameters": ("scaffold", "single"),
 }
@@ -90,8 +89,8 @@ REFUSED = {
     },
     "private steps": {
         PRIVATE + "nothing bounds what one case changes in the local training of {}": "bin condist dac_sc "
-        "ditto feddg feddg_ga feddyn fedfa fedfa_h fedharmo fedmix fednova fedprox fedrobust fedsam "
-        "finetune manifold_mixup mixstyle mixup moex moon partialfed_adaptive randconv scaffold "
+        "ditto feddg feddg_ga fedfa fedfa_h fedharmo fedmix fednova fedprox fedrobust fedsam "
+        "finetune manifold_mixup mixstyle mixup moex moon randconv scaffold "
         "teacher",
         "site site_A: {}: noise cannot be added to this exchange": "class_mean",
         PRIVATE + "{} normalises with statistics of all the site's images": "norm",
