@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -216,7 +217,9 @@ def main() -> None:
     for name, done in networks().items():
         if name.startswith(options.only or "") and name not in own:
             own[name] = measure(done, options.device, options.repeats)
-            options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            # One line for each network
+            text = re.sub(r"\{\s+(\S+ \S+)\s+(\S+ \S+)\s+\}", r"{\1 \2}", json.dumps(record, indent=1))
+            options.out.write_text(text + "\n", encoding="utf-8")
         if name in own:
             print(f"{name}: {own[name]}")
 

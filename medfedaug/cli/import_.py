@@ -166,8 +166,12 @@ def _print_folder(out: Path, state: Path, settings: ImportSettings) -> None:
     content = CaseFiles(out, state).content()
     if not content:
         return
+    studies = StudyList(state)
+    if len(units := studies.units()) > 1 and len(settings.channels) < 2:
+        counts = ", ".join(f"{count} in {unit}" for unit, count in units.most_common())
+        say(f"images in several units ({counts}): their intensities do not compare", "yellow", err=True)
     if settings.outlined:
-        _print_classes(settings, content, StudyList(state))
+        _print_classes(settings, content, studies)
     patients = {split: len({row["patient"] for row in content[split]}) for split in SPLITS}
     least = PrivacyPolicy().min_images
     say(f"patients: {', '.join(f'{count} {split}' for split, count in patients.items())}")

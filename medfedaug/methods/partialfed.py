@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from medfedaug.errors import ConfigError
 from medfedaug.methods.arguments import AtLeastOne
@@ -12,9 +14,10 @@ from medfedaug.methods.base import Method
 from medfedaug.methods.entries import module_entries, state_entries
 from medfedaug.methods.fedbn import NORM_LAYERS
 from medfedaug.models import find_head
-from medfedaug.models.dependence import modules_before
-from medfedaug.models.stages import find_stage
-from medfedaug.models.substitution import first_names
+from medfedaug.models.modes import evaluating
+from medfedaug.models.sizes import some_size
+from medfedaug.models.stages import Stage, find_stage
+from medfedaug.models.substitution import call_with, first_names
 
 Strategy = Literal["norm+head", "norm", "head", "bottom_up", "top_down"]
 
@@ -46,8 +49,8 @@ class PartialFed(Method):
 
     Deviations:
         The paper's sites send all layers, and load some. Here they do not send layers that no site loads: the
-        sites are the same, and the global model lacks these layers. For PartialFed-Adaptive see
-        `medfedaug.methods.PartialFedAdaptive`.
+        sites are the same, and the global model lacks these layers. PartialFed-Adaptive, which learns what to
+        load, is not implemented.
     """
 
     name = "partialfed"
@@ -88,6 +91,50 @@ class PartialFed(Method):
     def _first_stages(self, network: nn.Module) -> frozenset[str]:
         """Return the entries on which the features of the last of the first stages depend."""
         try:
-            return module_entries(network, modules_before(network, find_stage(network, self.stages)))
+            return module_entries(network, _modules_before(network, find_stage(network, self.stages)))
         except ValueError as error:
             raise ConfigError(f"partialfed: {type(network).__name__}: {error}") from error
+
+
+class _Reached(Exception):
+    """Raised when the pass reaches the stage."""
+
+
+def _modules_before(net: nn.Module, stage: Stage) -> list[nn.Module]:
+    """Return the modules with parameters on which the features of a stage depend.
+
+    One pass in evaluation mode, with shapes and gradients but no values (PyTorch's ``meta`` device), finds
+    them: the order in which a network registers its modules need not be the order of its layers.
+    """
+    named = dict(net.named_parameters(remove_duplicate=False))
+    parameters = {key: torch.empty_like(p, device="meta").requires_grad_() for key, p in named.items()}
+    named_buffers = net.named_buffers(remove_duplicate=False)
+    buffers = {key: torch.empty_like(buffer, device="meta") for key, buffer in named_buffers}
+    outputs: list[Tensor] = []
+
+    def keep(features: Tensor) -> None:
+        outputs.append(features)
+        raise _Reached
+
+    handle = stage.watch(net, keep)
+    try:
+        with evaluating(net), torch.enable_grad():
+            call_with(net, {**parameters, **buffers}, torch.empty(_image(net), device="meta"))
+    except _Reached:
+        pass
+    except Exception as error:
+        raise ValueError(f"no image reaches stage {stage.name}: {error}") from error
+    finally:
+        handle.remove()
+    if not outputs:
+        raise ValueError(f"no image reaches stage {stage.name}")
+    gradients = torch.autograd.grad(outputs[0].sum(), list(parameters.values()), allow_unused=True)
+    reached = {name for name, gradient in zip(parameters, gradients, strict=True) if gradient is not None}
+    owners = {name.rpartition(".")[0] for name in reached}
+    return [module for name, module in net.named_modules(remove_duplicate=False) if name in owners]
+
+
+def _image(net: nn.Module) -> tuple[int, ...]:
+    """Return the shape of a batch that a network takes, (B, C, *spatial)."""
+    first = next(module for module in net.modules() if isinstance(module, _ConvNd))
+    return 1, first.in_channels, *some_size(net, first.weight.dim() - 2)

@@ -170,12 +170,7 @@ def write_text(path: str | os.PathLike[str], text: str, *, private: bool = False
 
 
 def write_json(path: str | os.PathLike[str], content: Any, *, private: bool = False) -> None:
-    """Write indented JSON, as `write_atomic` does.
-
-    Raises:
-        ValueError: for NaN and infinity, which are not JSON.
-        StorageError: when the file cannot be written.
-    """
+    """Write indented JSON, as `write_atomic` does."""
     write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n", private=private)
 
 
@@ -241,9 +236,6 @@ def version_mark(kind: str, version: int) -> dict[str, Any]:
 
 def parse_versioned(text: str, kind: str, version: int) -> dict[str, Any]:
     """Return the entries of a file that `write_versioned` wrote.
-
-    Raises:
-        ValueError: for text that is not JSON, has a key twice, or is of another kind or version.
 
     Example:
         >>> parse_versioned('{"format": "medfedaug.statistics", "version": 2}', "statistics", 1)
