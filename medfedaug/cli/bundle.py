@@ -21,7 +21,7 @@ SiteNames = Annotated[
 
 
 def bundle(
-    out: Annotated[Path | None, typer.Option(help="A new or empty folder; needed with RUN.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A new or empty folder.")] = None,
     run: Annotated[
         Path | None,
         typer.Argument(
@@ -42,18 +42,11 @@ def bundle(
     license_: Annotated[
         Path | None, typer.Option("--license", help="Text with the terms of use of the weights.")
     ] = None,
-    add_training: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="In place of RUN: add training to a Bundle that infers."),
-    ] = None,
 ) -> None:
     """Write the model as a MONAI Bundle, which runs with MONAI alone and gives the same label maps."""
-    sources = [path for path in (run, model, add_training) if path is not None]
+    sources = [path for path in (run, model) if path is not None]
     if len(sources) != 1:
-        raise ConfigError("name one run, as RUN or with --model; or a Bundle with --add-training")
-    if add_training is not None:
-        _add_training(add_training)
-        return
+        raise ConfigError("name one run, as RUN or with --model")
     if out is None:
         raise ConfigError("--out DIR is needed: the folder of the new Bundle")
     from medfedaug.analysis.model_card import write_model_card
@@ -73,16 +66,6 @@ def bundle(
     call = f"python -m monai.bundle run --bundle_root {quote(str(out))} --config_file {config}"
     say(f"{out}: run it with")
     say(f"{call} --meta_file {meta} --dataset_dir IMAGES --output_dir PREDICTIONS")
-
-
-def _add_training(folder: Path) -> None:
-    from medfedaug.tasks.bundle.add_training import add_training
-
-    file, missing = add_training(folder)
-    if missing:
-        say(f"left out, since their effect on labels is unknown: {', '.join(missing)}")
-    say(f"{file}: check its loss, optimiser and transforms, then train with")
-    say(f"medfedaug simulate --bundle {quote(str(folder))} --data DATA --out RUN")
 
 
 def card(

@@ -366,9 +366,6 @@ def _settings(
     Returns:
         The settings of the run, and the arguments of methods by ``--set``, which also sets values of all
         groups in ``given``.
-
-    Raises:
-        ConfigError: for invalid settings, and for a file's settings that need an option.
     """
     check_methods(methods or "")
     arguments: dict[str, dict[str, Any]] = {}

@@ -239,7 +239,7 @@ def stop_after(round_: int):
     [
         EVERYTHING,
         "fedrdn,fedprox,fedavgm",
-        "scaffold,fedbn,feddyn",
+        "scaffold,fedbn",
         "fednova",
         "ditto,fedper,moon",
         "feddg_ga,fixbn",

@@ -307,10 +307,9 @@ def test_whatever_nvflare_delivers_becomes_a_reply(fault):
     "methods",
     [
         "scaffold,fedmix,fedavgm",
-        "feddyn,fedsam,moex",
+        "fedsam,moex",
         "fednova,fedbn,mixstyle,fedrobust",
         "fedharmo,partialfed,randaugment",
-        "partialfed_adaptive,fedfa,fedbn",
         "ditto,fedper,moon,fedfa",
         "feddg_ga,fedfa",
         "single",

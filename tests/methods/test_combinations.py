@@ -41,8 +41,8 @@ REFUSED_ALONE = [
     (
         ["private_steps"],
         PRIVATE + "nothing bounds what one case changes in the local training of {}",
-        "bin condist dac_sc ditto feddg feddg_ga feddyn fedfa fedfa_h fedharmo fedmix fednova fedprox "
-        "fedrobust fedsam finetune manifold_mixup mixstyle mixup moex moon partialfed_adaptive "
+        "bin condist dac_sc ditto feddg feddg_ga fedfa fedfa_h fedharmo fedmix fednova fedprox "
+        "fedrobust fedsam finetune manifold_mixup mixstyle mixup moex moon "
         "randconv scaffold teacher",
     ),
     (["private_steps"], PRIVATE + "{} normalises with statistics of all the site's images", "norm"),
@@ -67,7 +67,7 @@ TOGETHER = [
         (
             ["noise"],
             name,
-            "fedbn fedper norm partialfed partialfed_adaptive single",
+            "fedbn fedper norm partialfed single",
             f"site site_A: {name}: noise would not cover its statistics",
         )
         for name in ("fedfa", "fedfa_h")
@@ -80,7 +80,6 @@ EXAMPLES = {
     "global_model": ("fedavgm", "median"),
     "labels": ("mixup", "fedproto"),
     "complete_state_dict": ("fedfd_a", "moon"),
-    "global_start": ("fedprox", "partialfed_adaptive"),
     "separate_sites": ("ditto", "pooled"),
     "averaged_parameters": ("scaffold", "single"),
 }

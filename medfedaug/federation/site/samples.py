@@ -38,7 +38,6 @@ class TrainingSamples(Sequence[Sample]):
     item, or patches. ``samples[i]`` is always the same patch; `draw` cuts a random one.
 
     Args:
-        task: the task.
         stored: the stored cases, with their names.
         seed: seed, with the names, of the patches of ``samples[i]``.
     """
@@ -167,13 +166,6 @@ class SiteSamples:
         """Yield mean and deviation of each training image, (C,) each, before the methods' transforms."""
         for case in self.folder.cases["training"]:
             yield self.task.preparation.kept_moments(self._stored(case).read, over)
-
-    def noise_batch(self, size: int, seed: int) -> Any:
-        """Return a batch of noise in the most frequent shape, without the methods' transforms."""
-        before, after = Compose(list(self.task.transforms())), Compose([])
-        samples = self._of_folder()
-        dataset = TrainingDataset(samples, before, self.task.augmentation(), after, seed)
-        return self.task.collate(dataset.transformed([samples.noise() for _ in range(size)]))
 
     def _stored(self, case: Case) -> StoredCase:
         key = (self.task.key, *self.folder.identity(case))

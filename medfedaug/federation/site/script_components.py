@@ -128,11 +128,7 @@ def _check_over(over: str) -> None:
 def script_scores(
     score: Score, network: nn.Module, folder: SiteFolder, split: str, metric: str
 ) -> dict[str, Any]:
-    """Convert a script's own scores to those of `medfedaug.tasks.Task.evaluate`; NaN becomes ``None``.
-
-    Raises:
-        MedFedAugError: for an unknown case, and a score that the metric cannot have.
-    """
+    """Convert a script's own scores to those of `medfedaug.tasks.Task.evaluate`; NaN becomes ``None``."""
     names = {case.name for case in folder.cases[split]}
     network.eval()
     with torch.no_grad():
