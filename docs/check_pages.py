@@ -132,7 +132,7 @@ def source_mistakes() -> Iterator[str]:
             if file and not re.match(r"[a-z]+:", file) and not made and not (page.parent / file).exists():
                 yield f"{name}: leads nowhere: {target}"
         for path, own in _NAMED.findall(plain):
-            if Path(path).suffix in (".json", ".onnx", ".pt", ".ts"):  # of a run or a Bundle
+            if Path(path).suffix in (".json", ".pt", ".ts"):  # of a run or a Bundle
                 continue
             if not (ROOT / path).exists():
                 yield f"{name}: no file {path}"

@@ -90,7 +90,7 @@ def main() -> int:
     stale = [] if LIST.read_text(encoding="utf-8") == method_list() else [LIST]
     if not checked:
         LIST.write_text(method_list(), encoding="utf-8")  # first, since the others read it
-    from medfedaug.nvflare_jobs.job.ready_jobs import write_ready_jobs
+    from ready_jobs import write_ready_jobs  # of this folder
 
     house: dict[str, Any] = runpy.run_path(str(ROOT / "docs/pictures/house.py"))
     picture = house["draw"](house["imports"](house["modules"]()))

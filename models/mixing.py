@@ -88,14 +88,7 @@ class _PartnerLayer(StageLayer, ABC):
         """The position of each image's partner in the batch, (B,); None while the layer is not active."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Mix features in training, if partners are set.
-
-        Args:
-            x: features, (B, C, *spatial).
-
-        Returns:
-            Features of the same shape and dtype.
-        """
+        """Mix features in training, if partners are set."""
         if not self.training or self.partners is None:
             return x
         if len(self.partners) != len(x):

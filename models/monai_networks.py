@@ -42,15 +42,7 @@ class MonaiNetwork:
     def arguments(
         self, *, spatial_dims: int, in_channels: int, out_channels: int, image_size: Any = None, **args: Any
     ) -> dict[str, Any]:
-        """Return the keyword arguments of the class.
-
-        Args:
-            spatial_dims: 2 or 3.
-            in_channels: channels of the image.
-            out_channels: channels of the output.
-            image_size: common size of all images, if they have one: for a network that is made for one size.
-            **args: further arguments of the network.
-        """
+        """Return the keyword arguments of the class."""
         values = {**self.defaults, **args}
         sizes = {_SPATIAL_DIMS: spatial_dims, _IN_CHANNELS: in_channels, _OUT_CHANNELS: out_channels}
         for names, value in sizes.items():

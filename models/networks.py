@@ -215,12 +215,7 @@ def _resolve(
 
 
 def find_builder(name: str) -> tuple[Builder, bool]:
-    """Return the builder of a named network, and whether it belongs to this package.
-
-    Raises:
-        ValueError: for a name that is not known.
-        ConfigError: when another package adds the network, and it may not or cannot be used.
-    """
+    """Return the builder of a named network, and whether it belongs to this package."""
     plugin = plugins.find(plugins.NETWORKS, name, built_in_networks())
     if plugin is not None:
         return network_builder(plugin), False

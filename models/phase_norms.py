@@ -51,14 +51,7 @@ class StyleControlNorm(UnsavedModule, StageLayer):
         self.scores = nn.Parameter(torch.zeros(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise in part.
-
-        Args:
-            x: features, (B, C, *spatial).
-
-        Returns:
-            Features of the same shape and dtype.
-        """
+        """Normalise in part."""
         shares = (self.scores / self.temperature).softmax(dim=0)
         return control_style(x, shares, self.weight, self.bias, self.eps)
 

@@ -61,9 +61,6 @@ def insert_prompts(net: nn.Module, count: int = 4) -> nn.Module:
     Args:
         net: MONAI's `ViT` with ``classification=True``, changed in place. Its state dict stays as it is.
         count: number of prompts, at least 1.
-
-    Raises:
-        ValueError: for another network, and for a network that already has prompts.
     """
     if not isinstance(net, ViT) or not net.classification:
         raise ValueError(f"prompts go into MONAI's ViT with classification=True, not {type(net).__name__}")

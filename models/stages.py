@@ -215,11 +215,7 @@ def known_stages(net: nn.Module) -> list[Stage] | None:
 
 
 def find_stage(net: nn.Module, stage: int | str = -1) -> Stage:
-    """Return a stage of a network by its number, counted from 1, or its name; -1 is the last.
-
-    Raises:
-        ValueError: when the stages of the network are not known, or it has no such stage.
-    """
+    """Return a stage of a network by its number, counted from 1, or its name; -1 is the last."""
     stages = known_stages(net)
     if not stages:
         raise ValueError(f"the stages of {type(net).__name__} are not known")

@@ -14,11 +14,6 @@ def call_with(net: nn.Module, weights: Mapping[str, Tensor], *inputs: Any) -> An
 
     If a module has two names in a network, as in MONAI's DynUNet, `torch.func.functional_call` refuses
     weights under both, and leaves weights under one of them in the network.
-
-    Args:
-        net: the network.
-        weights: by name, any name of a module with several; the network's for missing entries.
-        *inputs: of the network.
     """
     values: dict[tuple[int, str], tuple[str, Tensor]] = {}
     for path, module in net.named_modules(remove_duplicate=False):

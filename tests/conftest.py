@@ -6,15 +6,10 @@ Fixtures are in `shared_fixtures`, which imports PyTorch and MONAI for seconds a
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
 # Two processes give the same bits with the same number of threads alone, and tests share the cores. PyTorch
 # reads it when it is imported, here and in every process that a test starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-# A kit runs the python3 of the path: here, that of the tests.
-os.environ["PATH"] = f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
 
 # Files that take longest, of which those that start NVFlare mostly wait for its processes.
 _LONGEST = ("faults", "nvflare", "plugins", "sweep", "benchmark", "app_validator")

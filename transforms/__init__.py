@@ -7,12 +7,6 @@ from medfedaug.transforms.amplitude import (
     NormalizeAmplitudeDict,
 )
 from medfedaug.transforms.fedrdn import FedRDN, FedRDND, FedRDNd, FedRDNDict
-from medfedaug.transforms.histogram import (
-    StandardizeHistogram,
-    StandardizeHistogramD,
-    StandardizeHistogramd,
-    StandardizeHistogramDict,
-)
 from medfedaug.transforms.randaugment import RandAugment, RandAugmentD, RandAugmentd, RandAugmentDict
 
 __all__ = [
@@ -28,8 +22,4 @@ __all__ = [
     "RandAugmentD",
     "RandAugmentDict",
     "RandAugmentd",
-    "StandardizeHistogram",
-    "StandardizeHistogramD",
-    "StandardizeHistogramDict",
-    "StandardizeHistogramd",
 ]

@@ -146,41 +146,6 @@ class WorthTable(TextTable):
         ]
 
 
-@dataclass(frozen=True)
-class ExchangeTable(TextTable):
-    """The models of each site, scored at every site.
-
-    Attributes:
-        kind: ``local`` or ``personal``.
-        scores: scores by the owner of the model and the site that scored it.
-        targets: the sites that scored.
-    """
-
-    kind: str
-    metric: str
-    scores: Mapping[str, Mapping[str, float | None]]
-    targets: tuple[str, ...]
-    notes: tuple[str, ...] = ()
-    reduced: str = ""
-
-    @property
-    def header(self) -> list[str]:
-        return [f"{self.kind} model of", *(f"at {target}" for target in self.targets)]
-
-    @property
-    def body(self) -> list[list[str]]:
-        return [
-            [source, *(number(row.get(target)) for target in self.targets)]
-            for source, row in self.scores.items()
-        ]
-
-    def records(self) -> list[dict[str, Any]]:
-        return [
-            {"model": self.kind, "model_of": source, **{target: row.get(target) for target in self.targets}}
-            for source, row in self.scores.items()
-        ]
-
-
 def load_evaluation(path: str | Path) -> dict[str, Any]:
     """Read the results of an evaluation."""
     file = Path(path)
@@ -287,25 +252,6 @@ def worth_table(evaluation: Mapping[str, Any]) -> WorthTable:
                 models.setdefault(entry["note"], []).append(model)
         notes += [f"{site}, no score ({', '.join(names)}): {note}." for note, names in models.items()]
     return WorthTable(name, tuple(rows), tuple(notes))
-
-
-def exchange_tables(evaluation: Mapping[str, Any]) -> list[ExchangeTable]:
-    """Return a table of each site's models at every site, for each kind of model that sites lent."""
-    metric, tables = _metric(evaluation), []
-    for kind, rows in evaluation.get("cross_site", {}).items():
-        scores = {
-            source: {target: entry.get(metric) for target, entry in row.items()}
-            for source, row in rows.items()
-        }
-        targets = tuple(dict.fromkeys(target for row in scores.values() for target in row))
-        notes = [
-            f"{find_metric(metric).title} of the {kind} model of each site (row) on the test cases of each "
-            "site (column), normalised by that site. On the diagonal the site itself."
-        ]
-        kept = evaluation.get("kept", {}).get(kind, {})
-        notes += [f"{site}: not lent ({reason})." for site, reason in sorted(kept.items())]
-        tables.append(ExchangeTable(kind, metric, scores, tuple(sorted(targets)), tuple(notes)))
-    return tables
 
 
 def _metric(evaluation: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ from medfedaug.federation.job_folder import CARDS, LEVELS, SPACING
 from medfedaug.metrics.nothing_learned import nothing_learned_in
 from medfedaug.metrics.registry import find_metric
 from medfedaug.metrics.significance import mean_interval
+from medfedaug.privacy.job_log import job_hash
 from medfedaug.runs.annotated import OWN, Annotated
 from medfedaug.runs.input_scaling import recorded_input
 from medfedaug.runs.recorded_run import RecordedRun
@@ -376,6 +377,7 @@ class _Card:
             ("SHA-256", self.run.sha256),
             ("run", str(self.record["run"])),
             ("round", str(self.run.round)),
+            ("configuration, SHA-256", job_hash(self.config.to_dict())),
             *((name, str(version)) for name, version in (self.record.get("versions") or {}).items()),
         ]
         return (Table(("", "value"), tuple(rows)),)
@@ -394,6 +396,8 @@ class _Card:
 
     def count(self, site: str) -> int:
         entry = self.tested.get(site, {})
+        if all(entry.get(name) is None for name in self.test.get("mean", {})):
+            return 0  # a site without outlines has test cases, and no score
         return int(entry.get("scored_cases", len(entry.get("cases", ()))))
 
     def cases(self, site: str) -> str:

@@ -17,7 +17,7 @@ from medfedaug.analysis import page
 from medfedaug.analysis.class_table import class_table
 from medfedaug.analysis.comparison import MIN_PATIENTS
 from medfedaug.analysis.grouping import experiment, group_runs
-from medfedaug.analysis.local_vs_global import exchange_tables, worth_table
+from medfedaug.analysis.local_vs_global import worth_table
 from medfedaug.analysis.metric_table import metric_table
 from medfedaug.analysis.patient_table import patient_table
 from medfedaug.analysis.plan_page import add_plan
@@ -220,9 +220,6 @@ def _evaluations(body: ET.Element, evaluations: Sequence[Mapping[str, Any]]) -> 
         for row in worth.rows if len(worth.rows) <= MOST_SITES else ():
             page.add(section, "p", row.sentence(worth.metric))
         page.text_table(section, worth)
-        for exchange in exchange_tables(content):
-            title = f"The {exchange.kind} model of each site at every site"
-            page.text_table(page.start_section(body, title), exchange)
 
 
 def _curves(body: ET.Element, groups: dict[str, list[Run]]) -> None:

@@ -14,14 +14,13 @@ from medfedaug.cli.benchmark import ValuesInARow, benchmark
 from medfedaug.cli.bundle import bundle, card
 from medfedaug.cli.compare import compare
 from medfedaug.cli.console import err_console, out_console
-from medfedaug.cli.data import inspect, phantom, statistics
+from medfedaug.cli.data import inspect, phantom, plan, statistics
 from medfedaug.cli.demo import demo
 from medfedaug.cli.enrol import enrol
 from medfedaug.cli.evaluate import evaluate, report
 from medfedaug.cli.import_ import import_
 from medfedaug.cli.methods import datasets, methods, networks
 from medfedaug.cli.options import rare_options
-from medfedaug.cli.plan import plan
 from medfedaug.cli.predict import predict
 from medfedaug.cli.run import export, simulate
 from medfedaug.cli.schema import schema

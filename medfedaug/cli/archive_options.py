@@ -35,9 +35,6 @@ def archive_access(given: Given, token_file: Path | None) -> Access:
     """Return the access to an archive, with the secrets of file and environment.
 
     They are never on the command line, which every user may see.
-
-    Raises:
-        ConfigError: for a file that cannot be read, and invalid values.
     """
     token = os.environ.get("MEDFEDAUG_PACS_TOKEN")
     if token_file is not None:

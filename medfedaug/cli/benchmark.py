@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 
 from medfedaug.cli.catalogue import check_methods, describe_data_set
 from medfedaug.cli.console import err_console, out_console, say
-from medfedaug.cli.options import Device, Each, Init, Limit, Pictures, Threads
+from medfedaug.cli.options import Device, Each, Init, Limit, Pictures, Threads, existing_file
 from medfedaug.cli.options import Workers as WorkersOption
 from medfedaug.cli.progress import SweepProgress, resumable
 from medfedaug.errors import ConfigError, RunFailed, warn
@@ -107,7 +107,11 @@ def benchmark(
     device: Device = "auto",
     search: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="YAML with ranges of settings to search, by validation alone."),
+        typer.Option(
+            metavar="FILE",
+            callback=existing_file,
+            help="YAML with ranges of settings to search, by validation only.",
+        ),
     ] = None,
     trials: Annotated[int, typer.Option(min=1, help="Number of configurations that a search tries.")] = 20,
     workers: WorkersOption = None,
@@ -134,8 +138,7 @@ def benchmark(
     if list_:
         _print_list(name, data)
         return
-    for text in methods or ():
-        check_methods(text)
+    _check_names(name, methods or ())
     shorthands = {"fraction": fraction, "local_epochs": local_epochs, "fedfa.noise": statistics_noise}
     settings = [*(set_ or []), *(f"{k}={','.join(map(str, v))}" for k, v in shorthands.items() if v)]
     settings += [f"plan={plan_}"] if plan_ is not None else []
@@ -206,6 +209,17 @@ def _measure_costs(comparison: Experiment, device: str, threads: int) -> None:
     table.draw().savefig(comparison.out / "cost.svg", metadata={"Date": None})
     out_console.print(table)
     say(f"{comparison.out}/cost.md, .csv, .tex, .svg")
+
+
+def _check_names(name: str | None, methods: Sequence[str]) -> None:
+    """Check the names of a comparison before PyTorch is imported."""
+    from medfedaug.experiments.papers import find_entry
+    from medfedaug.experiments.presets import find_preset
+
+    if name:
+        (find_entry if ":" in name else find_preset)(name)
+    for text in methods:
+        check_methods(text)
 
 
 def _experiments(

@@ -21,7 +21,7 @@ SiteNames = Annotated[
 
 
 def bundle(
-    out: Annotated[Path | None, typer.Option(help="A new or empty folder; needed with RUN.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A new or empty folder.")] = None,
     run: Annotated[
         Path | None,
         typer.Argument(
@@ -38,25 +38,15 @@ def bundle(
         Path | None, typer.Option(help="Statistics of the place of use, by `medfedaug statistics`.")
     ] = None,
     state: State = None,
-    onnx: Annotated[
-        bool, typer.Option("--onnx", help="Also write the network as ONNX, checked with ONNX Runtime.")
-    ] = False,
     site_names: SiteNames = False,
     license_: Annotated[
         Path | None, typer.Option("--license", help="Text with the terms of use of the weights.")
     ] = None,
-    add_training: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="In place of RUN: add training to a Bundle that infers."),
-    ] = None,
 ) -> None:
     """Write the model as a MONAI Bundle, which runs with MONAI alone and gives the same label maps."""
-    sources = [path for path in (run, model, add_training) if path is not None]
+    sources = [path for path in (run, model) if path is not None]
     if len(sources) != 1:
-        raise ConfigError("name one run, as RUN or with --model; or a Bundle with --add-training")
-    if add_training is not None:
-        _add_training(add_training)
-        return
+        raise ConfigError("name one run, as RUN or with --model")
     if out is None:
         raise ConfigError("--out DIR is needed: the folder of the new Bundle")
     from medfedaug.analysis.model_card import write_model_card
@@ -71,23 +61,11 @@ def bundle(
         write_model_card(opened, folder, site_names=site_names)
 
     with err_console.status("comparing with MONAI's network"):
-        written = write_bundle(opened, out, origin, card=write_card, onnx=onnx, licence_file=license_)
-    for note in written.notes:
-        say(note)
+        write_bundle(opened, out, origin, card=write_card, licence_file=license_)
     config, meta = (quote(f"{out}/configs/{name}.json") for name in ("inference", "metadata"))
     call = f"python -m monai.bundle run --bundle_root {quote(str(out))} --config_file {config}"
     say(f"{out}: run it with")
     say(f"{call} --meta_file {meta} --dataset_dir IMAGES --output_dir PREDICTIONS")
-
-
-def _add_training(folder: Path) -> None:
-    from medfedaug.tasks.bundle.add_training import add_training
-
-    file, missing = add_training(folder)
-    if missing:
-        say(f"left out, since their effect on labels is unknown: {', '.join(missing)}")
-    say(f"{file}: check its loss, optimiser and transforms, then train with")
-    say(f"medfedaug simulate --bundle {quote(str(folder))} --data DATA --out RUN")
 
 
 def card(

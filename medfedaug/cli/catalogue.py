@@ -60,11 +60,7 @@ def known_methods() -> list[Described]:
 
 
 def describe_method(name: str) -> Described:
-    """Describe a method: its arguments, and the data that leave a site.
-
-    Raises:
-        ConfigError: for a name that is not known, or a package that may not be used.
-    """
+    """Describe a method: its arguments, and the data that leave a site."""
     name = match_case(name, [*_method_names(), *plugins.names(plugins.METHODS, _method_names())])
     plugin = plugins.find(plugins.METHODS, name, _method_names())
     if plugin is not None:
@@ -76,17 +72,18 @@ def describe_method(name: str) -> Described:
     return _method(name, _methods()[name])
 
 
-def check_methods(text: str) -> None:
-    """Check the names of methods, separated by commas, without importing any.
-
-    Raises:
-        ConfigError: for a name that is not known, or a package that may not be used.
-    """
+def check_methods(text: str, arguments: Iterable[str] = ()) -> None:
+    """Check the names of methods, separated by commas, without importing any."""
+    named: list[str] = []
     known = [*_method_names(), *plugins.names(plugins.METHODS, _method_names())]
     for part in split_names("methods", text):
         name = match_case(part, known)
         if plugins.find(plugins.METHODS, name, _method_names()) is None:
             _check("method", name, known)
+        named += [part["name"] for part in _combinations().get(name, [{"name": name}])]
+    if named and (stray := sorted({*arguments} - {*named})):
+        listed = ", ".join(named)
+        raise ConfigError(f"arguments for {', '.join(stray)}, which is not among the methods {listed}")
 
 
 def known_networks() -> list[Described]:
@@ -101,11 +98,7 @@ def check_network(name: str) -> None:
 
 
 def describe_network(name: str) -> Described:
-    """Describe a network and its arguments.
-
-    Raises:
-        ConfigError: for a name that is not known, or a package that may not be used.
-    """
+    """Describe a network and its arguments."""
     check_network(name)
     plugin = plugins.find(plugins.NETWORKS, name, _networks())
     if plugin is None:
@@ -121,11 +114,7 @@ def known_data_sets() -> list[Described]:
 
 
 def describe_data_set(name: str) -> Described:
-    """Describe a published data set: address, layout of its folder, options, and protocols.
-
-    Raises:
-        ConfigError: for a name that is not known.
-    """
+    """Describe a published data set: address, layout of its folder, options, and protocols."""
     _check("data set", name, _data_sets())
     return _data_set(name)
 

@@ -13,11 +13,11 @@ import typer
 
 from medfedaug.cli.console import err_console, out_console, print_scores, say
 from medfedaug.cli.loading import importing
-from medfedaug.cli.options import CrossSite, Device, Limit, Local, SiteOrSites, State, existing_run
+from medfedaug.cli.options import Device, Limit, Local, SiteOrSites, State, existing_run
 from medfedaug.errors import ConfigError
 
 if TYPE_CHECKING:
-    from medfedaug.analysis.local_vs_global import ExchangeTable, WorthTable
+    from medfedaug.analysis.local_vs_global import WorthTable
     from medfedaug.analysis.text_table import TextTable
     from medfedaug.runs.run import Run
 
@@ -41,7 +41,6 @@ def evaluate(
     device: Device = "auto",
     state: State = None,
     local: Local = None,
-    cross_site: CrossSite = False,
     engine: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Each site by itself: inprocess, or nvflare with processes."),
@@ -53,15 +52,14 @@ def evaluate(
         from medfedaug.runs.folder import is_json_with
         from medfedaug.utils.files import write_json
 
-    if local or cross_site or engine is not None:
+    if local or engine is not None:
         if split is not Split.test or limit is not None:
-            raise ConfigError("--local and --cross-site have no --split or --limit")
+            raise ConfigError("--local and --engine have no --split or --limit")
         _evaluate_sites(
             out,
             model,
             data,
             local=local or [],
-            cross_site=cross_site,
             engine=engine or "inprocess",
             device=device,
             config=config,
@@ -86,8 +84,8 @@ def evaluate(
 
 
 def _evaluate_sites(out: Path | None, model: Path, data: Path, **options: Any) -> None:
-    from medfedaug.analysis.local_vs_global import exchange_tables, worth_table
-    from medfedaug.experiments.cross_evaluation import evaluate_sites
+    from medfedaug.analysis.local_vs_global import worth_table
+    from medfedaug.experiments.site_evaluation import evaluate_sites
     from medfedaug.runs.folder import is_json_with
     from medfedaug.utils.files import write_json
 
@@ -102,18 +100,16 @@ def _evaluate_sites(out: Path | None, model: Path, data: Path, **options: Any) -
                 say(event["reason"], "yellow", err=True)
 
         result = evaluate_sites(model, data, on_event=show, **options)
-    _print_worth(worth_table(result), exchange_tables(result))
+    _print_worth(worth_table(result))
     if out is not None:
         write_json(out, result)
         say(f"{out}: medfedaug report {quote(str(out))} makes a page of it")
 
 
-def _print_worth(worth: WorthTable, exchange: Sequence[ExchangeTable]) -> None:
+def _print_worth(worth: WorthTable) -> None:
     out_console.print(worth)
     for row in worth.rows:
         say(row.sentence(worth.metric))
-    for table in exchange:
-        out_console.print(table)
 
 
 def report(
@@ -184,14 +180,13 @@ def _print_tables(
     """Print the tables of evaluations and of runs, and return them by the names of their files."""
     from medfedaug.analysis import metric_table, patient_table, summary_table
     from medfedaug.analysis.class_table import class_table
-    from medfedaug.analysis.local_vs_global import exchange_tables, worth_table
+    from medfedaug.analysis.local_vs_global import worth_table
 
     tables: dict[str, TextTable] = {}
     for index, content in enumerate(evaluations):
-        worth, exchange = worth_table(content), exchange_tables(content)
-        _print_worth(worth, exchange)
-        end = f"_{index + 1}" if index else ""
-        tables |= {f"worth{end}": worth, **{f"{table.kind}_at_sites{end}": table for table in exchange}}
+        worth = worth_table(content)
+        _print_worth(worth)
+        tables[f"worth_{index + 1}" if index else "worth"] = worth
     if runs:
         patients, classes = patient_table(runs, reference), class_table(runs, reference)
         tables |= {"scores": summary_table(runs, reference), "patients": patients}

@@ -15,6 +15,7 @@ import yaml
 
 from medfedaug.config.options import Settings, default_of, hints_of, kinds_of, read_text
 from medfedaug.config.plan import PLAN_MEMORY
+from medfedaug.data.dataset_json import is_lone_site
 from medfedaug.errors import ConfigError, DataError, first_line
 from medfedaug.federation.job_folder import GLOBAL_MODEL, RESULTS
 from medfedaug.utils.docstrings import plain
@@ -33,6 +34,14 @@ def existing_folder(path: Path | None) -> Path | None:
     return path
 
 
+def folder_of_sites(path: Path | None) -> Path | None:
+    """Check that a folder exists and is not a site itself, before large imports."""
+    if path is not None and is_lone_site(existing_folder(path) or path):
+        parent = path.resolve().parent
+        raise DataError("is a site itself", path=path, hint=f"Name the folder that holds it: {parent}")
+    return path
+
+
 def existing_file(path: Path | None) -> Path | None:
     """Check that a file exists, before large imports."""
     if path is not None and not path.exists():
@@ -42,13 +51,15 @@ def existing_file(path: Path | None) -> Path | None:
 
 def existing_run(path: Path | None) -> Path | None:
     """Check that the folder or model of a run exists, before large imports."""
-    if path is not None and not path.exists() and not (path.parent / RESULTS).exists():
-        raise ConfigError(f"{path}: no finished run; name a folder with {GLOBAL_MODEL} and {RESULTS}")
+    if path is not None:
+        model = path / GLOBAL_MODEL if path.is_dir() else path
+        if not model.exists() and not (model.parent / RESULTS).exists():
+            raise ConfigError(f"{path}: no finished run; name a folder with {GLOBAL_MODEL} and {RESULTS}")
     return path
 
 
 Data = Annotated[
-    Path, typer.Option("--data", callback=existing_folder, help="Folder that holds one folder per site.")
+    Path, typer.Option("--data", callback=folder_of_sites, help="Folder that holds one folder per site.")
 ]
 SiteOrSites = Annotated[
     Path,
@@ -73,9 +84,6 @@ Loop = Annotated[
 Local = Annotated[
     list[str] | None,
     typer.Option(metavar="RUN|SITE=RUN", help="Sites' own models: a run of single, or one for each site."),
-]
-CrossSite = Annotated[
-    bool, typer.Option("--cross-site", help="Score each site's own models at all other sites, too.")
 ]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads per site; 0 shares the cores among sites.")]
 Workers = Annotated[
@@ -155,8 +163,6 @@ def takes(
 
     Args:
         *groups: the classes; a field of the first one may hold one of the others.
-        without: fields that are no options of this command.
-        **texts: help texts in place of the fields' texts.
     """
     options = {
         entry.name: (cls, _parameter(cls, entry, texts.get(entry.name, entry.metadata["description"])))
@@ -218,9 +224,11 @@ def read_groups(file: Path, groups: Sequence[type[Settings]]) -> dict[type, dict
         file: an object with fields of all classes; or a record that holds it under ``config``.
         groups: the classes; a field of the first one may hold one of the others.
     """
+    if file.exists() and not file.is_file():
+        raise ConfigError(f"{file}: is no file")  # a pipe would wait for ever
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"{file}: not readable as YAML or JSON ({first_line(error)})") from error
     if isinstance(content, dict) and isinstance(content.get("config"), dict):
         content = {**content["config"], **content.get("execution", {})}
@@ -298,10 +306,6 @@ def split_pairs(
     """Read values such as ``NAME=VALUE``, without the spaces around either.
 
     Args:
-        option: name of the option, for messages.
-        example: an example of a value, for messages.
-        given: the values.
-        form: form of a value, for messages.
         first: splits at the first sign, since a value may have some; by default at the last one.
     """
     split = [text.partition("=") if first else text.rpartition("=") for text in given or ()]
@@ -314,11 +318,7 @@ def split_pairs(
 def named_pairs(
     option: str, example: str, given: Sequence[str] | None, *, first: bool = False
 ) -> dict[str, str]:
-    """Read values ``NAME=VALUE`` with different names; arguments as in `split_pairs`.
-
-    Raises:
-        ConfigError: for values that are no pairs, and for a name that is given twice.
-    """
+    """Read values ``NAME=VALUE`` with different names; arguments as in `split_pairs`."""
     pairs = split_pairs(option, example, given, first=first)
     values = dict(pairs)
     if len(values) < len(pairs):

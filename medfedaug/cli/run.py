@@ -19,7 +19,6 @@ from medfedaug.cli.options import (
     Assignments,
     Bundle,
     Config,
-    CrossSite,
     Data,
     Device,
     Given,
@@ -187,7 +186,6 @@ def export(
         ),
     ] = None,
     local: Local = None,
-    cross_site: CrossSite = False,
     set_: Assignments = None,
     plan: PlanFile = None,
     plan_memory: PlanMemory = None,
@@ -210,9 +208,9 @@ def export(
         raise ConfigError(f"{out} exists already; choose another folder")
     execution = Execution(**{**given[Execution], "min_sites": min_sites, "round_timeout": round_timeout})
     if evaluate is not None:
-        _export_evaluation(context, evaluate, local or [], cross_site, execution, out)
+        _export_evaluation(context, evaluate, local or [], execution, out)
         return
-    if (methods is None and "methods" not in given[RunConfig]) or local or cross_site:
+    if (methods is None and "methods" not in given[RunConfig]) or local:
         raise ConfigError("a job is a run or an evaluation: give --methods, or --evaluate")
     options, arguments = _settings(
         given, methods, set_, plan=plan, memory=plan_memory, bundle=bundle, init=init, loop=loop
@@ -268,7 +266,6 @@ def export(
 _EVALUATION_OPTIONS = {
     "evaluate",
     "local",
-    "cross_site",
     "out",
     "threads",
     "min_sites",
@@ -278,20 +275,18 @@ _EVALUATION_OPTIONS = {
 
 
 def _export_evaluation(
-    context: typer.Context, model: Path, local: list[str], cross_site: bool, execution: Execution, out: Path
+    context: typer.Context, model: Path, local: list[str], execution: Execution, out: Path
 ) -> None:
     given = {name for name in context.params if is_given(context, name)}
     if other := sorted(given - _EVALUATION_OPTIONS):
         flag = other[0].rstrip("_").replace("_", "-")
         raise ConfigError(f"--{flag} is for a run; the settings of an evaluation are those of its models")
     RecordedRun.open(model)
-    from medfedaug.experiments.cross_evaluation import evaluated_runs
+    from medfedaug.experiments.site_evaluation import evaluated_runs
     from medfedaug.nvflare_jobs.job.evaluation import EvaluationRecipe
 
     runs, _ = evaluated_runs(model, local)
-    recipe = EvaluationRecipe(
-        runs=runs, name=out.name, cross_site=cross_site, min_clients=execution.min_sites, execution=execution
-    )
+    recipe = EvaluationRecipe(runs=runs, name=out.name, min_clients=execution.min_sites, execution=execution)
     recipe.export(job_dir=str(out.parent))
     say(f"{out}: submit it with `nvflare job submit -j {quote(str(out))}`")
 
@@ -371,9 +366,6 @@ def _settings(
     Returns:
         The settings of the run, and the arguments of methods by ``--set``, which also sets values of all
         groups in ``given``.
-
-    Raises:
-        ConfigError: for invalid settings, and for a file's settings that need an option.
     """
     check_methods(methods or "")
     arguments: dict[str, dict[str, Any]] = {}
@@ -394,6 +386,7 @@ def _settings(
             groups = {entry.name: cls for cls in given for entry in fields(cls)}
             check_choice("--set: setting", name, groups)
             given[groups[name]][name] = read_text(groups[name], name, value.strip())
+    check_methods(methods or "", arguments)
     # A training script augments the images itself.
     settings = {**({} if loop is None else {"augmentation": "none"}), **given[RunConfig]}
     if methods is None and not settings.get("methods"):

@@ -18,10 +18,10 @@ Timeout = Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Longest 
 
 def start(kit: Kit, timeout: Timeout = 60.0) -> None:
     """Start a kit, and wait until it runs; at a site, until the server has answered."""
-    from medfedaug.nvflare_jobs.kit import kit_process
+    from medfedaug.nvflare_jobs.kit import kit_start
 
     _check_version(kit)
-    _do(kit_process.start, kit, timeout)
+    _do(kit_start.start, kit, timeout)
 
 
 def stop(kit: Kit, timeout: Timeout = 60.0) -> None:
@@ -29,9 +29,9 @@ def stop(kit: Kit, timeout: Timeout = 60.0) -> None:
 
     Running jobs wait for the site.
     """
-    from medfedaug.nvflare_jobs.kit import kit_process
+    from medfedaug.nvflare_jobs.kit import kit_start
 
-    _do(kit_process.stop, kit, timeout)
+    _do(kit_start.stop, kit, timeout)
 
 
 def restart(
@@ -44,7 +44,7 @@ def restart(
     A site rejoins its running jobs. A kit in a service or a container stays there. A kit that does not run is
     started.
     """
-    from medfedaug.nvflare_jobs.kit import kit_process
+    from medfedaug.nvflare_jobs.kit import kit_process, kit_start
     from medfedaug.nvflare_jobs.kit.job_states import ACTIVE, job_standings
     from medfedaug.nvflare_jobs.kit.kit import open_kit
 
@@ -59,7 +59,7 @@ def restart(
             raise ConfigError("nothing is restarted: give --yes to restart while jobs run")
         typer.confirm("Restart?", abort=True)
     _check_version(kit)
-    _do(kit_process.restart, kit, timeout)
+    _do(kit_start.restart, kit, timeout)
 
 
 def health(kit: Kit) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,8 +18,9 @@ from medfedaug.cli.console import Table, err_console, out_console, say, wrapped
 from medfedaug.cli.progress import duration
 
 if TYPE_CHECKING:
-    from medfedaug.analysis.live_page import Watched
+    from medfedaug.analysis.watched import Watched
 
+_BARS = "▁▂▃▄▅▆▇█"
 _PERIOD, _LAST = 1.0, 8
 _METRICS_PERIOD = 15.0
 _QUIET = 60.0  # seconds without an event after which a note appears
@@ -27,9 +30,6 @@ def watch(
     kit: Annotated[
         Path, typer.Argument(help="An NVFlare kit, the server's or a site's, or the folder of a job in it.")
     ],
-    page: Annotated[
-        Path | None, typer.Option(help="A page with curves to write after every round; it reloads itself.")
-    ] = None,
     prometheus: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="NAME.prom to write every 15 seconds for node_exporter."),
@@ -42,17 +42,13 @@ def watch(
     gone for good is dead, which ends the command with code 1.
     """
     if prometheus is not None:
-        _write_metrics(kit, prometheus, page, once)
+        _write_metrics(kit, prometheus, once)
         return
     with err_console.status("starting"):
-        from medfedaug.analysis.live_page import Watched, find_events, write_watch_page
+        from medfedaug.analysis.watched import Watched, find_events
         from medfedaug.errors import ConfigError
         from medfedaug.utils.event_text import follow
 
-    if page is not None:
-        from medfedaug.analysis.page import check_page
-
-        check_page(page)
     live = out_console.is_terminal and not once
     path = find_events(kit)
     if path is None:
@@ -64,7 +60,7 @@ def watch(
             raise ConfigError(f"{kit}: no job of ours has run here, or its folder is gone")
         if not live:
             say("waiting for a job")
-    watched, position, rounds_on_page = Watched(), 0, -1
+    watched, position = Watched(), 0
     with Live(console=out_console, auto_refresh=False, transient=False) if live else nullcontext() as screen:
         while True:
             lines = []
@@ -81,30 +77,21 @@ def watch(
             elif not once:
                 for line in lines:
                     say(line)
-            done = len(watched.seconds) + (watched.state != "running")
-            if page is not None and done != rounds_on_page and path is not None:
-                write_watch_page(watched, page, name=path.parent.parent.name)
-                rounds_on_page = done
             if once or watched.state != "running" or (path is not None and not path.is_file()):
                 break
             time.sleep(_PERIOD)
     if once:
         out_console.print(_shown(watched, path))
-    if page is not None and path is not None:
-        say(str(page))
     if watched.state == "dead" and not once and not live:
         say(watched.lines[-1])
     if watched.state in ("failed", "dead"):
         raise typer.Exit(1)
 
 
-def _write_metrics(kit: Path, file: Path, page: Path | None, once: bool) -> None:
-    from medfedaug.errors import ConfigError
+def _write_metrics(kit: Path, file: Path, once: bool) -> None:
     from medfedaug.nvflare_jobs.kit.kit import open_kit
     from medfedaug.nvflare_jobs.kit.kit_metrics import write_metrics
 
-    if page is not None:
-        raise ConfigError("give one of --page and --prometheus")
     opened = open_kit(kit)
     while True:
         write_metrics(opened, file)
@@ -115,8 +102,6 @@ def _write_metrics(kit: Path, file: Path, page: Path | None, once: bool) -> None
 
 
 def _shown(watched: Watched, path: Path | None) -> Group:
-    from medfedaug.analysis.live_page import sparkline
-
     if path is None:
         return Group("waiting for a job")
     left = ""
@@ -133,15 +118,25 @@ def _shown(watched: Watched, path: Path | None) -> Group:
     table = Table("", "last", "by round")
     for site, losses in sorted(watched.losses.items()):
         series = watched.over_rounds(losses)
-        table.add_row(f"{site}: training loss", f"{list(losses.values())[-1]:.4f}", sparkline(series))
+        table.add_row(f"{site}: training loss", f"{list(losses.values())[-1]:.4f}", _sparkline(series))
     if watched.seconds and not watched.losses:
         table.add_row("training losses", "stay at the sites", "")
     if watched.scores:
         last = list(watched.scores.values())[-1]
         table.add_row(
-            f"validation {watched.metric}", f"{last:.4f}", sparkline(watched.over_rounds(watched.scores))
+            f"validation {watched.metric}", f"{last:.4f}", _sparkline(watched.over_rounds(watched.scores))
         )
     for site, scores in sorted(watched.tested.items()):
         text = ", ".join(f"{k} {v:.4f}" for k, v in scores.items())
         table.add_row(f"{site}: tested", text or "none sent", "")
     return Group(Text(title), table, *(Text(wrapped(line)) for line in watched.lines[-_LAST:]))
+
+
+def _sparkline(values: Sequence[float | None], width: int = 30) -> str:
+    """Return values as bars of characters, from the lowest to the highest, with gaps for missing ones."""
+    recent = list(values)[-width:]
+    known = [value for value in recent if value is not None]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    span = high - low
+    scale = (len(_BARS) - 1) / span if 0 < span < math.inf else 0.0  # also 0 beyond the range of a float
+    return "".join(" " if v is None else _BARS[round((v - low) * scale)] for v in recent)

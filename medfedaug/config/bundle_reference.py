@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 from medfedaug.errors import ConfigError, own
@@ -30,7 +29,6 @@ __all__ = [
     "content_hash",
     "described_data",
     "find",
-    "has_training",
     "known",
     "locate",
     "restrict",
@@ -226,19 +224,7 @@ def training_file(folder: Path) -> Path:
     for name in _TRAINING:
         if (folder / name).is_file():
             return folder / name
-    remedy = ""
-    if (folder / "configs/inference.json").is_file():
-        remedy = (
-            f"; write one from its inference with: medfedaug bundle --add-training {own(quote(str(folder)))}"
-        )
-    raise ConfigError(
-        f"{own(folder)}: no Bundle that trains: it has no {_TRAINING[0]}, nor one in YAML{remedy}"
-    )
-
-
-def has_training(folder: Path) -> bool:
-    """Return whether a file of a Bundle defines its training."""
-    return any((folder / name).is_file() for name in _TRAINING)
+    raise ConfigError(f"{own(folder)}: no Bundle that trains: it has no {_TRAINING[0]}, nor one in YAML")
 
 
 def check_reference(reference: Mapping[str, Any]) -> None:

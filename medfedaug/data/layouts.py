@@ -79,14 +79,10 @@ def propose(
     of the other patients validates. The classes follow from all label maps.
 
     Args:
-        folder: the site's folder.
         patient: a regular expression whose first group is the patient in the name of a case, such as
             ``"(.+)_"``; ``None``: every case stands for a patient.
         labels: names of the classes, background first, or by their value in the label maps; by default those
             of an existing ``dataset.json``, or ``class_1``, ... Two names fit any two values.
-        seed: seed of the split.
-        series: the DICOM series to use of a case with several (`medfedaug.data.io.dicom_series.select`).
-        on_label: called with the numbers of label maps that are read and that exist.
     """
     folder = Path(folder)
     layout = find_layout(folder)
@@ -345,7 +341,8 @@ def _classes(
         hint = f"The label maps have the values {first_of([f'{value:g}' for value in values], 6)}. "
         hint += "JPEG changes values: write label images as PNG. " if is_lossy(holder) else ""
         hint += "Name the class of each with --labels 0=background,VALUE=NAME,..."
-        problem = f"has the value {unknown[0]:g}, and the classes are: {_text(classes) or 'not named'}"
+        named = f"the classes are {_text(classes)}" if classes else "no class is named"
+        problem = f"has the value {unknown[0]:g}, and {named}"
         raise DataError(problem, site=site, path=holder, hint=hint)
     plain = {plain_name(text) for text in classes.values()} - {""}
     if not 2 <= len(classes) == len(plain) or not all(0 <= value <= LARGEST_VALUE for value in classes):

@@ -60,11 +60,7 @@ def with_trimmed_mean(config: RunConfig, sites: int) -> RunConfig:
 
 
 def check_counted(config: RunConfig) -> None:
-    """Check that hospitals can run a job: each method knows the patients behind what it sends.
-
-    Raises:
-        ConfigError: naming the method.
-    """
+    """Check that hospitals can run a job: each method knows the patients behind what it sends."""
     uncounted = methods_with(build_methods(config.methods), "counted_patients", "excludes")
     if uncounted:
         names = ", ".join(method.name for method in uncounted)
@@ -80,9 +76,6 @@ class Composition:
         config: the run. The initial weights of the network depend only on ``config.seed``.
         given: a network with the same entries, used in place of the run's. It is modified: it gets the
             initial weights and the methods' layers.
-
-    Raises:
-        ConfigError: when methods and network cannot be combined, or the given network does not fit.
     """
 
     def __init__(self, config: RunConfig, given: nn.Module | None = None) -> None:
@@ -139,10 +132,6 @@ class Composition:
         self.kept_keys = frozenset(names[key] for key in kept)
         self.personalising = [method.name for method in methods_with(self.methods, "personal_model")]
         self.personal = bool(self.kept_keys or self.personalising)
-        self.unsent_weights = bool(self.kept_keys) or bool(
-            methods_with(self.methods, "global_start", "excludes")
-        )
-        """Flag: a site's network may have weights that the site never sends."""
         self.epochs_before_test = max(method.epochs_before_test for method in self.methods)
         self.shared = shared_keys({key: state[key] for key in names.values()}, self.kept_keys)
         self.sent = [key for key in self.shared if key not in self.frozen]
@@ -222,16 +211,10 @@ class Composition:
         """Build the run's task, which pads images to sizes for the network."""
         task = self.definition.task(self._config, normalised=self.normalises_input)
         task.divisor = math.lcm(task.divisor, *size_multiple(self.network, self._config.plan.spatial_dims))
-        task.preparation.landmarks = bool(methods_with(self.methods, "landmarks", "requires"))
         return task
 
     def check_annotated(self, site: SiteFolder) -> None:
-        """Check that a site's annotations suffice for the methods.
-
-        Raises:
-            ConfigError: naming the method that needs every voxel's class.
-            DataError: when the site trains without any label map, and no method learns without.
-        """
+        """Check that a site's annotations suffice for the methods."""
         if not site.partial:
             return
         partial = Constraints(

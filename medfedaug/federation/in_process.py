@@ -119,7 +119,7 @@ class InProcessEngine(Engine):
 
     def evaluate(self, evaluation: SiteEvaluation) -> dict[str, Any]:
         """Let sites score models; see `Engine.evaluate`."""
-        server = Evaluation(evaluation.runs, cross_site=evaluation.cross_site, on_event=evaluation.on_event)
+        server = Evaluation(evaluation.runs, on_event=evaluation.on_event)
         sites = {name: self._scoring_site(name, evaluation) for name in evaluation.sites}
         evaluate(server, SitesInProcess(sites))
         return server.results()

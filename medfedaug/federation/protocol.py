@@ -111,15 +111,8 @@ def run(server: FederationServer, carrier: Carrier) -> None:
 
 
 def evaluate(evaluation: Evaluation, carrier: Carrier) -> None:
-    """Let sites score models of finished runs; first they lend their own models, if requested.
-
-    Later requests do not wait for a silent site.
-    """
-    connected = carrier.connected()
-    for request, sites in evaluation.loans(connected):
-        needed = max(1, len(set(sites) - evaluation.silent))
-        _ask(evaluation, carrier, request, sites, needed, evaluation.accept_loan)
-    for request, sites in evaluation.scores(connected):
+    """Let sites score models of finished runs. Later requests do not wait for a silent site."""
+    for request, sites in evaluation.scores(carrier.connected()):
         needed = max(1, len(set(sites) - evaluation.silent))
         _ask(evaluation, carrier, request, sites, needed, evaluation.accept_scores)
     evaluation.finish()

@@ -22,7 +22,6 @@ Sources:
       Learning in Continuous Frequency Space".
     * HarmoFL: Jiang et al., "HarmoFL: Harmonizing Local and Global Drifts in Federated Learning on
       Heterogeneous Medical Images".
-    * Histogram landmarks: Nyúl, Udupa and Zhang, "New Variants of a Method of MRI Scale Standardization".
     * RandConv: Xu et al., "Robust and Generalizable Visual Representation Learning via Random Convolutions".
     * DAC-SC: Lee, Bae and Kim, "Decompose, Adjust, Compose: Effective Normalization by Playing with Frequency
       for Domain Generalization".
@@ -41,12 +40,6 @@ from medfedaug.functional.features import (
     perturb_features,
 )
 from medfedaug.functional.histogram import soft_histogram, symmetric_kl
-from medfedaug.functional.landmarks import (
-    PERCENTILES,
-    foreground_voxels,
-    histogram_landmarks,
-    map_landmarks,
-)
 from medfedaug.functional.moments import (
     across_site_variance,
     feature_moments,
@@ -82,7 +75,6 @@ from medfedaug.functional.spectrum import (
 )
 
 __all__ = [
-    "PERCENTILES",
     "across_site_variance",
     "affine_shift",
     "amplitude_spectrum",
@@ -99,12 +91,9 @@ __all__ = [
     "feature_moments",
     "feature_statistics",
     "first_neighbours",
-    "foreground_voxels",
     "gaussian_kl",
     "gaussian_mmd",
-    "histogram_landmarks",
     "low_amplitudes",
-    "map_landmarks",
     "mix_convolution",
     "mix_low_amplitudes",
     "mix_statistics",

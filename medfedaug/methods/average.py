@@ -9,7 +9,7 @@ from torch import Tensor
 
 from medfedaug.functional.weighted_mean import WeightedMean
 from medfedaug.methods.base import ServerExchange, SiteExchange, SitePart
-from medfedaug.methods.contexts import Payload, Shapes, shapes_of
+from medfedaug.methods.contexts import Payload, shapes_of
 from medfedaug.privacy.kinds import VARIANCE, WEIGHTS
 
 
@@ -68,45 +68,3 @@ class AveragedParameters(SitePart, SiteExchange):
     def apply(self, payload: Payload) -> None:
         for key, parameter in self.parameters.items():
             parameter.copy_(payload[key])
-
-
-class FinalMeanServer(ServerExchange):
-    """The server's half: the unweighted mean over the sites, which does not change after it is sent.
-
-    For an exchange before training that decides the appearance of images: sites that join later use the mean
-    of the sites that trained.
-
-    Args:
-        shapes: of a site's payload.
-        kinds: see `medfedaug.methods.base.ServerExchange`.
-
-    Attributes:
-        total: the sum over the sites so far; empty before the first.
-        mean: the mean that was sent; empty before.
-    """
-
-    needed_at_inference = True
-
-    def __init__(self, shapes: Shapes, kinds: Mapping[str, str]) -> None:
-        self.shapes, self.kinds = shapes, kinds
-        self.total: Payload = {}
-        self.sites = 0
-        self.mean: Payload = {}
-
-    def accept(self, site: str, payload: Payload, weight: float = 1.0) -> None:
-        """Add the tensors of one site, until the mean has been sent."""
-        if self.mean:
-            return
-        self.total = {key: value.double() + self.total.get(key, 0.0) for key, value in payload.items()}
-        self.sites += 1
-
-    def result(self) -> Payload:
-        if not self.mean:
-            self.mean = {key: (value / self.sites).float() for key, value in self.total.items()}
-        return self.mean
-
-    def state(self) -> Payload:
-        return self.mean
-
-    def restore(self, state: Payload) -> None:
-        self.mean = dict(state)

@@ -6,8 +6,8 @@ A method is a small object that describes itself (`Method`). It makes the part t
 
 1. augmentation: `SitePart.transforms`, `SitePart.mix` and `Method.prepare_network`;
 2. exchange, once before training or in every round: `SiteExchange` and `ServerExchange`;
-3. sharing policy: `Method.local_entries`, `SitePart.personalise` and `SitePart.scoring`, and `Aggregator`,
-   which computes the global model from the sites' updates;
+3. sharing policy: `Method.local_entries`, `SitePart.scoring`, and `Aggregator`, which computes the global
+   model from the sites' updates;
 4. the local step: `SitePart.loss`, `SitePart.gradients`, `SitePart.before_step` and `SitePart.after_step`.
 
 `Method.requires`, `Method.provides` and `Method.excludes` declare, in the words of `WORDS`, which methods go
@@ -90,7 +90,6 @@ WORDS: dict[str, str] = {
     "labels": "each image of a batch has its own labels alone",
     "norm_layers": "the normalisation layers are the network's",
     "complete_state_dict": "the network's state dict has everything that is trained, averaged or scored",
-    "global_start": "the weights from which a site starts are the global model",
     "same_start": "all updates of a round start from the same global model",
     "separate_sites": "the images of each site are at that site alone",
     "counted_patients": "a site knows the patients behind every number that it sends",
@@ -102,7 +101,6 @@ WORDS: dict[str, str] = {
     "soft_labels": "the loss gets targets as probabilities",
     "complete_labels": "every voxel of a training image has its class annotated",
     "unlabelled_images": "a site learns from images without label maps, too",
-    "landmarks": "each sample has the landmarks of its whole image, see `SiteContext.case_landmarks`",
     "several_images": "a batch has several images; with one, the method does nothing, and a warning says so",
     "second_derivatives": "its steps differentiate gradients, which a compiled network does not allow",
     "extra_passes": "its loss runs the network again, after the losses of the other methods",
@@ -298,30 +296,16 @@ class SitePart:
         """Dictionary transforms for the key ``"image"``, after loading and before batching."""
         return ()
 
-    def personalise(self) -> None:
-        """Called when the network has the global weights and the site's local entries, before any use of it.
-
-        A method that provides ``personal_model`` replaces global weights by the site's own here. A second
-        call without a new model in between must not change anything.
-        """
-
     def scoring(self) -> AbstractContextManager[None]:
         """A context for scoring the network on validation or test cases.
 
         A method may give the network personal weights, or a personal output, in it. On exit it restores the
-        network: unlike `personalise`, this changes nothing that is trained or sent.
+        network: nothing changes that is trained or sent.
         """
         return nullcontext()
 
     def start_round(self) -> None:
         """Called before local training, with the random state of the round."""
-
-    def continue_round(self) -> None:
-        """Called after `start_round` when a further process of a site joins a round.
-
-        A method makes the objects of its first step here. They then get the content that they have in the
-        first process, and so do all other tensors, numbers and random states in the attributes of this part.
-        """
 
     def end_round(self) -> None:
         """Called after local training, when the network has the trained weights."""
@@ -392,7 +376,7 @@ class Method:
     """Published method. Its constructor takes JSON-friendly arguments, the paper's hyper-parameters.
 
     A subclass that declares words adds the words of its base class that hold for it too:
-    ``requires = FedFD.requires | {"global_start"}``. A constructor may set them for one object.
+    ``requires = FedFD.requires | {"labels"}``. A constructor may set them for one object.
     """
 
     name: ClassVar[str]

@@ -13,7 +13,6 @@ from medfedaug.methods.fedavgm import FedAvgM as FedAvgM
 from medfedaug.methods.fedbn import FedBN as FedBN
 from medfedaug.methods.feddg import FedDG as FedDG
 from medfedaug.methods.feddg_ga import FedDGGA as FedDGGA
-from medfedaug.methods.feddyn import FedDyn as FedDyn
 from medfedaug.methods.fedfa import FedFA as FedFA
 from medfedaug.methods.fedfa_h import FedFAh as FedFAh
 from medfedaug.methods.fedfd import FedFD as FedFD
@@ -41,9 +40,7 @@ from medfedaug.methods.moex import MoEx as MoEx
 from medfedaug.methods.moon import MOON as MOON
 from medfedaug.methods.norm import Norm as Norm
 from medfedaug.methods.norm_clip import NormClip as NormClip
-from medfedaug.methods.nyul import Nyul as Nyul
 from medfedaug.methods.partialfed import PartialFed as PartialFed
-from medfedaug.methods.partialfed_adaptive import PartialFedAdaptive as PartialFedAdaptive
 from medfedaug.methods.pooled import Pooled as Pooled
 from medfedaug.methods.randaugment import RandAugment as RandAugment
 from medfedaug.methods.randconv import RandConv as RandConv

@@ -44,7 +44,7 @@ class ConDist(Method):
 
     name = "condist"
     tasks = ("segmentation",)
-    requires = frozenset({"labels", "global_start"})
+    requires = frozenset({"labels"})
     provides = frozenset({"extra_passes", "unlabelled_images"})
 
     def __init__(

@@ -50,10 +50,6 @@ class SiteContext:
             augmented, on the network's device. Volumes that are cut give the same patches each time.
         case_moments: ``mean`` and ``std``, (C,) each, of every training image, prepared, whole and not
             normalised; over the same voxels as ``statistics``.
-        case_landmarks: `medfedaug.functional.histogram_landmarks` of every training image, prepared and
-            whole, (C, 11) each, for a method that requires ``landmarks``. The training samples, which may be
-            slices or patches, then have them under the key
-            `medfedaug.data.preparation.preparation.LANDMARKS`.
         case_batches: for each training case its batches of `training_images`; none for a case without
             training samples.
         training_batches: batches of `training_images` with the targets.
@@ -83,7 +79,6 @@ class SiteContext:
     cases_with: Callable[[str], Sequence[int] | None] = lambda name: None
     training_images: Callable[[], Iterable[Tensor]] = _nothing
     case_moments: Callable[..., Iterable[dict[str, Tensor]]] = _nothing
-    case_landmarks: Callable[[], Iterable[Tensor]] = _nothing
     case_batches: Callable[[], Iterable[Iterable[Tensor]]] = _nothing
     training_batches: Callable[[], Iterable[tuple[Tensor, Tensor]]] = _nothing
     training_loss: Callable[..., float] = _nothing

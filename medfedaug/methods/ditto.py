@@ -48,7 +48,7 @@ class Ditto(Method):
     """
 
     name = "ditto"
-    requires = frozenset({"averaged_parameters", "complete_state_dict", "global_start", "separate_sites"})
+    requires = frozenset({"averaged_parameters", "complete_state_dict", "separate_sites"})
     provides = frozenset({"personal_model"})
 
     def __init__(self, weight: NotNegative = 1.0) -> None:

@@ -63,7 +63,7 @@ class FedDGGA(Method):
     """
 
     name = "feddg_ga"
-    requires = frozenset({"averaged_parameters", "fixed_rounds", "global_start", "same_start"})
+    requires = frozenset({"averaged_parameters", "fixed_rounds", "same_start"})
     excludes = frozenset({"counted_patients", "given_shares"})
 
     def __init__(self, step: Share = 0.2) -> None:

@@ -14,7 +14,6 @@ from torch import Tensor
 from medfedaug import functional as F
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.methods.arguments import NotNegative
-from medfedaug.methods.average import FinalMeanServer
 from medfedaug.methods.base import Method, ServerExchange, SiteExchange, SitePart
 from medfedaug.methods.contexts import Payload, ServerContext, SiteContext, Step
 from medfedaug.methods.fedsam import gradients_nearby
@@ -143,11 +142,42 @@ class _Amplitudes(Transform):
         return data
 
 
-class FedHarmoServer(FinalMeanServer):
-    """The server's half: the mean over the sites."""
+class FedHarmoServer(ServerExchange):
+    """The server's half: the unweighted mean over the sites, which does not change after it is sent.
+
+    It decides the appearance of images: sites that join later use the mean of the sites that trained.
+
+    Attributes:
+        total: the sum over the sites so far; empty before the first.
+        mean: the mean that was sent; empty before.
+    """
+
+    needed_at_inference = True
 
     def __init__(self, in_channels: int) -> None:
-        super().__init__({"amplitude": (in_channels, None, None)}, {"amplitude": INTENSITY_MEAN})
+        self.shapes = {"amplitude": (in_channels, None, None)}
+        self.kinds = {"amplitude": INTENSITY_MEAN}
+        self.total: Payload = {}
+        self.sites = 0
+        self.mean: Payload = {}
+
+    def accept(self, site: str, payload: Payload, weight: float = 1.0) -> None:
+        """Add the tensors of one site, until the mean has been sent."""
+        if self.mean:
+            return
+        self.total = {key: value.double() + self.total.get(key, 0.0) for key, value in payload.items()}
+        self.sites += 1
+
+    def result(self) -> Payload:
+        if not self.mean:
+            self.mean = {key: (value / self.sites).float() for key, value in self.total.items()}
+        return self.mean
+
+    def state(self) -> Payload:
+        return self.mean
+
+    def restore(self, state: Payload) -> None:
+        self.mean = dict(state)
 
     def check(self, payload: Payload) -> None:
         """Refuse negative amplitudes, and another image size than at other sites."""

@@ -42,7 +42,7 @@ class FedNova(Method):
     """
 
     name = "fednova"
-    requires = frozenset({"averaged_parameters", "global_start"})
+    requires = frozenset({"averaged_parameters"})
     excludes = frozenset({"given_shares"})
 
     def at_site(self, context: SiteContext) -> SitePart:

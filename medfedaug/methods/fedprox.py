@@ -24,7 +24,7 @@ class FedProx(Method):
     """
 
     name = "fedprox"
-    requires = frozenset({"averaged_parameters", "global_start"})
+    requires = frozenset({"averaged_parameters"})
 
     def __init__(self, mu: NotNegative = 0.001) -> None:
         self.mu = mu

@@ -11,11 +11,7 @@ from medfedaug.methods.base import Payload, ServerExchange, Shapes, SiteContext
 
 
 def sample_groups(method: str, context: SiteContext, size: int) -> Tensor:
-    """Divide a site's training samples at random into groups of ``size`` or more, reproducibly.
-
-    Raises:
-        DataError: for a site with fewer samples than a group.
-    """
+    """Divide a site's training samples at random into groups of ``size`` or more, reproducibly."""
     count = context.num_samples()
     if count < size:
         raise DataError(

@@ -46,7 +46,7 @@ class MOON(Method):
     """
 
     name = "moon"
-    requires = frozenset({"averaged_parameters", "complete_state_dict", "global_start"})
+    requires = frozenset({"averaged_parameters", "complete_state_dict"})
     provides = frozenset({"extra_passes"})
 
     def __init__(

@@ -49,8 +49,8 @@ class PartialFed(Method):
 
     Deviations:
         The paper's sites send all layers, and load some. Here they do not send layers that no site loads: the
-        sites are the same, and the global model lacks these layers. For PartialFed-Adaptive see
-        `medfedaug.methods.PartialFedAdaptive`.
+        sites are the same, and the global model lacks these layers. PartialFed-Adaptive, which learns what to
+        load, is not implemented.
     """
 
     name = "partialfed"

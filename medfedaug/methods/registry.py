@@ -115,11 +115,7 @@ def _build(spec: Mapping[str, Any]) -> Method:
 
 
 def find_class(name: str) -> type[Method]:
-    """Return the class of a method, built in or from another package.
-
-    Raises:
-        ConfigError: for an unknown name, and for a package that may not or cannot be used.
-    """
+    """Return the class of a method, built in or from another package."""
     plugin = plugins.find(plugins.METHODS, name, BUILT_IN_NAMES)
     if plugin is not None:
         return method_class(plugin)
@@ -129,11 +125,7 @@ def find_class(name: str) -> type[Method]:
 
 
 def method_class(plugin: plugins.Plugin) -> type[Method]:
-    """Return the class of a method from another package.
-
-    Raises:
-        ConfigError: when the class cannot be loaded or is no method of that name (names the package).
-    """
+    """Return the class of a method from another package."""
     cls = plugin.load()
     if not isinstance(cls, type) or not issubclass(cls, Method):
         raise ConfigError(f"{plugin.what}: {cls!r} is no subclass of medfedaug.methods.Method")

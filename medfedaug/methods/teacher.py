@@ -49,7 +49,7 @@ class Teacher(Method):
 
     name = "teacher"
     tasks = ("segmentation",)
-    requires = frozenset({"labels", "global_start"})
+    requires = frozenset({"labels"})
     provides = frozenset({"extra_passes", "unlabelled_images"})
 
     def __init__(

@@ -25,7 +25,6 @@ SENT: Mapping[str, tuple[str, ...]] = {
     "train": (f"val_{METRIC}", "val_note", "seconds", *_OF_NOISE),
     "validate": _OF_SCORES,
     "test": _OF_SCORES,
-    "lend": _OF_NOISE,
     "score": (*_OF_SCORES, "against", "seconds"),
 }
 """The entries of `medfedaug.federation.messages.messages.Reply.metrics` by task.

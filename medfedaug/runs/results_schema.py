@@ -157,8 +157,6 @@ _EVALUATION = entries(
         "sites": map_of(map_of(_COMPARED)),
         "mean": map_of(map_of(score)),
         "missing": map_of(map_of(text)),
-        "cross_site": map_of(map_of(map_of(_COMPARED))),
-        "kept": map_of(map_of(text)),
     },
     needed=("metric", "models", "sites"),
 )

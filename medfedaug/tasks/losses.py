@@ -51,11 +51,7 @@ def loss_names(task: str) -> tuple[str, ...]:
 
 
 def loss_class(plugin: plugins.Plugin) -> type[nn.Module]:
-    """Return the class that a package adds as a loss.
-
-    Raises:
-        ConfigError: naming the package, when the class cannot be loaded or is no loss like MONAI's.
-    """
+    """Return the class that a package adds as a loss."""
     cls = plugin.load()
     if not isinstance(cls, type) or not issubclass(cls, nn.Module):
         raise ConfigError(f"{plugin.what}: {cls!r} is no subclass of torch.nn.Module")
@@ -93,11 +89,7 @@ class Loss:
         return self.probabilities is not None
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        r"""Compute the loss of logits, (B, K, \*spatial).
-
-        Raises:
-            ConfigError: for probabilities, if the loss takes labels alone.
-        """
+        r"""Compute the loss of logits, (B, K, \*spatial)."""
         soft = targets.ndim == outputs.ndim and targets.shape[1] == self.num_classes
         loss = self.probabilities if soft else self.labels
         if loss is None:
@@ -113,14 +105,9 @@ def build_loss(
     """Build a loss by name.
 
     Args:
-        task: ``"segmentation"`` or ``"classification"``.
-        num_classes: classes, background included.
         name: one of `loss_names`, or a class path such as ``monai.losses.TverskyLoss``, for segmentation any
             of MONAI's that takes label maps, with MONAI's defaults; ``None`` for the default of the task.
         args: further arguments of its class; lists of ``weight`` have a number for each class.
-
-    Raises:
-        ConfigError: naming loss and argument, for an unknown or unusable loss.
     """
     name, args = name or DEFAULT_LOSSES[task], args or {}
     added = plugins.find(plugins.LOSSES, name, BUILT_IN_LOSSES)

@@ -17,13 +17,7 @@ _HARMLESS = {"use_checkpoint", "drop_path_rate", "dropout_path_rate"}  # memory,
 
 
 def public_class(namespace: ModuleType, path: str, what: str) -> type[nn.Module]:
-    """Return the class of a path such as ``monai.networks.nets.SegResNet``.
-
-    Args:
-        namespace: the module that the path must lead to.
-        path: the whole path.
-        what: kind of the class for messages, such as ``network``.
-    """
+    """Return the class of a path such as ``monai.networks.nets.SegResNet``."""
     home = namespace.__name__
     module, _, name = path.rpartition(".")
     if module != home:

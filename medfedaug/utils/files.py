@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from medfedaug.errors import StorageError
+from medfedaug.errors import ConfigError, StorageError
 
 PRIVATE = 0o600
 """Mode of a file that only its owner may read."""
@@ -40,6 +40,7 @@ def write_atomic(
             of the file before.
 
     Raises:
+        ConfigError: for an empty name, a folder or a pipe.
         StorageError: naming the file, when the disk is full or the folder cannot be written; the old file
             stays.
 
@@ -51,6 +52,8 @@ def write_atomic(
         'kept'
     """
     path = Path(path)
+    if not path.name or (path.exists() and not path.is_file()):
+        raise ConfigError(f"{str(path)!r}: is no file that can be written; name another one")
     temporary: Path | None = None
     try:
         temporary, descriptor = _create_locked(path, PRIVATE if private else 0o666)
@@ -167,12 +170,7 @@ def write_text(path: str | os.PathLike[str], text: str, *, private: bool = False
 
 
 def write_json(path: str | os.PathLike[str], content: Any, *, private: bool = False) -> None:
-    """Write indented JSON, as `write_atomic` does.
-
-    Raises:
-        ValueError: for NaN and infinity, which are not JSON.
-        StorageError: when the file cannot be written.
-    """
+    """Write indented JSON, as `write_atomic` does."""
     write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n", private=private)
 
 
@@ -238,9 +236,6 @@ def version_mark(kind: str, version: int) -> dict[str, Any]:
 
 def parse_versioned(text: str, kind: str, version: int) -> dict[str, Any]:
     """Return the entries of a file that `write_versioned` wrote.
-
-    Raises:
-        ValueError: for text that is not JSON, has a key twice, or is of another kind or version.
 
     Example:
         >>> parse_versioned('{"format": "medfedaug.statistics", "version": 2}', "statistics", 1)

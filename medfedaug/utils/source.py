@@ -57,11 +57,7 @@ class Source:
         return "".join(f"{part}." for part in (*above, node.module) if part)
 
     def value(self, expression: ast.expr) -> Any:
-        """Return the value of an expression of constants, and of names of constants.
-
-        Raises:
-            NotConstant: for any other expression.
-        """
+        """Return the value of an expression of constants, and of names of constants."""
         match expression:
             case ast.Constant():
                 return expression.value

@@ -14,7 +14,7 @@ from nvflare.recipe.spec import Recipe
 from medfedaug._version import __version__
 from medfedaug.config.run import Execution, RunConfig
 from medfedaug.federation.job_folder import EVALUATION
-from medfedaug.federation.messages.messages import SCORING_TASKS
+from medfedaug.federation.messages.messages import SCORE
 from medfedaug.federation.protocol import evaluate
 from medfedaug.federation.server.evaluation import EvaluatedRun, Evaluation
 from medfedaug.federation.site.evaluation import EvaluationSite
@@ -41,13 +41,11 @@ class EvaluationController(ProtocolController):
     def __init__(
         self,
         runs: dict[str, Any],
-        cross_site: bool = False,
         execution: dict[str, Any] | None = None,
         task_check_period: float = 0.05,
     ) -> None:
         super().__init__(execution, task_check_period)
         self.runs = runs
-        self.cross_site = cross_site
         self._configs = {key: RunConfig.from_dict(config) for key, config in runs.items()}
 
     def carry(
@@ -63,7 +61,7 @@ class EvaluationController(ProtocolController):
             key: EvaluatedRun.load(self.config_file(_file(index), fl_ctx), config)
             for index, (key, config) in enumerate(self._configs.items())
         }
-        evaluation = Evaluation(runs, cross_site=self.cross_site, on_event=record)
+        evaluation = Evaluation(runs, on_event=record)
         evaluate(evaluation, carrier(None))
         write_json(folder / EVALUATION, evaluation.results())
 
@@ -96,7 +94,7 @@ class EvaluationRecipe(Recipe):
     """The job of an evaluation, for simulator, POC mode and provisioned hospitals.
 
     It names classes of the installed package and has numbers, but no code, no path and no data.
-    `medfedaug.federation.server.evaluation.Evaluation` describes ``runs`` and ``cross_site``, and
+    `medfedaug.federation.server.evaluation.Evaluation` describes ``runs``, and
     `medfedaug.nvflare_jobs.MedFedAugRecipe` the other arguments.
     """
 
@@ -105,18 +103,17 @@ class EvaluationRecipe(Recipe):
         *,
         runs: Mapping[str, EvaluatedRun],
         name: str = "evaluation",
-        cross_site: bool = False,
         min_clients: int = 2,
         task_request_interval: float = 0.1,
         execution: Execution | None = None,
     ) -> None:
-        Evaluation(runs, cross_site=cross_site)
+        Evaluation(runs)  # checks them
         self.name, execution = name, execution or Execution()
         job = BaseFedJob(name=name, min_clients=min_clients, key_metric="")
         settings, waits = {key: run.config.to_dict() for key, run in runs.items()}, execution.to_dict()
-        job.to_server(EvaluationController(runs=settings, cross_site=cross_site, execution=waits))
+        job.to_server(EvaluationController(runs=settings, execution=waits))
         executor = EvaluationExecutor(runs=settings, threads=execution.threads)
-        job.to_clients(executor, tasks=list(SCORING_TASKS))
+        job.to_clients(executor, tasks=[SCORE])
         self._folder = tempfile.TemporaryDirectory(prefix="medfedaug-")  # until the job is written
         for index, run in enumerate(runs.values()):
             path = Path(self._folder.name) / _file(index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,31 +11,36 @@ from typing import Any, Protocol
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import JobMetaKey
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
+from nvflare.lighter.utils import verify_folder_signature_and_get_signers
 
 from medfedaug.config import bundle_reference as bundles
 from medfedaug.config.run import RunConfig
-from medfedaug.errors import MedFedAugError
+from medfedaug.errors import ConfigError, MedFedAugError, own
 from medfedaug.federation.messages.messages import Reply, Request
 from medfedaug.federation.secure.history import HISTORY_FILE, SumHistory
+from medfedaug.federation.secure.identity import Certificates
 from medfedaug.federation.site.gate import Gate, GuardedGate
 from medfedaug.federation.site.job_text import without_job_text
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.nvflare_jobs.job.events import EventLog
-from medfedaug.nvflare_jobs.job.identity import kit_identity
 from medfedaug.nvflare_jobs.job.loop import ScriptLoop
 from medfedaug.nvflare_jobs.job.messages import reply_to_model, request_from_model
-from medfedaug.nvflare_jobs.job.origin import job_origin
 from medfedaug.nvflare_jobs.job.site_names import SiteNames
-from medfedaug.privacy import JOBS_FOLDER, LEDGER_FILE, JobBook, Pseudonyms, public_text
+from medfedaug.privacy import JOBS_FOLDER, LEDGER_FILE, JobBook, Origin, Pseudonyms, public_text
 from medfedaug.privacy.site_settings import SiteSettings
 from medfedaug.utils import plugins
-from medfedaug.utils.printable import log_printable
+from medfedaug.utils.files import parse_json
+from medfedaug.utils.printable import log_printable, printable
+
+_LONGEST = 200
+_ROOT = "rootCA.pem"
 
 
 class Answers(Protocol):
@@ -147,8 +153,6 @@ class SiteExecutor(AnsweringExecutor):
         """Open the site with its trainer."""
         trainer = site_trainer(name, self._run_config, settings, self.threads)
         trainer.loop = self._loop
-        if self._loop is not None:
-            self._loop.settings = settings
         return Site(name, trainer, gate, events)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -197,3 +201,50 @@ def _gate(name: str, settings: SiteSettings, kit: str, fl_ctx: FLContext) -> Gat
         origin=job_origin(fl_ctx),
         history=SumHistory(state / HISTORY_FILE),
     )
+
+
+def kit_identity(kit: Path) -> Certificates:
+    """Return the certificates in a site's kit; the server's names are no site's."""
+    startup = kit / "startup"
+    file = startup / "fed_client.json"
+    try:
+        servers = parse_json(file.read_text())["servers"]
+        names = [str(server[key]) for server in servers for key in ("identity", "name") if key in server]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        text = f"{own(file)}: does not name the server ({error}); provision the kit again"
+        raise ConfigError(text) from error
+    certificate, key, root = (startup / name for name in ("client.crt", "client.key", "rootCA.pem"))
+    return Certificates(certificate, key, root, names)
+
+
+def job_origin(fl_ctx: FLContext) -> Origin:
+    """Read a job's name and submitter at a site.
+
+    The server gives the name. The submitter comes from the project's certificate that signed the job's
+    content, or else from the server.
+    """
+    workspace, job = fl_ctx.get_workspace(), fl_ctx.get_job_id()
+    meta = _meta(Path(workspace.get_job_meta_path(job)))
+    name = _text(meta.get(JobMetaKey.JOB_NAME.value))
+    root = Path(workspace.get_startup_kit_dir()) / _ROOT
+    app = Path(workspace.get_app_dir(job))
+    if root.is_file() and app.is_dir():
+        verified, signers = verify_folder_signature_and_get_signers(str(app), str(root))
+        if verified and len(signers) == 1:
+            submitter, organisation, role = map(_text, signers[0])
+            return Origin(name, submitter, organisation, role, signed=True)
+    claimed = (JobMetaKey.SUBMITTER_NAME, JobMetaKey.SUBMITTER_ORG, JobMetaKey.SUBMITTER_ROLE)
+    submitter, organisation, role = (_text(meta.get(key.value)) for key in claimed)
+    return Origin(name, submitter, organisation, role)
+
+
+def _meta(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _text(value: object) -> str:
+    return printable("" if value is None else value)[:_LONGEST]

@@ -11,7 +11,7 @@ from nvflare.apis.job_def import JobMetaKey, RunStatus
 from nvflare.apis.storage import StorageException
 from nvflare.app_common.storages.filesystem_storage import META, FilesystemStorage
 
-from medfedaug.analysis.live_page import Watched, find_events, has_process
+from medfedaug.analysis.watched import Watched, find_events, has_process
 from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation.job_folder import EVENTS, JOB_FOLDER
 from medfedaug.nvflare_jobs.kit.kit import Kit

@@ -1,4 +1,4 @@
-"""The process of a kit: its record, and its start, stop and restart.
+"""The process of a kit: its record, and what it read at its start.
 
 NVFlare reads most of a kit's files once, when the process starts. `settings_at_start` is their current
 content, and the process records the content at its start: a restart changes the difference.
@@ -25,7 +25,6 @@ from annotated_types import Ge, Le
 from pydantic import StringConstraints, TypeAdapter
 
 from medfedaug._version import __version__
-from medfedaug.errors import ConfigError, RunFailed
 from medfedaug.utils.files import parse_json, parse_versioned, write_versioned
 from medfedaug.utils.printable import printable
 
@@ -34,9 +33,6 @@ PARENTS = ("nvflare.private.fed.app.client.client_train", "nvflare.private.fed.a
 
 RECORD_FILE = "running.json"
 """The record's file in the kit."""
-
-START_LOG = "start.log"
-"""File in the kit with the output of the start script that `start` ran."""
 
 RECENT = 600.0
 """Seconds within which repeated starts are a loop."""
@@ -52,11 +48,7 @@ _BY_DIGEST = ("privacy.json", "log_config.json")
 # NVFlare reads them for every job, not at the start.
 _WITH_EACH_JOB = ("class_allow_list", "class_list_enforcement_mode")
 _LONGEST = 70
-_LOOP = "sub_start.sh"
-_WRITER = "KitStatus"
-_LOOK = 8.0  # seconds without the server after which a start looks at the way to it
 _PYTHON = 30.0  # seconds
-_STAYS = 5.0  # seconds after which a process that writes no record counts as started
 
 _Time = Annotated[float, Ge(0), Le(LATEST)]
 # A server sends it, and a person may type it into a command.
@@ -72,7 +64,6 @@ class ProcessRecord:
         pid: the process's number, in its container if it has one.
         started: the start of the process.
         starts: the starts of the last minutes, this one included.
-        settings: see `settings_at_start`.
         written: the time of the record.
         stopping: whether the process was asked to end.
         heard: at a site, the server's last answer.
@@ -251,7 +242,7 @@ def find_process(kit: str | Path) -> psutil.Process | None:
     """Return the process of a kit on this machine, outside of other containers."""
     kit = Path(kit).resolve()
     for process in psutil.process_iter():
-        command = _command(process)
+        command = command_line(process)
         # `python3 -m MODULE -m KIT`
         options = [value for option, value in pairwise(command) if option == "-m"]
         if options and any(module in command for module in PARENTS) and Path(options[-1]).resolve() == kit:
@@ -259,161 +250,9 @@ def find_process(kit: str | Path) -> psutil.Process | None:
     return None
 
 
-def _find_loop(kit: Path) -> psutil.Process | None:
-    """Return the process of the script that starts the kit's process again when it has died.
-
-    The number in a copied kit, or from before a reboot, may belong to another kit's script.
-    """
-    try:
-        process = psutil.Process(int((kit / "daemon_pid.fl").read_text()))
-        folder = Path(process.cwd())
-    except (OSError, ValueError, psutil.Error):
-        return None
-    script = next((part for part in _command(process) if part.endswith(_LOOP)), None)
-    if script is None or (folder / script).resolve().parent != (kit / "startup").resolve():
-        return None
-    return process
-
-
-def _command(process: psutil.Process) -> list[str]:
+def command_line(process: psutil.Process) -> list[str]:
+    """Return the command line of a process; empty where it has ended or is not visible."""
     try:
         return [] if process.status() == psutil.STATUS_ZOMBIE else list(process.cmdline())
     except psutil.Error:
         return []
-
-
-def start(kit: str | Path, timeout: float = 60.0) -> str:
-    """Start a kit that does not run, and wait until its process has written its record.
-
-    Raises:
-        RunFailed: when the process does not stay, with the last line of its output; when it does not reach
-            the server, with the reason: then it keeps trying.
-    """
-    kit = Path(kit).resolve()
-    if (running := find_process(kit)) is not None:
-        return f"runs already, as process {running.pid}"
-    script = kit / "startup" / "start.sh"
-    if not script.is_file():
-        raise ConfigError(f"{script} is missing; this kit is started in another way")
-    if _find_loop(kit) is None:
-        if trouble := python_trouble():
-            raise RunFailed(f"{kit}: does not start: {trouble}")
-        # The number may be another program's since a reboot, and NVFlare would not start.
-        number = kit / "daemon_pid.fl"
-        try:
-            number.unlink(missing_ok=True)
-        except OSError as error:
-            text = f"{number}: cannot be removed ({error.strerror}); remove it, or the kit does not start"
-            raise RunFailed(text) from error
-        descriptor = os.open(kit / START_LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "wb") as log:
-            try:
-                subprocess.run(
-                    [script],
-                    cwd=kit,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    check=True,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise RunFailed(f"{script}: cannot be run ({error.strerror})") from error
-            except subprocess.CalledProcessError as error:
-                raise RunFailed(f"{kit}: does not start: {_last_error(kit)}") from error
-    return _await_up(kit, before=None, timeout=timeout)
-
-
-def stop(kit: str | Path, timeout: float = 60.0) -> str:
-    """Stop a kit without a question, and wait until its process and its start script have ended."""
-    kit = Path(kit).resolve()
-    process, loop = find_process(kit), _find_loop(kit)
-    if loop is not None:
-        (kit / "shutdown.fl").touch()
-    elif process is not None:
-        process.terminate()
-    else:
-        return "does not run"
-    _, alive = psutil.wait_procs([p for p in (process, loop) if p is not None], timeout=timeout)
-    if alive:
-        raise RunFailed(f"{kit}: process {alive[0].pid} has not ended within {timeout:g} s")
-    return "has stopped"
-
-
-def restart(kit: str | Path, timeout: float = 60.0) -> str:
-    """Stop the process of a kit and start it again, and wait until the new one has written its record.
-
-    Where a service or a container runs the kit, it stays: only the process below it is new.
-
-    Raises:
-        RunFailed: when the old process does not end, or the new one does not stay.
-    """
-    kit = Path(kit).resolve()
-    process, loop = find_process(kit), _find_loop(kit)
-    if loop is None:
-        stop(kit, timeout)
-        return start(kit, timeout)
-    (kit / "restart.fl").touch()
-    if process is not None and psutil.wait_procs([process], timeout=timeout)[1]:
-        raise RunFailed(f"{kit}: process {process.pid} has not ended within {timeout:g} s")
-    return _await_up(kit, before=process.pid if process else None, timeout=timeout)
-
-
-def _await_up(kit: Path, before: int | None, timeout: float) -> str:
-    """Wait until the new process has written its record, and at a site until the server has answered."""
-    from medfedaug.nvflare_jobs.kit.startup import check_connection  # which imports this module
-
-    begun, deadline = time.time(), time.monotonic() + timeout
-    writes = any(value == _WRITER for value in settings_at_start(kit).values())
-
-    def new() -> psutil.Process | None:
-        process = find_process(kit)
-        return process if process is not None and process.pid != before else None
-
-    def is_settled() -> bool:
-        process, record = new(), ProcessRecord.load(kit)
-        if not writes:
-            return process is not None and time.time() - process.create_time() > _STAYS
-        if process is None and before is None and _starts(kit) > 1:
-            raise RunFailed(f"{kit}: does not stay: {_last_error(kit)}")
-        if process is None or record is None or record.pid != process.pid:
-            return False
-        if sum(when > begun for when in record.starts) > 1:
-            raise RunFailed(f"{kit}: does not stay: {_last_error(kit)}")
-        return record.heard is not None or (kit / "startup/fed_server.json").exists()
-
-    looked = False
-    while not (settled := is_settled()) and time.monotonic() < deadline:
-        time.sleep(0.2)
-        if not looked and time.time() - begun > _LOOK:
-            looked = True
-            if wrong := next((check for check in check_connection(kit) if check.ok is False), None):
-                raise RunFailed(
-                    f"{kit}: is started, and does not reach the server: {wrong.found}. {wrong.advice} "
-                    "It keeps trying."
-                )
-    if (process := new()) is None:
-        raise RunFailed(f"{kit}: does not start: {_last_error(kit)}")
-    text = f"runs as process {process.pid}"
-    if not writes:
-        return f"{text}, without the components of site-config"
-    return text if settled else f"{text}, and the server has not answered so far"
-
-
-def _starts(kit: Path) -> int:
-    """Return how often the start script has started the process, by its output."""
-    try:
-        return (kit / START_LOG).read_text(errors="replace").count("new pid ")
-    except OSError:
-        return 0
-
-
-def _last_error(kit: Path) -> str:
-    """Return the last error in the output of the process."""
-    try:
-        lines = (kit / START_LOG).read_text(errors="replace").splitlines()
-    except OSError:
-        return "its output says why"
-    lines = [line.strip() for line in lines if line.strip()] or ["its output is empty"]
-    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
-    return printable((errors or lines)[-1])[:300]

@@ -97,7 +97,6 @@ class NVFlareEngine(Engine):
             _gather_states(evaluation.states, evaluation.sites, state)
             recipe = EvaluationRecipe(
                 runs=dict(evaluation.runs),
-                cross_site=evaluation.cross_site,
                 min_clients=len(evaluation.sites),
                 execution=evaluation.execution,
             )
@@ -205,11 +204,7 @@ def run_job(
     machine: Machine | None = None,
     lock: str | Path | None = None,
 ) -> Path:
-    """Run any of our jobs in NVFlare's simulator.
-
-    Raises:
-        RunFailed: when the job ended without results, with the reason if it is known.
-    """
+    """Run any of our jobs in NVFlare's simulator."""
     known = identifiers(sites)
     work, log = Path(work_dir), Path(work_dir) / LOG_FILE
     recipe.export(job_dir=str(work / "job"))

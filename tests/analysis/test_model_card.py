@@ -15,6 +15,7 @@ from medfedaug.analysis.model_card import command_of, model_card
 from medfedaug.config.run import RunConfig
 from medfedaug.data.sites import find_sites
 from medfedaug.methods import parse_methods
+from medfedaug.privacy.job_log import job_hash
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.simulate import configure, simulate
 
@@ -101,6 +102,18 @@ def test_means_that_a_site_sent_without_cases_have_no_interval(finished, tmp_pat
     assert "[" not in line
     assert "| site 1 |" in section(card, "Training data")
     assert "| 12 |" in section(card, "Training data")
+
+
+def test_a_site_without_outlines_counts_no_scored_case_and_the_configuration_has_its_hash(finished, tmp_path):
+    def change(record):
+        entry = record["test"]["sites"]["site_A"]
+        entry.update(dict.fromkeys(record["test"]["mean"]), cases=dict.fromkeys(entry["cases"]))
+
+    run = changed(finished, tmp_path, change)
+    card = model_card(run)
+    (line,) = [x for x in section(card, "Training data").splitlines() if x.startswith("| site 1 |")]
+    assert line.rstrip(" |").endswith("–")
+    assert job_hash(run.config.to_dict()) in section(card, "Identity")
 
 
 def test_why_a_site_has_no_score_is_said_without_its_name(finished, tmp_path):

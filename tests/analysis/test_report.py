@@ -68,18 +68,6 @@ def test_report_is_the_same_for_the_same_runs(write, tmp_path):
     assert first == second
 
 
-def test_bytes_of_a_site_are_of_the_rounds_that_it_was_asked_in(write, tmp_path):
-    """Of three sites, two were asked in each of two rounds: one has trained, and one has not answered."""
-    data = content(scores={"A": 0.5, "B": 0.5, "C": 0.5}, rounds=2)
-    for entry, (trains, lost) in zip(data["rounds"], (("A", "B"), ("C", "A")), strict=True):
-        for site, told in entry["sites"].items():
-            if site != trains:
-                del told["samples"]  # scored alone
-        entry["missing"] = [{"site": lost, "task": "train", "reason": "no answer in time"}]
-    text = Page(write_report([write(data)], tmp_path / "r.html").read_text()).text
-    assert "fedavgmodel500\xa0kB500\xa0kB4\xa0MBContent" in re.sub(r"[ \n]", "", text)
-
-
 def test_report_tells_what_failed_once_however_often_it_happened(write, tmp_path):
     data = content(methods=("fedfa",), rounds=6)
     for entry in data["rounds"]:

@@ -105,11 +105,13 @@ def test_commands_of_a_site(light, kit):
 
 def test_folders_that_are_not_there(light, tmp_path):
     nowhere = tmp_path / "nowhere"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/results.json").touch()
     of_data = [
         ("simulate", "--methods", "fedavg", "--out", tmp_path / "out"),
         ("compare", "--out", tmp_path / "out"),
         ("plan", "--out", tmp_path / "plan.json"),
-        *(("inspect",), ("statistics",), ("evaluate", "--model", tmp_path)),
+        *(("inspect",), ("statistics",), ("evaluate", "--model", tmp_path / "run")),
     ]
     of_data = [*((*call, "--data", nowhere) for call in of_data), ("init", nowhere)]
     for err in light(*of_data, code=2):
@@ -123,7 +125,7 @@ def test_folders_that_are_not_there(light, tmp_path):
         assert err.startswith(f"medfedaug: {nowhere}: no finished run; name a folder with")
     (err,) = light(("init", tmp_path, "--labels", "0=background,0=lesion"), code=2)
     assert err == "medfedaug: --labels names one value twice"
-    assert not [*tmp_path.iterdir()]
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_names_of_methods_that_are_not_known(light, tmp_path):
@@ -146,6 +148,24 @@ def test_the_command_without_arguments_says_where_to_begin(light):
         "inspect",
         "compare",
     ]
+
+
+def test_mistakes_that_need_no_library_to_be_seen(light, tmp_path, phantom_dir):
+    out, nowhere = tmp_path / "out", tmp_path / "no.yml"
+    (tmp_path / "empty").mkdir()
+    site = phantom_dir / "site_A"
+    wrong = {
+        "is a site itself": ("simulate", "--data", site, "--methods", "fedavg", "--out", out),
+        "which is not among the methods fedavg": (
+            *("simulate", "--data", phantom_dir, "--methods", "fedavg", "--out", out),
+            *("--set", "fedfa.prob=0.3"),
+        ),
+        "did you mean retina_vessels": ("benchmark", "retina_vesels", "--data", phantom_dir, "--out", out),
+        "no finished run": ("predict", "--model", tmp_path / "empty", "--images", site, "--out", out),
+        "no such file": ("benchmark", "--data", phantom_dir, "--search", nowhere, "--out", out),
+    }
+    for text, err in zip(wrong, light(*wrong.values(), code=2), strict=True):
+        assert text in err
 
 
 def test_the_help_of_each_command(light):

@@ -8,9 +8,9 @@ import shlex
 from cli_arguments import simulate_args
 from rich.console import Console
 
-from medfedaug.analysis.live_page import Watched, write_watch_page
+from medfedaug.analysis.watched import Watched
 from medfedaug.cli import progress
-from medfedaug.cli.progress import Clock, RoundProgress, SweepProgress
+from medfedaug.cli.progress import Clock, RoundProgress
 from medfedaug.cli.watch import _shown
 from medfedaug.nvflare_jobs.job.events import EventLog
 from medfedaug.utils.event_text import follow
@@ -66,26 +66,8 @@ def test_the_remaining_time_follows_from_the_rounds_that_were_run_here(monkeypat
     assert clock.left() == "nearly done"
 
 
-def test_runs_of_an_earlier_sweep_do_not_shorten_the_remaining_time(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    shown = SweepProgress(10)
-    shown.task = shown.bar.add_task("", total=10, left="")
-    with progress.err_console.capture() as said:
-        for number, made in ((1, False), (2, False), (3, True), (4, True)):
-            now[0] += 60.0 if made else 0.1
-            shown.show({"event": "run", "folder": "fedavg", "number": number, "of": 10, "made": made})
-    lines = said.get().splitlines()
-    assert [line.partition("  ")[2] for line in lines] == [
-        "(time left: known after the next)",
-        "(time left: known after the next)",
-        "(about 7 min left)",
-        "(about 6 min left)",
-    ]
-
-
 def test_where_sites_send_no_loss_it_says_that_losses_stay_there(tmp_path):
-    def watched(**told) -> tuple[str, str, str]:
+    def watched(**told) -> tuple[str, str]:
         seen, events = Watched(), tmp_path / "events.jsonl"
         events.touch()
         for event in (
@@ -98,16 +80,15 @@ def test_where_sites_send_no_loss_it_says_that_losses_stay_there(tmp_path):
         console = Console(width=100)
         with console.capture() as said:
             console.print(_shown(seen, events))
-        write_watch_page(seen, tmp_path / "run.html", name="job-1")
-        return "\n".join(seen.lines), said.get(), (tmp_path / "run.html").read_text()
+        return "\n".join(seen.lines), said.get()
 
     for place in watched():
         assert re.search(r"losses\s+(│\s*)?stay at the sites", place)
         assert "loss A" not in place
-    lines, screen, page = watched(train_loss=0.25)
+    lines, screen = watched(train_loss=0.25)
     assert "loss A 0.2500" in lines
     assert "A: training loss" in screen
-    assert not any("stay at the sites" in place for place in (lines, screen, page))
+    assert not any("stay at the sites" in place for place in (lines, screen))
 
 
 def test_a_line_that_was_cut_off_hides_no_other(tmp_path):

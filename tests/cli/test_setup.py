@@ -177,11 +177,11 @@ def test_what_cannot_be_a_site_is_one_line_and_nothing_is_written(run, tmp_path)
     for arguments, words in (
         (
             ["site"],
-            "has the value 0, and the classes are: not named. The label maps have the values 0, 64, 255.",
+            "has the value 0, and no class is named. The label maps have the values 0, 64, 255.",
         ),
         (
             ["site", "--labels", "0=background,64=a"],
-            "has the value 255, and the classes are: 0 is background, 64",
+            "has the value 255, and the classes are 0 is background, 64",
         ),
         (["site", "--labels", "0=a,64=b,255=a"], "has the classes 0 a, 64 b, 255 a. Two or more are needed"),
         (["site", "--labels", "0=a,b"], "--labels takes VALUE=NAME, such as 0=background,255=lesion"),
@@ -192,7 +192,7 @@ def test_what_cannot_be_a_site_is_one_line_and_nothing_is_written(run, tmp_path)
         (["apart"], "no image of images has a label map of its name in labels"),
         (["good", "--patient", "x(.+)"], "finds no patient in the name '0'"),
         (["good", "--patient", "("], "is no regular expression"),
-        (["good", "--labels", "background"], "has the value 1, and the classes are: 0 is background."),
+        (["good", "--labels", "background"], "has the value 1, and the classes are 0 is background."),
     ):
         code, _, err = run("init", tmp_path / arguments[0], "--yes", *arguments[1:])
         assert code == 2

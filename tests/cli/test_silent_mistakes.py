@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from running import SHARED, TINY_OPTIONS
+from running import TINY_OPTIONS
 
 from medfedaug.statistics import load_statistics
 from medfedaug.transforms import FedRDN
@@ -47,18 +47,6 @@ def test_statistics_replace_no_other_file_and_mix_no_channels(run, phantom_dir, 
     assert code == 2
     assert "site 'B' has 2 channels, site 'site_A' has 1" in " ".join(err.split())
     assert target.read_bytes() == before
-
-
-def test_a_federation_of_other_sites_is_no_lgg(run, phantom_dir, tmp_path):
-    command = ("benchmark", "lgg_multisite", "--methods", "fedavg", "--seeds", 1, "--scale", 0.01)
-    code, _, err = run(*command, "--data", phantom_dir, "--out", tmp_path / "out")
-    assert code == 2
-    assert "site site_A" in err
-    assert "no site of LGG, whose sites are CS, DU, EZ, FG, HT" in " ".join(err.split())
-    assert not (tmp_path / "out").exists()
-    assert "data: NOT there" in run("benchmark", "lgg_multisite", "--list", "--data", phantom_dir)[1]
-    if (SHARED / "data/lgg_multisite").is_dir():
-        assert "data: there" in run("benchmark", "lgg_multisite", "--list", "--data", SHARED / "data")[1]
 
 
 @pytest.mark.parametrize("methods", ["fedfa", "mixup", "fedavg"])

@@ -58,31 +58,6 @@ def test_the_best_validation_wins_and_no_trial_is_tested(office, tmp_path):
     assert (again.chosen, again.score) == (result.chosen, result.score)
 
 
-def test_a_search_that_was_interrupted_goes_on_with_the_same_trial(office, tmp_path):
-    pytest.importorskip("optuna")
-
-    class Stopped(Exception):
-        pass
-
-    seen = []
-
-    def stop(event):
-        seen.append(event)
-        if sum(event["event"] == "round_finished" for event in seen) == 2:  # the first round is saved
-            raise Stopped
-
-    interrupted = experiment(office, tmp_path, scale=0.005)
-    with pytest.raises(Stopped):
-        search(interrupted, CHOICES, 2, threads=1, on_event=stop)
-    begun = {path.parent for path in (tmp_path / "search").glob("*/*/*/state")}
-    events = []
-    result = search(interrupted, CHOICES, 2, threads=1, on_event=events.append)
-    assert any(event["event"] == "resumed" for event in events)
-    assert result.trials == 2
-    assert begun <= set(records(tmp_path))
-    assert len(records(tmp_path)) == 2
-
-
 def test_a_trial_below_the_median_of_earlier_ones_is_ended_early(office, tmp_path):
     optuna = pytest.importorskip("optuna")
     study = optuna.create_study(

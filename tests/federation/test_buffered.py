@@ -197,7 +197,7 @@ def test_a_score_that_came_late_goes_with_an_update_that_is_withdrawn(tiny_confi
     assert "C" not in server.rounds[2]["sites"]
 
 
-@pytest.mark.parametrize("methods", ["feddyn", "feddg_ga", "pooled"])
+@pytest.mark.parametrize("methods", ["feddg_ga", "pooled"])
 def test_methods_that_cannot_do_with_late_updates_are_refused_by_what_they_declare(tiny_config, methods):
     config = tiny_config(methods, buffer=2)
     with pytest.raises(ConfigError, match="buffer"):

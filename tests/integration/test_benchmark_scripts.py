@@ -1,4 +1,4 @@
-"""Every benchmark script runs, at sizes that measure nothing; those that train are among the slow tests."""
+"""Every benchmark script runs, at sizes that measure nothing."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from finished_runs import simulated
 
 from medfedaug.privacy import epsilon_spent
 
+pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 RUNS = {
     "aggregation.py": (["--sites", "3"], "3 sites"),
-    "difference_of_sums.py": (["--rounds", "2"], "channels in another order"),
     "layouts.py": (["--only", "alexnet", "--dimensions", "2", "--repeats", "1"], '("cpu", "batch", 2): '),
     "memory.py": (["--volumes", "2", "--shape", "64", "64", "32", "--steps", "1"], "| 2 |"),
     "method_costs.py": (["--batch", "2", "--size", "32", "--repeats", "1"], "FedFD-A / FedAvg"),
-    "score_oracle.py": (["--repeats", "1", "--checked", "1"], "| default | r "),
     "secure_aggregation.py": (["--sites", "3", "--numbers", "1000", "--repeats", "1"], "| 3 | 1 |"),
 }
 
@@ -42,13 +41,7 @@ def script(monkeypatch, capsys):
         sys.modules.pop(name, None)
 
 
-# Their smallest sizes take seconds.
-SLOW = {"aggregation.py", "difference_of_sums.py", "memory.py", "method_costs.py"}
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in RUNS]
-)
+@pytest.mark.parametrize("name", RUNS)
 def test_the_script_runs(script, name):
     arguments, expected = RUNS[name]
     printed = script(name, *arguments)
@@ -74,7 +67,6 @@ def test_the_order_of_cases_is_judged_by_their_dice(script, phantom_dir, tmp_pat
         assert re.match(r"size outside: \d+ of \d+ cases, mean Dice ", printed[first + 2])
 
 
-@pytest.mark.slow
 def test_gain_against_shift_runs_and_continues(script, phantom_dir, tmp_path):
     small = ["--patients", 5, "--shape", 16, 16, 2, "--features", *[4] * 6]
     small += ["--rounds", 1, "--local-epochs", 1, "--real", f"own={phantom_dir}"]
@@ -91,7 +83,6 @@ def test_gain_against_shift_runs_and_continues(script, phantom_dir, tmp_path):
     assert json.loads((tmp_path / "out/numbers.json").read_text())["runs"] == record["runs"]
 
 
-@pytest.mark.slow
 def test_the_gradient_of_the_alignment_is_measured(script, tmp_path):
     small = ["--patients", 5, "--shape", 32, 32, 4, "--features", *[4] * 6, "--rounds", 3, "--steps", 3]
     chosen = ["--batches", 4, "--weights", 0, 0.1, "--samples", "pixels"]
@@ -106,7 +97,6 @@ def test_the_gradient_of_the_alignment_is_measured(script, tmp_path):
     assert aligned["term"] > 0
 
 
-@pytest.mark.slow
 def test_accuracy_against_epsilon_runs(script, phantom_dir, tmp_path):
     options = ["--rounds", 1, "--features", *[4] * 6, "--seeds", 0, "--epsilon", 8, "--draws", 2]
     printed = script("privacy_epsilon.py", "--data", phantom_dir, "--out", tmp_path, "--halve", *options)
@@ -117,7 +107,6 @@ def test_accuracy_against_epsilon_runs(script, phantom_dir, tmp_path):
     assert all(7.9 < e <= 8 for r in numbers["runs"][-2:] for e in r["epsilon"].values())
 
 
-@pytest.mark.slow
 def test_accuracy_against_the_noise_of_weights_runs_and_continues(script, phantom_dir, tmp_path):
     options = ["--rounds", 1, "--steps", 2, "--channels", 4, 8, "--batch-size", 2, "--seeds", 0]
     where = ["--data", phantom_dir, "--out", tmp_path, "--site", "1", "--server", "2"]
@@ -130,7 +119,6 @@ def test_accuracy_against_the_noise_of_weights_runs_and_continues(script, phanto
     assert " s\n" not in script("privacy_weights.py", *where, *options)
 
 
-@pytest.mark.slow
 def test_hostile_sites_are_compared_with_honest_ones(script, tmp_path):
     small = ["--patients", 3, "--shape", 16, 16, 4, "--rounds", 1, "--local-epochs", 1, "--channels", 4, 8]
     chosen = ["--methods", "fedavg", "median", "--attacks", "label flip", "hijack"]
@@ -142,7 +130,6 @@ def test_hostile_sites_are_compared_with_honest_ones(script, tmp_path):
     assert "seed 0:" not in script("robustness.py", *options)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [20, 1000])
 def test_nothing_is_lost_in_many_rounds_with_faults(script, tmp_path, rounds):
     """The script checks every round by itself."""
@@ -158,7 +145,6 @@ def test_nothing_is_lost_in_many_rounds_with_faults(script, tmp_path, rounds):
         assert last["Python's blocks"] < first["Python's blocks"] + 100 * rounds
 
 
-@pytest.mark.slow
 def test_sites_that_outline_different_structures_are_compared(script, tmp_path):
     small = ["--out", tmp_path, "--rounds", 1, "--patients", 3, "--remedies", "", "--seeds", 0, 1]
     script("partial_labels.py", *small, "--federations", "alike", "--runs", "marginal", "condist")
@@ -175,3 +161,23 @@ def test_steps_are_measured_by_network(script, tmp_path):
     assert "1 thread(s)" in measured["hardware"]
     assert set(measured["networks"]) == {"lenet5, 28 x 28, batch 10", "lenet5, 28 x 28, batch 64"}
     assert all(one["step"] > one["pass"] > 0 for one in measured["networks"].values())
+
+
+def test_pages_have_the_gains_that_are_computed_from_the_committed_runs(script):
+    readme, results, retina = (
+        (FOLDER.parent / page).read_text(encoding="utf-8").splitlines()
+        for page in ("README.md", "docs/results/index.md", "docs/results/retina/index.md")
+    )
+    rows = script("retina_tables.py").splitlines()
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    verdicts = [row for row in cells if row[1:3] == ["5", "120"]]
+    assert len(verdicts) == 11
+    for method, _, _, gain, interval, verdict in verdicts:
+        assert any(
+            line.startswith(f"| {method} |") and line.endswith(f"| {gain} ({interval}) | {verdict} |")
+            for line in results
+        ), method
+    in_readme = [row for row in verdicts if any(" | ".join(row[3:]) in line for line in readme)]
+    assert len(in_readme) == 7
+    longer = rows[-16:]
+    assert [row for row in longer if row not in retina] == []

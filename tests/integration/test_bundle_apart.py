@@ -1,4 +1,4 @@
-"""A bundle in an environment with MONAI alone, as its README says; its network as ONNX."""
+"""A bundle in an environment with MONAI alone, as its README says."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 import venv
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -21,7 +20,6 @@ from running import TINY_NETWORK, command
 
 from medfedaug.data.sites import find_sites
 from medfedaug.methods import parse_methods
-from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.simulate import configure, simulate
 
 EXTRAS = {"fire", "ignite", "nibabel", "pillow", "jsonschema"}
@@ -124,30 +122,3 @@ def test_a_fresh_environment_with_monai_alone_runs_it_as_the_readme_says(federat
         label, wanted = (nibabel.load(folder / case.name) for folder in (given["PREDICTIONS"], predicted))
         assert np.array_equal(np.asarray(label.dataobj), np.asarray(wanted.dataobj))
         assert len(np.unique(label.dataobj)) == 2
-
-
-def test_without_its_packages_onnx_is_refused_before_anything_is_written(federations, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "onnxscript", None)
-    code, _, err = command("bundle", federations / "runs/fedavg", "--out", tmp_path / "bundle", "--onnx")
-    assert (code, "pip install 'medfedaug[onnx]'" in err) == (2, True)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_the_network_is_there_as_onnx_for_images_of_any_size(federations, tmp_path):
-    import onnxruntime
-
-    bundle = tmp_path / "bundle"
-    code, out, err = command("bundle", federations / "runs/fedavg", "--out", bundle, "--onnx")
-    assert code == 0, err
-    assert "models/model.onnx" in out
-    run = FinishedRun.open(federations / "runs/fedavg")
-    network = run.composition.network.eval()
-    network.load_state_dict(run.weights)
-    session = onnxruntime.InferenceSession(str(bundle / "models/model.onnx"))
-    for size in ((1, 1, 16, 16), (3, 1, 48, 80)):
-        image = torch.rand(size)
-        (logits,) = session.run(["pred"], {"image": image.numpy()})
-        with torch.no_grad():
-            wanted = network(image)
-        assert np.abs(logits - wanted.numpy()).max() <= 1e-4 * float(wanted.abs().max())

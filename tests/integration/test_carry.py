@@ -116,6 +116,7 @@ def test_the_service_is_one_that_systemd_can_read(tmp_path):
 # ------------------------------------------------------------------ other launchers
 
 
+@pytest.mark.slow  # processes of NVFlare
 @pytest.mark.parametrize(
     ("runtime", "launcher"),
     [
@@ -179,6 +180,7 @@ def wheel(folder: Path, name: str, version: str) -> Path:
     return path
 
 
+@pytest.mark.slow  # pip, in processes
 def test_pip_installs_the_wheels_of_a_wheelhouse_and_refuses_one_that_was_exchanged(tmp_path):
     house = tmp_path / "house"
     house.mkdir()

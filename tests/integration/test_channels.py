@@ -18,7 +18,6 @@ from medfedaug.errors import ConfigError, DataError
 from medfedaug.federation.site.trainer import SiteTrainer
 from medfedaug.methods.contexts import SiteContext
 from medfedaug.methods.fedrdn import FedRDNServer, FedRDNSite
-from medfedaug.simulate import simulate
 from medfedaug.statistics import load_statistics, usable_pairs
 from medfedaug.transforms import FedRDN
 
@@ -127,20 +126,6 @@ def test_a_site_without_a_channel_trains_and_is_scored(run, hospitals, tmp_path)
     )
     assert code == 0
     assert f"{results['test']['sites']['B']['dice']:.4f}" in printed
-
-
-@pytest.mark.slow
-def test_the_engines_agree_where_a_site_lacks_a_channel(hospitals, tiny_config, tmp_path):
-    config = tiny_config("fedrdn,fedfa+")
-    for engine in ("inprocess", "nvflare"):
-        simulate(hospitals, tmp_path / engine, config, engine=engine, device="cpu", report=False)
-    one, other = (
-        torch.load(tmp_path / engine / "final_model.pt", weights_only=True)
-        for engine in ("inprocess", "nvflare")
-    )
-    assert all(torch.equal(value, other[key]) for key, value in one.items())
-    record = json.loads((tmp_path / "nvflare/results.json").read_text())
-    assert record["input"]["missing_channels"] == {"B": "T2"}
 
 
 def test_what_the_network_sees_of_a_missing_channel(hospitals):

@@ -29,7 +29,7 @@ def test_two_hospitals_score_models_that_neither_trained_alone_with_settings_of_
             runs[methods] = system.collect(job_id)
         job = system.work / "jobs/evaluation"
         system.medfedaug(
-            *("export", "--evaluate", runs["fedavg"], "--local", runs["single"], "--cross-site"),
+            *("export", "--evaluate", runs["fedavg"], "--local", runs["single"]),
             *("--min-sites", str(len(hospitals)), "--out", job),
         )
         job_id = system.submit(job)
@@ -51,6 +51,5 @@ def test_two_hospitals_score_models_that_neither_trained_alone_with_settings_of_
     assert ours["global"]["scored_cases"] >= 2
     assert all(entry["cases"] == {} for entry in (*ours.values(), *theirs.values()))
     assert ours["global"]["against"]["local"]["difference"] is not None
-    assert set(evaluation["kept"]["local"]) == set(hospitals)  # models of their own stay at hospitals
     assert f"{summary}, global model: " in printed
     assert "Is the federation worth it for a site?" in page.read_text()

@@ -108,21 +108,19 @@ def test_what_a_site_warns_of_is_told_once_to_the_user_and_is_in_its_own_log(sim
     assert event["text"] not in simulated.kept["server"]
 
 
-def test_watch_shows_a_job_from_the_kits_own_files_and_writes_a_page(simulated, tmp_path):
+def test_watch_shows_a_job_from_the_kits_own_files(simulated, tmp_path):
     assert set(simulated.kept) == {"server", *SITES}
     results = json.loads((simulated.out / "results.json").read_text())
     for name in ("server", "site_B"):
         job = tmp_path / name / "job-1/medfedaug"
         job.mkdir(parents=True)
         (job / "events.jsonl").write_text(simulated.kept[name])
-        page = tmp_path / f"{name}.html"
-        code, out, err = command("watch", tmp_path / name, "--once", "--page", page)
+        code, out, err = command("watch", tmp_path / name, "--once")
         assert code == 0, err
         last = results["rounds"][2]["sites"]["site_B"]["train_loss"]
         loss = f"{'site_B' if name == 'server' else 'this site'}: training loss"
         assert f"{loss} │ {last:.4f} │ " in re.sub(" +", " ", out)
         assert "round 3 of 3, finished" in out
-        assert "Events" in page.read_text()
     events = tmp_path / "site_B/job-1/medfedaug/events.jsonl"
     lines = events.read_text().splitlines(keepends=True)
     assert json.loads(lines[-1]) == {"event": "ended"}
@@ -309,12 +307,10 @@ def test_whatever_nvflare_delivers_becomes_a_reply(fault):
     "methods",
     [
         "scaffold,fedmix,fedavgm",
-        "feddyn,fedsam,moex",
+        "fedsam,moex",
         "fednova,fedbn,mixstyle,fedrobust",
         "fedharmo,partialfed,randaugment",
-        "partialfed_adaptive,fedfa,fedbn",
         "ditto,fedper,moon,fedfa",
-        "nyul",
         "feddg_ga,fedfa",
         "single",
     ],

@@ -88,6 +88,7 @@ def pip_finds(*arguments: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow  # pip, in processes
 def test_pip_finds_a_release_by_its_page_and_by_its_address_and_no_other_file(released):
     folder, address = released
     notes = (folder / "notes.md").read_text()

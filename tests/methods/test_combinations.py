@@ -41,8 +41,8 @@ REFUSED_ALONE = [
     (
         ["private_steps"],
         PRIVATE + "nothing bounds what one case changes in the local training of {}",
-        "bin condist dac_sc ditto feddg feddg_ga feddyn fedfa fedfa_h fedharmo fedmix fednova fedprox "
-        "fedrobust fedsam finetune manifold_mixup mixstyle mixup moex moon partialfed_adaptive "
+        "bin condist dac_sc ditto feddg feddg_ga fedfa fedfa_h fedharmo fedmix fednova fedprox "
+        "fedrobust fedsam finetune manifold_mixup mixstyle mixup moex moon "
         "randconv scaffold teacher",
     ),
     (["private_steps"], PRIVATE + "{} normalises with statistics of all the site's images", "norm"),
@@ -54,7 +54,7 @@ REFUSED_ALONE = [
     (
         ["secure_aggregation"],
         SECURE + "what {} exchanges before training is each site's own",
-        "feddg fedharmo fedmix fedrdn nyul",
+        "feddg fedharmo fedmix fedrdn",
     ),
     (["secure_aggregation"], SECURE + "{}: its result does not follow", "scaffold"),
     (["secure_aggregation"], SECURE + "these methods send nothing that is added up", "single"),
@@ -67,7 +67,7 @@ TOGETHER = [
         (
             ["noise"],
             name,
-            "fedbn fedper norm partialfed partialfed_adaptive single",
+            "fedbn fedper norm partialfed single",
             f"site site_A: {name}: noise would not cover its statistics",
         )
         for name in ("fedfa", "fedfa_h")
@@ -76,11 +76,10 @@ TOGETHER = [
 # One pair for each word on which two methods can be refused.
 EXAMPLES = {
     "method": ("fedfd", "fedfd_a"),
-    "normalised_input": ("fedrdn", "nyul"),
+    "normalised_input": ("fedrdn", "norm"),
     "global_model": ("fedavgm", "median"),
     "labels": ("mixup", "fedproto"),
     "complete_state_dict": ("fedfd_a", "moon"),
-    "global_start": ("fedprox", "partialfed_adaptive"),
     "separate_sites": ("ditto", "pooled"),
     "averaged_parameters": ("scaffold", "single"),
 }

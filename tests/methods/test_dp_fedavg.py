@@ -200,9 +200,7 @@ def test_the_account_goes_on_after_a_restart(two_sites, tmp_path):
         FederationServer(too_long).restore(tmp_path / "server.pt")
 
 
-@pytest.mark.parametrize(
-    "other", ["fedrdn", "fedfa", "fedfa_h", "scaffold", "fedmix", "feddg", "fedharmo", "nyul"]
-)
+@pytest.mark.parametrize("other", ["fedrdn", "fedfa", "fedfa_h", "scaffold", "fedmix", "feddg", "fedharmo"])
 def test_methods_that_send_values_without_noise_are_refused(two_sites, other):
     config, *_ = two_sites(f"dp_fedavg,{other}")
     with pytest.raises(ConfigError, match=f"{other} provides exchange .*, dp_fedavg excludes it"):

@@ -34,7 +34,6 @@ CASES = [
     # Passes without gradients draw nothing and change no statistics, also of layers that do.
     ("fedfa,moon,fedbn", {"moon": {"weight": 1e-30}}, "fedfa,fedbn", {}, DROPOUT),
     ("partialfed", {"partialfed": {"strategy": "norm"}}, "fedbn", {}, {}),
-    ("partialfed_adaptive", {"partialfed_adaptive": {"epochs": 0}}, "fedavg", {}, {"rounds": 3}),
     ("randaugment", {"randaugment": {"num_ops": 0}}, "fedavg", {}, {}),
     (
         "randconv",

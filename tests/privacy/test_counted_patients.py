@@ -152,7 +152,6 @@ def test_an_update_of_enough_patients_leaves(hospital, norm):
     ("methods", "norm"),
     [
         ("fedrdn", "group"),
-        ("nyul", "group"),
         ("fedharmo", "group"),
         ("scaffold", "group"),
         ("fednova", "group"),

@@ -9,11 +9,11 @@ import pytest
 from hospitals import Deployment, Hospital
 
 from medfedaug.config.plan import Plan
-from medfedaug.federation.messages.messages import MASK_TASKS, SCORING_TASKS, TASKS, Reply
+from medfedaug.federation.messages.messages import MASK_TASKS, SCORE, TASKS, Reply
 from medfedaug.privacy.sent_numbers import SENT, listed_name, sent_numbers
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/privacy/policy.md").read_text(encoding="utf-8")
-EVERY = {*TASKS, *SCORING_TASKS}
+EVERY = {*TASKS, SCORE}
 FREE = {"min_cases": 1}
 
 

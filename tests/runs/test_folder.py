@@ -74,22 +74,6 @@ def test_a_file_of_somebody_else_is_not_replaced(run, phantom_dir, tmp_path, nam
     assert contents(out) == {out / name: b'{"mine": 1}'}
 
 
-def test_a_folder_named_like_a_file_and_a_file_named_like_a_folder_are_refused(run, phantom_dir, tmp_path):
-    for name, folder in (
-        ("results.json", True),
-        ("report.html", True),
-        ("state", False),
-        ("tracking", False),
-    ):
-        out = tmp_path / name
-        out.mkdir()
-        (out / name).mkdir() if folder else (out / name).touch()
-        code, _, err = run(*command(phantom_dir, out, "--overwrite"))
-        assert code == 2
-        assert f"{out / name} is {'a folder' if folder else 'not a folder'}" in " ".join(err.split())
-        assert (out / name).exists()
-
-
 def test_overwriting_deletes_the_earlier_run_and_no_more(run, phantom_dir, tmp_path):
     out = tmp_path / "out"
     assert run(*command(phantom_dir, out, methods="fedbn"))[0] == 0

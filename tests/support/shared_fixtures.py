@@ -373,7 +373,13 @@ def provisioned(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def kits(provisioned, tmp_path) -> Path:
+def kits(provisioned, tmp_path, monkeypatch) -> Path:
+    """Copies of the kits, whose scripts run the tests' own Python."""
+    program = tmp_path / "python/python3"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
     return Path(shutil.copytree(provisioned, tmp_path / "kits"))
 
 

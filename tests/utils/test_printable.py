@@ -270,7 +270,7 @@ def test_a_federation_with_a_site_whose_names_and_errors_are_such(
     seen = ""
     for arguments in (
         ("watch", server_kit, "--once"),
-        ("watch", tmp_path / "kits/site_B", "--once", "--page", tmp_path / "watch.html"),
+        ("watch", tmp_path / "kits/site_B", "--once"),
         ("ledger", tmp_path / "kits/site_B", "--every"),
         ("names", tmp_path / "kits/site_B"),
         ("doctor", "--kit", tmp_path / "kits/site_B"),
@@ -282,9 +282,7 @@ def test_a_federation_with_a_site_whose_names_and_errors_are_such(
         assert_clean(text)
         seen += text
     assert r"\x1b[2J" in seen  # they are shown, and not left out
-    for path in (tmp_path / "watch.html", tmp_path / "inspect.html"):
-        if path.exists():
-            assert_clean(path.read_text())
+    assert_clean((tmp_path / "inspect.html").read_text())
 
 
 def test_a_site_that_answers_with_such_an_error_forges_no_line_at_the_server(
@@ -308,10 +306,9 @@ def test_a_site_that_answers_with_such_an_error_forges_no_line_at_the_server(
     for event in deployment.events:
         record(event)
     record.close()
-    text = shown("watch", tmp_path / "server", "--once", "--page", tmp_path / "watch.html")
+    text = shown("watch", tmp_path / "server", "--once")
     assert_clean(text)
     assert r"\x1b[2J" in text
-    assert_clean((tmp_path / "watch.html").read_text())
     folder = tmp_path / "run"
     folder.mkdir()
     results = json.dumps(server.results())
@@ -361,9 +358,7 @@ RARE = [
 ]
 
 
-def test_no_field_of_an_event_reaches_a_terminal_or_a_page_as_it_is(
-    phantom_dir, tmp_path, tiny_config, shown, run
-):
+def test_no_field_of_an_event_reaches_a_terminal_as_it_is(phantom_dir, tmp_path, tiny_config, shown, run):
     sites = [Hospital(tmp_path / f"kits/{n}", phantom_dir / n, **rules()) for n in ("site_A", "site_B")]
     deployment = Deployment(sites)
     deployment.run(tiny_config("fedrdn", rounds=1))
@@ -377,12 +372,9 @@ def test_no_field_of_an_event_reaches_a_terminal_or_a_page_as_it_is(
         for event in events:
             # As they are in a file that somebody else wrote.
             out.write(json.dumps({**texts_replaced(event, EVIL), "event": event["event"]}) + "\n")
-    page_ = tmp_path / "watch.html"
-    for arguments in (("--once",), ("--page", page_)):
-        text = shown("watch", tmp_path / "server", *arguments)
-        assert_clean(text)
-        assert r"\x1b[2J" in text
-    assert_clean(page_.read_text())
+    text = shown("watch", tmp_path / "server", "--once")
+    assert_clean(text)
+    assert r"\x1b[2J" in text
     assert_clean("".join(run("watch", tmp_path / "server")[1:]))
 
 

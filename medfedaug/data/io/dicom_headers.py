@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -70,6 +71,7 @@ _TAGS = [
     *("SeriesDescription", "ProtocolName", "InstanceNumber", "NumberOfFrames", "Rows", "Columns"),
     *("SamplesPerPixel", "PhotometricInterpretation", "BitsAllocated", "BitsStored", "HighBit"),
     *("PixelRepresentation", "PatientID", "IssuerOfPatientID", "BurnedInAnnotation", "FrameOfReferenceUID"),
+    *("RescaleType", "Units"),
     *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence", "DirectoryRecordSequence"),
     *_NUMBERS,
     *(name for name, _ in VOLUME_TAGS),
@@ -84,6 +86,7 @@ _NO_IMAGES = {
     "1.2.840.10008.5.1.4.1.1.30": "parametric map",
     "1.2.840.10008.1.3.10": "DICOMDIR",
 }
+_UNIT = re.compile(r"[A-Z0-9]{1,16}")  # a defined term, and nothing that a person typed
 SECONDARY_CAPTURES = {f"1.2.840.10008.5.1.4.1.1.7{part}" for part in ("", ".1", ".2", ".3", ".4")}
 
 
@@ -129,6 +132,7 @@ class DicomInstance:
         slices: one for each frame; none where the object is no image.
         burned_in: whether the header says that the pixels hold text.
         frame_of_reference: FrameOfReferenceUID: within one, positions are comparable.
+        units: of its values: DICOM's Units of PET, or RescaleType; empty where the header states none.
         person: hash of PatientID and its issuer, valid in this process alone.
     """
 
@@ -146,7 +150,13 @@ class DicomInstance:
     slices: tuple[DicomSlice, ...]
     burned_in: bool = False
     frame_of_reference: str = ""
+    units: str = ""
     person: int = 0
+
+    @property
+    def inverted(self) -> bool:
+        """Return whether its values are inverted when they are read: white is lowest, without a unit."""
+        return self.photometric == "MONOCHROME1" and not self.units
 
     @property
     def no_image(self) -> str:
@@ -240,8 +250,19 @@ def _instance(path: Path, header: pydicom.Dataset) -> DicomInstance:
         slices=tuple(_slices(path, header, frames)) if image else (),
         burned_in=str(header.get("BurnedInAnnotation", "")).strip().upper() == "YES",
         frame_of_reference=str(header.get("FrameOfReferenceUID", "")),
+        units=units_of(header),
         person=hash((str(header.get("PatientID", "")), str(header.get("IssuerOfPatientID", "")))),
     )
+
+
+def units_of(header: pydicom.Dataset) -> str:
+    """Return the unit of an image's values: a defined term, or ``HU`` for CT; empty where none is stated.
+
+    MONOCHROME1 is an instruction for a display. It must not change values in units.
+    """
+    default = {"CT": "HU"}.get(str(header.get("Modality")), "")
+    stated = (str(header.get(name) or "").strip() for name in ("Units", "RescaleType"))
+    return next((term for term in stated if _UNIT.fullmatch(term) and term != "US"), default)
 
 
 def _slices(path: Path, header: pydicom.Dataset, frames: int) -> Iterator[DicomSlice]:

@@ -27,7 +27,7 @@ from pydicom.pixels.utils import get_expected_length
 from pydicom.uid import UID, ImplicitVRLittleEndian, RLELossless, SecondaryCaptureImageStorage, generate_uid
 
 from medfedaug.data.io.codestreams import describe, unwrapped
-from medfedaug.data.io.dicom_headers import DicomInstance, DicomSlice
+from medfedaug.data.io.dicom_headers import DicomInstance, DicomSlice, units_of
 from medfedaug.data.io.pixel_format import PixelFormat
 from medfedaug.errors import ReaderError, first_line
 
@@ -58,7 +58,7 @@ def read_slices(slices: Sequence[DicomSlice]) -> np.ndarray:
     """Read the voxels of slices in the units of their modality.
 
     Each slice is rescaled by its own slope and intercept, as in PET, or by the modality LUT of its file.
-    Values of MONOCHROME1 are inverted first.
+    Values of MONOCHROME1 without a unit are inverted first.
 
     Returns:
         (Z, Y, X), or in colour (Z, Y, X, C), float32.
@@ -93,7 +93,7 @@ def _intensities(file: Path, slices: Sequence[DicomSlice]) -> np.ndarray:
             dataset = pydicom.dcmread(file, force=True)
             stored, form = stored_frames(dataset), PixelFormat.of(dataset)
             values = stored[[piece.frame for piece in slices]].astype(np.float64)
-            if form.inverted:
+            if form.inverted and not units_of(dataset):
                 values = form.lowest + form.highest - values
             if dataset.get("ModalityLUTSequence"):
                 values = _by_modality_lut(dataset, form, values)
@@ -132,10 +132,6 @@ def stored_frames(dataset: Dataset) -> np.ndarray:
 
     Returns:
         (frames, rows, columns), or in colour (frames, rows, columns, 3) as RGB; whole numbers.
-
-    Raises:
-        ReaderError: for pixels that contradict their header.
-        Exception: of a decoder.
     """
     if "PixelData" not in dataset:
         raise ReaderError("it has no pixels, or its file breaks off within them")

@@ -16,11 +16,10 @@ from pydicom.uid import ExplicitVRLittleEndian, RTStructureSetStorage
 
 from medfedaug.data.io.dicom_headers import DicomSlice, dataset_of
 from medfedaug.data.io.dicom_identity import ObjectKind
-from medfedaug.data.io.dicom_segmentation import Segments, concept, save_object, writing
+from medfedaug.data.io.dicom_segmentation import Segments, colour, concept, save_object, writing
 from medfedaug.data.io.dicom_series import open_series
 from medfedaug.data.io.dicom_volumes import DicomSeries
 
-_COLOURS = ((230, 60, 50), (60, 130, 230), (60, 180, 75), (245, 180, 40), (145, 60, 180), (70, 200, 200))
 _STUDY_COMPONENT = "1.2.840.10008.3.1.2.3.1"  # the class by which a structure set refers to a study
 
 
@@ -76,9 +75,7 @@ def _structure_set(volume: DicomSeries, source: Dataset, voxels: np.ndarray, seg
                 ROIDerivationAlgorithmIdentificationSequence=[*segments.model.algorithm()],
             )
         )
-        region = dataset_of(
-            ReferencedROINumber=number, ROIDisplayColor=[*_COLOURS[(number - 1) % len(_COLOURS)]]
-        )
+        region = dataset_of(ReferencedROINumber=number, ROIDisplayColor=[*colour(number)])
         if contours := [*_contours(volume, voxels == number)]:
             region.ContourSequence = contours
         structure.ROIContourSequence.append(region)
@@ -134,9 +131,6 @@ def closed_contours(mask: np.ndarray) -> list[np.ndarray]:
 
     DICOM's RTSTRUCT has no holes: a hole is joined to the ring around it by a channel without width, the
     keyhole technique (PS3.3, C.8.8.6.3).
-
-    Args:
-        mask: (X, Y), true inside.
 
     Returns:
         Rings, (N, 2) in voxel indices, whose last point is joined to the first; a ring contains a voxel if it

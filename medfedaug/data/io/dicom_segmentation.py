@@ -28,6 +28,7 @@ OWN_CODES = "99MEDFEDAUG"
 """Coding scheme of classes without a code, and of measures that no scheme has."""
 _SEG, _CONVERT = "DICOM SEG", "Convert the series to NIfTI."
 _NEEDED = ("PatientID", "StudyInstanceUID", "FrameOfReferenceUID")
+_COLOURS = ((230, 60, 50), (60, 130, 230), (60, 180, 75), (245, 180, 40), (145, 60, 180), (70, 200, 200))
 _UTF8, _REPLACEMENT = "ISO_IR 192", "\ufffd"
 _PLACED = ("ImageOrientationPatient", "PixelSpacing")
 
@@ -67,12 +68,10 @@ def write_segmentation(path: Path, series: Path, voxels: np.ndarray, segments: S
     """Write a DICOM SEG on the grid of a series.
 
     Args:
-        path: the file.
         series: the folder with the series, or one of its files; the segmentation refers to its slices,
             patient and study.
         voxels: (X, Y, Z), integer: the label map, written as binary segments without the background; or
             (X, Y, Z, K), floating point: probabilities, written as fractional ones.
-        segments: the classes, and who predicted them.
     """
     import highdicom as hd
 
@@ -102,6 +101,7 @@ def write_segmentation(path: Path, series: Path, voxels: np.ndarray, segments: S
             algorithm_identification=algorithm,
             tracking_uid=segments.model.tracking_uid(volume, number),
             tracking_id=name[:64],
+            display_color=hd.color.CIELabColor.from_rgb(*colour(number)),
         )
         if name in segments.notes:
             description.SegmentDescription = segments.notes[name]
@@ -137,11 +137,7 @@ def writing(kind: str, series: Path, hint: str) -> Iterator[None]:
 
 
 def save_object(made: Dataset, source: Dataset, path: Path) -> None:
-    """Save an object in the character set of its image, or in UTF-8 where that lacks a character.
-
-    Raises:
-        ValueError: where the file would hold another text than the image, such as the patient's name.
-    """
+    """Save an object in the character set of its image, or in UTF-8 where that lacks a character."""
     declared, texts = source.get("SpecificCharacterSet"), [*_texts(made)]
     if any(_REPLACEMENT in text for text in texts):
         raise ValueError("its header has a text that its character set cannot decode")
@@ -163,6 +159,11 @@ def _texts(dataset: Dataset) -> Iterator[str]:
     for element in dataset.iterall():
         if element.VR in CUSTOMIZABLE_CHARSET_VR:
             yield str(element.value or "")
+
+
+def colour(number: int) -> tuple[int, int, int]:
+    """Return the colour, RGB, in which viewers should show a class."""
+    return _COLOURS[(number - 1) % len(_COLOURS)]
 
 
 def concept(code: Code) -> Any:

@@ -152,7 +152,7 @@ def volumes_of(instances: Sequence[DicomInstance]) -> list[DicomSeries]:
         ordered, problem, remarks = _ordered(slices)
         members = [by_path[path] for path in dict.fromkeys(piece.file for piece in ordered)]
         problem = next(filter(None, map(undecodable, members)), "") or _mixed(members, ordered) or problem
-        if any(instance.photometric == "MONOCHROME1" for instance in members):
+        if any(instance.inverted for instance in members):
             remarks.append("its lowest values are white (MONOCHROME1), and are read as the highest")
         burned_in = any(instance.burned_in for instance in members)
         volumes.append(

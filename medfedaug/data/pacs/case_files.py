@@ -21,7 +21,7 @@ from medfedaug.data.splits import split_patients
 from medfedaug.errors import ConfigError
 from medfedaug.utils.files import parse_json, private_folder, remove_unfinished, write_json
 
-_OWN_FIELDS = ("labels", "channel_names", LABELLED)
+_OWN_FIELDS = ("labels", LABELLED)
 _OWN_OF_ROW = ("image", "label", "patient", "version", "notes")
 
 
@@ -143,6 +143,8 @@ class CaseFiles:
         content["labels"] = {str(number): name for number, name in enumerate(settings.classes)}
         if settings.channels:
             content["channel_names"] = {str(number): name for number, name in enumerate(settings.channels)}
+        elif studies.modalities() == {"CT"}:  # plans normalise it by its units
+            content.setdefault("channel_names", {"0": "CT"})
         if labelled := _labelled(before, studies, settings):
             content[LABELLED] = labelled
         rows = {str(row.get("image")): row for part in SPLITS for row in before.get(part, ())}

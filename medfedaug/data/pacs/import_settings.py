@@ -28,6 +28,11 @@ class ImportSettings(Settings):
         None,
         "Series of the image: its UID, or a regular expression for number, description and modality.",
     )
+    volume: str | None = setting(
+        None,
+        "Volume of a series that holds several, such as 'b-value 800', 'echo time 80' or 'phase 2': a "
+        "regular expression for what tells them apart.",
+    )
     channels: Mapping[str, str] = setting(
         dict, "Rules like that of the series for channels, by the channel's name.", flags=None
     )
@@ -104,6 +109,7 @@ class ImportSettings(Settings):
         from medfedaug.data.io.dicom_series import compile_series
 
         compile_series(self.series)
+        compile_series(self.volume, "--volume")
         for name, rule in self.channels.items():
             if not _CHANNEL.fullmatch(name):
                 raise ConfigError(f"--channel {name!r}: a name has letters, digits, _, + and - alone")

@@ -73,7 +73,6 @@ def import_studies(
 
     Raises:
         ArchiveError: where the archive becomes unusable; imported studies stay.
-        ConfigError: where another import writes to the folder, or earlier ones had other settings.
     """
     deidentifier = None
     if settings.anonymise:
@@ -194,7 +193,12 @@ class _Import:
         files = _fetched(fetches)
         rules: list[str | None] = [*settings.channels.values()] or [settings.series]
         volumes = [
-            open_volume(staging / f"image{n}", rule, allow_burned_in=settings.allow_burned_in)
+            open_volume(
+                staging / f"image{n}",
+                rule,
+                allow_burned_in=settings.allow_burned_in,
+                volume=settings.volume,
+            )
             for n, rule in enumerate(rules)
         ]
         for remark in dict.fromkeys(text for volume in volumes for text in volume.remarks):
@@ -215,6 +219,8 @@ class _Import:
         differs = self._write(plan, volumes, grid, label, files)
         instances = {volume.uid: [piece.instance for piece in volume.slices] for volume in volumes}
         records = describe_series(plan, instances, objects)
+        for volume in volumes:
+            records[volume.uid] |= {"units": volume.first.units}
         self.studies.enter(plan, [series.uid for series in images], records, notes, shown, differs)
         self.outcome.notes[plan.case] = notes
         if differs:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -20,7 +21,7 @@ _FREE = ("allow_burned_in", "parallel", "refresh", "keep_versions", "labelled")
 _KEPT = 1  # earlier versions of a case by default
 _OF_VERSION = ("imported", "series", "notes")
 # Choices for refused studies may be made later: imported studies did not need them.
-_LATER = ("overlap", "label_series", "unmapped", "crossing")
+_LATER = ("volume", "overlap", "label_series", "unmapped", "crossing")
 
 
 class StudyList:
@@ -99,6 +100,18 @@ class StudyList:
             }
             self.refused.pop(plan.case, None)
             self.save()
+
+    def modalities(self) -> set[str]:
+        """Return the modalities of the imported images."""
+        return {series["modality"] for series in self._images()}
+
+    def units(self) -> Counter[str]:
+        """Count the images by unit, of those that state one."""
+        return Counter(series["units"] for series in self._images() if series.get("units"))
+
+    def _images(self) -> Iterator[Mapping[str, Any]]:
+        for entry in self.studies.values():
+            yield from (one for one in entry["series"].values() if one["kind"] == "image")
 
     def kept_versions(self, number: int | None) -> int:
         """Return the number of earlier versions of a case to keep; a given number holds for later imports."""

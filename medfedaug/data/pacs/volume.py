@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -10,17 +11,26 @@ import nibabel
 import numpy as np
 import SimpleITK as sitk
 
-from medfedaug.data.io.dicom_series import load_series, scan, select
+from medfedaug.data.io.dicom_series import compile_series, load_series, scan, select
 from medfedaug.data.io.dicom_volumes import DicomSeries
 from medfedaug.data.io.nifti_file import pack_nifti
 from medfedaug.errors import ReaderError
 from medfedaug.utils.files import private_folder, write_atomic
+from medfedaug.utils.validation import first_of
 
 _SAME_PLACE = 1e-3  # of a voxel
 
 
-def open_volume(folder: Path, rule: str | None, *, allow_burned_in: bool) -> DicomSeries:
-    """Open the only volume of a fetched series.
+_PARTS = ("b-value", "echo", "echo time", "inversion time", "phase", "trigger time", "frame at")
+_PLANES = ("axial", "coronal", "sagittal")
+# Numbers and words of ours tell volumes apart; other values of a header may name a person.
+_SAFE = re.compile(rf"({'|'.join(_PARTS)}) [\d.]+( ms)?|{'|'.join(_PLANES)}|without \w+")
+
+
+def open_volume(
+    folder: Path, rule: str | None, *, allow_burned_in: bool, volume: str | None = None
+) -> DicomSeries:
+    """Open the only volume of a fetched series, or the one that a regular expression names.
 
     Raises:
         ReaderError: where it is no volume, or may not be used; names no value of a header but sizes.
@@ -31,8 +41,15 @@ def open_volume(folder: Path, rule: str | None, *, allow_burned_in: bool) -> Dic
         # A missing first or last slice leaves no gap.
         raise ReaderError(f"{unused} of its objects cannot be read, or are no images")
     chosen = [*volumes] if len(volumes) == 1 else select(volumes, rule).chosen
+    if len(volumes) > 1 and (pattern := compile_series(volume, "--volume")) is not None:
+        chosen = [one for one in volumes if pattern.search(one.part)]
     if len(chosen) != 1:
-        raise ReaderError(f"the series holds {len(volumes)} volumes, one was expected")
+        parts = [", ".join(part for part in one.part.split(", ") if _SAFE.fullmatch(part)) for one in volumes]
+        known = first_of([part for part in dict.fromkeys(parts) if part], 6)
+        raise ReaderError(
+            f"the series holds {len(volumes)} volumes, one was expected{f': {known}' if known else ''}; "
+            "--volume REGEX chooses by b-value, echo, phase or time"
+        )
     series = chosen[0]
     if rule is None and series.is_localiser:
         raise ReaderError("it is a localiser (ImageType); --series takes it")

@@ -14,11 +14,7 @@ from torch import Tensor
 from medfedaug.config.plan import Plan
 from medfedaug.data.preparation.normalisation import ModalityNormalisation
 from medfedaug.data.preparation.resizing import resize_in_plane
-from medfedaug.functional import foreground_voxels, histogram_landmarks
 from medfedaug.statistics import image_moments
-
-LANDMARKS = "landmarks"
-"""Key of an image's `medfedaug.functional.histogram_landmarks`, where a method needs them."""
 
 MOST_NUMBERS = 2**29
 """Limit on the numbers of a resampled image, 2 GiB; 512 x 512 x 2,000 voxels of a CT are fewer."""
@@ -106,21 +102,13 @@ class Preparation:
     The steps are: turn to the plan's orientation, cut to the foreground, normalise by modality, resample to
     the plan's spacing, resize in plane to ``image_size``. Resampling keeps the edges of the volume in place:
     n voxels of e mm become round(n·e/s), at least one, of about s mm.
-
-    Attributes:
-        landmarks: whether the landmarks of every training image are stored with it.
     """
 
     def __init__(self, plan: Plan | None = None, image_size: int | None = None) -> None:
-        self.plan, self.image_size, self.landmarks = plan or Plan(), image_size, False
+        self.plan, self.image_size = plan or Plan(), image_size
 
     def placement(self, image: Tensor, affine: Tensor | None) -> Placement | None:
-        """Compute the placement of a volume, (C, X, Y, Z); ``None`` where the plan moves no voxel.
-
-        Raises:
-            ValueError: when the plan needs geometry that the file lacks, or the resampled image would have
-                more than `MOST_NUMBERS` numbers.
-        """
+        """Compute the placement of a volume, (C, X, Y, Z); ``None`` where the plan moves no voxel."""
         plan = self.plan
         if not plan.moves_voxels:
             return None
@@ -171,20 +159,19 @@ class Preparation:
     def moments(self, image: Tensor, over: str = "image") -> dict[str, Tensor]:
         """Compute mean and deviation (`medfedaug.statistics.image_moments`) of an image, (C, *spatial).
 
-        Both are over the ``"image"``, or over its ``"foreground"`` (`medfedaug.functional.foreground_voxels`)
+        Both are over the ``"image"``, or over its ``"foreground"`` (`foreground_voxels`)
         where it has any.
         """
         inside = image[:, foreground_voxels(image)] if over == "foreground" else image
         return image_moments(inside if inside.numel() else image)
 
     def of_whole(self, image: Tensor) -> dict[str, Tensor]:
-        """Compute a prepared image's `moments` over either, and its landmarks where needed."""
-        values = {
+        """Compute a prepared image's `moments` over either."""
+        return {
             prefix + key: value
             for over, prefix in _PREFIXES.items()
             for key, value in self.moments(image, over).items()
         }
-        return {**values, LANDMARKS: histogram_landmarks(image)} if self.landmarks else values
 
     @staticmethod
     def kept_moments(read: Callable[[str], Tensor], over: str = "image") -> dict[str, Tensor]:
@@ -193,10 +180,16 @@ class Preparation:
 
     def __repr__(self) -> str:
         """Return the settings that change the result, for the names of cached files."""
-        plan, more = self.plan, f", {LANDMARKS}" if self.landmarks else ""
+        plan, more = self.plan, ""
         if plan.normalises:
-            more = f", {plan.normalisation}, {plan.ct_intensities}{more}"
+            more = f", {plan.normalisation}, {plan.ct_intensities}"
         return f"({plan.orientation}, {plan.spacing}, {plan.crop}, {self.image_size}{more})"
+
+
+def foreground_voxels(image: Tensor) -> Tensor:
+    """Return the mask, (*spatial), of the voxels at which any channel is brighter than its darkest voxel."""
+    darkest = image.flatten(1).amin(dim=1).reshape(-1, *[1] * (image.ndim - 1))
+    return (image > darkest).any(dim=0)
 
 
 def _turn(affine: np.ndarray, orientation: str) -> tuple[tuple[int, ...], tuple[bool, ...]]:

@@ -17,6 +17,7 @@ from medfedaug.data.checks.duplicates import find_copies
 from medfedaug.data.dataset_json import unseen_note
 from medfedaug.data.folders import is_site, site_folders
 from medfedaug.data.preparation.decoded_cache import keep_decoded
+from medfedaug.data.preparation.preparation import foreground_voxels
 from medfedaug.data.quality.annotation_notes import annotation_notes
 from medfedaug.data.quality.case_comparison import (
     CaseMeasures,
@@ -30,7 +31,6 @@ from medfedaug.data.quality.intensity_scales import most_uneven
 from medfedaug.data.sites import open_site
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
-from medfedaug.functional import foreground_voxels
 from medfedaug.statistics import image_moments
 
 QUANTILES = (np.arange(400) + 0.5) / 400

@@ -24,11 +24,7 @@ def server_checkpoint(state_dir: str | Path, name: str = "medfedaug") -> Path:
 
 
 def save_checkpoint(path: Path, content: dict[str, Any], *, private: bool = False) -> None:
-    """Write ``content``, tensors and plain Python types, atomically.
-
-    Raises:
-        StorageError: when it cannot be written; the old file is then intact.
-    """
+    """Write ``content``, tensors and plain Python types, atomically."""
     whole = {**version_mark(_KIND, _VERSION), **content}
     try:
         path.parent.parent.mkdir(parents=True, exist_ok=True)
@@ -39,11 +35,7 @@ def save_checkpoint(path: Path, content: dict[str, Any], *, private: bool = Fals
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a file of `save_checkpoint` without executing anything in it.
-
-    Raises:
-        ConfigError: when the file is missing, or is not a checkpoint of this release.
-    """
+    """Read a file of `save_checkpoint` without executing anything in it."""
     try:
         content = load_tensors(path)
     except FileNotFoundError as error:

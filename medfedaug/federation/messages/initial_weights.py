@@ -41,11 +41,7 @@ class InitialWeights:
 
     @classmethod
     def read(cls, path: str | Path, state: Mapping[str, Tensor]) -> InitialWeights:
-        """Read the entries of a user's file that fit a network (`medfedaug.models.weights`).
-
-        Raises:
-            ConfigError: when the file holds no state dict, no entry fits, or one is not finite.
-        """
+        """Read the entries of a user's file that fit a network (`medfedaug.models.weights`)."""
         weights = read_weights(path)
         fit = fit_weights(weights, state)
         name = Path(path).name
@@ -82,11 +78,7 @@ class InitialWeights:
         return " ".join(text[i : i + 8] for i in range(0, len(text), 8))
 
     def put_into(self, state: Mapping[str, Tensor], digest: str | None) -> dict[str, Tensor]:
-        """Return the state dict of a network with these entries.
-
-        Raises:
-            ConfigError: when the weights are not those of the run, or not of its network.
-        """
+        """Return the state dict of a network with these entries."""
         if self.digest != digest:
             raise ConfigError("the initial weights are not those that the run was configured with")
         for name, value in self.entries.items():
@@ -104,11 +96,7 @@ class InitialWeights:
 
     @classmethod
     def load(cls, path: Path, state: Mapping[str, Tensor]) -> InitialWeights:
-        """Read a file of `save` at the server of a job.
-
-        Raises:
-            ConfigError: when the file is missing, larger than the network, or not of its entries.
-        """
+        """Read a file of `save` at the server of a job."""
         most = sum(value.nbytes for value in state.values()) + _HEADER
         try:
             if path.stat().st_size > most:

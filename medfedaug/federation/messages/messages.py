@@ -36,8 +36,7 @@ SCORE_EPSILON = "privacy/score_epsilon"
 FROZEN = "frozen"
 """The prefix of the entries in `Request.once` that no site trains."""
 
-LEND, SCORE = "lend", "score"
-SCORING_TASKS = (LEND, SCORE)
+SCORE = "score"
 """The tasks of an evaluation (`medfedaug.federation.server.evaluation`)."""
 
 
@@ -57,8 +56,6 @@ class Request:
         run: the identity of the run, which a resumed run keeps; sites find their state by it.
         planned: settings of the run from the sites' fingerprints, as JSON types.
         scoring: in an evaluation, the `medfedaug.federation.messages.scoring.ScoringSpec` as JSON types.
-        method_states: in an evaluation, the methods' state for another site's model, with keys
-            ``<method>/<key>``.
         masks: under secure aggregation, the messages of the round's sites to each other.
     """
 
@@ -72,7 +69,6 @@ class Request:
     run: str = ""
     planned: dict[str, Any] = field(default_factory=dict)
     scoring: dict[str, Any] = field(default_factory=dict)
-    method_states: Payload = field(default_factory=dict)
     masks: dict[str, Any] = field(default_factory=dict)
 
 
@@ -91,7 +87,7 @@ class Reply:
         error: one line, if the request failed; the server then ignores all other fields.
         masks: under secure aggregation, the site's messages to other sites; in an update the masked numbers
             of weights and payload, below `MASKED`.
-        contributors: the patients behind each entry of weights and payload, which stay at the site.
+        contributors: the patients behind each entry of weights and payload; empty once it leaves the site.
     """
 
     task: str

@@ -16,8 +16,7 @@ class ScoringSpec:
 
     Args:
         run: the name of the run in the evaluation.
-        model: the name of the model: ``global``, ``personal``, ``local``, or ``local of A`` for the model of
-            site A at another site.
+        model: the name of the model: ``global``, ``personal`` or ``local``.
         own: whether the site adds its kept state of the run, as in the test after training.
         against: the names of models that were scored before, for a comparison case by case.
     """

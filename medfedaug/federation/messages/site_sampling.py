@@ -75,7 +75,7 @@ class Participation:
         reasons = "; ".join(reason for _, reason in sorted(left_out.items()))
         min_sites = self.execution.min_sites
         if left_out and not min_sites:
-            raise RunFailed(f"every site is needed, since min_sites is 0: {reasons}")
+            raise RunFailed(f"every site has to train, unless min_sites says how many suffice: {reasons}")
         needed = max(2, min_sites, self.least)
         if len(sites) < needed:
             who = "the method" if needed == self.least else "the federation"

@@ -54,12 +54,7 @@ class Planning:
         return reason is None
 
     def finish(self, needed: int) -> None:
-        """Make the plan.
-
-        Raises:
-            RunFailed: when fewer sites than needed sent a fingerprint, with their reasons.
-            ConfigError: when no plan is possible.
-        """
+        """Make the plan."""
         if len(self.sites) < max(needed, 1) or (self.refused and not needed):
             reasons = "; ".join(reason for _, reason in sorted(self.refused.items()))
             raise RunFailed(f"no plan could be made: {reasons or 'no site sent a fingerprint'}")

@@ -104,14 +104,6 @@ class SumLayout:
     ) -> Words:
         """Encode a site's numbers for masking.
 
-        Args:
-            site: the site's name, for messages.
-            weights: the model's entries.
-            payload: the methods' exchange, with keys ``<method>/<key>``.
-            weight: the weight of the site's model.
-            total: the sum of these weights over the sites that agreed on masks.
-            sites: the number of these sites.
-
         Raises:
             MedFedAugError: for a number that is not finite or too large, and for a weight above the total.
                 The message contains no number of the model, since it leaves without a mask.

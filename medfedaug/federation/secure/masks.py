@@ -210,11 +210,7 @@ class SiteMasks:
         return keys
 
     def masking(self, request: Request, member: Member, once: Payload) -> RoundMasking:
-        """Prepare the masks of a training, before it begins.
-
-        Raises:
-            MedFedAugError: when the training is not the agreed one, or the server's shares do not fit.
-        """
+        """Prepare the masks of a training, before it begins."""
         with self._voiding():
             return self._masking(request, member, once)
 

@@ -138,11 +138,7 @@ class ServerMasks:
         self.bytes_up += _size(shares)
 
     def total(self) -> tuple[Words, float]:
-        """Return the unmasked sum, and the sum of the weights of the sites that dealt shares.
-
-        Raises:
-            RunFailed: when too few sites opened the sum, or their shares do not fit.
-        """
+        """Return the unmasked sum, and the sum of the weights of the sites that dealt shares."""
         needed, opening = self._agreement.threshold, sorted(self._opened)
         if len(opening) < needed:
             raise RunFailed(

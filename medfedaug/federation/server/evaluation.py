@@ -8,15 +8,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from medfedaug.config.run import RunConfig
-from medfedaug.errors import ConfigError, RunFailed, UpdateRefused, first_line
+from medfedaug.errors import ConfigError, RunFailed, first_line
 from medfedaug.federation.composition import Composition
-from medfedaug.federation.messages.messages import LEND, SCORE, Reply, Request, num_bytes
+from medfedaug.federation.messages.messages import SCORE, Reply, Request
 from medfedaug.federation.messages.refusal import raise_error, refusal
 from medfedaug.federation.messages.scoring import ScoringSpec
 from medfedaug.federation.messages.tensor_checks import check_tensors
@@ -30,7 +29,6 @@ FEDERATION = "federation"
 """The evaluated run's name in an evaluation; the other runs hold local models."""
 
 _HEADER = 4 * 2**20  # bytes of names and shapes in a file, at most
-_MOST_LENT = 4  # multiple of the network's bytes: state of methods for a model
 _MOST_READ = 16  # multiple of the network's bytes: weights and exchange of a run
 
 
@@ -39,7 +37,6 @@ class EvaluatedRun:
     """The model of a finished run.
 
     Args:
-        config: the run's settings.
         run: its identity.
         round: the round of the model.
         weights: the shared entries of the network; all entries in a local model.
@@ -74,11 +71,7 @@ class EvaluatedRun:
 
     @classmethod
     def load(cls, path: Path, config: RunConfig) -> EvaluatedRun:
-        """Read a file of `save` at the server of a job.
-
-        Raises:
-            ConfigError: when the file is missing, too large, or not of such a run.
-        """
+        """Read a file of `save` at the server of a job."""
         size = sum(value.nbytes for value in Composition(config).network.state_dict().values())
         try:
             if path.stat().st_size > _MOST_READ * size + _HEADER:
@@ -105,18 +98,14 @@ class Evaluation:
 
     Args:
         runs: by name: the evaluated run under `FEDERATION`, and runs of local models.
-        cross_site: whether all other sites also score the personal and the local model of each site. A site
-            lends them only if its own settings allow it.
         on_event: called with a small dictionary for every event that a user may want to see.
 
     Attributes:
         silent: the sites that did not answer their last request.
     """
 
-    def __init__(
-        self, runs: Mapping[str, EvaluatedRun], *, cross_site: bool = False, on_event: OnEvent | None = None
-    ) -> None:
-        self.runs, self.cross_site, self.silent = dict(runs), cross_site, set[str]()
+    def __init__(self, runs: Mapping[str, EvaluatedRun], *, on_event: OnEvent | None = None) -> None:
+        self.runs, self.silent = dict(runs), set[str]()
         self._tell = on_event or (lambda event: None)
         self.compositions = {key: Composition(run.config) for key, run in self.runs.items()}
         federation = self.compositions[FEDERATION]
@@ -127,11 +116,8 @@ class Evaluation:
         # Without an exchange, the model is complete only with the entries that sites keep.
         self.personal = federation.scored["test"] != GLOBAL
         self.scored: dict[str, dict[str, dict[str, Any]]] = {}
-        self.matrix: dict[str, dict[str, dict[str, dict[str, Any]]]] = {}
         self.missing: dict[str, dict[str, str]] = {}
-        self.kept: dict[str, dict[str, str]] = {}
-        self._lent: dict[tuple[str, str, str], tuple[dict[str, Tensor], Payload]] = {}
-        self._spec, self._source = ScoringSpec(FEDERATION), ("", "")
+        self._spec = ScoringSpec(FEDERATION)
 
     def _check(self, key: str, composition: Composition) -> None:
         run, first = self.runs[key], self.runs[FEDERATION]
@@ -154,21 +140,6 @@ class Evaluation:
         shapes = {name: tuple(expected[name].shape) for name in run.weights if name in expected}
         check_tensors("of the model", run.weights, shapes)
 
-    def loans(self, connected: Sequence[str]) -> Iterator[tuple[Request, list[str]]]:
-        """Yield requests for the sites' own models, if other sites score them."""
-        if not self.cross_site:
-            return
-        for kind, key in self._kept_kinds():
-            yield self._request(LEND, ScoringSpec(key, kind), (kind, key)), sorted(connected)
-
-    def _kept_kinds(self) -> Iterator[tuple[str, str]]:
-        """Yield the kinds of models that sites keep, each with its run."""
-        if self.personal:
-            yield PERSONAL, FEDERATION
-        for key, run in self.runs.items():
-            if key != FEDERATION and not run.owner:
-                yield LOCAL, key
-
     def scores(self, connected: Sequence[str]) -> Iterator[tuple[Request, list[str]]]:
         """Yield scoring requests: first the local models, with which the others are compared."""
         everybody = sorted(connected)
@@ -176,83 +147,35 @@ class Evaluation:
             if key == FEDERATION:
                 continue
             if sites := [site for site in everybody if run.owner in ("", site)]:
-                yield self._request(SCORE, ScoringSpec(key, LOCAL, own=not run.owner)), sites
-        yield self._request(SCORE, ScoringSpec(FEDERATION, GLOBAL, own=False, against=(LOCAL,))), everybody
+                yield self._request(ScoringSpec(key, LOCAL, own=not run.owner)), sites
+        yield self._request(ScoringSpec(FEDERATION, GLOBAL, own=False, against=(LOCAL,))), everybody
         if self.personal:
-            yield self._request(SCORE, ScoringSpec(FEDERATION, PERSONAL, against=(LOCAL, GLOBAL))), everybody
-        local = {
-            (LOCAL, key, run.owner): (run.weights, Payload()) for key, run in self.runs.items() if run.owner
-        }
-        models = {**self._lent, **local} if self.cross_site else {}
-        for (kind, key, source), (weights, states) in sorted(models.items()):
-            if targets := [site for site in everybody if site != source]:
-                spec = ScoringSpec(key, f"{kind} of {source}", own=False)
-                yield self._request(SCORE, spec, (kind, source), weights, states), targets
+            yield self._request(ScoringSpec(FEDERATION, PERSONAL, against=(LOCAL, GLOBAL))), everybody
 
-    def _request(
-        self,
-        task: str,
-        spec: ScoringSpec,
-        source: tuple[str, str] = ("", ""),
-        weights: dict[str, Tensor] | None = None,
-        states: Payload | None = None,
-    ) -> Request:
-        self._spec, self._source = spec, source
-        if task == SCORE:
-            self._tell({"event": "scoring", "model": spec.model})
+    def _request(self, spec: ScoringSpec) -> Request:
+        self._spec = spec
+        self._tell({"event": "scoring", "model": spec.model})
         run = self.runs[spec.run]
         return Request(
-            task,
+            SCORE,
             run.round,
-            weights=run.weights if weights is None else weights,
+            weights=run.weights,
             once=run.payload,
             payload=run.payload,
             selected_round=run.round,
             run=run.run,
             scoring={**asdict(spec), "against": list(spec.against)},
-            method_states=states or {},
         )
 
     def no_answer(self, task: str, site: str, reason: str) -> None:
         """Record that a site gave no usable reply to a request."""
-        if task == LEND:
-            self.kept.setdefault(self._spec.model, {})[site] = reason
-        else:
-            self.missing.setdefault(site, {})[self._spec.model] = reason
+        self.missing.setdefault(site, {})[self._spec.model] = reason
         self._tell({"event": "not_scored", "site": site, "model": self._spec.model, "reason": reason})
         self.silent.add(site)
 
-    def accept_loan(self, site: str, reply: Reply) -> bool:
-        """Accept a site's own model; return whether other sites can score it."""
-        kind, key = self._source
-        composition = self.compositions[key]
-
-        def use() -> None:
-            raise_error(reply)
-            state = composition.network.state_dict()
-            shapes = {name: tuple(v.shape) for name, v in state.items() if v.is_floating_point()}
-            check_tensors(site, reply.weights, shapes)
-            self._check_states(site, reply.payload, composition)
-            self._lent[kind, key, site] = (reply.weights, reply.payload)
-
-        return self._used(LEND, site, refusal(site, use))
-
-    def _check_states(self, site: str, states: Payload, composition: Composition) -> None:
-        """Check the state that methods keep for a model; sites check its shapes."""
-        for name, value in states.items():
-            if not isinstance(value, Tensor) or name.split("/", 1)[0] not in composition.personalising:
-                raise UpdateRefused(site, repr(name)[:80], expected="no such entry", got="one")
-            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-                raise UpdateRefused(site, name, expected="finite values", got="others")
-        most = _MOST_LENT * num_bytes(composition.network.state_dict())
-        if num_bytes(states) > most:
-            raise UpdateRefused(
-                site, "model", expected=f"at most {most} bytes of state", got=str(num_bytes(states))
-            )
-
     def accept_scores(self, site: str, reply: Reply) -> bool:
         """Accept a site's scores of the last requested model; return whether they could be used."""
-        spec, (kind, source) = self._spec, self._source
+        spec = self._spec
 
         def use() -> None:
             raise_error(reply)
@@ -262,19 +185,14 @@ class Evaluation:
             if isinstance(against, Mapping):
                 pairs = {other: _difference(self.task.metric, against.get(other)) for other in spec.against}
                 scores["against"] = {other: difference for other, difference in pairs.items() if difference}
-            if source:
-                self.matrix.setdefault(kind, {}).setdefault(source, {})[site] = scores
-            else:
-                self.scored.setdefault(site, {})[spec.model] = scores
+            self.scored.setdefault(site, {})[spec.model] = scores
             metric = self.task.metric
             event = {"event": "scored", "site": site, "model": spec.model}
             self._tell({**event, "score": scores[metric], "metric": metric})
 
-        return self._used(SCORE, site, refusal(site, use))
-
-    def _used(self, task: str, site: str, reason: str | None) -> bool:
+        reason = refusal(site, use)
         if reason is not None:
-            self.no_answer(task, site, reason)
+            self.no_answer(SCORE, site, reason)
         self.silent.discard(site)
         return reason is None
 
@@ -288,7 +206,7 @@ class Evaluation:
         """Return the record of the evaluation for ``evaluation.json``."""
         federation = self.runs[FEDERATION]
         unseen = sorted(self.scored.keys() - set(federation.sites)) if federation.sites else []
-        record: dict[str, Any] = {
+        return {
             "split": "test",
             "metric": self.task.metric,
             **described(self.task.metrics),
@@ -303,10 +221,6 @@ class Evaluation:
             },
             "missing": self._missing(),
         }
-        if self.cross_site:
-            record["cross_site"] = {kind: rows for kind in (LOCAL, PERSONAL) if (rows := self._rows(kind))}
-            record["kept"] = self.kept
-        return record
 
     def _missing(self) -> dict[str, dict[str, str]]:
         """Return the reasons for missing scores, also of sites that are not connected."""
@@ -330,15 +244,6 @@ class Evaluation:
                 "runs": [run.summary() for run in runs],
             }
         return models
-
-    def _rows(self, kind: str) -> dict[str, dict[str, Any]]:
-        """Return the scores of each site's model by testing site; its own are on the diagonal."""
-        elsewhere, rows = self.matrix.get(kind, {}), {}
-        for site in sorted(self.scored):
-            diagonal = {site: self.scored[site][kind]} if kind in self.scored[site] else {}
-            if row := {**elsewhere.get(site, {}), **diagonal}:
-                rows[site] = dict(sorted(row.items()))
-        return rows
 
 
 def _difference(metric: str, values: Any) -> dict[str, Any]:

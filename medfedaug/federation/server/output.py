@@ -30,11 +30,7 @@ def write_run(folder: str | Path, server: FederationServer) -> None:
 
 
 def write_files(folder: Path, server: FederationServer) -> dict[str, Any]:
-    """Write the selected model, the last model and the exchanged statistics.
-
-    Returns:
-        The content of ``results.json``, for the caller to complete and write.
-    """
+    """Write models and statistics; return the content of ``results.json``, for the caller to complete."""
     write_models(folder, server)
     if server.statistics:
         save_statistics(folder / STATISTICS, server.statistics, server.intensity)

@@ -55,11 +55,7 @@ class SecureAggregation(Aggregation):
         return {}
 
     def finish_round(self, round_: int, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Payload]:
-        """Unmask the sum, check the mean, and compute the next model.
-
-        Raises:
-            RunFailed: when the masks cannot be removed, or the mean cannot be used.
-        """
+        """Unmask the sum, check the mean, and compute the next model."""
         words, total = self.masks.total()
         sites = len(self.weights)
         model, means = self.layout.decode(words, sum(self.weights.values()) / total, sites / self.masks.sites)

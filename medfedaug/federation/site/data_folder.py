@@ -45,11 +45,7 @@ def resolve_data_folder(site: str, data_dir: str | Path | None = None) -> Path:
 
 
 def open_own_data(site: str, config: RunConfig, data_dir: str | Path | None = None) -> SiteFolder:
-    """Open a site's data for a run, and check their files.
-
-    Raises:
-        DataError: naming site and file, when the data cannot be used, or have other channels than the run.
-    """
+    """Open a site's data for a run, and check their files."""
     folder = open_site(resolve_data_folder(site, data_dir), name=site, limit=config.limit)
     folder = folder.with_channels(config.channel_names).with_classes(config.classes)
     check_channels(folder, config)

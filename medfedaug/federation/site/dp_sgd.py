@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 # Hooks on images, gradients and weights, where the influence of one case has no bound.
-_HOOKS = ("personalise", "scoring", "start_round", "end_round", *STEP_HOOKS)
+_HOOKS = ("scoring", "start_round", "end_round", *STEP_HOOKS)
 
 
 class PrivateTraining(LocalTraining):

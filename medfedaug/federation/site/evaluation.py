@@ -9,19 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.federation.messages.messages import (
-    LEND,
-    SCORING_TASKS,
-    Reply,
-    Request,
-    namespaced,
-    own_entries,
-)
+from medfedaug.federation.messages.messages import SCORE, Reply, Request
 from medfedaug.federation.messages.scoring import ScoringSpec
 from medfedaug.federation.site.gate import Gate
 from medfedaug.federation.site.site import Site
 from medfedaug.federation.site.trainer import SiteTrainer
-from medfedaug.methods.base import Payload
 from medfedaug.metrics.registry import METRICS
 from medfedaug.metrics.significance import compare_patients, patient_means
 from medfedaug.utils.event_text import OnEvent
@@ -33,10 +25,7 @@ class EvaluationSite:
     It keeps the scores of its cases, which may not leave it, for later comparisons.
 
     Args:
-        name: the site's name in the federation.
         trainers: a trainer for each run, by the run's name in the evaluation.
-        gate: see `Site`.
-        on_event: see `Site`.
     """
 
     def __init__(
@@ -64,7 +53,7 @@ class EvaluationSite:
 class _EvaluatedSite(Site):
     """A site with the models of one run."""
 
-    tasks = SCORING_TASKS
+    tasks = (SCORE,)
 
     def __init__(
         self,
@@ -81,18 +70,14 @@ class _EvaluatedSite(Site):
         reply, started = Reply(request.task, request.round), time.perf_counter()
         spec, trainer = ScoringSpec.from_dict(request.scoring), self.trainer
         trainer.saves_each_round = False
-        if request.task == LEND:
-            trainer.receive(request.weights, request.payload, request.once)
-            reply.weights, reply.payload = _lend(trainer, request.round)
-            return reply
         if not trainer.folder.cases["test"]:
             raise DataError("no case in the split 'test'", site=self.name, path=trainer.folder.path)
         trainer.receive(request.weights, request.payload, request.once)
         if spec.own:
             scores = trainer.evaluate_round("test", request.round)
         else:
-            scores = _score_given(trainer, request.weights, request.method_states)
-            self._ready = False  # the network has held another site's model
+            scores = _score_given(trainer, request.weights)
+            self._ready = False  # the network has held a model without the site's own entries
         released = self.gate.release("test", scores, trainer)
         cases = {case: score for case, score in scores["cases"].items() if score is not None}
         self.scored[spec.model] = cases
@@ -120,21 +105,7 @@ class _EvaluatedSite(Site):
         return self.gate.compare("test", test, unit, self.trainer)
 
 
-def _lend(trainer: SiteTrainer, round_: int) -> tuple[dict[str, Tensor], Payload]:
-    """Return the site's personal model: all entries of its network, and the methods' state."""
-    trained = trainer.memory.latest(round_) or (trainer.composition.epochs_before_test and trainer.trains)
-    if not trained or not trainer.recall_round(round_):
-        raise DataError("has no model of its own in this run", site=trainer.name)
-    trainer.fine_tune(round_ + 1)
-    state = trainer.network.state_dict()
-    weights = {key: value.detach().cpu().clone() for key, value in state.items() if value.is_floating_point()}
-    states: Payload = {}
-    for name in trainer.composition.personalising:
-        states.update(namespaced(trainer.parts[name].state(), name))
-    return weights, {key: value.detach().cpu().clone() for key, value in states.items()}
-
-
-def _score_given(trainer: SiteTrainer, weights: Mapping[str, Tensor], lent: Payload) -> dict[str, Any]:
+def _score_given(trainer: SiteTrainer, weights: Mapping[str, Tensor]) -> dict[str, Any]:
     """Score a model with the statistics of this site's images alone."""
     state = trainer.network.state_dict()
     lacking = [key for key in trainer.kept_keys if state[key].is_floating_point() and key not in weights]
@@ -144,10 +115,4 @@ def _score_given(trainer: SiteTrainer, weights: Mapping[str, Tensor], lent: Payl
         {key: weights[key] for key in state.keys() & weights.keys()}, strict=False
     )
     assert trainer.samples is not None
-    cases = trainer.samples.evaluation("test")
-    if not lent:
-        return trainer.score(cases, True)
-    for name in trainer.composition.personalising:
-        trainer.parts[name].restore(own_entries(lent, name))
-    with trainer.scoring():
-        return trainer.score(cases, True)
+    return trainer.score(trainer.samples.evaluation("test"), True)

@@ -223,7 +223,6 @@ class GuardedGate(Gate):
             self._check_verdict(config)
         frozen, exchanged = split_frozen(request.once)
         self.rules.check_model(self.site, num_bytes({**frozen, **request.weights}) / 1e6)
-        self.rules.check_model(self.site, num_bytes(request.method_states) / 1e6)
         self.rules.check_payload(self.site, num_bytes({**exchanged, **request.payload}) / 1e6)
 
     def release(self, split: str, scores: Mapping[str, Any], trainer: SiteTrainer) -> dict[str, Any]:

@@ -30,11 +30,6 @@ def without_job_text(text: str, config: Mapping[str, Any], own: Iterable[str] = 
 
     Installed names (settings, methods, networks) and the site's own text stay.
 
-    Args:
-        text: the message.
-        config: the job's configuration, as plain JSON types.
-        own: the site's own text, such as its name and its rules.
-
     Example:
         >>> without_job_text("class 'lesion' of fedavg is odd", {"classes": ["lesion"], "method": "fedavg"})
         "class '…' of fedavg is odd"

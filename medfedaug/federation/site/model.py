@@ -45,7 +45,6 @@ class SiteModel:
     and writes.
 
     Args:
-        config: the run.
         data: see `medfedaug.federation.resolve_data_folder`, or the site's open data.
         device: ``"cpu"``, ``"cuda"``, ... or ``"auto"``: CUDA if available.
         threads: CPU threads; 0 leaves PyTorch's choice.
@@ -91,17 +90,11 @@ class SiteModel:
         self._given_statistics = statistics
         self._script = ScriptComponents()
         self._set_aside: dict[str, Tensor] = {}
-        self._personalised = False  # since `receive`
         self.min_patients = 1
         """The fewest patients behind a number that leaves the site."""
 
     def open(self, name: str) -> None:
-        """Open the data folder and build the network with the methods' layers.
-
-        Raises:
-            DataError: when the data cannot be used.
-            ConfigError: when methods, network and data cannot be combined.
-        """
+        """Open the data folder and build the network with the methods' layers."""
         self.name = name
         data = self.data  # open data are already checked
         self.folder = data if isinstance(data, SiteFolder) else open_own_data(name, self.config, data)
@@ -120,7 +113,7 @@ class SiteModel:
         if self.machine.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before cuBLAS is first used
             torch.use_deterministic_algorithms(True)
-        self._script, self._set_aside, self._personalised = script, {}, False
+        self._script, self._set_aside = script, {}
         script.check(self.name, (method["name"] for method in self.config.methods))
         composition = self.composition = Composition(self.config, script.network)
         self.network = lay_out(composition.network.to(self.device))
@@ -176,7 +169,6 @@ class SiteModel:
             training_batches=lambda: samples.batches(samples.training()),
             training_loss=self.training_loss,
             case_moments=samples.case_moments,
-            case_landmarks=samples.case_landmarks,
             case_batches=lambda: map(samples.images, samples.by_case()),
             pass_own_images=self.pass_own_images,
             local_entries=composition.kept_keys,
@@ -205,7 +197,6 @@ class SiteModel:
 
         Args:
             what: the name of the loss, for a site that limits its release.
-            weights: in place of the network's own.
         """
         return self._mean_loss(self._samples.training(), weights)
 
@@ -248,7 +239,6 @@ class SiteModel:
         )
         if weights:
             self.network.load_state_dict({key: weights[key] for key in self.shared}, strict=False)
-            self._personalised = False
         if once:
             self._apply_once(once)
         for name, part in self.parts.items():
@@ -280,19 +270,9 @@ class SiteModel:
             for name, part in self.parts.items():
                 if kept.methods[name]:
                     part.restore(kept.methods[name])
-            self._personalised = False
 
     def _complete(self, *, has_own: bool) -> bool:
-        if self.kept_keys and not has_own and not self.complete_network():
-            return False
-        self._personalise()
-        return True
-
-    def _personalise(self) -> None:
-        if not self._personalised:
-            for part in self.parts.values():
-                part.personalise()
-            self._personalised = True
+        return has_own or not self.kept_keys or self.complete_network()
 
     def complete_network(self) -> bool:
         """Load the methods' defaults of kept entries until a recall; return whether none is missing."""

@@ -15,7 +15,6 @@ from medfedaug.data.quality.content_hash import case_identities
 from medfedaug.errors import ConfigError, PrivacyRefused
 from medfedaug.federation.messages.messages import (
     FINGERPRINT,
-    LEND,
     MASK_TASKS,
     PREPARE,
     SCORE_EPSILON,
@@ -37,7 +36,7 @@ from medfedaug.privacy import (
 )
 from medfedaug.privacy.account_mark import bind_account
 
-_TRAINING = (FINGERPRINT, PREPARE, TRAIN, LEND)
+_TRAINING = (FINGERPRINT, PREPARE, TRAIN)
 """The tasks whose answers are about training cases."""
 
 

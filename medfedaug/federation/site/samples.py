@@ -19,7 +19,7 @@ from medfedaug.config.run import RunConfig, derive_seed
 from medfedaug.data.base import Case, SiteFolder
 from medfedaug.data.dataset_json import LABELLED
 from medfedaug.data.preparation.cache import CaseCache, StoredCase
-from medfedaug.data.preparation.preparation import LANDMARKS, Placement
+from medfedaug.data.preparation.preparation import Placement
 from medfedaug.data.sites import checked_statistics
 from medfedaug.methods.base import SitePart
 from medfedaug.sampling.augmentation import TrainingDataset
@@ -38,7 +38,6 @@ class TrainingSamples(Sequence[Sample]):
     item, or patches. ``samples[i]`` is always the same patch; `draw` cuts a random one.
 
     Args:
-        task: the task.
         stored: the stored cases, with their names.
         seed: seed, with the names, of the patches of ``samples[i]``.
     """
@@ -87,10 +86,7 @@ class TrainingSamples(Sequence[Sample]):
         image, label = (stored.read(key, 0, window) for key in (Keys.IMAGE, Keys.LABEL))
         noise = (255 * torch.rand(image.shape)).to(image)
         labels = torch.randint(self.task.num_classes, label.shape).to(label)
-        sample: Sample = {Keys.IMAGE: noise, Keys.LABEL: labels}
-        if self.task.preparation.landmarks:
-            sample[LANDMARKS] = self.task.preparation.of_whole(noise.float())[LANDMARKS]
-        return sample
+        return {Keys.IMAGE: noise, Keys.LABEL: labels}
 
     def _find(self, index: int) -> tuple[int, int]:
         """Return the case of a sample, and the sample's index within the case."""
@@ -100,10 +96,7 @@ class TrainingSamples(Sequence[Sample]):
     def _read(self, case: int, within: int, random: np.random.RandomState) -> Sample:
         stored, item = self.stored[case][1], within // self.task.samples_per_item
         window = self.task.window(stored, item, random)
-        sample: Sample = {key: stored.read(key, item, window) for key in (Keys.IMAGE, Keys.LABEL)}
-        if self.task.preparation.landmarks:
-            sample[LANDMARKS] = stored.read(LANDMARKS)
-        return sample
+        return {key: stored.read(key, item, window) for key in (Keys.IMAGE, Keys.LABEL)}
 
 
 class SiteSamples:
@@ -173,17 +166,6 @@ class SiteSamples:
         """Yield mean and deviation of each training image, (C,) each, before the methods' transforms."""
         for case in self.folder.cases["training"]:
             yield self.task.preparation.kept_moments(self._stored(case).read, over)
-
-    def noise_batch(self, size: int, seed: int) -> Any:
-        """Return a batch of noise in the most frequent shape, without the methods' transforms."""
-        before, after = Compose(list(self.task.transforms())), Compose([])
-        samples = self._of_folder()
-        dataset = TrainingDataset(samples, before, self.task.augmentation(), after, seed)
-        return self.task.collate(dataset.transformed([samples.noise() for _ in range(size)]))
-
-    def case_landmarks(self) -> Iterator[Tensor]:
-        """Yield the landmarks of each training image, (C, 11), before the methods' transforms."""
-        return (self._stored(case).read(LANDMARKS) for case in self.folder.cases["training"])
 
     def _stored(self, case: Case) -> StoredCase:
         key = (self.task.key, *self.folder.identity(case))

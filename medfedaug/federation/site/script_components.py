@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from medfedaug.data.base import SiteFolder
 from medfedaug.errors import ConfigError, MedFedAugError
 from medfedaug.federation.site.samples import SiteSamples
-from medfedaug.functional import histogram_landmarks
 from medfedaug.metrics.registry import METRICS, score_of
 from medfedaug.sampling.augmentation import TrainingDataset
 from medfedaug.statistics import ChannelStatistics, average_moments, image_moments
@@ -103,10 +102,6 @@ class ScriptSamples(SiteSamples):
         for samples in self.by_case():
             yield image_moments(plain_tensor(samples[0][Keys.IMAGE]))
 
-    def case_landmarks(self) -> Iterator[Tensor]:
-        """Yield the landmarks of each image that the script prepares, (C, 11)."""
-        return (histogram_landmarks(plain_tensor(sample[Keys.IMAGE])) for (sample,) in self.by_case())
-
     def statistics(self, over: str = "image") -> ChannelStatistics:
         """Return the channel statistics of the images that the script prepares."""
         _check_over(over)
@@ -133,11 +128,7 @@ def _check_over(over: str) -> None:
 def script_scores(
     score: Score, network: nn.Module, folder: SiteFolder, split: str, metric: str
 ) -> dict[str, Any]:
-    """Convert a script's own scores to those of `medfedaug.tasks.Task.evaluate`; NaN becomes ``None``.
-
-    Raises:
-        MedFedAugError: for an unknown case, and a score that the metric cannot have.
-    """
+    """Convert a script's own scores to those of `medfedaug.tasks.Task.evaluate`; NaN becomes ``None``."""
     names = {case.name for case in folder.cases[split]}
     network.eval()
     with torch.no_grad():

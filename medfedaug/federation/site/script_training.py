@@ -57,11 +57,7 @@ class ScriptSession:
         return self.site.training
 
     def files(self, split: str) -> list[dict[str, Any]]:
-        """Return the cases of a split; see `medfedaug.client.files`.
-
-        Raises:
-            DataError: for a class that the federation lacks, and for images that a script cannot read.
-        """
+        """Return the cases of a split; see `medfedaug.client.files`."""
         folder = self.site.folder
         try:
             check_files_alone(folder, "the training script")
@@ -79,11 +75,7 @@ class ScriptSession:
         return files
 
     def join(self, components: ScriptComponents) -> LoopTraining:
-        """Take part with a script's components.
-
-        Raises:
-            MedFedAugError: when a method, the network or the data do not allow a custom loop.
-        """
+        """Take part with a script's components."""
         self.components = components
         try:
             self.site.build_around(components)
@@ -98,19 +90,11 @@ class CustomLoop(ABC):
 
     @abstractmethod
     def start(self, session: ScriptSession) -> None:
-        """Run the script until it waits for its first round; end a running one first.
-
-        Raises:
-            MedFedAugError: when the script ends before.
-        """
+        """Run the script until it waits for its first round; end a running one first."""
 
     @abstractmethod
     def train(self, round_: LocalRound) -> None:
-        """Let the script train for a round.
-
-        Raises:
-            MedFedAugError: when the script ends before the round.
-        """
+        """Let the script train for a round."""
 
     def stepped(self) -> None:
         """Called in the script's thread after each step of its optimiser."""
@@ -235,16 +219,6 @@ class LoopTraining(LocalTraining):
         self.transform.begin(dataset.after)
         self.evaluation_transform.begin()
         self.network.train()
-
-    def average(self, others: Sequence[Sequence[float]]) -> None:
-        """Average the losses of the steps with those of other processes."""
-        try:
-            pairs = list(zip(self.losses, *others, strict=True))
-        except ValueError as error:
-            raise MedFedAugError(
-                f"site {self.folder.name}: the script's processes gave step() different numbers of losses"
-            ) from error
-        self.losses = [(loss + sum(rest)) / (1 + len(rest)) for loss, *rest in pairs]
 
     @property
     def transforming(self) -> list[str]:

@@ -86,6 +86,7 @@ class Site:
             started = time.perf_counter()
             reply = self._do(request, should_stop)
             sent = self.gate.outgoing(reply, self.trainer)
+            sent.contributors = {}
             self._tell(sent, time.perf_counter() - started)
             return sent
         except Exception as error:

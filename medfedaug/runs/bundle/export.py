@@ -7,25 +7,15 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from medfedaug.errors import ConfigError
 from medfedaug.federation.server.output import write_state
 from medfedaug.runs.bundle.metadata import SCHEMA_FILE, bundle_metadata, licence, metadata_schema, readme
 from medfedaug.runs.bundle.network import plain_inference
-from medfedaug.runs.bundle.onnx import write_onnx
 from medfedaug.runs.finished_run import FinishedRun
 from medfedaug.runs.input_statistics import Origin
 from medfedaug.utils.files import write_json
-
-
-@dataclass(frozen=True)
-class WrittenBundle:
-    """A written bundle, with notes for the user."""
-
-    folder: Path
-    notes: tuple[str, ...] = ()
 
 
 def write_bundle(
@@ -34,34 +24,28 @@ def write_bundle(
     origin: Origin,
     *,
     card: Callable[[Path], object],
-    onnx: bool = False,
     licence_file: str | Path | None = None,
-) -> WrittenBundle:
+) -> None:
     """Write a run's model as a MONAI Bundle, which ``python -m monai.bundle run`` runs with MONAI alone.
 
     Everything is checked before anything is written, and the whole folder is written or nothing. The bundle
-    gets the layers and the pair of the images' origin, if any. ``card`` writes the model card into a folder,
-    and ``onnx`` adds ``models/model.onnx``, which needs the packages of the extra ``onnx``.
+    gets the layers and the pair of the images' origin, if any. ``card`` writes the model card into a folder.
     """
     out = Path(out)
     _check_new_folder(out)
     terms = licence(licence_file)
     run.check_whole()
     plain = plain_inference(run, origin)
-    notes: list[str] = []
     with _new_folder(out) as work:
         for name in ("configs", "models", "docs"):
             (work / name).mkdir()
         write_state(work / "models/model.pt", plain.weights)
-        if onnx:
-            notes.append(write_onnx(plain, work / "models/model.onnx"))
         write_json(work / "configs/inference.json", plain.config)
         write_json(work / "configs/metadata.json", bundle_metadata(run, plain))
         write_json(work / SCHEMA_FILE, metadata_schema())
-        (work / "docs/README.md").write_text(readme(run, plain, origin, notes), encoding="utf-8")
+        (work / "docs/README.md").write_text(readme(run, plain, origin), encoding="utf-8")
         card(work / "docs")
         (work / "LICENSE").write_text(terms, encoding="utf-8")
-    return WrittenBundle(out, tuple(notes))
 
 
 def _check_new_folder(out: Path) -> None:

@@ -181,7 +181,7 @@ def metadata_schema() -> dict[str, Any]:
     }
 
 
-def readme(run: FinishedRun, plain: PlainInference, origin: Origin, notes: list[str]) -> str:
+def readme(run: FinishedRun, plain: PlainInference, origin: Origin) -> str:
     """Return ``docs/README.md``: run, normalisation and verification."""
     config = run.config
     usage = _RUN.format(
@@ -199,5 +199,5 @@ def readme(run: FinishedRun, plain: PlainInference, origin: Origin, notes: list[
     if plain.pair is not None:
         place = "a site of the federation" if origin.site else "the place that it was made for"
         parts += ["## Expected intensities", _PAIR.format(place=place)]
-    parts += ["## Verify", _VERIFY, *notes]
+    parts += ["## Verify", _VERIFY]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"

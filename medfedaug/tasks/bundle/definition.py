@@ -29,9 +29,6 @@ class BundleDefinition:
 
     Args:
         bundle: the Bundle, from `medfedaug.config.bundle_reference.find`.
-
-    Raises:
-        ConfigError: naming file and key of a missing or unusable part.
     """
 
     def __init__(self, bundle: AllowedBundle) -> None:
@@ -91,10 +88,6 @@ class BundleDefinition:
     def task(self, config: RunConfig, *, normalised: bool) -> BundleTask:
         """Make the task of a run.
 
-        Args:
-            config: the run.
-            normalised: a method normalises the images.
-
         Raises:
             ConfigError: when the Bundle's transforms would undo the normalisation.
         """
@@ -110,12 +103,7 @@ class BundleDefinition:
         return task
 
     def optimiser(self, parameters: Iterable[Tensor], rate: float | None) -> torch.optim.Optimizer:
-        """Make the Bundle's optimiser.
-
-        Args:
-            parameters: parameters to optimise.
-            rate: learning rate; ``None`` for the Bundle's.
-        """
+        """Make the Bundle's optimiser."""
         component = self.configuration.component(self._optimiser, "params")
         more: dict[str, Any] = {} if rate is None else {"lr": rate}
         try:

@@ -68,12 +68,7 @@ class BundleMetrics:
                 raise configuration.problem(identifier, f"{name} has another direction elsewhere: rename it")
 
     def score(self, cases: Iterable[tuple[str, Any]], full: bool) -> dict[str, Any]:
-        """Return the scores of a site, as `medfedaug.tasks.base.Task.evaluate`.
-
-        Args:
-            cases: names, with image, label and prediction after the Bundle's post-processing.
-            full: computes all metrics, not the key metric alone.
-        """
+        """Return the scores of a site, as `medfedaug.tasks.base.Task.evaluate`."""
         names = self.names if full else self.names[:1]
         whole, alone = (_Scorer(self._made(names)) for _ in range(2))
         by_case: dict[str, dict[str, float | None]] = {name: {} for name in names}

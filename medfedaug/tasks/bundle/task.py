@@ -42,9 +42,6 @@ class BundleTask(Task):
         configuration: the Bundle's configuration.
         config: the run, for classes and the place of the methods' transforms.
 
-    Raises:
-        ConfigError: naming file and key of a missing or unusable part.
-
     Attributes:
         parts: the training transforms.
     """
@@ -102,7 +99,7 @@ class BundleTask(Task):
     def key(self) -> str:
         """The Bundle by its content, and the classes, whose places are the labels of photographs."""
         bundle = self.configuration.bundle
-        more = f"{self.methods_first} {self.preparation.landmarks} {self.classes!r}"
+        more = f"{self.methods_first} {self.classes!r}"
         return f"bundle {bundle.name} {bundle.hash} {more}"
 
     @property

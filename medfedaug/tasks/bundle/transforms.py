@@ -21,8 +21,6 @@ from monai.transforms import (
 from monai.utils import CommonKeys as Keys
 from monai.utils import convert_to_tensor, ensure_tuple
 
-from medfedaug.data.preparation.preparation import LANDMARKS
-
 _CROPS, _INTENSITY = "monai.transforms.croppad", "monai.transforms.intensity"
 _LOCATED = (Orientationd, ResampleToMatchd, Spacingd, SpatialResampled)
 
@@ -81,14 +79,13 @@ def _within(transform: Any, package: str) -> bool:
 
 
 def plain_sample(sample: Any) -> Any:
-    """Return image, label and landmarks of one or several samples as tensors without MONAI's metadata.
+    """Return image and label of one or several samples as tensors without MONAI's metadata.
 
     Boolean labels become 1 and 0: MONAI's losses take no norm of booleans.
     """
     if not isinstance(sample, Mapping):
         return [plain_sample(part) for part in sample]
-    keys = [Keys.IMAGE, Keys.LABEL, *([LANDMARKS] if LANDMARKS in sample else [])]
-    plain = {key: convert_to_tensor(sample[key], track_meta=False) for key in keys}
+    plain = {key: convert_to_tensor(sample[key], track_meta=False) for key in (Keys.IMAGE, Keys.LABEL)}
     return {key: value.float() if value.dtype == torch.bool else value for key, value in plain.items()}
 
 

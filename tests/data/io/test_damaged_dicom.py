@@ -200,9 +200,17 @@ CASES = {
     "a short table": ({"change": table(entries=2500)}, "modality LUT has not the 2500"),
     "a table and a slope": ({"change": table(RescaleSlope=2, RescaleIntercept=0)}, "modality LUT beside"),
     # Kinds of pixels
-    "white is lowest": ({"change": sets(PhotometricInterpretation="MONOCHROME1")}, lambda v: -1 - v),
+    "white is lowest": (
+        {"change": sets(PhotometricInterpretation="MONOCHROME1", Modality="MR")},
+        lambda v: -1 - v,
+    ),
+    "white is lowest in CT": ({"change": sets(PhotometricInterpretation="MONOCHROME1")}, lambda v: v),
+    "white is lowest in PET": (
+        {"change": sets(PhotometricInterpretation="MONOCHROME1", Modality="PT", Units="BQML")},
+        lambda v: v,
+    ),
     "white is lowest, compressed": (
-        {**J2K, "change": sets(PhotometricInterpretation="MONOCHROME1")},
+        {**J2K, "change": sets(PhotometricInterpretation="MONOCHROME1", Modality="MR")},
         lambda v: -1 - v,
     ),
     "white is lowest in one": (

@@ -91,7 +91,7 @@ SERIES = {
     "deflated": {"syntax": DeflatedExplicitVRLittleEndian},
     "RLE": {"syntax": RLELossless},
     "JPEG-LS": {"syntax": JPEGLSLossless},
-    "MONOCHROME1": with_values(PhotometricInterpretation="MONOCHROME1"),
+    "MONOCHROME1": with_values(PhotometricInterpretation="MONOCHROME1", Modality="MR"),
     "a slope a slice": with_values(RescaleSlope=lambda k: 1 + k / 4, RescaleIntercept=lambda k: -k),
     "no patient": with_values(PatientID="", PatientName="", StudyID=""),
 }

@@ -91,7 +91,7 @@ def test_a_table_of_values_is_applied_and_inverted_images_are_named(run, tmp_pat
 
     def invert(header, k):
         identity(header, k)
-        header.PhotometricInterpretation = "MONOCHROME1"
+        header.PhotometricInterpretation, header.Modality = "MONOCHROME1", "MR"
 
     for name, changed, expected in (("table", change, 2 * (VOXELS + 1000)), ("white", invert, -1 - VOXELS)):
         write_slices(tmp_path / name / "in", VOXELS, change=changed)
@@ -99,6 +99,48 @@ def test_a_table_of_values_is_applied_and_inverted_images_are_named(run, tmp_pat
         assert code == 0, output
         np.testing.assert_array_equal(values_of(out), expected)
         assert ("MONOCHROME1" in output) == (name == "white")
+
+
+def read_listing(out):
+    return json.loads((out / "dataset.json").read_text())
+
+
+def test_ct_is_named_and_mr_is_not_since_its_sequence_is_not_known(run, tmp_path):
+    for modality, names in (("CT", {"0": "CT"}), ("MR", None)):
+        root = tmp_path / modality
+        write_slices(root / "in", VOXELS, change=sets(PatientID=PLANTED[0], Modality=modality))
+        code, output, out = imported(run, ("--folder", root / "in"), root)
+        assert code == 0, output
+        assert read_listing(out).get("channel_names") == names
+
+
+def test_pet_in_two_units_is_said(run, tmp_path):
+    for unit in ("BQML", "GML"):
+        change = sets(PatientID=f"P-{unit}", Modality="PT", Units=unit)
+        write_slices(tmp_path / "in" / unit, VOXELS, change=change)
+    (tmp_path / "s.csv").write_text("PatientID\nP-BQML\nP-GML\n")
+    source = ("--folder", tmp_path / "in", "--studies", tmp_path / "s.csv")
+    code, out, err = run("import", *source, "--out", tmp_path / "out/site_A")
+    assert code == 0, err
+    said = " ".join((out + err).split())
+    assert "images in several units (1 in BQML, 1 in GML): their intensities do not compare" in said
+
+
+def test_a_volume_of_a_diffusion_series_is_chosen_by_its_b_value(run, tmp_path):
+    series, study = pydicom.uid.generate_uid(), pydicom.uid.generate_uid()
+    for number, value in enumerate((0, 800)):
+        change = sets(PatientID=PLANTED[0], Modality="MR", DiffusionBValue=float(value))
+        write_slices(tmp_path / f"in/{value}", VOXELS + number, study=study, series=series, change=change)
+    source = ("--folder", tmp_path / "in")
+    for name in ("all", "one"):
+        (tmp_path / name).mkdir()
+    code, output, _ = imported(run, source, tmp_path / "all")
+    assert code == 1
+    said = " ".join(output.split())
+    assert "the series holds 2 volumes, one was expected: b-value 0, b-value 800; --volume REGEX" in said
+    code, output, out = imported(run, source, tmp_path / "one", "--volume", "b-value 800")
+    assert code == 0, output
+    np.testing.assert_array_equal(values_of(out), VOXELS + 1)
 
 
 def test_a_localiser_is_known_by_its_image_type(run, tmp_path):
@@ -172,6 +214,27 @@ def test_a_withdrawn_patient_is_gone_and_stays_away(run, tmp_path):
         code, _, err = run("import", *source, "--studies", tmp_path / "both.csv", "--out", out)
         assert code == 1
         assert "withdrawn" in err
+
+
+@pytest.mark.parametrize(("patients", "possible"), [(17, True), (6, False)])
+def test_a_withdrawal_says_whether_the_next_job_is_possible(run, tmp_path, patients, possible):
+    names = [f"P{n}" for n in range(patients)]
+    for name in names:
+        write_slices(tmp_path / "in" / name, VOXELS[:8, :8, :2], change=sets(PatientID=name))
+    (tmp_path / "s.csv").write_text("PatientID\n" + "\n".join(names) + "\n")
+    out = tmp_path / "out/site_A"
+    source = ("--folder", tmp_path / "in", "--studies", tmp_path / "s.csv")
+    assert run("import", *source, "--out", out)[0] == 0
+    leaves = json.loads((out / "dataset.json").read_text())["training"][0]["patient"]
+    listed = json.loads((tmp_path / "out/site_A.state/studies.json").read_text())["studies"].values()
+    (identity,) = [entry["PatientID"] for entry in listed if entry["patient"] == leaves]
+    (tmp_path / "gone.csv").write_text(f"PatientID\n{identity}\n")
+    code, said, err = run("import", "--withdraw", tmp_path / "gone.csv", "--out", out)
+    assert code == 0, err
+    said = " ".join((said + err).split())
+    assert ("the next job is possible with the default rules" in said) is possible
+    assert ("the site is left out of the next job" in said) is not possible
+    assert "models that were trained keep what they learned" in said
 
 
 def test_patients_keep_their_split_when_others_are_added(run, tmp_path):

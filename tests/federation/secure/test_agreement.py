@@ -24,7 +24,7 @@ from medfedaug.federation.secure import agreement, identity, masks, unmasking
 from medfedaug.federation.secure.history import SumHistory
 from medfedaug.methods import parse_methods
 from medfedaug.models import networks
-from medfedaug.nvflare_jobs.job.identity import kit_identity
+from medfedaug.nvflare_jobs.job.executor import kit_identity
 from medfedaug.simulate import configure
 
 SITES = "ABCDEF"

@@ -18,7 +18,7 @@ from medfedaug.federation.secure.identity import Certificates
 from medfedaug.federation.secure.keys import KeyPair
 from medfedaug.methods import parse_methods
 from medfedaug.models import networks
-from medfedaug.nvflare_jobs.job.identity import kit_identity
+from medfedaug.nvflare_jobs.job.executor import kit_identity
 from medfedaug.simulate import configure
 
 

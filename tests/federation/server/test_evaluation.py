@@ -19,7 +19,7 @@ from medfedaug.analysis.local_vs_global import worth_table
 from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.errors import ConfigError, RunFailed
-from medfedaug.experiments.cross_evaluation import evaluate_sites, evaluated_runs
+from medfedaug.experiments.site_evaluation import evaluate_sites, evaluated_runs
 from medfedaug.federation.in_process import SitesInProcess
 from medfedaug.federation.messages.messages import Reply
 from medfedaug.federation.protocol import evaluate
@@ -106,25 +106,6 @@ def test_each_site_compares_local_global_and_personal_model_on_its_own_cases(hos
     assert record["models"]["personal"]["scored"] == "personal (own weights)"
 
 
-def test_models_of_a_site_are_scored_at_the_others_as_it_uses_them(hospitals, compared):
-    record, _ = compared
-    for kind, run in (("local", "single"), ("personal", "ditto")):
-        rows = record["cross_site"][kind]
-        assert set(rows) == set(SITES)
-        for site in SITES:
-            assert rows[site][site]["dice"] == pytest.approx(scores_of(hospitals / "runs" / run)[site])
-    # By hand: the local model of A with the images of B.
-    run = evaluated_runs(hospitals / "runs/ditto", [f"site_A={hospitals / 'runs/single'}"])[0]["local site_A"]
-    trainer = SiteTrainer(run.config, hospitals / "data", "cpu")
-    trainer.open("site_B")
-    trainer.network.load_state_dict(run.weights, strict=False)
-    cases = trainer.task.evaluation_cases(trainer.folder, "test")
-    by_hand = trainer.score(cases)["dice"]
-    assert record["cross_site"]["local"]["site_A"]["site_B"]["dice"] == pytest.approx(by_hand)
-    personal = record["cross_site"]["personal"]["site_A"]["site_B"]["dice"]
-    assert personal not in (dice(record, "global")["site_B"], dice(record, "personal")["site_B"])
-
-
 def test_the_page_answers_whether_the_federation_is_worth_it(run, hospitals, compared, tmp_path):
     record, _ = compared
     page, tables = tmp_path / "page.html", tmp_path / "tables"
@@ -140,8 +121,6 @@ def test_the_page_answers_whether_the_federation_is_worth_it(run, hospitals, com
         (site, model) for site in SITES for model in ("global", "personal (own weights)")
     ]
     assert float(rows[0]["local"]) == pytest.approx(dice(record, "local")["site_A"])
-    rows = list(csv.DictReader((tables / "local_at_sites.csv").open()))
-    assert {row["model_of"] for row in rows} == set(SITES)
     # A run's folder with an evaluation in it shows both.
     code, _, err = run("report", hospitals / "runs/ditto", "--out", page)
     assert code == 0, err
@@ -164,7 +143,6 @@ def test_a_global_model_that_is_not_whole_has_no_score_and_local_runs_are_given_
     assert dice(record, "global") == dict.fromkeys(SITES)
     assert dice(record, "personal") == pytest.approx(scores_of(hospitals / "runs/fedbn"))
     assert dice(record, "local") == pytest.approx(scores_of(hospitals / "runs/single"))
-    assert "cross_site" not in record
 
 
 def test_what_does_not_go_together_is_refused_with_a_reason(run, hospitals, tmp_path):
@@ -178,7 +156,7 @@ def test_what_does_not_go_together_is_refused_with_a_reason(run, hospitals, tmp_
     assert "share some of the network" in refused(
         *evaluation, hospitals / "runs/ditto", "--local", hospitals / "runs/fedbn"
     )
-    assert "share no model" in refused(*evaluation, hospitals / "runs/single", "--cross-site")
+    assert "share no model" in refused(*evaluation, hospitals / "runs/single", "--engine", "inprocess")
     assert "is not whole" in refused(
         *evaluation, hospitals / "runs/ditto", "--local", f"site_C={hospitals / 'runs/single'}"
     )
@@ -191,36 +169,6 @@ def test_what_does_not_go_together_is_refused_with_a_reason(run, hospitals, tmp_
 
 
 # ---------------------------------------------------------------- what leaves a site
-
-
-def evaluation_of(
-    hospitals: Path, policies: dict[str, PrivacyPolicy]
-) -> tuple[dict, list[tuple[str, Reply]]]:
-    """The evaluation of Ditto's run with sites of these policies, and what they sent."""
-    runs, states = evaluated_runs(hospitals / "runs/ditto", [str(hospitals / "runs/single")])
-    sites = {
-        name: EvaluationSite(
-            name,
-            {
-                key: SiteTrainer(run.config, hospitals / "data", "cpu", states[key] / name, policies[name])
-                for key, run in runs.items()
-            },
-        )
-        for name in SITES
-    }
-    sent: list[tuple[str, Reply]] = []
-
-    class Watched(SitesInProcess):
-        def ask(self, request, sites, needed, accept):
-            def seen(site, reply):
-                sent.append((site, reply))
-                return accept(site, reply)
-
-            return super().ask(request, sites, needed, seen)
-
-    evaluation = Evaluation(runs, cross_site=True)
-    evaluate(evaluation, Watched(sites))
-    return evaluation.results(), sent
 
 
 def test_the_ledger_has_each_release_under_the_cases_of_its_own_run(hospitals, tmp_path):
@@ -239,24 +187,18 @@ def test_the_ledger_has_each_release_under_the_cases_of_its_own_run(hospitals, t
         )
         for key, run in runs.items()
     }
-    evaluation = Evaluation(runs, cross_site=True)
+    evaluation = Evaluation(runs)
     evaluate(evaluation, SitesInProcess({"site_A": EvaluationSite("site_A", trainers, gate)}))
     assert set(evaluation.results()["sites"]["site_A"]) == {"local", "global", "personal"}
-    assert set(evaluation.kept["local"]) == {"site_A"}  # its own models stay at a hospital
     entries = PrivacyLedger(tmp_path / LEDGER_FILE).entries()
     scores = [entry for entry in entries if entry.release.kind == "scores"]
     assert [entry.release.count for entry in scores] == [4, 6, 6]
     assert len({entry.cases for entry in scores}) == 2
 
 
-def test_the_server_refuses_a_spoilt_model_and_impossible_differences(hospitals):
+def test_the_server_drops_impossible_differences(hospitals):
     runs, _ = evaluated_runs(hospitals / "runs/ditto", [str(hospitals / "runs/single")])
-    evaluation = Evaluation(runs, cross_site=True)
-    for request, _ in evaluation.loans(SITES):
-        weights = {key: value * float("nan") for key, value in runs[FEDERATION].weights.items()}
-        assert not evaluation.accept_loan("site_A", Reply(request.task, weights=weights))
-        assert not evaluation.accept_loan("site_B", Reply(request.task, weights={}))
-    assert "NaN" in evaluation.kept["personal"]["site_A"]
+    evaluation = Evaluation(runs)
     for request, _ in evaluation.scores(["site_A"]):
         against = {
             "local": {"difference": 7.0, "low": "x", "p": 3, "cases": -1},
@@ -286,7 +228,6 @@ def test_the_job_carries_numbers_and_no_code(run, hospitals, tmp_path):
             hospitals / "runs/ditto",
             "--local",
             hospitals / "runs/single",
-            "--cross-site",
         ),
         *("--min-sites", 2, "--round-timeout", 60, "--out", job),
     )
@@ -306,7 +247,7 @@ def test_the_job_in_nvflares_simulator_gives_what_is_had_in_process(run, hospita
     out = tmp_path / "evaluation.json"
     code, printed, err = run(
         *("evaluate", "--model", hospitals / "runs/ditto", "--data", hospitals / "data", "--device", "cpu"),
-        *("--local", hospitals / "runs/single", "--cross-site", "--engine", "nvflare", "--out", out),
+        *("--local", hospitals / "runs/single", "--engine", "nvflare", "--out", out),
     )
     assert code == 0, err
     record, expected = json.loads(out.read_text()), compared[0]

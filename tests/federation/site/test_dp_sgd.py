@@ -193,7 +193,6 @@ def test_a_round_that_the_budget_does_not_allow_is_not_trained(federation):
         ("scaffold", {}, "nothing bounds what one case changes in the local training of scaffold"),
         ("fedsam", {}, "nothing bounds what one case changes in the local training of fedsam"),
         ("finetune", {}, "nothing bounds what one case changes in the local training of finetune"),
-        ("partialfed_adaptive", {}, "nothing bounds what one case changes in the local training of partial"),
         ("norm", {}, "norm normalises with statistics of all the site's images, which one case changes"),
         ("fedrdn", {}, "its statistics would leave without noise beside weights with noise"),
         ("fedavg", {"precision": "bfloat16"}, "precision is bfloat16, and float32 is needed"),

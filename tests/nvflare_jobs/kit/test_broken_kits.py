@@ -24,8 +24,8 @@ from medfedaug.nvflare_jobs.kit.kit_checks import check_process
 from medfedaug.nvflare_jobs.kit.kit_process import (
     ProcessRecord,
     settings_at_start,
-    start,
 )
+from medfedaug.nvflare_jobs.kit.kit_start import start
 
 SITE = HOSPITALS[0]
 

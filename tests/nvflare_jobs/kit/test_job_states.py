@@ -11,7 +11,7 @@ from nvflare.app_common.storages.filesystem_storage import FilesystemStorage
 from rehearsed_hospitals import HOSPITALS, SERVER
 
 from medfedaug.config.run import RunConfig
-from medfedaug.nvflare_jobs.kit import kit_process
+from medfedaug.nvflare_jobs.kit import kit_process, kit_start
 from medfedaug.nvflare_jobs.kit.job_states import job_standings
 from medfedaug.nvflare_jobs.kit.kit import open_kit
 from medfedaug.privacy.job_log import Origin
@@ -104,7 +104,7 @@ def test_a_job_that_waits_for_approval_says_so_until_it_is_approved_or_gone(kit)
 def test_restart_names_running_jobs_and_asks(server, run, monkeypatch):
     stored(server, "j1", "RUNNING")
     monkeypatch.setattr(kit_process, "find_process", lambda kit: object())
-    monkeypatch.setattr(kit_process, "restart", lambda kit, timeout: "runs as process 7")
+    monkeypatch.setattr(kit_start, "restart", lambda kit, timeout: "runs as process 7")
     code, out, err = run("restart", server.path)
     assert code == 2
     assert "job j1 (brain) runs, and ends here; the lead submits it again with --resume" in " ".join(

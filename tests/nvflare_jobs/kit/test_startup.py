@@ -18,7 +18,8 @@ from rehearsed_hospitals import HOSPITALS, SERVER
 from medfedaug.errors import RunFailed
 from medfedaug.nvflare_jobs.kit.doctor import examine
 from medfedaug.nvflare_jobs.kit.kit import open_kit
-from medfedaug.nvflare_jobs.kit.kit_process import ProcessRecord, find_process, find_trouble, start, stop
+from medfedaug.nvflare_jobs.kit.kit_process import ProcessRecord, find_process, find_trouble
+from medfedaug.nvflare_jobs.kit.kit_start import start, stop
 from medfedaug.nvflare_jobs.kit.startup import check_connection, check_startup
 
 NAME = "hospital-a"

@@ -178,13 +178,3 @@ def test_a_case_unlike_the_sites_training_cases_is_named(run, model, image, phan
     code, _, err = run(*call, "--out", out)
     assert code == 2
     assert "other options: data" in err
-
-
-def test_a_class_that_names_a_side_is_not_flipped(run, model, image, tmp_path):
-    other = shutil.copytree(model, tmp_path / "run")
-    record = json.loads((other / "results.json").read_text())
-    record["config"]["classes"] = ["background", "left lesion"]
-    (other / "results.json").write_text(json.dumps(record))
-    code, _, err = run("predict", "--model", other, "--images", image, "--out", tmp_path / "out", "--flips")
-    assert code == 2
-    assert "name a side" in err

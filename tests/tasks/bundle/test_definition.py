@@ -15,7 +15,6 @@ from monai.bundle import ConfigParser
 from monai.data import DataLoader, Dataset
 from monai.engines import SupervisedEvaluator, SupervisedTrainer
 
-from medfedaug import functional as F
 from medfedaug.config import bundle_reference
 from medfedaug.config.run import RunConfig, derive_seed
 from medfedaug.data.datasets.phantom import make_phantom
@@ -28,7 +27,6 @@ from medfedaug.methods import parse_methods
 from medfedaug.simulate import configure
 from medfedaug.statistics import load_statistics
 from medfedaug.tasks.bundle.definition import BundleDefinition
-from medfedaug.transforms import StandardizeHistogram
 
 
 @pytest.fixture(scope="session")
@@ -261,26 +259,6 @@ def test_where_images_are_scaled_after_the_random_part_fedrdn_must_come_last(mak
         Composition(settings(bundle, data["photographs"], "fedrdn"))
     Composition(settings(bundle, data["photographs"], "fedrdn", normalise_at="end"))
     Composition(settings(bundle, data["photographs"], "fedfa"))
-
-
-def test_patches_are_standardised_by_the_landmarks_of_their_volume(make, phantom):
-    bundle, site = make("volumes"), find_sites(phantom)[0]
-    found = {}
-    for methods in ("fedavg", "nyul"):
-        trainer = SiteTrainer(settings(bundle, phantom, methods), site, "cpu")
-        trainer.open("")
-        if methods == "nyul":
-            trainer.parts["nyul"].apply({"steps": torch.arange(1.0, 11.0)[None]})
-        samples = trainer.samples.training()
-        found[methods] = torch.cat(list(trainer.samples.images(samples)))
-    standard = torch.cat([torch.zeros(1), torch.arange(1.0, 11.0).cumsum(0)])[None] / 55
-    patches = found["fedavg"].split(2)  # two of each volume
-    expected = [
-        StandardizeHistogram(standard)(patch, F.histogram_landmarks(stored.read("image", 0)))
-        for (_, stored), of_one in zip(samples.stored, patches, strict=True)
-        for patch in of_one
-    ]
-    torch.testing.assert_close(found["nyul"], torch.stack(expected))
 
 
 def test_training_images_of_a_method_are_the_same_crops_each_time_and_are_not_augmented(make, phantom):

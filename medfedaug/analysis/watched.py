@@ -1,24 +1,18 @@
-"""Follows a run by the events that a job writes, and writes a page of them."""
+"""Follow a running job by the events that it writes."""
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from medfedaug.errors import DataError
 from medfedaug.federation.job_folder import ALIVE, EVENTS, JOB_FOLDER, PULSE, SESSION
-from medfedaug.utils.event_text import LOSSES_STAY, EventLines
+from medfedaug.utils.event_text import EventLines
 from medfedaug.utils.validation import is_number
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-_BARS = "▁▂▃▄▅▆▇█"
 _DEAD_AFTER = 6 * PULSE
 _DEAD = (
     "the process of the job is gone, and NVFlare cannot continue the job: the lead submits it again with "
@@ -47,20 +41,6 @@ def has_process(events: Path) -> bool | None:
     except FileNotFoundError:
         return None
     return time.time() - touched < _DEAD_AFTER
-
-
-def sparkline(values: Sequence[float | None], width: int = 30) -> str:
-    """Return values as bars of characters, from the lowest to the highest, with gaps for missing ones.
-
-    >>> sparkline([0.0, 0.5, None, 1.0])
-    '▁▅ █'
-    """
-    recent = list(values)[-width:]
-    known = [value for value in recent if value is not None]
-    low, high = min(known, default=0.0), max(known, default=0.0)
-    span = high - low
-    scale = (len(_BARS) - 1) / span if 0 < span < math.inf else 0.0  # also 0 beyond the range of a float
-    return "".join(" " if v is None else _BARS[round((v - low) * scale)] for v in recent)
 
 
 @dataclass
@@ -169,56 +149,3 @@ class Watched:
     def over_rounds(self, values: Mapping[int, float]) -> list[float | None]:
         """Return the values of each round so far."""
         return [values.get(number) for number in range(1, max(self.round, *values, 1) + 1)]
-
-
-def write_watch_page(watched: Watched, out: str | Path, *, name: str) -> None:
-    """Write a page with curves and lines of a running job; it reloads itself."""
-    from medfedaug.analysis import page  # imports Matplotlib, which the state does not need
-
-    html, body = page.start_page(f"{name}: round {watched.round} of {watched.rounds}, {watched.standing}")
-    head = html.find("head")
-    if head is not None and watched.state == "running":
-        page.add(head, "meta", **{"http-equiv": "refresh", "content": "20"})
-    page.figure(
-        body,
-        partial(_curves, watched),
-        "Training loss of each site that sends one, and the validation score of each round's model.",
-    )
-    if watched.tested:
-        metrics = list(dict.fromkeys(k for scores in watched.tested.values() for k in scores))
-        rows = [[s, *(f"{v[m]:.3f}" if m in v else "–" for m in metrics)] for s, v in watched.tested.items()]
-        if not metrics:  # the sites keep their scores
-            metrics, rows = ["score"], [[site, "none sent"] for site in watched.tested]
-        page.table(body, ["tested at", *metrics], rows)
-    page.details(body, "Events", watched.lines)
-    page.write_page(html, Path(out))
-
-
-def _curves(watched: Watched, width: float) -> Figure:
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    from medfedaug.analysis.plots import tidy
-
-    wide = width > 5
-    drawing = Figure(figsize=(width, 3.0 if wide else 5.0), layout="constrained")
-    panels = drawing.subplots(1, 2) if wide else drawing.subplots(2, 1)
-    for site, losses in sorted(watched.losses.items()):
-        panels[0].plot(list(losses), list(losses.values()), marker=".", label=site)
-    panels[1].plot(list(watched.scores), list(watched.scores.values()), marker=".")
-    for panel, title in zip(panels, ("training loss", f"validation {watched.metric}".strip()), strict=True):
-        panel.set_title(title)
-        panel.set_xlabel("round")
-        tidy(panel)
-        panel.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
-    no_loss = LOSSES_STAY if watched.seconds else "no loss so far"
-    for panel, values, note in (
-        (panels[0], watched.losses, no_loss),
-        (panels[1], watched.scores, "no score so far"),
-    ):
-        if not values:
-            panel.text(0.5, 0.5, note, ha="center", transform=panel.transAxes)
-            panel.set(xticks=[], yticks=[])
-    if len(watched.losses) > 1:
-        panels[0].legend()
-    return drawing

@@ -70,7 +70,6 @@ def evaluate_sites(
     data_dir: str | Path,
     *,
     local: Sequence[str] = (),
-    cross_site: bool = False,
     engine: str = "inprocess",
     device: str = "auto",
     on_event: Callable[[dict[str, Any]], None] | None = None,
@@ -84,8 +83,7 @@ def evaluate_sites(
         model: see `evaluated_runs`.
         data_dir: the folder that holds the sites' folders.
         local: see `evaluated_runs`.
-        cross_site: see `medfedaug.federation.server.evaluation.Evaluation`.
-        on_event: see there.
+        on_event: see `medfedaug.federation.server.evaluation.Evaluation`.
         engine: its name; see `medfedaug.engines.find_engine`.
         device: the sites' device.
         config: see `evaluated_runs`.
@@ -101,11 +99,10 @@ def evaluate_sites(
     carrier = find_engine(engine)
     check_device(device)
     runs, states = evaluated_runs(model, local, config=config, state=state)
-    Evaluation(runs, cross_site=cross_site)  # checked before data are read
+    Evaluation(runs)  # checked before data are read
     return carrier.evaluate(
         SiteEvaluation(
             runs=runs,
-            cross_site=cross_site,
             states=states,
             data_dir=Path(data_dir),
             sites=[site.name for site in find_sites(data_dir)],

@@ -1,4 +1,4 @@
-"""Write the job folders of the package: ``python -m medfedaug.nvflare_jobs.job.ready_jobs FOLDER``.
+"""The job folders of the package, which ``docs/generate.py`` writes.
 
 ``medfedaug export`` writes the same with the options of `READY_JOBS`. For other classes, channels, rounds or
 numbers of sites, export a custom job.
@@ -6,7 +6,6 @@ numbers of sites, export a custom job.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +46,3 @@ def write_ready_jobs(folder: str | Path) -> list[Path]:
         config = with_step_limit(RunConfig.from_dict({**defaults, **options, "methods": methods}))
         MedFedAugRecipe(config=config, name=name, execution=EXECUTION).export(job_dir=str(folder))
     return [Path(folder) / name for name in READY_JOBS]
-
-
-if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        raise SystemExit("usage: python -m medfedaug.nvflare_jobs.job.ready_jobs FOLDER")
-    for job in write_ready_jobs(sys.argv[1]):
-        print(job)
