@@ -182,7 +182,7 @@ def jobs(
         return
     if record:
         for entry in entries:
-            print_page([*record_of(entry, book, opened.name), ""])
+            print_page([*record_of(entry, book, opened.name, settings.privacy), ""])
         return
     table = Table("hash", "seen", "approval", "jobs", "methods", "rounds", "purpose")
     for entry in entries:
