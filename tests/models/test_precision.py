@@ -89,12 +89,11 @@ def test_a_run_sends_float32_and_differs_from_one_in_float32(phantom_dir, tiny_c
 
 @pytest.mark.parametrize(
     "methods",
-    ["fedfd_a", "fraug", "fedproto,fedsam", "fedsr,fedbn", "fpl,fedrobust", "fedfa+,mixup,scaffold"],
+    ["fraug", "fedsr,fpl,fedbn", "fedfa+,mixup,scaffold"],
 )
 def test_what_methods_take_from_the_network_is_float32(photo_config, tmp_path, methods):
     """Features that hooks see are bfloat16; what is made of them, and sent, must not be."""
-    network = {"network": "resnet18", "image_size": 32} if methods.startswith("fedfd") else {}
-    config = photo_config(methods, precision="bfloat16", **network)
+    config = photo_config(methods, precision="bfloat16", rounds=1)
     server = run_in_process(config, tmp_path / "photos", ["A", "B", "C"], "cpu")
     assert all(value.dtype in (torch.float32, torch.float64) for value in server.payload.values())
     assert all(bool(value.isfinite().all()) for value in server.state.values())
