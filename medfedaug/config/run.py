@@ -173,8 +173,7 @@ class RunConfig(Settings):
     test_every: int = setting(
         0,
         "Rounds between scores of the global model on the test cases of all sites, for the record and the "
-        "report's curves; 0 scores the selected model only. These scores choose nothing, and each counts as "
-        "one model of a site's max_test_scores.",
+        "report's curves; 0 scores the selected model only. These scores choose nothing.",
         at_least=0,
         rare=True,
     )
@@ -260,9 +259,10 @@ class RunConfig(Settings):
     precision: str = setting(
         "float32",
         "float32, or bfloat16 for the network's convolutions and matrix products (torch.autocast), in "
-        "training and evaluation; weights, losses and statistics stay float32. Finished models are used in "
-        "float32.",
-        choices=("float32", "bfloat16"),
+        "training and evaluation; weights, losses and statistics stay float32. auto: each site takes the "
+        "faster one of a few steps on noise and reports it; it may decide otherwise another time. Finished "
+        "models are used in float32.",
+        choices=("float32", "bfloat16", "auto"),
         rare=True,
     )
     intensity: str = setting(

@@ -249,6 +249,8 @@ def _entries(path: str | Path, part: str) -> dict[str, Any]:
 
 
 def _part(path: str | Path, name: str) -> bytes:
+    if Path(path).exists() and not Path(path).is_file():
+        raise ConfigError(f"{path}: is no file")  # a pipe would wait for ever
     try:
         with zipfile.ZipFile(path) as opened, opened.open(name) as file:
             content = file.read(_LARGEST + 1)
