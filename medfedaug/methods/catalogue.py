@@ -21,7 +21,6 @@ from medfedaug.methods.fedfd_prompt import FedFDPrompt as FedFDPrompt
 from medfedaug.methods.fedharmo import FedHarmo as FedHarmo
 from medfedaug.methods.fedmix import FedMix as FedMix
 from medfedaug.methods.fednova import FedNova as FedNova
-from medfedaug.methods.fedper import FedPer as FedPer
 from medfedaug.methods.fedproto import FedProto as FedProto
 from medfedaug.methods.fedprox import FedProx as FedProx
 from medfedaug.methods.fedrdn import FedRDN as FedRDN

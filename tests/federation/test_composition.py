@@ -151,7 +151,7 @@ TOGETHER = {
     "randconv": (),
     "feddg": (),
     "finetune,norm_clip": (),
-    "ditto,fedper,moon": ("unet",),
+    "ditto,partialfed,moon": ("unet",),
 }
 NAMED = {part["name"] for methods in TOGETHER for part in parse_methods(methods)}
 COMBINATIONS = {**TOGETHER, **{name: () for name in TASKS if name not in {*NAMED, *PROTOTYPES}}}

@@ -67,7 +67,7 @@ TOGETHER = [
         (
             ["noise"],
             name,
-            "fedbn fedper norm partialfed single",
+            "fedbn norm partialfed single",
             f"site site_A: {name}: noise would not cover its statistics",
         )
         for name in ("fedfa", "fedfa_h")
