@@ -83,9 +83,7 @@ def policy(level: str, releases: int) -> PrivacyPolicy | None:
     if level == EXACT:
         return None
     noise = 1e-9 if level == CLIPPED else noise_multiplier_for(float(level), DELTA, releases)
-    return PrivacyPolicy(
-        min_images=1, scores="cases", noise_multiplier=noise, delta=DELTA, max_epsilon=1e30, clip=dict(CLIP)
-    )
+    return PrivacyPolicy(min_images=1, noise_multiplier=noise, delta=DELTA, epsilon=1e30, clip=dict(CLIP))
 
 
 class Recorded(SiteExchange):

@@ -41,11 +41,10 @@ def policy(where: str, noise: str, clip: float) -> PrivacyPolicy:
         return PrivacyPolicy.of_simulation()
     return PrivacyPolicy(
         min_images=1,
-        scores="cases",
         sgd_noise_multiplier=float(noise) or 1e-6,
         sgd_clip=clip,
         delta=DELTA,
-        max_epsilon=1e300,
+        epsilon=1e300,
     )
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 BUDGET = ROOT / "docs/prose.csv"
+_STEP = 100  # words, to which budgets are rounded up: a page may change
 CODE = ("medfedaug", "models", "nvflare_jobs", "transforms")
 
 # What slows a reader, and what a technical writer would write.
@@ -127,7 +128,8 @@ def main() -> int:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(("file", "words", "findings"))
             for name, now in sorted(numbers.items()):
-                words, found = (min(pair) for pair in zip(now, budget.get(name, now), strict=True))
+                rounded = -(-now[0] // _STEP) * _STEP, now[1]
+                words, found = (min(pair) for pair in zip(rounded, budget.get(name, rounded), strict=True))
                 if words or found:
                     writer.writerow((name, words, found))
         return 0

@@ -22,11 +22,7 @@ _ENGINES: dict[str, Callable[[], Engine]] = {"nvflare": _nvflare, "inprocess": I
 
 
 def register(engine: type[Engine]) -> type[Engine]:
-    """Register an engine of a script under its name; a class decorator.
-
-    Raises:
-        ConfigError: for the name of another engine.
-    """
+    """Register an engine of a script under its name; a class decorator."""
     if engine.name in _ENGINES:
         raise ConfigError(f"an engine {engine.name!r} exists already; give the new one another name")
     _ENGINES[engine.name] = engine

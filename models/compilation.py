@@ -14,10 +14,6 @@ def compile_calls(network: nn.Module, site: str) -> None:
     """Compile the calls of a network, its hooks included, in place; copies of the network are plain.
 
     If compiling fails, the call and all later ones are plain, and a warning says why.
-
-    Args:
-        network: on its device, with the methods' layers.
-        site: named in the warning.
     """
     torch._dynamo.config.skip_nnmodule_hook_guards = False  # methods add and remove hooks
     compiled = torch.compile(network._call_impl)

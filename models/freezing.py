@@ -21,9 +21,6 @@ def freeze(net: nn.Module, patterns: Sequence[str]) -> frozenset[str]:
     Returns:
         The entries that match, and other names of the same tensors.
 
-    Raises:
-        ValueError: for a pattern that nothing matches, and when no parameter is left.
-
     Example:
         >>> net = nn.Sequential(nn.Linear(1, 2), nn.Linear(2, 1))
         >>> sorted(freeze(net, ["0.*"])), net[0].weight.requires_grad

@@ -46,7 +46,6 @@ def network_heads(net: nn.Module, output: Any) -> list[Tensor]:
     """Return the heads in the output of a network, (B, K, *spatial) each, the finest first.
 
     Args:
-        net: the network.
         output: a tensor; a list or tuple of tensors, finest first (BasicUNetPlusPlus: finest last); or the
             stack of DynUNet in training, (B, heads, K, *spatial).
     """

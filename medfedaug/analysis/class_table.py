@@ -102,10 +102,6 @@ def class_table(runs: Sequence[Run], reference: str = BASELINE) -> ClassTable:
     Comparisons and verdicts are as in `medfedaug.analysis.comparison.compare_groups`, of one class at some of
     the sites; the p-values of the whole table are adjusted together.
 
-    Args:
-        runs: finished runs of one metric.
-        reference: the methods that all others are compared with, joined by commas.
-
     Returns:
         The table; without rows if every site has annotated every class.
     """

@@ -108,7 +108,6 @@ def compare_groups(groups: Mapping[str, Sequence[Run]], reference: str = BASELIN
 
     Args:
         groups: result of `medfedaug.analysis.grouping.group_runs`.
-        reference: the methods that all others are compared with, joined by commas.
     """
     return adjusted(compared(groups, reference))
 
@@ -325,9 +324,7 @@ def _by_patient(
     Without pairs if the sites measure a length in different units.
 
     Args:
-        pairs: the runs of two methods.
         trained: uses the sites that the runs are about, not the sites that are unseen in all runs.
-        seed: uses the runs of one seed; by default all.
     """
     tested = {site for pair in pairs for run in pair for site in run.tested}
     scores: dict[tuple[str, str], list[tuple[float, float]]] = {}

@@ -223,7 +223,6 @@ def experiment(run: Run, *, decided: bool = False) -> dict[str, Any]:
     Settings that the sites' fingerprints decide may differ between folds and held-out sites of an experiment.
 
     Args:
-        run: the run.
         decided: returns decided settings in the place of requested ones.
     """
     settings = run.config if decided else run.asked

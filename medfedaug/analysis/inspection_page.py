@@ -105,10 +105,6 @@ def write_inspection(
 
     The page names cases: it is for owners of the data. The JSON, ``inspect.json`` for ``inspect.html``, names
     none.
-
-    Raises:
-        ConfigError: when one of the two files exists and is no inspection.
-        StorageError: when it cannot be written.
     """
     out = Path(out_html)
     record = out.with_suffix(".json")

@@ -29,7 +29,6 @@ def sample_intensities(images: Iterable[Tensor], *, foreground: bool = False, se
         images: (C, *spatial), one at a time.
         foreground: uses only voxels with a channel that is brighter than its mean over the image. This
             excludes the air around a patient, which is often most of a volume.
-        seed: the seed of the sample.
 
     Returns:
         The sample, (N, C), float32.
@@ -72,13 +71,7 @@ def intensity_histograms(
 
     Args:
         samples: intensities by site, (N, C) each, from `sample_intensities`.
-        statistics: the pair of every site.
         unseen: sites that do not train and exchange no pair; they are drawn as stored and at test.
-        channels: names of the channels; by default their numbers.
-        width: width of the figure, inches.
-
-    Raises:
-        ValueError: without a sample, when a site has no pair, or the channels do not fit.
 
     Example:
         >>> rng = np.random.default_rng(0)

@@ -183,11 +183,7 @@ def figure(
     """Append a figure in two versions, for wide and narrow windows. The browser shows the one that fits.
 
     Args:
-        parent: the element to append to.
-        draw: makes the figure with a given ``width`` in inches.
         alt: description for readers who cannot see the figure.
-        caption: the text below the figure.
-        small: limits the figure to the width of a page of text.
         photo: draws pixels, which stay dark in every theme.
     """
     kind = "photo" if photo else "small" if small else ""

@@ -62,11 +62,7 @@ def image_sections(
     device: str,
     local_features: LocalFeatures | None,
 ) -> None:
-    """Append intensities, features and cases, for the first run of each method and at most a dozen sites.
-
-    Raises:
-        DataError: when the data cannot be used, or have none of the runs' sites.
-    """
+    """Append intensities, features and cases, for the first run of each method and at most a dozen sites."""
     first = [members[0] for members in groups.values()]
     known = {site for run in first for site in (*run.sites, *run.unseen)}
     with data_of(first[0], Path(data)) as root:

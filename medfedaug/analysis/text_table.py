@@ -106,7 +106,6 @@ class TextTable(ABC):
         """Return a table for ``rich.print``. Rich can also print this object directly.
 
         Args:
-            without: headings of columns to leave out.
             room: the number of characters for all columns, each at least as wide as its longest word; 0
                 leaves the widths to Rich, which may cut words.
         """

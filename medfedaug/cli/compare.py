@@ -21,12 +21,7 @@ _ALWAYS = ("single", "fedavg")
 
 
 def _enough(rounds: int, train: Callable[[int], Run]) -> tuple[int, bool]:
-    """Return a sufficient number of rounds for FedAvg, and whether it still improves after them.
-
-    Args:
-        rounds: the first number to try.
-        train: trains FedAvg for a number of rounds.
-    """
+    """Return a sufficient number of rounds for FedAvg, and whether it still improves after them."""
     from medfedaug.metrics.convergence import is_converged, longer
     from medfedaug.metrics.nothing_learned import nothing_learned_at
 

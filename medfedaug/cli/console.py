@@ -92,7 +92,6 @@ def print_scores(scores: dict[str, Any], title: str, scored: Mapping[str, str]) 
 
     Args:
         scores: such as ``test`` in ``results.json``.
-        title: title of the table.
         scored: owner of the scored model by site, or for the groups ``"test"`` and ``"unseen"``.
     """
     from medfedaug.metrics.registry import find_metric  # imports NumPy

@@ -163,8 +163,6 @@ def takes(
 
     Args:
         *groups: the classes; a field of the first one may hold one of the others.
-        without: fields that are no options of this command.
-        **texts: help texts in place of the fields' texts.
     """
     options = {
         entry.name: (cls, _parameter(cls, entry, texts.get(entry.name, entry.metadata["description"])))
@@ -226,9 +224,11 @@ def read_groups(file: Path, groups: Sequence[type[Settings]]) -> dict[type, dict
         file: an object with fields of all classes; or a record that holds it under ``config``.
         groups: the classes; a field of the first one may hold one of the others.
     """
+    if file.exists() and not file.is_file():
+        raise ConfigError(f"{file}: is no file")  # a pipe would wait for ever
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"{file}: not readable as YAML or JSON ({first_line(error)})") from error
     if isinstance(content, dict) and isinstance(content.get("config"), dict):
         content = {**content["config"], **content.get("execution", {})}
@@ -306,10 +306,6 @@ def split_pairs(
     """Read values such as ``NAME=VALUE``, without the spaces around either.
 
     Args:
-        option: name of the option, for messages.
-        example: an example of a value, for messages.
-        given: the values.
-        form: form of a value, for messages.
         first: splits at the first sign, since a value may have some; by default at the last one.
     """
     split = [text.partition("=") if first else text.rpartition("=") for text in given or ()]

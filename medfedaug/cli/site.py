@@ -127,8 +127,12 @@ def doctor(
 
 
 def _write_checks(path: Path, checks: Sequence[Check], kit: Path | None, *, ready: bool) -> None:
+    from medfedaug.errors import ConfigError
+    from medfedaug.runs.folder import is_json_with
     from medfedaug.utils.files import write_json
 
+    if path.is_file() and path.stat().st_size and not is_json_with(path, "ready", "checks"):
+        raise ConfigError(f"{path} exists and is not a file of doctor's; choose another file")
     verdict = {True: "ok", None: "note", False: "not ready"}
     content: dict[str, object] = {
         "ready": ready,
@@ -182,7 +186,7 @@ def jobs(
         return
     if record:
         for entry in entries:
-            print_page([*record_of(entry, book, opened.name), ""])
+            print_page([*record_of(entry, book, opened.name, settings.privacy), ""])
         return
     table = Table("hash", "seen", "approval", "jobs", "methods", "rounds", "purpose")
     for entry in entries:

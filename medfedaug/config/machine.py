@@ -17,6 +17,8 @@ COMPILE = ("auto", "on", "off")
 def _folder(value: Any) -> Path | None:
     if value is not None and not isinstance(value, Path) and not (isinstance(value, str) and value):
         raise ValueError("must be text")
+    if value is not None and "\0" in str(value):
+        raise ValueError("must name a folder, and has a NUL character")
     return None if value is None else Path(value)
 
 

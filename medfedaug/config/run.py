@@ -173,8 +173,7 @@ class RunConfig(Settings):
     test_every: int = setting(
         0,
         "Rounds between scores of the global model on the test cases of all sites, for the record and the "
-        "report's curves; 0 scores the selected model only. These scores choose nothing, and each counts as "
-        "one model of a site's max_test_scores.",
+        "report's curves; 0 scores the selected model only. These scores choose nothing.",
         at_least=0,
         rare=True,
     )

@@ -25,9 +25,6 @@ SCANNERS_SCHEMA = {
 def check_scanners(value: Any) -> dict[str, list[str]]:
     """Return scanners as `Scanners`, of JSON types.
 
-    Raises:
-        ValueError: for another value; the message repeats nothing of it.
-
     Example:
         >>> check_scanners({"Siemens": ["Prisma", "Skyra"]})
         {'Siemens': ['Prisma', 'Skyra']}

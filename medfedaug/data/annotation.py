@@ -78,7 +78,6 @@ class Annotation:
 
         Args:
             label: classes, or `unknown`.
-            annotated: the set of the case.
         """
         return label.to(self.dtype) + self.sets.index(tuple(annotated)) * (self.classes + 1)
 

@@ -222,9 +222,6 @@ class SiteFolder(ABC):
         """Return a partial site with label maps of a federation's classes, background first.
 
         All ``sites`` of a federation share one code of the label maps.
-
-        Raises:
-            DataError: when the site has annotated a class that the federation does not know.
         """
         if not self.partial:
             return self
@@ -372,7 +369,6 @@ def drawn_over_patients(cases: Sequence[Case], limit: int | None, least: int = 1
     difference is about the patients with images left out. Where neither is possible, all cases are chosen.
 
     Args:
-        cases: in the order of the site's list.
         limit: approximate number, of at least ``least`` patients; ``None`` for all.
         least: smallest number of patients that a value may be about.
 

@@ -79,14 +79,10 @@ def propose(
     of the other patients validates. The classes follow from all label maps.
 
     Args:
-        folder: the site's folder.
         patient: a regular expression whose first group is the patient in the name of a case, such as
             ``"(.+)_"``; ``None``: every case stands for a patient.
         labels: names of the classes, background first, or by their value in the label maps; by default those
             of an existing ``dataset.json``, or ``class_1``, ... Two names fit any two values.
-        seed: seed of the split.
-        series: the DICOM series to use of a case with several (`medfedaug.data.io.dicom_series.select`).
-        on_label: called with the numbers of label maps that are read and that exist.
     """
     folder = Path(folder)
     layout = find_layout(folder)

@@ -27,14 +27,7 @@ _READ: dict[Hashable, frozenset[int]] = {}
 def open_site(
     path: str | Path, name: str | None = None, limit: int | None = None, check: bool = True
 ) -> SiteFolder:
-    """Open a site's folder, which holds volumes with label maps or images in one folder per class.
-
-    Args:
-        path: the site's folder, or the folder of a benchmark (`medfedaug.data.benchmarks`) with the site.
-        name: the site's name; by default the folder's.
-        limit: most cases of a split.
-        check: whether to check the splits (`SiteFolder.check_splits`).
-    """
+    """Open a site's folder, which holds volumes with label maps or images in one folder per class."""
     path = Path(path)
     if not path.is_dir():
         raise DataError("no such folder", site=name, path=path)
@@ -63,14 +56,10 @@ def site_statistics(
     The statistics of an unseen site are of its test images.
 
     Args:
-        site: the site.
         intensity: ``"raw"`` or ``"scale"``, see `medfedaug.config.run.RunConfig.input_intensity`.
         preparation: the run's preparation. Resampling averages voxels, which makes deviations smaller.
         over: ``"image"`` or ``"foreground"``, see
             `medfedaug.data.preparation.preparation.Preparation.moments`.
-
-    Raises:
-        DataError: when an image cannot be read, or a channel is constant in all of them.
     """
     cases, prepared = site.cases["training"] or site.cases["test"], preparation or Preparation()
     images = (site.prepared_image(case, intensity, prepared) for case in cases)
@@ -98,11 +87,7 @@ def federation_channels(sites: Sequence[SiteFolder]) -> tuple[str, ...]:
 
 
 def check_voxels(sites: Iterable[SiteFolder]) -> None:
-    """Decode every image and label map of the sites' own data, once for each version of a file.
-
-    Raises:
-        DataError: naming site and file, and for a class that ``labelled`` names and no label map shows.
-    """
+    """Decode every image and label map of the sites' own data, once for each version of a file."""
     for site in sites:
         if site.benchmark and site.benchmark != "phantom":
             continue
@@ -126,12 +111,6 @@ def check_voxels(sites: Iterable[SiteFolder]) -> None:
 
 def describe_federation(task: str, kind: str, classes: Sequence[str], patients: Sequence[int]) -> str:
     """Return one line about a federation: task, kind of images, classes, sites and patients.
-
-    Args:
-        task: ``"segmentation"`` or ``"classification"``.
-        kind: of the images, such as ``"2D"``.
-        classes: the names of the classes.
-        patients: the number of patients of each site.
 
     Example:
         >>> describe_federation("segmentation", "2D", ["background", "lesion"], [12, 9])

@@ -73,9 +73,6 @@ def fold_patients(
     the others train: over all folds, every patient is tested once. A site with fewer than three patients is
     unseen: all are tested in every fold.
 
-    Raises:
-        ConfigError: for fewer than 3 folds, a fold outside 1 to ``folds``, and fewer patients than folds.
-
     Example:
         >>> from pathlib import Path
         >>> cases = [Case(name, Path(name), "") for name in "abcdef"]
@@ -117,10 +114,7 @@ def deal_by_dirichlet(labels: np.ndarray, sites: int, alpha: float, seed: int) -
     arXiv:1909.06335, Section 3).
 
     Args:
-        labels: the class of each image, (N,), whole numbers.
-        sites: number of sites.
         alpha: a small value gives each site few classes, a large one all.
-        seed: seed of the proportions and the images.
 
     Returns:
         For each site the indices of its images, ``N // sites`` of them; a remainder is left out.

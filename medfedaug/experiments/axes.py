@@ -38,7 +38,6 @@ class Comparison:
     """Combinations of methods, each in all combinations of settings.
 
     Args:
-        methods: the combinations of methods.
         axes: the settings; an argument of a method applies to the combinations that contain the method.
     """
 
@@ -53,9 +52,6 @@ class Comparison:
 
 def parse_axis(text: str) -> Axis:
     """Parse an axis, such as ``"fedfa.prob=0.1,0.5"``; commas inside brackets do not separate values.
-
-    Raises:
-        ConfigError: when the text is not of this form.
 
     Example:
         >>> parse_axis("fedfa.stages=[1],[1,2]").values

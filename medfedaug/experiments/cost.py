@@ -67,7 +67,6 @@ class CostTable(TextTable):
     Args:
         rows: the costs.
         notes: conditions of the measurement.
-        reduced: see `TextTable`.
     """
 
     rows: tuple[Cost, ...]
@@ -131,12 +130,6 @@ def cost_table(
         runs: of a sweep; the first counts of runs that differ in seed, fold or held-out site.
         preset: their protocol.
         root: the folder with the data set's files, or its parent.
-        device: of the sites.
-        threads: of a process; 0 for all cores.
-        on_done: called after each measurement.
-
-    Raises:
-        MedFedAugError: naming the methods that cannot be measured.
     """
     measure = partial(_measured, preset.benchmark, find_root(root, preset.benchmark), device, threads)
     rows = []

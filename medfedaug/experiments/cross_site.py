@@ -38,15 +38,9 @@ def cross_site(run: str | Path, data_dir: str | Path, device: str = "auto") -> d
     Args:
         run: the folder of a finished run; receives ``cross_site.json``. If it has this file of the same run
             and round already, nothing is trained.
-        data_dir: the run's data.
-        device: where to compute.
 
     Returns:
         ``{"metric": name, "run": id, "round": r, "scores": {source: {target: score}}}``.
-
-    Raises:
-        ConfigError: for a method that has no local models.
-        RunFailed: when a site cannot be trained.
 
     Deviations:
         FedRDN says "local model" without the round. What a method keeps at the sites between rounds without
@@ -76,17 +70,10 @@ def train_local_models(run: Path, data_dir: str | Path, device: str, visit: Visi
     """Train the local model of each site (`cross_site`).
 
     Args:
-        run: the folder of a finished run.
-        data_dir: the run's data.
-        device: where to compute.
         visit: called with the site, whose network is its local model, and all sites.
 
     Returns:
         The name of the metric.
-
-    Raises:
-        ConfigError: for a method that has no local models.
-        RunFailed: when a site cannot be trained.
     """
     record = json.loads((run / RESULTS).read_text())
     config, round_ = RunConfig.from_dict(record["config"]), record["selected_round"] + 1

@@ -72,11 +72,7 @@ Where = Annotated[
 
 @settings
 class Experiment(Settings):
-    """Methods x seeds x folds x settings.
-
-    Raises:
-        ConfigError: for values of another kind.
-    """
+    """Methods x seeds x folds x settings."""
 
     TITLE: ClassVar[str] = "experiment: "
 
@@ -132,11 +128,7 @@ class Experiment(Settings):
         return not self.protocol
 
     def preset(self) -> Preset:
-        """Return the paper's protocol, or the common settings of all runs on own data.
-
-        Raises:
-            MedFedAugError: when the data cannot be used, or for a setting that is not known.
-        """
+        """Return the paper's protocol, or the common settings of all runs on own data."""
         if not self.own:
             return find_preset(self.protocol)
         name, root = OWN_DATA, self.data
@@ -179,11 +171,7 @@ class Experiment(Settings):
         return [Axis(name, tuple(values)) for name, values in {**own, **self.vary}.items()]
 
     def comparisons(self) -> list[Comparison]:
-        """Return the comparisons: methods x axes, or the comparisons of the entry, each with the axes.
-
-        Raises:
-            ConfigError: when the entry compares none of the methods.
-        """
+        """Return the comparisons: methods x axes, or the comparisons of the entry, each with the axes."""
         axes = self.axes()
         if not self.entry:
             return [Comparison(self.methods, tuple(axes))]
@@ -204,9 +192,6 @@ class Experiment(Settings):
 
         Args:
             preset: `preset`.
-
-        Raises:
-            MedFedAugError: for settings, methods or data that do not go together.
         """
         first, *also = self.comparisons()
         return plan(
@@ -287,13 +272,9 @@ def make_experiment(
     """Make an experiment from a file and options.
 
     Args:
-        file: the file, or ``None``.
         options: fields of `Experiment`, which take precedence over the file's; ``None`` for the file's value.
         settings: ``NAME=VALUE`` or ``NAME=VALUE,VALUE,...``; these take precedence over the file's, too. One
             value on own data is a setting of all runs.
-
-    Raises:
-        ConfigError: naming what is missing or wrong.
     """
     content = read_experiment(file) if file is not None else {}
     content |= {name: value for name, value in options.items() if value is not None}
@@ -323,11 +304,7 @@ def make_experiment(
 
 
 def read_experiment(path: str | Path) -> dict[str, Any]:
-    """Read an experiment's file; paths are relative to it.
-
-    Raises:
-        ConfigError: naming the file and what is wrong.
-    """
+    """Read an experiment's file; paths are relative to it."""
     path = Path(path)
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -349,15 +326,7 @@ def read_experiment(path: str | Path) -> dict[str, Any]:
 
 
 def write_experiment(experiment: Experiment, preset: Preset) -> Path:
-    """Write the file with which a user continues or repeats an experiment, to the folder of its results.
-
-    Args:
-        experiment: the experiment, whose ``out`` receives the file.
-        preset: its `Experiment.preset`.
-
-    Returns:
-        The file.
-    """
+    """Write the file with which a user continues or repeats an experiment, to the folder of its results."""
     entries = experiment.described(preset)
     folder = experiment.out.resolve()
     for name in _PATHS:

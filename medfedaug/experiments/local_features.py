@@ -19,11 +19,6 @@ def local_features(
 ) -> dict[Path, dict[str, SiteFeatures]]:
     """Compute features of each local model at every site, for the first run of each method.
 
-    Args:
-        runs: finished runs.
-        data: their sites' folders, or the files of their benchmark.
-        device: where to compute.
-
     Returns:
         By the run's file and the site that trained the model. A run without local models has none, and a
         warning gives the reason.

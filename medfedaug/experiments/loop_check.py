@@ -113,12 +113,6 @@ def check_loop_script(script: str | Path, config: RunConfig, folder: SiteFolder,
 
     Server and site are real: the methods make their exchange before training, the script trains until the
     first step of its optimiser, and the server takes the update. The model is not scored.
-
-    Args:
-        script: the file.
-        config: the run, with the script as its ``loop``.
-        folder: the site's data.
-        device: of the site.
     """
     loop = _ScriptInProcess(Path(script))
     trainer = SiteTrainer(config, folder, device)

@@ -80,9 +80,6 @@ class Entry:
 
         Args:
             protocol: one of its protocols; optional if it has only one.
-
-        Raises:
-            ConfigError: when it cannot run, or has other protocols.
         """
         if self.reason:
             raise ConfigError(f"{self.name} cannot be run: {self.reason}")
@@ -138,11 +135,7 @@ def entries() -> dict[str, Entry]:
 
 
 def find_entry(name: str) -> Entry:
-    """Return the entry of a name.
-
-    Raises:
-        ConfigError: when there is none.
-    """
+    """Return the entry of a name."""
     if name not in entries():
         raise ConfigError(f"{name!r} {not_known(name, entries())}")
     return entries()[name]

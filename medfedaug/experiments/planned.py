@@ -22,7 +22,6 @@ class PlannedRun:
     Args:
         methods: the combination of methods, as the user wrote it.
         settings: names and values, as text, of the settings that differ from the preset; sorted.
-        config: the configuration of the run.
         data: the options of the data set.
         reduced: reductions of the preset (a share of the rounds, a limit of cases), in words.
         held_out: the site that is left out; empty for none.

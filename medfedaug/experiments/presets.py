@@ -38,9 +38,6 @@ def parse_presets(text: str) -> dict[str, Preset]:
     Args:
         text: an object with ``presets``, the fields of `Preset` by name. Their ``readings`` name entries of
             ``notes``. Keys that begin with ``_`` hold parts that several presets share.
-
-    Raises:
-        DataError: in one line that names the protocol and its mistake.
     """
     try:
         content = yaml.safe_load(text)
@@ -69,11 +66,7 @@ PRESETS: dict[str, Preset] = parse_presets((resources.files(__package__) / _FILE
 
 
 def find_preset(name: str) -> Preset:
-    """Return the preset of a name.
-
-    Raises:
-        ConfigError: when there is none, listing them all.
-    """
+    """Return the preset of a name."""
     if name not in PRESETS:
         raise ConfigError(f"benchmark {name!r} {not_known(name, PRESETS)}")
     return PRESETS[name]

@@ -33,9 +33,6 @@ _SETTABLE = [field.name for field in dataclasses.fields(RunConfig) if field.name
 def parse_methods_list(texts: Sequence[str]) -> list[str]:
     """Parse combinations of methods to canonical names, without repetitions.
 
-    Raises:
-        ConfigError: for unknown methods.
-
     Example:
         >>> parse_methods_list(["fedavg fedrdn,fedfa+", "fedavg"])
         ['fedavg', 'fedrdn,fedfa+']
@@ -82,11 +79,6 @@ def plan(
         scale: share of the preset's rounds.
         limit: largest number of cases per split and site.
         init: a file with initial weights, which `run_all` needs too.
-
-    Raises:
-        ConfigError: for unknown settings, methods that cannot be combined, and different runs with the same
-            folder.
-        DataError: when the data are missing.
     """
     if seeds < 1:
         raise ConfigError(f"at least one seed is needed, got {seeds}")
@@ -134,9 +126,6 @@ def check_axes(axes: Sequence[Axis], methods: Sequence[str], benchmark: str) -> 
         axes: the settings.
         methods: combinations of methods, of which one must contain the method of a ``METHOD.ARG``.
         benchmark: the data set, whose options are settings too.
-
-    Raises:
-        ConfigError: naming the setting.
     """
     named = [axis.name for axis in axes]
     present = {name for text in methods for name in _named(text)}

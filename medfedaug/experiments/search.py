@@ -75,11 +75,7 @@ class Searched:
 
 
 def read_choices(path: str | Path) -> Choices:
-    """Read the choices of settings.
-
-    Raises:
-        ConfigError: naming the file and the setting.
-    """
+    """Read the choices of settings."""
     path = Path(path)
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -118,17 +114,13 @@ def search(
     interrupted search from its record.
 
     Args:
-        experiment: the experiment, without the settings of the search.
-        choices: `read_choices`.
         trials: number of configurations, with those of an earlier call.
-        device: see `run_all`.
         workers: see `run_all`; as many trials are proposed at a time.
         threads: of each run's sites.
         on_event: see `run_all`, for trials instead of runs.
 
     Raises:
         ConfigError: for settings that do not go together; when Optuna is not installed.
-        RunFailed: when no trial has a validation score.
     """
     optuna = _optuna()
     _check(experiment, choices)

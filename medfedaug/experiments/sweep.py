@@ -57,12 +57,7 @@ def run_all(
     A failed run does not stop the others. ``seed-<k>.log`` has the events of a run, one JSON object per line.
 
     Args:
-        runs: the runs, from `medfedaug.experiments.run_list.plan`.
-        preset: their protocol.
-        root: as for `plan`.
-        out: the sweep's folder.
         engine: its name; with ``"inprocess"`` all runs of a process share the decoded images.
-        device: the device of all sites.
         workers: of `medfedaug.experiments.workers.find_workers`; by default this process.
         execution: of every run.
         watch: called by the worker with each event of a run. When it raises `RunStopped`, the run ends, and
@@ -70,7 +65,6 @@ def run_all(
         on_event: called with ``{"event": "run", "folder": ..., "made": bool, "number": n, "of": n}`` for each
             finished run, or ``{"event": "failed", "folder": ..., "made": bool, "reason": ...}``; runs of an
             earlier call come first, with a false ``made``. Runs in this process add their own events.
-        init: as for `plan`.
 
     Returns:
         The folders of failed runs, each with the reason.
@@ -115,11 +109,7 @@ def run_all(
 
 
 def check_folder(out: Path) -> None:
-    """Check that the tables and the page replace only an earlier sweep's.
-
-    Raises:
-        ConfigError: naming another file.
-    """
+    """Check that the tables and the page replace only an earlier sweep's."""
     tables = [f"{name}{suffix}" for name in TABLES for suffix in (".md", ".csv", ".tex")]
     existing = next((out / name for name in ("report.html", *tables) if (out / name).exists()), None)
     if existing is not None and not any(out.glob(f"data/**/{MARKER}")):

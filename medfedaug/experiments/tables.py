@@ -214,18 +214,9 @@ def write_tables(
         data: the folder with the data set's files, or its parent, for images in the report; ``None`` for no
             images.
         across: whether to test the sites' local models at every site (`medfedaug.experiments.cross_site`).
-        device: the device for that.
         failed: folders of failed runs of `medfedaug.experiments.sweep.run_all`, which are left out too: they
             may hold an earlier run with other files.
         advise: makes recommendations from the scores, for the beginning of the page.
-
-    Returns:
-        The tables by name (``table`` and ``metrics``, and with content ``patients``, ``classes``,
-        ``published`` and ``cross_site``), and the notes below each table.
-
-    Raises:
-        ConfigError: when no run is finished.
-        MedFedAugError: for a run that cannot be read.
     """
     out = Path(out)
     loaded, notes = _finished(runs, preset, out, failed)
@@ -251,11 +242,7 @@ def write_tables(
 
 
 def write_scores(runs: Sequence[PlannedRun], preset: Preset, out: str | Path) -> None:
-    """Write the table of scores only, while other runs continue.
-
-    Raises:
-        ConfigError: when no run is finished.
-    """
+    """Write the table of scores only, while other runs continue."""
     loaded, notes = _finished(runs, preset, Path(out))
     table = summary_table([run for _, run in loaded])
     replace(table, notes=(*table.notes, *notes)).save(Path(out) / "table")

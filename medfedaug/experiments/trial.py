@@ -101,11 +101,6 @@ def _at_nothing(rows: Mapping[str, Row], metric: str) -> list[str]:
 def taken_in(scores: TextTable | None, without: Table, names: Sequence[str]) -> list[str]:
     """Compare trainings with and without sites that have no outlines, by the scores of the other sites.
 
-    Args:
-        scores: of trainings with all sites.
-        without: of trainings without these sites.
-        names: of these sites.
-
     Returns:
         A sentence; none without scores of the others.
     """

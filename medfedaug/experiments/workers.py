@@ -66,13 +66,9 @@ def find_workers(
 
     Args:
         where: ``N`` or ``local:N``, ``slurm``, ``slurm:PARTITION``, ``dask://HOST:PORT``.
-        folder: the sweep's folder.
         memory: bytes of decoded images that each process keeps.
         each: requests of each run to the cluster, as ``NAME=VALUE``: options of ``sbatch``, or resources of
             Dask's workers.
-
-    Raises:
-        ConfigError: for another text, for ``each`` without a cluster, and for a missing package.
     """
     for text in each:
         if not re.fullmatch(r"[^=]+=.+", text):
@@ -212,7 +208,6 @@ class SlurmJobs(Cluster):
 
     Args:
         folder: see `Cluster`; its folder ``cluster`` gets scripts and logs of the jobs.
-        memory: see `Cluster`.
         each: options of ``sbatch``, such as ``time``, ``mem``, ``gpus``.
         partition: the partition of the jobs; empty for Slurm's default.
     """
@@ -258,8 +253,6 @@ class DaskWorkers(Cluster):
     A run whose worker dies goes to another worker, which continues it.
 
     Args:
-        folder: see `Cluster`.
-        memory: see `Cluster`.
         each: resources of Dask's workers that each run takes, such as ``GPU=1``.
         address: the scheduler's address.
     """

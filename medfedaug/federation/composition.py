@@ -76,9 +76,6 @@ class Composition:
         config: the run. The initial weights of the network depend only on ``config.seed``.
         given: a network with the same entries, used in place of the run's. It is modified: it gets the
             initial weights and the methods' layers.
-
-    Raises:
-        ConfigError: when methods and network cannot be combined, or the given network does not fit.
     """
 
     def __init__(self, config: RunConfig, given: nn.Module | None = None) -> None:
@@ -217,12 +214,7 @@ class Composition:
         return task
 
     def check_annotated(self, site: SiteFolder) -> None:
-        """Check that a site's annotations suffice for the methods.
-
-        Raises:
-            ConfigError: naming the method that needs every voxel's class.
-            DataError: when the site trains without any label map, and no method learns without.
-        """
+        """Check that a site's annotations suffice for the methods."""
         if not site.partial:
             return
         partial = Constraints(

@@ -22,19 +22,13 @@ class FederationRun:
     """A checked run for an engine.
 
     Args:
-        config: the run.
-        data_dir: the folder with the sites' folders.
         sites: the sites' data, unseen sites included.
-        device: the sites' device.
         state_dir: a folder for the state of server and sites; ``None`` keeps nothing.
         resume: continue from the state in ``state_dir``.
-        execution: see `medfedaug.config.run.Execution`.
         machine: where every site keeps its prepared images.
-        initial: see `medfedaug.federation.FederationServer`.
         script: the file of the run's custom training loop, if any.
         tracking: ``"tensorboard"``, ``"mlflow"`` or ``None``.
         lock: a file to lock while a process of the run is alive; ``None`` for a single process.
-        on_event: see `medfedaug.federation.FederationServer`.
     """
 
     config: RunConfig
@@ -57,14 +51,8 @@ class SiteEvaluation:
     """A checked evaluation: models of finished runs, which sites score on their own cases.
 
     Args:
-        runs: see `medfedaug.federation.server.evaluation.Evaluation`.
         states: the folder of the sites' states of each run, by the run's name in ``runs``.
-        data_dir: the folder with the sites' folders.
-        sites: the names of the sites.
-        device: the sites' device.
-        execution: see `medfedaug.config.run.Execution`.
         machine: where every site keeps its prepared images.
-        on_event: see `medfedaug.federation.server.evaluation.Evaluation`.
     """
 
     runs: Mapping[str, EvaluatedRun]
@@ -105,15 +93,11 @@ class Engine(ABC):
         """Run or resume a federation to its end.
 
         Args:
-            run: the run.
             work: an empty folder for the models and all other files but ``results.json``, also of a failed
                 run.
 
         Returns:
             `medfedaug.federation.FederationServer.results`.
-
-        Raises:
-            MedFedAugError: when too few sites can train, or too few updates of a round can be used.
         """
 
     def evaluate(self, evaluation: SiteEvaluation) -> dict[str, Any]:

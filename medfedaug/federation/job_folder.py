@@ -51,9 +51,6 @@ def check_unchanged(path: Path, record: Mapping[str, Any]) -> None:
     """Check a file of a run against the hash in its record, if any.
 
     A model under another name, such as a fine-tuned one, has no hash in the record.
-
-    Raises:
-        ConfigError: when the file was changed or is missing, or is an exchange and the run wrote none.
     """
     hashes = record.get(HASHES)
     if not isinstance(hashes, Mapping):

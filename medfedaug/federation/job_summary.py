@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from medfedaug.methods.base import ServerExchange
 
 
-def record(entry: JobEntry, book: JobBook, site: str) -> list[str]:
+def record(entry: JobEntry, book: JobBook, site: str, policy: PrivacyPolicy) -> list[str]:
     """Return the record of a configuration for the site's files: origin, decisions and page."""
     lines = [
         f"Record of a job at {site}",
@@ -34,7 +34,7 @@ def record(entry: JobEntry, book: JobBook, site: str) -> list[str]:
         waits = "none: it waits for one" if entry.verdict == "waiting" else entry.verdict
         lines += [f"  {waits}"]
     lines += ["", *_jobs(entry, book), "", "The page of this configuration", ""]
-    return [*lines, *summary(entry)]
+    return [*lines, *summary(entry, policy)]
 
 
 def job_state(entry: JobEntry, job: str, book: JobBook) -> str:

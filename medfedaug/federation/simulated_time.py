@@ -28,9 +28,6 @@ class SimulatedTime:
 
     Attributes:
         now: hours since the run began.
-
-    Raises:
-        ConfigError: for the speed of an unknown site.
     """
 
     def __init__(self, execution: Execution, sites: Collection[str]) -> None:

@@ -38,9 +38,7 @@ def has_stalled(validation: Sequence[float], patience: int, *, higher_is_better:
     ``t_(0.95, 2n−2) √((s₁² + s₂²) / n)``, the one-sided 95% limit of Student's two-sample test.
 
     Args:
-        validation: the score of each validated round so far.
         patience: n, at least 2.
-        higher_is_better: the direction of the score.
 
     Example:
         >>> has_stalled([0.3, 0.31, 0.5, 0.51], 2), has_stalled([0.6, 0.7, 0.6, 0.7], 2)
@@ -58,7 +56,6 @@ def longer(validation: Sequence[float | None], first: int, *, learned: bool = Tr
     """Return the number of rounds of the next attempt: twice as many, or ``None`` without another attempt.
 
     Args:
-        validation: the score of each round of the last attempt.
         first: the number of rounds of the first attempt; no attempt has more than four times as many.
         learned: whether something was learned at every site. If so, none follows a score that `is_converged`.
 

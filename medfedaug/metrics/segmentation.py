@@ -25,7 +25,6 @@ def voxel_edges(affine: Tensor | None, dims: int = 3) -> tuple[float, ...]:
 
     Args:
         affine: (4, 4), from voxels to millimetres; a shear is ignored.
-        dims: number of axes.
 
     Example:
         >>> import torch
@@ -45,8 +44,6 @@ def surface_distances(predicted: Tensor, truth: Tensor, edges: Sequence[float]) 
 
     Args:
         predicted: (\*spatial), boolean, in two or three dimensions.
-        truth: (\*spatial), boolean.
-        edges: the lengths of a voxel's edges.
 
     Returns:
         The distance of each surface voxel of the prediction, and of the truth, to the other surface in the
@@ -188,11 +185,9 @@ class LabelMapScores:
         r"""Score a case.
 
         Args:
-            case: its name.
             predicted: label map, (1, \*spatial).
             label: the truth, (1, \*spatial).
             affine: (4, 4), from voxels to millimetres.
-            owner: its patient; by default the case itself.
             annotated: for each class but the background, whether the case has it annotated; by default all.
         """
         labels = self.classes[1:]

@@ -89,11 +89,7 @@ class Loss:
         return self.probabilities is not None
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        r"""Compute the loss of logits, (B, K, \*spatial).
-
-        Raises:
-            ConfigError: for probabilities, if the loss takes labels alone.
-        """
+        r"""Compute the loss of logits, (B, K, \*spatial)."""
         soft = targets.ndim == outputs.ndim and targets.shape[1] == self.num_classes
         loss = self.probabilities if soft else self.labels
         if loss is None:
@@ -109,8 +105,6 @@ def build_loss(
     """Build a loss by name.
 
     Args:
-        task: ``"segmentation"`` or ``"classification"``.
-        num_classes: classes, background included.
         name: one of `loss_names`, or a class path such as ``monai.losses.TverskyLoss``, for segmentation any
             of MONAI's that takes label maps, with MONAI's defaults; ``None`` for the default of the task.
         args: further arguments of its class; lists of ``weight`` have a number for each class.

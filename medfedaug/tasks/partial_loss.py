@@ -83,9 +83,6 @@ class PartialLoss(Loss):
         annotation: the code of the label maps.
         kind: ``"marginal"``; ``"exclusion"``, with `exclusion_loss` added; or ``"none"``, which takes
             everything without annotation for background.
-
-    Raises:
-        ConfigError: for a loss that cannot leave out a class or a voxel.
     """
 
     def __init__(self, loss: Loss, annotation: Annotation, kind: str = "marginal") -> None:

@@ -37,9 +37,6 @@ def follow(path: Path, position: int = 0) -> Iterator[tuple[dict[str, Any], int]
 
     A line without an event is skipped: a process that ended with its machine, or while the disk was full, may
     have written a part of one.
-
-    Raises:
-        DataError: naming the file, for an event with another structure.
     """
     with path.open("rb") as file:
         file.seek(position)

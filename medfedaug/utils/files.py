@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from medfedaug.errors import StorageError
+from medfedaug.errors import ConfigError, StorageError
 
 PRIVATE = 0o600
 """Mode of a file that only its owner may read."""
@@ -40,6 +40,7 @@ def write_atomic(
             of the file before.
 
     Raises:
+        ConfigError: for an empty name, a folder or a pipe.
         StorageError: naming the file, when the disk is full or the folder cannot be written; the old file
             stays.
 
@@ -51,6 +52,8 @@ def write_atomic(
         'kept'
     """
     path = Path(path)
+    if not path.name or (path.exists() and not path.is_file()):
+        raise ConfigError(f"{str(path)!r}: is no file that can be written; name another one")
     temporary: Path | None = None
     try:
         temporary, descriptor = _create_locked(path, PRIVATE if private else 0o666)

@@ -358,7 +358,8 @@ def _leaves(policy: PrivacyPolicy) -> Iterator[Check]:
     """Report the two promises: what is behind each number, and what holds against who chooses the weights."""
     yield Check("numbers", True, f"each is of {policy.min_images} patients or more; losses stay here")
     if policy.epsilon is None:
-        yield Check("images", None, f"{OPEN_PROMISE}.", "site-config --epsilon bounds it for each patient.")
+        text = f"{OPEN_PROMISE}, or bound it for each patient with site-config --epsilon"
+        yield Check("images", True, text)
 
 
 def _decoding(site: SiteFolder) -> Check:

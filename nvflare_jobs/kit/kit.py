@@ -89,11 +89,6 @@ class Kit:
             changes: new settings of the site, in the JSON form of
                 `medfedaug.privacy.site_settings.SiteSettings`; its groups keep their other settings. Plug-ins
                 and Bundles are added to the allowed ones; a new Bundle replaces one of the same name.
-            forbid: refuse jobs that carry code.
-            only: allow only jobs of this package.
-
-        Raises:
-            ConfigError: naming the file that cannot be used, or a setting that a server does not have.
         """
         files = [self._resources(only)]
         changes = {name: value for name, value in (changes or {}).items() if value not in ({}, (), [])}
@@ -134,11 +129,7 @@ class Kit:
         return [path for path in paths if path.endswith("Launcher")]
 
     def check_version(self) -> None:
-        """Check that this version of medfedaug configured the kit, or none did.
-
-        Raises:
-            ConfigError: naming both versions.
-        """
+        """Check that this version of medfedaug configured the kit, or none did."""
         by = _configured_by(self.resources())
         if by not in (None, __version__):
             advice = f"run medfedaug site-config --kit {self.path}"
@@ -159,11 +150,7 @@ class Kit:
         return JobBook(self.state_folder() / JOBS_FOLDER)
 
     def pseudonyms(self) -> Pseudonyms:
-        """Return the pseudonyms of the site's cases.
-
-        Raises:
-            ConfigError: for a server's kit, or settings or a key that cannot be read.
-        """
+        """Return the pseudonyms of the site's cases."""
         return Pseudonyms.of_site(self.state_folder())
 
     def ledger(self) -> PrivacyLedger:

@@ -64,7 +64,6 @@ class ProcessRecord:
         pid: the process's number, in its container if it has one.
         started: the start of the process.
         starts: the starts of the last minutes, this one included.
-        settings: see `settings_at_start`.
         written: the time of the record.
         stopping: whether the process was asked to end.
         heard: at a site, the server's last answer.

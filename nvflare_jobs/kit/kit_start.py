@@ -106,9 +106,6 @@ def restart(kit: str | Path, timeout: float = 60.0) -> str:
     """Stop the process of a kit and start it again, and wait until the new one has written its record.
 
     Where a service or a container runs the kit, it stays: only the process below it is new.
-
-    Raises:
-        RunFailed: when the old process does not end, or the new one does not stay.
     """
     kit = Path(kit).resolve()
     process, loop = find_process(kit), _find_loop(kit)

@@ -59,11 +59,7 @@ class Enrolment:
 def request(
     name: str, kind: Kind = "site", *, project: str = "medfedaug", port: int = 8002, folder: str | Path
 ) -> Enrolment:
-    """Make a private key, which stays in ``folder/name``, and a request for its certificate.
-
-    Raises:
-        ConfigError: for an invalid name, and where a request of this name is open.
-    """
+    """Make a private key, which stays in ``folder/name``, and a request for its certificate."""
     target = Path(folder) / name
     text = participant_file(name, kind, project=project, port=port)
     if target.exists():
@@ -136,11 +132,7 @@ def sign(
 
 
 def check_kit(answer: Enrolment, kit: str | Path, another_root: bool = False) -> None:
-    """Check, before anything is replaced, that an answer is of the root that an existing kit trusts.
-
-    Raises:
-        ConfigError: with both fingerprints, where the roots differ and ``another_root`` is false.
-    """
+    """Check, before anything is replaced, that an answer is of the root that an existing kit trusts."""
     path = Path(kit) / "startup/rootCA.pem"
     if another_root or not path.exists():
         return
@@ -167,13 +159,6 @@ def accept(answer: Enrolment, requests: str | Path, kit: str | Path) -> bool:
     """Make a kit from an answer, whose root was compared, and the private key; or renew its certificate.
 
     An existing kit keeps everything but its folder ``startup``.
-
-    Returns:
-        Whether the kit existed.
-
-    Raises:
-        ConfigError: when no such request is open, NVFlare refuses the answer, or the kit is another
-            participant's.
     """
     folder, kit = Path(requests) / answer.name, Path(kit)
     if not folder.is_dir():
@@ -264,6 +249,8 @@ def _entries(path: str | Path, part: str) -> dict[str, Any]:
 
 
 def _part(path: str | Path, name: str) -> bytes:
+    if Path(path).exists() and not Path(path).is_file():
+        raise ConfigError(f"{path}: is no file")  # a pipe would wait for ever
     try:
         with zipfile.ZipFile(path) as opened, opened.open(name) as file:
             content = file.read(_LARGEST + 1)

@@ -204,11 +204,7 @@ def run_job(
     machine: Machine | None = None,
     lock: str | Path | None = None,
 ) -> Path:
-    """Run any of our jobs in NVFlare's simulator.
-
-    Raises:
-        RunFailed: when the job ended without results, with the reason if it is known.
-    """
+    """Run any of our jobs in NVFlare's simulator."""
     known = identifiers(sites)
     work, log = Path(work_dir), Path(work_dir) / LOG_FILE
     recipe.export(job_dir=str(work / "job"))

@@ -18,11 +18,9 @@ FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 RUNS = {
     "aggregation.py": (["--sites", "3"], "3 sites"),
-    "difference_of_sums.py": (["--rounds", "2"], "channels in another order"),
     "layouts.py": (["--only", "alexnet", "--dimensions", "2", "--repeats", "1"], '("cpu", "batch", 2): '),
     "memory.py": (["--volumes", "2", "--shape", "64", "64", "32", "--steps", "1"], "| 2 |"),
     "method_costs.py": (["--batch", "2", "--size", "32", "--repeats", "1"], "FedFD-A / FedAvg"),
-    "score_oracle.py": (["--repeats", "1", "--checked", "1"], "| default | r "),
     "secure_aggregation.py": (["--sites", "3", "--numbers", "1000", "--repeats", "1"], "| 3 | 1 |"),
 }
 

@@ -27,7 +27,7 @@ def check_job(report) -> None:
         assert {"model", "fedfa", "fedfa_h"} <= set(entry["bytes"])
     assert results["bytes_up_before_training"]["fedrdn"] > 0
     assert results["test"]["mean"]["dice"] > 0.1
-    assert report["scores"]["cases"] == pytest.approx(results["test"]["sites"][HOSPITALS[0]]["cases"])
+    assert report["scores"]["dice"] == pytest.approx(results["test"]["sites"][HOSPITALS[0]]["dice"])
 
 
 def check_masked(masked, hospitals) -> None:

@@ -31,13 +31,7 @@ _GARBLED = "a damaged DICOM file (its elements do not follow each other)"
 
 
 def check_bounds(source: Path | bytes) -> None:
-    """Check the size and the structure of a DICOM object, without reading its values.
-
-    Raises:
-        ReaderError: where it inflates to more than `MOST_INFLATED` bytes, nests sequences without end, or is
-            too garbled to check.
-        OSError: where it cannot be opened.
-    """
+    """Check the size and the structure of a DICOM object, without reading its values."""
     if isinstance(source, bytes):
         _check(io.BytesIO(source), source)
     elif source.stat().st_size:

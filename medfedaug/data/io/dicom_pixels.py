@@ -132,10 +132,6 @@ def stored_frames(dataset: Dataset) -> np.ndarray:
 
     Returns:
         (frames, rows, columns), or in colour (frames, rows, columns, 3) as RGB; whole numbers.
-
-    Raises:
-        ReaderError: for pixels that contradict their header.
-        Exception: of a decoder.
     """
     if "PixelData" not in dataset:
         raise ReaderError("it has no pixels, or its file breaks off within them")

@@ -132,9 +132,6 @@ def closed_contours(mask: np.ndarray) -> list[np.ndarray]:
     DICOM's RTSTRUCT has no holes: a hole is joined to the ring around it by a channel without width, the
     keyhole technique (PS3.3, C.8.8.6.3).
 
-    Args:
-        mask: (X, Y), true inside.
-
     Returns:
         Rings, (N, 2) in voxel indices, whose last point is joined to the first; a ring contains a voxel if it
         contains its centre.

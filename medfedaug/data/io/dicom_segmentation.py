@@ -68,12 +68,10 @@ def write_segmentation(path: Path, series: Path, voxels: np.ndarray, segments: S
     """Write a DICOM SEG on the grid of a series.
 
     Args:
-        path: the file.
         series: the folder with the series, or one of its files; the segmentation refers to its slices,
             patient and study.
         voxels: (X, Y, Z), integer: the label map, written as binary segments without the background; or
             (X, Y, Z, K), floating point: probabilities, written as fractional ones.
-        segments: the classes, and who predicted them.
     """
     import highdicom as hd
 
@@ -139,11 +137,7 @@ def writing(kind: str, series: Path, hint: str) -> Iterator[None]:
 
 
 def save_object(made: Dataset, source: Dataset, path: Path) -> None:
-    """Save an object in the character set of its image, or in UTF-8 where that lacks a character.
-
-    Raises:
-        ValueError: where the file would hold another text than the image, such as the patient's name.
-    """
+    """Save an object in the character set of its image, or in UTF-8 where that lacks a character."""
     declared, texts = source.get("SpecificCharacterSet"), [*_texts(made)]
     if any(_REPLACEMENT in text for text in texts):
         raise ValueError("its header has a text that its character set cannot decode")

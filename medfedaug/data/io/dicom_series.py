@@ -213,7 +213,6 @@ def select(series: Sequence[DicomSeries], pattern: str | None = None) -> Selecti
     volume: no localiser, no secondary capture, no single slice beside a volume.
 
     Args:
-        series: of `scan`.
         pattern: SeriesInstanceUID, or a regular expression that is searched for, without regard to case, in
             `DicomSeries.searched`.
     """

@@ -26,11 +26,6 @@ def check_nifti_header(path: Path, image: nibabel.Nifti1Image, promised: int) ->
     """Check that a header does not contradict itself, and that a scanner can have written its numbers.
 
     A fault that changes the voxels is an error; any other is a warning.
-
-    Args:
-        path: the file.
-        image: the file as nibabel opens it.
-        promised: bytes of a file with the voxels of the header.
     """
     raw = _raw_header(path, image)
     bits, wanted = int(raw["bitpix"]), 8 * int(raw.get_data_dtype().itemsize)
@@ -115,9 +110,6 @@ def check_gzip(path: Path, state: int) -> int:
 
     Returns:
         The bytes before compression.
-
-    Raises:
-        ValueError: when the checksum contradicts the content, or other data follow it.
     """
     length = 0
     try:

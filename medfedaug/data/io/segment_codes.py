@@ -62,9 +62,6 @@ def read_segment_codes(path: str | Path, classes: Sequence[str]) -> dict[str, Se
         path: a JSON file, by class: ``category``, ``type`` and optionally ``anatomic_region``, each with
             ``value``, ``scheme`` and ``meaning``.
         classes: of the run, background first; all but the background must have codes.
-
-    Raises:
-        ConfigError: for a missing, unknown or too long entry; names file and entry.
     """
     try:
         content = parse_json(Path(path).read_text(encoding="utf-8"))

@@ -34,12 +34,7 @@ def segment_frames(dataset: Dataset, threshold: float) -> Iterator[SegmentFrame]
     """Decode a SEG, PS3.3 C.8.20.
 
     Args:
-        dataset: the object.
         threshold: share of its maximum from which a pixel of a fractional SEG counts.
-
-    Raises:
-        ReaderError: for a SEG that contradicts itself.
-        Exception: of a decoder.
     """
     kind = dataset.get("SegmentationType")
     if kind not in _KINDS:

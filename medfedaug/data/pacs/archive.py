@@ -79,11 +79,7 @@ class FetchError(_ArchiveProblem):
 
 @dataclass(frozen=True)
 class StudyQuery:
-    """Query for studies: one attribute and its value.
-
-    Raises:
-        ConfigError: for an empty value, or a value that matches several.
-    """
+    """Query for studies: one attribute and its value."""
 
     key: StudyKey
     value: str
@@ -164,11 +160,7 @@ def known_fields(values: Mapping[str, object] | Dataset, names: Iterable[str]) -
 
 @settings
 class Access(Settings):
-    """Access to an archive, apart from its address.
-
-    Raises:
-        ConfigError: for values that make no sense, and files that cannot be used.
-    """
+    """Access to an archive, apart from its address."""
 
     PANEL: ClassVar[str] = "The archive"
 
@@ -294,7 +286,6 @@ class Archive(ABC):
                 beyond all limits.
             FetchError: where objects are missing.
             RequestRefused: where the archive refuses to list the objects.
-            ArchiveError: where the archive does not answer at all.
         """
 
     @abstractmethod

@@ -74,11 +74,6 @@ class Arrival:
         """Write an object, and return whether it was expected.
 
         A killed process leaves the whole file, or none of its name.
-
-        Raises:
-            ObjectRefused: for another patient, study or series, and for too many unrequested objects.
-            ReaderError: where it cannot be read.
-            OSError: when it cannot be written.
         """
         values = read_values(content)
         file = self._files.get(values["SOPInstanceUID"])

@@ -66,9 +66,6 @@ def plan_import(
 
     ``pseudonym`` takes a name and its kind (``case``, ``patient``), and uses the site's key; ``on_event`` is
     called with ``{"event": "found", "number": ..., "of": ...}`` after each search.
-
-    Raises:
-        ArchiveError: where the archive cannot be used.
     """
     plans: dict[str, StudyPlan] = {}
     patience = Patience(archive.place)

@@ -30,7 +30,6 @@ def joined_area(contours: Iterable[Contour], crossing: str = "refuse") -> tuple[
     that reaches beyond its border.
 
     Args:
-        contours: all of the region in the slice; a keyhole touches itself.
         crossing: ``refuse`` contours that cross, or unite them (``union``).
 
     Returns:

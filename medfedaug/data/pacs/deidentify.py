@@ -99,12 +99,7 @@ class Deidentifier:
         return written
 
     def clean(self, dataset: Dataset, *, patient: str, study: str) -> None:
-        """Remove identity from an object in place.
-
-        Raises:
-            ReaderError: for an object of a class without a list, and for pixels that contradict its header.
-            Exception: of pydicom, for a damaged object.
-        """
+        """Remove identity from an object in place."""
         kept = kept_attributes(str(dataset.SOPClassUID))
         sequences = (("SegmentSequence", "SegmentLabel"), ("StructureSetROISequence", "ROIName"))
         names = [

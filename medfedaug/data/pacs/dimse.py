@@ -86,9 +86,6 @@ class DimseArchive(Archive):
 
     Objects come by C-GET in the association of the request; or, with ``access.receive``, by C-MOVE to a
     receiver on that port, which accepts requested objects from the archive alone.
-
-    Raises:
-        ConfigError: for an invalid address, or a port in use.
     """
 
     def __init__(self, address: str, access: Access) -> None:

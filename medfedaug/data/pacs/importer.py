@@ -73,7 +73,6 @@ def import_studies(
 
     Raises:
         ArchiveError: where the archive becomes unusable; imported studies stay.
-        ConfigError: where another import writes to the folder, or earlier ones had other settings.
     """
     deidentifier = None
     if settings.anonymise:

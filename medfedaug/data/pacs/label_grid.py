@@ -37,11 +37,7 @@ class LabelGrid:
         self.crossed = 0
 
     def add(self, dataset: Dataset, classes: Mapping[int, str]) -> None:
-        """Add segments of a SEG or an RTSTRUCT.
-
-        Raises:
-            ReaderError: for segments that overlap, or lie on another grid.
-        """
+        """Add segments of a SEG or an RTSTRUCT."""
         rtstruct = dataset.get("Modality") == "RTSTRUCT"
         for name, mask in (self._contours if rtstruct else self._frames)(dataset, classes):
             index = self._settings.classes.index(name)

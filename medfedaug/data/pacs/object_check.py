@@ -71,12 +71,7 @@ class SeriesBounds:
         self._bytes = self._voxels = 0
 
     def check(self, values: Mapping[str, str], size: int) -> None:
-        """Check one object, and count it.
-
-        Raises:
-            ObjectRefused: for another patient, study or series, or where all objects are too large.
-            ReaderError: where its header does not say its size.
-        """
+        """Check one object, and count it."""
         series = self._series
         compared = [
             ("patient", values["PatientID"], series.patient),

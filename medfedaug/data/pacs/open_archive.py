@@ -16,11 +16,7 @@ def open_archive(
     folder: str | Path | None = None,
     access: Access | None = None,
 ) -> Archive:
-    """Open the archive of the one address that is given.
-
-    Raises:
-        ConfigError: for no or several addresses, an invalid one, or a missing package.
-    """
+    """Open the archive of the one address that is given."""
     addresses = {"--dicomweb": dicomweb, "--dimse": dimse, "--folder": folder}
     names = [name for name, value in addresses.items() if value]
     if len(names) != 1:

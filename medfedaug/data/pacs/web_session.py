@@ -163,7 +163,6 @@ def parts_of(response: requests.Response) -> Iterator[bytes]:
     """Yield the bytes of the objects of an answer.
 
     Raises:
-        AnswerRefused: for an answer without objects, and for an object that is too large.
         requests.exceptions.ChunkedEncodingError: where the answer ends in the middle of an object.
     """
     kind = _media_type(response)

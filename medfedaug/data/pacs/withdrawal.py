@@ -34,9 +34,6 @@ def withdraw(
     This removes images, label maps, objects, prepared images, entries of lists, and objects of failed
     imports. The record, which has pseudonyms and times alone, comes first: after a killed process, the next
     import or withdrawal finishes the removal. A later import leaves the patients out.
-
-    Raises:
-        ConfigError: where the list is missing, or an import writes to the folder.
     """
     files = CaseFiles(out, state)
     if not StudyList(state).path.is_file():

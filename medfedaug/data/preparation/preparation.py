@@ -108,12 +108,7 @@ class Preparation:
         self.plan, self.image_size = plan or Plan(), image_size
 
     def placement(self, image: Tensor, affine: Tensor | None) -> Placement | None:
-        """Compute the placement of a volume, (C, X, Y, Z); ``None`` where the plan moves no voxel.
-
-        Raises:
-            ValueError: when the plan needs geometry that the file lacks, or the resampled image would have
-                more than `MOST_NUMBERS` numbers.
-        """
+        """Compute the placement of a volume, (C, X, Y, Z); ``None`` where the plan moves no voxel."""
         plan = self.plan
         if not plan.moves_voxels:
             return None

@@ -104,9 +104,6 @@ def parse_published(text: str, benchmark: str) -> tuple[Published, ...]:
     Args:
         text: its content.
         benchmark: the data set of its protocols.
-
-    Raises:
-        DataError: for a file of another form, naming the line.
     """
     path = f"{benchmark}.csv"
     header, *lines = [*csv.reader(text.splitlines())] or [[]]

@@ -11,11 +11,7 @@ _LONGEST_REASON = 1_000
 
 
 def raise_error(reply: Reply) -> None:
-    """Raise the error that a site sent in place of an answer.
-
-    Raises:
-        MedFedAugError: with the site's text in one line of limited length, for log, record and checkpoint.
-    """
+    """Raise the error that a site sent in place of an answer."""
     if reply.error:
         raise MedFedAugError(" ".join(str(reply.error)[:_LONGEST_REASON].split()))
 

@@ -47,9 +47,6 @@ class StateDictValidator:
         """Check a model after a round.
 
         Args:
-            site: the site's name.
-            weights: the entries of its model.
-            state: the global model at the beginning of the round.
             buffers: whether buffers are compared with those of the global model. The first round has no
                 running statistics to compare with, and a comparison with other sites is better
                 (`medfedaug.federation.server.outlier_checks.judge_steps`).

@@ -94,11 +94,7 @@ class Aggregation:
         return max((aggregator.min_updates for aggregator in self.aggregators.values()), default=1)
 
     def prepare(self, site: str, reply: Reply, weight: float) -> None:
-        """Accept a site's payload before training.
-
-        Raises:
-            UpdateRefused: for a site that joins later with values far outside those of earlier sites.
-        """
+        """Accept a site's payload before training."""
         sizes = self._before.sizes(reply.payload)
         if self._waiting is None and (error := self._before.judge({**self._sizes, site: sizes}).get(site)):
             raise error
@@ -162,8 +158,6 @@ class Aggregation:
         """Add a checked update.
 
         Args:
-            site: the sender.
-            reply: the update.
             weight: the site's weight; the method that computes the global model may change it.
             steps: the lengths of the site's steps (`StateDictValidator.steps`).
             doubt: the reason to refuse the update if too few others arrive for a comparison.

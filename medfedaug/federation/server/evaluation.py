@@ -37,7 +37,6 @@ class EvaluatedRun:
     """The model of a finished run.
 
     Args:
-        config: the run's settings.
         run: its identity.
         round: the round of the model.
         weights: the shared entries of the network; all entries in a local model.
@@ -72,11 +71,7 @@ class EvaluatedRun:
 
     @classmethod
     def load(cls, path: Path, config: RunConfig) -> EvaluatedRun:
-        """Read a file of `save` at the server of a job.
-
-        Raises:
-            ConfigError: when the file is missing, too large, or not of such a run.
-        """
+        """Read a file of `save` at the server of a job."""
         size = sum(value.nbytes for value in Composition(config).network.state_dict().values())
         try:
             if path.stat().st_size > _MOST_READ * size + _HEADER:

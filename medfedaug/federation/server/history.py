@@ -34,7 +34,6 @@ class RunHistory:
 
     Args:
         metrics: the names of the task's metrics; the first one chooses the best round.
-        network_input: see `medfedaug.federation.composition.Composition.input`.
         classes: the classes with separate scores.
         on_event: called with a small dictionary for every event that a user may want to see.
         travels: whether sites and server exchange messages, so that bytes are counted.

@@ -57,12 +57,8 @@ class ReplyChecks:
         """Check an update of a round, and drop metrics that cannot be recorded.
 
         Args:
-            site: the sender.
-            reply: the update.
-            round_: the round of the site's request.
             samples: the number of training samples that the site has reported; ``None`` for a site that does
                 not train.
-            state: the global model in the request.
             compared: whether running statistics will be compared with those of other sites.
         """
         raise_error(reply)

@@ -25,10 +25,7 @@ class EvaluationSite:
     It keeps the scores of its cases, which may not leave it, for later comparisons.
 
     Args:
-        name: the site's name in the federation.
         trainers: a trainer for each run, by the run's name in the evaluation.
-        gate: see `Site`.
-        on_event: see `Site`.
     """
 
     def __init__(

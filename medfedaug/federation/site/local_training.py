@@ -52,8 +52,6 @@ class LocalRound:
     Args:
         number: the number of the round, from 1.
         epochs: passes over the site's batches; without effect if ``steps`` is given.
-        steps: see `medfedaug.config.run.RunConfig.local_steps`.
-        seed: seed of all random draws of the round at this site.
         learning_rate: the learning rate of the run's optimiser in this round.
     """
 

@@ -45,7 +45,6 @@ class SiteModel:
     and writes.
 
     Args:
-        config: the run.
         data: see `medfedaug.federation.resolve_data_folder`, or the site's open data.
         device: ``"cpu"``, ``"cuda"``, ... or ``"auto"``: CUDA if available.
         threads: CPU threads; 0 leaves PyTorch's choice.
@@ -198,7 +197,6 @@ class SiteModel:
 
         Args:
             what: the name of the loss, for a site that limits its release.
-            weights: in place of the network's own.
         """
         return self._mean_loss(self._samples.training(), weights)
 

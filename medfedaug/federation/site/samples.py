@@ -38,7 +38,6 @@ class TrainingSamples(Sequence[Sample]):
     item, or patches. ``samples[i]`` is always the same patch; `draw` cuts a random one.
 
     Args:
-        task: the task.
         stored: the stored cases, with their names.
         seed: seed, with the names, of the patches of ``samples[i]``.
     """

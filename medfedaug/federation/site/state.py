@@ -56,7 +56,6 @@ class RoundMemory:
     The server may have to repeat a round, which needs the state before it.
 
     Args:
-        site: the site's name, for messages.
         folder: a folder that survives the process; ``None`` keeps everything in memory.
 
     Attributes:

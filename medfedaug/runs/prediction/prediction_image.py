@@ -32,7 +32,6 @@ def draw_label_map(image: Tensor, label: Tensor, classes: Sequence[str], affine:
     Args:
         image: (C, X, Y, Z), from 0 to 1; three channels of one slice are colours.
         label: (1, X, Y, Z).
-        classes: the names of the classes, background first.
         affine: (4, 4), from voxels to millimetres in RAS; ``None`` for a photograph.
     """
     sizes = (label[0] > 0).sum(dim=(0, 1))

@@ -29,9 +29,6 @@ class BundleDefinition:
 
     Args:
         bundle: the Bundle, from `medfedaug.config.bundle_reference.find`.
-
-    Raises:
-        ConfigError: naming file and key of a missing or unusable part.
     """
 
     def __init__(self, bundle: AllowedBundle) -> None:

@@ -32,9 +32,6 @@ class BundleConfiguration:
     Args:
         bundle: the Bundle.
 
-    Raises:
-        ConfigError: naming file and key.
-
     Attributes:
         config: the whole configuration, with macros and relative identifiers resolved.
     """
@@ -99,11 +96,7 @@ class BundleConfiguration:
         return identifier
 
     def find(self, *path: str) -> str:
-        """Return the identifier of a nested argument of an engine, through all references.
-
-        Args:
-            *path: such as ``"train#trainer", "train_data_loader", "dataset", "transform"``.
-        """
+        """Return the identifier of a nested argument of an engine, through all references."""
         identifier = path[0]
         for name in path[1:]:
             identifier = f"{self.follow(identifier)}#{name}"
@@ -134,12 +127,7 @@ class BundleConfiguration:
             raise self.problem(identifier, f"cannot be made ({text})") from error
 
     def component(self, identifier: str, *without: str) -> ConfigComponent:
-        """Return a class with its arguments, to be completed by others.
-
-        Args:
-            identifier: identifier of a part with ``_target_``.
-            *without: names of arguments that are neither evaluated nor passed.
-        """
+        """Return a class with its arguments, to be completed by others."""
         entry = self.raw(identifier)
         if not isinstance(entry, Mapping) or not isinstance(entry.get("_target_"), str):
             raise self.problem(identifier, "must have a _target_")

@@ -42,9 +42,6 @@ class BundleTask(Task):
         configuration: the Bundle's configuration.
         config: the run, for classes and the place of the methods' transforms.
 
-    Raises:
-        ConfigError: naming file and key of a missing or unusable part.
-
     Attributes:
         parts: the training transforms.
     """

@@ -11,6 +11,8 @@ import pytest
 from hospitals import Deployment, Hospital
 from running import TINY_OPTIONS
 
+from medfedaug.federation import FederationServer
+from medfedaug.federation.messages.messages import Request
 from medfedaug.utils.files import write_atomic
 
 FREE = {"min_cases": 1, "allow_limit": True}
@@ -148,3 +150,32 @@ def test_a_servers_leftovers_go_too(run, phantom_dir, tmp_path):
     )
     assert code == 0, err
     assert not left.exists()
+
+
+@pytest.mark.parametrize(
+    ("methods", "settings"), [("fedbn", {"fedbn": {"unseen": "average"}}), ("fedavg", {}), ("fedbn", {})]
+)
+def test_layers_that_stay_do_not_leave_by_a_later_job_with_other_settings(
+    deployment, tiny_config, methods, settings
+):
+    """A server names the run of an earlier job in one whose method sends what the earlier one kept."""
+    server = deployment.run(tiny_config("fedbn", rounds=2))
+    site = deployment.hospitals["A"]
+    (file,) = (site.kit / "medfedaug/A").glob(f"{server.run}.pt")
+    before = file.read_bytes()
+    later = tiny_config(methods, rounds=3, learning_rate=1e-9, settings=settings)
+    site.start(later, "later")
+    weights = {key: value.clone() for key, value in FederationServer(later).state.items()}
+    for request in (Request("prepare", run=server.run), Request("train", 3, weights=weights, run=server.run)):
+        reply = site.answer(request)
+        assert f"run {server.run} has other settings here" in reply.error
+        assert not reply.weights
+        assert not reply.payload
+    assert file.read_bytes() == before
+
+
+def test_a_run_with_more_rounds_goes_on(deployment, tiny_config):
+    server = deployment.run(tiny_config("fedbn", rounds=1))
+    site = deployment.hospitals["A"]
+    site.start(tiny_config("fedbn", rounds=2), "later")
+    assert site.answer(Request("prepare", run=server.run)).error == ""

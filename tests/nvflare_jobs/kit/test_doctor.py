@@ -17,6 +17,7 @@ from medfedaug.errors import ConfigError
 from medfedaug.nvflare_jobs.kit import doctor
 from medfedaug.nvflare_jobs.kit.doctor import examine
 from medfedaug.nvflare_jobs.kit.kit import open_kit
+from medfedaug.privacy.policy import OPEN_PROMISE
 
 
 @pytest.fixture(autouse=True)
@@ -51,15 +52,16 @@ def test_a_site_that_is_ready(kit, run):
 
 
 def test_a_split_with_too_few_cases_for_a_mean_is_noted(kit, own_data, make_site):
-    assert "no score of a case leaves" in the(examine(kit), "scores").found
+    assert the(examine(kit), "numbers").found == "each is of 10 patients or more; losses stay here"
+    assert the(examine(kit), "images").found.startswith(OPEN_PROMISE)
     make_site("hospital-a", cases=(10, 9, 10))
     checks = verdicts(examine(kit))
     assert checks["validation scores"] is None
     assert "test scores" not in checks
     found = the(examine(kit), "validation scores").found
     assert found == "9 cases; means of fewer than 10 stay here: it does not count in the choice of the round"
-    change(kit, privacy={})
-    assert "validation scores" not in verdicts(examine(kit))
+    change(kit, privacy={"epsilon": 8})
+    assert "images" not in verdicts(examine(kit))
 
 
 def rewrite_labels(data, values):
@@ -113,9 +115,9 @@ def change(kit, **values):
 
 def test_noise_that_a_site_cannot_add_is_found_before_a_job(kit, own_data, make_site, monkeypatch):
     assert "noise" not in verdicts(examine(kit))
-    policy = {"sgd_noise_multiplier": 2.0, "noise_multiplier": 1.5, "epsilon": 8}
+    policy = {"epsilon": 8}
     change(kit, privacy=policy)
-    assert the(examine(kit), "noise").found == "weights 2, statistics 1.5; up to ε = 8 at δ = 1e-05"
+    assert the(examine(kit), "noise").found == "weights 1, statistics 8, scores 8; up to ε = 8 at δ = 1e-05"
     assert False not in verdicts(examine(kit)).values()
     listing = make_site("hospital-a", cases=(12, 10, 10)) / "dataset.json"
     content = json.loads(listing.read_text())

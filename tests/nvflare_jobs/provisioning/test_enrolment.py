@@ -77,7 +77,8 @@ def asked(run, name="basel", *options):
 
 
 def signed(run, request, said, project, *options):
-    code, out, err = run("enrol", "sign", request, *options, "--project", project, "--fingerprint", said)
+    known = ("--another-key", "--project", project)  # tests share a project
+    code, out, err = run("enrol", "sign", request, *options, *known, "--fingerprint", said)
     assert code == 0, err
     return request.with_name(request.name.replace("request", "signed")), aloud(out)
 
@@ -149,7 +150,7 @@ def test_a_request_that_was_exchanged_on_its_way_is_not_signed(places, basel, ru
     forged = run("enrol", "request", "basel", "--requests", elsewhere)
     assert forged[0] == 0
     code, _, err = run(
-        *("enrol", "sign", elsewhere / "basel/basel.request.zip", "--project", project),
+        *("enrol", "sign", elsewhere / "basel/basel.request.zip", "--project", project, "--another-key"),
         *("--fingerprint", said),
     )
     assert code == 2
@@ -237,7 +238,7 @@ def test_a_file_that_is_no_request_is_refused_in_one_line(places, run, content):
 def test_nothing_is_signed_or_accepted_where_nobody_compares(places, basel, answered, run):
     project, hospital, _ = places
     request, said = basel
-    code, out, err = run("enrol", "sign", request, "--project", project)
+    code, out, err = run("enrol", "sign", request, "--project", project, "--another-key")
     assert code == 2
     assert aloud(out) == said
     assert "give --fingerprint" in err
@@ -260,7 +261,7 @@ def test_a_person_at_a_terminal_compares(places, basel, run, monkeypatch, agrees
     terminal = SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
     monkeypatch.setattr(sys.modules[enrol.registered_commands[0].callback.__module__], "sys", terminal)
     monkeypatch.setattr(typer, "confirm", confirm)
-    code, _, _ = run("enrol", "sign", request, "--project", project)
+    code, _, _ = run("enrol", "sign", request, "--project", project, "--another-key")
     assert questions == [("Does the other side read the same on the telephone?", True)]
     assert (code == 0) is agrees
     assert bool(list(request.parent.glob("*.signed.zip"))) is agrees

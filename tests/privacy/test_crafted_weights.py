@@ -1,0 +1,17 @@
+"""What promise A leaves open and promise B closes: images in an update, for whoever chooses the weights."""
+
+from __future__ import annotations
+
+import pytest
+import reconstruction
+
+
+@pytest.mark.slow  # 24 photographs through 514 channels
+def test_a_photograph_comes_back_from_one_update(tmp_path):
+    """The number of docs/threats.md."""
+    assert reconstruction.correlations(tmp_path)[0] > 0.9
+
+
+def test_with_epsilon_nothing_of_such_a_network_leaves(tmp_path):
+    with pytest.raises(RuntimeError, match="it trains with differential privacy"):
+        reconstruction.correlations(tmp_path, privacy={"epsilon": 8})
