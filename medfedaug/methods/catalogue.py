@@ -38,7 +38,6 @@ from medfedaug.methods.mixup import MixUp as MixUp
 from medfedaug.methods.moex import MoEx as MoEx
 from medfedaug.methods.moon import MOON as MOON
 from medfedaug.methods.norm import Norm as Norm
-from medfedaug.methods.norm_clip import NormClip as NormClip
 from medfedaug.methods.partialfed import PartialFed as PartialFed
 from medfedaug.methods.pooled import Pooled as Pooled
 from medfedaug.methods.randaugment import RandAugment as RandAugment

@@ -150,7 +150,7 @@ TOGETHER = {
     "dac_sc": ("lenet5",),
     "randconv": (),
     "feddg": (),
-    "finetune,norm_clip": (),
+    "finetune,trimmed_mean": (),
     "ditto,partialfed,moon": ("unet",),
 }
 NAMED = {part["name"] for methods in TOGETHER for part in parse_methods(methods)}

@@ -49,7 +49,7 @@ REFUSED_ALONE = [
     (
         ["secure_aggregation"],
         SECURE + "{} makes the global model from each site's own",
-        "class_mean dp_fedavg feddg_ga fednova median norm_clip trimmed_mean",
+        "class_mean dp_fedavg feddg_ga fednova median trimmed_mean",
     ),
     (
         ["secure_aggregation"],

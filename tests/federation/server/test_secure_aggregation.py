@@ -463,7 +463,6 @@ def test_a_number_that_does_not_fit_is_refused_by_its_own_site(federation):
         ("fedmix", {}, "what fedmix exchanges before training is each site's own"),
         ("median", {}, "median makes the global model from each site's own"),
         ("trimmed_mean", {}, "trimmed_mean makes the global model from each site's own"),
-        ("norm_clip", {}, "norm_clip makes the global model from each site's own"),
         ("dp_fedavg", {}, "dp_fedavg makes the global model from each site's own"),
         ("fednova", {}, "fednova"),
         ("scaffold", {}, "scaffold: its result does not follow from the sum of the sites' values"),
