@@ -8,9 +8,6 @@ import pytest
 from running import TINY_OPTIONS
 
 from medfedaug.federation.composition import Composition
-from medfedaug.metrics.registry import metric_names
-
-SITES = ["site_A", "site_B", "site_C"]
 
 
 @pytest.mark.parametrize(
@@ -60,16 +57,3 @@ def test_results_and_terminal_say_whose_model_was_scored(run, phantom_dir, tmp_p
 
 
 # ---------------------------------------------------------------- what leaves a site
-
-FOUND = {
-    **dict.fromkeys(metric_names("segmentation")),
-    "dice": 0.51499,
-    "hd95": 6.2499,
-    "nsd": None,
-    "missed": 1,
-    "undivided": 1,
-    "unit": "mm",
-    "classes": {"lesion": {"dice": 0.51499}},
-    "cases": {"anna": 0.6, "bert": 0.42998, "carl": None},
-    "case_metrics": {"hd95": {"anna": 6.2499, "bert": None, "carl": None}, "nsd": {}},
-}
