@@ -77,7 +77,6 @@ class FFAArguments(TypedDict, total=False):
     variance: str
     running: str
     bias_correction: bool
-    synchronise: bool
 
 
 def insert_ffa(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, WithJsonSchema
+from pydantic import BeforeValidator
 
 from medfedaug.config.options import Settings, setting, settings
 
@@ -22,9 +22,7 @@ def _folder(value: Any) -> Path | None:
     return None if value is None else Path(value)
 
 
-_PATH = {"anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}]}
-
-Folder = Annotated[Path | None, BeforeValidator(_folder), WithJsonSchema(_PATH)]
+Folder = Annotated[Path | None, BeforeValidator(_folder)]
 """A path, or text, or nothing."""
 
 

@@ -21,7 +21,6 @@ def coordinate_median(values: Tensor) -> Tensor:
         (...).
 
     Example:
-        >>> import torch
         >>> coordinate_median(torch.tensor([[1.0, 5.0], [2.0, -9.0], [1e9, 4.0]]))
         tensor([2., 4.])
     """
@@ -44,7 +43,6 @@ def trimmed_mean(values: Tensor, cut: int) -> Tensor:
         ValueError: when nothing would remain.
 
     Example:
-        >>> import torch
         >>> trimmed_mean(torch.tensor([0.0, 1.0, 2.0, 3.0, 1e9]), 1)
         tensor(2.)
     """
@@ -52,30 +50,6 @@ def trimmed_mean(values: Tensor, cut: int) -> Tensor:
     if not cut:
         return values.mean(dim=0)
     return values.sort(dim=0).values[cut : len(values) - cut].mean(dim=0)
-
-
-def within_middle(value: Tensor, values: Tensor, cut: int) -> Tensor:
-    """Clamp a value, coordinate by coordinate, to the range of the sites' values without the outermost.
-
-    Args:
-        value: (...).
-        values: (M, ...), M above 2·cut.
-        cut: number of values left out at each end.
-
-    Returns:
-        (...).
-
-    Raises:
-        ValueError: when nothing would remain.
-
-    Example:
-        >>> import torch
-        >>> within_middle(torch.tensor(9.0), torch.tensor([0.0, 1.0, 2.0, 3.0, 1e9]), 1)
-        tensor(3.)
-    """
-    _check_cut(values, cut)
-    ordered = values.sort(dim=0).values
-    return value.clamp(ordered[cut], ordered[len(values) - 1 - cut])
 
 
 def clip_factor(norm: float, limit: float) -> float:
