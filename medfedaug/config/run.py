@@ -259,9 +259,10 @@ class RunConfig(Settings):
     precision: str = setting(
         "float32",
         "float32, or bfloat16 for the network's convolutions and matrix products (torch.autocast), in "
-        "training and evaluation; weights, losses and statistics stay float32. Finished models are used in "
-        "float32.",
-        choices=("float32", "bfloat16"),
+        "training and evaluation; weights, losses and statistics stay float32. auto: each site takes the "
+        "faster one of a few steps on noise and reports it; it may decide otherwise another time. Finished "
+        "models are used in float32.",
+        choices=("float32", "bfloat16", "auto"),
         rare=True,
     )
     intensity: str = setting(
