@@ -93,6 +93,7 @@ def import_(
         for patient, count in withdrawal.removed.items():
             say(f"withdrawn: {patient}: {counted(count, 'case')}")
         say(f"{counted(len(withdrawal.removed), 'patient')} withdrawn from {out}")
+        _print_next_job(out, state_folder)
         if not caches:
             say("no cache was searched; if jobs keep prepared images, name their folder with --cache")
         if withdrawal.unmatched:
@@ -158,10 +159,8 @@ def _print_outcome(outcome: ImportOutcome, state_folder: Path) -> None:
 
 def _print_folder(out: Path, state: Path, settings: ImportSettings) -> None:
     """Print the classes, and a note if the patients are too few for scores."""
-    from medfedaug.data.base import SPLITS
     from medfedaug.data.pacs.case_files import CaseFiles
     from medfedaug.data.pacs.study_list import StudyList
-    from medfedaug.privacy.policy import PrivacyPolicy
 
     content = CaseFiles(out, state).content()
     if not content:
@@ -172,6 +171,14 @@ def _print_folder(out: Path, state: Path, settings: ImportSettings) -> None:
         say(f"images in several units ({counts}): their intensities do not compare", "yellow", err=True)
     if settings.outlined:
         _print_classes(settings, content, studies)
+    _print_patients(content)
+
+
+def _print_patients(content: Mapping[str, Any]) -> int:
+    """Print the patients of each split, and a note if they are too few; return the number that trains."""
+    from medfedaug.data.base import SPLITS
+    from medfedaug.privacy.policy import PrivacyPolicy
+
     patients = {split: len({row["patient"] for row in content[split]}) for split in SPLITS}
     least = PrivacyPolicy().min_images
     say(f"patients: {', '.join(f'{count} {split}' for split, count in patients.items())}")
@@ -180,6 +187,22 @@ def _print_folder(out: Path, state: Path, settings: ImportSettings) -> None:
             f"fewer than {least} patients in {', '.join(few)}: with the default policy (site-config "
             f"--min-images {least}) their scores and statistics stay at the site"
         )
+    return patients["training"]
+
+
+def _print_next_job(out: Path, state: Path) -> None:
+    """Print whether the next job is possible after a withdrawal, and what a withdrawal does not undo."""
+    from medfedaug.data.pacs.case_files import CaseFiles
+    from medfedaug.privacy.job_policy import JobRules
+
+    content = CaseFiles(out, state).content()
+    training, least = _print_patients(content) if content else 0, JobRules().min_cases
+    if training >= least:
+        say("the next job is possible with the default rules; medfedaug doctor --kit KIT checks a kit's own")
+    else:
+        text = f"the site is left out of the next job: {counted(training, 'patient')} would train, and the "
+        say(f"{text}default rule min_cases is {least}", "yellow", err=True)
+    say("models that were trained keep what they learned; what to write to the patient: docs/howto/ethics.md")
 
 
 def _print_classes(settings: ImportSettings, content: Mapping[str, Any], studies: StudyList) -> None:

@@ -37,6 +37,7 @@ _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _LARGEST = 2**20  # bytes of a request for a site
 
 _MODULES = (
+    "torch._dynamo",  # the first step of an optimiser imports it
     "monai.networks.nets",
     "monai.transforms",
     "monai.losses",

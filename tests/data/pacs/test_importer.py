@@ -216,6 +216,27 @@ def test_a_withdrawn_patient_is_gone_and_stays_away(run, tmp_path):
         assert "withdrawn" in err
 
 
+@pytest.mark.parametrize(("patients", "possible"), [(17, True), (6, False)])
+def test_a_withdrawal_says_whether_the_next_job_is_possible(run, tmp_path, patients, possible):
+    names = [f"P{n}" for n in range(patients)]
+    for name in names:
+        write_slices(tmp_path / "in" / name, VOXELS[:8, :8, :2], change=sets(PatientID=name))
+    (tmp_path / "s.csv").write_text("PatientID\n" + "\n".join(names) + "\n")
+    out = tmp_path / "out/site_A"
+    source = ("--folder", tmp_path / "in", "--studies", tmp_path / "s.csv")
+    assert run("import", *source, "--out", out)[0] == 0
+    leaves = json.loads((out / "dataset.json").read_text())["training"][0]["patient"]
+    listed = json.loads((tmp_path / "out/site_A.state/studies.json").read_text())["studies"].values()
+    (identity,) = [entry["PatientID"] for entry in listed if entry["patient"] == leaves]
+    (tmp_path / "gone.csv").write_text(f"PatientID\n{identity}\n")
+    code, said, err = run("import", "--withdraw", tmp_path / "gone.csv", "--out", out)
+    assert code == 0, err
+    said = " ".join((said + err).split())
+    assert ("the next job is possible with the default rules" in said) is possible
+    assert ("the site is left out of the next job" in said) is not possible
+    assert "models that were trained keep what they learned" in said
+
+
 def test_patients_keep_their_split_when_others_are_added(run, tmp_path):
     mask = np.zeros(VOXELS.shape, np.uint8)
     mask[5:9, 5:9, 1:3] = 1

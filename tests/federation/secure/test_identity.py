@@ -218,13 +218,3 @@ def test_a_site_without_certificates_sends_nothing_and_says_which_file_is_missin
     (tmp_path / "kits/C/startup/fed_client.json").write_text("{}")
     with pytest.raises(ConfigError, match="does not name the server"):
         kit_identity(tmp_path / "kits/C")
-
-
-def test_the_page_about_a_job_says_that_it_is_under_masks(deploy, run, tmp_path):
-    deploy()
-    code, out, err = run("jobs", tmp_path / "kits/A")
-    assert code == 0, err
-    (hash_,) = {path.stem for path in (tmp_path / "kits/A").rglob("jobs/*.json")}
-    code, out, err = run("jobs", tmp_path / "kits/A", hash_)
-    assert code == 0, err
-    assert "under secure aggregation: of weights and statistics the server learns sums alone" in out
