@@ -97,7 +97,7 @@ REFUSED = {
     },
     "secure aggregation": {
         SECURE + "{} makes the global model from each site's own": "class_mean dp_fedavg "
-        "feddg_ga fednova median norm_clip trimmed_mean",
+        "feddg_ga fednova median trimmed_mean",
         SECURE + "what {} exchanges before training is each site's own": "feddg fedharmo fedmix fedrdn",
         SECURE + "{}: its result does not follow": "scaffold",
         SECURE + "these methods send nothing that is added up": "single",

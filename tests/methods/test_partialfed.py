@@ -9,6 +9,7 @@ from small_networks import build_small, needs_einops
 from torch import nn
 
 from medfedaug.errors import ConfigError
+from medfedaug.federation.composition import Composition
 from medfedaug.methods import (
     PartialFed,
 )
@@ -141,3 +142,22 @@ def test_partialfed_refuses_what_it_cannot_do():
         PartialFed("head").local_entries(nn.Linear(2, 1))
     with pytest.raises(ConfigError, match="no normalisation layer"):
         PartialFed().local_entries(nn.Linear(2, 1))
+
+
+def test_the_last_layer_of_a_unet_is_its_last_convolution(tiny_config):
+    config = tiny_config(
+        "partialfed",
+        network="basicunet",
+        network_args={"features": [4] * 6},
+        settings={"partialfed": {"strategy": "head"}},
+    )
+    assert Composition(config).kept_keys == {"final_conv.weight", "final_conv.bias"}
+
+
+@pytest.mark.parametrize("residual_units", [0, 2])
+def test_the_last_layer_of_monais_unet_is_its_last_block(tiny_config, residual_units):
+    args = {"channels": [4, 8, 8], "strides": [2, 2], "num_res_units": residual_units}
+    settings = {"partialfed": {"strategy": "head"}}
+    composition = Composition(tiny_config("partialfed", network="unet", network_args=args, settings=settings))
+    block = {f"model.2.{key}" for key in composition.network.get_submodule("model.2").state_dict()}
+    assert composition.kept_keys == block

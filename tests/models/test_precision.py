@@ -7,7 +7,9 @@ import torch
 from monai.networks.nets import UNet
 from torch import nn
 
-from medfedaug.federation import run_in_process
+from medfedaug.errors import MedFedAugWarning
+from medfedaug.federation import SiteTrainer, run_in_process
+from medfedaug.federation.site import trainer as trainers
 from medfedaug.models import insert_ffa
 from medfedaug.models.precision import run_in_bfloat16
 
@@ -99,3 +101,26 @@ def test_what_methods_take_from_the_network_is_float32(photo_config, tmp_path, m
     assert all(bool(value.isfinite().all()) for value in server.state.values())
     losses = [site["train_loss"] for entry in server.rounds for site in entry["sites"].values()]
     assert all(0 < loss < 100 for loss in losses)
+
+
+@pytest.mark.parametrize(("gain", "chosen"), [(1.05, "float32"), (2.0, "bfloat16")])
+def test_a_site_takes_what_is_faster_on_its_machine_and_says_so(
+    photo_config, tmp_path, monkeypatch, gain, chosen
+):
+    """The measurement leaves no trace: the update is that of the chosen precision."""
+    measured = trainers.bfloat16_speedup
+    ratios = []
+    monkeypatch.setattr(
+        trainers, "bfloat16_speedup", lambda *args: ratios.append(measured(*args, turns=1)) or gain
+    )
+
+    def update(precision):
+        trainer = SiteTrainer(photo_config("fedfa", precision=precision), tmp_path / "photos", "cpu")
+        trainer.open("A")
+        return trainer.train(1).weights
+
+    with pytest.warns(MedFedAugWarning, match=rf"precision auto: {chosen}, since a step in bfloat16 takes"):
+        result = update("auto")
+    assert all(torch.equal(value, result[key]) for key, value in update(chosen).items())
+    assert len(ratios) == 1
+    assert 0 < ratios[0] < float("inf")

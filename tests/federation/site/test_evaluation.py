@@ -31,7 +31,9 @@ def test_whose_model_a_score_is_of_follows_from_the_composition(
     assert scored == {"validation": validation, "test": test, "unseen": "unseen"}
 
 
-@pytest.mark.parametrize(("methods", "model"), [("fedavg", "global"), ("fedper", "personal (own layers)")])
+@pytest.mark.parametrize(
+    ("methods", "model"), [("fedavg", "global"), ("partialfed", "personal (own layers)")]
+)
 def test_results_and_terminal_say_whose_model_was_scored(run, phantom_dir, tmp_path, methods, model):
     out = tmp_path / "out"
     code, printed, err = run(
