@@ -9,6 +9,7 @@ from torch import Tensor
 
 from medfedaug.errors import warn
 from medfedaug.functional import augmentation_spread, feature_statistics, perturb_features
+from medfedaug.models.processes import drawn_together, rows_of_all, several_processes
 from medfedaug.models.stage_layer import StageLayer
 
 _VARIANCES = ("adaptive", "direct", "client", "random")
@@ -40,8 +41,11 @@ class FFALayer(StageLayer):
     A batch of one image has no variance over the batch: unless `variance="random"`, the layer is then
     inactive and warns. It also warns of fewer than nine positions, whose standard deviation is mostly chance.
 
-    If several processes train together (`DistributedDataParallel`), each augments by its own batches, like a
-    batch norm of PyTorch.
+    If several processes train together (`DistributedDataParallel`, in the group of `torch.distributed`),
+    Σ² and the running statistics are over the batches of all processes, as in one process with
+    the same images: the layer exchanges 2C numbers per image of the batch and call, and all processes share
+    the draw whether it is active. The process of an image draws its noise and counts it. Each process must
+    call the layer equally often.
 
     Until the first `set_gamma`, γ is zero: the layer augments by the site's own variance, as in
     FedFA-C and in training without a federation. `medfedaug.runs.finished_run.FinishedRun.gamma` has the
@@ -63,6 +67,8 @@ class FFALayer(StageLayer):
             1). "continue": none, as in the paper's public code.
         bias_correction: let `statistics` remove the share of the start values. Only with `running="reset"`:
             continued statistics would be corrected again in every round.
+        synchronise: share the statistics of batches between processes of `torch.distributed`. ``False`` if
+            each process trains its own network.
 
     Attributes:
         num_active_batches: calls since the running statistics were reset in which the layer was active.
@@ -117,6 +123,7 @@ class FFALayer(StageLayer):
         variance: str = "adaptive",
         running: str = "reset",
         bias_correction: bool = False,
+        synchronise: bool = True,
     ) -> None:
         super().__init__(num_channels)
         if not 0.0 <= prob <= 1.0:
@@ -137,6 +144,7 @@ class FFALayer(StageLayer):
         self.variance = variance
         self.running = running
         self.bias_correction = bias_correction
+        self.synchronise = bool(synchronise)
 
         self.register_buffer("running_mean", torch.zeros(num_channels), persistent=False)
         self.register_buffer("running_std", torch.ones(num_channels), persistent=False)
@@ -157,10 +165,13 @@ class FFALayer(StageLayer):
         if not self.training:
             return x
         self._check(x)
-        if x.shape[0] == 1 and self.variance != "random":
+        together = False
+        if not torch.jit.is_scripting():
+            together = self._together()
+        if x.shape[0] == 1 and self.variance != "random" and not together:
             return x
 
-        draw = self._draw(x)
+        draw = self._draw(x, together)
         active: Tensor | None = None
         if not torch.jit.is_scripting() and torch.compiler.is_compiling():
             # A branch on a random number would break the graph; both results are cheap next to a convolution.
@@ -168,13 +179,16 @@ class FFALayer(StageLayer):
         elif float(draw) >= self.prob:  # 1
             return x
         mean, std = feature_statistics(x, self.eps)  # 2, 3
+        means, stds = mean, std
+        if together:
+            means, stds = self._gather(mean, std)
         gamma_mean, gamma_std = self._gammas()
-        spread_mean = self._spread(mean, gamma_mean)  # 4, 6
-        spread_std = self._spread(std, gamma_std)  # 5, 7
+        spread_mean = self._spread(means, gamma_mean)  # 4, 6
+        spread_std = self._spread(stds, gamma_std)  # 5, 7
         noise_mean, noise_std = torch.randn_like(mean), torch.randn_like(std)
         out = perturb_features(x, mean, std, spread_mean, spread_std, noise_mean, noise_std)  # 8 to 10
         sampled = (std + noise_std * spread_std).detach()
-        self._accumulate(mean.detach().mean(dim=0), std.detach().mean(dim=0), sampled, active)  # 11, 12
+        self._accumulate(means.detach().mean(dim=0), stds.detach().mean(dim=0), sampled, active)  # 11, 12
         return out if active is None else torch.where(active, out, x)  # 13
 
     def _check(self, x: Tensor) -> None:
@@ -192,7 +206,8 @@ class FFALayer(StageLayer):
         if torch.compiler.is_compiling() or self.variance == "random":
             return
         if len(x) == 1:
-            warn("FFA layers do nothing with a batch of one image, which has no variance over the batch")
+            if not self._together():
+                warn("FFA layers do nothing with a batch of one image, which has no variance over the batch")
         elif x.shape[2:].numel() < _FEW_POSITIONS:
             name, size = f" {self.stage}" if self.stage else "", " x ".join(map(str, x.shape[2:]))
             warn(
@@ -202,10 +217,22 @@ class FFALayer(StageLayer):
                 "command line --set 'fedfa.stages=[1,2,3]'.",
             )
 
-    def _draw(self, x: Tensor) -> Tensor:
+    @torch.jit.unused
+    def _together(self) -> bool:
+        return self.synchronise and several_processes()
+
+    @torch.jit.unused
+    def _gather(self, mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
+        both = rows_of_all(torch.cat([mean, std], dim=1))
+        return both[:, : self.num_channels], both[:, self.num_channels :]
+
+    def _draw(self, x: Tensor, together: bool) -> Tensor:
         """Draw the number that decides whether the layer is active, uniform in [0, 1)."""
-        if not torch.jit.is_scripting() and torch.compiler.is_compiling():
-            return torch.rand((), device=x.device)
+        if not torch.jit.is_scripting():
+            if together:
+                return drawn_together(torch.rand((), device=x.device))
+            if torch.compiler.is_compiling():
+                return torch.rand((), device=x.device)
         return torch.rand(1)  # on the CPU, which does not wait for a GPU
 
     def _gammas(self) -> tuple[Tensor, Tensor]:

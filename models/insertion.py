@@ -77,6 +77,7 @@ class FFAArguments(TypedDict, total=False):
     variance: str
     running: str
     bias_correction: bool
+    synchronise: bool
 
 
 def insert_ffa(

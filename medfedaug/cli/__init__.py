@@ -23,6 +23,7 @@ from medfedaug.cli.methods import datasets, methods, networks
 from medfedaug.cli.options import rare_options
 from medfedaug.cli.predict import predict
 from medfedaug.cli.run import export, simulate
+from medfedaug.cli.schema import schema
 from medfedaug.cli.setup import init, project
 from medfedaug.cli.site import approve, clean, doctor, jobs, ledger, names, site_config
 from medfedaug.cli.start import health, restart, start, stop
@@ -38,6 +39,7 @@ _COMMANDS: dict[str, dict[Callable[..., None] | typer.Typer, str]] = {
         networks: "networks dynunet",
         datasets: "datasets prostate_mri",
         phantom: "phantom --out hospitals --sites 3",
+        schema: "schema experiment > experiment.schema.json",
     },
     "Data": {
         import_: "import --folder dicom --studies studies.csv --out site_A",
@@ -93,4 +95,5 @@ for _panel, _commands in _COMMANDS.items():
                 rich_help_panel=_panel,
                 epilog=_epilog,
                 help=_help,
+                hidden=_command is schema,  # for editors, which are set up once
             )(_command)

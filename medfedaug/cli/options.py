@@ -147,7 +147,7 @@ JsonFile = Annotated[
 ]
 Config = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Settings (docs/settings.md), or a run's results.json."),
+    typer.Option(metavar="FILE", help="Settings (medfedaug schema run), or a run's results.json."),
 ]
 Tracking = Annotated[str | None, typer.Option(help="tensorboard or mlflow: log the sites' metrics there.")]
 
@@ -208,7 +208,7 @@ def rare_options(command: Callable[..., Any]) -> str:
         for option in getattr(parameter.annotation, "__metadata__", ())
         if option.hidden
     ]
-    return f"Rarely needed; docs/settings.md has the texts: {', '.join(names)}\n\n" if names else ""
+    return f"Rarely needed; medfedaug schema has the texts: {', '.join(names)}\n\n" if names else ""
 
 
 def is_given(context: typer.Context, name: str) -> bool:

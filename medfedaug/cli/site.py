@@ -36,7 +36,8 @@ def site_config(
         typer.Option(
             metavar="FILE",
             help="YAML or JSON that describes the site's patients, scanners and outlines for the model card "
-            "(docs/use.md). Its content leaves in every job; {} takes an earlier one back.",
+            "(medfedaug schema site-description). Its content leaves in every job; {} takes an earlier one "
+            "back.",
             rich_help_panel=PrivacyPolicy.PANEL,
         ),
     ] = None,

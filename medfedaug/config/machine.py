@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, WithJsonSchema
 
 from medfedaug.config.options import Settings, setting, settings
 
@@ -22,7 +22,9 @@ def _folder(value: Any) -> Path | None:
     return None if value is None else Path(value)
 
 
-Folder = Annotated[Path | None, BeforeValidator(_folder)]
+_PATH = {"anyOf": [{"type": "string", "minLength": 1}, {"type": "null"}]}
+
+Folder = Annotated[Path | None, BeforeValidator(_folder), WithJsonSchema(_PATH)]
 """A path, or text, or nothing."""
 
 

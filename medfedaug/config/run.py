@@ -116,7 +116,7 @@ class RunConfig(Settings):
         rare=True,
     )
     unlabelled_weight: float = setting(
-        1.0,
+        0.0,
         "Weight of a training sample without an outline in the average, relative to a labelled one. 0 leaves "
         "cases without outlines out of training; a site that has no other cases is tested only.",
         at_least=0,

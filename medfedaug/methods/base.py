@@ -289,6 +289,8 @@ class SitePart:
 
     before_training: SiteExchange | None = None
     every_round: SiteExchange | None = None
+    pull: float = 0.0
+    """Strength of a quadratic pull of the parameters to the received model, with which earlier steps fade."""
     uses_unsent_statistics: bool = False
     """Flag: `transforms` uses statistics of this site's images that are never sent."""
 

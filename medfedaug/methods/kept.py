@@ -54,11 +54,6 @@ def weighted_mean(
     return mean.result()
 
 
-def flattened(model: Mapping[str, Tensor], keys: Collection[str]) -> Tensor:
-    """Return some entries of a model as one vector, float64."""
-    return torch.cat([model[key].double().flatten() for key in keys])
-
-
 def stacked(models: Mapping[str, Mapping[str, Tensor]], key: str) -> Tensor:
     """Stack one entry of all sites, (M, ...), float64."""
     return torch.stack([model[key].double() for model in models.values()])

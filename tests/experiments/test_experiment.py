@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
-from pathlib import Path
 
 import pytest
 import yaml
@@ -13,7 +11,6 @@ import yaml
 from medfedaug.config.plan import Plan
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import ConfigError
-from medfedaug.experiments import experiment as module
 from medfedaug.experiments.experiment import Experiment, make_experiment, write_experiment
 from medfedaug.experiments.run_list import plan
 from medfedaug.federation.planning.fingerprint import fingerprint
@@ -182,13 +179,3 @@ def test_a_wrong_file_is_one_line_and_nothing_is_written(run, data, tmp_path, co
 def test_sites_that_are_numbers_in_yaml_can_be_left_out():
     assert Experiment(data="d", methods="fedavg", out="o", holdout=2).holdout == ("2",)
     assert Experiment(data="d", methods="fedavg", out="o", holdout=[1, "B"]).holdout == ("1", "B")
-
-
-def test_examples_of_the_page_and_the_module_are_valid(tmp_path):
-    page = Path(__file__).resolve().parents[2] / "docs/experiments.md"
-    blocks = re.findall(r"```yaml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    examples = [text for text in blocks if "methods" in yaml.safe_load(text)]
-    assert examples
-    for text in (*examples, (module.__doc__ or "").partition("::")[2]):
-        (tmp_path / "own.yml").write_text(text)
-        make_experiment(tmp_path / "own.yml", {})

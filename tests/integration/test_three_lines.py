@@ -1,8 +1,10 @@
-"""FedRDNd and insert_ffa in pipelines of others: engines, caches, compilation, export."""
+"""FedRDNd and insert_ffa in pipelines of others: engines, caches, compilation, processes, export."""
 
 from __future__ import annotations
 
 import copy
+import multiprocessing
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +13,9 @@ from monai.engines import SupervisedEvaluator, SupervisedTrainer
 from monai.losses import DiceLoss
 from monai.networks.nets import BasicUNet, DynUNet, SegResNet
 from monai.transforms import Compose, RandFlipd, ScaleIntensityd
+from torch.nn.parallel import DistributedDataParallel
 
-from medfedaug.models import ffa_layers, insert_ffa, remove_ffa
+from medfedaug.models import FFALayer, ffa_layers, insert_ffa, remove_ffa
 from medfedaug.transforms import FedRDNd
 
 PAIRS = {"A": [[0.0], [1.0]], "B": [[10.0], [2.0]], "C": [[-5.0], [0.5]]}
@@ -141,6 +144,94 @@ def test_gradients_are_accumulated_over_batches_that_the_layers_see_one_by_one()
         for features in seen[name]:  # Eq. 5, once for each batch
             mean = 0.99 * mean + 0.01 * features.mean(dim=(0, 2, 3))
         torch.testing.assert_close(layer.statistics()[0], mean)
+
+
+# ------------------------------------------------------------------ several processes
+
+
+def _steps(network, batches) -> None:
+    """Three steps of SGD, with noise that is the same number everywhere."""
+    optimiser = torch.optim.SGD(network.parameters(), lr=0.1)
+    for batch in batches:
+        optimiser.zero_grad()
+        criterion()(network(batch["image"]), batch["label"]).backward()
+        optimiser.step()
+
+
+def _state(network) -> dict[str, torch.Tensor]:
+    state = dict(network.state_dict())
+    for name, layer in ffa_layers(network).items():
+        state[f"{name}/mean"], state[f"{name}/std"] = layer.statistics()
+        state[f"{name}/active"] = layer.num_active_batches.clone()
+    return state
+
+
+def _batches(rows) -> list[dict[str, torch.Tensor]]:
+    batch = next(iter(DataLoader(Dataset(cases(6)), batch_size=6)))
+    return [{key: batch[key][rows] for key in ("image", "label")}] * 3
+
+
+def _features() -> torch.Tensor:
+    return torch.rand(4, 2, 3, 3, generator=torch.Generator().manual_seed(5)) + torch.arange(4.0).view(
+        4, 1, 1, 1
+    )
+
+
+def _process(rank: int, world: int, folder: Path, parts, prob: float) -> None:
+    torch.set_num_threads(1)
+    torch.randn_like = lambda value: torch.full_like(value, 0.3)
+    torch.distributed.init_process_group("gloo", f"file://{folder}/group", rank=rank, world_size=world)
+    network = DistributedDataParallel(unet(prob=prob))
+    torch.manual_seed(11 + rank)
+    _steps(network, _batches(parts[rank]))
+    torch.save(_state(network.module), folder / f"{rank}.pt")
+    # A process may have fewer images than another: one, which has no variance of its own.
+    shared = FFALayer(2, prob=1.0, momentum=0.0)
+    gradient = _features()[[0, 1, 2] if rank == 0 else [3]].requires_grad_()
+    shared(gradient).square().sum().backward()
+    apart = FFALayer(2, prob=1.0, momentum=0.0, synchronise=False)
+    if rank == 0:  # which would wait for the other process for ever
+        apart(_features()[:3])
+    torch.save((shared.statistics(), gradient.grad, apart.statistics()), folder / f"layer{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow  # as above
+@pytest.mark.parametrize(("parts", "prob"), [(([0, 1, 2], [3, 4, 5]), 1.0), (([0, 1, 2], [3, 4, 5]), 0.5)])
+def test_two_processes_have_the_statistics_and_weights_of_one_with_the_same_batch(
+    parts, prob, tmp_path, monkeypatch
+):
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=_process, args=(rank, 2, tmp_path, parts, prob)) for rank in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(100)
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+
+    monkeypatch.setattr(torch, "randn_like", lambda value: torch.full_like(value, 0.3))
+    network = unet(prob=prob)
+    torch.manual_seed(11)
+    _steps(network, _batches(list(range(6))))
+    alone = _state(network)
+    actives = [int(value) for key, value in alone.items() if key.endswith("/active")]
+    assert actives == [3] * 5 if prob == 1 else 0 < sum(actives) < 15
+    for key, value in alone.items():
+        torch.testing.assert_close(first[key], value, rtol=1e-4, atol=1e-6, msg=key)
+        assert torch.equal(first[key], second[key]), key
+
+    parts = [torch.load(tmp_path / f"layer{rank}.pt") for rank in range(2)]
+    layer, features = FFALayer(2, prob=1.0, momentum=0.0), _features().requires_grad_()
+    layer(features).square().sum().backward()
+    for statistics, _, _ in parts:
+        for value, expected in zip(statistics, layer.statistics(), strict=True):
+            torch.testing.assert_close(value, expected)
+    # Each process has the gradients of all processes' losses with respect to its own images.
+    torch.testing.assert_close(torch.cat([grad for _, grad, _ in parts]), features.grad)
+    alone = FFALayer(2, prob=1.0, momentum=0.0)
+    alone(_features()[:3])
+    assert all(torch.equal(a, b) for a, b in zip(parts[0][2], alone.statistics(), strict=True))
 
 
 # ------------------------------------------------------------------ export

@@ -33,7 +33,7 @@ class ScriptSite(Hospital):
             },
         }
         super().__init__(root / "site_A", data, **{**own, **settings})
-        if {**own, **settings}["simulation"]:  # a process of a simulation, and no kit
+        if {**own, **settings}["simulation"]:  # which has no kit
             (self.kit / "startup/fed_client.json").unlink()
         self.script = script
 

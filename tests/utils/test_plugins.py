@@ -104,7 +104,7 @@ def execute(kit: Path, config: RunConfig):
         get_prop=lambda *args, **how: None,
     )
     executor = SiteExecutor(config=config.to_dict())
-    executor.log_error = lambda *args: None
+    executor.log_error = lambda *args, **how: None
     request = FLModelUtils.to_shareable(request_to_model(Request("prepare")))
     answer = executor.execute("prepare", request, context, SimpleNamespace(triggered=False))
     return reply_from_model(FLModelUtils.from_shareable(answer))

@@ -36,7 +36,8 @@ from medfedaug.federation.messages.messages import (
 )
 from medfedaug.federation.messages.privacy_guard import PrivacyGuard
 from medfedaug.federation.planning.fingerprint import PLAN, FingerprintExchange, site_spacing
-from medfedaug.federation.site.local_training import LocalRound, LocalTraining
+from medfedaug.federation.site.entry_patients import check_contributors, step_weights
+from medfedaug.federation.site.local_training import LocalRound, LocalTraining, learning_rate
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.federation.site.script_components import ScriptComponents
 from medfedaug.federation.site.script_training import CustomLoop, LoopTraining, ScriptSession
@@ -209,6 +210,8 @@ class SiteTrainer(SiteModel):
                     self.guard.observe(name, exchange)
                     reply.payload.update(namespaced(self.guard.collect(name, exchange), name))
             self.entry_patients.note(reply)
+            if self.census.strict:  # before it is kept, and sent again after a restart
+                check_contributors(self.name, reply.contributors, self.min_patients)
             self.memory.sent = reply.payload
             if self.saves_each_round:
                 self.save()
@@ -287,6 +290,7 @@ class SiteTrainer(SiteModel):
                 self.guard.observe(name, part.every_round)
         self.memory.present = -1
         self.entry_patients.begin()
+        self.entry_patients.by_age = self._step_weights
         seed = derive_seed(self.config.seed, self.name, round_)
         stop = should_stop or (lambda: False)
         collected: Payload = {}
@@ -400,6 +404,14 @@ class SiteTrainer(SiteModel):
         """
         if self.memory.enter(run, self._settings_hash()):
             self._apply_once(self.memory.once)
+
+    def _step_weights(self, steps: int) -> list[float] | None:
+        """Return the weights of a round's steps in the parameters, by age; ``None`` for equal ones."""
+        config, pull = self.config, sum(part.pull for part in self.parts.values())
+        if config.optimizer != "sgd":  # Adam scales each step to the learning rate
+            return None
+        rate = learning_rate(config, self.round)
+        return step_weights(steps, rate, config.momentum, config.weight_decay + pull)
 
     def _settings_hash(self) -> str:
         """Hash the run's settings; a resumed run may have more rounds, and an evaluation fewer cases."""
