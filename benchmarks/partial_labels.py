@@ -112,6 +112,7 @@ def one(folder: Path, run: tuple[str, str, str, int], options: argparse.Namespac
         without_metrics=("hd95", "nsd"),
         network_args=NETWORK,
         partial_loss=loss,
+        unlabelled_weight=1,
         # Methods that need outlines leave out a site without any.
         holdout=() if full or methods in ("condist", "teacher") else tuple(without_outlines),
     )

@@ -62,14 +62,12 @@ TRIGGER, HEIGHT = 8, 1.0
 METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "fedavg": ("fedavg", {}, {"max_share": 1.0}),
     "fedavg, max_share 0.25": ("fedavg", {}, {"max_share": 0.25}),
-    "norm_clip, max_share 0.25": ("norm_clip", {}, {"max_share": 0.25}),
     "median": ("median", {}, {}),
     "trimmed_mean, f = 1": ("trimmed_mean", {"hostile": 1}, {}),
     "norm": ("norm", {}, {"max_share": 1.0}),
     "norm, max_step 2": ("norm", {}, {"max_step": 2.0}),
     "norm, median": ("norm,median", {}, {}),
     "norm, trimmed_mean, f = 1": ("norm,trimmed_mean", {"hostile": 1}, {}),
-    "norm, norm_clip": ("norm,norm_clip", {}, {}),
 }
 """Methods, arguments of the last, settings of the run. With f = 2 of five, the trimmed mean is the median."""
 

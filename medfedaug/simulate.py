@@ -29,7 +29,7 @@ from medfedaug.data.quality.file_hashes import (
 from medfedaug.data.quality.intensity_scales import uneven_sites
 from medfedaug.data.sites import arrange, check_voxels, federation_settings, find_sites
 from medfedaug.engines import find_engine
-from medfedaug.errors import ConfigError, RunFailed, first_line
+from medfedaug.errors import ConfigError, RunFailed, first_line, warn
 from medfedaug.federation import FederationServer
 from medfedaug.federation.composition import Composition
 from medfedaug.federation.engine import Engine, FederationRun
@@ -345,8 +345,12 @@ def _prepare(asked: Simulation) -> _Prepared:
     training = [folder.name for folder in sites if folder.trains and folder.name not in config.holdout]
     for folder in sites:
         task.check_site(folder)
-        if folder.name in training and config.unlabelled_weight:
-            composition.check_annotated(folder)
+        if folder.name in training:
+            used = folder if config.unlabelled_weight else folder.without_unlabelled()
+            composition.check_annotated(used)
+            if not used.trains:
+                hint = "--unlabelled-weight 1 lets its images train, with condist or teacher."
+                warn("has outlined nothing, and is tested without training", site=folder.name, hint=hint)
     initial, script = None, None
     if asked.init is not None:
         initial = InitialWeights.read(asked.init, composition.network.state_dict())

@@ -12,9 +12,9 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Files that take longest, of which those that start NVFlare mostly wait for its processes.
-_LONGEST = ("faults", "nvflare", "plugins", "sweep", "benchmark", "app_validator")
-_LONGEST += ("agreement", "reply_checks", "composition", "damaged_records")
-_LONGEST += ("score_release", "report_images", "client", "printable", "names", "compare", "plan", "carry")
+_LONGEST = ("faults", "nvflare", "plugins", "studies", "enrolment", "broken_kits")
+_LONGEST += ("agreement", "reply_checks", "composition", "export")
+_LONGEST += ("score_release", "report_images", "client", "printable", "names", "compare", "plan")
 _FIRST = {f"test_{name}.py" for name in _LONGEST}
 
 

@@ -1,7 +1,6 @@
 """Channel statistics against NumPy, and the JSON file against what could be in it."""
 
 import copy
-import doctest
 import json
 import pickle
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 from monai.data import MetaTensor
 
-from medfedaug import statistics
 from medfedaug.data.preparation.resizing import resize_in_plane
 from medfedaug.errors import MedFedAugWarning
 from medfedaug.statistics import (
@@ -71,29 +69,6 @@ def test_tensors_and_metatensors_are_read_and_left_alone():
     read_only.flags.writeable = False
     assert channel_statistics([read_only]) == expected
     assert type(channel_statistics([MetaTensor(array)]).mean) is torch.Tensor
-
-
-def test_one_image_is_held_at_a_time():
-    alive = 0
-    most = 0
-
-    class Image(np.ndarray):
-        def __del__(self):
-            nonlocal alive
-            alive -= 1
-
-    def images():
-        nonlocal alive, most
-        for i in range(5):
-            image = np.full((1, 4, 4), float(i)).view(Image)
-            alive += 1
-            most = max(most, alive)
-            yield image
-            del image
-
-    assert channel_statistics(images()).count == 5
-    # The one being worked on, and the one that replaces it in the loop.
-    assert most <= 2
 
 
 @pytest.mark.parametrize(
@@ -157,16 +132,6 @@ def test_pairs_of_constant_channels_are_those_of_an_average_site():
     assert SITES["B"].std[1] == 0
 
 
-def test_what_is_constant_at_the_own_site_has_the_own_mean_in_all_pairs():
-    pairs = usable_pairs(SITES, own=SITES["B"])
-    assert [pair.mean.tolist() for pair in pairs.values()] == [
-        [1.0, 0.0, 7.0],
-        [2.0, 0.0, 7.0],
-        [3.0, 0.0, 7.0],
-    ]
-    assert all((pair.std > 0).all() for pair in pairs.values())
-
-
 def test_pairs_without_a_constant_channel_stay_to_the_bit():
     sites = {"A": ChannelStatistics([1 / 3], [1 / 7], 3), "B": ChannelStatistics([2 / 3], [3 / 7], 3)}
     assert usable_pairs(sites) == usable_pairs(sites, own=sites["A"]) == sites
@@ -182,15 +147,6 @@ def test_anything_array_like(mean):
     assert made != ChannelStatistics([1.0, 2.0], [3.0, 4.0], 6)
     assert made != ChannelStatistics([1.0, 2.5], [3.0, 4.0], 5)
     assert copy.deepcopy(made) == pickle.loads(pickle.dumps(made)) == made
-
-
-def test_the_statistics_keep_their_own_values():
-    mean = torch.ones(2, dtype=torch.float64)
-    made = ChannelStatistics(mean, mean, 1)
-    mean.zero_()
-    assert made.mean.tolist() == [1.0, 1.0]
-    with pytest.raises(AttributeError):
-        made.count = 2
 
 
 @pytest.mark.parametrize(
@@ -279,37 +235,23 @@ def file_with(sites, **other):
         ("", "Expecting value"),
         ("{", "Expecting"),
         ("[1, 2]", "not a statistics file"),
-        ("null", "not a statistics file"),
         ("[" * 100_000, ""),
-        ('{"sites": {}}', "not a statistics file"),
         (file_with({"DU": PAIR}, format="other"), "not a statistics file"),
         (file_with({"DU": PAIR}, version=2), "version is 2, this release reads 1"),
-        (file_with({"DU": PAIR}, version="1"), "version is '1'"),
         (file_with({"DU": PAIR}, version=True), "version is True"),
         (file_with([PAIR]), '"sites" to be a mapping'),
         (file_with({}), "no site"),
-        (file_with({"": PAIR}), "name of a site"),
         (file_with({"DU": [[0.5], [0.25]]}), "site 'DU': expected a mapping"),
         (file_with({"DU": {"mean": [0.5], "std": [0.25]}}), "site 'DU': expected the keys"),
-        (file_with({"DU": {**PAIR, "extra": 1}}), "site 'DU': expected the keys"),
-        (file_with({"DU": {**PAIR, "mean": []}}), "site 'DU': expected mean of shape"),
         (file_with({"DU": {**PAIR, "mean": 0.5}}), "site 'DU': expected mean of shape"),
-        (file_with({"DU": {**PAIR, "mean": [[0.5]]}}), "site 'DU': expected mean of shape"),
         (file_with({"DU": {**PAIR, "mean": [None]}}), "site 'DU': mean is not a sequence of numbers"),
-        (file_with({"DU": {**PAIR, "mean": ["0.5"]}}), "site 'DU': mean is not a sequence of numbers"),
-        (file_with({"DU": {**PAIR, "std": [True]}}), "site 'DU': std is not a sequence of numbers"),
         (file_with({"DU": {**PAIR, "mean": [10**400]}}), "site 'DU': mean is not a sequence of numbers"),
         (file_with({"DU": {**PAIR, "mean": [0.5, 0.5]}}), "site 'DU': .*2 and 1"),
-        (file_with({"DU": {**PAIR, "std": [0]}}), "site 'DU': standard deviation of channel 0 is 0.0"),
         (file_with({"DU": {**PAIR, "std": [-0.1]}}), "site 'DU': standard deviation of channel 0 is -0.1"),
-        (file_with({"DU": {**PAIR, "std": [float("nan")]}}), "site 'DU': standard deviation of channel 0"),
-        (file_with({"DU": {**PAIR, "mean": [float("inf")]}}), "site 'DU': mean of channel 0 is inf"),
         (
             file_with({"DU": PAIR}).replace("0.25", "1e400"),
             "site 'DU': standard deviation of channel 0 is inf",
         ),
-        (file_with({"DU": {**PAIR, "std": [1e300]}}), "site 'DU': standard deviation of channel 0"),
-        (file_with({"DU": {**PAIR, "count": 0}}), "site 'DU': count is 0"),
         (file_with({"DU": {**PAIR, "count": "12"}}), "site 'DU': count is '12'"),
         (
             file_with({"DU": PAIR, "CU": {"mean": [0, 0], "std": [1, 1], "count": 1}}),
@@ -323,20 +265,6 @@ def test_load_refuses_and_names_the_file(tmp_path, text, message):
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=f"(?s)statistics.json: .*{message}"):
         load_statistics(path)
-
-
-def test_load_refuses_other_encodings_and_missing_files(tmp_path):
-    (tmp_path / "statistics.json").write_bytes(b"\xff\xfe{")
-    with pytest.raises(ValueError, match=r"statistics\.json: "):
-        load_statistics(tmp_path / "statistics.json")
-    with pytest.raises(FileNotFoundError):
-        load_statistics(tmp_path / "none.json")
-
-
-def test_examples():
-    results = doctest.testmod(statistics)
-    assert results.attempted >= 4
-    assert results.failed == 0
 
 
 @pytest.mark.parametrize("shape", [(64, 48), (4, 1, 32, 32)])

@@ -62,7 +62,6 @@ class Worth:
         low, high = self.difference.get("low"), self.difference.get("high")
         if not count or count < ENOUGH_PATIENTS or low is None or high is None:
             return f"open: {count or 0} of {ENOUGH_PATIENTS} {unit}"
-        # A site's summary rounds the ends: an end of 0 may lie on either side of it.
         above, below = ("better", "worse") if self.higher_is_better else ("worse", "better")
         return above if low > 0 else below if high < 0 else "no difference shown"
 

@@ -126,7 +126,7 @@ class _Card:
             blocks.append(f"Channels, in this order: {', '.join(self.config.channel_names)}.")
         for site, names in self.record.get(LABELLED, {}).items():
             text = f"{self.name(site)} has outlined {', '.join(names) or 'nothing'}."
-            if not names and site not in self.unseen:
+            if not names and site not in self.unseen and self.config.unlabelled_weight:
                 text += f" In the average it counts {self.config.unlabelled_weight:g} of its samples."
             blocks.append(text)
         for key, text in (

@@ -298,7 +298,7 @@ def cells_note(runs: Sequence[Run]) -> Iterator[str]:
         )
     silent = sorted({site for run in runs for site in run.sites if known.get(site) == ()})
     if silent:
-        weights = sorted({run.config.get("unlabelled_weight", 1.0) for run in runs})
+        weights = sorted({run.config.get("unlabelled_weight", 0.0) for run in runs})
         share = " or ".join(f"{weight:g}" for weight in weights)
         yield f"Without outlines, {', '.join(silent)} counts {share} of its samples in the average."
 

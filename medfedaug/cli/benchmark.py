@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from medfedaug.experiments.preset import Preset
     from medfedaug.experiments.search import Choices
     from medfedaug.experiments.workers import Workers
-
-_TABLE_EVERY = 60.0  # seconds between two writings of table.md during the runs
 
 
 class ValuesInARow(TyperCommand):
@@ -81,16 +78,6 @@ def benchmark(
     plan_: Annotated[
         str | None, typer.Option("--plan", metavar="FILE|auto", help="A plan of volumes, for custom data.")
     ] = None,
-    fraction: Annotated[
-        list[str] | None, typer.Option(help="Shares of each site's training cases, for instance 1/6 1/2 1.")
-    ] = None,
-    local_epochs: Annotated[
-        list[int] | None, typer.Option(help="Local epochs per round, for instance 1 5 20.")
-    ] = None,
-    statistics_noise: Annotated[
-        list[float] | None,
-        typer.Option(help="Deviations of noise on fedfa's statistics, for instance 0 0.1 0.4."),
-    ] = None,
     holdout: Annotated[
         list[str] | None, typer.Option(help="Sites to leave out in turn; all for all of them, none for none.")
     ] = None,
@@ -139,9 +126,7 @@ def benchmark(
         _print_list(name, data)
         return
     _check_names(name, methods or ())
-    shorthands = {"fraction": fraction, "local_epochs": local_epochs, "fedfa.noise": statistics_noise}
-    settings = [*(set_ or []), *(f"{k}={','.join(map(str, v))}" for k, v in shorthands.items() if v)]
-    settings += [f"plan={plan_}"] if plan_ is not None else []
+    settings = [*(set_ or []), *([f"plan={plan_}"] if plan_ is not None else [])]
     given: dict[str, Any] = {"data": data, "methods": methods or None, "out": out, "seeds": seeds}
     given |= {"scale": scale, "holdout": holdout or None, "folds": folds, "limit": limit, "init": init}
     given |= {"cross_site": cross_site or None, "workers": workers, "each": each or None}
@@ -280,21 +265,12 @@ def run_experiment(
     from medfedaug.config.run import Execution
     from medfedaug.experiments.experiment import write_experiment
     from medfedaug.experiments.sweep import check_folder, run_all
-    from medfedaug.experiments.tables import write_scores, write_tables
+    from medfedaug.experiments.tables import write_tables
 
     preset = experiment.preset()
     runs = experiment.runs(preset)
     check_folder(experiment.out)
     write_experiment(experiment, preset)
-    last_written = time.monotonic()
-
-    def show(event: dict[str, Any]) -> None:
-        nonlocal last_written
-        progress.show(event)
-        if event["event"] == "run" and event["made"] and time.monotonic() - last_written > _TABLE_EVERY:
-            write_scores(runs, preset, experiment.out)
-            last_written = time.monotonic()
-
     with resumable(), SweepProgress(len(runs)) as progress:
         failed = run_all(
             runs,
@@ -305,7 +281,7 @@ def run_experiment(
             device=device,
             workers=_workers(experiment, memory),
             execution=Execution(threads=threads),
-            on_event=show,
+            on_event=progress.show,
             init=experiment.init,
         )
     tables: dict[str, TextTable] = {}

@@ -116,7 +116,7 @@ class RunConfig(Settings):
         rare=True,
     )
     unlabelled_weight: float = setting(
-        1.0,
+        0.0,
         "Weight of a training sample without an outline in the average, relative to a labelled one. 0 leaves "
         "cases without outlines out of training; a site that has no other cases is tested only.",
         at_least=0,
@@ -259,9 +259,10 @@ class RunConfig(Settings):
     precision: str = setting(
         "float32",
         "float32, or bfloat16 for the network's convolutions and matrix products (torch.autocast), in "
-        "training and evaluation; weights, losses and statistics stay float32. Finished models are used in "
-        "float32.",
-        choices=("float32", "bfloat16"),
+        "training and evaluation; weights, losses and statistics stay float32. auto: each site takes the "
+        "faster one of a few steps on noise and reports it; it may decide otherwise another time. Finished "
+        "models are used in float32.",
+        choices=("float32", "bfloat16", "auto"),
         rare=True,
     )
     intensity: str = setting(

@@ -119,7 +119,6 @@ def cost_table(
     *,
     device: str = "auto",
     threads: int = 0,
-    on_done: Callable[[Cost], None] = lambda cost: None,
 ) -> CostTable:
     """Measure each combination of methods and settings once, in a separate process.
 
@@ -139,7 +138,6 @@ def cost_table(
                 rows.append(pool.submit(measure, run).result())
             except MedFedAugError as error:
                 raise ConfigError(f"{run.methods}: {error}") from error
-        on_done(rows[-1])
     rows.reverse()
     size, hardware = runs[0].config.image_size, _hardware(device)
     images = f"{max(row.images for row in rows)} images" + (f" of {size} x {size} pixels" if size else "")

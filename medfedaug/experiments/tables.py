@@ -241,13 +241,6 @@ def write_tables(
     return {**tables}, notes
 
 
-def write_scores(runs: Sequence[PlannedRun], preset: Preset, out: str | Path) -> None:
-    """Write the table of scores only, while other runs continue."""
-    loaded, notes = _finished(runs, preset, Path(out))
-    table = summary_table([run for _, run in loaded])
-    replace(table, notes=(*table.notes, *notes)).save(Path(out) / "table")
-
-
 def _finished(
     runs: Sequence[PlannedRun], preset: Preset, out: Path, failed: Collection[Path] = ()
 ) -> tuple[list[tuple[PlannedRun, Run]], list[str]]:

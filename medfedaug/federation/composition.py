@@ -230,7 +230,7 @@ class Composition:
                 site=site.name,
                 path=site.path / site.listing,
                 hint=f"Add condist or teacher to --methods, hold the site out: --holdout {site.name}, or "
-                "leave out all such cases: --unlabelled-weight 0.",
+                "leave out all such cases: --unlabelled-weight 0, the default.",
             )
 
     def check_apart(self, who: str) -> None:

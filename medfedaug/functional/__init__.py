@@ -65,7 +65,6 @@ from medfedaug.functional.robust import (
     clip_factor,
     coordinate_median,
     trimmed_mean,
-    within_middle,
 )
 from medfedaug.functional.spectrum import (
     amplitude_spectrum,
@@ -108,6 +107,5 @@ __all__ = [
     "student_t_modulation",
     "symmetric_kl",
     "trimmed_mean",
-    "within_middle",
     "working_precision",
 ]

@@ -52,29 +52,6 @@ def trimmed_mean(values: Tensor, cut: int) -> Tensor:
     return values.sort(dim=0).values[cut : len(values) - cut].mean(dim=0)
 
 
-def within_middle(value: Tensor, values: Tensor, cut: int) -> Tensor:
-    """Clamp a value, coordinate by coordinate, to the range of the sites' values without the outermost.
-
-    Args:
-        value: (...).
-        values: (M, ...), M above 2·cut.
-        cut: number of values left out at each end.
-
-    Returns:
-        (...).
-
-    Raises:
-        ValueError: when nothing would remain.
-
-    Example:
-        >>> within_middle(torch.tensor(9.0), torch.tensor([0.0, 1.0, 2.0, 3.0, 1e9]), 1)
-        tensor(3.)
-    """
-    _check_cut(values, cut)
-    ordered = values.sort(dim=0).values
-    return value.clamp(ordered[cut], ordered[len(values) - 1 - cut])
-
-
 def clip_factor(norm: float, limit: float) -> float:
     """Factor that brings a vector of this norm to at most the limit: min(1, M/‖Δ‖) (Sun et al., 2019).
 

@@ -289,6 +289,8 @@ class SitePart:
 
     before_training: SiteExchange | None = None
     every_round: SiteExchange | None = None
+    pull: float = 0.0
+    """Strength of a quadratic pull of the parameters to the received model, with which earlier steps fade."""
     uses_unsent_statistics: bool = False
     """Flag: `transforms` uses statistics of this site's images that are never sent."""
 
@@ -306,6 +308,13 @@ class SitePart:
 
     def start_round(self) -> None:
         """Called before local training, with the random state of the round."""
+
+    def continue_round(self) -> None:
+        """Called after `start_round` when a further process of a site joins a round.
+
+        A method makes the objects of its first step here. They then get the content that they have in the
+        first process, and so do all other tensors, numbers and random states in the attributes of this part.
+        """
 
     def end_round(self) -> None:
         """Called after local training, when the network has the trained weights."""

@@ -21,7 +21,6 @@ from medfedaug.methods.fedfd_prompt import FedFDPrompt as FedFDPrompt
 from medfedaug.methods.fedharmo import FedHarmo as FedHarmo
 from medfedaug.methods.fedmix import FedMix as FedMix
 from medfedaug.methods.fednova import FedNova as FedNova
-from medfedaug.methods.fedper import FedPer as FedPer
 from medfedaug.methods.fedproto import FedProto as FedProto
 from medfedaug.methods.fedprox import FedProx as FedProx
 from medfedaug.methods.fedrdn import FedRDN as FedRDN
@@ -39,7 +38,6 @@ from medfedaug.methods.mixup import MixUp as MixUp
 from medfedaug.methods.moex import MoEx as MoEx
 from medfedaug.methods.moon import MOON as MOON
 from medfedaug.methods.norm import Norm as Norm
-from medfedaug.methods.norm_clip import NormClip as NormClip
 from medfedaug.methods.partialfed import PartialFed as PartialFed
 from medfedaug.methods.pooled import Pooled as Pooled
 from medfedaug.methods.randaugment import RandAugment as RandAugment

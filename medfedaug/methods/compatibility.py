@@ -80,10 +80,5 @@ def methods_with(methods: Iterable[Method], word: str, attribute: str = "provide
     return [method for method in methods if word in getattr(method, attribute)]
 
 
-def included_methods(method: type[Method]) -> list[str]:
-    """Return the names of the methods that a method contains."""
-    return sorted(word.removeprefix(_METHOD) for word in method.provides if word.startswith(_METHOD))
-
-
 def _has(method: Method, hook: str) -> bool:
     return getattr(type(method), hook) is not getattr(Method, hook)

@@ -35,7 +35,7 @@ class FedProx(Method):
 
 class _FedProxSite(SitePart):
     def __init__(self, mu: float, parameters: dict[str, nn.Parameter]) -> None:
-        self.mu, self.parameters = mu, list(parameters.values())
+        self.mu, self.parameters, self.pull = mu, list(parameters.values()), mu
         self.anchor: list[Tensor] = []
 
     def start_round(self) -> None:

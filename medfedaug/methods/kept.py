@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,14 +29,11 @@ class KeptUpdates(Aggregator):
     that a site claims.
     """
 
-    counts_samples: ClassVar[bool] = False
-    """Flag: the sites have their usual weights."""
-
     def __init__(self) -> None:
         self._models: dict[str, Mapping[str, Tensor]] = {}
 
     def weigh(self, update: SiteUpdate) -> float:
-        return update.weight if self.counts_samples else 1.0
+        return 1.0
 
     def accept(self, update: SiteUpdate) -> None:
         self._models[update.site] = update.weights
@@ -56,11 +52,6 @@ def weighted_mean(
     for site, model in models.items():
         mean.add(model, weights[site])
     return mean.result()
-
-
-def flattened(model: Mapping[str, Tensor], keys: Collection[str]) -> Tensor:
-    """Return some entries of a model as one vector, float64."""
-    return torch.cat([model[key].double().flatten() for key in keys])
 
 
 def stacked(models: Mapping[str, Mapping[str, Tensor]], key: str) -> Tensor:

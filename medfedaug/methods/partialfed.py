@@ -30,7 +30,7 @@ class PartialFed(Method):
 
     ============= ==========================================================================================
     ``norm``      normalisation layers are the site's own, as in FedBN
-    ``head``      the last layer is
+    ``head``      the last layer is, as in FedPer (Arivazhagan et al., arXiv:1912.00818, 2019)
     ``norm+head`` both are
     ``bottom_up`` the first stages of the encoder are loaded, and all that follows is the site's own
     ``top_down``  the first stages are the site's own, and all that follows is loaded

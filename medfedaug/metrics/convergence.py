@@ -21,8 +21,10 @@ def is_converged(validation: Sequence[float | None]) -> bool:
         validation: the score of each round, higher is better; fewer than three rounds do not converge.
 
     Example:
-        >>> is_converged([0.3, 0.5, 0.6, 0.6, 0.6, 0.6]), is_converged([0.1, 0.2, 0.9, 0.3, 0.4, 0.5])
-        (True, False)
+        >>> is_converged([0.3, 0.5, 0.6, 0.6, 0.6, 0.6])
+        True
+        >>> is_converged([0.1, 0.1, 0.2, 0.3, 0.9, 0.4, 0.5, 0.6, 0.6])
+        False
     """
     scores = [score or 0.0 for score in validation]
     third = len(scores) // 3

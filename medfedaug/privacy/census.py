@@ -136,23 +136,20 @@ class Census:
         counts = torch.bincount(patients, minlength=self.patients).double()
         return counts / counts.sum().clamp_min(1)
 
-    def of_steps(self, momentum: float | None = None, updates: float = 1.0) -> Contributors | None:
-        """Return the patients of the round's steps, whose weights are equal or those of a running average.
+    def of_steps(self, by_age: Sequence[float] | None = None) -> Contributors | None:
+        """Return the patients of the round's steps.
 
         Args:
-            momentum: the share of each update in a running average; ``None`` for equal weights.
-            updates: the number of updates in a step.
+            by_age: the weight of each step by its age, the last one first; equal by default.
         """
         steps = [step for step in self._steps if step is not None]
         if not steps or len(steps) < len(self._steps):
             return None
-        kept = 1.0 if momentum is None else (1.0 - momentum) ** updates
-        if not 0.0 <= kept <= 1.0:
+        weights = torch.ones(len(steps)) if by_age is None else torch.tensor([*by_age][::-1])
+        weights = weights.abs().double()
+        if len(weights) != len(steps) or not bool(weights.isfinite().all()):
             return None
-        total = torch.zeros_like(steps[0])
-        for step in steps:
-            total = kept * total + step
-        return Contributors(total[None])
+        return Contributors((weights[:, None] * torch.stack(steps)).sum(dim=0)[None])
 
     @property
     def everyone(self) -> Contributors:

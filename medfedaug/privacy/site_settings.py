@@ -101,6 +101,12 @@ class SiteSettings(Machine, Place):
         "it must not be in a kit.",
         flags=None,
     )
+    processes: int = setting(
+        1,
+        "Processes, one for each GPU, in which a training loop of a script trains together; the built-in "
+        "loop has one.",
+        at_least=1,
+    )
 
     @classmethod
     def from_dict(cls, values: Any, source: object = "") -> SiteSettings:

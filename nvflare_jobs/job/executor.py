@@ -153,6 +153,8 @@ class SiteExecutor(AnsweringExecutor):
         """Open the site with its trainer."""
         trainer = site_trainer(name, self._run_config, settings, self.threads)
         trainer.loop = self._loop
+        if self._loop is not None:
+            self._loop.settings = settings
         return Site(name, trainer, gate, events)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:

@@ -25,6 +25,8 @@ from medfedaug.errors import MedFedAugError, withheld
 from medfedaug.federation.messages.messages import TRAIN
 from medfedaug.federation.site.local_training import LocalRound
 from medfedaug.federation.site.script_training import CustomLoop, ScriptSession
+from medfedaug.nvflare_jobs.job.ranks import Ranks
+from medfedaug.privacy.site_settings import SiteSettings
 
 _starts = count(1)
 
@@ -46,16 +48,34 @@ class _ClientAPI(ClientAPIExecutor):
         self.log_warning(fl_ctx, text, fire_event=False)
 
 
+class _AbortSignal:
+    """An abort signal of NVFlare, which a lost rank triggers, too."""
+
+    def __init__(self, signal: Signal | None, ranks: Ranks) -> None:
+        self._signal, self._ranks = signal, ranks
+
+    @property
+    def triggered(self) -> bool:
+        """Return whether the script should stop."""
+        aborted = self._signal is not None and bool(self._signal.triggered)
+        return aborted or self._ranks.lost() is not None
+
+
 class ScriptLoop(CustomLoop):
     """The script of a run's training loop, by its name in the run (`medfedaug.config.training_scripts`).
 
     The site starts it once the run is admitted, passes it rounds by NVFlare's Client API, and sends its own
     collection of the trained network. The script's messages by the Client API mark the end of a round, and
     are not sent.
+
+    Attributes:
+        settings: the site's settings, with the number of processes.
     """
 
+    _ranks: Ranks
+
     def __init__(self, loop: str) -> None:
-        self.loop = loop
+        self.loop, self.settings = loop, SiteSettings()
         self._api: _ClientAPI | None = None
         self._context: FLContext | None = None
         self._signal: Signal | None = None
@@ -82,10 +102,14 @@ class ScriptLoop(CustomLoop):
             DataBus().unsubscribe(TOPIC_ABORT, self._ended)
 
     def _end(self, fl_ctx: FLContext) -> None:
-        """End the script, if it runs."""
-        if self._api is not None:
+        """End the script in all its processes, if it runs."""
+        if self._api is None:
+            return
+        self._ranks.over()
+        with self._ranks.in_group():
             self._api.handle_event(EventType.END_RUN, fl_ctx)
-            self._api = None
+        self._ranks.close()
+        self._api = None
 
     def start(self, session: ScriptSession) -> None:
         """Run the script until it waits for its first round."""
@@ -94,10 +118,12 @@ class ScriptLoop(CustomLoop):
         script = find_loop(self.loop, Path(workspace.get_app_custom_dir(job)))
         self._end(self._context)
         self._error = ""
+        self._ranks = Ranks(script, session, self.settings)
         DataBus().put_data(SESSION_KEY, (session, f"medfedaug-{next(_starts)}"))
         self._api = _ClientAPI(script)
         try:
-            self._api.handle_event(EventType.START_RUN, self._context)
+            with self._ranks.in_group():
+                self._api.handle_event(EventType.START_RUN, self._context)
             self._hand_over({}, 0)
         except MedFedAugError as error:
             if session.error is not None:
@@ -106,19 +132,24 @@ class ScriptLoop(CustomLoop):
 
     def train(self, round_: LocalRound) -> None:
         """Let the script train for a round."""
+        self._ranks.begin(round_)
         self._hand_over(asdict(round_), round_.number)
+        self._ranks.finish()
 
     def _hand_over(self, meta: dict[str, Any], number: int) -> None:
         assert self._api is not None
         assert self._context is not None
-        assert self._signal is not None
         model = FLModel(metrics={"round": float(number)}, meta={META: meta}, current_round=number)
         shareable = FLModelUtils.to_shareable(model)
-        result = self._api.execute(TRAIN, shareable, self._context, self._signal)
-        if result.get_return_code() != ReturnCode.OK:
+        signal = _AbortSignal(self._signal, self._ranks)
+        with self._ranks.in_group():
+            result = self._api.execute(TRAIN, shareable, self._context, signal)
+        if result.get_return_code() != ReturnCode.OK or not self._ranks.collect(lambda: signal.triggered):
+            # With a lost peer rank 0 fails, too, and may fail first.
+            rank, cause = self._ranks.lost(1.0) or ("", self._error)
             when = f"before round {number} was over" if number else "before its first round"
-            reason = f" ({withheld(self._error)})" if self._error else ""
+            reason = f" ({withheld(cause)})" if cause else ""
             raise MedFedAugError(
-                f"site {self._context.get_identity_name()}: the training script "
+                f"site {self._context.get_identity_name()}: {rank}the training script "
                 f"{self.loop.split('@')[0]} ended {when}{reason}; the site's log says why"
             )

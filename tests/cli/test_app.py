@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from cli_arguments import simulate_args
+from finished_runs import rehashed
 from running import assert_complete
 
 import medfedaug
@@ -243,6 +244,7 @@ def test_evaluate_says_what_is_wrong(run, phantom_dir, tmp_path):
         json.dumps({"config": RunConfig().to_dict(), "run": "0" * 32, "rounds": [], "selected_round": 0})
     )
     model.write_bytes(b"no model")
+    rehashed(tmp_path)
     code, _, err = run("evaluate", "--model", model, "--data", phantom_dir)
     assert code == 2
     assert "not a model" in err

@@ -47,7 +47,7 @@ def test_the_command_runs_combinations_in_a_row_and_says_that_it_was_reduced(run
         *("benchmark", "office_caltech_10", "--data", office.parent, "--out", tmp_path, "--device", "cpu"),
         *("--methods", "fedavg", "fedrdn,fedfa", "--seeds", 1, "--scale", 0.001, "--threads", 1),
         "--no-pictures",
-        *("--set", *TINY, "fedfa.prob=0.1", "--fraction", "1/2", "1"),
+        *("--set", *TINY, "fedfa.prob=0.1", "fraction=1/2,1"),
     )
     code, out, err = run(*arguments)
     assert code == 0, err

@@ -12,7 +12,6 @@ from medfedaug.cli.options import Given, read_groups, takes
 from medfedaug.config.options import json_schema, read_text, setting, settings, settings_table
 from medfedaug.config.plan import Plan
 from medfedaug.config.run import Execution, RunConfig
-from medfedaug.config.site_description import SiteDescription
 from medfedaug.data.pacs.archive import Access
 from medfedaug.errors import ConfigError
 from medfedaug.federation import job_summary
@@ -145,10 +144,6 @@ def test_text_is_read_by_the_type_of_its_setting():
     assert read_text(PrivacyPolicy, "clip", '{"feature_mean": [0, 1]}') == {"feature_mean": [0, 1]}
     with pytest.raises(ConfigError, match="--network-args: a JSON object is needed"):
         read_text(RunConfig, "network_args", "[1]")
-
-
-def test_a_paragraph_of_a_description_is_one_line():
-    assert SiteDescription.from_dict({"inclusion": "adults\n  with glioma"}).inclusion == "adults with glioma"
 
 
 def test_a_secret_is_in_no_text():

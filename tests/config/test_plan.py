@@ -29,7 +29,6 @@ from medfedaug.federation.planning.plan_request import Planning
 from medfedaug.federation.planning.planner import make_plan, training_bytes
 from medfedaug.federation.pooled import PooledCarrier
 from medfedaug.federation.site.trainer import site_fingerprint
-from medfedaug.methods import registry
 from medfedaug.privacy import PrivacyPolicy
 from medfedaug.runs.evaluate import evaluate_model
 from medfedaug.sampling.patches import patch_centres, patch_window
@@ -76,8 +75,7 @@ def dice(a: torch.Tensor, b: torch.Tensor) -> float:
     return float(2 * (a * b).sum() / (a.sum() + b.sum()))
 
 
-@pytest.mark.parametrize("oblique", [False, True])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("seed", "oblique"), [(0, False), (1, True), (2, True)])
 def test_axes_are_turned_as_monai_turns_them(seed, oblique):
     image, affine = torch.rand(2, 5, 7, 6), affine_of(seed, (0.7, 1.3, 3.1), oblique=oblique)
     for codes in ("RAS", "LPS", "ASR"):
@@ -87,9 +85,14 @@ def test_axes_are_turned_as_monai_turns_them(seed, oblique):
         assert torch.equal(place.back(place.forward(image)), image)
 
 
-@pytest.mark.parametrize("oblique", [False, True])
-@pytest.mark.parametrize("edges", [(1.0, 1.0, 1.0), (0.5, 0.5, 3.0), (2.0, 0.8, 0.8)])
-@pytest.mark.parametrize("crop", ["none", "foreground"])
+@pytest.mark.parametrize(
+    ("edges", "oblique", "crop"),
+    [
+        ((1.0, 1.0, 1.0), False, "none"),
+        ((0.5, 0.5, 3.0), True, "foreground"),
+        ((2.0, 0.8, 0.8), False, "foreground"),
+    ],
+)
 def test_a_perfect_label_map_on_the_plans_grid_is_one_on_the_files(edges, oblique, crop):
     affine = affine_of(1, edges, oblique=oblique)
     shape = [max(12, round(48 / edge)) for edge in edges]
@@ -110,14 +113,6 @@ def test_a_perfect_label_map_on_the_plans_grid_is_one_on_the_files(edges, obliqu
             place.size[0]
             < Preparation(Plan(orientation="RAS", spacing=(1, 1, 1))).placement(image, affine).size[0]
         )
-
-
-def test_the_way_back_survives_being_written_down():
-    image = torch.rand(1, 9, 8, 7)
-    place = Preparation(Plan(orientation="LPS", spacing=(2, 1, 1), crop="foreground")).placement(
-        image, affine_of(3, oblique=False)
-    )
-    assert type(place).from_tensor(place.to_tensor()) == place
 
 
 def test_a_network_sees_the_same_whatever_way_a_volume_is_stored(volumes_dir):
@@ -200,14 +195,6 @@ def test_patches_without_a_structure_are_centred_where_the_background_is_known()
     assert 0 not in patch_centres(label)[:, 1]
 
 
-def test_patches_are_centred_in_a_class_of_more_voxels_than_float32_counts():
-    size = (256, 256, 258)  # a last place, 16908287, that float32 rounds to 16908288
-    centres = patch_centres(torch.ones(1, 1, *size, dtype=torch.uint8))
-    assert centres.shape == (1000, 5)
-    assert centres[0].tolist() == [0, 1, 0, 0, 0]
-    assert centres[-1].tolist() == [0, 1, *(n - 1 for n in size)]
-
-
 def test_what_does_not_fit_into_memory_is_kept_in_files(tmp_path):
     tensors = {"image": torch.rand(2, 1, 5, 6), "label": torch.arange(4)}
     size = sum(value.nbytes for value in tensors.values())
@@ -249,25 +236,7 @@ def volume_config(data, methods="fedavg", plan=VOLUMES, **changes):
     return configure(find_sites(data), methods=tuple(parse_methods(methods)), plan=plan, **values)
 
 
-def test_memory_makes_no_difference(volumes_dir, tmp_path):
-    config = volume_config(volumes_dir, "fedrdn,fedfa_h", rounds=2)
-    states = [
-        train(config, volumes_dir, machine=machine).state
-        for machine in (Machine(), Machine(0, ahead=0), Machine(30_000 / 2**30, tmp_path / "cache", ahead=2))
-    ]
-    for state in states[1:]:
-        assert all(torch.equal(state[key], value) for key, value in states[0].items())
-    assert list((tmp_path / "cache").iterdir())
-
-
-ON_VOLUMES = ["fedrdn,fedfa+", "norm", "fedbn", "fedfd_a", "mixup", "scaffold"]
-
-
-def segmenting_methods() -> list[str]:
-    from medfedaug.methods import build_methods, parse_methods
-
-    names = [name for name in registry.method_names() if name not in ("pooled", *ON_VOLUMES)]
-    return [n for n in names if "segmentation" in build_methods(parse_methods(n, None))[0].tasks]
+ON_VOLUMES = ["fedfd_a", "norm,mixup"]
 
 
 @pytest.mark.parametrize("method", ON_VOLUMES)
@@ -275,25 +244,6 @@ def test_methods_train_on_patches_of_volumes(method, volumes_dir):
     server = train(volume_config(volumes_dir, method), volumes_dir)
     assert server.record.test["site_A"]["dice"] is not None
     assert all(torch.isfinite(value).all() for value in server.state.values() if value.is_floating_point())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", segmenting_methods())
-def test_every_method_trains_on_patches_of_volumes(method, volumes_dir):
-    refused = {
-        "fedfd_prompt": "ViT",
-        "fraug": "for segmentation the paper has no equation",
-        "fedharmo": "leave patch_size out",
-        "harmofl": "leave patch_size out",
-        "randaugment": "not defined for volumes",
-        "dp_fedavg": "provides averaged_buffers",
-    }
-    if method in refused:
-        with pytest.raises(ConfigError, match=refused[method]):
-            train(volume_config(volumes_dir, method), volumes_dir)
-    else:
-        server = train(volume_config(volumes_dir, method), volumes_dir)
-        assert server.record.test["site_A"]["dice"] is not None
 
 
 def test_statistics_are_of_what_the_network_sees(volumes_dir):
@@ -412,10 +362,8 @@ def test_a_plan_is_made_by_the_federation_and_kept(volumes_dir, tmp_path, run):
     assert "The plan" in (tmp_path / "run/report.html").read_text()
 
 
-@pytest.mark.parametrize(
-    ("methods", "carrier"), [("fedavg", InProcessCarrier), ("pooled,norm", PooledCarrier)]
-)
-def test_a_run_with_a_plan_of_its_own_is_continued_with_it(volumes_dir, tmp_path, methods, carrier):
+def test_a_run_with_a_plan_of_its_own_is_continued_with_it(volumes_dir, tmp_path):
+    methods, carrier = "pooled,norm", PooledCarrier
     config = volume_config(volumes_dir, methods, plan=Plan(), planning={"memory": 0.02}, rounds=2)
     whole = train(config, volumes_dir, carrier=carrier)
     events = []
@@ -440,24 +388,6 @@ def test_a_run_with_a_plan_of_its_own_is_continued_with_it(volumes_dir, tmp_path
     assert "planned" not in events
     assert again.config == whole.config
     assert all(torch.equal(again.state[key], value) for key, value in whole.state.items())
-
-
-@pytest.mark.slow
-def test_the_engines_agree_on_volumes_with_a_plan_that_is_made(volumes_dir, tmp_path):
-    """Fingerprints through the job, patches in three dimensions: the same weights to the bit."""
-    from medfedaug.simulate import simulate
-
-    config = volume_config(volumes_dir, "fedrdn,fedfa+", plan=Plan(), planning={"memory": 0.02}, rounds=2)
-    for engine in ("nvflare", "inprocess"):
-        execution = Execution(threads=1)
-        simulate(volumes_dir, tmp_path / engine, config, engine=engine, device="cpu", execution=execution)
-    folders = [tmp_path / engine for engine in ("nvflare", "inprocess")]
-    models = [torch.load(folder / "final_model.pt") for folder in folders]
-    assert all(torch.equal(models[1][key], value) for key, value in models[0].items())
-    plans = [
-        json.loads((tmp_path / e / "results.json").read_text())["planned"] for e in ("nvflare", "inprocess")
-    ]
-    assert plans[0] == plans[1]
 
 
 @pytest.mark.parametrize("min_sites", [0, 2])
@@ -524,12 +454,8 @@ def test_a_fingerprint_is_in_one_order_of_axes(volumes_dir):
     ("options", "message"),
     [
         (("--patch-size", "16,16"), "patch_size must be 3 numbers"),
-        (("--patch-size", "16,x,16"), "patch_size.1 must be a whole number, got 'x'"),
-        (("--spacing", "1,1"), "spacing must be three lengths"),
         (("--spacing", "1,0,1"), "spacing must be three lengths"),
         (("--orientation", "RAA"), "orientation must have a letter"),
-        (("--overlap", "1"), "overlap must be below 1"),
-        (("--foreground", "1.5"), "foreground must be at most 1"),
         (("--image-size", "32"), "image_size resizes slices"),
         (("--plan-memory", "1"), "--plan-memory is for --plan auto"),
         (("--plan", "nowhere.json"), "nowhere.json: not a plan"),
@@ -571,12 +497,3 @@ def test_a_plan_with_tiny_voxels_is_refused_before_the_memory_is_full(make_site,
     assert code == 2
     assert "resampled to 0.005 x 0.005 x 0.005 mm it would have" in err
     assert "536,870,912 numbers are prepared of one case" in err
-
-
-def test_a_file_that_is_no_plan_is_one_line(tmp_path):
-    for text in ("[]", '{"patch_sise": [1, 1]}', '{"format": "medfedaug.plan", "version": 9}', "x"):
-        (tmp_path / "plan.json").write_text(text)
-        with pytest.raises(ConfigError, match=r"plan\.json: not a plan"):
-            load_plan(tmp_path / "plan.json")
-    (tmp_path / "plan.json").write_text('{"spatial_dims": 3}')
-    assert load_plan(tmp_path / "plan.json") == Plan(spatial_dims=3)

@@ -126,7 +126,7 @@ def test_a_job_carries_it_and_the_ledger_names_it(hospitals):
     }
     assert server.record.to_results()["descriptions"] == server.record.descriptions
     again = RunHistory(["dice"], {"scaling": "scale"})
-    again.restore({**server.record.saved(), "input": {}})
+    again.restore(server.record.saved())
     assert again.descriptions == server.record.descriptions
     for site in sites:
         entries = PrivacyLedger(site.kit / "medfedaug/ledger.sqlite").entries()

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from medfedaug.data.annotation import Annotation
 from medfedaug.data.quality.inspection import inspect_sites
 from medfedaug.data.sites import arrange, check_federation, check_voxels, find_sites, open_site
 from medfedaug.errors import DataError
@@ -174,19 +173,6 @@ def test_a_listed_class_that_no_case_shows_is_refused(sites):
         nib.save(nib.Nifti1Image(np.ones((16, 16, 3), np.uint8), np.eye(4)), label)
     with pytest.raises(DataError, match=r"site A.*no label map has 'Spleen'.*labelled"):
         check_voxels(find_sites(sites))
-
-
-def test_many_classes_and_sets_are_coded_without_loss():
-    sets = [tuple(k in (0, j) for k in range(60)) for j in range(1, 60)]
-    code = Annotation.of(60, sets)
-    assert code.dtype == torch.int32
-    assert len(code.sets) * 61 < 2**24
-    for one in sets[::7]:
-        label = torch.randint(61, (1, 4, 4))
-        labels, known, annotated = code.decode(code.encode(label, one).float()[None])
-        assert torch.equal(labels, (label * (label < 60))[None])
-        assert torch.equal(known, (label < 60)[None])
-        assert annotated[0].tolist() == [*one]
 
 
 def test_inspection_names_spellings_and_classes_that_few_or_none_have_outlined(sites):

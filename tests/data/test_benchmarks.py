@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from benchmark_files import counts, write_cifar, write_pacs
@@ -11,13 +10,8 @@ from running import SHARED
 
 from medfedaug.data.benchmarks import BENCHMARKS, open_benchmark, write_federation
 from medfedaug.data.folders import MARKER
-from medfedaug.data.published import COMMON_OPTIONS
 from medfedaug.data.sites import find_sites, open_site
 from medfedaug.errors import ConfigError, DataError
-from medfedaug.federation import run_in_process
-from medfedaug.federation.server.output import write_run
-from medfedaug.runs.evaluate import evaluate_model
-from medfedaug.simulate import configure
 
 
 @pytest.mark.skipif(
@@ -67,15 +61,6 @@ def test_options_that_cannot_be(tmp_path, name, options, message):
     write_pacs(tmp_path)
     with pytest.raises(ConfigError, match=message):
         open_benchmark(name, tmp_path, **options)
-
-
-@pytest.mark.parametrize("name", BENCHMARKS)
-def test_every_benchmark_and_option_is_documented(name):
-    page = (Path(__file__).parents[2] / "docs/datasets.md").read_text(encoding="utf-8")
-    row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
-    for option in BENCHMARKS[name].options:
-        where = page if option in COMMON_OPTIONS else row
-        assert f"`{option}" in where or row.endswith("| the same |")
 
 
 def test_fraction_unseen_and_limit_apply_to_every_benchmark(tmp_path):
@@ -133,18 +118,3 @@ def test_markers_that_cannot_be_read_are_named(tmp_path, content, message):
         find_sites(tmp_path)
     with pytest.raises(DataError, match=message):
         open_site(tmp_path, "A")
-
-
-def test_a_run_over_a_benchmark_opens_each_site_by_name_and_is_evaluated_again(tmp_path):
-    write_cifar(tmp_path)
-    write_federation(tmp_path, "cifar_10", tmp_path, clients=2)
-    sites = find_sites(tmp_path)
-    methods = ({"name": "fedrdn"}, {"name": "fedfa"})
-    config = configure(sites, methods=methods, network="lenet5", rounds=1, batch_size=16)
-    server = run_in_process(config, tmp_path, [site.name for site in sites], "cpu")
-    results = server.results()
-    assert set(results["test"]["sites"]) == {"client_000", "client_001"}
-    (tmp_path / "out").mkdir()
-    write_run(tmp_path / "out", server)
-    again = evaluate_model(tmp_path / "out/global_model.pt", tmp_path, device="cpu")
-    assert again["mean"] == results["test"]["mean"]

@@ -53,7 +53,7 @@ def late_step(key, scale, sent, first, now):
     return (now.sqrt() + scale * (sent.sqrt() - now.sqrt())) ** 2 - now
 
 
-@pytest.mark.parametrize("exponent", [0.5, 0.0, 2.0])
+@pytest.mark.parametrize("exponent", [0.0, 2.0])
 def test_the_models_are_those_of_the_equations(tiny_config, exponent):
     """FedBuff, Nguyen et al. 2022: w ← w + Σ pₖ s(τₖ) Δₖ over K updates, s(τ) = (1 + τ)^−a, in float64."""
     config = tiny_config(rounds=4, buffer=2, staleness=exponent, max_share=1.0)
@@ -129,9 +129,8 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize("methods", ["fedavg", "fedbn,scaffold", "single"])
-def test_a_resumed_run_goes_on_with_what_is_under_way(tiny_config, three_sites, tmp_path, methods):
-    config = tiny_config(methods, rounds=5, buffer=2)
+def test_a_resumed_run_goes_on_with_what_is_under_way(tiny_config, three_sites, tmp_path):
+    config = tiny_config("fedbn,scaffold", rounds=5, buffer=2)
     whole = run_in_process(config, three_sites, NAMES, "cpu", execution=SLOW)
 
     class Stops(InProcessCarrier):
@@ -180,21 +179,6 @@ def test_a_late_answer_is_checked_as_one_of_its_own_round(tiny_config):
     with pytest.raises(RunFailed, match="0 of 1 needed"):
         server.finish_round()
     assert all(torch.equal(before[key], server.state[key]) for key in before)
-
-
-def test_a_score_that_came_late_goes_with_an_update_that_is_withdrawn(tiny_config):
-    server = started(tiny_config(rounds=4, buffer=3))
-    for round_ in (1, 2):
-        server.start_round(list("ABC"))
-        for site in "ABC":
-            answer(server, site, round_, {key: server.state[key] + 0.1 for key in server.sent})
-        server.finish_round()
-    server.start_round(list("ABC"))
-    server.record.trained("C", Reply("train", 2, metrics={"val_dice": 0.7}), scored=True, staleness=1)
-    assert server.rounds[0]["sites"]["C"]["val_dice"] == 0.7
-    server.record.withdrawn("C", "far outside")
-    assert "val_dice" not in server.rounds[0]["sites"]["C"]
-    assert "C" not in server.rounds[2]["sites"]
 
 
 @pytest.mark.parametrize("methods", ["feddg_ga", "pooled"])

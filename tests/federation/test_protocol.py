@@ -6,8 +6,6 @@ import math
 
 import pytest
 import torch
-from monai.utils import CommonKeys as Keys
-from running import TINY_OPTIONS
 
 from medfedaug.config.run import Execution, RunConfig, derive_seed
 from medfedaug.errors import ConfigError, DataError, MedFedAugError, RunFailed
@@ -49,14 +47,6 @@ def test_average_is_weighted_by_samples_and_integers_stay(tiny_config):
     counters = [key for key in state if key.endswith("num_batches_tracked")]
     assert counters
     assert all(state[key].dtype == torch.int64 and key not in server.shared for key in counters)
-
-
-def test_uniform_weighting(tiny_config):
-    server = started_server(tiny_config(weighting="uniform"))
-    server.start_round()
-    server.accept("A", update(server, "A", 1.0))
-    server.accept("B", update(server, "B", 5.0))
-    assert float(server.finish_round()[server.shared[0]].flatten()[0]) == 3.0
 
 
 BAD_UPDATES = {
@@ -203,27 +193,6 @@ def trainer_for(config, data, site="site_A"):
     return trainer
 
 
-def test_one_fedavg_step_is_the_update_written_out(tiny_config, phantom_dir):
-    """One batch of everything, one epoch, SGD: w − lr·∇loss, by hand."""
-    config = tiny_config(optimizer="sgd", learning_rate=0.1, batch_size=1000)
-    trainer = trainer_for(config, phantom_dir)
-    start = Composition(config).network
-    weights = {key: start.state_dict()[key].clone() for key in trainer.shared}
-    trainer.start_round(1, weights)
-    update = trainer.train(1)
-    found = update.weights
-
-    batch = trainer.task.collate(trainer.samples.training())
-    start.train()
-    loss = trainer.task.loss(start(batch[Keys.IMAGE]), batch[Keys.LABEL])
-    loss.backward()
-    for name, parameter in start.named_parameters():
-        expected = parameter.detach() - 0.1 * parameter.grad
-        # The batch was shuffled: sums come in another order.
-        torch.testing.assert_close(found[name], expected, rtol=1e-4, atol=1e-6)
-    assert update.metrics["train_loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
-
-
 def test_a_round_repeats_to_the_bit_and_differs_by_round_site_and_seed(tiny_config, phantom_dir):
     def weights(config, site="site_A", round_=1):
         trainer = trainer_for(config, phantom_dir, site)
@@ -247,45 +216,6 @@ def test_training_leaves_the_random_numbers_of_the_process_alone(tiny_config, ph
     assert torch.equal(torch.rand(2), expected)
 
 
-def test_fedbn_sends_no_norm_entries_and_evaluates_with_those_of_the_round(tiny_config, phantom_dir):
-    trainer = trainer_for(tiny_config("fedbn"), phantom_dir)
-    sent = trainer.train(1).weights
-    assert sent.keys().isdisjoint(trainer.kept_keys)
-    assert len(trainer.kept_keys) == 20  # five of each of four norms
-    first = {key: trainer.network.state_dict()[key].clone() for key in trainer.kept_keys}
-    trainer.receive(sent)
-    score = trainer.evaluate_round("test", 1)
-    trainer.start_round(2, sent)
-    trainer.train(2)
-    assert any(not torch.equal(trainer.network.state_dict()[key], first[key]) for key in first)
-    trainer.receive(sent)
-    assert trainer.evaluate_round("test", 1) == score
-    assert all(torch.equal(trainer.network.state_dict()[key], first[key]) for key in first)
-
-
-def test_fedbn_says_why_an_unseen_site_has_no_score(tiny_config, phantom_dir):
-    trainer = trainer_for(tiny_config("fedbn"), phantom_dir, "site_C")
-    scores = trainer.evaluate_round("test", 1)
-    assert scores["dice"] is None
-    assert "this site has none" in scores["note"]
-
-
-def test_site_errors_become_one_line(tiny_config, phantom_dir, make_site):
-    with pytest.raises(DataError, match="federation expects 3"):
-        trainer_for(tiny_config(in_channels=3), phantom_dir)
-    with pytest.raises(DataError, match="the federation has 4"):
-        trainer_for(tiny_config(classes=tuple("abcd")), phantom_dir)
-    site = Site(
-        "site_A", SiteTrainer(tiny_config(learning_rate=1e15, local_epochs=4), phantom_dir, device="cpu")
-    )
-    request = FederationServer(tiny_config()).prepare()
-    request.task, request.round = "train", 1
-    reply = site.answer(request)
-    assert "site_A" in reply.error
-    assert "learning rate" in reply.error
-    assert not reply.weights
-
-
 def test_data_folder_comes_from_the_site(tiny_config, phantom_dir, monkeypatch):
     monkeypatch.delenv("MEDFEDAUG_DATA", raising=False)
     with pytest.raises(DataError, match="MEDFEDAUG_DATA"):
@@ -298,10 +228,9 @@ def test_data_folder_comes_from_the_site(tiny_config, phantom_dir, monkeypatch):
 # ---------------------------------------------------------------- in process
 
 
-@pytest.mark.parametrize("methods", ["fedavg", "fedrdn,fedfa", "fedrdn,fedfa,fedbn", "fedprox"])
-def test_a_run_in_process(tiny_config, phantom_dir, methods):
+def test_a_run_in_process(tiny_config, phantom_dir):
     events = []
-    server = run_in_process(tiny_config(methods), phantom_dir, SITES, "cpu", events.append)
+    server = run_in_process(tiny_config("fedrdn,fedfa"), phantom_dir, SITES, "cpu", events.append)
     results = server.results()
     assert [entry["round"] for entry in results["rounds"]] == [1, 2]
     for entry in results["rounds"]:
@@ -319,16 +248,14 @@ def test_a_run_in_process(tiny_config, phantom_dir, methods):
         "round_finished",
         "tested",
     }
-    if "fedfa" in methods.split(","):
-        ranges = results["rounds"][1]["methods"]["fedfa"]
-        assert list(ranges) == list(ffa_layers(Composition(server.config).network))
-        assert all(low < high for stage in ranges.values() for low, high in stage.values())
-    if "fedrdn" in methods:
-        assert set(server.statistics) == {"site_A", "site_B"}
-        assert results["bytes_up_before_training"] == {"fedrdn": 2 * (8 + 8 + 4)}
+    ranges = results["rounds"][1]["methods"]["fedfa"]
+    assert list(ranges) == list(ffa_layers(Composition(server.config).network))
+    assert all(low < high for stage in ranges.values() for low, high in stage.values())
+    assert set(server.statistics) == {"site_A", "site_B"}
+    assert results["bytes_up_before_training"] == {"fedrdn": 2 * (8 + 8 + 4)}
 
 
-@pytest.mark.parametrize("methods", ["fedrdn,fedbn", "ditto", "pooled"])
+@pytest.mark.parametrize("methods", ["ditto", "pooled"])
 def test_validation_after_every_second_round_and_the_last(tiny_config, phantom_dir, methods):
     runs = run_pooled if methods == "pooled" else run_in_process
     always, seldom = (
@@ -346,9 +273,8 @@ def test_validation_after_every_second_round_and_the_last(tiny_config, phantom_d
     assert seldom["selected_round"] == best
 
 
-@pytest.mark.parametrize("every", [1, 2])
-def test_a_run_ends_where_validation_no_longer_rises(tiny_config, phantom_dir, every):
-    events = []
+def test_a_run_ends_where_validation_no_longer_rises(tiny_config, phantom_dir):
+    events, every = [], 2
     options = {"rounds": 12, "learning_rate": 1e-9, "validate_every": every}
     patient = tiny_config("fedrdn", patience=2, **options)
     results = run_in_process(patient, phantom_dir, SITES, "cpu", on_event=events.append).results()
@@ -361,12 +287,6 @@ def test_a_run_ends_where_validation_no_longer_rises(tiny_config, phantom_dir, e
     assert [event["round"] for event in events if event["event"] == "stalled"] == [len(results["rounds"])]
     assert results["rounds"][-1]["val_dice"] is not None
     check_record(results)
-    whole = run_in_process(tiny_config("fedrdn", **options), phantom_dir, SITES, "cpu").results()
-    assert "stalled" not in whole
-    for entry, other in zip(results["rounds"], whole["rounds"], strict=False):
-        assert [site["train_loss"] for site in entry["sites"].values()] == [
-            site["train_loss"] for site in other["sites"].values()
-        ]
 
 
 def test_patience_of_one_round_is_refused():
@@ -374,7 +294,7 @@ def test_patience_of_one_round_is_refused():
         RunConfig(patience=1)
 
 
-@pytest.mark.parametrize("methods", ["fedrdn,fedfa", "fedbn,finetune", "ditto", "pooled"])
+@pytest.mark.parametrize("methods", ["fedbn,finetune", "pooled"])
 def test_test_scores_by_round_change_nothing_else(tiny_config, phantom_dir, methods):
     runs = run_pooled if methods == "pooled" else run_in_process
     plain, tested = (
@@ -425,11 +345,10 @@ def test_a_score_that_nobody_asked_for_selects_no_model(tiny_config):
     assert server.selected_round == 2
 
 
-@pytest.mark.parametrize("methods", ["fedrdn,fedfa+", "fedbn"])
-def test_sites_may_miss_rounds(tiny_config, make_site, tmp_path, methods):
+def test_sites_may_miss_rounds(tiny_config, make_site, tmp_path):
     for name in "ABCD":
         make_site(name, shape=(32, 32, 4))
-    config = tiny_config(methods, rounds=4, participation=0.5)
+    config = tiny_config("fedrdn,fedfa+", rounds=4, participation=0.5)
     server = run_in_process(config, tmp_path / "data", list("ABCD"), "cpu")
     trained = [
         {site for site, entry in record["sites"].items() if "train_loss" in entry} for record in server.rounds
@@ -476,15 +395,6 @@ def test_what_sites_say_of_their_images_is_kept_over_a_restart(tiny_config, tmp_
     again.restore(tmp_path / "checkpoint.pt")
     say(again, "C", "fixed")
     assert again.results()["input"]["scaling"] == "each volume and fixed"
-
-
-def test_held_out_site_is_tested_and_never_trains(tiny_config, make_site, tmp_path):
-    for name in "ABC":
-        make_site(name)
-    server = run_in_process(tiny_config("fedrdn", holdout=("C",)), tmp_path / "data", list("ABC"), "cpu")
-    assert set(server.sites) == {"A", "B"}
-    assert set(server.statistics) == {"A", "B"}
-    assert list(server.results()["test"]["unseen"]) == ["C"]
 
 
 def test_configuration_round_trip_and_faults():
@@ -568,31 +478,3 @@ def test_a_request_brings_one_model_which_is_loaded_once(tiny_config, phantom_di
             assert loaded == [len(server.shared)]
         server.finish_round()
     assert server.rounds[0]["val_dice"] >= 0
-
-
-def test_a_simulation_opens_each_site_once(run, phantom_dir, tmp_path, monkeypatch):
-    from medfedaug.data.volumes import VolumeFolder
-
-    opened = []
-    listed = VolumeFolder.list_cases
-
-    def watched(path, name):
-        opened.append(name)
-        return listed(path, name)
-
-    monkeypatch.setattr(VolumeFolder, "list_cases", watched)
-    options = (
-        "--methods",
-        "fedrdn",
-        "--rounds",
-        1,
-        "--engine",
-        "inprocess",
-        "--device",
-        "cpu",
-        "--no-report",
-    )
-    network = (*TINY_OPTIONS, "--threads", 1)
-    code, _, err = run("simulate", "--data", phantom_dir, "--out", tmp_path / "out", *options, *network)
-    assert code == 0, err
-    assert sorted(opened) == SITES

@@ -65,12 +65,6 @@ def test_augmentation_in_float32_and_with_a_large_offset():
         assert np.abs(got.numpy() - expected).max() < tolerance
 
 
-def test_memory_format_does_not_matter():
-    x, *rest = draw((4, 6, 8, 8))
-    strided = x.contiguous(memory_format=torch.channels_last)
-    torch.testing.assert_close(F.augment_features(strided, *rest), F.augment_features(x, *rest))
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_zero_noise_is_the_identity(shape, dtype):
@@ -152,11 +146,6 @@ def test_wrong_shapes_are_named(position, shape, message):
         F.augment_features(*args)
 
 
-def test_integer_features_are_refused():
-    with pytest.raises(TypeError, match="floating point"):
-        F.feature_statistics(torch.zeros(2, 3, 4, dtype=torch.int64))
-
-
 def test_across_site_variance_is_per_channel():
     values = torch.randn(5, 7, dtype=torch.float64)
     expected = [sum((values[m, c] - values[:, c].mean()) ** 2 for m in range(5)) / 5 for c in range(7)]
@@ -191,14 +180,6 @@ def test_student_t_modulation_at_its_limits(dtype):
     assert torch.isfinite(zero.grad).all()
 
 
-def test_student_t_modulation_gradient_and_shape():
-    variance = torch.tensor([0.1, 0.9, 1.5, 8.0], dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(F.student_t_modulation, (variance,))
-    for wrong in (torch.ones(2, 2), torch.ones(0)):
-        with pytest.raises(ValueError, match=r"\(C,\)"):
-            F.student_t_modulation(wrong)
-
-
 def reference_histogram(z, bins, tau, low, high):
     """FedFA+ Eq. 11 and 12, one sample, channel and bin at a time."""
     rho = [i / (bins - 2) for i in range(bins - 1)]
@@ -227,22 +208,6 @@ def test_soft_histogram_equals_the_printed_equations(bins, tau, arguments):
     np.testing.assert_allclose(got.numpy(), expected, rtol=1e-9, atol=1e-12)
 
 
-def test_soft_histogram_approaches_the_hard_one():
-    z = torch.rand(1000, 2, dtype=torch.float64)
-    low, high = torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
-    soft = F.soft_histogram(z, bins=8, tau=1e-5, low=low, high=high)
-    for c in range(2):
-        hard = np.histogram(z[:, c].numpy(), bins=6, range=(0, 1))[0] / 1000
-        np.testing.assert_allclose(soft[c, 1:-1].numpy(), hard, atol=2e-3)
-        assert soft[c, 0] < 1e-3
-        assert soft[c, -1] < 1e-3
-
-
-def test_soft_histogram_of_two_bins_splits_the_range_in_the_middle():
-    z = torch.tensor([[0.0], [0.2], [0.4], [1.0]])
-    torch.testing.assert_close(F.soft_histogram(z, bins=2, tau=1e-4), torch.tensor([[0.75, 0.25]]))
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_soft_histogram_is_a_distribution_whatever_the_values(dtype):
     z = torch.tensor(
@@ -257,13 +222,6 @@ def test_soft_histogram_is_a_distribution_whatever_the_values(dtype):
         assert torch.isfinite(gradient).all()
     outside = F.soft_histogram(z, low=low, high=high)[2]
     torch.testing.assert_close(outside[[0, -1]].float(), torch.tensor([0.5, 1 / 3]), rtol=0, atol=1e-2)
-
-
-def test_soft_histogram_gradient():
-    z = torch.randn(5, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64, requires_grad=True)
-    low, high = z.detach().amin(0), z.detach().amax(0)
-    assert torch.autograd.gradcheck(lambda z: F.soft_histogram(z, 5, 0.3, low, high), (z,))
-    assert torch.autograd.gradcheck(lambda z: F.soft_histogram(z, 5, 0.3), (z,))
 
 
 @pytest.mark.parametrize(

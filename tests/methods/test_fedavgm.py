@@ -10,11 +10,8 @@ from medfedaug.errors import ConfigError
 from medfedaug.methods import FedAvgM, build_methods
 from medfedaug.methods.base import ServerContext
 
-SITES = ["site_A", "site_B"]
 
-
-@pytest.mark.parametrize("weighting", ["samples", "uniform"])
-@pytest.mark.parametrize(("momentum", "rate"), [(0.9, 1.0), (0.5, 0.3), (0.0, 1.0)])
+@pytest.mark.parametrize(("momentum", "rate", "weighting"), [(0.9, 1.0, "samples"), (0.5, 0.3, "uniform")])
 def test_the_server_moves_along_a_velocity(federate, momentum, rate, weighting):
     run = federate(
         "fedavgm",

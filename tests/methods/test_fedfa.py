@@ -39,9 +39,7 @@ def spread(values, gamma, kind):
     return ((gamma + 1) * variance(values)).sqrt()
 
 
-@pytest.mark.parametrize(
-    ("kind", "momentum"), [("adaptive", 0.99), ("adaptive", 0.5), ("client", 0.9), ("random", 0.9)]
-)
+@pytest.mark.parametrize(("kind", "momentum"), [("adaptive", 0.5), ("client", 0.9), ("random", 0.9)])
 def test_features_are_augmented_by_as_much_as_the_sites_differ(federate, kind, momentum):
     settings = {"fedfa": {"variance": kind, "momentum": momentum}}
     # B comes back with what it had: its statistics begin anew, as Algorithm 1 says.

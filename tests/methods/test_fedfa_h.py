@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 from monai.networks.nets import BasicUNet
 from reference import assert_same, copied, descend, entries, images_of, mean, pixels
 
-from medfedaug import functional as F
 from medfedaug.methods import FedFA, FedFAh
-from medfedaug.methods.base import ServerContext, SiteContext, Step
+from medfedaug.methods.base import ServerContext, SiteContext
 from medfedaug.models import build_network, ffa_layers
 
 BINS, TAU, WEIGHT = 4, 0.8, 0.05
@@ -105,8 +102,9 @@ def check(run, plan, reading="stored"):
         torch.testing.assert_close(received["fedfa_h/histogram"].double(), target, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("restarts", [False, True], ids=["one process", "restarted before each round"])
-@pytest.mark.parametrize("reading", ["batch", "received", "stored"])
+@pytest.mark.parametrize(
+    ("reading", "restarts"), [("batch", False), ("received", False), ("stored", False), ("stored", True)]
+)
 def test_a_site_that_joins_late_or_misses_rounds_aligns_from_its_first_step_on(
     federate, tmp_path, reading, restarts
 ):
@@ -115,37 +113,6 @@ def test_a_site_that_joins_late_or_misses_rounds_aligns_from_its_first_step_on(
     settings = {"fedfa_h": {**SETTINGS["fedfa_h"], "range": reading}}
     run = federate("fedfa_h", plan=PLAN, sizes=sizes, settings=settings, rounds=4, states=states, **NETWORK)
     check(run, PLAN, reading)
-
-
-def test_the_three_readings_of_the_range_are_three_models(federate):
-    models = [
-        federate(
-            "fedfa_h",
-            plan=PLAN[:2],
-            settings={"fedfa_h": {**SETTINGS["fedfa_h"], "range": reading}},
-            rounds=2,
-            **NETWORK,
-        ).models[2]
-        for reading in ("batch", "received", "stored")
-    ]
-    for one, other in itertools.combinations(models, 2):
-        assert max(float((one[key] - other[key]).abs().max()) for key in one) > 1e-4
-
-
-def test_a_share_of_the_sites_in_each_round(federate):
-    run = federate("fedfa_h", settings=SETTINGS, rounds=5, participation=0.67, **NETWORK)
-    plan = [run.took_part(round_) for round_ in range(1, 6)]
-    assert all(len(participants) == 2 for participants in plan)
-    assert len({tuple(participants) for participants in plan}) > 1
-    check(run, plan)
-
-
-def test_the_term_moves_the_model(federate):
-    """The references above differ from FedAvg by far more than the tolerance."""
-    with_term = federate("fedfa_h", plan=PLAN[:2], settings=SETTINGS, rounds=2, **NETWORK)
-    without = federate("fedavg", plan=PLAN[:2], rounds=2, **NETWORK)
-    moved = [(with_term.models[2][key] - value).abs().max() for key, value in without.models[2].items()]
-    assert float(max(moved)) > 1e-3
 
 
 def unet():
@@ -163,22 +130,17 @@ def histogram_site(images, **args):
     return network, method, method.at_site(context)
 
 
-@pytest.mark.parametrize("samples", ["images", "pixels"])
-def test_fedfa_h_histogram_is_equations_11_and_12_over_the_training_set(samples):
+def test_the_histogram_of_pixels_is_equations_11_and_12_over_the_training_set():
     # Plainly different images, or rounding is what fills the bins.
     images = torch.rand(5, 1, 32, 32, generator=torch.Generator().manual_seed(1))
     images = images * torch.tensor([1.0, 9.0, 3.0, -4.0, 30.0])[:, None, None, None]
-    network, _, site = histogram_site(images, bins=6, tau=0.1, samples=samples, stage=1)
+    network, _, site = histogram_site(images, bins=6, tau=0.1, samples="pixels", stage=1)
     result = site.collect()["histogram"].double()
 
     features = {}
     network.down_1.max_pooling.register_forward_hook(lambda m, i, o: features.update(z=o.detach().double()))
     network.eval()(images)
-    z = (
-        features["z"].mean(dim=(2, 3))
-        if samples == "images"
-        else features["z"].permute(0, 2, 3, 1).flatten(0, 2)
-    )
+    z = features["z"].permute(0, 2, 3, 1).flatten(0, 2)
     scaled = (z - z.amin(0)) / (z.amax(0) - z.amin(0)).clamp_min(1e-30)
     bins = 6
     cuts = [index / (bins - 2) for index in range(bins - 1)]
@@ -195,32 +157,6 @@ def test_fedfa_h_gives_the_same_histogram_when_it_cannot_keep_the_features(monke
     kept = histogram_site(images)[2].collect()["histogram"]
     monkeypatch.setattr("medfedaug.methods.fedfa_h._KEPT_BYTES", 0)
     torch.testing.assert_close(histogram_site(images)[2].collect()["histogram"], kept)
-
-
-def test_fedfa_h_loss_is_lambda_times_the_divergence_and_moves_the_encoder():
-    images = torch.rand(4, 1, 32, 32, generator=torch.Generator().manual_seed(2))
-    network, method, site = histogram_site(images, weight=0.5, tau=2.0, range="stored")
-    network.train()
-    step = Step(network, images, images, network(images))
-    assert site.loss(step) is None  # the first round has nothing to align with
-    histogram = site.collect()["histogram"]
-    target = torch.softmax(torch.randn(histogram.shape, generator=torch.Generator().manual_seed(3)), dim=1)
-    site.apply({"histogram": target})
-    # Batch statistics and running statistics are far apart in an untrained network, and bins then empty.
-    site.low, site.high = torch.full((8,), -3.0), torch.full((8,), 3.0)
-    network.train()
-    features = {}
-    hook = network.down_4.register_forward_hook(lambda m, i, o: features.update(z=o.mean(dim=(2, 3))))
-    step = Step(network, images, images, network(images))
-    hook.remove()
-    own = F.soft_histogram(features["z"], 8, 2.0, site.low, site.high).double()
-    kl = 0.5 * ((own * (own / target).log()).sum(1) + (target * (target / own).log()).sum(1)).mean()
-    loss = site.loss(step)
-    assert float(loss.detach()) == pytest.approx(float(method.weight * kl.detach()), rel=1e-4)
-    loss.backward()
-    gradient = network.conv_0.conv_0.conv.weight.grad
-    assert bool(torch.isfinite(gradient).all())
-    assert float(gradient.abs().max()) > 0
 
 
 def test_fedfa_plus_aligns_the_augmented_features():
@@ -250,12 +186,8 @@ def test_the_server_averages_histograms_and_refuses_other_values():
             server.check({"histogram": wrong})
 
 
-@pytest.mark.parametrize(
-    ("network", "args", "both_ways"),
-    [("alexnet", {}, 16), ("basicunet", {"features": (32, 64, 128, 256, 512, 32)}, 32)],
-)
-def test_histogram_payload_is_the_papers(network, args, both_ways):
-    net = build_network(network, in_channels=3, out_channels=10, **args)
+def test_histogram_payload_is_the_papers():
+    net = build_network("basicunet", in_channels=3, out_channels=10, features=(32, 64, 128, 256, 512, 32))
     server = FedFAh().every_round(ServerContext(net, 3))
     channels, bins = server.shapes["histogram"]
-    assert 2 * 4 * channels * bins == both_ways * 1024
+    assert 2 * 4 * channels * bins == 32 * 1024

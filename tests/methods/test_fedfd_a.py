@@ -31,7 +31,7 @@ def test_adapters_train_in_a_round_and_nothing_else_does_for_them(tiny_config, p
     assert "fedfd_a/adapter_loss" in adapted.rounds[1]["sites"]["site_A"]
 
 
-@pytest.mark.parametrize("inference", ["global", "instance", "fixed", "random", "iabn"])
+@pytest.mark.parametrize("inference", ["global", "iabn"])
 def test_inference_alternatives_need_no_adapters(tiny_config, phantom_dir, inference):
     config = tiny_config("fedfd_a", settings={"fedfd_a": {"inference": inference}}, rounds=1)
     server = run_in_process(config, phantom_dir, SITES, "cpu")

@@ -8,12 +8,9 @@ from reference import UNEVEN, Points, assert_models, federated_averaging, images
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from medfedaug.data.sites import find_sites
-from medfedaug.federation import run_in_process
 from medfedaug.federation.messages.tensor_checks import check_tensors
 from medfedaug.methods import FedProto
 from medfedaug.methods.base import ServerContext, SiteContext, Step
-from medfedaug.simulate import configure
 
 WEIGHT = 0.3
 
@@ -67,10 +64,6 @@ def test_classes_means_are_brought_together(federate, passes):
 def proto_network():
     torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
-
-
-def server_context(network, weights=None, kept=frozenset()):
-    return ServerContext(network, 1, local_entries=kept, weights=lambda: weights or {"A": 1.0, "B": 3.0})
 
 
 def proto_site(network, images, labels, **args):
@@ -140,19 +133,3 @@ def test_fedproto_at_its_prototypes_has_no_gradient_and_no_nan():
     site.apply({"means": means, "counts": torch.ones(3)})
     site.loss(Step(network, images, labels, network(images))).backward()
     assert bool(torch.isfinite(network[1].weight.grad).all())
-
-
-def test_fedproto_trains_alone_and_beside_others(make_photos, tmp_path):
-    for name in "AB":
-        make_photos(name, per_class=6)
-    for methods in (("fedproto",), ("single", "fedproto"), ("fedproto", "fedrdn", "fedfa", "fedsam")):
-        config = configure(
-            find_sites(tmp_path / "photos"),
-            methods=[{"name": name} for name in methods],
-            network="lenet5",
-            rounds=2,
-            image_size=32,
-        )
-        server = run_in_process(config, tmp_path / "photos", ["A", "B"], "cpu")
-        assert not any(entry["refused"] for entry in server.rounds)
-        assert server.rounds[1]["methods"]["fedproto"] == {"classes": 2}

@@ -134,30 +134,6 @@ def test_a_site_that_joins_late_is_drawn_from_then_on(federate):
         assert set(result) == ({0, 1} if round_ < 3 else {0, 1, 2})
 
 
-def test_fedrdn_exchange_gives_every_site_all_pairs():
-    own = {
-        "A": ChannelStatistics([1.0, 2.0], [0.5, 0.25], 3),
-        "B": ChannelStatistics([-1.0, 0.1], [2.0, 4.0], 7),
-    }
-    method = FedRDN()
-    server = method.before_training(ServerContext(nn.Identity(), in_channels=2))
-    contexts = {name: SiteContext(name, nn.Identity(), lambda over, s=s: s) for name, s in own.items()}
-    sites = {name: method.at_site(context) for name, context in contexts.items()}
-    for name, site in sites.items():
-        payload = site.before_training.collect()
-        assert {key: tuple(value.shape) for key, value in payload.items()} == server.shapes
-        server.check(payload)
-        server.accept(name, payload)
-    for name, site in sites.items():
-        site.before_training.apply(server.result())
-        assert site.pairs == own
-        image = torch.ones(2, 4, 4)
-        (evaluation,) = site.transforms(training=False)
-        expected = (image - own[name].mean[:, None, None]) / own[name].std[:, None, None]
-        torch.testing.assert_close(torch.as_tensor(evaluation({"image": image})["image"]), expected.float())
-    assert server.channel_statistics() == own
-
-
 def test_a_site_that_joined_no_exchange_uses_its_local_statistics():
     own = ChannelStatistics([3.0], [2.0], 1)
     site = FedRDN().at_site(SiteContext("late", nn.Identity(), lambda over: own))

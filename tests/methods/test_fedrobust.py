@@ -17,8 +17,6 @@ from medfedaug.methods import FedRobust
 from medfedaug.methods.base import SiteContext, Step
 from medfedaug.tasks import SegmentationTask
 
-SITES = ["site_A", "site_B"]
-
 
 @pytest.mark.parametrize("size", [(2, 3), (2, 3, 4), ()])
 def test_the_shift_is_affine_in_the_channels_of_each_voxel(size):
@@ -104,8 +102,7 @@ def by_hand(network, data, lr, rate, penalties, over, near=0.0):
     return parameters, matrix, shift
 
 
-@pytest.mark.parametrize("over", ["channels", "pixels"])
-@pytest.mark.parametrize("near", [0.0, 0.3])
+@pytest.mark.parametrize(("over", "near"), [("channels", 0.3), ("pixels", 0.0)])
 def test_the_model_goes_down_and_the_shift_goes_up(over, near):
     data = batches([4, 1, 3])  # one of a single image
     network, plain = small_network(), small_network()

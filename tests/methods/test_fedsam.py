@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from reference import UNEVEN, assert_models, federated_averaging, same
 from torch import nn
@@ -11,12 +10,9 @@ from torch.nn.functional import cross_entropy
 from medfedaug.methods.base import Step
 from medfedaug.methods.fedsam import gradients_nearby
 
-SITES = ["site_A", "site_B"]
 
-
-@pytest.mark.parametrize("network", ["reference_linear", "reference_convolutional"])
-def test_each_step_is_along_the_gradient_at_the_worst_weights_nearby(federate, network):
-    rho = 0.3
+def test_each_step_is_along_the_gradient_at_the_worst_weights_nearby(federate):
+    rho, network = 0.3, "reference_convolutional"
     run = federate("fedsam", plan=UNEVEN, settings={"fedsam": {"rho": rho}}, network=network, local_epochs=2)
 
     def train(site, round_, net):

@@ -29,7 +29,7 @@ def calibrated(network, x, statistics):
     return linear(x.mean(dim=(2, 3)), network.head[2].weight, network.head[2].bias)
 
 
-@pytest.mark.parametrize(("exploration", "first"), [(0.5, 2), (0.3, 2), (0.0, 0), (1.0, 4)])
+@pytest.mark.parametrize(("exploration", "first"), [(0.3, 2), (0.0, 0)])
 def test_statistics_are_those_of_batches_first_and_then_fixed(federate, exploration, first):
     run = federate(
         "fixbn",
@@ -55,8 +55,8 @@ def test_statistics_are_those_of_batches_first_and_then_fixed(federate, explorat
         assert_same({key: model[key] for key in fixed}, fixed)
 
 
-@pytest.mark.parametrize("other", ["fedavg", "fedbn", "silobn"])
-def test_without_a_second_stage_nothing_changes(federate, other):
+def test_without_a_second_stage_nothing_changes(federate):
+    other = "fedbn"
     options = {"plan": UNEVEN, "network": "reference_convolutional"}
     whole = federate(f"{other},fixbn", settings={"fixbn": {"exploration": 1.0}}, **options)
     assert same(whole.models[3], federate(other, **options).models[3])

@@ -39,7 +39,7 @@ def components(x):
     return linked
 
 
-@pytest.mark.parametrize("count", range(1, 13))
+@pytest.mark.parametrize("count", [1, 2, 5, 12])
 def test_clusters_are_the_components_of_first_neighbours(count):
     generator = torch.Generator().manual_seed(count)
     x = torch.randn(count, 3, generator=generator, dtype=torch.float64)
@@ -239,22 +239,6 @@ def test_without_weights_it_is_fedavg_to_the_bit(photo_config, tmp_path):
     off = photo_config("fpl", {"fpl": {"contrastive": 0, "consistency": 0}})
     server = run_in_process(off, tmp_path / "photos", list("ABC"), "cpu")
     assert all(torch.equal(value, plain.state[key]) for key, value in server.state.items())
-    on = run_in_process(photo_config("fpl"), tmp_path / "photos", list("ABC"), "cpu")
-    assert not any(entry["refused"] for entry in on.rounds)
-    assert any(not torch.equal(value, plain.state[key]) for key, value in on.state.items())
-    assert on.rounds[1]["methods"]["fpl"] == {"classes": 2, "clusters": 2}  # three sites: one cluster each
-
-
-@pytest.mark.slow
-def test_nvflare_gives_the_weights_of_the_in_process_runner_bit_for_bit(photo_config, tmp_path):
-    from medfedaug.nvflare_jobs.simulator.simulator import run_in_simulator
-
-    config = photo_config("fpl,fedsr,fedrobust", rounds=3)
-    output = run_in_simulator(config, tmp_path / "photos", list("ABC"), tmp_path / "run", "cpu")
-    server = run_in_process(config, tmp_path / "photos", list("ABC"), "cpu")
-    saved = torch.load(output / "final_model.pt", weights_only=True)
-    assert saved.keys() == server.state.keys()
-    assert all(torch.equal(saved[key], value) for key, value in server.state.items())
 
 
 PLAN = [tuple("ABCDEF"), tuple("ACDF"), tuple("ABCDEF")]

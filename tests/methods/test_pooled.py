@@ -11,17 +11,15 @@ from monai.utils import CommonKeys as Keys
 from reference import Recorder, assert_same, descend, entries, pixels, same
 from running import TINY_NETWORK
 
-from medfedaug.data.sites import find_sites
 from medfedaug.errors import ConfigError
 from medfedaug.federation import SiteTrainer
 from medfedaug.federation import run_in_process as in_process
-from medfedaug.federation.composition import Composition
 from medfedaug.federation.pooled import run_pooled
 from medfedaug.federation.site.local_training import LocalTraining
 from medfedaug.nvflare_jobs import MedFedAugRecipe
 from medfedaug.runs.evaluate import evaluate_model
 from medfedaug.runs.load_results import load_run
-from medfedaug.simulate import configure, simulate
+from medfedaug.simulate import simulate
 
 SITES = ["site_A", "site_B", "site_C"]  # the third has test cases alone
 
@@ -73,42 +71,6 @@ def test_single_and_pooled_leave_what_a_federation_leaves(simulated, phantom_dir
             assert again[site]["dice"] == (pytest.approx(score) if score is not None else None)
 
 
-def test_pooled_is_a_step_on_everybodys_images(phantom_dir, tiny_config):
-    """One batch of everything: w − lr·∇loss, by hand; the mean of equal models is that model to the bit."""
-    config = tiny_config("pooled", optimizer="sgd", learning_rate=0.1, batch_size=1000, rounds=1)
-    server = run_pooled(config, phantom_dir, SITES, "cpu")
-
-    network = Composition(config).network.train()
-    samples = []
-    for name in SITES[:2]:
-        trainer = SiteTrainer(config, phantom_dir, "cpu")
-        trainer.open(name)
-        dataset = trainer.own_dataset(0)
-        samples += [dataset[i] for i in range(len(dataset))]
-    batch = trainer.task.collate(samples)
-    loss = trainer.task.loss(network(batch[Keys.IMAGE]), batch[Keys.LABEL])
-    loss.backward()
-    for name, parameter in network.named_parameters():
-        expected = parameter.detach() - 0.1 * parameter.grad
-        torch.testing.assert_close(server.state[name], expected, rtol=1e-4, atol=1e-6)
-    for entry in server.rounds[0]["sites"].values():
-        assert entry["train_loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
-    assert set(server.results()["sites"]) == {"site_A", "site_B"}
-
-
-def test_pooled_trains_once_a_round(phantom_dir, tiny_config, monkeypatch):
-    calls = []
-    steps = LocalTraining.run
-
-    def counted(self, *args):
-        calls.append(self.folder.name)
-        return steps(self, *args)
-
-    monkeypatch.setattr(LocalTraining, "run", counted)
-    run_pooled(tiny_config("pooled", rounds=3), phantom_dir, SITES, "cpu")
-    assert calls == ["site_A"] * 3
-
-
 def test_pooled_images_are_normalised_as_at_their_site(phantom_dir, tiny_config, monkeypatch):
     seen = []
     steps = LocalTraining.run
@@ -128,21 +90,6 @@ def test_pooled_images_are_normalised_as_at_their_site(phantom_dir, tiny_config,
     assert len(result) == len(expected)
     for i, image in enumerate(expected):
         torch.testing.assert_close(torch.as_tensor(result[i][Keys.IMAGE]), image)
-
-
-def test_pooled_photographs(make_photos, tmp_path, tiny_config):
-    for name in "AB":
-        make_photos(name, per_class=6)
-    sites = find_sites(tmp_path / "photos")
-    config = configure(
-        sites,
-        methods=({"name": "pooled"}, {"name": "mixup"}, {"name": "fedsam"}),
-        network="lenet5",
-        rounds=2,
-        image_size=32,
-    )
-    results = run_pooled(config, tmp_path / "photos", ["A", "B"], "cpu").results()
-    assert set(results["test"]["sites"]) == {"A", "B"}
 
 
 @pytest.mark.parametrize("methods", ["pooled", "single"])

@@ -13,8 +13,6 @@ from medfedaug.methods import RandAugment, build_methods
 from medfedaug.methods.base import SiteContext
 from medfedaug.tasks import ClassificationTask, SegmentationTask
 
-SITES = ["site_A", "site_B"]
-
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_training_images_pass_as_many_operations_as_asked_for(federate, number):

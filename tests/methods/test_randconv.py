@@ -13,7 +13,6 @@ from torch.nn.functional import cross_entropy
 
 from medfedaug import functional as F
 
-SITES = ["site_A", "site_B"]
 KERNELS = (1, 3, 5)
 
 

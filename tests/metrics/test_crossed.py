@@ -24,7 +24,7 @@ def reference(table: np.ndarray) -> tuple[float, float]:
     return mean, max(2 * stats.t.sf(abs(value), freedom) for value in (t, hall))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_it_is_the_equation_and_its_interval_says_the_same(seed):
     rng = np.random.default_rng(seed)
     shape = (2 + seed % 4, 3 + 7 * seed)

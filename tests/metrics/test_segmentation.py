@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 
 import numpy as np
 import pytest
 import torch
 from monai.metrics import compute_hausdorff_distance, compute_surface_dice
-from results import Page
-from running import TINY_ARGS
 from scipy.stats import t as student_t
 
 from medfedaug.metrics.classification import ClassifiedImages, image_scores
 from medfedaug.metrics.registry import METRICS, metric_names, over_sites
 from medfedaug.metrics.segmentation import LabelMaps, LabelMapScores, voxel_edges
 from medfedaug.metrics.significance import mean_interval
-from medfedaug.runs.evaluate import open_model
-from medfedaug.simulate import simulate
 from medfedaug.tasks import ClassificationTask, EvaluationCase, SegmentationTask
 
 CPU = torch.device("cpu")
@@ -294,58 +289,3 @@ def test_every_metric_of_a_task_is_registered():
         assert task.metrics[0] == task.metric
         assert all(METRICS[name].name == name for name in task.metrics)
     assert not METRICS["hd95"].higher_is_better
-
-
-def test_a_run_of_photographs_has_auc_and_balanced_accuracy(photo_config, tmp_path):
-    results = simulate(tmp_path / "photos", tmp_path / "out", photo_config(), engine="inprocess")
-    test = results["test"]
-    assert list(test["mean"]) == list(metric_names("classification"))
-    for scores in test["sites"].values():
-        assert set(scores["classes"]) == {"cat", "dog"}
-        recalls = [scores["classes"][name]["accuracy"] for name in ("cat", "dog")]
-        assert scores["balanced_accuracy"] == pytest.approx(np.mean(recalls))
-        assert "case_metrics" not in scores
-    assert test["worst"]["auc"]["value"] == min(scores["auc"] for scores in test["sites"].values())
-    assert set(results["rounds"][0]["sites"]["A"]) >= {"val_accuracy"}
-    assert not any("auc" in name for entry in results["rounds"] for name in entry["sites"]["A"])
-
-
-def test_three_classes_from_the_command_to_the_page(run, tmp_path):
-    """Every score by class of the run again from its label maps, on each site's own grid."""
-    assert run("phantom", "--out", tmp_path / "data", "--sites", 2, "--patients", 3, "--classes", 3)[0] == 0
-    arguments = ("--data", tmp_path / "data", "--rounds", 3, "--lr", 0.01, "--engine", "inprocess")
-    instance = json.dumps({**TINY_ARGS, "norm": "instance"})
-    network = ("--network", "unet", "--network-args", instance, "--batch-size", 4)
-    plain = ("--methods", "fedavg", "--surface-tolerance", 4, "--no-pictures", "--device", "cpu")
-    out = tmp_path / "out"
-    code, printed, err = run("simulate", *arguments, *network, *plain, "--out", out)
-    assert code == 0, err
-    assert "hd95 (mm)" in printed
-    assert "worst" in printed
-    test = json.loads((out / "results.json").read_text())["test"]
-    assert list(test["mean"]) == list(metric_names("segmentation"))
-    assert test["mean"]["dice"] > 0
-    for trainer, complete in open_model(out / "global_model.pt", tmp_path / "data", device="cpu"):
-        assert complete
-        trainer.network.eval()
-        transform, entry = trainer.evaluation_transform(), test["sites"][trainer.name]
-        (case,) = trainer.task.evaluation_cases(trainer.folder, "test")
-        image = transform({"image": case.image})["image"]
-        predicted = trainer.task.logits(trainer.network, image, CPU).argmax(dim=0).numpy()
-        edges = trainer.folder.affine(trainer.folder.cases["test"][0]).norm(dim=0)[:3].tolist()
-        expected = {}
-        for k, name in enumerate(("lesion", "ventricles"), start=1):
-            p, t = predicted == k, case.label[0].numpy() == k
-            share = 2 * (p & t).sum() / (p.sum() + t.sum())
-            hd95, nsd = by_hand(p, t, edges, 4.0) if p.any() else (None, 0.0)
-            expected[name] = {"dice": share, "hd95": hd95, "nsd": nsd, "missed": int(not p.any())}
-            found = {key: entry["classes"][name][key] for key in expected[name]}
-            assert found == pytest.approx(expected[name], rel=1e-5)
-            assert not [key for key in entry["classes"][name] if key.endswith(("_low", "_high"))]  # one case
-        for metric in ("dice", "nsd"):
-            assert entry[metric] == pytest.approx(np.mean([found[metric] for found in expected.values()]))
-        assert entry["missed"] == sum(found["missed"] for found in expected.values())
-        assert entry["unit"] == "mm"
-    page = Page((out / "report.html").read_text())
-    assert "HD95 in mm" in page.text
-    assert "ventricles" in page.text

@@ -1,15 +1,11 @@
 """Tests of differences, against equations and printed tables."""
 
-import csv
 import itertools
 import math
-from pathlib import Path
 from statistics import fmean, stdev
 
 import numpy as np
 import pytest
-from scipy.integrate import quad
-from scipy.stats import chi, norm
 
 from medfedaug.metrics import significance
 from medfedaug.metrics.significance import (
@@ -43,16 +39,6 @@ def test_t_distribution_against_the_printed_tables(df, t, p):
     assert t_two_sided(t, df) == pytest.approx(p, rel=2e-5)
     assert t_two_sided(-t, df) == t_two_sided(t, df)
     assert t_quantile(1 - p, df) == pytest.approx(t, rel=1e-5)
-
-
-@pytest.mark.parametrize("df", [1, 2, 3, 4, 7, 8, 15])
-@pytest.mark.parametrize("t", [0.0, 0.3, 1.0, 2.5])
-def test_t_distribution_against_the_integral_of_its_density(df, t):
-    scale = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(df * math.pi)
-    n = 2000
-    heights = [scale * (1 + (t * i / n) ** 2 / df) ** (-(df + 1) / 2) for i in range(n + 1)]
-    simpson = t / n / 3 * (heights[0] + heights[-1] + 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2]))
-    assert t_two_sided(t, df) == pytest.approx(1 - 2 * simpson, abs=1e-10)
 
 
 def test_paired_t_test_on_students_own_data():
@@ -175,55 +161,6 @@ def test_compare_patients_puts_the_numbers_together():
     assert test.detectable == pytest.approx(detectable_difference(stdev(differences), 5))
     with pytest.raises(ValueError, match="two or more pairs"):
         compare_patients([1.0], [1.0])
-
-
-RECORDED = Path(__file__).with_name("significance_before.csv")
-# Simpson's rule, with which the power was computed before, is that far from the exact number.
-OFF = {1: 5e-6, 2: 2e-8, 3: 4e-8, 5: 2e-11}
-
-
-def test_the_numbers_are_those_of_the_series_and_sums_that_scipy_replaces():
-    with RECORDED.open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    for row in rows:
-        value, count, before = float(row["value"]), int(row["count"]), float(row["result"])
-        if row["function"] == "t_two_sided":
-            assert t_two_sided(value, count) == pytest.approx(before, abs=1e-12)
-        elif row["function"] == "t_quantile":
-            assert t_quantile(value, count) == pytest.approx(before, rel=1e-12)
-        elif row["function"] == "power":
-            found = _power(value, t_quantile(0.95, count), count)
-            assert found == pytest.approx(before, abs=OFF.get(count, 1e-12))
-        else:
-            found = detectable_difference(value, count, float(row["power"]))
-            # A bisection ended when it was known to 1e-9 of itself.
-            assert found == pytest.approx(before, rel=1e-4 if count == 2 else 1e-7 if count < 6 else 2e-9)
-    assert {row["function"] for row in rows} >= {
-        "t_two_sided",
-        "t_quantile",
-        "power",
-        "detectable_difference",
-    }
-
-
-@pytest.mark.parametrize("df", [1, 2, 3, 4, 7, 30, 399])
-def test_power_is_that_of_an_integral_over_the_spread(df):
-    """The normal tail beyond critical * S, averaged over S = sqrt(chi2 / df), by quadrature."""
-    critical = t_quantile(0.95, df)
-    for noncentrality in (0.5, 2.8, 6.0):
-        found, _ = quad(
-            lambda s, shift=noncentrality: (
-                math.sqrt(df)
-                * chi.pdf(s * math.sqrt(df), df)
-                * (norm.sf(critical * s - shift) + norm.sf(critical * s + shift))
-            ),
-            0,
-            1 + 12 / math.sqrt(df),
-            points=[1],
-            epsabs=1e-13,
-            limit=400,
-        )
-        assert _power(noncentrality, critical, df) == pytest.approx(found, abs=1e-11)
 
 
 @pytest.mark.parametrize("patients", [3, 20, 120])

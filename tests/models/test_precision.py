@@ -7,7 +7,9 @@ import torch
 from monai.networks.nets import UNet
 from torch import nn
 
-from medfedaug.federation import run_in_process
+from medfedaug.errors import MedFedAugWarning
+from medfedaug.federation import SiteTrainer, run_in_process
+from medfedaug.federation.site import trainer as trainers
 from medfedaug.models import insert_ffa
 from medfedaug.models.precision import run_in_bfloat16
 
@@ -89,14 +91,36 @@ def test_a_run_sends_float32_and_differs_from_one_in_float32(phantom_dir, tiny_c
 
 @pytest.mark.parametrize(
     "methods",
-    ["fedfd_a", "fraug", "fedproto,fedsam", "fedsr,fedbn", "fpl,fedrobust", "fedfa+,mixup,scaffold"],
+    ["fraug", "fedsr,fpl,fedbn", "fedfa+,mixup,scaffold"],
 )
 def test_what_methods_take_from_the_network_is_float32(photo_config, tmp_path, methods):
     """Features that hooks see are bfloat16; what is made of them, and sent, must not be."""
-    network = {"network": "resnet18", "image_size": 32} if methods.startswith("fedfd") else {}
-    config = photo_config(methods, precision="bfloat16", **network)
+    config = photo_config(methods, precision="bfloat16", rounds=1)
     server = run_in_process(config, tmp_path / "photos", ["A", "B", "C"], "cpu")
     assert all(value.dtype in (torch.float32, torch.float64) for value in server.payload.values())
     assert all(bool(value.isfinite().all()) for value in server.state.values())
     losses = [site["train_loss"] for entry in server.rounds for site in entry["sites"].values()]
     assert all(0 < loss < 100 for loss in losses)
+
+
+@pytest.mark.parametrize(("gain", "chosen"), [(1.05, "float32"), (2.0, "bfloat16")])
+def test_a_site_takes_what_is_faster_on_its_machine_and_says_so(
+    photo_config, tmp_path, monkeypatch, gain, chosen
+):
+    """The measurement leaves no trace: the update is that of the chosen precision."""
+    measured = trainers.bfloat16_speedup
+    ratios = []
+    monkeypatch.setattr(
+        trainers, "bfloat16_speedup", lambda *args: ratios.append(measured(*args, turns=1)) or gain
+    )
+
+    def update(precision):
+        trainer = SiteTrainer(photo_config("fedfa", precision=precision), tmp_path / "photos", "cpu")
+        trainer.open("A")
+        return trainer.train(1).weights
+
+    with pytest.warns(MedFedAugWarning, match=rf"precision auto: {chosen}, since a step in bfloat16 takes"):
+        result = update("auto")
+    assert all(torch.equal(value, result[key]) for key, value in update(chosen).items())
+    assert len(ratios) == 1
+    assert 0 < ratios[0] < float("inf")

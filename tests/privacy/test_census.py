@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from medfedaug.federation.site.entry_patients import step_weights
 from medfedaug.privacy.census import Census, Contributors, contributors_of
 
 
@@ -48,18 +49,39 @@ def test_a_running_average_counts_its_last_steps():
     for first in range(0, 20, 2):
         counted.step([first, first + 1])
     assert int(counted.of_steps().number) == 20
-    weights = counted.of_steps(momentum=0.5).weights[0]
+    weights = counted.of_steps([0.5**age for age in range(10)]).weights[0]
     assert weights[18] / weights[16] == pytest.approx(2.0)
-    assert counted.of_steps(momentum=1.0).weights[0].nonzero().flatten().tolist() == [18, 19]
-    twice = counted.of_steps(momentum=0.5, updates=2.0).weights[0]  # two passes in each step
-    assert twice[18] / twice[16] == pytest.approx(4.0)
+    last = counted.of_steps([1.0, *[0.0] * 9]).weights[0]
+    assert last.nonzero().flatten().tolist() == [18, 19]
 
 
-@pytest.mark.parametrize("momentum", [-0.5, 1.5, float("nan")])
-def test_nobody_can_count_a_strange_momentum(momentum):
+@pytest.mark.parametrize("weights", [[1.0], [float("nan"), 1.0], [float("inf"), 1.0]])
+def test_nobody_can_count_strange_weights_of_steps(weights):
     counted = census()
     counted.step([0, 1])
-    assert counted.of_steps(momentum=momentum) is None
+    counted.step([2, 3])
+    assert counted.of_steps(weights) is None
+
+
+@pytest.mark.parametrize(("momentum", "pull"), [(0.0, 0.0), (0.9, 0.0), (0.0, 3.0), (0.5, 2.0), (0.0, 10.0)])
+def test_the_weights_of_steps_are_those_of_the_optimiser(momentum, pull):
+    """Gradients of SGD enter linearly: each is replaced by another in turn."""
+    gradients = torch.tensor([1.0, -2.0, 0.5, 3.0])
+
+    def trained(values) -> torch.Tensor:
+        parameter = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        optimiser = torch.optim.SGD([parameter], lr=0.1, momentum=momentum, weight_decay=pull)
+        for value in values:
+            parameter.grad = value.double().reshape(1)
+            optimiser.step()
+        return parameter.detach()
+
+    weights = step_weights(4, 0.1, momentum, pull)
+    for step in range(4):
+        changed = gradients.clone()
+        changed[step] += 1.0
+        moved = float((trained(changed) - trained(gradients)).abs())
+        assert moved == pytest.approx(weights[3 - step], abs=1e-12)
 
 
 def test_an_unknown_batch_makes_the_whole_round_unknown():

@@ -141,6 +141,20 @@ def test_an_update_of_few_patients_stays(hospital):
     refused(reply, "stays here: 10 patients would be behind it, of 12 at least (min_images")
 
 
+@pytest.mark.parametrize(
+    ("methods", "arguments", "settings"),
+    [
+        ("fedavg", {}, {"weight_decay": 100.0}),
+        ("fedprox", {"fedprox": {"mu": 100.0}}, {}),
+        ("fedavg", {}, {"momentum": 100.0}),
+    ],
+)
+def test_no_update_is_of_one_batch_because_other_steps_fade(hospital, methods, arguments, settings):
+    """A rate of 0.01 and a pull of 100 leave the last step; a momentum of 100 the first one."""
+    _, reply = answers(hospital(), job(methods, arguments, learning_rate=0.01, **settings))
+    refused(reply, "stays here: 2 patients would be behind it, of 10 at least")
+
+
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_an_update_of_enough_patients_leaves(hospital, norm):
     prepared, reply = answers(hospital(), job(norm=norm))
@@ -205,3 +219,15 @@ def test_a_careless_method_of_somebody_else_sends_nothing(hospital, outside_pack
     site.set(data=str(site.data), device="cpu", plugins=["careless_package"])
     _, reply = answers(site, job("careless"))
     refused(reply, "careless/mean stays here: the site cannot say which patients are in it")
+
+
+def test_what_was_refused_before_training_does_not_leave_when_it_is_asked_for_again(
+    hospital, outside_package
+):
+    source = CARELESS.replace("every_round", "before_training")
+    outside_package("careless_package", source, {"medfedaug.methods": {"careless": "Careless"}})
+    site = hospital()
+    site.set(data=str(site.data), device="cpu", plugins=["careless_package"])
+    site.start(job("careless"), "job")
+    for _ in range(2):
+        refused(site.answer(Request("prepare", run="0" * 32)), "careless/mean stays here")

@@ -24,8 +24,6 @@ from medfedaug.nvflare_jobs.simulator.simulator import LOG_FILE, run_in_simulato
 from medfedaug.privacy import JobBook, JobRules, PrivacyLedger, job_hash
 from medfedaug.privacy.site_settings import SiteSettings
 
-FREE = {"min_cases": 1, "allow_limit": True}
-
 
 @pytest.fixture
 def hospital(phantom_dir, tmp_path):

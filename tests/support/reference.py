@@ -11,6 +11,7 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,7 @@ class Draws(ExitStack):
     current: list[Tensor] = []  # noqa: RUF012, of the step that is under way
 
     def __enter__(self) -> Draws:
+        import_module("torch._dynamo")  # which knows PyTorch's functions as they are when it is imported
         for owner, names in self._DRAWING:
             for name in names:
                 self.enter_context(patch.object(owner, name, self._noting(getattr(owner, name))))

@@ -33,6 +33,8 @@ class ScriptSite(Hospital):
             },
         }
         super().__init__(root / "site_A", data, **{**own, **settings})
+        if {**own, **settings}["simulation"]:  # which has no kit
+            (self.kit / "startup/fed_client.json").unlink()
         self.script = script
 
     def start(self, config: RunConfig, job: str = "job", threads: int = 1) -> None:

@@ -1,13 +1,12 @@
 """FedRDN as a transform: the equation, the draw, and MONAI's conventions."""
 
 import json
-import pickle
 
 import numpy as np
 import pytest
 import torch
 from monai.bundle import ConfigParser
-from monai.data import MetaTensor, set_track_meta
+from monai.data import MetaTensor
 from monai.transforms import Compose, NormalizeIntensity, RandFlip
 
 from medfedaug.statistics import ChannelStatistics, save_statistics
@@ -40,8 +39,7 @@ def drawn_site(out, x):
     return close[0]
 
 
-@pytest.mark.parametrize("spatial", [(6,), (6, 5), (6, 5, 4)])
-@pytest.mark.parametrize("site", list(SITES))
+@pytest.mark.parametrize(("spatial", "site"), [((6,), "A"), ((6, 5), "B"), ((6, 5, 4), "C")])
 def test_a_named_site_is_the_equation(spatial, site):
     x = image(*spatial)
     transform = FedRDN(SITES, site=site)
@@ -71,13 +69,6 @@ def test_same_seed_same_draws():
     assert a != [drawn_site(FedRDN(SITES).set_random_state(6 + i)(x), x) for i in range(20)]
 
 
-def test_without_randomize_the_last_draw_is_kept():
-    x = image(4, 4)
-    transform = FedRDN(SITES).set_random_state(0)
-    site = drawn_site(transform(x), x)
-    assert [drawn_site(transform(x, randomize=False), x) for _ in range(10)] == [site] * 10
-
-
 def test_average_pair():
     mean = np.mean([s.mean.numpy() for s in SITES.values()], axis=0)
     std = np.mean([s.std.numpy() for s in SITES.values()], axis=0)
@@ -86,12 +77,6 @@ def test_average_pair():
     for _ in range(3):
         expected = (x.double().numpy() - mean[:, None, None]) / std[:, None, None]
         np.testing.assert_allclose(transform(x).numpy(), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_equals_monai_normalisation_of_the_same_pair():
-    x = image(16, 16)
-    expected = NormalizeIntensity(subtrahend=[0.3, 20.0], divisor=[0.7, 3.0], channel_wise=True)(x.clone())
-    torch.testing.assert_close(FedRDN(SITES, site="B")(x), expected)
 
 
 @pytest.mark.parametrize(
@@ -144,24 +129,9 @@ def test_impossible_arguments(cls, args, message):
         cls(**args)
 
 
-@pytest.mark.parametrize("shape", [(1, 4, 4), (3, 4, 4), (2,), (4, 2)])
-def test_wrong_channels_say_expected_and_got(shape):
-    message = r"have 2 channels: expected an image of shape \(2, \*spatial\), got \(" + str(shape[0])
-    for call in (FedRDN(SITES), lambda x: FedRDNd("image", SITES)({"image": x})):
-        with pytest.raises(ValueError, match=message):
-            call(torch.zeros(shape))
-
-
-def test_an_unseen_site_brings_its_own_statistics():
-    x = image(4, 4)
-    own = ChannelStatistics(x.mean(dim=(1, 2)), x.std(dim=(1, 2), unbiased=False), 1)
-    out = FedRDN({"new": own}, site="new")(x)
-    torch.testing.assert_close(out.mean(dim=(1, 2)), torch.zeros(2), atol=1e-6, rtol=0)
-    torch.testing.assert_close(out.std(dim=(1, 2), unbiased=False), torch.ones(2))
-
-
-@pytest.mark.parametrize("kind", ["numpy", "torch", "meta"])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "uint8", "int16", "uint16"])
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("numpy", "uint16"), ("numpy", "float16"), ("torch", "uint8"), ("meta", "float64")]
+)
 def test_types_in_and_out_and_no_mutation(kind, dtype):
     array = image(5, 4).numpy().astype(dtype)
     x = {"numpy": lambda a: a, "torch": torch.from_numpy, "meta": MetaTensor}[kind](array.copy())
@@ -203,14 +173,6 @@ def test_metadata_is_kept():
     assert len(out.applied_operations) == 1
     out.meta["filename_or_obj"] = "changed"
     assert x.meta["filename_or_obj"] == "a.nii.gz"
-
-
-def test_metadata_tracking_can_be_off():
-    set_track_meta(False)
-    try:
-        assert type(FedRDN(SITES, site="A")(MetaTensor(image(4, 4)))) is torch.Tensor
-    finally:
-        set_track_meta(True)
 
 
 def test_dictionary_shares_one_draw_between_keys():
@@ -270,14 +232,6 @@ def test_bundle_configuration(tmp_path):
         parser = ConfigParser(json.loads(json.dumps(config)))
         pipeline = parser.get_parsed_content("preprocessing")
         assert drawn_site(pipeline({"image": x})["image"], x) == "C"
-
-
-def test_transform_pickles_for_data_loader_workers():
-    x = image(4, 4)
-    transform = FedRDNd("image", SITES).set_random_state(2)
-    copy = pickle.loads(pickle.dumps(transform))
-    for _ in range(5):
-        assert torch.equal(transform({"image": x})["image"], copy({"image": x})["image"])
 
 
 def test_a_channel_that_is_constant_at_a_site():

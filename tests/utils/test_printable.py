@@ -13,7 +13,6 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from cli_arguments import simulate_args
 from hospitals import Deployment, Hospital
 from nvflare.fuel.utils.log_utils import BaseFormatter, JsonFormatter
 from running import TINY_NETWORK
@@ -29,7 +28,6 @@ from medfedaug.errors import ConfigError, DataError, MedFedAugError, RunFailed, 
 from medfedaug.nvflare_jobs.job.controller import FederationController
 from medfedaug.nvflare_jobs.job.events import EventLog
 from medfedaug.nvflare_jobs.job.executor import SiteExecutor
-from medfedaug.nvflare_jobs.simulator.simulator import LOG_FILE, run_in_simulator
 from medfedaug.privacy import JobBook
 from medfedaug.privacy.job_log import Decision, JobEntry, Origin, job_hash
 from medfedaug.utils.event_text import EventLines, follow
@@ -182,25 +180,6 @@ def test_the_pages_on_which_a_job_is_approved_cannot_be_forged(kit, run, shown):
     # The list has the page of each job that waits; alone, a job's page is made the same way.
     assert_clean(shown("jobs", kit.kit, entries[0].hash[:12]))
     assert shown("approve", kit.kit, entries[0].hash[:12]) == f"{entries[0].hash}: approved\n"
-
-
-def test_a_text_as_wide_as_the_terminal_makes_no_line_of_its_own(kit, tiny_config, shown, tmp_path):
-    book = JobBook(kit.kit / "medfedaug/site_A/jobs")
-    wide = "lesion" + " " * 200 + "nothing leaves"
-    book.note(tiny_config(classes=("background", wide), purpose=wide))
-    for columns in (60, 80, 100, 133):
-        lines = shown("jobs", kit.kit, width=columns).splitlines()
-        forged = [line for line in lines if line.strip().startswith("nothing leaves")]
-        assert all(line.startswith(" " * 12) for line in forged), forged
-        # Of a site's error in `watch`, with no spaces to spare.
-        record = EventLog(tmp_path / f"server/{columns}", "server")
-        filled = "x" * (columns - len("left out: ") - 1)
-        record({"event": "left_out", "reason": f"{filled} nothing leaves"})
-        record.close()
-        lines = shown("watch", tmp_path / f"server/{columns}", "--once", width=columns).splitlines()
-        forged = [line for line in lines if line.strip().startswith("nothing leaves")]
-        assert forged
-        assert all(line.startswith(" " * 12) for line in forged), forged
 
 
 @pytest.fixture
@@ -378,33 +357,6 @@ def test_no_field_of_an_event_reaches_a_terminal_as_it_is(phantom_dir, tmp_path,
     assert_clean("".join(run("watch", tmp_path / "server")[1:]))
 
 
-def test_a_run_of_files_with_such_names_prints_and_writes_none_of_it(evil_site, phantom_dir, tmp_path, shown):
-    data, out = evil_site.parent, tmp_path / "out"
-    shutil.copytree(phantom_dir / "site_A", data / "site_A")
-    named = shutil.copytree(phantom_dir / "site_A", data / evil_site.parent.name)
-    seen = shown(*simulate_args(data, out, "fedrdn"))
-    assert "not a name for a site" in seen
-    shutil.rmtree(named)
-    seen += shown(*simulate_args(data, out, "fedrdn"))
-    assert (out / "results.json").exists(), seen
-    predict = ("predict", "--model", out, "--images", evil_site / "images", "--out", tmp_path / "p")
-    for arguments in (
-        ("report", out, "--out", tmp_path / "page.html", "--tables", tmp_path / "tables"),
-        ("card", out, "--site-names"),
-        ("evaluate", "--model", out, "--data", data, "--out", tmp_path / "evaluation.json"),
-        (*predict, "--site", "site_B"),
-        ("inspect", "--data", data, "--out", tmp_path / "inspect.html"),
-    ):
-        seen += shown(*arguments)
-    assert_clean(seen)
-    assert r"\x1b[2J" in seen
-    written = [*out.glob("*.html"), *out.glob("*.md"), *out.glob("*.json"), *tmp_path.glob("*.html")]
-    written += [path for path in (tmp_path / "tables").iterdir() if path.suffix in (".md", ".csv", ".tex")]
-    assert len(written) > 6
-    for path in written:
-        assert_clean(path.read_text())
-
-
 class Told(TextTable):
     notes, reduced = (EVIL,), EVIL
 
@@ -467,25 +419,3 @@ def test_a_log_record_is_in_lines_that_none_of_its_texts_can_forge():
         assert_clean(text)
         assert "\n    " + forged in text
         assert "\n" + forged not in text
-
-
-@pytest.mark.slow
-def test_through_nvflare_the_log_and_the_results_hold_none_of_it(
-    evil_site, phantom_dir, tiny_config, tmp_path, rules_in_the_simulator
-):
-    data = tmp_path / "both"
-    data.mkdir()
-    (data / "site_A").symlink_to(phantom_dir / "site_A")
-    (data / "site_B").symlink_to(evil_site)
-    damage(evil_site)
-    rules_in_the_simulator(**rules())
-    with pytest.raises(MedFedAugError) as failed:
-        run_in_simulator(tiny_config("fedrdn", rounds=1), data, ["site_A", "site_B"], tmp_path / "out", "cpu")
-    assert_clean(str(failed.value))
-    logs = [
-        path for path in (tmp_path / "out").rglob("*") if path.suffix in (".txt", ".json", ".jsonl", ".log")
-    ]
-    assert any(path.name == LOG_FILE for path in logs)
-    for path in logs:
-        assert_clean(re.sub(r"\x1b\[[0-9;]*m", "", path.read_text(errors="surrogateescape")))
-    assert r"\x1b[2J" in (tmp_path / "out" / LOG_FILE).read_text()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from medfedaug.errors import PrivacyRefused
 from medfedaug.federation.messages.messages import Reply
 from medfedaug.methods.base import SitePart
 from medfedaug.privacy.census import Census, Contributors, contributors_of
@@ -33,6 +34,8 @@ class EntryPatients:
         self.census, self.network, self.parts = census, network, parts
         self._trained: dict[int, Tensor] = {}  # given to the optimisers of methods
         self._before: dict[str, Tensor] = {}
+        self.by_age: Callable[[int], list[float] | None] = lambda steps: None
+        """Returns the weights of a number of steps in the parameters, by age; ``None`` for equal ones."""
 
     def optimised(self, parameters: Iterable[Tensor]) -> list[Tensor]:
         """Note parameters of a method that the round's steps train."""
@@ -52,7 +55,8 @@ class EntryPatients:
 
     def of(self, tensors: Mapping[str, Tensor]) -> dict[str, Contributors | None]:
         """Return the patients behind tensors; ``None`` where nobody can answer."""
-        steps, places = self.census.of_steps(), dict[int, Contributors | None]()
+        steps = self.census.of_steps(self.by_age(len(self.census)))
+        places = dict[int, Contributors | None]()
         for name, buffer in self.network.named_buffers():
             same = name in self._before and torch.equal(self._before[name], buffer)
             places[_place(buffer)] = _NOBODY if same else None
@@ -72,8 +76,45 @@ class EntryPatients:
         steps = len(self.census)
         if norm.num_batches_tracked is None or count not in self._before or not steps:
             return None
-        updates = int(norm.num_batches_tracked) - int(self._before[count])
-        return self.census.of_steps(norm.momentum, updates / steps)
+        updates = (int(norm.num_batches_tracked) - int(self._before[count])) / steps
+        if norm.momentum is None:  # a cumulative average
+            return self.census.of_steps()
+        kept = (1.0 - norm.momentum) ** updates
+        return self.census.of_steps([kept**age for age in range(steps)]) if 0.0 <= kept <= 1.0 else None
+
+
+def check_contributors(site: str, entries: Mapping[str, Contributors | None], least: int) -> None:
+    """Check the patients behind each entry that is to leave a site.
+
+    Raises:
+        PrivacyRefused: naming an entry with too few patients, or with patients whom nobody can name.
+    """
+    for key, contributors in entries.items():
+        if contributors is None:
+            reason = f"{key} stays here: the site cannot say which patients are in it"
+            raise PrivacyRefused(site, f"{reason}, and it sends such numbers in a simulation only")
+        if problem := contributors.problem(least):
+            advice = "more steps a round or larger batches have more patients"
+            reason = f"{key} stays here: {problem} (min_images of its privacy policy); {advice}"
+            raise PrivacyRefused(site, reason)
+
+
+def step_weights(steps: int, rate: float, momentum: float, pull: float) -> list[float]:
+    """Return the weight of each step's gradient in the parameters after SGD, by the age of the step.
+
+    Weight decay and other pulls of strength ``pull`` let earlier steps fade: with ``rate * pull`` = 1 the
+    parameters are those of the last step only.
+
+    Example:
+        >>> step_weights(3, 0.1, 0.0, 0.0), step_weights(3, 0.1, 0.0, 10.0)
+        ([0.1, 0.1, 0.1], [0.1, 0.0, 0.0])
+    """
+    velocity, value, weights = 1.0, 0.0, []
+    for _ in range(steps):
+        value -= rate * velocity
+        weights.append(abs(value))
+        velocity = momentum * velocity + pull * value
+    return weights
 
 
 def strange_momentum(network: nn.Module) -> str:

@@ -22,7 +22,11 @@ from medfedaug.federation.secure.history import SumHistory, SumRules
 from medfedaug.federation.secure.identity import Identity
 from medfedaug.federation.secure.masks import SiteMasks
 from medfedaug.federation.site.data_folder import resolve_data_folder
-from medfedaug.federation.site.entry_patients import LARGEST_MOMENTUM, strange_momentum
+from medfedaug.federation.site.entry_patients import (
+    LARGEST_MOMENTUM,
+    check_contributors,
+    strange_momentum,
+)
 from medfedaug.federation.site.job_text import without_job_text
 from medfedaug.federation.site.release_log import Account, enter_message
 from medfedaug.federation.site.trainer import SiteTrainer
@@ -235,16 +239,8 @@ class GuardedGate(Gate):
 
     def count(self, reply: Reply) -> None:
         """Refuse an entry with too few patients behind it, or with patients whom nobody can name."""
-        least = self.min_patients
-        for key in (*reply.weights, *reply.payload):
-            contributors = reply.contributors.get(key)
-            if contributors is None:
-                reason = f"{key} stays here: the site cannot say which patients are in it"
-                raise PrivacyRefused(self.site, f"{reason}, and it sends such numbers in a simulation only")
-            if problem := contributors.problem(least):
-                advice = "more steps a round or larger batches have more patients"
-                reason = f"{key} stays here: {problem} (min_images of its privacy policy); {advice}"
-                raise PrivacyRefused(self.site, reason)
+        entries = {key: reply.contributors.get(key) for key in (*reply.weights, *reply.payload)}
+        check_contributors(self.site, entries, self.min_patients)
 
     def outgoing(self, reply: Reply, trainer: SiteTrainer) -> Reply:
         """Check a reply, replace names by pseudonyms, and enter it in the ledger."""

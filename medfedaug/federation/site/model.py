@@ -31,7 +31,6 @@ from medfedaug.models.compilation import compile_calls
 from medfedaug.models.memory_format import lay_out
 from medfedaug.models.modes import evaluating
 from medfedaug.models.precision import run_in_bfloat16
-from medfedaug.models.substitution import call_with
 from medfedaug.privacy.census import Census
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.tasks import EvaluationCase, Sample
@@ -192,20 +191,20 @@ class SiteModel:
         sets = (folder.annotated_set(case, folder.classes) for case in folder.cases["training"])
         return [index for index, annotated in enumerate(sets) if annotated[place]]
 
-    def training_loss(self, what: str, weights: Payload | None = None) -> float:
+    def training_loss(self, what: str) -> float:
         """Return the mean of the task's loss over the training images, in evaluation mode.
 
         Args:
             what: the name of the loss, for a site that limits its release.
         """
-        return self._mean_loss(self._samples.training(), weights)
+        return self._mean_loss(self._samples.training())
 
     @torch.no_grad()
-    def _mean_loss(self, samples: Sequence[Sample], weights: Payload | None = None) -> float:
+    def _mean_loss(self, samples: Sequence[Sample]) -> float:
         losses = []
         with evaluating(self.network):
             for inputs, targets in self._samples.batches(samples):
-                loss = self.task.loss(call_with(self.network, weights or {}, inputs), targets).double()
+                loss = self.task.loss(self.network(inputs), targets).double()
                 losses.append(torch.stack([loss * len(inputs), torch.full_like(loss, len(inputs))]))
         total, count = torch.stack(losses).sum(dim=0)
         return float(total / count)

@@ -167,6 +167,13 @@ class SiteSamples:
         for case in self.folder.cases["training"]:
             yield self.task.preparation.kept_moments(self._stored(case).read, over)
 
+    def noise_batch(self, size: int, seed: int) -> Any:
+        """Return a batch of noise in the most frequent shape, without the methods' transforms."""
+        before, after = Compose(list(self.task.transforms())), Compose([])
+        samples = self._of_folder()
+        dataset = TrainingDataset(samples, before, self.task.augmentation(), after, seed)
+        return self.task.collate(dataset.transformed([samples.noise() for _ in range(size)]))
+
     def _stored(self, case: Case) -> StoredCase:
         key = (self.task.key, *self.folder.identity(case))
         return self.cache.get(key, lambda: self.task.prepared(self.folder, case), case.files)

@@ -220,6 +220,16 @@ class LoopTraining(LocalTraining):
         self.evaluation_transform.begin()
         self.network.train()
 
+    def average(self, others: Sequence[Sequence[float]]) -> None:
+        """Average the losses of the steps with those of other processes."""
+        try:
+            pairs = list(zip(self.losses, *others, strict=True))
+        except ValueError as error:
+            raise MedFedAugError(
+                f"site {self.folder.name}: the script's processes gave step() different numbers of losses"
+            ) from error
+        self.losses = [(loss + sum(rest)) / (1 + len(rest)) for loss, *rest in pairs]
+
     @property
     def transforming(self) -> list[str]:
         """The methods that change training images in `Federation.transform`."""

@@ -18,7 +18,7 @@ from medfedaug.config.run import RunConfig, derive_seed
 from medfedaug.config.site_description import DESCRIPTION
 from medfedaug.data.base import SiteFolder
 from medfedaug.data.quality.content_hash import case_identities
-from medfedaug.errors import ConfigError, MedFedAugError
+from medfedaug.errors import ConfigError, MedFedAugError, warn
 from medfedaug.federation.job_folder import SPACING
 from medfedaug.federation.messages.initial_weights import INITIAL
 from medfedaug.federation.messages.messages import (
@@ -36,14 +36,19 @@ from medfedaug.federation.messages.messages import (
 )
 from medfedaug.federation.messages.privacy_guard import PrivacyGuard
 from medfedaug.federation.planning.fingerprint import PLAN, FingerprintExchange, site_spacing
-from medfedaug.federation.site.local_training import LocalRound, LocalTraining
+from medfedaug.federation.site.entry_patients import check_contributors, step_weights
+from medfedaug.federation.site.local_training import LocalRound, LocalTraining, learning_rate
 from medfedaug.federation.site.model import SiteModel
 from medfedaug.federation.site.script_components import ScriptComponents
 from medfedaug.federation.site.script_training import CustomLoop, LoopTraining, ScriptSession
 from medfedaug.federation.site.state import LocalState, RoundMemory
 from medfedaug.methods.base import Payload
 from medfedaug.models.compilation import call_plainly
+from medfedaug.models.memory_format import lay_out
+from medfedaug.models.precision import bfloat16_speedup, run_in_bfloat16
+from medfedaug.models.supervision import DeepSupervision
 from medfedaug.privacy import PrivacyLedger, PrivacyPolicy, job_hash
+from medfedaug.sampling.prefetch import on_device
 from medfedaug.statistics import ChannelStatistics
 from medfedaug.utils.validation import check_choice, check_keys
 
@@ -51,6 +56,7 @@ _log = logging.getLogger(__name__)
 
 _SPLITS = ("validation", "test")
 _CPU = torch.device("cpu")
+_LEAST_GAIN = 1.1  # a smaller gain does not justify the loss of precision
 
 
 class SiteTrainer(SiteModel):
@@ -117,6 +123,7 @@ class SiteTrainer(SiteModel):
         self.last_loss: float | None = None
         self._job, self._planned = config, dict[str, Any]()
         self._aborted = False
+        self._precision_is_open = False
 
     def open(self, name: str) -> None:
         """Open the data folder and build network, methods, guard and training.
@@ -152,8 +159,9 @@ class SiteTrainer(SiteModel):
             census=self.census,
         )
         self.training = _local_training(self, self.guard, loop, script.criterion)
-        if self.training.private or isinstance(self.training, LoopTraining):
-            # Opacus adds hooks for each image's gradient, and a script may compile by itself
+        settled = self.training.private or isinstance(self.training, LoopTraining)
+        self._precision_is_open = self.config.precision == "auto" and not settled
+        if settled:  # Opacus adds hooks for each image's gradient, and a script may compile by itself
             call_plainly(self.network)
         # With noise, constant channels must not be reported.
         self.shows_statistics = composition.needs_statistics and not self.policy.adds_noise
@@ -202,6 +210,8 @@ class SiteTrainer(SiteModel):
                     self.guard.observe(name, exchange)
                     reply.payload.update(namespaced(self.guard.collect(name, exchange), name))
             self.entry_patients.note(reply)
+            if self.census.strict:  # before it is kept, and sent again after a restart
+                check_contributors(self.name, reply.contributors, self.min_patients)
             self.memory.sent = reply.payload
             if self.saves_each_round:
                 self.save()
@@ -272,12 +282,15 @@ class SiteTrainer(SiteModel):
         if self.config.loop and not isinstance(self.training, LoopTraining):
             raise MedFedAugError(f"site {self.name}: this engine does not run the loop {self.config.loop}")
         self.round = round_
+        if self._precision_is_open:
+            self._choose_precision()
         self._recall_latest(round_ - 1)
         for name, part in self.parts.items():
             if part.every_round is not None:
                 self.guard.observe(name, part.every_round)
         self.memory.present = -1
         self.entry_patients.begin()
+        self.entry_patients.by_age = self._step_weights
         seed = derive_seed(self.config.seed, self.name, round_)
         stop = should_stop or (lambda: False)
         collected: Payload = {}
@@ -302,6 +315,22 @@ class SiteTrainer(SiteModel):
         if self.saves_each_round:
             self.save()
         return self._update(round_, collected)
+
+    def _choose_precision(self) -> None:
+        """Switch to bfloat16 if the run's network is faster in it on this machine."""
+        self._precision_is_open = False
+        with self.training.own_random_numbers(derive_seed(self.config.seed, self.name, "precision")):
+            batch = self._samples.noise_batch(self.config.batch_size, self.config.seed)
+            inputs, targets = on_device(batch, self.device)
+            network = lay_out(self.composition.definition.network().to(self.device)).train()
+            criterion = DeepSupervision(network).criterion(self.task.loss)
+            gain = bfloat16_speedup(network, inputs, targets, criterion)
+        faster = gain >= _LEAST_GAIN
+        if faster:
+            run_in_bfloat16(self.network)
+        precision = "bfloat16" if faster else "float32"
+        reason = f"a step in bfloat16 takes {1 / gain:.2f} of one in float32"
+        warn(f"precision auto: {precision}, since {reason}", site=self.name)
 
     def _metrics(self) -> dict[str, Any]:
         loss = self.last_loss
@@ -375,6 +404,14 @@ class SiteTrainer(SiteModel):
         """
         if self.memory.enter(run, self._settings_hash()):
             self._apply_once(self.memory.once)
+
+    def _step_weights(self, steps: int) -> list[float] | None:
+        """Return the weights of a round's steps in the parameters, by age; ``None`` for equal ones."""
+        config, pull = self.config, sum(part.pull for part in self.parts.values())
+        if config.optimizer != "sgd":  # Adam scales each step to the learning rate
+            return None
+        rate = learning_rate(config, self.round)
+        return step_weights(steps, rate, config.momentum, config.weight_decay + pull)
 
     def _settings_hash(self) -> str:
         """Hash the run's settings; a resumed run may have more rounds, and an evaluation fewer cases."""

@@ -14,11 +14,9 @@ from benchmark_files import (
     leaf,
     write_cifar,
     write_digits,
-    write_emnist,
     write_fedscale,
     write_tiny_imagenet,
 )
-from PIL import Image
 from scipy.io import savemat
 
 from medfedaug.data.benchmarks import open_benchmark
@@ -45,26 +43,6 @@ def test_cifar_10_is_dealt_out_whole_and_the_test_set_in_equal_parts(tmp_path):
         assert case.label == f"class_{case.index % 10}"
     assert open_benchmark("cifar_10", tmp_path, clients=5, seed=1)[0].cases != sites[0].cases
     assert open_benchmark("cifar_10", tmp_path, clients=5)[0].cases == sites[0].cases
-
-
-def test_cifar_10_is_read_from_image_files_too(tmp_path):
-    rng = np.random.default_rng(0)
-    for part, number in (("train", 12), ("test", 5)):
-        for name in ("cat", "airplane"):
-            (tmp_path / part / name).mkdir(parents=True)
-            for i in range(number):
-                pixels = rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(tmp_path / part / name / f"{i:04d}.png")
-    sites = open_benchmark("cifar_10", tmp_path, clients=2, alpha=10)
-    assert check_federation(sites) == ("classification", 3, ("airplane", "cat"))
-    for split, parts in (("test", {"test"}), ("training", {"train"}), ("validation", {"train"})):
-        cases = [case for site in sites for case in site.cases[split]]
-        assert {case.image.relative_to(tmp_path).parts[0] for case in cases} == parts
-        assert all(case.image.parent.name == case.label for case in cases)
-    assert len({case.name for site in sites for split in site.cases.values() for case in split}) == 34
-    (tmp_path / "test/cat").rename(tmp_path / "cats")
-    with pytest.raises(DataError, match=r"cifar_10.*test/cat"):
-        open_benchmark("cifar_10", tmp_path, clients=2)
 
 
 def test_tiny_imagenet(tmp_path):
@@ -117,12 +95,6 @@ def test_femnist_keeps_leafs_own_division(tmp_path):
         open_benchmark("femnist", tmp_path, writers=3)
 
 
-def test_femnist_without_leafs_division_is_split_by_writer(tmp_path):
-    (tmp_path / "all_data").mkdir()
-    (tmp_path / "all_data/all_data_0.json").write_text(leaf({"f0000_14": 20, "f0001_41": 40}))
-    assert counts(open_benchmark("femnist", tmp_path)) == {"f0000_14": (16, 2, 2), "f0001_41": (32, 4, 4)}
-
-
 def test_femnist_as_fedscale_deals_it(tmp_path):
     write_fedscale(tmp_path / "femnist", {"train": {"7": 20, "8": 3}, "test": {"7": 4}, "val": {"9": 2}})
     sites = open_benchmark("femnist", tmp_path / "femnist")
@@ -143,18 +115,6 @@ def test_femnist_as_fedscale_deals_it(tmp_path):
     (tmp_path / "femnist/client_data_mapping/train.csv").unlink()
     with pytest.raises(DataError, match="not there, and femnist needs it"):
         open_benchmark("femnist", tmp_path / "femnist")
-
-
-def test_emnist_by_writer(tmp_path):
-    test = write_emnist(tmp_path)
-    sites = open_benchmark("emnist", tmp_path)
-    assert counts(sites) == dict.fromkeys(("writer_0100", "writer_0101", "writer_0102"), (24, 3, 3))
-    case = next(case for site in sites for split in site.cases.values() for case in split if case.index == 70)
-    assert case.label == CHARACTERS[10]
-    # MATLAB wrote the columns one after the other.
-    expected = test[10].reshape(28, 28).T
-    np.testing.assert_array_equal(sites[0].load_image(case)[1], expected)
-    check_federation(sites)
 
 
 def test_digits_in_their_authors_files(tmp_path):
@@ -185,22 +145,6 @@ def test_digits_in_their_authors_files(tmp_path):
     if "SVHN" in sites:
         case = sites["SVHN"].cases["test"][13]
         assert sites["SVHN"].load_image(case).unique().tolist() == [9 * 13 % 256]
-
-
-def test_digits_as_fedbn_publishes_them(tmp_path):
-    rng = np.random.default_rng(0)
-    for site, shape in (("MNIST", (28, 28)), ("SVHN", (32, 32, 3))):
-        folder = tmp_path / "digit_dataset" / site
-        (folder / "partitions").mkdir(parents=True)
-        for i in range(10):
-            pair = rng.integers(0, 256, (7, *shape), dtype=np.uint8), np.arange(7)
-            (folder / f"partitions/train_part{i}.pkl").write_bytes(pickle.dumps(pair, protocol=4))
-        pair = rng.integers(0, 256, (5, *shape), dtype=np.uint8), np.arange(5)
-        (folder / "test.pkl").write_bytes(pickle.dumps(pair, protocol=5))
-    sites = open_benchmark("digits", tmp_path)
-    assert counts(sites) == dict.fromkeys(("MNIST", "SVHN"), (56, 14, 5))
-    assert check_federation(sites)[1] == 3
-    np.testing.assert_array_equal(sites[1].load_image(sites[1].cases["test"][2]).permute(1, 2, 0), pair[0][2])
 
 
 class Harmful:

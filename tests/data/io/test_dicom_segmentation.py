@@ -23,7 +23,6 @@ from medfedaug.errors import ConfigError
 
 hd = pytest.importorskip("highdicom", reason="pip install 'medfedaug[dicom]'")
 
-SHAPE = (40, 36, 7)
 OBLIQUE = np.eye(4)
 OBLIQUE[:3, :3] = turn(0.5, -0.3, 1.2) @ np.diag([0.8, 0.8, 3.0])
 OBLIQUE[:3, 3] = (10, -20, 30)

@@ -95,16 +95,6 @@ def test_init_finds_images_of_an_added_format(run, package, archives):
     assert len(find_sites(archives)) == 3
 
 
-def test_copies_in_two_splits_are_found_in_an_added_format(package, archives):
-    site = archives / "site_A"
-    content = json.loads((site / "dataset.json").read_text())
-    first, other = (site / content[split][0]["image"] for split in ("training", "test"))
-    other.write_bytes(first.read_bytes())
-    (folder,) = (candidate for candidate in find_sites(archives) if candidate.name == "site_A")
-    with pytest.raises(MedFedAugError, match="the image of a test case is that of a training case"):
-        folder.check_files()
-
-
 def test_a_site_that_does_not_allow_the_package_says_so_in_a_line(package, archives, tiny_config):
     plugins.restrict([])
     message = "image format 'npz' of the package numpy-volumes is not allowed here"
@@ -146,18 +136,6 @@ class Renamed(ImageFormat):
 
     def read_volume(self, path):
         return formats.format_of(Path("x.png")).read_volume(path)
-
-
-def test_photographs_of_an_added_format_are_classified(photo_config, monkeypatch, tmp_path):
-    """The same pixels under another suffix give the same model."""
-    config = photo_config(rounds=1)
-    plain = run_in_process(config, tmp_path / "photos", list("ABC"), "cpu")
-    for file in sorted((tmp_path / "photos").rglob("*.png")):
-        file.rename(file.with_suffix(".pic"))
-    plugin = plugins.Plugin(plugins.FORMATS, "pic", "odd-formats", Entry(Renamed()))
-    monkeypatch.setattr(plugins, "installed", lambda group: [plugin] if group == plugins.FORMATS else [])
-    renamed = run_in_process(config, tmp_path / "photos", list("ABC"), "cpu")
-    assert all(torch.equal(renamed.state[key], value) for key, value in plain.state.items())
 
 
 @pytest.mark.parametrize(

@@ -149,17 +149,3 @@ def test_what_is_not_compressed_behind_compressed_voxels_is_refused(run, data, t
     assert code == 2, output
     assert f"{path.name}: cannot be read as an image (damaged: " in output
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("fault", ["a checksum of other voxels", "bitpix 0", "slope 1e30"])
-def test_a_prediction_refuses_it_too(run, data, tmp_path, fault):
-    code, output = simulate(run, data, tmp_path / "run")
-    assert code == 0, output
-    spoil, words = REFUSED[fault]
-    path = image(data)
-    spoil(path)
-    code, shown, err = run(
-        "predict", "--model", tmp_path / "run", "--images", path, "--out", tmp_path / "out"
-    )
-    assert code in (1, 2)
-    assert words in " ".join((shown + err).split())

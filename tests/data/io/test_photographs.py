@@ -8,17 +8,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, PngImagePlugin
-from running import SHARED, TINY_OPTIONS
+from running import TINY_OPTIONS
 
 from medfedaug.analysis.case_views import case_picture, extreme_cases
-from medfedaug.analysis.intensities import intensity_histograms
 from medfedaug.data.io.photographs import FORMAT
 from medfedaug.data.sites import find_sites, site_statistics
 from medfedaug.data.volumes import VolumeFolder
 from medfedaug.errors import DataError
 from medfedaug.federation.site.trainer import SiteTrainer
-from medfedaug.simulate import configure, simulate
-from medfedaug.statistics import ChannelStatistics
+from medfedaug.simulate import configure
 
 GREY = np.random.default_rng(0).integers(0, 256, (5, 7), dtype=np.uint8)  # 5 rows, 7 columns
 COLOUR = np.random.default_rng(1).integers(0, 256, (5, 7, 3), dtype=np.uint8)
@@ -203,16 +201,6 @@ def test_a_plan_for_volumes_is_refused(run, make_pictures, tmp_path, options):
     assert not out.exists()
 
 
-def test_histograms_show_what_training_and_test_make_of_a_constant_channel():
-    rng = np.random.default_rng(0)
-    samples = {"lamp": rng.normal(5, 1, (900, 2)), "laser": rng.normal(3, 1, (900, 2)) * [1, 0]}
-    pairs = {"lamp": ChannelStatistics([5, 5], [1, 1], 9), "laser": ChannelStatistics([3, 0], [1, 0], 9)}
-    figure = intensity_histograms(samples, pairs)
-    assert len(figure.axes) == 6
-    # Of the laser nothing but zeros: the lamp's own spread is what the axis shows.
-    assert figure.axes[4].get_xlim()[0] > -6
-
-
 def test_a_case_is_drawn_upright_and_in_colour(make_pictures, tiny_config):
     folder = make_pictures("A", size=(24, 20))
     config = tiny_config(in_channels=3, classes=("background", "lesion"))
@@ -225,47 +213,6 @@ def test_a_case_is_drawn_upright_and_in_colour(make_pictures, tiny_config):
     np.testing.assert_allclose(plain.images[0].get_array(), pixels, atol=1e-6)
     low, high = plain.get_ylim()
     assert low > high
-
-
-@pytest.mark.slow
-def test_the_engines_agree_on_photographs_with_a_constant_channel(make_pictures, tiny_config, tmp_path):
-    make_pictures("A")
-    make_pictures("B", constant=2)
-    data = tmp_path / "pictures"
-    config = tiny_config("fedrdn,fedfa+", in_channels=3)
-    for engine in ("inprocess", "nvflare"):
-        simulate(data, tmp_path / engine, config, engine=engine, device="cpu", report=False)
-    one, other = (
-        torch.load(tmp_path / engine / "final_model.pt", weights_only=True)
-        for engine in ("inprocess", "nvflare")
-    )
-    assert all(torch.equal(value, other[key]) for key, value in one.items())
-    records = [
-        json.loads((tmp_path / e / "results.json").read_text())["input"] for e in ("inprocess", "nvflare")
-    ]
-    assert records[0] == records[1]
-    assert records[0]["constant_channels"] == {"B": "2"}
-
-
-@pytest.mark.skipif(not (SHARED / "data/retina_vessels").is_dir(), reason="no shared data")
-def test_photographs_of_five_retina_cameras(run, tmp_path):
-    """Real ones: AVWIDE records no blue."""
-    options = (
-        "--methods",
-        "fedrdn",
-        "--engine",
-        "inprocess",
-        "--limit",
-        1,
-        "--image-size",
-        32,
-        "--no-report",
-    )
-    code, _, err = run(*run_options(SHARED / "data/retina_vessels", tmp_path / "out", *options))
-    assert code == 0, err
-    results = json.loads((tmp_path / "out/results.json").read_text())
-    assert results["input"]["constant_channels"] == {"AVWIDE": "2"}
-    assert set(results["test"]["sites"]) == {"AVWIDE", "CHASEDB1", "DRIVE", "STARE", "VEVIO"}
 
 
 def test_a_site_whose_every_channel_is_constant_has_no_statistics(make_pictures):

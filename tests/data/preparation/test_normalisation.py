@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from asked_plans import asked, prints_of
-from finished_runs import simulated
 from running import TINY_NETWORK
 
 from medfedaug.config.plan import Plan
@@ -22,7 +21,6 @@ from medfedaug.federation.composition import Composition
 from medfedaug.federation.planning.fingerprint import check_fingerprint, fingerprint, is_ct
 from medfedaug.federation.planning.planner import make_plan
 from medfedaug.methods import parse_methods
-from medfedaug.runs.finished_run import FinishedRun
 
 CT = (-100.0, 200.0, 40.0, 50.0)
 VOLUME = ((64, 64, 32), (1.0, 1.0, 2.0), 12)
@@ -152,25 +150,3 @@ def test_a_site_that_sends_nonsense_is_named():
     for wrong in ([5.0, 1.0, 3.0, 1.0], [0.0, 1.0, 0.5, -1.0], [0.0, 1e7, 5.0, 1.0]):
         with pytest.raises(UpdateRefused, match="plan/ct"):
             check_fingerprint("B", {**good, "ct": torch.tensor([wrong])})
-
-
-def test_a_run_is_planned_trained_and_used_with_it(tomograms, run, tmp_path):
-    """The network sees Hounsfield units as the federation's statistics say, in training and in prediction."""
-    out = simulated(tomograms, tmp_path / "run", "fedavg", "--plan", "auto", "--plan-memory", 0.05)
-    results = json.loads((out / "results.json").read_text())
-    assert results["input"] == {"scaling": "none", "normalised_by": BY_PLAN}
-    plan = Plan.from_dict(results["config"]["plan"])
-    assert plan.normalisation == ("ct",)
-    low, high, mean, deviation = plan.ct_intensities
-    assert 0 < low < mean < high < 160
-    finished = FinishedRun.open(out)
-    site = VolumeFolder.open(tomograms / "B").with_channels(("CT",))
-    model = finished.at_site("B", site, "cpu")
-    (case,) = site.cases["test"]
-    seen = model.task.evaluation_case(site, case).image
-    stored = nibabel.load(case.image).get_fdata()
-    assert (plan.orientation, plan.spacing) == ("RAS", None)
-    expected_image = (np.clip(stored, low, high) - mean) / deviation
-    np.testing.assert_allclose(seen[0], expected_image, rtol=1e-3, atol=1e-3)
-    code, _, err = run("predict", "--model", out, "--images", case.image, "--out", tmp_path / "predicted")
-    assert code == 0, err

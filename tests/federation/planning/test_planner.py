@@ -105,8 +105,10 @@ def sites_on_disk(folder, modality, cases):
     return plans
 
 
-@pytest.mark.parametrize("modality", ["MR", "CT"])
-@pytest.mark.parametrize(("cases", "expected"), [((3, 3), "thin"), ((2, 4), "thin"), ((5, 3), "thick")])
+@pytest.mark.parametrize(
+    ("modality", "cases", "expected"),
+    [("MR", (3, 3), "thin"), ("CT", (2, 4), "thin"), ("CT", (5, 3), "thick")],
+)
 def test_a_plan_of_two_protocols_is_of_a_volume_that_patients_have(modality, cases, expected, tmp_path):
     prints = sites_on_disk(tmp_path, modality, dict(zip(("thick", "thin"), cases, strict=True)))
     made = make_plan(prints, asked(channel_names=(modality,)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -229,18 +228,6 @@ def test_a_sketch_keeps_the_distance_of_models(seed, scale):
     key = generator.initial_seed().to_bytes(32, "big")
     images = [ModelSketch.of(key, {"w": model}, {"w": model}).image for model in (one, other)]
     assert np.linalg.norm(images[0] - images[1]) == pytest.approx(float((one - other).norm()), rel=0.35)
-
-
-def test_the_page_has_the_number_of_colluders_for_each_share():
-    page = (Path(__file__).parents[3] / "docs/privacy/secure_aggregation.md").read_text()
-    lines = page.split("### How many sites may help the server")[1].split("| known sites |")[1].splitlines()
-    shares = [float(cell.split()[-1]) for cell in lines[0].strip("| ").split("|")]
-    rows = [[int(cell) for cell in line.strip("| ").split("|")] for line in lines[2:] if line.startswith("|")]
-    assert shares == [0, 0.66, 0.8, 1]
-    assert len(rows) == 7
-    for known, *helpers in rows:
-        floors = [max(3, SumRules(share=share).floor(known)) for share in shares]
-        assert helpers == [colluders(known, floor) for floor in floors]
 
 
 @given(st.integers(3, 40), st.data())

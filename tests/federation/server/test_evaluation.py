@@ -270,16 +270,3 @@ def test_a_model_of_a_job_is_checked_when_it_is_read(hospitals, tmp_path):
     path.write_bytes(bytes(2**24))
     with pytest.raises(ConfigError, match="larger than a model"):
         type(run).load(path, small)
-
-
-def test_the_other_commands_of_the_page_run(run, hospitals, compared, kits, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    links = {name: hospitals / name for name in ("data", "runs", "worth.json")}
-    for name, path in {**links, "hospital-a": kits / "hospital-a"}.items():
-        (tmp_path / name).symlink_to(path)
-    first, *others = page_commands()
-    assert [words[0] for words in (first, *others)] == [*("evaluate", "report", "export")]
-    for words in others:
-        code, _, err = run(*words)
-        assert code == 0, err
-    assert (tmp_path / "tables/worth.md").exists()

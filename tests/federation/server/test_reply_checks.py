@@ -108,7 +108,7 @@ def without_d(federation):
     return {key: server.state[key] for key in server.shared}
 
 
-@pytest.mark.parametrize(("times", "claims"), [(99, False), (99, True), (20, True), (5, True)])
+@pytest.mark.parametrize(("times", "claims"), [(99, False), (5, True)])
 def test_one_long_update_in_the_first_round_is_the_liars_alone(federation, without_d, times, claims):
     second = {}
 
@@ -131,8 +131,7 @@ def test_one_long_update_in_the_first_round_is_the_liars_alone(federation, witho
     assert same(second, without_d)
 
 
-@pytest.mark.parametrize("kind", ["running_mean", "running_var"])
-@pytest.mark.parametrize("round_", [1, 2])
+@pytest.mark.parametrize(("kind", "round_"), [("running_mean", 2), ("running_var", 1)])
 def test_running_statistics_far_from_the_others_are_refused_also_in_the_first_round(federation, kind, round_):
     def lie(site, request, reply):
         if site == "B" and request.task == TRAIN and request.round == round_:
@@ -146,7 +145,7 @@ def test_running_statistics_far_from_the_others_are_refused_also_in_the_first_ro
     assert reason.startswith("site B, buffers: expected a step of norm up to")
 
 
-@pytest.mark.parametrize(("way", "claims"), [(24.0, True), (-24.0, False), (None, True)])
+@pytest.mark.parametrize(("way", "claims"), [(-24.0, True), (None, True)])
 def test_a_liar_below_the_limits_in_every_round_gets_no_honest_site_blamed(federation, way, claims):
     def lie(site, request, reply):
         if site == "D" and request.task in (PREPARE, TRAIN) and claims:
@@ -165,19 +164,8 @@ def test_a_liar_below_the_limits_in_every_round_gets_no_honest_site_blamed(feder
     assert all(torch.isfinite(value).all() for value in server.state.values())
 
 
-# Each two of the three beside each other; all three together are slow.
 @pytest.mark.parametrize(
-    ("methods", "optimizer", "intensity"),
-    [
-        ("fedavg", "adam", "raw"),
-        ("fedavg", "sgd", "scale"),
-        ("scaffold", "adam", "scale"),
-        ("scaffold", "sgd", "raw"),
-        pytest.param("fedavg", "adam", "scale", marks=pytest.mark.slow),
-        pytest.param("fedavg", "sgd", "raw", marks=pytest.mark.slow),
-        pytest.param("scaffold", "adam", "raw", marks=pytest.mark.slow),
-        pytest.param("scaffold", "sgd", "scale", marks=pytest.mark.slow),
-    ],
+    ("methods", "optimizer", "intensity"), [("fedavg", "adam", "raw"), ("scaffold", "sgd", "scale")]
 )
 def test_honest_sites_are_never_refused_with_an_odd_scanner_or_ten_times_the_samples(
     federation, uneven, five, methods, optimizer, intensity

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from types import SimpleNamespace
 
@@ -22,7 +21,7 @@ from torch import nn
 from medfedaug.config.plan import Plan
 from medfedaug.data.datasets.phantom import make_phantom
 from medfedaug.data.sites import find_sites, open_site
-from medfedaug.federation import Request, run_in_process
+from medfedaug.federation import Request
 from medfedaug.methods import parse_methods, registry
 from medfedaug.methods.base import Method, SitePart
 from medfedaug.models import networks
@@ -250,10 +249,6 @@ def replayed(site: PrivateSite) -> torch.Tensor:
     "changes",
     [
         {"network": "reference_dropping"},
-        {"augmentation": "flip"},
-        {"augmentation": "flip_rotate"},
-        {"augmentation": "intensity"},
-        {"augmentation": "full"},
         {"network": "reference_dropping", "augmentation": "full"},
     ],
     ids=str,
@@ -329,21 +324,15 @@ def test_no_draw_follows_from_the_seed_of_the_run_and_none_outside_is_changed(ph
 # ---------------------------------------------------------------- what is spent
 
 
-@pytest.mark.parametrize(
-    ("network", "arguments"),
-    [("resnet18", {"norm": "group"}), ("densenet100", {"norm": "group"}), ("lenet5", {"norm": "instance"})],
-)
-def test_networks_of_photographs_train(photographs, network, arguments):
-    site = photographs(network=network, network_args=arguments, size=40, per_class=5, batch_size=3)
+def test_a_network_of_photographs_trains(photographs):
+    arguments = {"norm": "instance"}
+    site = photographs(network="lenet5", network_args=arguments, size=40, per_class=5, batch_size=3)
     reply = site.ask()
     assert not reply.error
     assert site.trainer.ledger.releases() == [(1e-7, 1, 0.5)]
 
 
-@pytest.mark.parametrize(
-    ("network", "arguments"),
-    [("segresnet", {}), ("dynunet", {"norm": "instance"}), ("attentionunet", {"norm": "instance"})],
-)
+@pytest.mark.parametrize(("network", "arguments"), [("segresnet", {}), ("dynunet", {"norm": "instance"})])
 def test_networks_of_volumes_train(phantom_dir, tiny_config, network, arguments):
     config = tiny_config(network=network, network_args=arguments, local_steps=1)
     site = PrivateSite(config, phantom_dir, private(), "site_A")
@@ -382,17 +371,3 @@ def test_a_round_that_was_stopped_has_been_spent(photographs, tmp_path):
     reply = again.ask()
     assert not reply.error
     assert reply.metrics["privacy/epsilon"] == pytest.approx(epsilon((2.0, 1.0, 8)))
-
-
-def test_a_whole_federation_trains_with_an_odd_image_at_a_site(photographs):
-    site = photographs()
-    case = site.trainer.folder.cases["training"][0]
-    Image.fromarray(np.zeros((9, 9, 3), np.uint8)).save(case.image)
-    config = configure(
-        find_sites(photographs.root), network="reference_linear", rounds=2, batch_size=4, optimizer="sgd"
-    )
-    server = run_in_process(config, photographs.root, list("ABC"), "cpu", policy=private())
-    assert all(bool(value.isfinite().all()) for value in server.state.values())
-    results = json.dumps(server.results()["rounds"])
-    assert "train_loss" not in results
-    assert set(server.rounds[0]["sites"]["A"]) == {*OF_NOISE, "val_accuracy", "samples"}

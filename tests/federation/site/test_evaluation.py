@@ -8,9 +8,6 @@ import pytest
 from running import TINY_OPTIONS
 
 from medfedaug.federation.composition import Composition
-from medfedaug.metrics.registry import metric_names
-
-SITES = ["site_A", "site_B", "site_C"]
 
 
 @pytest.mark.parametrize(
@@ -34,7 +31,9 @@ def test_whose_model_a_score_is_of_follows_from_the_composition(
     assert scored == {"validation": validation, "test": test, "unseen": "unseen"}
 
 
-@pytest.mark.parametrize(("methods", "model"), [("fedavg", "global"), ("fedper", "personal (own layers)")])
+@pytest.mark.parametrize(
+    ("methods", "model"), [("fedavg", "global"), ("partialfed", "personal (own layers)")]
+)
 def test_results_and_terminal_say_whose_model_was_scored(run, phantom_dir, tmp_path, methods, model):
     out = tmp_path / "out"
     code, printed, err = run(
@@ -58,16 +57,3 @@ def test_results_and_terminal_say_whose_model_was_scored(run, phantom_dir, tmp_p
 
 
 # ---------------------------------------------------------------- what leaves a site
-
-FOUND = {
-    **dict.fromkeys(metric_names("segmentation")),
-    "dice": 0.51499,
-    "hd95": 6.2499,
-    "nsd": None,
-    "missed": 1,
-    "undivided": 1,
-    "unit": "mm",
-    "classes": {"lesion": {"dice": 0.51499}},
-    "cases": {"anna": 0.6, "bert": 0.42998, "carl": None},
-    "case_metrics": {"hd95": {"anna": 6.2499, "bert": None, "carl": None}, "nsd": {}},
-}

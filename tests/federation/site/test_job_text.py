@@ -57,7 +57,7 @@ def answers(hospital: Hospital, config: RunConfig, changes: dict) -> list[str]:
         return []
     hospital.start(config, "job-1")
     hospital.executor = executor
-    executor.log_error = executor.log_exception = lambda *_: None
+    executor.log_error = executor.log_exception = lambda *_, **how: None
     return [hospital.answer(request).error for request in (Request("prepare"), Request("validate", round=1))]
 
 

@@ -35,7 +35,9 @@ def test_a_sites_kit_gets_what_is_missing_and_keeps_the_rest(run, kits, tmp_path
     kit, data = kits / "hospital-a", tmp_path / "data"
     data.mkdir()
     before = content(kit, "resources.json.default")
-    code, out, err = run("site-config", "--kit", kit, "--data", data, "--min-images", 20, "--state", tmp_path)
+    code, out, err = run(
+        "site-config", "--kit", kit, "--also-nvflare", "--data", data, "--min-images", 20, "--state", tmp_path
+    )
     assert code == 0, err
     for word in ("class_allow_list", LAUNCHER, "min_images", str(data)):
         assert word in out
@@ -131,22 +133,22 @@ def test_the_servers_kit_gets_the_allow_list_and_a_job_store_of_its_own(run, kit
 @pytest.mark.parametrize("name", ["hospital-a", "fl-server.example.org"])
 def test_entries_that_allow_more_than_needed_are_replaced_class_by_class(run, kits, name):
     kit, server = kits / name, name.startswith("fl-")
-    assert run("site-config", "--kit", kit)[0] == 0
+    assert run("site-config", "--also-nvflare", "--kit", kit)[0] == 0
     now = content(kit, "resources.json")
     theirs = [entry for entry in now["class_allow_list"] if entry not in our_classes(server)]
     theirs += ["hospital.tools.Reader"]
     older = ["medfedaug.", "medfedaug.nvflare_jobs.", "medfedaug.nvflare_jobs.persistor.ModelPersistor"]
     values = {**now, "class_allow_list": [*theirs, *older]}
     (kit / "local/resources.json").write_text(json.dumps(values))
-    code, out, _ = run("site-config", "--kit", kit, "--check")
+    code, out, _ = run("site-config", "--also-nvflare", "--kit", kit, "--check")
     assert code == 1
     assert f"class_allow_list: without {', '.join(older)}" in out
     code, out, _ = run("doctor", "--kit", kit, "--offline")
     assert code == 1
     assert "not ready: allow-list" in out
-    assert run("site-config", "--kit", kit)[0] == 0
+    assert run("site-config", "--also-nvflare", "--kit", kit)[0] == 0
     assert content(kit, "resources.json")["class_allow_list"] == [*theirs, *our_classes(server)]
-    assert run("site-config", "--kit", kit, "--check")[0] == 0
+    assert run("site-config", "--also-nvflare", "--kit", kit, "--check")[0] == 0
 
 
 @pytest.mark.parametrize("command", ["doctor", "start", "restart"])
