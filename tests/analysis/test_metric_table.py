@@ -113,7 +113,7 @@ def test_lower_is_better_where_it_is(run, fold, tmp_path):
     (row,) = patient_table([load_run(folder, "hd95") for folder in folders]).rows
     assert row.test.difference == pytest.approx(-1.0, abs=0.1)
     assert (row.test.better, row.test.worse) == (20, 0)
-    assert str(row.verdict) == "not confirmed (rare losses could undo the gain)"  # a shorter distance is a gain
+    assert str(row.verdict) == "not confirmed (rare losses could undo the gain)"  # shorter is a gain
     with open(tmp_path / "t/patients.csv") as file:
         (record,) = csv.DictReader(file)
     assert record["verdict"] == str(row.verdict)
