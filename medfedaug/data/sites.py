@@ -206,13 +206,31 @@ def check_federation(
     return first.task, channels[first.name], classes
 
 
+def check_before_listing(sites: Sequence[SiteFolder]) -> None:
+    """Check sites as a run does, before ``dataset.json`` is written: names, headers and voxels.
+
+    Sites of one federation are checked together; a lone one may be that of a hospital, whose federation is
+    elsewhere.
+    """
+    if len(sites) > 1:
+        check_federation(sites)
+    else:
+        _check_name(sites[0])
+        sites[0].check_files()
+    check_voxels(sites)
+
+
+def _check_name(site: SiteFolder) -> None:
+    if not is_printable(site.name) or site.name != site.name.strip():
+        hint = "Rename its folder: printable characters, without a space at either end."
+        raise DataError("not a name for a site", site=repr(site.name), path=site.path, hint=hint)
+
+
 def _check_names(sites: Sequence[SiteFolder], holdout: Sequence[str]) -> None:
     """Check the names of sites, that two sites train, and that one of these has outlines."""
     names = [site.name for site in sites]
     for site in sites:
-        if not is_printable(site.name) or site.name != site.name.strip():
-            hint = "Rename its folder: printable characters, without a space at either end."
-            raise DataError("not a name for a site", site=repr(site.name), path=site.path, hint=hint)
+        _check_name(site)
         if names.count(site.name) > 1:
             raise site.error("two sites have this name", site.path, hint="Rename the folder of one of them.")
     for name in holdout:
