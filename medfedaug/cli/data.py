@@ -147,10 +147,11 @@ def statistics(
 ) -> None:
     """Compute the channel statistics of a site's training images."""
     from medfedaug.data.benchmarks import is_federation
+    from medfedaug.data.federation import arrange
     from medfedaug.data.folders import is_site
     from medfedaug.data.preparation.preparation import Preparation
     from medfedaug.data.quality.intensity_scales import uneven_sites
-    from medfedaug.data.sites import arrange, find_sites, open_site, site_statistics
+    from medfedaug.data.sites import find_sites, open_site, site_statistics
     from medfedaug.statistics import other_statistics, save_statistics
 
     target = out or Path("statistics.json")
@@ -205,7 +206,8 @@ def plan(
     """
     from medfedaug.analysis.plan_page import write_plan_page
     from medfedaug.config.plan import save_plan
-    from medfedaug.data.sites import arrange, find_sites
+    from medfedaug.data.federation import arrange
+    from medfedaug.data.sites import find_sites
     from medfedaug.federation.planning.fingerprint import fingerprint
     from medfedaug.federation.planning.planner import make_plan
     from medfedaug.simulate import configure

@@ -53,9 +53,9 @@ def init(
     """
     names = _classes(labels.split(",")) if labels else ()
     from medfedaug.data.dataset_json import find_layout
+    from medfedaug.data.federation import check_before_listing
     from medfedaug.data.folders import is_site
     from medfedaug.data.layouts import LISTING, check_same_classes, propose, write_proposal
-    from medfedaug.data.sites import check_before_listing
 
     inside = sorted(path for path in folder.iterdir() if path.is_dir())
     folders = [folder] if find_layout(folder) else [path for path in inside if find_layout(path)]
@@ -101,9 +101,10 @@ def init(
 
 def _welcome(folders: Sequence[Path], data: Path) -> None:
     """Check sites with a folder of images for each class, which need no list."""
-    from medfedaug.data.sites import check_before_listing, open_site
+    from medfedaug.data.federation import check_before_listing
+    from medfedaug.data.folders import open_folder
 
-    sites = [open_site(path) for path in folders]
+    sites = [open_folder(path) for path in folders]
     with err_console.status("reading every image"):
         check_before_listing(sites)
     for site in sites:
