@@ -35,6 +35,17 @@ def _enough(rounds: int, train: Callable[[int], Run]) -> tuple[int, bool]:
         number, run = wanted, train(wanted)
 
 
+def _drop_spare_models(out: Path, tried: Path) -> None:
+    """Delete the models that nothing uses again: of last rounds beside selected ones, and of trials of rounds."""
+    from medfedaug.federation.job_folder import FINAL_MODEL, GLOBAL_MODEL, exchange_file
+
+    spare = [model.with_name(FINAL_MODEL) for model in out.rglob(GLOBAL_MODEL)]
+    spare += [model for name in (GLOBAL_MODEL, FINAL_MODEL) for model in tried.rglob(name)]
+    for model in spare:
+        for file in (model, exchange_file(model)):
+            file.unlink(missing_ok=True)
+
+
 def compare(
     data: Data,
     out: Annotated[Path, typer.Option(help="Folder for the runs, tables and the page.")] = Path("compare"),
@@ -56,7 +67,7 @@ def compare(
     """Try training alone, plain averaging and remedies on your own data, and recommend the next step.
 
     The command recommends nothing while plain averaging still improves. The same command continues an
-    interrupted trial.
+    interrupted trial. Each run keeps one model, that of its selected round.
     """
     with err_console.status(f"reading {data}"):
         from medfedaug.analysis.score_table import Table
@@ -122,3 +133,4 @@ def compare(
         say(f"{out}/report.html, {out}/table.md")
     if failures := [*filter(None, failures)]:
         raise RunFailed(failures[0])
+    _drop_spare_models(out, out.with_name(f"{out.name}_rounds"))
